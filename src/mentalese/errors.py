@@ -1,0 +1,20 @@
+"""The one error that a user causes and a user can mend."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """Bad input: the message names the field, its value and the remedy in one sentence.
+
+    The command line prints it without a traceback and exits with 2; library callers catch a `ValueError`.
+    It is raised before work starts, so nothing half-written is left behind.
+    """
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`"; did you mean 'x'?"` where a known name is close to `name`, else an empty string."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {matches[0]!r}?" if matches else ""

@@ -1,0 +1,340 @@
+"""The contract that every model keeps, so that one loop, one evaluation and one comparison serve all families.
+
+A family brings a `LatentThoughtConfig` and a `LatentThoughtModel`. The least it must write is `forward` (Hugging
+Face's), `final_hidden_states` and `forward_flops`; training loss and scoring follow from those, and a family whose
+training hides more than one pass (latent steps, an inner optimisation, an auxiliary loss) overrides `training_loss`.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import Cache, DynamicLayer
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from mentalese.errors import InputError, nearest
+from mentalese.nn.loss import linear_cross_entropy, linear_nll
+
+Batch = dict[str, Any]
+"""Flat token streams: `input_ids` and `labels` (-100 = not a target) [batch, length], `attention_mask` [batch, length]
+where rows are padded, and for models that need them plain integers such as `num_sentences`, the same on every rank."""
+
+IGNORED = -100
+
+# Keywords that transformers itself hands to a config (loading, attention choice, classification heads).
+_HANDED_BY_TRANSFORMERS = {
+    "attn_implementation",
+    "experts_implementation",
+    "model_type",
+    "name_or_path",
+    "num_labels",
+    "output_attentions",
+    "per_layer_config",
+    "torch_dtype",
+}
+
+
+class LatentThoughtConfig(PreTrainedConfig):
+    """Base of every family's config: typed fields, unknown fields refused, lists from JSON back to tuples.
+
+    Subclasses declare fields as annotations and check them in `validate_architecture(self)`, raising `InputError`.
+    """
+
+    model_type = "latent_thought_base"
+    vocab_size: int = 0
+    hidden_size: int = 64
+    num_hidden_layers: int = 2
+    num_attention_heads: int = 4
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = True
+    use_cache: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        fields = self.__dataclass_fields__
+        for name in kwargs:
+            if not name.startswith("_") and name not in _HANDED_BY_TRANSFORMERS and not hasattr(type(self), name):
+                raise InputError(f"{self.model_type}.{name}: no such field{nearest(name, fields)}")
+        for name in fields:
+            value = getattr(self, name)
+            if isinstance(value, list) and "tuple" in str(fields[name].type):
+                setattr(self, name, tuple(value))
+        super().__post_init__(**kwargs)
+
+    def validate_architecture(self) -> None:
+        if self.hidden_size % self.num_attention_heads:
+            raise InputError(
+                f"{self.model_type}.hidden_size is {self.hidden_size}: give a multiple of num_attention_heads "
+                f"({self.num_attention_heads})"
+            )
+
+
+class ThoughtCache(Cache):
+    """Keys and values by layer, and named states by row: what generation carries from token to token.
+
+    `state[name]` is a tensor whose first dimension is the batch, so that beam search, repetition and selection of rows
+    move keys, values and thoughts together. `seen_tokens` counts tokens of the *stream*; a model whose keys and values
+    hold more (forks) or less (one sentence) than the stream keeps them in `state` and leaves the layers empty.
+    """
+
+    is_croppable = False
+    is_compileable = False
+
+    def __init__(self, num_hidden_layers: int = 0) -> None:
+        super().__init__(layers=[DynamicLayer() for _ in range(num_hidden_layers)])
+        self.state: dict[str, Tensor] = {}
+        self.seen_tokens = 0
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens of the stream read so far, left padding included, as `generate` counts them."""
+        return self.seen_tokens
+
+    def _move(self, select: Any) -> None:
+        self.state = {name: select(value) for name, value in self.state.items()}
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        super().reorder_cache(beam_idx)
+        self._move(lambda value: value.index_select(0, beam_idx.to(value.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)
+        self._move(lambda value: value.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        super().batch_select_indices(indices)
+        self._move(lambda value: value[indices])
+
+    def reset(self) -> None:
+        super().reset()
+        self.state = {}
+        self.seen_tokens = 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        raise NotImplementedError(
+            "a cache of thoughts cannot be cut back: assisted and prompt-lookup decoding are not supported"
+        )
+
+
+@dataclass
+class LossOutput:
+    """What a training step returns.
+
+    Attributes:
+        loss: scalar, the mean over the batch's targets.
+        weight: what `loss` is a mean over (number of targets, or the sum of their weights). The loop weighs
+            micro-batches and ranks by it, so that N ranks equal one.
+        metrics: named scalars to log, each a mean over the batch as well; detached.
+    """
+
+    loss: Tensor
+    weight: Tensor
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class Thought:
+    """A latent vector and the half-open span of tokens `[start, end)` that it stands for."""
+
+    vector: Tensor
+    start: int
+    end: int
+    label: str = ""
+
+
+@dataclass
+class ThoughtTrace:
+    """What a model thought about one row of text; every family fills in what its paper looks at.
+
+    Attributes:
+        input_ids: [length].
+        scores: name -> [length], one number a token (memory use, forks, surprise).
+        thoughts: latent vectors with the tokens each stands for, in order.
+        links: name -> [len(thoughts), len(thoughts)], how much thought i read of thought j.
+        curves: name -> [n], numbers along something else than tokens (gate by layer, ELBO by step).
+    """
+
+    VERSION = 1
+
+    input_ids: Tensor
+    scores: dict[str, Tensor] = field(default_factory=dict)
+    thoughts: list[Thought] = field(default_factory=list)
+    links: dict[str, Tensor] = field(default_factory=dict)
+    curves: dict[str, Tensor] = field(default_factory=dict)
+
+    def save(self, folder: str | Path) -> None:
+        """Writes `trace.safetensors` and `trace.json` into `folder`."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {"input_ids": self.input_ids}
+        for group in ("scores", "links", "curves"):
+            tensors |= {f"{group}.{name}": value for name, value in getattr(self, group).items()}
+        if self.thoughts:
+            tensors["thoughts"] = torch.stack([thought.vector for thought in self.thoughts])
+        save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, folder / "trace.safetensors")
+        spans = [{"start": t.start, "end": t.end, "label": t.label} for t in self.thoughts]
+        (folder / "trace.json").write_text(json.dumps({"version": self.VERSION, "thoughts": spans}))
+
+    @classmethod
+    def load(cls, folder: str | Path) -> ThoughtTrace:
+        """The inverse of `save`; raises `InputError` for a trace of another version."""
+        folder = Path(folder)
+        described = json.loads((folder / "trace.json").read_text())
+        if described.get("version") != cls.VERSION:
+            raise InputError(
+                f"{folder} holds a trace of version {described.get('version')!r}, this library reads {cls.VERSION}: "
+                "make the trace again"
+            )
+        tensors = load_file(folder / "trace.safetensors")
+        trace = cls(input_ids=tensors.pop("input_ids"))
+        vectors = tensors.pop("thoughts", [])
+        trace.thoughts = [Thought(vector, **span) for vector, span in zip(vectors, described["thoughts"])]
+        for key, value in tensors.items():
+            group, name = key.split(".", 1)
+            getattr(trace, group)[name] = value
+        return trace
+
+
+@dataclass
+class CausalLMOutputWithThoughts(CausalLMOutputWithPast):
+    """Hugging Face's output, and one `ThoughtTrace` a row where `output_thoughts=True` was asked for."""
+
+    thoughts: list[ThoughtTrace] | None = None
+
+
+class Contract:
+    """Training, scoring and cost, in terms of final hidden states and the output embedding.
+
+    Attributes:
+        inner_gradients: the training step calls `autograd.grad` itself (an inner optimisation); FSDP2 then keeps
+            parameters gathered until the step is over.
+    """
+
+    inner_gradients = False
+
+    @abstractmethod
+    def final_hidden_states(self, batch: Batch) -> Tensor:
+        """[batch, length, hidden]: what the output embedding turns into logits; position t predicts token t + 1."""
+
+    @abstractmethod
+    def forward_flops(self, batch: Batch) -> int:
+        """FLOPs of one forward pass over this batch, head included, as PyTorch's FLOP counter counts them.
+
+        A multiply-add is two FLOPs, attention scores count in full though half of them are masked, and element-wise
+        work (norms, activations, softmax, embedding look-ups) counts nothing.
+        """
+
+    @abstractmethod
+    def get_output_embeddings(self) -> nn.Module: ...
+
+    def training_flops(self, batch: Batch) -> int:
+        """FLOPs of one training step on this batch; the backward pass of a plain model costs two forward passes."""
+        return 3 * self.forward_flops(batch)
+
+    def output_weight(self) -> Tensor:
+        """[vocabulary, hidden], the matrix of the language-model head."""
+        weight = self.get_output_embeddings().weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    def target_weights(self, batch: Batch, **settings: Any) -> Tensor | None:
+        """[batch, length] weights of `labels` in the training loss, or `None` where all count the same."""
+        if settings:
+            name = next(iter(settings))
+            raise InputError(f"phases.model.{name}: {type(self).__name__} has no such training setting")
+        return None
+
+    def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
+        """The mean next-token cross-entropy of a batch.
+
+        Args:
+            batch: see `Batch`; position t's state predicts `labels[:, t + 1]`.
+            settings: this step's values of the recipe's `phases[].model`.
+        """
+        hidden = self.final_hidden_states(batch)
+        labels = batch["labels"][:, 1:].reshape(-1)
+        weights = self.target_weights(batch, **settings)
+        if weights is not None:
+            weights = weights[:, 1:].reshape(-1)
+        counted = (labels != IGNORED).to(torch.float32)
+        weight = (counted if weights is None else counted * weights).sum()
+        loss = linear_cross_entropy(hidden[:, :-1].flatten(0, 1), self.output_weight(), labels, target_weights=weights)
+        return LossOutput(loss=loss, weight=weight)
+
+    @torch.no_grad()
+    def token_nll(self, batch: Batch) -> Tensor:
+        """[batch, length] float32: negative log-likelihood in nats of each label given the tokens before it.
+
+        Zero where `labels` is -100 and at position 0, which nothing precedes.
+        """
+        hidden = self.final_hidden_states(batch)
+        labels = batch["labels"]
+        nll = linear_nll(hidden[:, :-1].flatten(0, 1), self.output_weight(), labels[:, 1:].reshape(-1))
+        return nn.functional.pad(nll.view(labels.shape[0], -1), (1, 0))
+
+
+class LatentThoughtModel(PreTrainedModel, Contract, GenerationMixin):
+    """Base of every family's model: a Hugging Face causal LM that keeps the contract.
+
+    A subclass sets `config_class`, builds its modules in `__init__` (ending in `self.post_init()`), gives every
+    parameter that is not a plain linear, embedding or norm its rule in `_init_weights`, and keeps whatever generation
+    needs between tokens in a `ThoughtCache`.
+    """
+
+    config_class = LatentThoughtConfig
+    base_model_prefix = "model"
+    _is_stateful = True
+    _supports_sdpa = True
+
+    def new_cache(self) -> ThoughtCache:
+        """An empty cache for `generate`; families whose keys and values live in named states override it."""
+        return ThoughtCache(self.config.num_hidden_layers)
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
+            model_kwargs["past_key_values"] = self.new_cache()
+
+    def check_cache(self, cache: Any) -> ThoughtCache | None:
+        """The cache given to `forward`, refused where it is not one of ours."""
+        if cache is not None and not isinstance(cache, ThoughtCache):
+            raise InputError(
+                f"past_key_values is a {type(cache).__name__}: {type(self).__name__} needs a ThoughtCache "
+                "(leave the argument out, or call model.new_cache())"
+            )
+        return cache
+
+
+class TrainStep(nn.Module):
+    """What DDP, FSDP2 and `torch.compile` wrap: one call is one micro-batch's loss, whatever passes it hides."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Batch, settings: Mapping[str, Any]) -> LossOutput:
+        return self.model.training_loss(batch, **settings)  # type: ignore[operator]
+
+
+def count_parameters(model: nn.Module) -> dict[str, int]:
+    """`total`, and `non_embedding` (the papers' N): without token and position tables, tied weights once."""
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    parameters = {id(p): p.numel() for p in model.parameters()}
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if head is not None:
+        embeddings.add(id(head.weight))
+    return {
+        "total": sum(parameters.values()),
+        "non_embedding": sum(n for key, n in parameters.items() if key not in embeddings),
+    }

@@ -1,0 +1,77 @@
+"""Progress with an estimate of the time left: a bar on a terminal, now and then a plain line elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+SECONDS_BETWEEN_LINES = 15.0
+
+
+def duration(seconds: float) -> str:
+    """`75.2` -> `1:15`."""
+    minutes, rest = divmod(int(max(seconds, 0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class Progress:
+    """One piece of long work; `update` says how much of `total` is done, with a short note such as the loss."""
+
+    def __init__(self, title: str, total: float) -> None:
+        self.title, self.total = title, total
+        self.started = time.monotonic()
+        self.first: float | None = None
+
+    def eta(self, done: float) -> str:
+        gained = done - (self.first or 0)
+        elapsed = time.monotonic() - self.started
+        return duration(elapsed * (self.total - done) / gained) if gained > 0 else "?"
+
+    def update(self, done: float, note: str = "") -> None:
+        if self.first is None:
+            self.first, self.started = done, time.monotonic()
+        self._show(done, note)
+
+    def _show(self, done: float, note: str) -> None: ...
+
+
+class _Bar(Progress):
+    def __init__(self, title: str, total: float) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+        from rich.progress import Progress as RichProgress
+
+        super().__init__(title, total)
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[note]}"))
+        self.bar = RichProgress(*columns, console=Console(stderr=True))
+        self.task = self.bar.add_task(title, total=total, note="")
+
+    def _show(self, done: float, note: str) -> None:
+        self.bar.update(self.task, completed=done, note=f"{note}  {self.eta(done)} left")
+
+
+class _Lines(Progress):
+    last = 0.0
+
+    def _show(self, done: float, note: str) -> None:
+        now = time.monotonic()
+        if now - self.last >= SECONDS_BETWEEN_LINES:
+            self.last = now
+            share = done / self.total if self.total else 1.0
+            print(f"{self.title}: {share:.0%}  {note}  {self.eta(done)} left", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def progress(title: str, total: float, *, show: bool = True) -> Iterator[Progress]:
+    """Shows progress on standard error while the block runs; with `show=False` nothing is shown."""
+    if not show:
+        yield Progress(title, total)
+    elif sys.stderr.isatty():
+        bar = _Bar(title, total)
+        with bar.bar:
+            yield bar
+    else:
+        yield _Lines(title, total)

@@ -1,0 +1,285 @@
+"""A recipe is a run as plain data: model, tokens, optimiser, length, curriculum and how it is evaluated.
+
+Nothing here imports torch, so that recipes can be listed and edited at once. A recipe is immutable: use
+`dataclasses.replace`, or `Recipe.from_dict(recipe.to_dict() | {...})`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mentalese.errors import InputError, nearest
+
+Clock = Literal["steps", "epochs", "tokens", "sentence_steps"]
+
+
+def _require(condition: bool, name: str, value: object, remedy: str) -> None:
+    if not condition:
+        raise InputError(f"{name} is {value!r}: {remedy}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which text, in which tokens, in which batches.
+
+    Attributes:
+        source: `builtin:NAME`, `file:PATH` (txt, jsonl, jsonl.gz, parquet, or a folder that holds train,
+            validation and test files) or `hub:NAME[:CONFIG]`.
+        text_column: the column that holds the text; found by itself where the file has only one candidate.
+        tokenizer: `bpe:SIZE` (trained on the training split, seeded), a folder, or `hub:NAME`.
+        sentences: how text is split: `sentencex`, `syntok`, `sat`, `fixed:N` (spans of N tokens) or `none`.
+        min_sentence_tokens: shorter sentences are merged with the next one.
+        max_sentence_tokens: longer sentences are cut, after punctuation where there is some.
+        batching: `blocks` (documents joined and cut), `documents` (a block never crosses a document),
+            `sentences` (streams of whole sentences with markers) or `records` (question, steps, answer).
+        sequence_length: tokens a block, or the most tokens a record may have.
+        batch_size: blocks, documents or records an optimiser step, over all ranks and micro-batches.
+        max_sentences: the most sentences a stream may have (Thought Gestalt's S).
+        tokens_per_batch: lexical tokens an optimiser step for `sentences` batches, over all ranks.
+        bucket_width: streams are grouped by their number of sentences in buckets of this width.
+    """
+
+    source: str = "builtin:stdlib"
+    text_column: str | None = None
+    tokenizer: str = "bpe:4096"
+    sentences: str = "sentencex"
+    min_sentence_tokens: int = 3
+    max_sentence_tokens: int = 64
+    batching: Literal["blocks", "documents", "sentences", "records"] = "blocks"
+    sequence_length: int = 256
+    batch_size: int = 16
+    max_sentences: int = 30
+    tokens_per_batch: int = 4096
+    bucket_width: int = 5
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "max_sentences", "tokens_per_batch", "bucket_width", "min_sentence_tokens"):
+            _require(getattr(self, name) >= 1, f"data.{name}", getattr(self, name), "give at least 1")
+        _require(self.sequence_length >= 2, "data.sequence_length", self.sequence_length, "give at least 2")
+        _require(
+            self.max_sentence_tokens > self.min_sentence_tokens,
+            "data.max_sentence_tokens",
+            self.max_sentence_tokens,
+            f"give more than data.min_sentence_tokens ({self.min_sentence_tokens})",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW and its learning-rate schedule. Weight decay acts on matrices only (no biases, norms, gates, scalars).
+
+    Attributes:
+        warmup: length of the linear warm-up; steps where it is at least 1, else a fraction of the run.
+        min_learning_rate_ratio: the schedule ends at this fraction of `learning_rate`.
+        max_grad_norm: gradients are clipped to this norm; `None` leaves them alone.
+    """
+
+    learning_rate: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup: float = 0.02
+    min_learning_rate_ratio: float = 0.1
+    max_grad_norm: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        _require(self.learning_rate > 0, "optimizer.learning_rate", self.learning_rate, "give a positive number")
+        _require(self.weight_decay >= 0, "optimizer.weight_decay", self.weight_decay, "give 0 or more")
+        _require(self.warmup >= 0, "optimizer.warmup", self.warmup, "give steps (1 or more) or a fraction (below 1)")
+        _require(all(0 <= b < 1 for b in self.betas), "optimizer.betas", self.betas, "give two numbers in [0, 1)")
+        _require(
+            0 <= self.min_learning_rate_ratio <= 1,
+            "optimizer.min_learning_rate_ratio",
+            self.min_learning_rate_ratio,
+            "give a number in [0, 1]",
+        )
+        _require(
+            self.max_grad_norm is None or self.max_grad_norm > 0,
+            "optimizer.max_grad_norm",
+            self.max_grad_norm,
+            "give a positive number, or None to leave gradients alone",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How long, how precise, how often, where to.
+
+    Attributes:
+        steps, epochs, tokens: the length of the run, in one of the three; the schedule's horizon is the same.
+        gradient_accumulation_steps: micro-batches an optimiser step and rank; the global batch stays the same.
+        precision: `fp32`, or `bf16` autocast (weights and optimiser state stay float32).
+        parallel: `ddp` or `fsdp` (FSDP2), when launched by `torchrun`.
+        eval_every: steps between validations; `None` validates at the end of each epoch and of the run.
+        early_stopping_patience: validations without an improvement of `early_stopping_min_delta` perplexity
+            after which the run ends; `None` never ends early.
+        checkpoint_every: steps between checkpoints; 0 keeps only the one that an interruption writes.
+        keep_checkpoints: the newest N are kept.
+        trackers: any of `trackio`, `wandb`, `tensorboard`; `metrics.jsonl` is always written.
+    """
+
+    steps: int | None = None
+    epochs: float | None = None
+    tokens: int | None = None
+    gradient_accumulation_steps: int = 1
+    precision: Literal["fp32", "bf16"] = "fp32"
+    compile: bool = False
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    log_every: int = 10
+    eval_every: int | None = None
+    early_stopping_patience: int | None = None
+    early_stopping_min_delta: float = 0.1
+    checkpoint_every: int = 0
+    keep_checkpoints: int = 2
+    trackers: tuple[str, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        lengths = {"steps": self.steps, "epochs": self.epochs, "tokens": self.tokens}
+        given = {name: value for name, value in lengths.items() if value is not None}
+        _require(len(given) == 1, "train.steps, train.epochs, train.tokens", given, "give exactly one of the three")
+        for name, value in given.items():
+            _require(value > 0, f"train.{name}", value, "give a positive number")
+        for name in ("gradient_accumulation_steps", "log_every", "keep_checkpoints"):
+            _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "give at least 1")
+        _require(self.checkpoint_every >= 0, "train.checkpoint_every", self.checkpoint_every, "give 0 or more")
+        _require(self.eval_every is None or self.eval_every >= 1, "train.eval_every", self.eval_every, "give 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """The protocol of a perplexity; it is written beside every figure.
+
+    Attributes:
+        tokens: `lexical` scores the text alone; `all` also scores the end of each document and, for models of
+            sentences, the end of each sentence.
+        context_length: tokens a model of blocks may look back on; `None` takes `data.sequence_length`. Models of
+            sentences read whole documents.
+        stride: new tokens scored a window; `None` takes half of `context_length`. The first `stride` ... 1 tokens of
+            later windows are context only.
+        batch_size: windows or documents at once; results do not depend on it.
+        max_documents: score only the first N documents of the split (validation during training).
+        generate: prompts and new tokens a prompt for the samples in `result.json`.
+    """
+
+    tokens: Literal["lexical", "all"] = "lexical"
+    context_length: int | None = None
+    stride: int | None = None
+    batch_size: int = 16
+    max_documents: int | None = None
+    sample_prompts: tuple[str, ...] = ()
+    sample_tokens: int = 40
+
+    def __post_init__(self) -> None:
+        for name in ("context_length", "stride", "max_documents"):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, f"evaluation.{name}", value, "give at least 1, or None")
+        _require(self.batch_size >= 1, "evaluation.batch_size", self.batch_size, "give at least 1")
+        if self.context_length is not None and self.stride is not None:
+            _require(
+                self.stride < self.context_length,
+                "evaluation.stride",
+                self.stride,
+                f"give less than evaluation.context_length ({self.context_length})",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """A change in the curriculum: from `start` on (counted by `clock`), these settings hold.
+
+    Phases are cumulative and independent: all whose start has passed apply, in their order, so that stream length can
+    follow epochs while a dropout follows sentence steps. Each clock is a pure function of the step, so resuming needs
+    no state.
+
+    Attributes:
+        start: when the phase begins, in units of `clock`; epochs and steps count from 0.
+        data: fields of `DataConfig` that change. They take effect at the first epoch that begins at or after `start`.
+        model: keyword settings handed to `training_loss`, e.g. `{"eos_weight": 0.05}`. A pair `(a, b)` is a linear
+            ramp from the phase's start to the end of the run.
+        reset_optimizer: forget the optimiser's moments when the phase begins.
+    """
+
+    start: float = 0
+    clock: Clock = "steps"
+    data: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    reset_optimizer: bool = False
+
+    def __post_init__(self) -> None:
+        _require(self.start >= 0, "phases.start", self.start, "give 0 or more")
+        known = {f.name for f in dataclasses.fields(DataConfig)}
+        for name in self.data:
+            _require(name in known, "phases.data", name, f"no such field of data{nearest(name, known)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that a run needs, as data.
+
+    Attributes:
+        name: `prefix/name`, e.g. `gpt2/tiny`.
+        description: one line for `mentalese list`.
+        model: `model_type` and the fields of that type's Hugging Face config; vocabulary size and special tokens are
+            filled in from the tokenizer.
+        baseline: the recipe that this one is compared with at equal cost.
+        paper: the table or figure whose setting this is, where there is one.
+    """
+
+    name: str
+    description: str
+    model: dict[str, Any]
+    data: DataConfig = DataConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    train: TrainConfig
+    evaluation: EvaluationConfig = EvaluationConfig()
+    phases: tuple[Phase, ...] = ()
+    baseline: str | None = None
+    paper: str | None = None
+
+    def __post_init__(self) -> None:
+        _require("model_type" in self.model, "model", sorted(self.model), "name its model_type")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The recipe as JSON-ready data (tuples become lists)."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Recipe:
+        """The inverse of `to_dict`; raises `InputError` for a field that does not exist."""
+        return _build(cls, data, "recipe")
+
+    def fingerprint(self) -> str:
+        """A short hash of all that changes the run's result; equal recipes have equal fingerprints."""
+        text = json.dumps(self.to_dict(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+_NESTED: dict[str, type] = {
+    "data": DataConfig,
+    "optimizer": OptimizerConfig,
+    "train": TrainConfig,
+    "evaluation": EvaluationConfig,
+}
+
+
+def _build(cls: type, data: dict[str, Any], where: str) -> Any:
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    values: dict[str, Any] = {}
+    for name, value in data.items():
+        if name not in fields:
+            raise InputError(f"{where}.{name}: no such field{nearest(name, fields)}")
+        if cls is Recipe and name in _NESTED and isinstance(value, dict):
+            value = _build(_NESTED[name], value, name)
+        elif cls is Recipe and name == "phases":
+            value = tuple(_build(Phase, v, f"phases[{i}]") if isinstance(v, dict) else v for i, v in enumerate(value))
+        elif isinstance(value, list):
+            value = tuple(value)
+        values[name] = value
+    return cls(**values)
