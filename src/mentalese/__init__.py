@@ -26,31 +26,32 @@ if TYPE_CHECKING:
 
 __version__ = version("mentalese")
 
-_LAZY = {
-    name: "mentalese.models.base"
-    for name in ("LatentThoughtConfig", "LatentThoughtModel", "LossOutput", "ThoughtCache", "ThoughtTrace", "TrainStep")
-}
-
 __all__ = [
     "DataConfig",
     "EvaluationConfig",
     "Family",
     "InputError",
+    "LatentThoughtConfig",
+    "LatentThoughtModel",
+    "LossOutput",
     "OptimizerConfig",
     "Phase",
     "Recipe",
+    "ThoughtCache",
+    "ThoughtTrace",
     "TrainConfig",
+    "TrainStep",
     "families",
     "get_recipe",
     "match_recipes",
     "recipes",
-    *_LAZY,
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
+    """The contract's classes, which need torch, on first use."""
+    if name in __all__:
+        return getattr(importlib.import_module("mentalese.models.base"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -45,7 +45,12 @@ class _Bar(Progress):
         from rich.progress import Progress as RichProgress
 
         super().__init__(title, total)
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[note]}"))
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[note]}"),
+        )
         self.bar = RichProgress(*columns, console=Console(stderr=True))
         self.task = self.bar.add_task(title, total=total, note="")
 

@@ -161,11 +161,12 @@ class EvaluationConfig:
             sentences, the end of each sentence.
         context_length: tokens a model of blocks may look back on; `None` takes `data.sequence_length`. Models of
             sentences read whole documents.
-        stride: new tokens scored a window; `None` takes half of `context_length`. The first `stride` ... 1 tokens of
-            later windows are context only.
+        stride: new tokens scored a window; `None` takes half of `context_length`. The first `context_length - stride` tokens
+            of later windows are context only.
         batch_size: windows or documents at once; results do not depend on it.
         max_documents: score only the first N documents of the split (validation during training).
-        generate: prompts and new tokens a prompt for the samples in `result.json`.
+        sample_prompts, sample_tokens: prompts, and new tokens a prompt, of the samples in `result.json`; without
+            prompts the openings of two test documents are continued.
     """
 
     tokens: Literal["lexical", "all"] = "lexical"
@@ -257,7 +258,12 @@ class Recipe:
 
     def fingerprint(self) -> str:
         """A short hash of all that changes the run's result; equal recipes have equal fingerprints."""
-        text = json.dumps(self.to_dict(), sort_keys=True)
+        fields = self.to_dict()
+        for name in ("description", "baseline", "paper"):
+            del fields[name]
+        for name in ("log_every", "checkpoint_every", "keep_checkpoints", "trackers", "device"):
+            del fields["train"][name]
+        text = json.dumps(fields, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

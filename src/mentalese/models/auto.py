@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,16 +66,17 @@ class CausalLMAdapter(nn.Module, Contract):
     def forward_flops(self, batch: Batch) -> int:
         """Every linear map once a token, attention in full over the row, the head once a token."""
         rows, length = batch["input_ids"].shape
-        head = self.output_weight()
-        linear = sum(
-            module.weight.numel()
-            for module in self.model.modules()
-            if isinstance(module, (nn.Linear, Conv1D)) and module is not self.get_output_embeddings()
-        )
         config = self.model.config
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         attention = 2 * length * width * config.num_attention_heads * config.num_hidden_layers
-        return 2 * rows * length * (linear + head.numel() + attention)
+        return 2 * rows * length * (self._linear_weights + attention)
+
+    @cached_property
+    def _linear_weights(self) -> int:
+        """Weights that multiply each token: all linear maps, the head among them even where it is tied."""
+        head = self.get_output_embeddings()
+        maps = {id(m): m for m in self.model.modules() if isinstance(m, (nn.Linear, Conv1D))} | {id(head): head}
+        return sum(m.weight.numel() for m in maps.values())
 
 
 def as_contract(model: PreTrainedModel) -> Any:
@@ -90,7 +92,9 @@ def hugging_face_model(model: nn.Module) -> PreTrainedModel:
 def config_class(model_type: str) -> Any:
     """The Hugging Face config class of a model type; raises `InputError` with the nearest name."""
     if model_type not in CONFIG_MAPPING:
-        raise InputError(f"model.model_type is {model_type!r}: no such type{nearest(model_type, CONFIG_MAPPING.keys())}")
+        raise InputError(
+            f"model.model_type is {model_type!r}: no such type{nearest(model_type, CONFIG_MAPPING.keys())}"
+        )
     return CONFIG_MAPPING[model_type]
 
 

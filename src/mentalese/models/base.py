@@ -181,7 +181,9 @@ class ThoughtTrace:
             tensors |= {f"{group}.{name}": value for name, value in getattr(self, group).items()}
         if self.thoughts:
             tensors["thoughts"] = torch.stack([thought.vector for thought in self.thoughts])
-        save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, folder / "trace.safetensors")
+        save_file(
+            {name: value.detach().cpu().contiguous() for name, value in tensors.items()}, folder / "trace.safetensors"
+        )
         spans = [{"start": t.start, "end": t.end, "label": t.label} for t in self.thoughts]
         (folder / "trace.json").write_text(json.dumps({"version": self.VERSION, "thoughts": spans}))
 
@@ -323,7 +325,10 @@ class TrainStep(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, batch: Batch, settings: Mapping[str, Any]) -> LossOutput:
+    def forward(self, batch: Batch, settings: Mapping[str, Any] | None) -> LossOutput | Tensor:
+        """The training loss under these settings; with `settings=None` the tokens' negative log-likelihoods."""
+        if settings is None:
+            return self.model.token_nll(batch)  # type: ignore[operator]
         return self.model.training_loss(batch, **settings)  # type: ignore[operator]
 
 

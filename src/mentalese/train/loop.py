@@ -1,0 +1,536 @@
+"""One training loop for every family.
+
+    plan      a step is a number; the plan says which tokens, which curriculum settings and how far the run is
+    step      every micro-batch's mean loss, weighed by its targets, so that ranks and micro-batches equal one batch
+    update    gradients scaled and clipped in one pass, fused AdamW
+    watch     validation, best model, early stopping, checkpoints, signals, non-finite losses
+
+The loop never asks which family it trains. Randomness inside a step (dropout, noise) is seeded by (seed, step, rank,
+micro-batch), so a resumed run equals an uninterrupted one bit for bit without any saved generator state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import resource
+import shutil
+import signal
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+
+from mentalese.data.batches import Plan
+from mentalese.data.store import TokenStore, prepare
+from mentalese.data.tokenizers import special_token_ids
+from mentalese.errors import InputError
+from mentalese.evaluate.generation import generate_text
+from mentalese.evaluate.perplexity import perplexity
+from mentalese.models.auto import build_model, hugging_face_model, load_model
+from mentalese.models.base import Batch, LossOutput, TrainStep, count_parameters
+from mentalese.progress import progress
+from mentalese.recipe import Recipe
+from mentalese.train import provenance
+from mentalese.train.checkpoint import Checkpointer
+from mentalese.train.optim import build_optimizer, learning_rate
+from mentalese.train.parallel import Parallel, clip_and_scale, full_state_dict, no_sync, setup, teardown, wrap
+from mentalese.train.tracking import check_trackers, open_trackers, read_metrics
+
+
+class Interrupted(KeyboardInterrupt):
+    """SIGINT or SIGTERM came; the run was saved and `resume=True` goes on from there."""
+
+    def __init__(self, step: int, signum: int) -> None:
+        super().__init__(f"stopped at step {step}; --resume goes on from there")
+        self.exit_code = 128 + signum
+
+
+@dataclass
+class State:
+    """What a checkpoint keeps beside tensors; all else follows from the step."""
+
+    step: int = 0
+    best_step: int | None = None
+    best_perplexity: float = math.inf
+    validations_without_gain: int = 0
+    flops: int = 0
+    seconds: float = 0.0
+
+
+def train(recipe: Recipe, out: Path, *, resume: bool = False, show: bool = True) -> dict[str, Any]:
+    """Trains a recipe and evaluates its best model on the test split.
+
+    Args:
+        recipe: what to run.
+        out: the run's folder; gets `config.json`, `metrics.jsonl`, `checkpoints/`, `model/` and `result.json`.
+        resume: go on from the newest checkpoint; a run that is finished returns its result at once, one that has no
+            checkpoint yet starts from the beginning.
+        show: progress on standard error.
+
+    Returns:
+        The content of `result.json`.
+
+    Raises:
+        InputError: the recipe, the data or the folder is not what it should be; nothing has been written then.
+        Interrupted: SIGINT or SIGTERM came; a checkpoint has been written.
+        FloatingPointError: the loss is not finite; the message names the step and its batch.
+    """
+    if resume and (finished := _finished(recipe, out)) is not None:
+        return finished
+    _check_folder(recipe, out, resume)
+    check_trackers(recipe.train.trackers)
+    parallel = setup(recipe.train.device)
+    try:
+        with torch.random.fork_rng():
+            return _Run(recipe, out, parallel, show=show and parallel.is_main).run(resume)
+    finally:
+        teardown()
+
+
+class _Run:
+    def __init__(self, recipe: Recipe, out: Path, parallel: Parallel, *, show: bool) -> None:
+        self.recipe, self.out, self.parallel, self.show = recipe, out, parallel, show
+        self.store, self.tokenizer = _prepare(recipe, parallel, show)
+        self.special = special_token_ids(self.tokenizer)
+        self.plan = Plan(self.store.splits["train"], recipe, self.special, world_size=parallel.world_size)
+        self.model = build_model(recipe.model, self.tokenizer, recipe.train.seed).to(parallel.device)
+        self.parameters = count_parameters(hugging_face_model(self.model))
+        step = TrainStep(self.model)
+        if recipe.train.compile:
+            step.compile()
+        self.step = wrap(step, parallel, recipe.train.parallel)
+        self.optimizer = build_optimizer(self.model.parameters(), recipe.optimizer)
+        self.state = State()
+        self.rates: list[float] = []
+
+    # -- the run ---------------------------------------------------------------------------------------------------
+
+    def run(self, resume: bool) -> dict[str, Any]:
+        self._write_config(resume)
+        checkpoints = Checkpointer(self.out / "checkpoints", self.parallel, self.recipe.train.keep_checkpoints)
+        if resume and checkpoints.latest() is not None:
+            self.state = State(**checkpoints.load(hugging_face_model(self.model), self.optimizer))
+        trackers = open_trackers(self.recipe, self.out, self.state.step) if self.parallel.is_main else []
+
+        def log(metrics: dict[str, Any]) -> None:
+            for tracker in trackers:
+                tracker.log(metrics)
+
+        try:
+            with _signals() as received:
+                self._steps(checkpoints, log, received)
+        finally:
+            checkpoints.wait()
+            for tracker in trackers:
+                tracker.close()
+        return self._finish()
+
+    def _steps(self, checkpoints: Checkpointer, log: Any, received: list[int]) -> None:
+        config, total, state = self.recipe.train, self.plan.total_steps, self.state
+        window = _Window()
+        with progress(f"Training {self.recipe.name}", total, show=self.show) as bar:
+            while state.step < total and not self._out_of_patience():
+                self._one_step(window)
+                state.step += 1
+                validate = self._is_validation(state.step)
+                checkpoint = config.checkpoint_every and state.step % config.checkpoint_every == 0
+                stop = self.parallel.max(received[0] if received else 0)
+                if state.step % config.log_every == 0 or validate or checkpoint or stop or state.step == total:
+                    note = self._log(window, log)
+                    bar.update(state.step, note)
+                if validate:
+                    self._validate(log)
+                if checkpoint or stop:
+                    self._save_checkpoint(checkpoints)
+                if stop:
+                    checkpoints.wait()
+                    raise Interrupted(state.step, stop)
+        if config.checkpoint_every and checkpoints.latest() != state.step:
+            self._save_checkpoint(checkpoints)
+
+    def _one_step(self, window: _Window) -> None:
+        recipe, parallel, step = self.recipe, self.parallel, self.state.step
+        started = time.perf_counter()
+        self.step.train()
+        if self.plan.reset_optimizer(step):
+            self.optimizer.state.clear()
+        position, settings = self.plan.position(step), self.plan.settings(step)
+        rate = learning_rate(recipe.optimizer, step, self.plan.total_steps, position.progress)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+        micros = recipe.train.gradient_accumulation_steps
+        alone = micros == 1 and parallel.world_size == 1
+        outputs: list[LossOutput] = []
+        for micro in range(micros):
+            batch = self.plan.batch(step, parallel.rank, parallel.world_size, micro)
+            self.state.flops += self.model.training_flops(batch) * parallel.world_size
+            torch.manual_seed(_step_seed(recipe.train.seed, step, parallel.rank, micro))
+            with no_sync(self.step, last=micro == micros - 1), self._autocast():
+                output = self.step(_to(batch, parallel.device), settings)
+                # Alone, the mean loss is the batch's; else sums are reduced and divided by the global weight below.
+                (output.loss if alone else output.loss * output.weight).backward()
+            outputs.append(output)
+        scale, loss, metrics = 1.0, outputs[0].loss.detach(), outputs[0].metrics
+        if not alone:
+            weight = parallel.sum(sum(o.weight.detach() for o in outputs))
+            scale = parallel.world_size / weight if weight else 0.0
+            loss, metrics = self._mean(outputs, weight)
+        norm = clip_and_scale(self.model.parameters(), scale=scale, max_norm=recipe.optimizer.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        window.add(step, rate, loss, norm, metrics, time.perf_counter() - started)
+
+    def _mean(self, outputs: list[LossOutput], weight: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss and metrics over micro-batches and ranks, weighed by their targets."""
+
+        def mean(values: list[Tensor]) -> Tensor:
+            total = sum(v.detach() * o.weight.detach() for v, o in zip(values, outputs))
+            return torch.tensor(self.parallel.sum(total) / weight if weight else 0.0)
+
+        names = outputs[0].metrics
+        return mean([o.loss for o in outputs]), {name: mean([o.metrics[name] for o in outputs]) for name in names}
+
+    def _autocast(self) -> torch.autocast:
+        enabled = self.recipe.train.precision == "bf16"
+        return torch.autocast(self.parallel.device.type, dtype=torch.bfloat16, enabled=enabled)
+
+    # -- watching ----------------------------------------------------------------------------------------------------
+
+    def _log(self, window: _Window, log: Any) -> str:
+        """Logs the window's last step; a loss that is not finite ends the run here, before anything is saved."""
+        losses = torch.stack([loss.float().cpu() for loss in window.losses])
+        for offset in range(len(losses)):
+            if not math.isfinite(losses[offset]):
+                self._raise_not_finite(window.steps[offset], float(losses[offset]))
+        position = self.plan.position(self.state.step)
+        tokens = position.tokens - self.plan.position(window.steps[0]).tokens
+        rate = tokens / window.seconds
+        self.rates.append(rate)
+        self.state.seconds += window.seconds
+        metrics = {
+            "step": self.state.step,
+            "epoch": position.epoch,
+            "tokens": position.tokens,
+            "loss": float(losses.mean()),
+            "learning_rate": window.learning_rate,
+            "grad_norm": float(window.norm),
+            "tokens_per_second": rate,
+            "flops": self.state.flops,
+            "seconds": self.state.seconds,
+        } | {name: float(value) for name, value in window.metrics.items()}
+        log(metrics)
+        window.clear()
+        best = f"  best perplexity {self.state.best_perplexity:.1f}" if self.state.best_step else ""
+        return f"loss {metrics['loss']:.3f}{best}  {rate:,.0f} tokens/s"
+
+    def _raise_not_finite(self, step: int, loss: float) -> None:
+        position = self.plan.position(step)
+        raise FloatingPointError(
+            f"the loss is {loss} at step {step} (epoch {position.epoch}, batch {position.index} of the epoch, data "
+            f"{self.store.meta['data_hash'][:12]}, seed {self.recipe.train.seed}): look at this batch, lower "
+            "optimizer.learning_rate or set optimizer.max_grad_norm"
+        )
+
+    def _is_validation(self, step: int) -> bool:
+        """Every `eval_every` steps or at each epoch's end, and at the end of the run."""
+        every = self.recipe.train.eval_every
+        if step == self.plan.total_steps:
+            return True
+        if every is not None:
+            return step % every == 0
+        return self.plan.position(step).epoch > self.plan.position(step - 1).epoch
+
+    def _out_of_patience(self) -> bool:
+        patience = self.recipe.train.early_stopping_patience
+        return patience is not None and self.state.validations_without_gain >= patience
+
+    def _validate(self, log: Any) -> None:
+        state, recipe = self.state, self.recipe
+        # Every rank scores the whole split: sharded parameters need all ranks, and rank 0's figure decides for all.
+        figure = self.parallel.broadcast_object(self._perplexity("validation"))
+        position = self.plan.position(state.step)
+        log({"step": state.step, "tokens": position.tokens, "flops": state.flops, "validation": figure})
+        value = figure["perplexity"]
+        gained = value < state.best_perplexity - recipe.train.early_stopping_min_delta
+        state.validations_without_gain = 0 if gained else state.validations_without_gain + 1
+        if value < state.best_perplexity:
+            state.best_perplexity, state.best_step = value, state.step
+            self._save_model()
+
+    def _perplexity(self, split: str) -> dict[str, Any]:
+        recipe, device = self.recipe, self.parallel.device
+        with self._autocast():
+            result = perplexity(
+                _Scorer(self.step),
+                self.store.splits[split],
+                recipe.data,
+                recipe.evaluation,
+                self.special,
+                device=device,
+            )
+        return result.to_dict()
+
+    # -- files -------------------------------------------------------------------------------------------------------
+
+    def _write_config(self, resume: bool) -> None:
+        """`config.json`; refused where the folder's run read other data."""
+        path, data_hash = self.out / "config.json", self.store.meta["data_hash"]
+        if resume and path.exists():
+            before = json.loads(path.read_text())["data_hash"]
+            if before != data_hash:
+                raise InputError(
+                    f"{self.out} was trained on other data (hash {before[:12]}, now {data_hash[:12]}): "
+                    "restore the data or give another --out"
+                )
+        if self.parallel.is_main:
+            self.out.mkdir(parents=True, exist_ok=True)
+            _write_json(path, self._provenance() | {"recipe": self.recipe.to_dict()})
+        self.parallel.barrier()
+
+    def _provenance(self) -> dict[str, Any]:
+        return {
+            "fingerprint": self.recipe.fingerprint(),
+            "data_hash": self.store.meta["data_hash"],
+            "seed": self.recipe.train.seed,
+            "commit": provenance.commit(),
+            "hardware": provenance.hardware(self.parallel.device) | {"ranks": self.parallel.world_size},
+            "versions": provenance.versions(),
+            "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        }
+
+    def _save_checkpoint(self, checkpoints: Checkpointer) -> None:
+        checkpoints.save(self.state.step, hugging_face_model(self.model), self.optimizer, dict(vars(self.state)))
+
+    def _save_model(self) -> None:
+        """The best model so far as `model/`, replaced in one rename."""
+        model, folder = hugging_face_model(self.model), self.out / "model"
+        sharded = any(isinstance(p, DTensor) for p in model.parameters())
+        weights = full_state_dict(model) if sharded else None
+        if self.parallel.is_main:
+            if weights is not None:
+                model = AutoModelForCausalLM.from_config(model.config)
+                model.load_state_dict(weights)
+            temporary = self.out / ".model.tmp"
+            shutil.rmtree(temporary, ignore_errors=True)
+            model.save_pretrained(temporary)
+            self.tokenizer.save_pretrained(temporary)
+            _write_json(temporary / "mentalese.json", {"recipe": self.recipe.to_dict(), "step": self.state.step})
+            shutil.rmtree(folder, ignore_errors=True)
+            os.replace(temporary, folder)
+        self.parallel.barrier()
+
+    def _finish(self) -> dict[str, Any]:
+        """Scores the best model on the test split and writes `result.json`."""
+        result: dict[str, Any] = {}
+        if self.parallel.is_main:
+            result = self._result()
+            _write_json(self.out / "result.json", result)
+        return self.parallel.broadcast_object(result)
+
+    def _result(self) -> dict[str, Any]:
+        recipe, state, device = self.recipe, self.state, self.parallel.device
+        model, tokenizer = load_model(self.out, device)
+        with self._autocast():
+            test = perplexity(
+                model,
+                self.store.splits["test"],
+                recipe.data,
+                _whole(recipe),
+                self.special,
+                device=device,
+                show=self.show,
+            )
+        prompts = list(recipe.evaluation.sample_prompts) or _openings(self.store, tokenizer)
+        texts = generate_text(
+            model,
+            tokenizer,
+            prompts,
+            recipe.data,
+            max_new_tokens=recipe.evaluation.sample_tokens,
+            seed=recipe.train.seed,
+        )
+        records = read_metrics(self.out / "metrics.jsonl")
+        tokens = self.plan.position(state.step).tokens
+        best = next(r["validation"] for r in records if "validation" in r and r["step"] == state.best_step)
+        return {
+            "recipe": recipe.name,
+            "parameters": self.parameters,
+            "steps": state.step,
+            "best_step": state.best_step,
+            "tokens": tokens,
+            "flops": state.flops,
+            "train_flops_per_token": state.flops / tokens,
+            "seconds": state.seconds,
+            "tokens_per_second": statistics.median(self.rates) if self.rates else tokens / state.seconds,
+            "peak_memory_bytes": _peak_memory(device),
+            "validation": best,
+            "test": test.to_dict(),
+            "samples": [{"prompt": prompt, "text": text} for prompt, text in zip(prompts, texts)],
+            "curve": _curve(records),
+            "config": recipe.to_dict(),
+        } | self._provenance()
+
+
+class _Scorer(nn.Module):
+    """Scores through the wrapped step: sharded parameters are gathered only inside its forward."""
+
+    def __init__(self, step: nn.Module) -> None:
+        super().__init__()
+        self.step = step
+
+    def token_nll(self, batch: Batch) -> Tensor:
+        return self.step(batch, None)
+
+
+@dataclass
+class _Window:
+    """The steps since the last log line; losses stay on the device until then."""
+
+    steps: list[int] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)
+    seconds: float = 0.0
+    learning_rate: float = 0.0
+    norm: Tensor | float = 0.0
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(
+        self, step: int, rate: float, loss: Tensor, norm: Tensor, metrics: dict[str, Tensor], seconds: float
+    ) -> None:
+        self.steps.append(step)
+        self.losses.append(loss)
+        self.learning_rate, self.norm, self.metrics = rate, norm, metrics
+        self.seconds += seconds
+
+    def clear(self) -> None:
+        self.steps, self.losses, self.seconds = [], [], 0.0
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Collects SIGINT and SIGTERM while the block runs, so that a step is never cut in the middle."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    handled = (signal.SIGINT, signal.SIGTERM)
+    before = {s: signal.signal(s, lambda signum, _: received.append(signum)) for s in handled}
+    try:
+        yield received
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _prepare(recipe: Recipe, parallel: Parallel, show: bool) -> tuple[TokenStore, PreTrainedTokenizerBase]:
+    """The token store: made by the main process, then opened by the others."""
+    if not parallel.is_main:
+        parallel.barrier()
+    prepared = prepare(recipe.data, show=show)
+    if parallel.is_main:
+        parallel.barrier()
+    return prepared
+
+
+def _finished(recipe: Recipe, out: Path) -> dict[str, Any] | None:
+    """The result of a run of this recipe that is over, if `out` holds one."""
+    path = out / "result.json"
+    if not path.is_file():
+        return None
+    result = json.loads(path.read_text())
+    return result if result["fingerprint"] == recipe.fingerprint() else None
+
+
+def _check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
+    """Raises `InputError` where `out` holds something that this run would destroy."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out is {str(out)!r}, which is a file: give a folder")
+    if not out.is_dir() or not any(out.iterdir()):
+        return
+    path = out / "config.json"
+    if not path.is_file():
+        raise InputError(f"--out is {str(out)!r}, which is not empty and holds no run: give another folder")
+    held = json.loads(path.read_text())
+    if held["fingerprint"] == recipe.fingerprint():
+        if not resume:
+            raise InputError(f"{out} already holds this run: add --resume to go on with it, or give another --out")
+        return
+    changed = _changes(held["recipe"], recipe.to_dict())
+    if resume:
+        raise InputError(f"{out} cannot be resumed, the recipe has changed ({changed}): undo it or give another --out")
+    raise InputError(f"{out} holds another run ({held['recipe']['name']}; {changed}): give another --out")
+
+
+def _changes(before: Any, after: Any, where: str = "") -> str:
+    """`"train.seed was 0 and is 1, ..."` for all that differs between two recipes."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        names = [
+            name for name in [*before, *(n for n in after if n not in before)] if before.get(name) != after.get(name)
+        ]
+        return ", ".join(_changes(before.get(n), after.get(n), f"{where}.{n}".lstrip(".")) for n in names)
+    return f"{where} was {before!r} and is {after!r}"
+
+
+def _step_seed(seed: int, step: int, rank: int, micro: int) -> int:
+    digest = hashlib.blake2b(f"{seed}/{step}/{rank}/{micro}".encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "big")
+
+
+def _to(batch: Batch, device: torch.device) -> Batch:
+    return {k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in batch.items()}
+
+
+def _whole(recipe: Recipe) -> Any:
+    """The recipe's protocol on all documents; `max_documents` only shortens validation during training."""
+    import dataclasses
+
+    return dataclasses.replace(recipe.evaluation, max_documents=None)
+
+
+def _openings(store: TokenStore, tokenizer: PreTrainedTokenizerBase, count: int = 2, length: int = 12) -> list[str]:
+    """The first words of some test documents: prompts that fit any corpus."""
+    split = store.splits["test"]
+    starts = split.documents[:-1][split.documents[1:] - split.documents[:-1] > 2 * length][:count]
+    return [tokenizer.decode(split.tokens[start : start + length].astype("int64")) for start in starts]
+
+
+def _curve(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The learning curve: training loss, and validation perplexity where it was taken."""
+    curve = []
+    seconds = 0.0
+    for record in records:
+        seconds = record.get("seconds", seconds)
+        point = {"step": record["step"], "tokens": record["tokens"], "flops": record["flops"], "seconds": seconds}
+        if "validation" in record:
+            curve.append(point | {"validation_perplexity": record["validation"]["perplexity"]})
+        else:
+            curve.append(point | {"loss": record["loss"]})
+    return curve
+
+
+def _peak_memory(device: torch.device) -> int:
+    """Bytes: allocated on the GPU, or the process's largest resident size."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _write_json(path: Path, content: Any) -> None:
+    """Writes through a temporary file, so that a reader never sees half of it."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(content, indent=2) + "\n")
+    os.replace(temporary, path)

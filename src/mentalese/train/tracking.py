@@ -1,0 +1,111 @@
+"""Where a run's figures go: always `metrics.jsonl`, and any tracker the recipe names."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+from mentalese.errors import InputError, nearest
+from mentalese.recipe import Recipe
+
+
+class Tracker(Protocol):
+    def log(self, metrics: dict[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class MetricsFile:
+    """`metrics.jsonl`: one JSON object a line, flushed at once, cut back to the checkpoint when a run resumes."""
+
+    def __init__(self, path: Path, resume_step: int) -> None:
+        kept = [line for line in _lines(path) if json.loads(line)["step"] <= resume_step] if resume_step else []
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text("".join(f"{line}\n" for line in kept))
+        os.replace(temporary, path)
+        self.file = path.open("a")
+
+    def log(self, metrics: dict[str, Any]) -> None:
+        self.file.write(json.dumps(metrics) + "\n")
+        self.file.flush()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def _lines(path: Path) -> list[str]:
+    """The whole lines of a metrics file; a last line that a killed run left half-written is dropped."""
+    text = path.read_text() if path.exists() else ""
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All records of a `metrics.jsonl`, in order."""
+    return [json.loads(line) for line in _lines(path)]
+
+
+class _RunTracker:
+    """`wandb` and `trackio`, which share one interface."""
+
+    def __init__(self, module: Any, recipe: Recipe, out: Path) -> None:
+        self.run = module.init(project="mentalese", name=str(out), config=recipe.to_dict())
+
+    def log(self, metrics: dict[str, Any]) -> None:
+        self.run.log(_flat(metrics), step=metrics["step"])
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+class _TensorBoard:
+    def __init__(self, module: Any, recipe: Recipe, out: Path) -> None:
+        self.writer = module.SummaryWriter(out / "tensorboard")
+
+    def log(self, metrics: dict[str, Any]) -> None:
+        for name, value in _flat(metrics).items():
+            self.writer.add_scalar(name, value, metrics["step"])
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+_TRACKERS: dict[str, tuple[str, Any]] = {
+    "trackio": ("trackio", _RunTracker),
+    "wandb": ("wandb", _RunTracker),
+    "tensorboard": ("torch.utils.tensorboard", _TensorBoard),
+}
+
+
+def _flat(metrics: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    flat: dict[str, float] = {}
+    for name, value in metrics.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float):
+            flat[prefix + name] = value
+    return flat
+
+
+def check_trackers(names: tuple[str, ...]) -> dict[str, Any]:
+    """The modules of the trackers called `names`; raises `InputError` before a run starts where one is missing."""
+    modules = {}
+    for name in names:
+        if name not in _TRACKERS:
+            raise InputError(f"train.trackers: no tracker is called {name!r}{nearest(name, _TRACKERS)}")
+        try:
+            modules[name] = importlib.import_module(_TRACKERS[name][0])
+        except ImportError as error:
+            raise InputError(
+                f"train.trackers names {name!r}, which is not installed: pip install 'mentalese[{name}]'"
+            ) from error
+    return modules
+
+
+def open_trackers(recipe: Recipe, out: Path, resume_step: int) -> list[Tracker]:
+    """The metrics file and every tracker of the recipe."""
+    modules = check_trackers(recipe.train.trackers)
+    named = [_TRACKERS[name][1](module, recipe, out) for name, module in modules.items()]
+    return [MetricsFile(out / "metrics.jsonl", resume_step), *named]
