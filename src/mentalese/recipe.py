@@ -161,8 +161,8 @@ class EvaluationConfig:
             sentences, the end of each sentence.
         context_length: tokens a model of blocks may look back on; `None` takes `data.sequence_length`. Models of
             sentences read whole documents.
-        stride: new tokens scored a window; `None` takes half of `context_length`. The first `context_length - stride` tokens
-            of later windows are context only.
+        stride: new tokens scored a window; `None` takes half of `context_length`. The first
+            `context_length - stride` tokens of later windows are context only.
         batch_size: windows or documents at once; results do not depend on it.
         max_documents: score only the first N documents of the split (validation during training).
         sample_prompts, sample_tokens: prompts, and new tokens a prompt, of the samples in `result.json`; without

@@ -11,10 +11,10 @@ micro-batch), so a resumed run equals an uninterrupted one bit for bit without a
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
-import os
 import resource
 import shutil
 import signal
@@ -65,6 +65,7 @@ class State:
     step: int = 0
     best_step: int | None = None
     best_perplexity: float = math.inf
+    perplexity_to_beat: float = math.inf
     validations_without_gain: int = 0
     flops: int = 0
     seconds: float = 0.0
@@ -163,7 +164,7 @@ class _Run:
 
     def _one_step(self, window: _Window) -> None:
         recipe, parallel, step = self.recipe, self.parallel, self.state.step
-        started = time.perf_counter()
+        window.start()
         self.step.train()
         if self.plan.reset_optimizer(step):
             self.optimizer.state.clear()
@@ -192,7 +193,7 @@ class _Run:
         norm = clip_and_scale(self.model.parameters(), scale=scale, max_norm=recipe.optimizer.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        window.add(step, rate, loss, norm, metrics, time.perf_counter() - started)
+        window.add(step, rate, loss, norm, metrics)
 
     def _mean(self, outputs: list[LossOutput], weight: float) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss and metrics over micro-batches and ranks, weighed by their targets."""
@@ -216,11 +217,11 @@ class _Run:
         for offset in range(len(losses)):
             if not math.isfinite(losses[offset]):
                 self._raise_not_finite(window.steps[offset], float(losses[offset]))
+        seconds = time.perf_counter() - window.started
         position = self.plan.position(self.state.step)
-        tokens = position.tokens - self.plan.position(window.steps[0]).tokens
-        rate = tokens / window.seconds
+        rate = (position.tokens - self.plan.position(window.steps[0]).tokens) / seconds
         self.rates.append(rate)
-        self.state.seconds += window.seconds
+        self.state.seconds += seconds
         metrics = {
             "step": self.state.step,
             "epoch": position.epoch,
@@ -265,8 +266,10 @@ class _Run:
         position = self.plan.position(state.step)
         log({"step": state.step, "tokens": position.tokens, "flops": state.flops, "validation": figure})
         value = figure["perplexity"]
-        gained = value < state.best_perplexity - recipe.train.early_stopping_min_delta
-        state.validations_without_gain = 0 if gained else state.validations_without_gain + 1
+        if value < state.perplexity_to_beat - recipe.train.early_stopping_min_delta:
+            state.perplexity_to_beat, state.validations_without_gain = value, 0
+        else:
+            state.validations_without_gain += 1
         if value < state.best_perplexity:
             state.best_perplexity, state.best_step = value, state.step
             self._save_model()
@@ -330,7 +333,7 @@ class _Run:
             self.tokenizer.save_pretrained(temporary)
             _write_json(temporary / "mentalese.json", {"recipe": self.recipe.to_dict(), "step": self.state.step})
             shutil.rmtree(folder, ignore_errors=True)
-            os.replace(temporary, folder)
+            temporary.replace(folder)
         self.parallel.barrier()
 
     def _finish(self) -> dict[str, Any]:
@@ -349,7 +352,7 @@ class _Run:
                 model,
                 self.store.splits["test"],
                 recipe.data,
-                _whole(recipe),
+                dataclasses.replace(recipe.evaluation, max_documents=None),
                 self.special,
                 device=device,
                 show=self.show,
@@ -398,25 +401,26 @@ class _Scorer(nn.Module):
 
 @dataclass
 class _Window:
-    """The steps since the last log line; losses stay on the device until then."""
+    """The steps since the last log line; losses stay on the device until then, so that no step waits for one."""
 
+    started: float = 0.0
     steps: list[int] = field(default_factory=list)
     losses: list[Tensor] = field(default_factory=list)
-    seconds: float = 0.0
     learning_rate: float = 0.0
     norm: Tensor | float = 0.0
     metrics: dict[str, Tensor] = field(default_factory=dict)
 
-    def add(
-        self, step: int, rate: float, loss: Tensor, norm: Tensor, metrics: dict[str, Tensor], seconds: float
-    ) -> None:
+    def start(self) -> None:
+        if not self.steps:
+            self.started = time.perf_counter()
+
+    def add(self, step: int, learning_rate: float, loss: Tensor, norm: Tensor, metrics: dict[str, Tensor]) -> None:
         self.steps.append(step)
         self.losses.append(loss)
-        self.learning_rate, self.norm, self.metrics = rate, norm, metrics
-        self.seconds += seconds
+        self.learning_rate, self.norm, self.metrics = learning_rate, norm, metrics
 
     def clear(self) -> None:
-        self.steps, self.losses, self.seconds = [], [], 0.0
+        self.steps, self.losses = [], []
 
 
 @contextmanager
@@ -477,9 +481,7 @@ def _check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
 def _changes(before: Any, after: Any, where: str = "") -> str:
     """`"train.seed was 0 and is 1, ..."` for all that differs between two recipes."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
-        names = [
-            name for name in [*before, *(n for n in after if n not in before)] if before.get(name) != after.get(name)
-        ]
+        names = [name for name in dict.fromkeys([*before, *after]) if before.get(name) != after.get(name)]
         return ", ".join(_changes(before.get(n), after.get(n), f"{where}.{n}".lstrip(".")) for n in names)
     return f"{where} was {before!r} and is {after!r}"
 
@@ -491,13 +493,6 @@ def _step_seed(seed: int, step: int, rank: int, micro: int) -> int:
 
 def _to(batch: Batch, device: torch.device) -> Batch:
     return {k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in batch.items()}
-
-
-def _whole(recipe: Recipe) -> Any:
-    """The recipe's protocol on all documents; `max_documents` only shortens validation during training."""
-    import dataclasses
-
-    return dataclasses.replace(recipe.evaluation, max_documents=None)
 
 
 def _openings(store: TokenStore, tokenizer: PreTrainedTokenizerBase, count: int = 2, length: int = 12) -> list[str]:
@@ -533,4 +528,4 @@ def _write_json(path: Path, content: Any) -> None:
     """Writes through a temporary file, so that a reader never sees half of it."""
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text(json.dumps(content, indent=2) + "\n")
-    os.replace(temporary, path)
+    temporary.replace(path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,7 +24,7 @@ class MetricsFile:
         kept = [line for line in _lines(path) if json.loads(line)["step"] <= resume_step] if resume_step else []
         temporary = path.with_suffix(".tmp")
         temporary.write_text("".join(f"{line}\n" for line in kept))
-        os.replace(temporary, path)
+        temporary.replace(path)
         self.file = path.open("a")
 
     def log(self, metrics: dict[str, Any]) -> None:
