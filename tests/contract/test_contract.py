@@ -1,0 +1,219 @@
+"""What every model promises, whatever it thinks in between. Runs on every `tiny` recipe that discovery finds."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mentalese.data.batches import Plan, encode_prompts
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM
+
+from conftest import shrink, tiny_recipes
+from mentalese import Recipe, get_recipe
+from mentalese.data.store import prepare
+from mentalese.data.tokenizers import special_token_ids
+from mentalese.models.auto import as_contract, build_model, hugging_face_model
+from mentalese.models.base import Batch, LatentThoughtModel
+
+TOLERANCE = {"atol": 2e-5, "rtol": 2e-5}
+PROMPTS = [
+    "The first",
+    "She had a son. He was old and lived in",
+    "A father. His",
+    "Who is it? They went to the town. There",
+]
+
+
+@dataclass
+class Case:
+    recipe: Recipe
+    model: Any
+    tokenizer: Any
+    plan: Plan
+
+    @property
+    def hugging_face(self) -> Any:
+        return hugging_face_model(self.model)
+
+    def batch(self, step: int = 0) -> Batch:
+        return self.plan.batch(step)
+
+    def logits(self, batch: Batch) -> torch.Tensor:
+        return self.hugging_face(batch["input_ids"], attention_mask=batch.get("attention_mask")).logits
+
+    def prompts(self, texts: list[str]) -> Batch:
+        return encode_prompts(texts, self.tokenizer, self.recipe.data)
+
+
+@pytest.fixture(params=tiny_recipes())
+def case(request: pytest.FixtureRequest, corpus: Path) -> Case:
+    recipe = shrink(get_recipe(request.param), corpus)
+    store, tokenizer = prepare(recipe.data, show=False)
+    model = build_model(recipe.model, tokenizer, seed=0).eval()
+    with torch.no_grad():  # a freshly initialised tied model repeats one token: larger weights tell caches apart
+        for parameter in model.parameters():
+            if parameter.ndim >= 2:
+                parameter.mul_(3)
+    plan = Plan(store.splits["train"], recipe, special_token_ids(tokenizer))
+    return Case(recipe, model, tokenizer, plan)
+
+
+def test_logits_are_aligned_with_the_tokens(case: Case) -> None:
+    batch = case.batch()
+    assert case.logits(batch).shape == (*batch["input_ids"].shape, len(case.tokenizer))
+
+
+def test_a_token_never_changes_what_was_predicted_before_it(case: Case) -> None:
+    batch = case.batch()
+    special = set(special_token_ids(case.tokenizer).values())
+    row = batch["input_ids"][0].tolist()
+    changed_at = max(t for t in range(len(row) // 2 + 4) if row[t] not in special)
+    changed = batch["input_ids"].clone()
+    changed[0, changed_at] = next(t for t in range(len(case.tokenizer)) if t not in special | {row[changed_at]})
+    before, after = case.logits(batch)[0], case.logits(batch | {"input_ids": changed})[0]
+    torch.testing.assert_close(before[:changed_at], after[:changed_at], **TOLERANCE)
+    assert not torch.allclose(before[changed_at], after[changed_at], atol=1e-3)
+
+
+def test_scores_are_the_log_likelihood_of_the_logits(case: Case) -> None:
+    batch = case.batch()
+    expected = torch.zeros(batch["labels"].shape)
+    log_probabilities = case.logits(batch)[:, :-1].log_softmax(-1)
+    labels = batch["labels"][:, 1:]
+    chosen = log_probabilities.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+    expected[:, 1:] = torch.where(labels >= 0, -chosen, 0.0)
+    torch.testing.assert_close(case.model.token_nll(batch), expected, **TOLERANCE)
+
+
+def _generate(case: Case, texts: list[str], **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """New tokens [rows, 12] and their logits [rows, 12, vocabulary]."""
+    inputs = case.prompts(texts)
+    output = case.hugging_face.generate(
+        inputs["input_ids"],
+        attention_mask=inputs["attention_mask"],
+        max_new_tokens=12,
+        min_new_tokens=12,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+        pad_token_id=case.tokenizer.pad_token_id,
+        **options,
+    )
+    return output.sequences[:, inputs["input_ids"].shape[1] :], torch.stack(output.logits, dim=1)
+
+
+def test_cached_generation_equals_uncached_generation(case: Case) -> None:
+    tokens, logits = _generate(case, PROMPTS, use_cache=True)
+    tokens_uncached, logits_uncached = _generate(case, PROMPTS, use_cache=False)
+    assert torch.equal(tokens, tokens_uncached)
+    torch.testing.assert_close(logits, logits_uncached, **TOLERANCE)
+    assert len(tokens.unique()) > 2, "a model that repeats itself proves nothing"
+
+
+def test_a_left_padded_batch_equals_its_rows_alone(case: Case) -> None:
+    tokens, logits = _generate(case, PROMPTS)
+    for row, prompt in enumerate(PROMPTS):
+        tokens_alone, logits_alone = _generate(case, [prompt])
+        assert torch.equal(tokens[row], tokens_alone[0])
+        torch.testing.assert_close(logits[row], logits_alone[0], **TOLERANCE)
+
+
+def test_beam_search_carries_the_whole_state_with_each_beam(case: Case) -> None:
+    inputs = case.prompts(PROMPTS)
+    beams = [
+        case.hugging_face.generate(
+            inputs["input_ids"],
+            attention_mask=inputs["attention_mask"],
+            max_new_tokens=10,
+            num_beams=3,
+            do_sample=False,
+            use_cache=use_cache,
+            pad_token_id=case.tokenizer.pad_token_id,
+        )
+        for use_cache in (True, False)
+    ]
+    assert torch.equal(*beams)
+
+
+def test_a_saved_model_opens_with_the_auto_class_and_predicts_the_same(case: Case, tmp_path: Path) -> None:
+    case.hugging_face.save_pretrained(tmp_path)
+    assert not list(tmp_path.glob("*.bin")), "weights are safetensors"
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert type(loaded) is type(case.hugging_face)
+    assert loaded.config.to_dict().items() >= {"vocab_size": len(case.tokenizer)}.items()
+    for (name, tensor), (other, expected) in zip(loaded.state_dict().items(), case.hugging_face.state_dict().items()):
+        assert name == other
+        assert torch.equal(tensor, expected), name
+    batch = case.batch()
+    torch.testing.assert_close(
+        loaded(batch["input_ids"], attention_mask=batch.get("attention_mask")).logits, case.logits(batch)
+    )
+
+
+def test_a_copy_is_independent_and_equal(case: Case) -> None:
+    batch = case.batch()
+    copied = copy.deepcopy(case.model)
+    expected = case.model.token_nll(batch)
+    with torch.no_grad():
+        for parameter in case.model.parameters():
+            parameter.zero_()
+    assert torch.equal(copied.token_nll(batch), expected)
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_the_flops_formula_is_what_pytorch_counts(case: Case, step: int) -> None:
+    batch = case.batch(step)
+    # The counter knows matrix products but not the CPU's fused attention: count the unfused form.
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        case.logits(batch)
+    assert case.model.forward_flops(batch) == counter.get_total_flops()
+
+
+def test_a_small_batch_is_learnt_by_heart(case: Case) -> None:
+    model = build_model(case.recipe.model, case.tokenizer, seed=0).train()
+    batch = case.batch()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    torch.manual_seed(0)
+    first = None
+    for _ in range(80):
+        output = model.training_loss(batch)
+        first = first or output.loss.item()
+        output.loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert output.loss.item() < 0.35 * first
+
+
+def test_every_parameter_gets_a_gradient(case: Case) -> None:
+    case.model.training_loss(case.batch()).loss.backward()
+    missing = [name for name, p in case.model.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
+    assert not missing
+
+
+def test_an_unknown_training_setting_is_refused(case: Case) -> None:
+    with pytest.raises((TypeError, ValueError), match="no_such_setting"):
+        case.model.training_loss(case.batch(), no_such_setting=1.0)
+
+
+def test_a_latent_thought_model_shows_its_thoughts(case: Case) -> None:
+    if not isinstance(case.model, LatentThoughtModel):
+        pytest.skip("a baseline has no thoughts")
+    batch = case.batch()
+    output = case.model(batch["input_ids"], attention_mask=batch.get("attention_mask"), output_thoughts=True)
+    assert len(output.thoughts) == len(batch["input_ids"])
+    for trace in output.thoughts:
+        assert trace.thoughts
+        for thought in trace.thoughts:
+            assert 0 <= thought.start < thought.end <= len(trace.input_ids)
+        for name, score in trace.scores.items():
+            assert score.shape == trace.input_ids.shape, name
+
+
+def test_the_adapter_is_what_makes_a_hugging_face_model_keep_the_contract(case: Case) -> None:
+    assert type(as_contract(case.hugging_face)) is type(case.model)

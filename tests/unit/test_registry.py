@@ -1,0 +1,105 @@
+"""Families are found by folder and by entry point, and importing the package costs nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from mentalese import Family, InputError, Recipe, TrainConfig, families, get_recipe, match_recipes, recipes, registry
+
+
+def test_built_in_families_are_found_by_their_folders() -> None:
+    assert {"baselines", "thought_gestalt"} <= set(families())
+
+
+def test_a_family_of_another_package_joins_by_its_entry_point(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("package")
+    (folder / "foreign_family.py").write_text(
+        "from mentalese import Family, Recipe, TrainConfig\n"
+        "RECIPES = [Recipe(name='foreign/tiny', description='', model={'model_type': 'gpt2'}, train=TrainConfig(steps=1))]\n"
+        "FAMILY = Family(name='foreign', description='', recipes='foreign_family:RECIPES', classes={})\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    point = EntryPoint(name="foreign", value="foreign_family", group=registry.ENTRY_POINTS)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [point])
+    for cached in (registry.families, registry.recipes):
+        cached.cache_clear()
+    try:
+        assert "foreign" in families()
+        assert get_recipe("foreign/tiny").model["model_type"] == "gpt2"
+    finally:
+        monkeypatch.undo()
+        for cached in (registry.families, registry.recipes):
+            cached.cache_clear()
+    assert "foreign" not in families()
+
+
+def test_an_unknown_recipe_is_answered_with_the_nearest_name() -> None:
+    with pytest.raises(InputError, match="did you mean 'gpt2/tiny'"):
+        get_recipe("gpt2/tinny")
+
+
+def test_patterns_match_recipes_once_each() -> None:
+    names = [recipe.name for recipe in match_recipes("*/tiny", "gpt2/tiny")]
+    assert len(names) == len(set(names)) >= 2
+    with pytest.raises(InputError, match="no recipe matches"):
+        match_recipes("nothing/*")
+
+
+def test_every_family_says_what_it_is() -> None:
+    for family in families().values():
+        assert isinstance(family, Family)
+        assert family.description
+
+
+@pytest.mark.parametrize("first", ["mentalese", "transformers.models.auto.modeling_auto"])
+def test_auto_classes_know_every_family_whichever_is_imported_first(first: str) -> None:
+    code = (
+        f"import {first}, mentalese\n"
+        "from transformers import AutoConfig, AutoModelForCausalLM\n"
+        "config = AutoConfig.for_model('thought_gestalt')\n"
+        "print(AutoModelForCausalLM._model_mapping[type(config)].__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "ThoughtGestaltForCausalLM"
+
+
+def test_recipes_are_plain_data() -> None:
+    for recipe in recipes().values():
+        assert Recipe.from_dict(recipe.to_dict()) == recipe
+        assert Recipe.from_dict(recipe.to_dict()).fingerprint() == recipe.fingerprint()
+
+
+def test_a_fingerprint_moves_with_the_result_and_not_with_the_watching() -> None:
+    import dataclasses
+
+    recipe = get_recipe("gpt2/tiny")
+    watched = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, log_every=7, checkpoint_every=3))
+    other = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, seed=1))
+    assert watched.fingerprint() == recipe.fingerprint() != other.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"train": {"steps": 1, "epochs": 1}}, "exactly one"),
+        ({"train": {"steps": 0}}, "train.steps is 0"),
+        ({"train": {"steps": 1}, "data": {"batch_size": 0}}, "data.batch_size is 0"),
+        ({"train": {"steps": 1}, "optimizer": {"learning_rate": -1.0}}, "optimizer.learning_rate is -1.0"),
+        ({"train": {"stepz": 1}}, "did you mean 'steps'"),
+        ({"train": {"steps": 1}, "phases": [{"data": {"max_sentence": 3}}]}, "did you mean 'max_sentences'"),
+    ],
+)
+def test_a_bad_field_is_named_with_its_remedy(fields: dict, message: str) -> None:
+    data = {"name": "x/y", "description": "", "model": {"model_type": "gpt2"}} | fields
+    with pytest.raises(InputError, match=message):
+        Recipe.from_dict(data)
+
+
+def test_one_length_is_enough() -> None:
+    assert TrainConfig(tokens=5).tokens == 5
