@@ -21,7 +21,8 @@ def test_a_family_of_another_package_joins_by_its_entry_point(
     folder = tmp_path_factory.mktemp("package")
     (folder / "foreign_family.py").write_text(
         "from mentalese import Family, Recipe, TrainConfig\n"
-        "RECIPES = [Recipe(name='foreign/tiny', description='', model={'model_type': 'gpt2'}, train=TrainConfig(steps=1))]\n"
+        "RECIPES = [Recipe(name='foreign/tiny', description='', model={'model_type': 'gpt2'}, "
+        "train=TrainConfig(steps=1))]\n"
         "FAMILY = Family(name='foreign', description='', recipes='foreign_family:RECIPES', classes={})\n"
     )
     monkeypatch.syspath_prepend(folder)
