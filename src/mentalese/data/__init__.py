@@ -1,0 +1,1 @@
+"""From text to batches: sources, sentence splitting, tokenizers, the token store, batches."""

@@ -1,0 +1,174 @@
+"""Tokenizers: trained on the source, from a folder, or from the hub; all with the same four markers.
+
+Markers are tokens that no text can produce: `corpus_encoder` reads a marker's name in a text as plain characters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, GPT2TokenizerFast, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from mentalese.data.folders import whole_folder
+from mentalese.errors import InputError
+from mentalese.progress import progress
+
+if TYPE_CHECKING:
+    from mentalese.data.sources import Source
+
+PAD, BOS, EOS, EOD = "<|pad|>", "<|bos|>", "<|eos|>", "<|endoftext|>"
+"""Padding, start and end of a sentence, end of a document."""
+
+MARKERS = (PAD, BOS, EOS, EOD)
+
+_TRAINING_VERSION = 1
+_TRAINING_BYTES = 20_000_000
+
+
+def special_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """The markers' ids, by the names that model configs use.
+
+    `bos_token_id` and `eos_token_id` are the end of a *document* (Hugging Face's `generate` stops there);
+    `sentence_start_token_id` and `sentence_end_token_id` are the sentence markers.
+
+    Raises:
+        InputError: the tokenizer lacks a marker.
+    """
+    vocabulary = tokenizer.get_vocab()
+    missing = [marker for marker in MARKERS if marker not in vocabulary]
+    if missing:
+        raise InputError(
+            f"the tokenizer lacks the markers {', '.join(missing)}: "
+            "add them with mentalese.data.tokenizers.add_markers(tokenizer) and resize the model's embeddings"
+        )
+    return {
+        "pad_token_id": vocabulary[PAD],
+        "bos_token_id": vocabulary[EOD],
+        "eos_token_id": vocabulary[EOD],
+        "sentence_start_token_id": vocabulary[BOS],
+        "sentence_end_token_id": vocabulary[EOS],
+    }
+
+
+def add_markers(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerFast:
+    """A copy of `tokenizer` that has all four markers; missing ones get the next free ids, others keep theirs.
+
+    The copy adds nothing to what it encodes (no start or end of text), and keeps spaces when it decodes.
+
+    Raises:
+        InputError: the tokenizer is not backed by the `tokenizers` library.
+    """
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise InputError(f"{type(tokenizer).__name__} is not a fast tokenizer: give one that has a tokenizer.json")
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_padding()
+    backend.no_truncation()
+    backend.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B:1", special_tokens=[])
+    backend.add_special_tokens([AddedToken(marker, special=True, normalized=False) for marker in MARKERS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token=EOD,
+        eos_token=EOD,
+        pad_token=PAD,
+        extra_special_tokens=[BOS, EOS],
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def open_tokenizer(spec: str, source: Source, *, cache: Path, show: bool = True) -> PreTrainedTokenizerFast:
+    """The tokenizer that `DataConfig.tokenizer` names, with all markers.
+
+    Args:
+        spec: `bpe:SIZE` (byte-level BPE of SIZE tokens, markers included, trained on the source's training split),
+            a folder with `tokenizer.json` or with `vocab.json` and `merges.txt`, or `hub:NAME`.
+        source: what a BPE is trained on.
+        cache: where trained tokenizers are kept, by source, size and version.
+
+    Raises:
+        InputError: no such tokenizer, or a size that is not a number of at least 260 (256 bytes, 4 markers).
+    """
+    kind, _, size = spec.partition(":")
+    if kind != "bpe":
+        return add_markers(load_pretrained_tokenizer(spec))
+    if not size.isdecimal() or int(size) < 256 + len(MARKERS):
+        raise InputError(f"data.tokenizer is {spec!r}: give bpe:SIZE with a SIZE of at least {256 + len(MARKERS)}")
+    key = hashlib.sha256(f"{_TRAINING_VERSION} {size} {source.fingerprint}".encode()).hexdigest()[:16]
+    folder = cache / "tokenizers" / f"bpe-{size}-{key}"
+    if not folder.exists():
+        trained = _train_bpe(source, int(size), show)
+        with whole_folder(folder) as temporary:
+            trained.save_pretrained(temporary)
+    return add_markers(load_pretrained_tokenizer(str(folder)))
+
+
+def load_pretrained_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    """A tokenizer as it was saved: a folder, or `hub:NAME`.
+
+    Raises:
+        InputError: the folder holds none, or the hub's cannot be had.
+    """
+    if not path.startswith("hub:"):
+        folder = Path(path)
+        names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
+        if "tokenizer.json" not in names and {"vocab.json", "merges.txt"} <= names:
+            return GPT2TokenizerFast.from_pretrained(folder)
+        if not names & {"tokenizer.json", "tokenizer_config.json"}:
+            raise InputError(
+                f"{path!r} holds no tokenizer: give a folder with tokenizer.json (or vocab.json and merges.txt), "
+                "bpe:SIZE or hub:NAME"
+            )
+    try:
+        return AutoTokenizer.from_pretrained(path.removeprefix("hub:"))
+    except (OSError, ValueError, ImportError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise InputError(f"the tokenizer {path!r} cannot be opened: {first_line}") from error
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """sha256 of all that decides which ids a text gets: vocabulary, merges, markers, normalisation, pre-tokenizer."""
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    for transient in ("truncation", "padding"):
+        state.pop(transient)
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+
+
+def corpus_encoder(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
+    """A backend of its own for encoding text: `<|eos|>` written in a text is seven characters, never the marker."""
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_padding()
+    backend.no_truncation()
+    backend.encode_special_tokens = True
+    return backend
+
+
+def _train_bpe(source: Source, size: int, show: bool) -> PreTrainedTokenizerFast:
+    """Byte-level BPE with GPT-2's pre-tokenizer (Radford et al., 2019); the same text gives the same merges."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=list(MARKERS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    total = source.size("train")
+    share = min(1.0, _TRAINING_BYTES / total)
+
+    def sample() -> Iterator[str]:
+        """Documents spread evenly over the training split."""
+        done = 0
+        with progress(f"training the tokenizer bpe:{size}", total, show=show) as shown:
+            for index, document in enumerate(source.documents("train")):
+                done += len(document.text)
+                if int((index + 1) * share) > int(index * share):
+                    shown.update(min(done, total))
+                    yield document.text
+
+    backend.train_from_iterator(sample(), trainer)
+    return add_markers(PreTrainedTokenizerFast(tokenizer_object=backend))
