@@ -1,0 +1,123 @@
+"""The chunked loss is the plain loss: value, gradients, weights and ignored targets."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from mentalese.nn.loss import (
+    IGNORED,
+    linear_cross_entropy,
+    linear_cross_entropy_reference,
+    linear_nll,
+    linear_nll_reference,
+)
+
+
+def problem(n: int = 37, d: int = 8, v: int = 23, *, ignored: float = 0.3, seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    targets = torch.randint(v, (n,), generator=generator)
+    targets[torch.rand(n, generator=generator) < ignored] = IGNORED
+    return {
+        "hidden": torch.randn(n, d, generator=generator).requires_grad_(),
+        "weight": torch.randn(v, d, generator=generator).requires_grad_(),
+        "targets": targets,
+        "target_weights": torch.rand(n, generator=generator),
+    }
+
+
+def gradients(loss: Tensor, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(loss * 1.7, (inputs["hidden"], inputs["weight"]))
+
+
+@settings(max_examples=40, deadline=None)
+@given(n=st.integers(1, 70), chunk=st.integers(1, 80), ignored=st.sampled_from([0.0, 0.3, 1.0]), weighted=st.booleans())
+def test_loss_and_gradients_are_those_of_the_plain_form(n: int, chunk: int, ignored: float, weighted: bool) -> None:
+    inputs = problem(n, ignored=ignored, seed=n * 100 + chunk)
+    if not weighted:
+        inputs["target_weights"] = torch.ones(n)
+    expected = linear_cross_entropy_reference(**inputs)
+    loss = linear_cross_entropy(**inputs, chunk_size=chunk)
+    torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-6)
+    for actual, reference in zip(gradients(loss, inputs), gradients(expected, inputs)):
+        torch.testing.assert_close(actual, reference, atol=1e-6, rtol=1e-5)
+    nll = linear_nll(inputs["hidden"], inputs["weight"], inputs["targets"], chunk_size=chunk)
+    reference = linear_nll_reference(inputs["hidden"], inputs["weight"], inputs["targets"])
+    torch.testing.assert_close(nll, reference, atol=1e-5, rtol=1e-6)
+
+
+def test_a_batch_without_targets_costs_nothing_and_moves_nothing() -> None:
+    inputs = problem(ignored=1.0)
+    for weights in (None, torch.zeros(37)):
+        loss = linear_cross_entropy(**inputs | {"target_weights": weights})
+        assert loss.item() == 0
+        assert all((grad == 0).all() for grad in gradients(loss, inputs))
+    empty = linear_cross_entropy(inputs["hidden"][:0], inputs["weight"], inputs["targets"][:0])
+    assert empty.item() == 0
+
+
+def test_the_derivation_holds_to_double_precision() -> None:
+    inputs = problem()
+    fixed = {name: inputs[name] for name in ("targets", "target_weights")}
+    tensors = [inputs[name].detach().double().requires_grad_() for name in ("hidden", "weight")]
+    assert torch.autograd.gradcheck(lambda h, w: linear_cross_entropy(h, w, **fixed, chunk_size=10), tensors)
+
+
+def test_under_autocast_products_are_bf16_and_the_sum_is_not() -> None:
+    inputs = problem(n=300, d=64, v=5000)
+    exact = linear_cross_entropy_reference(**inputs)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = linear_cross_entropy(**inputs, chunk_size=128)
+        plain = linear_cross_entropy_reference(**inputs)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, plain, atol=1e-5, rtol=1e-5)  # the same bf16 logits, summed in float32
+    for ours, theirs, best in zip(gradients(loss, inputs), gradients(plain, inputs), gradients(exact, inputs)):
+        assert ours.dtype == torch.float32
+        assert (ours - best).norm() <= 1.05 * (theirs - best).norm()
+
+
+def test_logits_beyond_exp_stay_finite() -> None:
+    inputs = problem()
+    loss = linear_cross_entropy(inputs["hidden"] * 1e3, inputs["weight"] * 1e3, inputs["targets"])
+    assert loss.isfinite()
+    assert all(grad.isfinite().all() for grad in gradients(loss, inputs))
+
+
+def test_a_frozen_head_costs_two_products_instead_of_three_and_no_grad_one() -> None:
+    inputs = problem()
+    product = 2 * 37 * 8 * 23
+
+    def flops(hidden: Tensor, weight: Tensor) -> int:
+        with FlopCounterMode(display=False) as counter:
+            linear_cross_entropy(hidden, weight, inputs["targets"])
+        return counter.get_total_flops()
+
+    assert flops(inputs["hidden"], inputs["weight"]) == 3 * product
+    assert flops(inputs["hidden"], inputs["weight"].detach()) == 2 * product
+    assert flops(inputs["hidden"].detach(), inputs["weight"]) == 2 * product
+    with torch.no_grad():
+        assert flops(inputs["hidden"], inputs["weight"]) == product
+
+
+def test_the_graph_can_be_used_twice() -> None:
+    inputs = problem()
+    loss = linear_cross_entropy(**inputs)
+    first = torch.autograd.grad(loss, inputs["hidden"], retain_graph=True)[0].clone()
+    assert torch.equal(torch.autograd.grad(loss, inputs["hidden"])[0], first)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler's own
+def test_it_runs_inside_a_compiled_function() -> None:
+    inputs = problem()
+    compiled = torch.compile(
+        lambda h: linear_cross_entropy(h * 2, inputs["weight"], inputs["targets"]), backend="eager"
+    )
+    loss = compiled(inputs["hidden"])
+    expected = linear_cross_entropy(inputs["hidden"] * 2, inputs["weight"], inputs["targets"])
+    torch.testing.assert_close(loss, expected)
+    for actual, reference in zip(gradients(loss, inputs), gradients(expected, inputs)):
+        torch.testing.assert_close(actual, reference)
