@@ -1,0 +1,159 @@
+"""Sentences: a text is split by a named splitter, then cut and merged by tokens, the same way for all splitters.
+
+Splitting loses nothing: the sentences, each with the white space before it, join to the text again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import version
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from mentalese.errors import InputError, nearest
+
+SPLITTERS = ("sentencex", "syntok", "sat", "none", "fixed:N")
+SAT_MODEL, SAT_THRESHOLD = "sat-3l-sm", 0.15
+
+Splitter = Callable[[str], list[str]]
+
+# A cut may follow a token that ends so, where the next token begins with white space ("1,000" stays whole).
+_CLAUSE_ENDS = (",", ";", ":", ")", "]", ".", "?", "!", "—", "âĢĶ", "–", "âĢĵ")
+_SPACES = (" ", "\n", "\t", "Ġ", "Ċ", "ĉ", "▁")
+
+
+def open_splitter(name: str) -> tuple[Splitter, str]:
+    """The splitter that `DataConfig.sentences` names, and which version of what it is.
+
+    Raises:
+        InputError: no such splitter, or what it needs is not installed.
+    """
+    if name == "none" or fixed_length(name) is not None:
+        return lambda text: [text], name
+    if name == "sentencex":
+        import sentencex
+
+        return lambda text: align(text, sentencex.segment("en", text)), f"sentencex {version('sentencex')}"
+    if name == "syntok":
+        try:
+            from syntok.segmenter import analyze
+        except ImportError as error:
+            raise InputError("data.sentences is 'syntok': install it with pip install 'mentalese[syntok]'") from error
+
+        def by_syntok(text: str) -> list[str]:
+            sentences = (sentence for paragraph in analyze(text) for sentence in paragraph)
+            starts = [sentence[0].offset for sentence in sentences]
+            return align(text, [text[a:b] for a, b in zip(starts, [*starts[1:], len(text)])])
+
+        return by_syntok, f"syntok {version('syntok')}"
+    if name == "sat":
+        return _open_sat(), f"{SAT_MODEL} at {SAT_THRESHOLD}, wtpsplit {version('wtpsplit')}"
+    raise InputError(
+        f"data.sentences is {name!r}: give one of {', '.join(SPLITTERS)} with a positive N{nearest(name, SPLITTERS)}"
+    )
+
+
+def fixed_length(name: str) -> int | None:
+    """N of `fixed:N`, which is done by tokens; `None` for every other splitter."""
+    kind, _, length = name.partition(":")
+    return int(length) if kind == "fixed" and length.isdecimal() and int(length) > 0 else None
+
+
+def _open_sat() -> Splitter:
+    """Segment any Text (Frohmann et al., 2024), the splitter of Thought Gestalt's paper."""
+    try:
+        from wtpsplit import SaT
+    except ImportError as error:
+        raise InputError("data.sentences is 'sat': install it with pip install 'mentalese[sat]'") from error
+    try:
+        model = SaT(SAT_MODEL)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"data.sentences is 'sat': the weights of {SAT_MODEL} cannot be had; "
+            "fetch them once with network access, or use sentencex"
+        ) from error
+    return lambda text: align(text, model.split(text, threshold=SAT_THRESHOLD))
+
+
+def align(text: str, pieces: Iterable[str]) -> list[str]:
+    """Pieces of `text` in order, white space lost or not -> sentences that join to it, white space before each.
+
+    A piece that does not occur in the text is joined to the next one.
+    """
+    ends: list[int] = []
+    position = 0
+    for piece in pieces:
+        bare = piece.strip()
+        start = text.find(bare, position) if bare else -1
+        if start >= 0:
+            position = start + len(bare)
+            ends.append(position)
+    if not ends:
+        return [text] if text else []
+    ends[-1] = len(text)
+    return [text[start:end] for start, end in zip([0, *ends], ends)]
+
+
+def clause_ends(tokenizer: PreTrainedTokenizerBase) -> Callable[[np.ndarray], np.ndarray]:
+    """A function from tokens [n] to bool [n]: a sentence that is too long may be cut after this token."""
+    tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    ends = np.array([str(token).endswith(_CLAUSE_ENDS) for token in tokens])
+    begins = np.array([str(token).startswith(_SPACES) for token in tokens])
+    return lambda ids: ends[ids] & np.append(begins[ids[1:]], False)
+
+
+def cut_and_merge(lengths: Sequence[int], may_cut: np.ndarray, *, minimum: int, cap: int) -> tuple[list[int], int, int]:
+    """Brings the sentences of one document to between `minimum` and `cap` tokens, as far as that goes.
+
+    A sentence over the cap is cut after the last clause end that leaves at least `minimum` tokens before it, else at
+    the cap. Then a sentence shorter than `minimum` joins the next one, or the one before where the next has no room.
+    No result is ever over the cap; a short sentence between two full ones stays short.
+
+    Args:
+        lengths: tokens of each sentence, in order.
+        may_cut: bool [sum(lengths)], see `clause_ends`.
+
+    Returns:
+        The new lengths, how many sentences were cut, and how many were merged into a neighbour.
+    """
+    if all(minimum <= length <= cap for length in lengths):
+        return list(lengths), 0, 0
+    pieces: list[int] = []
+    cut, start = 0, 0
+    for length in lengths:
+        end = start + length
+        cut += length > cap
+        while end - start > cap:
+            allowed = np.flatnonzero(may_cut[start + minimum - 1 : start + cap])
+            size = minimum + int(allowed[-1]) if len(allowed) else cap
+            pieces.append(size)
+            start += size
+        if end > start:
+            pieces.append(end - start)
+        start = end
+
+    done: list[int] = []
+    merged, waiting = 0, 0  # `waiting`: a short sentence that wants to join the next one
+    for length in pieces:
+        if waiting and waiting + length <= cap:
+            length += waiting
+            merged += 1
+        elif waiting:
+            merged += _settle(done, waiting, cap)
+        waiting = length if length < minimum else 0
+        if not waiting:
+            done.append(length)
+    if waiting:
+        merged += _settle(done, waiting, cap)
+    return done, cut, merged
+
+
+def _settle(done: list[int], short: int, cap: int) -> int:
+    """Joins a short sentence to the one before, or keeps it where that would pass the cap; 1 if it was joined."""
+    joins = bool(done) and done[-1] + short <= cap
+    if joins:
+        done[-1] += short
+    else:
+        done.append(short)
+    return int(joins)

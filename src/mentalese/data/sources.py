@@ -1,0 +1,360 @@
+"""Sources of documents: built in, files, or the Hugging Face hub; with training, validation and test apart.
+
+Opening a source reads all of it once, so that whatever is malformed is found before any work starts, and so that
+every document's split is known: given splits stay, missing ones are taken out of train by a hash of the text (about
+5% each), and a document of train that also occurs in validation or test is dropped.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import re
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from mentalese.errors import InputError, nearest
+
+VERSION = 1
+SPLITS = ("train", "validation", "test")
+HELD_OUT_SHARE = 0.05
+
+Kind = Literal["text", "records"]
+Row = tuple[str, dict[str, Any]]
+"""Where a row stands (for messages), and its columns."""
+
+_ALIASES = {"valid": "validation", "val": "validation", "dev": "validation"}
+_SPLIT_FILE = re.compile(r"(train|validation|valid|val|dev|test)(?:[-_.].*)?\.(?:txt|jsonl|jsonl\.gz|parquet)")
+_SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
+_HEADING = re.compile(r" ?= [^=](?:.*[^=])? = ?\n?")
+_END_OF_DOCUMENT = "<|endoftext|>"
+_RECORD = ("question", "steps", "answer")
+_LONG_TEXT = 100
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text and, where they are known, its parts (sentences, or question, steps and answer): joined they are it."""
+
+    text: str
+    segments: tuple[str, ...] | None = None
+
+    @classmethod
+    def join(cls, segments: Iterable[str]) -> Document:
+        segments = tuple(segments)
+        return cls("".join(segments), segments)
+
+
+Reader = Callable[[], Iterator[Document]]
+
+
+class Source:
+    """Documents in three splits that share none.
+
+    Attributes:
+        name: as it was asked for.
+        kind: `text`, or `records` (question, steps and answer as segments).
+        fingerprint: sha256 of every document and its split; the file's name and place do not count.
+        splits: `train`, `validation`, `test`.
+        dropped: documents of each split that were left out because a later split has them too.
+
+    Raises:
+        InputError: a split holds no document, or there are too few to take validation and test from.
+    """
+
+    splits = SPLITS
+
+    def __init__(self, name: str, kind: Kind, readers: dict[str, Reader]) -> None:
+        self.name, self.kind, self._readers = name, kind, readers
+        digest = hashlib.sha256(f"{VERSION} {kind}".encode())
+        keys: dict[str, np.ndarray] = {}
+        sizes: dict[str, np.ndarray] = {}
+        for split in SPLITS:
+            if split in readers:
+                keys[split], sizes[split] = _scan(name, split, readers[split], digest)
+        self.fingerprint = digest.hexdigest()
+        self._owner = _assign(name, keys)
+        self._sizes = {
+            split: sum(int(sizes[given][owner == number].sum()) for given, owner in self._owner.items())
+            for number, split in enumerate(SPLITS)
+        }
+        self.dropped = {split: int((owner < 0).sum()) for split, owner in self._owner.items()}
+
+    def documents(self, split: str) -> Iterator[Document]:
+        """The documents of a split, in the source's order, read as one goes."""
+        number = SPLITS.index(split)
+        for given, owner in self._owner.items():
+            if (owner == number).any():
+                yield from (document for document, own in zip(self._readers[given](), owner) if own == number)
+
+    def size(self, split: str) -> int:
+        """UTF-8 bytes of the split's text."""
+        return self._sizes[split]
+
+
+def _scan(name: str, split: str, reader: Reader, digest: Any) -> tuple[np.ndarray, np.ndarray]:
+    """64 bits of each document's sha256, and its bytes; all of it goes into `digest`."""
+    keys, sizes = array("Q"), array("Q")
+    digest.update(split.encode())
+    for document in reader():
+        try:
+            text = document.text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"{name}: document {len(keys) + 1} of {split} is not valid Unicode (half a surrogate pair): repair it"
+            ) from error
+        own = hashlib.sha256(text).digest()
+        digest.update(own)
+        digest.update(str([len(segment) for segment in document.segments or ()]).encode())
+        keys.append(int.from_bytes(own[:8], "big"))
+        sizes.append(len(text))
+    if not keys:
+        raise InputError(f"{name} holds no text for {split}: give a source with at least one document there")
+    return np.array(keys, dtype=np.uint64), np.array(sizes, dtype=np.int64)
+
+
+def _assign(name: str, keys: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """For each given split, the number of the split that each of its documents belongs to; -1 is dropped."""
+    owner = {given: np.full(len(k), SPLITS.index(given), dtype=np.int8) for given, k in keys.items()}
+    for given, later in (("validation", ("test",)), ("train", ("validation", "test"))):
+        for other in later:
+            if given in keys and other in keys:
+                owner[given][np.isin(keys[given], keys[other])] = -1
+    for given in owner:
+        if (owner[given] < 0).all():
+            raise InputError(f"{name}: every document of {given} occurs in another split too: give other documents")
+    missing = [split for split in ("test", "validation") if split not in keys]
+    if missing:
+        distinct = np.unique(keys["train"][owner["train"] >= 0])
+        if len(distinct) <= len(missing):
+            raise InputError(
+                f"{name} holds {len(distinct)} distinct document(s), too few to take {' and '.join(missing)} from: "
+                f"give at least {len(missing) + 1}, or a folder with train, validation and test files"
+            )
+        rank, start = np.searchsorted(distinct, keys["train"]), 0
+        for i, split in enumerate(missing):
+            bound = np.searchsorted(distinct, np.uint64(int((i + 1) * HELD_OUT_SHARE * 2**64)))
+            end = min(max(int(bound), start + 1), len(distinct) - len(missing) + i)
+            owner["train"][(owner["train"] >= 0) & (rank >= start) & (rank < end)] = SPLITS.index(split)
+            start = end
+    return owner
+
+
+def open_source(spec: str, *, text_column: str | None = None) -> Source:
+    """Opens and checks a source.
+
+    Args:
+        spec: `builtin:NAME`, `file:PATH` or `hub:NAME[:CONFIG]`. PATH is a txt, jsonl, jsonl.gz or parquet file, or a
+            folder with files called train, validation and test (`valid`, `val`, `dev`, `train-00000.parquet` too).
+            In a txt file a document begins at each level-one heading (`= Title =`, as WikiText writes it) and after
+            each line `<|endoftext|>`; a file with neither is one document.
+            A row with `question`, `steps` and `answer` is a record.
+        text_column: the column that holds the text. By default `text`, or else the only one with strings, or else
+            the only one with long strings (100 characters and more on average).
+
+    Raises:
+        InputError: no such source or column, or a file that is missing, empty, binary or malformed.
+    """
+    kind, _, rest = spec.partition(":")
+    if kind == "builtin":
+        from mentalese.data.builtin import BUILTIN
+
+        if rest not in BUILTIN:
+            raise InputError(f"data.source is {spec!r}: no such built-in data{nearest(rest, BUILTIN)}")
+        builtin = BUILTIN[rest]
+        return Source(spec, builtin.kind, {"train": lambda: iter(builtin.documents())})
+    if kind == "file" and rest:
+        return _open_files(spec, Path(rest).expanduser(), text_column)
+    if kind == "hub" and rest:
+        return _open_hub(spec, rest, text_column)
+    if kind == "store":
+        raise InputError(f"data.source is {spec!r}: a prepared store holds tokens, no text; give the text's source")
+    remedy = f"write file:{spec}" if Path(spec).exists() else "give builtin:NAME, file:PATH, hub:NAME or store:FOLDER"
+    raise InputError(f"data.source is {spec!r}: {remedy}")
+
+
+def _open_files(spec: str, path: Path, text_column: str | None) -> Source:
+    if path.is_dir():
+        found: dict[str, list[Path]] = {}
+        for file in sorted(path.iterdir()):
+            if match := _SPLIT_FILE.fullmatch(file.name):
+                found.setdefault(_ALIASES.get(match[1], match[1]), []).append(file)
+        if "train" not in found:
+            raise InputError(f"{path} holds no train file (train.txt, .jsonl, .jsonl.gz or .parquet): add one")
+    elif path.is_file():
+        if not path.name.endswith(_SUFFIXES):
+            raise InputError(f"{path} is of no known kind: give {', '.join(_SUFFIXES)} or a folder of them")
+        found = {"train": [path]}
+    else:
+        raise InputError(f"{path} does not exist: check data.source")
+    files = [file for paths in found.values() for file in paths]
+    for file in files:
+        if file.stat().st_size == 0:
+            raise InputError(f"{file} is empty: give a file with text")
+    plain = [file for file in files if file.suffix == ".txt"]
+    if plain and len(plain) < len(files):
+        raise InputError(f"{path} mixes .txt and other files: keep one kind")
+    if plain:
+        if text_column is not None:
+            raise InputError(f"data.text_column is {text_column!r}: a txt file has no columns, leave it out")
+        return Source(spec, "text", {split: _chain(map(_text_reader, paths)) for split, paths in found.items()})
+    rows = {split: [_row_reader(file) for file in paths] for split, paths in found.items()}
+    return _open_rows(spec, rows, text_column)
+
+
+def _chain(readers: Iterable[Reader]) -> Reader:
+    parts = list(readers)
+    return lambda: (document for part in parts for document in part())
+
+
+def _text_reader(path: Path) -> Reader:
+    def read() -> Iterator[Document]:
+        lines: list[str] = []
+        try:
+            with path.open(encoding="utf-8") as file:
+                for line in file:
+                    if "\0" in line:
+                        raise InputError(f"{path} is binary: give UTF-8 text")
+                    separator = line.strip() == _END_OF_DOCUMENT
+                    if separator or _HEADING.fullmatch(line):
+                        yield Document("".join(lines))
+                        lines = []
+                    if not separator:
+                        lines.append(line)
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path} is not UTF-8 text (byte {error.start}): convert it") from error
+        yield Document("".join(lines))
+
+    return lambda: (document for document in read() if document.text.strip())
+
+
+def _row_reader(path: Path) -> Callable[[], Iterator[Row]]:
+    return lambda: _read_parquet(path) if path.suffix == ".parquet" else _read_json_lines(path)
+
+
+def _read_json_lines(path: Path) -> Iterator[Row]:
+    opener: Any = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rt", encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                where = f"{path}, line {number}"
+                try:
+                    row = json.loads(line)
+                except ValueError as error:
+                    raise InputError(f"{where} is not JSON ({error}): repair or remove it") from error
+                if not isinstance(row, dict):
+                    raise InputError(f"{where} is not a JSON object: give one object with named columns a line")
+                yield where, row
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text: convert it") from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise InputError(f"{path} is no whole gzip file ({error}): fetch it again") from error
+
+
+def _read_parquet(path: Path) -> Iterator[Row]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            number = 0
+            for batch in file.iter_batches(batch_size=1024):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}, row {number}", row
+    except (pyarrow.ArrowException, OSError) as error:
+        raise InputError(
+            f"{path} is no readable parquet file ({str(error).splitlines()[0]}): write it again"
+        ) from error
+
+
+def _open_hub(spec: str, name: str, text_column: str | None) -> Source:
+    import datasets
+
+    name, _, config = name.partition(":")
+    try:
+        found = datasets.load_dataset(name, config or None)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"data.source is {spec!r}: the hub's data set cannot be had ({reason})") from error
+    splits = {_ALIASES.get(split, split): rows for split, rows in found.items()}
+    if "train" not in splits:
+        raise InputError(f"data.source is {spec!r}: it has no train split (it has {', '.join(splits)})")
+
+    def reader(split: str) -> Callable[[], Iterator[Row]]:
+        return lambda: ((f"{spec}, {split} row {i}", row) for i, row in enumerate(splits[split], 1))
+
+    return _open_rows(spec, {split: [reader(split)] for split in SPLITS if split in splits}, text_column)
+
+
+def _open_rows(spec: str, rows: dict[str, list[Callable[[], Iterator[Row]]]], text_column: str | None) -> Source:
+    column = _find_column(spec, [row for _, row in islice(rows["train"][0](), 100)], text_column)
+
+    def reader(part: Callable[[], Iterator[Row]]) -> Reader:
+        def read() -> Iterator[Document]:
+            for where, row in part():
+                document = _record(where, row) if column is None else _text(where, row, column)
+                if document.text.strip():
+                    yield document
+
+        return read
+
+    kind: Kind = "records" if column is None else "text"
+    return Source(spec, kind, {split: _chain(map(reader, parts)) for split, parts in rows.items()})
+
+
+def _find_column(spec: str, rows: list[dict[str, Any]], text_column: str | None) -> str | None:
+    """The column that holds the text; `None` for records."""
+    if not rows:
+        raise InputError(f"{spec} is empty: give a file with text")
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    if text_column is not None:
+        if text_column not in columns:
+            raise InputError(f"data.text_column is {text_column!r}: {spec} has only {', '.join(columns)}")
+        return text_column
+    if set(_RECORD) <= set(columns):
+        return None
+    lengths = {
+        name: [len(row[name]) for row in rows if isinstance(row.get(name), str)]
+        for name in columns
+        if all(isinstance(row.get(name), str | None) for row in rows)
+    }
+    strings = [name for name, found in lengths.items() if found]
+    long = [name for name in strings if sum(lengths[name]) >= _LONG_TEXT * len(lengths[name])]
+    for candidates in (["text"] if "text" in strings else [], strings, long):
+        if len(candidates) == 1:
+            return candidates[0]
+    problem = "several columns may hold" if long or strings else "no column holds"
+    raise InputError(f"{spec}: {problem} the text; name one by data.text_column (it has {', '.join(columns)})")
+
+
+def _text(where: str, row: dict[str, Any], column: str) -> Document:
+    if column not in row:
+        raise InputError(f"{where} has no column {column!r} (it has {', '.join(row)}): add it, or set data.text_column")
+    value = row[column]
+    if not isinstance(value, str | None):
+        raise InputError(f"{where}: column {column!r} holds {type(value).__name__}, no text: choose data.text_column")
+    return Document(value or "")
+
+
+def _record(where: str, row: dict[str, Any]) -> Document:
+    question, steps, answer = (row.get(name) for name in _RECORD)
+    texts = [question, answer, *(steps if isinstance(steps, list) else [None])]
+    if not all(isinstance(text, str) for text in texts):
+        raise InputError(f"{where} is no record: question and answer must be texts and steps a list of texts")
+    return record(str(question), [str(step) for step in steps or ()], str(answer))
+
+
+def record(question: str, steps: Iterable[str], answer: str) -> Document:
+    """A document of kind `records`: the question and each step on a line of its own, then `### answer`."""
+    return Document.join([f"{question}\n", *(f"{step}\n" for step in steps), f"### {answer}"])
