@@ -1,0 +1,1 @@
+"""Models side by side at equal cost: matched runs, one table, one report."""

@@ -1,0 +1,1 @@
+"""How good a model is: perplexity with its protocol, generated text, statistics over seeds."""

@@ -1,0 +1,287 @@
+"""Recipes trained on the same text at equal cost, in one table.
+
+check    the same data for all, no folder that holds another run, equal size where that is asked for
+train    recipe by recipe, seed by seed; a run that is finished in the folder is taken as it is
+match    the first recipe's tokens or FLOPs are the budget of the others
+judge    mean and spread over seeds, each against its baseline, with a paired test from three seeds on
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import math
+import shlex
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from mentalese.compare.report import HEADER, cells, write_report
+from mentalese.errors import InputError
+from mentalese.evaluate.perplexity import write_text
+from mentalese.evaluate.statistics import paired_t_test, summary
+from mentalese.recipe import Recipe
+
+Match = Literal["params", "tokens", "flops"]
+
+PARAMETER_TOLERANCE = 0.01
+SEEDS_FOR_A_TEST = 3
+
+# All recipes must agree on these, or their figures could not stand in one table.
+_SHARED = (
+    ("data", "source"),
+    ("data", "text_column"),
+    ("data", "tokenizer"),
+    ("evaluation", "tokens"),
+)
+
+
+def compare(
+    recipes: list[Recipe],
+    out: Path,
+    *,
+    match: Match | None = None,
+    seeds: int = 1,
+    show: bool = True,
+    train: Callable[..., dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """Trains and evaluates every recipe with every seed; writes `compare.json` and `report.html` into `out`.
+
+    Args:
+        recipes: the first one sets the budget, and is the baseline of those whose own is not among them.
+        out: gets `<recipe>/seed-<k>/`, one run folder each. What is finished there is not trained again, what was
+            interrupted goes on.
+        match: `params` refuses models whose non-embedding parameters are over 1% from the first one's; `tokens` and
+            `flops` set every run's length from the first one's, and no run stops early.
+        seeds: runs a recipe; they count up from the recipe's `train.seed`.
+        train: what trains one recipe in one folder; `mentalese.train.loop.train` unless given.
+
+    Returns:
+        The content of `compare.json`.
+
+    Raises:
+        InputError: recipes that cannot be compared, or a folder that holds other runs.
+    """
+    if train is None:
+        from mentalese.train.loop import train as train_recipe
+    else:
+        train_recipe = train
+    _check(recipes, seeds)
+    if match in ("tokens", "flops"):
+        recipes = [_change(recipe, early_stopping_patience=None) for recipe in recipes]
+    if match == "params":
+        _check_parameters(recipes, show)
+    if match == "tokens" and recipes[0].train.tokens is not None:
+        recipes = [_with_tokens(recipe, recipes[0].train.tokens) for recipe in recipes]
+    lengths_are_known = match in (None, "params") or (match == "tokens" and recipes[0].train.tokens is not None)
+    for recipe in recipes if lengths_are_known else recipes[:1]:
+        _check_folders(recipe, out, seeds)
+
+    def run(recipe: Recipe) -> list[dict[str, Any]]:
+        return [
+            train_recipe(_change(recipe, seed=seed), _folder(out, recipe, seed), resume=True, show=show)
+            for seed in _seeds(recipe, seeds)
+        ]
+
+    results = [run(recipes[0])]
+    matched: dict[str, Any] = {"by": match}
+    if match in ("tokens", "flops"):
+        budget = statistics.median_low([result[match] for result in results[0]])
+        matched["budget"] = budget
+        if match == "flops":
+            recipes = [recipes[0], *(_with_flops(recipe, budget, show) for recipe in recipes[1:])]
+        elif not lengths_are_known:
+            recipes = [recipes[0], *(_with_tokens(recipe, budget) for recipe in recipes[1:])]
+        for recipe in recipes[1:]:
+            _check_folders(recipe, out, seeds)
+    results += [run(recipe) for recipe in recipes[1:]]
+
+    comparison = _judge(recipes, results) | {"match": matched, "seeds": seeds, "command": _command(recipes, out)}
+    write_text(out / "compare.json", json.dumps(comparison, indent=2) + "\n")
+    write_report(comparison, out / "report.html")
+    if show:
+        print_table(comparison)
+    return comparison
+
+
+def _change(recipe: Recipe, **changes: Any) -> Recipe:
+    return dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, **changes))
+
+
+def _with_tokens(recipe: Recipe, tokens: int) -> Recipe:
+    return _change(recipe, steps=None, epochs=None, tokens=tokens)
+
+
+def _seeds(recipe: Recipe, seeds: int) -> range:
+    return range(recipe.train.seed, recipe.train.seed + seeds)
+
+
+def _folder(out: Path, recipe: Recipe, seed: int) -> Path:
+    return out / recipe.name.replace("/", "-") / f"seed-{seed}"
+
+
+def _command(recipes: list[Recipe], out: Path) -> str:
+    """The command line that made this, or for a library call the names of what was compared."""
+    program = Path(sys.argv[0]).name
+    if program == "mentalese":
+        return shlex.join([program, *sys.argv[1:]])
+    return f"mentalese.compare.compare: {', '.join(r.name for r in recipes)} in {out.name}"
+
+
+# -- before training -------------------------------------------------------------------------------------------------
+
+
+def _check(recipes: list[Recipe], seeds: int) -> None:
+    if len(recipes) < 2:
+        raise InputError(f"recipes are {[r.name for r in recipes]}: give at least two to compare")
+    if seeds < 1:
+        raise InputError(f"seeds is {seeds}: give at least 1")
+    names = [recipe.name for recipe in recipes]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"recipes name {name!r} twice: give each once (--seeds repeats runs)")
+    first = recipes[0]
+    for recipe in recipes[1:]:
+        for section, field in _SHARED:
+            one, other = (getattr(getattr(r, section), field) for r in (first, recipe))
+            if one != other:
+                raise InputError(
+                    f"{section}.{field} is {one!r} in {first.name} and {other!r} in {recipe.name}: "
+                    "only runs on the same text, tokens and protocol can be compared, so set it for both"
+                )
+
+
+def _check_folders(recipe: Recipe, out: Path, seeds: int) -> None:
+    """Other runs in `out` are found before hours of training, not after them."""
+    for seed in _seeds(recipe, seeds):
+        folder = _folder(out, recipe, seed)
+        config = folder / "config.json"
+        if config.is_file():
+            held = json.loads(config.read_text())["fingerprint"]
+            wanted = _change(recipe, seed=seed).fingerprint()
+            if held != wanted:
+                raise InputError(
+                    f"{folder} holds another run of {recipe.name} (fingerprint {held}, this one is {wanted}): "
+                    "give another --out"
+                )
+
+
+def _check_parameters(recipes: list[Recipe], show: bool) -> None:
+    counts = [_meta_model(recipe, show)[1]["non_embedding"] for recipe in recipes]
+    for recipe, count in zip(recipes[1:], counts[1:]):
+        off = count / counts[0] - 1
+        if abs(off) > PARAMETER_TOLERANCE:
+            side = "more" if off > 0 else "fewer"
+            raise InputError(
+                f"{recipe.name} has {count:,} non-embedding parameters, {abs(off):.1%} {side} "
+                f"than {recipes[0].name} ({counts[0]:,}): matching parameters allows {PARAMETER_TOLERANCE:.0%}, so "
+                "change its model's sizes or match tokens or flops"
+            )
+
+
+def _meta_model(recipe: Recipe, show: bool) -> tuple[Any, dict[str, int], Any, Any]:
+    """The recipe's model without memory for weights, its parameter counts, and its tokens."""
+    import torch
+
+    from mentalese.data.store import prepare
+    from mentalese.models.auto import build_model, hugging_face_model
+    from mentalese.models.base import count_parameters
+
+    store, tokenizer = prepare(recipe.data, show=show)
+    with torch.device("meta"):
+        model = build_model(recipe.model, tokenizer, seed=0)
+    return model, count_parameters(hugging_face_model(model)), store, tokenizer
+
+
+def _with_flops(recipe: Recipe, budget: int, show: bool) -> Recipe:
+    """The recipe at the length whose training costs `budget` FLOPs."""
+    from mentalese.data.batches import Plan
+    from mentalese.data.tokenizers import special_token_ids
+
+    model, _, store, tokenizer = _meta_model(recipe, show)
+    special = special_token_ids(tokenizer)
+    for _ in range(2):  # a curriculum's cost a token depends on the length, which depends on the cost
+        plan = Plan(store.splits["train"], recipe, special)
+        tokens = budget / flops_per_token(model, plan, recipe.train.gradient_accumulation_steps)
+        recipe = _with_tokens(recipe, max(1, round(tokens)))
+    return recipe
+
+
+def flops_per_token(model: Any, plan: Any, micro_batches: int, samples: int = 16) -> float:
+    """Training FLOPs a lexical token, over steps spread evenly over the plan."""
+    count = min(samples, plan.total_steps)
+    steps = sorted({(2 * i + 1) * plan.total_steps // (2 * count) for i in range(count)})
+    flops = sum(model.training_flops(plan.batch(step, 0, 1, m)) for step in steps for m in range(micro_batches))
+    return flops / sum(plan.position(step + 1).tokens - plan.position(step).tokens for step in steps)
+
+
+# -- after training --------------------------------------------------------------------------------------------------
+
+
+def _judge(recipes: list[Recipe], results: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    runs_by_name = {recipe.name: runs for recipe, runs in zip(recipes, results)}
+    rows = []
+    for recipe, runs in zip(recipes, results):
+        own = recipe.baseline if recipe.baseline in runs_by_name and recipe.baseline != recipe.name else None
+        baseline = own or recipes[0].name
+        rows.append(_row(recipe, runs, baseline, runs_by_name[baseline]))
+    return {
+        "version": 1,
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "source": recipes[0].data.source,
+        "tokenizer": recipes[0].data.tokenizer,
+        "rows": rows,
+    }
+
+
+def _row(
+    recipe: Recipe, runs: list[dict[str, Any]], baseline: str, baseline_runs: list[dict[str, Any]]
+) -> dict[str, Any]:
+    def over_seeds(name: str) -> dict[str, float]:
+        return summary([run[name] for run in runs])
+
+    row = {
+        "name": recipe.name,
+        "description": recipe.description,
+        "parameters": runs[0]["parameters"],
+        "perplexity": summary([run["test"]["perplexity"] for run in runs]),
+        "bits_per_byte": summary([run["test"]["bits_per_byte"] for run in runs]),
+        "validation_perplexity": summary([run["validation"]["perplexity"] for run in runs]),
+        **{name: over_seeds(name) for name in ("train_flops_per_token", "tokens_per_second")},
+        **{name: over_seeds(name) for name in ("tokens", "flops", "seconds", "steps")},
+        "baseline": None,
+        "ratio": 1.0,
+        "paired_test": None,
+        "runs": runs,
+    }
+    if baseline != recipe.name:
+        nll, reference = ([run["test"]["nll"] for run in some] for some in (runs, baseline_runs))
+        row["baseline"] = baseline
+        # Of the geometric means: the ratio that the test on log-perplexities is about.
+        row["ratio"] = math.exp(statistics.fmean(nll) - statistics.fmean(reference))
+        if len(runs) >= SEEDS_FOR_A_TEST:
+            row["paired_test"] = paired_t_test(nll, reference).to_dict()
+    return row
+
+
+def print_table(comparison: dict[str, Any]) -> None:
+    """The table on standard output: drawn on a terminal, aligned plain text elsewhere."""
+    rows = [cells(row) for row in comparison["rows"]]
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(title=f"Test perplexity on {comparison['source']}")
+        for index, title in enumerate(HEADER):
+            table.add_column(title, justify="left" if index == 0 else "right")
+        for row in rows:
+            table.add_row(*row)
+        Console().print(table)
+        return
+    widths = [max(len(row[i]) for row in [list(HEADER), *rows]) for i in range(len(HEADER))]
+    for row in [list(HEADER), *rows]:
+        first, *others = (text.ljust(w) if i == 0 else text.rjust(w) for i, (text, w) in enumerate(zip(row, widths)))
+        print("  ".join([first, *others]).rstrip())

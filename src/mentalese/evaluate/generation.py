@@ -1,0 +1,163 @@
+"""Text from a model, by Hugging Face's `generate`: many prompts at once, or one prompt piece by piece."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextIteratorStreamer
+
+from mentalese.errors import InputError
+from mentalese.evaluate.perplexity import evaluation_mode
+from mentalese.models.auto import hugging_face_model
+from mentalese.models.base import Batch
+from mentalese.recipe import DataConfig
+
+
+def generate_text(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    data: DataConfig,
+    *,
+    max_new_tokens: int = 40,
+    seed: int = 0,
+    batch_size: int = 32,
+    **generation_kwargs: Any,
+) -> list[str]:
+    """Each prompt with the text that the model goes on with.
+
+    Args:
+        model: keeps the contract, or is a Hugging Face causal LM.
+        data: how prompts become tokens (with or without sentence markers).
+        seed: the same seed, prompts and batch size give the same text, sampling included.
+        generation_kwargs: Hugging Face's own: `do_sample`, `temperature`, `top_p`, `num_beams`, ...
+
+    Returns:
+        One text a prompt, in order (`num_return_sequences` of them a prompt where that is given).
+
+    Raises:
+        InputError: an empty prompt, or one that leaves no room for `max_new_tokens` in the model's context.
+    """
+    from mentalese.data.batches import decode
+
+    plain = hugging_face_model(model)
+    batches = [
+        (prompts[i : i + batch_size], _encode(plain, tokenizer, prompts[i : i + batch_size], data, max_new_tokens))
+        for i in range(0, len(prompts), batch_size)
+    ]
+    texts = []
+    with _seeded(plain, seed):
+        for some, batch in batches:
+            options = _options(tokenizer, max_new_tokens) | generation_kwargs
+            rows = plain.generate(**_on_device(batch, plain), **options)
+            new = rows[:, batch["input_ids"].shape[1] :].tolist()
+            per_prompt = len(new) // len(some)
+            texts += [some[i // per_prompt] + decode(ids, tokenizer) for i, ids in enumerate(new)]
+    return texts
+
+
+def stream_text(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str,
+    data: DataConfig,
+    *,
+    max_new_tokens: int = 40,
+    seed: int = 0,
+    **generation_kwargs: Any,
+) -> Iterator[str]:
+    """The new text after `prompt`, piece by piece as it is made; beams cannot be streamed.
+
+    Closing the iterator stops the model at its next token.
+
+    Raises:
+        InputError: as `generate_text`, at the call; whatever generation itself raises, at the piece where it happened.
+    """
+    plain = hugging_face_model(model)
+    batch = _encode(plain, tokenizer, [prompt], data, max_new_tokens)
+    return _stream(plain, tokenizer, batch, seed, _options(tokenizer, max_new_tokens) | generation_kwargs)
+
+
+def _stream(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch: Batch, seed: int, options: dict[str, Any]
+) -> Iterator[str]:
+    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    closed = threading.Event()
+    errors: list[BaseException] = []
+
+    def stop(input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.full((input_ids.shape[0],), closed.is_set(), device=input_ids.device)
+
+    def run() -> None:
+        try:
+            with _seeded(model, seed):
+                model.generate(**_on_device(batch, model), **options, streamer=streamer, stopping_criteria=[stop])
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            streamer.text_queue.put(streamer.stop_signal)  # or the reader would wait for ever after an error
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield from (piece for piece in streamer if piece)
+    finally:
+        closed.set()
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _encode(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    data: DataConfig,
+    max_new_tokens: int,
+) -> Batch:
+    """Left-padded prompts that fit the context with `max_new_tokens` to come."""
+    from mentalese.data.batches import encode_prompts
+
+    if max_new_tokens < 1:
+        raise InputError(f"max_new_tokens is {max_new_tokens}: give at least 1")
+    for index, prompt in enumerate(prompts):
+        if not prompt.strip():
+            raise InputError(f"prompts[{index}] is {prompt!r}: give some text to go on from")
+    batch = encode_prompts(prompts, tokenizer, data)
+    # `max_position_embeddings` is what transformers calls the context; models that read sentence by sentence have none.
+    context = getattr(model.config, "max_position_embeddings", None)
+    lengths = batch["attention_mask"].sum(1)
+    longest = int(lengths.argmax())
+    if context is not None and int(lengths[longest]) + max_new_tokens > context:
+        raise InputError(
+            f"the prompt {_shortened(prompts[longest])} has {int(lengths[longest])} tokens and max_new_tokens is "
+            f"{max_new_tokens}: the model's context is {context}, so shorten the prompt or ask for fewer tokens"
+        )
+    return batch
+
+
+def _shortened(text: str) -> str:
+    return repr(text if len(text) <= 40 else text[:39] + "…")
+
+
+def _options(tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> dict[str, Any]:
+    from mentalese.data.tokenizers import special_token_ids
+
+    return {"max_new_tokens": max_new_tokens, "pad_token_id": special_token_ids(tokenizer)["pad_token_id"]}
+
+
+def _on_device(batch: Batch, model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    return {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}
+
+
+@contextmanager
+def _seeded(model: PreTrainedModel, seed: int) -> Iterator[None]:
+    """Eval mode and a generator of its own: whoever trains goes on undisturbed."""
+    devices = [model.device] if model.device.type == "cuda" else []
+    with evaluation_mode(model), torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,240 @@
+"""Perplexity, bits a byte and nats a token, each with the protocol that gives the figure its meaning."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from mentalese.errors import InputError, nearest
+from mentalese.progress import progress
+from mentalese.recipe import DataConfig, EvaluationConfig, Recipe
+
+if TYPE_CHECKING:
+    from mentalese.data.store import Split
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """How well a model predicts a text.
+
+    Attributes:
+        nll: mean negative log-likelihood, nats a scored token.
+        tokens: scored tokens.
+        bytes: UTF-8 bytes of the scored documents' text.
+        perplexity: `exp(nll)`; depends on the tokenizer.
+        bits_per_byte: total bits over `bytes`; comparable across tokenizers.
+        protocol: what was scored, given what context, and how.
+    """
+
+    nll: float
+    tokens: int
+    bytes: int
+    perplexity: float
+    bits_per_byte: float
+    protocol: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Eval mode (no dropout) inside the block; every module's own mode is restored after it."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def perplexity(
+    model: Any,
+    split: Split,
+    data: DataConfig,
+    evaluation: EvaluationConfig,
+    special: dict[str, int],
+    *,
+    device: str | torch.device = "cpu",
+    show: bool = False,
+) -> Perplexity:
+    """Scores a split's documents; the result does not depend on the batch size.
+
+    Args:
+        model: an `nn.Module` whose `token_nll(batch)` gives [batch, length] nats; left in the mode it came in.
+        split: what is scored; its documents' bytes are the denominator of bits a byte.
+        data: how documents become rows (`batching`, `sequence_length`, sentences).
+        evaluation: which tokens count and how far a model may look back.
+        special: the tokenizer's marker ids, from `special_token_ids`.
+
+    Raises:
+        InputError: there is nothing to score.
+        FloatingPointError: a batch's likelihood is not finite; the message names the batch.
+    """
+    from mentalese.data.batches import evaluation_batches
+
+    documents = min(len(split.document_bytes), evaluation.max_documents or len(split.document_bytes))
+    size = int(split.document_bytes[:documents].sum())
+    total, tokens = 0.0, 0
+    with progress("Scoring", len(split.tokens), show=show) as bar, evaluation_mode(model), torch.no_grad():
+        for index, batch in enumerate(evaluation_batches(split, data, evaluation, special)):
+            on_device = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
+            # Sums in float64 on the CPU: a float32 sum of millions of tokens would depend on the batch size.
+            nll = float(model.token_nll(on_device).cpu().double().sum())
+            if not math.isfinite(nll):
+                rows, length = batch["input_ids"].shape
+                raise FloatingPointError(
+                    f"the log-likelihood of evaluation batch {index} ({rows} rows of {length} tokens) is {nll}: "
+                    "the model's weights or activations are not finite"
+                )
+            total += nll
+            tokens += int((batch["labels"][:, 1:] != -100).sum())
+            bar.update(tokens, f"perplexity {_exp(total / max(tokens, 1)):.1f}")
+    if tokens == 0 or size == 0:
+        raise InputError(f"the split has {documents} documents and {tokens} tokens to score: give one with text")
+    return Perplexity(
+        nll=total / tokens,
+        tokens=tokens,
+        bytes=size,
+        perplexity=_exp(total / tokens),
+        bits_per_byte=total / math.log(2) / size,
+        protocol=protocol(data, evaluation) | {"documents": documents},
+    )
+
+
+def _exp(nll: float) -> float:
+    return math.exp(nll) if nll < 700 else math.inf
+
+
+def protocol(data: DataConfig, evaluation: EvaluationConfig) -> dict[str, Any]:
+    """The words that a perplexity is published with. The batch size is not among them: it changes nothing."""
+    sentences = data.batching == "sentences"
+    length = evaluation.context_length or data.sequence_length
+    stride = evaluation.stride or length // 2
+    context = {
+        "blocks": f"sliding windows of {length} tokens, {stride} new ones a window",
+        "documents": f"sliding windows of {length} tokens inside a document, {stride} new ones a window",
+        "sentences": f"whole documents, sentence by sentence, with the model's memory of at most {data.max_sentences}",
+        "records": f"whole records of at most {data.sequence_length} tokens",
+    }
+    return {
+        "tokens": evaluation.tokens,
+        "context": context[data.batching],
+        "first_token": (
+            "a sentence's first token is scored after the sentence-start token"
+            if sentences
+            else "a document's first token is scored after the end-of-document token"
+        ),
+        "sentences": data.sentences if sentences else None,
+        "estimator": "exact",
+    }
+
+
+# -- a saved model on any text ---------------------------------------------------------------------------------------
+
+
+def _perplexity_task(
+    model: Any,
+    tokenizer: Any,
+    data: DataConfig,
+    evaluation: EvaluationConfig,
+    split: str,
+    device: str | torch.device,
+    show: bool,
+) -> dict[str, Any]:
+    from mentalese.data.store import prepare
+    from mentalese.data.tokenizers import special_token_ids, tokenizer_fingerprint
+
+    store, prepared = prepare(data, show=show)
+    if tokenizer_fingerprint(prepared) != tokenizer_fingerprint(tokenizer):
+        raise InputError(
+            f"the text was tokenised with {data.tokenizer}, which is not the checkpoint's tokenizer: "
+            "save the tokenizer with its sentence and document markers in the model's folder"
+        )
+    if split not in store.splits:
+        raise InputError(f"split is {split!r}: {data.source} has {', '.join(store.splits)}")
+    special = special_token_ids(tokenizer)
+    result = perplexity(model, store.splits[split], data, evaluation, special, device=device, show=show)
+    return result.to_dict() | {"split": split, "source": data.source, "data_hash": store.meta["data_hash"]}
+
+
+TASKS: dict[str, Callable[..., dict[str, Any]]] = {"perplexity": _perplexity_task}
+"""What `mentalese eval --tasks` knows."""
+
+
+def evaluate_model(
+    path: str,
+    *,
+    tasks: list[str],
+    source: str | None = None,
+    split: str = "test",
+    out: Path | None = None,
+    evaluation: EvaluationConfig | None = None,
+    device: str | torch.device = "cpu",
+    show: bool = True,
+) -> dict[str, dict[str, Any]]:
+    """Evaluates a saved model in its own tokens: `{task: result}`, also written to `out` as JSON.
+
+    Args:
+        path: a run's folder, a saved model's, or `hub:NAME`.
+        tasks: names from `TASKS`.
+        source: the text, as in `DataConfig.source`; `None` takes the one that the model was trained on.
+        evaluation: another protocol than the recipe's.
+
+    Raises:
+        InputError: an unknown task or split, no model, or a tokenizer that is not the checkpoint's.
+    """
+    from mentalese.models.auto import load_model
+
+    for task in tasks:
+        if task not in TASKS:
+            raise InputError(f"tasks: no task is called {task!r}{nearest(task, TASKS)} (known: {', '.join(TASKS)})")
+    if out is not None and not out.parent.is_dir():
+        raise InputError(f"out is {str(out)!r}: its folder does not exist, make it first")
+    model, tokenizer = load_model(path, device)
+    recipe = saved_recipe(path)
+    data, protocol_config = (recipe.data, recipe.evaluation) if recipe else (_plain_data(model), EvaluationConfig())
+    data = dataclasses.replace(data, tokenizer=_model_folder(path))
+    if source is not None:
+        data = dataclasses.replace(data, source=source, text_column=None)
+    chosen = evaluation or dataclasses.replace(protocol_config, max_documents=None)
+    results = {task: TASKS[task](model, tokenizer, data, chosen, split, device, show) for task in tasks}
+    if out is not None:
+        write_text(out, json.dumps(results, indent=2) + "\n")
+    return results
+
+
+def saved_recipe(path: str) -> Recipe | None:
+    """The recipe that a saved model was trained by, where its folder holds one."""
+    file = Path(_model_folder(path)) / "mentalese.json"
+    return Recipe.from_dict(json.loads(file.read_text())["recipe"]) if file.is_file() else None
+
+
+def _model_folder(path: str) -> str:
+    """What `load_model` reads: the `model/` of a run, or the path itself."""
+    folder = Path(path) / "model"
+    return str(folder) if (folder / "config.json").is_file() else path
+
+
+def _plain_data(model: Any) -> DataConfig:
+    """Blocks that fit a model which no recipe came with."""
+    length = DataConfig().sequence_length
+    context = getattr(model.config, "max_position_embeddings", None) or length
+    return DataConfig(batching="blocks", sequence_length=min(length, context))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes through a temporary file beside it, so that `path` never holds half of it."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,57 @@
+"""Mean, spread and a paired test over a handful of seeds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+def summary(values: Sequence[float]) -> dict[str, float]:
+    """`mean`, `min`, `max` and `std` (of a sample: divided by n - 1; 0 for a single value)."""
+    std = statistics.stdev(values) if len(values) > 1 else 0.0
+    return {"mean": statistics.fmean(values), "std": std, "min": min(values), "max": max(values)}
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """A two-sided paired t-test: is the mean difference other than zero?
+
+    Attributes:
+        difference: mean of `values - reference`.
+        t: the statistic, with `n - 1` degrees of freedom; `None` where all differences are the same.
+    """
+
+    n: int
+    difference: float
+    t: float | None
+    p: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def paired_t_test(values: Sequence[float], reference: Sequence[float]) -> PairedTest:
+    """Tests pairs that share a seed (Student 1908); takes at least two pairs."""
+    differences = [a - b for a, b in zip(values, reference, strict=True)]
+    n, mean, std = len(differences), statistics.fmean(differences), statistics.stdev(differences)
+    if std == 0:
+        return PairedTest(n, mean, None, 1.0 if mean == 0 else 0.0)
+    t = mean / (std / math.sqrt(n))
+    return PairedTest(n, mean, t, student_t_p(t, n - 1))
+
+
+def student_t_p(t: float, degrees: int) -> float:
+    """P(|T| >= |t|), by the finite sums for whole degrees of freedom (Abramowitz & Stegun 26.7.3 and 26.7.4)."""
+    angle = math.atan2(abs(t), math.sqrt(degrees))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = degrees % 2
+    term = cosine if odd else 1.0
+    total = 0.0
+    for k in range(1 + odd, degrees, 2):
+        total += term
+        term *= cosine * cosine * k / (k + 1)
+    inside = 2 / math.pi * (angle + sine * total) if odd else sine * total
+    return max(0.0, 1.0 - inside)
