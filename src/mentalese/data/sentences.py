@@ -6,12 +6,20 @@ Splitting loses nothing: the sentences, each with the white space before it, joi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
+from mentalese.data.sources import Document, Kind
+from mentalese.data.tokenizers import corpus_encoder
 from mentalese.errors import InputError, nearest
+from mentalese.recipe import DataConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 SPLITTERS = ("sentencex", "syntok", "sat", "none", "fixed:N")
 SAT_MODEL, SAT_THRESHOLD = "sat-3l-sm", 0.15
@@ -93,6 +101,66 @@ def align(text: str, pieces: Iterable[str]) -> list[str]:
         return [text] if text else []
     ends[-1] = len(text)
     return [text[start:end] for start, end in zip([0, *ends], ends)]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Documents in tokens.
+
+    Attributes:
+        tokens: [total], all documents joined, without markers.
+        lengths: for each document, the tokens of each of its segments.
+        cut, merged: sentences that were cut at the cap, and that were merged into a neighbour.
+    """
+
+    tokens: np.ndarray
+    lengths: list[list[int]]
+    cut: int
+    merged: int
+
+
+class SentenceEncoder:
+    """Documents -> tokens and the lengths of their sentences, as `data` asks.
+
+    Each sentence is encoded by itself, so that its tokens do not depend on its neighbours. Parts that a document
+    knows are its sentences, except with `none` and `fixed:N`; a record's parts are neither cut nor merged.
+
+    Raises:
+        InputError: see `open_splitter`.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, data: DataConfig, kind: Kind = "text") -> None:
+        self.split, _ = open_splitter(data.sentences)
+        self.kind, self.minimum, self.cap = kind, data.min_sentence_tokens, data.max_sentence_tokens
+        self.whole, self.fixed = data.sentences == "none", fixed_length(data.sentences)
+        self.backend = corpus_encoder(tokenizer)
+        self.may_cut = clause_ends(tokenizer)
+
+    def _segments(self, document: Document) -> Sequence[str]:
+        if self.kind == "records" or not (self.whole or self.fixed):
+            return document.segments or self.split(document.text)
+        return [document.text]
+
+    def __call__(self, documents: Sequence[Document]) -> Encoded:
+        segments = [self._segments(document) for document in documents]
+        encodings = self.backend.encode_batch_fast(list(chain.from_iterable(segments)), add_special_tokens=False)
+        ids = [encoding.ids for encoding in encodings]
+        tokens = np.fromiter(chain.from_iterable(ids), dtype=np.int64, count=sum(map(len, ids)))
+        counts = iter(map(len, ids))
+        lengths: list[list[int]] = []
+        start = cut = merged = 0
+        for parts in segments:
+            own = [next(counts) for _ in parts]
+            total = sum(own)
+            if self.kind == "text" and self.fixed:
+                own = [min(self.fixed, total - i) for i in range(0, total, self.fixed)]
+            elif self.kind == "text" and not self.whole:
+                may_cut = self.may_cut(tokens[start : start + total])
+                own, new_cut, new_merged = cut_and_merge(own, may_cut, minimum=self.minimum, cap=self.cap)
+                cut, merged = cut + new_cut, merged + new_merged
+            lengths.append(own)
+            start += total
+        return Encoded(tokens, lengths, cut, merged)
 
 
 def clause_ends(tokenizer: PreTrainedTokenizerBase) -> Callable[[np.ndarray], np.ndarray]:

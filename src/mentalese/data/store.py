@@ -10,16 +10,34 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from transformers import PreTrainedTokenizerFast
 
+from mentalese.data.folders import whole_folder
+from mentalese.data.sentences import SentenceEncoder, fixed_length, open_splitter
+from mentalese.data.sources import SPLITS, Document, Source, open_source
+from mentalese.data.tokenizers import (
+    add_markers,
+    load_pretrained_tokenizer,
+    open_tokenizer,
+    special_token_ids,
+    tokenizer_fingerprint,
+)
 from mentalese.errors import InputError
+from mentalese.progress import progress
+from mentalese.recipe import DataConfig
 
 FORMAT_VERSION = 1
-SPLITS = ("train", "validation", "test")
+_CHUNK_CHARACTERS = 1_000_000
+_SENTENCE_FIELDS = ("sentences", "min_sentence_tokens", "max_sentence_tokens")
+_OFFSET = np.dtype("<i8")
 
 
 @dataclass(frozen=True)
@@ -70,32 +88,167 @@ def open_store(folder: Path | str, *, verify: bool = True) -> TokenStore:
     try:
         meta = json.loads((folder / "meta.json").read_text())
         version, files, dtype = meta["format_version"], meta["files"], np.dtype(meta["dtype"])
-    except FileNotFoundError:
+        intact = meta.pop("checksum") == _checksum(meta)
+    except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{folder} holds no token store (no meta.json): prepare the data first") from None
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(f"{folder / 'meta.json'} is damaged: {remedy}") from error
+    if not intact:
+        raise InputError(f"{folder / 'meta.json'} has changed since it was written (checksum): {remedy}")
     if version != FORMAT_VERSION:
         raise InputError(f"{folder} has format version {version}, this version reads {FORMAT_VERSION}: {remedy}")
     for name, expected in files.items():
         path = folder / name
         if not path.is_file() or path.stat().st_size != expected["bytes"]:
             raise InputError(f"{path} is missing or cut short: {remedy}")
-        if verify:
-            with path.open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != expected["sha256"]:
-                    raise InputError(f"{path} has changed since it was written (checksum): {remedy}")
+        if verify and _describe(path) != expected:
+            raise InputError(f"{path} has changed since it was written (checksum): {remedy}")
     return TokenStore(folder, meta, {split: _open_split(folder / split, dtype) for split in SPLITS})
+
+
+def prepare(
+    config: DataConfig, *, out: Path | None = None, show: bool = True
+) -> tuple[TokenStore, PreTrainedTokenizerFast]:
+    """The token store and the tokenizer that `config` asks for; reused where inputs and settings are the same.
+
+    `store:FOLDER` as the source opens a prepared folder, which brings its own tokenizer.
+
+    Args:
+        out: the store's folder; by default one under `cache_dir()`, named by all that goes into it.
+
+    Raises:
+        InputError: bad input, found before anything is written; `out` holds something else; the disk is full.
+    """
+    if config.source.startswith("store:"):
+        return _open_prepared(config)
+    if out is not None and out.exists() and not (out / "meta.json").is_file() and (out.is_file() or any(out.iterdir())):
+        raise InputError(f"{out} holds something else than a token store: choose another folder")
+    if (fixed_length(config.sentences) or 0) > config.max_sentence_tokens:
+        raise InputError(
+            f"data.sentences is {config.sentences!r}: give at most data.max_sentence_tokens ({config.max_sentence_tokens})"
+        )
+    _, splitter = open_splitter(config.sentences)
+    source = open_source(config.source, text_column=config.text_column)
+    tokenizer = open_tokenizer(config.tokenizer, source, cache=cache_dir(), show=show)
+    inputs = {
+        "format_version": FORMAT_VERSION,
+        "source_fingerprint": source.fingerprint,
+        "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
+        "splitter": splitter,
+        "settings": {name: getattr(config, name) for name in _SENTENCE_FIELDS},
+    }
+    key = _checksum(inputs)
+    folder = out or cache_dir() / "stores" / key[:16]
+    if not (folder / "meta.json").is_file():
+        encoder = SentenceEncoder(tokenizer, config, source.kind)
+        with whole_folder(folder) as temporary:
+            tokenizer.save_pretrained(temporary / "tokenizer")
+            meta = inputs | {"key": key, "source": config.source, "kind": source.kind, "tokenizer": config.tokenizer}
+            _write(temporary, meta, source, encoder, special_token_ids(tokenizer)["eos_token_id"], len(tokenizer), show)
+    store = open_store(folder)
+    if store.meta["key"] != key:
+        raise InputError(f"{folder} holds a token store of other data or settings: choose another folder")
+    return store, tokenizer
+
+
+def _open_prepared(config: DataConfig) -> tuple[TokenStore, PreTrainedTokenizerFast]:
+    store = open_store(config.source.removeprefix("store:"))
+    for name in _SENTENCE_FIELDS if config.batching == "sentences" else ():
+        asked, prepared = getattr(config, name), store.meta["settings"][name]
+        if asked != prepared:
+            raise InputError(
+                f"data.{name} is {asked!r}, but {store.folder} was prepared with {prepared!r}: "
+                "set it to that, or prepare the data again"
+            )
+    return store, add_markers(load_pretrained_tokenizer(str(store.folder / "tokenizer")))
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _write(
+    folder: Path, meta: dict[str, Any], source: Source, encoder: SentenceEncoder, eod: int, vocabulary: int, show: bool
+) -> None:
+    dtype = np.dtype("<u2" if vocabulary < 2**16 else "<u4")
+    counts, done = {}, 0
+    with progress(f"preparing {source.name}", sum(map(source.size, SPLITS)), show=show) as shown:
+
+        def report(documents: Iterator[Document]) -> Iterator[Document]:
+            nonlocal done
+            for document in documents:
+                yield document
+                done += len(document.text.encode())
+                shown.update(done, split)
+
+        for split in SPLITS:
+            counts[split] = _write_split(folder / split, report(source.documents(split)), encoder, eod, dtype)
+            counts[split]["dropped_documents"] = source.dropped.get(split, 0)
+    files = {path.relative_to(folder).as_posix(): _describe(path) for path in sorted(folder.rglob("*.*"))}
+    meta |= {"dtype": dtype.str, "vocab_size": vocabulary, "counts": counts, "files": files}
+    meta["data_hash"] = _checksum({name: file["sha256"] for name, file in files.items() if name.endswith(".bin")})
+    (folder / "meta.json").write_text(json.dumps(meta | {"checksum": _checksum(meta)}, indent=1))
+
+
+def _write_split(
+    folder: Path, documents: Iterator[Document], encoder: SentenceEncoder, eod: int, dtype: np.dtype
+) -> dict[str, int]:
+    counts = dict.fromkeys(("documents", "segments", "tokens", "bytes", "cut_sentences", "merged_sentences"), 0)
+    folder.mkdir()
+    with ExitStack() as stack:
+        opened = {name: stack.enter_context((folder / f"{name}.bin").open("wb")) for name in Split.__annotations__}
+
+        def append(name: str, values: Any) -> None:
+            opened[name].write(np.asarray(values).astype(dtype if name == "tokens" else _OFFSET).tobytes())
+
+        for name in ("documents", "segments", "document_segments"):
+            append(name, [0])
+        for chunk in _chunks(documents):
+            encoded = encoder(chunk)
+            lengths = [[*own[:-1], own[-1] + 1] if own else [1] for own in encoded.lengths]
+            ends = np.cumsum([sum(own) for own in lengths])
+            sizes = [len(document.text.encode()) for document in chunk]
+            append("tokens", np.insert(encoded.tokens, ends - np.arange(1, len(chunk) + 1), eod))
+            append("documents", counts["tokens"] + ends)
+            append("segments", counts["tokens"] + np.cumsum(list(chain.from_iterable(lengths))))
+            append("document_segments", counts["segments"] + np.cumsum([len(own) for own in lengths]))
+            append("document_bytes", sizes)
+            counts["documents"] += len(chunk)
+            counts["segments"] += sum(map(len, lengths))
+            counts["tokens"] += int(ends[-1])
+            counts["bytes"] += sum(sizes)
+            counts["cut_sentences"] += encoded.cut
+            counts["merged_sentences"] += encoded.merged
+    return counts
+
+
+def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Documents in lists of about a million characters: enough for all cores, little enough for any memory."""
+    chunk: list[Document] = []
+    characters = 0
+    for document in documents:
+        chunk.append(document)
+        characters += len(document.text)
+        if characters >= _CHUNK_CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _open_split(folder: Path, dtype: np.dtype) -> Split:
     def array(name: str, kind: np.dtype) -> np.ndarray:
         return np.memmap(folder / f"{name}.bin", dtype=kind, mode="r")
 
-    offsets = np.dtype("<i8")
     return Split(
         tokens=array("tokens", dtype),
-        documents=array("documents", offsets),
-        segments=array("segments", offsets),
-        document_segments=array("document_segments", offsets),
-        document_bytes=array("document_bytes", offsets),
+        documents=array("documents", _OFFSET),
+        segments=array("segments", _OFFSET),
+        document_segments=array("document_segments", _OFFSET),
+        document_bytes=array("document_bytes", _OFFSET),
     )
