@@ -1,0 +1,1 @@
+"""One training loop, its optimiser, its processes and its checkpoints."""
