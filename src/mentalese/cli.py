@@ -1,0 +1,573 @@
+"""The command line: `mentalese COMMAND ...`.
+
+A recipe is found by its name first, then its own fields become options, so that help and spelling hints speak of this
+recipe and nothing heavy is loaded before a command needs it. Whatever a user can mend ends in one sentence on
+standard error and exit code 2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import inspect
+import io
+import json
+import os
+import sys
+import types
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import tyro
+
+from mentalese.errors import InputError, nearest
+from mentalese.recipe import Recipe
+from mentalese.registry import families, get_recipe, match_recipes, recipes
+
+T = TypeVar("T")
+
+
+# -- options ---------------------------------------------------------------------------------------------------------
+
+
+def _parse(options: type[T], args: Sequence[str], command: str) -> T:
+    """The options of one command; whatever tyro refuses becomes an `InputError` of one sentence."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            parsed, unknown = tyro.cli(
+                options,
+                args=args,
+                prog=f"mentalese {command}",
+                return_unknown_args=True,
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
+    except SystemExit as stop:
+        if stop.code:
+            raise InputError(_sentence(said.getvalue())) from None
+        raise
+    if unknown:
+        word = "option" if unknown[0].startswith("-") else "argument"
+        name = unknown[0].partition("=")[0].replace("_", "-")
+        hint = f"; did you mean '{_ELSEWHERE[name]}'?" if name in _ELSEWHERE else nearest(name, _flags(options))
+        raise InputError(f"{unknown[0]}: `mentalese {command}` has no such {word}{hint}")
+    return parsed
+
+
+def _sentence(box: str) -> str:
+    """What tyro's box says, without its frame, help text and line breaks."""
+    lines = [line.strip("│╭╮╰╯ ") for line in box.splitlines()]
+    rules = [i for i, line in enumerate(lines) if line.startswith("─")] or [len(lines)]
+    text = " ".join(lines[1 : next((i for i in rules if i > 0), len(lines))]) or " ".join(lines)
+    return text.removeprefix("Error parsing ").partition(" Got errors:")[0].strip(" .")
+
+
+def _flags(options: type, prefix: str = "--") -> list[str]:
+    """All option names, for spelling hints."""
+    found = []
+    hints = typing.get_type_hints(options, include_extras=True)
+    for field in dataclasses.fields(options):
+        annotations = getattr(hints[field.name], "__metadata__", ())
+        name = next((a.name for a in annotations if getattr(a, "name", None)), field.name).replace("_", "-")
+        found += [alias for a in annotations for alias in getattr(a, "aliases", None) or ()]
+        plain = hints[field.name]
+        found += _flags(plain, f"{prefix}{name}.") if dataclasses.is_dataclass(plain) else [prefix + name]
+    return found
+
+
+def _positionals(args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What comes before the first option, and the rest."""
+    first = next((i for i, arg in enumerate(args) if arg.startswith("-")), len(args))
+    return list(args[:first]), list(args[first:])
+
+
+# -- a recipe's fields as options ------------------------------------------------------------------------------------
+
+_SECTIONS = ("data", "optimizer", "train", "evaluation")
+_ELSEWHERE = {"--data.source": "--data", "--train.seed": "--seed"}
+_LENGTHS = ("steps", "epochs", "tokens")
+
+
+def _recipe_options(recipe: Recipe, own: type) -> type:
+    """The dataclass of a command's own options and every field of the recipe, with the recipe's values as defaults."""
+    sections = {"model": _dataclass("Model", _model_fields(recipe), f"The config of {recipe.model['model_type']}.")}
+    for section in _SECTIONS:
+        config = getattr(recipe, section)
+        hints = typing.get_type_hints(type(config))
+        fields = [
+            (field.name, hints[field.name], getattr(config, field.name))
+            for field in dataclasses.fields(config)
+            if f"--{section}.{field.name}" not in _ELSEWHERE
+        ]
+        sections[section] = _dataclass(type(config).__name__, fields, type(config).__doc__)
+    nested = [(name, cls, dataclasses.field(default_factory=cls)) for name, cls in sections.items()]
+    return dataclasses.make_dataclass("Options", nested, bases=(own,), kw_only=True, namespace={"__doc__": own.__doc__})
+
+
+def _dataclass(name: str, fields: list[tuple[str, Any, Any]], doc: str | None) -> type:
+    """One without the checks of the real section: those run once all fields are known."""
+    made = [(field, hint, dataclasses.field(default=default)) for field, hint, default in fields]
+    return dataclasses.make_dataclass(name, made, frozen=True, namespace={"__doc__": doc})
+
+
+def _model_fields(recipe: Recipe) -> list[tuple[str, Any, Any]]:
+    """The fields of the model's Hugging Face config that are numbers, words or tuples of them."""
+    from transformers import PreTrainedConfig
+
+    from mentalese.models.auto import config_class
+
+    cls = config_class(recipe.model["model_type"])
+    given = {cls.attribute_map.get(name, name): value for name, value in recipe.model.items()}
+    standard = {own: name for name, own in cls.attribute_map.items()}
+    fields = []
+    for name, field in cls.__dataclass_fields__.items():
+        default = given.get(name, field.default)
+        filled = name in ("vocab_size", "use_cache") or name.endswith("_token_id")
+        if filled or name in PreTrainedConfig.__dataclass_fields__:
+            continue
+        if default is dataclasses.MISSING or not _is_simple(hint := _hint(cls, name)):
+            continue
+        if name in standard:  # GPT-2 says n_embd where everybody says hidden_size
+            alias = f"--model.{standard[name].replace('_', '-')}"
+            hint = Annotated[hint, tyro.conf.arg(aliases=[alias])]
+        fields.append((name, hint, tuple(default) if isinstance(default, list) else default))
+    return fields
+
+
+def _hint(cls: type, name: str) -> Any:
+    owner = next(base for base in cls.__mro__ if name in inspect.get_annotations(base))
+    hint = inspect.get_annotations(owner)[name]
+    return eval(hint, vars(sys.modules[owner.__module__])) if isinstance(hint, str) else hint
+
+
+def _is_simple(hint: Any) -> bool:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType, tuple):
+        return all(a is Ellipsis or _is_simple(a) for a in arguments)
+    return origin is Literal or hint in (int, float, bool, str, type(None))
+
+
+def _changed_recipe(recipe: Recipe, options: Any) -> Recipe:
+    """The recipe with whatever differs from it in `options`."""
+    changes: dict[str, dict[str, Any]] = {name: {} for name in ("model", *_SECTIONS)}
+    for section, changed in changes.items():
+        given = getattr(options, section)
+        for field in dataclasses.fields(given):
+            if getattr(given, field.name) != field.default:
+                changed[field.name] = getattr(given, field.name)
+    if options.source is not None:
+        changes["data"] |= {"source": options.source} | ({} if changes["data"].get("text_column") else _NO_COLUMN)
+    if options.seed is not None:
+        changes["train"]["seed"] = options.seed
+    if any(name in changes["train"] for name in _LENGTHS):  # one length replaces the other
+        changes["train"] = dict.fromkeys(_LENGTHS) | changes["train"]
+    model = recipe.model
+    if changed := changes.pop("model"):
+        from mentalese.models.auto import config_class
+
+        own = config_class(model["model_type"]).attribute_map
+        model = {name: value for name, value in model.items() if own.get(name, name) not in changed} | changed
+    sections = {
+        section: dataclasses.replace(getattr(recipe, section), **changed)
+        for section, changed in changes.items()
+        if changed
+    }
+    return dataclasses.replace(recipe, model=model, **sections)
+
+
+_NO_COLUMN = {"text_column": None}
+
+Source = Annotated[
+    str | None, tyro.conf.arg(name="data", help="builtin:NAME, file:PATH or hub:NAME[:CONFIG] instead of the recipe's")
+]
+
+
+# -- commands --------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Train:
+    """Trains a recipe. Every field of the recipe is an option."""
+
+    source: Source = None
+    out: Path | None = None
+    """The run's folder; runs/RECIPE unless given."""
+    resume: bool = False
+    """Go on with the run in the folder."""
+    seed: int | None = None
+
+
+def train(args: list[str]) -> None:
+    names, rest = _positionals(args)
+    recipe = get_recipe(_one(names, rest, "train", "RECIPE"))
+    options: Any = _parse(_recipe_options(recipe, _Train), rest, f"train {recipe.name}")
+    recipe = _changed_recipe(recipe, options)
+    out = options.out or Path("runs") / recipe.name.replace("/", "-")
+
+    _quiet()
+    from mentalese.train.loop import train as run
+
+    result = run(recipe, out, resume=options.resume)
+    if _is_main():
+        test = result["test"]
+        print(
+            f"{recipe.name}: test perplexity {test['perplexity']:.2f}, {test['bits_per_byte']:.3f} bits a byte; "
+            f"{result['steps']:,} steps, {result['tokens']:,} tokens, {result['seconds']:.0f} s; see {out}"
+        )
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Compare:
+    """Trains recipes on the same text and compares them. Fields given as options change every recipe."""
+
+    source: Source = None
+    match: Literal["params", "tokens", "flops"] | None = None
+    """What all runs have in common: model size (checked), or the first run's budget."""
+    seeds: int = 1
+    """Runs a recipe."""
+    out: Path = Path("runs/compare")
+    seed: int | None = None
+    """The first seed."""
+
+
+def compare(args: list[str]) -> None:
+    patterns, rest = _positionals(args)
+    if not patterns:
+        _one([], rest, "compare", "RECIPE")
+    found = match_recipes(*patterns)
+    if any(character in pattern for pattern in patterns for character in "*?["):
+        twins = [get_recipe(recipe.baseline) for recipe in found if recipe.baseline]
+        found = list({recipe.name: recipe for recipe in [*twins, *found]}.values())
+    parsed: list[Any] = [_parse(_recipe_options(recipe, _Compare), rest, "compare") for recipe in found]
+    changed = [_changed_recipe(recipe, options) for recipe, options in zip(found, parsed)]
+    own = parsed[0]
+
+    _quiet()
+    from mentalese.compare.compare import compare as run
+    from mentalese.compare.compare import print_table
+
+    comparison = run(changed, own.out, match=own.match, seeds=own.seeds)
+    if _is_main():
+        print_table(comparison)
+        print(f"\n{own.out / 'report.html'} shows curves and samples")
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Eval:
+    """Evaluates a saved model in its own tokens."""
+
+    tasks: str = "perplexity"
+    """Names joined by commas."""
+    source: Annotated[
+        str | None, tyro.conf.arg(name="data", help="the text; what the model was trained on unless given")
+    ] = None
+    split: Literal["train", "validation", "test"] = "test"
+    out: Path | None = None
+    """A JSON file for the results."""
+
+
+def evaluate(args: list[str]) -> None:
+    names, rest = _positionals(args)
+    model = _one(names, rest, "eval", "MODEL", _Eval)
+    options = _parse(_Eval, rest, "eval")
+    _quiet()
+    from mentalese.evaluate.perplexity import evaluate_model
+
+    results = evaluate_model(
+        model,
+        tasks=[task.strip() for task in options.tasks.split(",")],
+        source=options.source,
+        split=options.split,
+        out=options.out,
+        device=_device(),
+    )
+    rows = [
+        (task, name, f"{value:,.4f}" if isinstance(value, float) else f"{value:,}")
+        for task, result in results.items()
+        for name, value in result.items()
+        if isinstance(value, int | float)
+    ]
+    _print_table(("task", "figure", "value"), rows)
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Generate:
+    """Text that a model goes on with. Streams on a terminal; many prompts run in batches."""
+
+    prompt: tuple[str, ...] = ()
+    """One or more texts to go on from."""
+    file: Path | None = None
+    """A text file with one prompt a line."""
+    max_new_tokens: int = 100
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    num_beams: int = 1
+    do_sample: bool = False
+    """Draw tokens; implied by temperature, top-k and top-p."""
+    greedy: bool = False
+    """Take the likeliest token, whatever the model's own generation settings say."""
+    seed: int = 0
+
+    def generation(self) -> dict[str, Any]:
+        """Hugging Face's own keywords, those that were given."""
+        for name, value, right, remedy in (
+            ("temperature", self.temperature, lambda v: v > 0, "give a positive number"),
+            ("top-k", self.top_k, lambda v: v >= 1, "give at least 1"),
+            ("top-p", self.top_p, lambda v: 0 < v <= 1, "give a number in (0, 1]"),
+            ("num-beams", self.num_beams, lambda v: v >= 1, "give at least 1"),
+        ):
+            if value is not None and not right(value):
+                raise InputError(f"--{name} is {value}: {remedy}")
+        sampling = {
+            name: value
+            for name, value in (("temperature", self.temperature), ("top_k", self.top_k), ("top_p", self.top_p))
+            if value is not None
+        }
+        if self.greedy and (sampling or self.do_sample):
+            other = next(iter(sampling), "do_sample").replace("_", "-")
+            raise InputError(f"--greedy and --{other} contradict each other: give one of them")
+        kwargs: dict[str, Any] = dict(sampling)
+        if self.do_sample or sampling:
+            kwargs["do_sample"] = True
+        if self.greedy:
+            kwargs["do_sample"] = False
+        if self.num_beams > 1:
+            kwargs["num_beams"] = self.num_beams
+        return kwargs
+
+
+def generate(args: list[str]) -> None:
+    names, rest = _positionals(args)
+    path = _one(names, rest, "generate", "MODEL", _Generate)
+    options = _parse(_Generate, rest, "generate")
+    kwargs = options.generation()
+    prompts = list(options.prompt) + (_lines(options.file) if options.file else [])
+    if not prompts:
+        raise InputError("there is no prompt: give --prompt TEXT or --file FILE")
+
+    _quiet()
+    from mentalese.evaluate.generation import generate_text, stream_text
+    from mentalese.evaluate.perplexity import saved_recipe
+    from mentalese.models.auto import load_model
+    from mentalese.recipe import DataConfig
+
+    model, tokenizer = load_model(path, _device())
+    recipe = saved_recipe(path)
+    data = recipe.data if recipe else DataConfig()
+    length: dict[str, Any] = {"max_new_tokens": options.max_new_tokens, "seed": options.seed}
+    if len(prompts) == 1 and options.num_beams == 1 and sys.stdout.isatty():
+        pieces = stream_text(model, tokenizer, prompts[0], data, **length, **kwargs)
+        first = next(pieces, "")  # an error comes before anything is printed
+        print(prompts[0] + first, end="", flush=True)
+        for piece in pieces:
+            print(piece, end="", flush=True)
+        print()
+        return
+    print("\n\n".join(generate_text(model, tokenizer, prompts, data, **length, **kwargs)))
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except FileNotFoundError:
+        raise InputError(f"--file is {str(path)!r}: no such file") from None
+    except (UnicodeDecodeError, IsADirectoryError):
+        raise InputError(f"--file is {str(path)!r}: give a UTF-8 text file with one prompt a line") from None
+
+
+@dataclasses.dataclass(kw_only=True)
+class _List:
+    """Families, recipes and built-in data."""
+
+    json: bool = False
+    """As JSON."""
+
+
+def list_everything(args: list[str]) -> None:
+    options = _parse(_List, args, "list")
+    from mentalese.data.builtin import BUILTIN
+
+    everything = {
+        "families": {name: family.description for name, family in families().items()},
+        "recipes": {name: recipe.description for name, recipe in recipes().items()},
+        "data": {f"builtin:{name}": builtin.description for name, builtin in BUILTIN.items()},
+    }
+    if options.json:
+        print(json.dumps(everything, indent=2))
+        return
+    for title, entries in everything.items():
+        print(f"{title}:")
+        width = max(len(name) for name in entries)
+        for name, description in entries.items():
+            print(f"  {name.ljust(width)}  {description}")
+        print()
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Bench:
+    """Speed, memory and cost of each family's tiny recipe against its baseline, interleaved in one run."""
+
+    family: tyro.conf.Positional[tuple[str, ...]] = ()
+    """All families that have a baseline unless given."""
+    out: Path | None = None
+    """A JSON file for the figures."""
+
+
+def bench(args: list[str]) -> None:
+    options = _parse(_Bench, args, "bench")
+    _quiet()
+    from mentalese.bench import bench as run
+    from mentalese.bench import print_table
+
+    print_table(run(list(options.family), options.out))
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Prepare:
+    """Makes a token store: a text's tokens, documents and sentences on disk."""
+
+    out: Path | None = None
+    """The store's folder; needed."""
+    text_column: str | None = None
+    tokenizer: str = "bpe:4096"
+    """bpe:SIZE, a folder, or hub:NAME."""
+    sentences: str = "sentencex"
+    """sentencex, syntok, sat, fixed:N or none."""
+    min_sentence_tokens: int = 3
+    max_sentence_tokens: int = 64
+
+
+def data(args: list[str]) -> None:
+    if args[:1] != ["prepare"]:
+        if not set(args) & {"-h", "--help"}:
+            raise InputError(f"`mentalese data` is followed by {args[:1]}: its only command is `prepare`")
+        args = ["prepare", "--help"]
+    names, rest = _positionals(args[1:])
+    source = _one(names, rest, "data prepare", "SOURCE", _Prepare)
+    options = _parse(_Prepare, rest, "data prepare")
+    if options.out is None:
+        raise InputError("`mentalese data prepare` needs --out: give the folder that the store is written to")
+    from mentalese.recipe import DataConfig
+
+    fields = {f.name: getattr(options, f.name) for f in dataclasses.fields(options) if f.name != "out"}
+    config = DataConfig(source=source, **fields)
+    _quiet()
+    from mentalese.data.store import prepare
+
+    store, tokenizer = prepare(config, out=options.out)
+    rows = [
+        (name, f"{len(split.document_bytes):,}", f"{len(split.segments) - 1:,}", f"{len(split.tokens):,}")
+        for name, split in store.splits.items()
+    ]
+    _print_table(("split", "documents", "segments", "tokens"), rows)
+    print(f"\n{len(tokenizer):,} tokens in the vocabulary; train on it with --data store:{options.out}")
+
+
+# -- the rest --------------------------------------------------------------------------------------------------------
+
+COMMANDS: dict[str, tuple[Callable[[list[str]], None], str, str]] = {
+    "list": (list_everything, "[--json]", "families, recipes and built-in data"),
+    "train": (train, "RECIPE [--data SOURCE] [--out DIR] [--resume] [--seed N] [--FIELD VALUE ...]", "trains a recipe"),
+    "eval": (evaluate, "MODEL [--tasks perplexity] [--data SOURCE] [--split test] [--out FILE]", "scores a model"),
+    "generate": (generate, "MODEL --prompt TEXT ... | --file FILE [OPTIONS]", "goes on with a text"),
+    "compare": (
+        compare,
+        "RECIPE RECIPE ... [--data SOURCE] [--match params|tokens|flops] [--seeds N] [--out DIR]",
+        "trains recipes on the same text and compares them",
+    ),
+    "bench": (bench, "[FAMILY ...] [--out FILE]", "speed, memory and cost against the baselines"),
+    "data": (data, "prepare SOURCE --out DIR [OPTIONS]", "makes a token store"),
+}
+
+
+def _help() -> str:
+    lines = ["usage: mentalese COMMAND ...", "", "Language models that think in latent space.", ""]
+    width = max(map(len, COMMANDS))
+    for name, (_, usage, does) in COMMANDS.items():
+        lines += [f"  {name.ljust(width)}  {does}", f"  {' ' * width}    mentalese {name} {usage}"]
+    lines += ["", "`mentalese COMMAND --help` shows all options (`mentalese train RECIPE --help`: those of a recipe)."]
+    return "\n".join(lines)
+
+
+def _one(names: list[str], rest: list[str], command: str, what: str, options: type | None = None) -> str:
+    """The one positional argument of a command, which comes before its options; help where that was asked for."""
+    if len(names) == 1:
+        return names[0]
+    if not names and {"-h", "--help"} & set(rest):
+        print(f"usage: mentalese {command.split()[0]} {COMMANDS[command.split()[0]][1]}\n")
+        if options is not None:
+            _parse(options, ["--help"], command)
+        raise SystemExit(0)
+    given = f"{len(names)} were given ({', '.join(names)})" if names else "none was given"
+    raise InputError(f"`mentalese {command}` takes a {what} before its options, and {given}: see its --help")
+
+
+def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    for row in [header, *rows]:
+        first, *others = (text.ljust(w) if i == 0 else text.rjust(w) for i, (text, w) in enumerate(zip(row, widths)))
+        print("  ".join([first, *others]))
+
+
+def _is_main() -> bool:
+    """False in all but the first of the processes that `torchrun` started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _device() -> Any:
+    from mentalese.train.parallel import setup
+
+    return setup("auto").device
+
+
+def _quiet() -> None:
+    """Leaves the screen to our own progress; transformers still warns."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code (2 for bad input, 128 + the signal's number when interrupted)."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if not args or args[0] in ("-h", "--help"):
+            print(_help())
+        elif args[0] == "--version":
+            from mentalese import __version__
+
+            print(__version__)
+        elif args[0] not in COMMANDS:
+            raise InputError(f"there is no command {args[0]!r}{nearest(args[0], COMMANDS)} (`mentalese --help`)")
+        else:
+            COMMANDS[args[0]][0](args[1:])
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    except InputError as error:
+        return _fail(error, 2)
+    except FloatingPointError as error:
+        return _fail(error, 1)
+    except KeyboardInterrupt as stop:
+        print(f"mentalese: {stop or 'interrupted'}", file=sys.stderr)
+        return getattr(stop, "exit_code", 130)
+    except BrokenPipeError:  # `mentalese list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more to say at exit either
+        return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+            raise
+        return _fail(f"{error.filename or 'writing'}: {error.strerror}; make room or give another place", 2)
+    return 0
+
+
+def _fail(error: object, code: int) -> int:
+    print(f"mentalese: error: {' '.join(str(error).split())}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
