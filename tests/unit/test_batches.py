@@ -1,0 +1,251 @@
+"""Evaluation scores every token once whatever the rows look like; prompts are read as training read its text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers.decoders import ByteLevel
+from transformers import PreTrainedTokenizerFast
+
+from mentalese.data.batches import decode, encode_prompts, evaluation_batches
+from mentalese.data.store import Split
+from mentalese.data.tokenizers import BOS, EOD, EOS, add_markers, special_token_ids
+from mentalese.errors import InputError
+from mentalese.recipe import DataConfig, EvaluationConfig
+
+SPECIAL = {
+    "pad_token_id": 0,
+    "bos_token_id": 3,
+    "eos_token_id": 3,
+    "sentence_start_token_id": 1,
+    "sentence_end_token_id": 2,
+}
+
+
+def make_split(*documents: list[int]) -> Split:
+    """Documents given as their sentences' lengths; every lexical token has an id of its own, from 10 on."""
+    lengths = [n + (i == len(d) - 1) for d in documents for i, n in enumerate(d)]
+    ends = np.cumsum([sum(d) + 1 for d in documents])
+    tokens = 10 + np.arange(ends[-1], dtype=np.uint32)
+    tokens[ends - 1] = 3
+    return Split(
+        tokens=tokens,
+        documents=np.concatenate([[0], ends]),
+        segments=np.concatenate([[0], np.cumsum(lengths)]),
+        document_segments=np.concatenate([[0], np.cumsum([len(d) for d in documents])]),
+        document_bytes=np.array([4 * sum(d) for d in documents]),
+    )
+
+
+def batches_of(split: Split, batching: Any, length: int = 256, **evaluation: Any) -> list[dict[str, Any]]:
+    data = DataConfig(batching=batching, sequence_length=length)
+    return list(evaluation_batches(split, data, EvaluationConfig(**evaluation), SPECIAL))
+
+
+def scored(batches: list[dict[str, Any]]) -> list[int]:
+    """All labels that `token_nll` scores, sorted."""
+    return sorted(t for b in batches for t in b["labels"][:, 1:].flatten().tolist() if t != -100)
+
+
+# -- evaluation --------------------------------------------------------------------------------------------------------
+
+corpora = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size=1, max_size=6)
+few = settings(max_examples=80, deadline=None)
+
+
+@few
+@given(corpora, st.integers(2, 12), st.data(), st.integers(1, 7))
+def test_every_lexical_token_is_scored_once_by_blocks_and_by_sentences(
+    documents: Any, length: int, data: Any, batch_size: int
+) -> None:
+    split = make_split(*documents)
+    stride = data.draw(st.one_of(st.none(), st.integers(1, length - 1)))
+    lexical = sorted(t for t in split.tokens.tolist() if t >= 10)
+    for batching in ("blocks", "documents"):
+        windows = batches_of(split, batching, context_length=length, stride=stride, batch_size=batch_size)
+        assert scored(windows) == lexical
+    assert scored(batches_of(split, "sentences", batch_size=batch_size)) == lexical
+
+
+@few
+@given(corpora, st.integers(2, 12))
+def test_all_also_scores_the_ends_of_documents_and_of_sentences(documents: Any, length: int) -> None:
+    split = make_split(*documents)
+    everything = sorted(split.tokens.tolist())
+    assert scored(batches_of(split, "blocks", length, tokens="all")) == everything
+    ends = [2] * sum(map(len, documents))
+    assert scored(batches_of(split, "sentences", tokens="all")) == sorted(everything + ends)
+
+
+@few
+@given(corpora, st.integers(2, 12))
+def test_windows_stay_inside_a_document_and_start_after_its_eod(documents: Any, length: int) -> None:
+    split = make_split(*documents)
+    for batch in batches_of(split, "blocks", length, batch_size=3):
+        assert batch["input_ids"].shape[1] <= length
+        for ids in batch["input_ids"].tolist():
+            assert 3 not in ids[1:]
+            row = [i for i in ids if i != 0]
+            at = int(np.flatnonzero(split.tokens == row[1])[0])
+            assert row[1:] == split.tokens[at : at + len(row) - 1].tolist()
+
+
+def test_later_windows_score_stride_new_tokens_after_the_context() -> None:
+    batches = batches_of(make_split([10]), "blocks", context_length=6, stride=2, batch_size=1)
+    rows = sorted((b["input_ids"].tolist()[0], b["labels"].tolist()[0]) for b in batches)
+    assert rows == [
+        ([3, 10, 11, 12, 13, 14], [-100, 10, 11, 12, 13, 14]),
+        ([11, 12, 13, 14, 15, 16], [-100] * 4 + [15, 16]),
+        ([13, 14, 15, 16, 17, 18], [-100] * 4 + [17, 18]),
+        ([15, 16, 17, 18, 19], [-100] * 4 + [19]),
+    ]
+
+
+def test_sentences_are_whole_documents_with_markers_whatever_their_length() -> None:
+    (batch,) = batches_of(make_split([2, 1], [1] * 100), "sentences")
+    assert batch["num_sentences"] == 100
+    short = batch["input_ids"][1][batch["attention_mask"][1].bool()]
+    assert short.tolist() == [1, 10, 11, 2, 1, 12, 3, 2]
+    assert batch["labels"][1, :8].tolist() == [-100, 10, 11, -100, -100, 12, -100, -100]
+
+
+def test_a_records_question_is_context_only() -> None:
+    (batch,) = batches_of(make_split([2, 2], [3, 1, 1]), "records")
+    assert batch["question_lengths"].tolist() == [3, 2]
+    assert scored([batch]) == [12, 13, 18, 19]
+    with pytest.raises(InputError, match=r"data.sequence_length is 5: 1 of 2 records are longer, give at least 6"):
+        evaluation_batches(
+            make_split([2, 2], [3, 1, 1]),
+            DataConfig(batching="records", sequence_length=5),
+            EvaluationConfig(),
+            SPECIAL,
+        )
+
+
+@pytest.mark.parametrize("batching", ["blocks", "documents", "sentences", "records"])
+def test_only_the_first_documents_are_scored_where_a_maximum_is_given(batching: Any) -> None:
+    split = make_split([2, 3], [1, 4], [5, 1])
+    first = make_split([2, 3], [1, 4])
+    assert scored(batches_of(split, batching, max_documents=2)) == scored(batches_of(first, batching))
+    assert scored(batches_of(split, batching, max_documents=9)) == scored(batches_of(split, batching))
+
+
+def test_evaluation_is_the_same_each_time_and_wastes_little() -> None:
+    lengths = np.random.default_rng(0).integers(1, 200, size=(300, 3)).tolist()
+    split = make_split(*lengths)
+    for batching in ("blocks", "sentences"):
+        once, again = (batches_of(split, batching, 64) for _ in range(2))
+        assert all(torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(once, again))
+    masks = [b.get("attention_mask", torch.ones_like(b["labels"])).float() for b in batches_of(split, "blocks", 64)]
+    assert sum(m.sum() for m in masks) / sum(m.numel() for m in masks) > 0.98
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "message"),
+    [
+        ({"stride": 256}, "evaluation.stride is 256: give .* below the context \\(256\\)"),
+        ({"context_length": 1}, "evaluation.context_length is 1: give at least 2 tokens of context"),
+    ],
+    ids=["stride", "context"],
+)
+def test_windows_that_cannot_be_are_refused_at_the_call(evaluation: dict[str, int], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        evaluation_batches(make_split([3]), DataConfig(), EvaluationConfig(**evaluation), SPECIAL)
+
+
+# -- prompts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({byte: i for i, byte in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = ByteLevel()
+    return add_markers(PreTrainedTokenizerFast(tokenizer_object=backend))
+
+
+SENTENCES = DataConfig(batching="sentences", sentences="sentencex", max_sentence_tokens=64)
+
+
+def prompt(tokenizer: PreTrainedTokenizerFast, text: str, data: DataConfig) -> str:
+    """What a model reads, markers spelt out."""
+    batch = encode_prompts([text], tokenizer, data)
+    assert batch["attention_mask"].all()
+    return tokenizer.decode(batch["input_ids"][0])
+
+
+def test_a_document_starts_after_the_end_of_another(tokenizer: Any) -> None:
+    for batching in ("blocks", "documents"):
+        assert prompt(tokenizer, "Once upon", DataConfig(batching=batching)) == EOD + "Once upon"  # type: ignore[arg-type]
+
+
+def test_a_record_starts_with_its_question(tokenizer: Any) -> None:
+    assert prompt(tokenizer, "2 + 2 =", DataConfig(batching="records")) == "2 + 2 ="
+
+
+def test_the_last_sentence_is_left_open(tokenizer: Any) -> None:
+    assert prompt(tokenizer, "He left. She sta", SENTENCES) == f"{BOS}He left.{EOS}{BOS} She sta"
+    assert prompt(tokenizer, "He left.", SENTENCES) == f"{BOS}He left."
+
+
+def test_the_beginning_of_a_sentence_is_not_merged_into_the_one_before(tokenizer: Any) -> None:
+    assert prompt(tokenizer, "He left. S", SENTENCES) == f"{BOS}He left.{EOS}{BOS} S"
+
+
+def test_sentences_are_capped_and_merged_as_in_training(tokenizer: Any) -> None:
+    short = DataConfig(batching="sentences", min_sentence_tokens=12)
+    assert prompt(tokenizer, "No. He left. S", short) == f"{BOS}No. He left.{EOS}{BOS} S"
+    long = DataConfig(batching="sentences", max_sentence_tokens=10)
+    assert prompt(tokenizer, "One, two, three, four", long) == f"{BOS}One, two,{EOS}{BOS} three,{EOS}{BOS} four"
+
+
+def test_fixed_spans_and_undivided_documents(tokenizer: Any) -> None:
+    fixed = DataConfig(batching="sentences", sentences="fixed:5")
+    assert prompt(tokenizer, "He left. She", fixed) == f"{BOS}He le{EOS}{BOS}ft. S{EOS}{BOS}he"
+    assert prompt(tokenizer, "He le", fixed) == f"{BOS}He le"
+    whole = DataConfig(batching="sentences", sentences="none")
+    assert prompt(tokenizer, "He left. She", whole) == f"{BOS}He left. She"
+
+
+def test_prompts_are_padded_on_the_left(tokenizer: Any) -> None:
+    batch = encode_prompts(["a", "abc"], tokenizer, DataConfig())
+    special = special_token_ids(tokenizer)
+    pad, eod = special["pad_token_id"], special["eos_token_id"]
+    assert batch["input_ids"].tolist()[0][:3] == [pad, pad, eod]
+    assert batch["attention_mask"].tolist() == [[0, 0, 1, 1], [1, 1, 1, 1]]
+    assert batch["input_ids"].dtype == batch["attention_mask"].dtype == torch.int64
+
+
+@few
+@given(
+    st.lists(st.sampled_from(["He left.", "She", " ", "\n", BOS, EOS, EOD, "x" * 70, "é?", "1.5"]), min_size=1).map(
+        " ".join
+    )
+)
+def test_a_prompts_text_is_kept_with_markers_names_as_plain_text(tokenizer: Any, text: str) -> None:
+    for data in (DataConfig(), SENTENCES, DataConfig(batching="records")):
+        if not text.strip():
+            with pytest.raises(InputError, match=r"prompts\[0\] is .*: give some text"):
+                encode_prompts([text], tokenizer, data)
+            continue
+        ids = encode_prompts([text], tokenizer, data)["input_ids"][0]
+        assert decode(ids, tokenizer) == decode(ids.tolist(), tokenizer) == text
+        if data is SENTENCES:
+            special = special_token_ids(tokenizer)
+            row, bos, eos = ids.tolist(), special["sentence_start_token_id"], special["sentence_end_token_id"]
+            assert row.count(bos) == row.count(eos) + 1
+            assert row[-1] != eos
+
+
+@pytest.mark.parametrize("text", ["", " \n\t"])
+def test_an_empty_prompt_is_refused_by_its_number(tokenizer: Any, text: str) -> None:
+    with pytest.raises(InputError, match=r"prompts\[1\] is .*: give some text to go on from"):
+        encode_prompts(["fine", text], tokenizer, SENTENCES)

@@ -1,0 +1,432 @@
+"""What a run trains on follows from the step alone: packing, sharing among ranks, clocks and phases."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mentalese.data.batches import Plan
+from mentalese.data.store import Split
+from mentalese.errors import InputError
+from mentalese.recipe import DataConfig, Phase, Recipe, TrainConfig
+
+PAD, BOS, EOS, EOD = 0, 1, 2, 3
+SPECIAL = {
+    "pad_token_id": PAD,
+    "bos_token_id": EOD,
+    "eos_token_id": EOD,
+    "sentence_start_token_id": BOS,
+    "sentence_end_token_id": EOS,
+}
+
+
+def make_split(*documents: list[int]) -> Split:
+    """Documents given as their sentences' lengths; every lexical token has an id of its own, from 10 on."""
+    lengths = [n + (i == len(d) - 1) for d in documents for i, n in enumerate(d)]
+    ends = np.cumsum([sum(d) + 1 for d in documents])
+    tokens = 10 + np.arange(ends[-1], dtype=np.uint32)
+    tokens[ends - 1] = EOD
+    return Split(
+        tokens=tokens,
+        documents=np.concatenate([[0], ends]),
+        segments=np.concatenate([[0], np.cumsum(lengths)]),
+        document_segments=np.concatenate([[0], np.cumsum([len(d) for d in documents])]),
+        document_bytes=np.array([4 * sum(d) for d in documents]),
+    )
+
+
+def make_plan(
+    split: Split, *, phases: tuple[Phase, ...] = (), train: TrainConfig | None = None, ranks: int = 1, **data: Any
+) -> Plan:
+    recipe = Recipe(
+        name="x/y",
+        description="",
+        model={"model_type": "gpt2"},
+        data=DataConfig(**data),
+        train=train or TrainConfig(steps=100),
+        phases=phases,
+    )
+    return Plan(split, recipe, SPECIAL, world_size=ranks)
+
+
+def first_epoch(plan: Plan) -> list[dict[str, Any]]:
+    batches, step = [], 0
+    while plan.position(step).epoch == 0:
+        batches.append(plan.batch(step))
+        step += 1
+    return batches
+
+
+def targets(batches: list[dict[str, Any]]) -> list[int]:
+    """All labels that a model is trained on, sorted."""
+    return sorted(t for b in batches for t in b["labels"][:, 1:].flatten().tolist() if t != -100)
+
+
+def lexical(ids: list[int]) -> list[int]:
+    return [i for i in ids if i >= 10]
+
+
+def rows_of(batch: dict[str, Any]) -> list[list[int]]:
+    """The rows without padding."""
+    mask = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))
+    return [ids[m.bool()].tolist() for ids, m in zip(batch["input_ids"], mask)]
+
+
+corpora = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=9), min_size=1, max_size=8)
+few = settings(max_examples=60, deadline=None)
+
+BOOK = make_split(*[[3 + (7 * d + s) % 6 for s in range(1 + d % 11)] for d in range(40)])
+SHAPES: list[dict[str, Any]] = [
+    {"batching": "blocks", "sequence_length": 16, "batch_size": 12},
+    {"batching": "documents", "sequence_length": 16, "batch_size": 12},
+    {"batching": "sentences", "max_sentences": 4, "tokens_per_batch": 120},
+    {"batching": "records", "sequence_length": 80, "batch_size": 12},
+]
+QUESTIONS = make_split(*[[2 + d % 5, 3, 1 + d % 7] for d in range(40)])
+
+
+def corpus_for(shape: dict[str, Any]) -> Split:
+    return QUESTIONS if shape["batching"] == "records" else BOOK
+
+
+every_batching = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape["batching"])
+
+
+# -- packing -----------------------------------------------------------------------------------------------------------
+
+
+@few
+@given(corpora, st.integers(2, 12))
+def test_blocks_make_every_token_a_target_once_an_epoch_without_padding(documents: Any, length: int) -> None:
+    split = make_split(*documents)
+    batches = first_epoch(make_plan(split, batching="blocks", sequence_length=length, batch_size=1))
+    assert targets(batches) == sorted(split.tokens.tolist())
+    assert not any("attention_mask" in b for b in batches)
+    if len(split.tokens) >= length:
+        assert {b["input_ids"].shape[1] for b in batches} == {length}
+
+
+@few
+@given(corpora, st.integers(2, 12))
+def test_documents_make_every_token_a_target_once_and_never_cross_a_document(documents: Any, length: int) -> None:
+    split = make_split(*documents)
+    batches = first_epoch(make_plan(split, batching="documents", sequence_length=length, batch_size=1))
+    assert targets(batches) == sorted(split.tokens.tolist())
+    for batch in batches:
+        (row,) = rows_of(batch)
+        assert len(row) <= length
+        assert EOD not in row[1:-1]
+
+
+def test_a_continued_piece_overlaps_by_one_token() -> None:
+    plan = make_plan(make_split([10]), batching="documents", sequence_length=5, batch_size=1)
+    rows = sorted(rows_of(b)[0] for b in first_epoch(plan))
+    assert rows == [[EOD, 10, 11, 12, 13], [13, 14, 15, 16, 17], [17, 18, 19, EOD]]
+
+
+def test_padding_is_on_the_right_masked_and_no_target() -> None:
+    plan = make_plan(make_split([2], [4]), batching="documents", sequence_length=8, batch_size=2)
+    batch = plan.batch(0)
+    assert batch["input_ids"].tolist() == [[EOD, 13, 14, 15, 16, EOD], [EOD, 10, 11, EOD, PAD, PAD]]
+    assert batch["labels"].tolist() == [[-100, 13, 14, 15, 16, EOD], [-100, 10, 11, EOD, -100, -100]]
+    assert batch["attention_mask"].tolist() == [[1] * 6, [1] * 4 + [0] * 2]
+    assert {t.dtype for t in batch.values()} == {torch.int64}
+
+
+def test_rows_of_similar_length_share_a_batch() -> None:
+    lengths = np.random.default_rng(0).integers(1, 60, size=800)
+    plan = make_plan(make_split(*[[int(n)] for n in lengths]), batching="documents", sequence_length=64, batch_size=8)
+    masks = [b.get("attention_mask", torch.ones_like(b["input_ids"])).float() for b in first_epoch(plan)]
+    padding = 1 - sum(m.sum() for m in masks) / sum(m.numel() for m in masks)
+    assert padding < 0.04  # unsorted: about 0.4
+
+
+@few
+@given(corpora, st.integers(1, 5), st.integers(1, 40), st.integers(1, 4))
+def test_streams_keep_every_sentence_whole_once_under_both_caps(
+    documents: Any, most: int, budget: int, width: int
+) -> None:
+    split = make_split(*documents)
+    data = {"max_sentences": most, "tokens_per_batch": budget, "bucket_width": width}
+    batches = first_epoch(make_plan(split, batching="sentences", **data))
+    sentences = {tuple(split.tokens[a:b].tolist()) for a, b in zip(split.segments, split.segments[1:])}
+    streams = sum(-(-len(d) // most) for d in documents)
+    limit = -(-budget * streams // sum(map(sum, documents)))
+    seen = []
+    for batch in batches:
+        rows = rows_of(batch)
+        assert len(rows) <= limit
+        assert len(rows) == 1 or sum(len(lexical(row)) for row in rows) <= budget
+        assert batch["num_sentences"] == max(row.count(BOS) for row in rows)
+        for row, labels in zip(rows, batch["labels"].tolist()):
+            assert 1 <= row.count(BOS) == row.count(EOS) <= most
+            assert [-100 if i == BOS else i for i in row] == labels[: len(row)]
+            assert set(labels[len(row) :]) <= {-100}
+            text = [i for i in row if i not in (BOS, EOS)]
+            at = int(np.flatnonzero(split.tokens == text[0])[0])
+            assert text == split.tokens[at : at + len(text)].tolist()  # neighbours in the document, in order
+            starts = [i for i, token in enumerate(row) if token == BOS]
+            for a, b in zip(starts, [*starts[1:], len(row)]):
+                assert row[b - 1] == EOS
+                seen.append(tuple(row[a + 1 : b - 1]))
+    assert sorted(seen) == sorted(sentences)
+
+
+def test_long_streams_are_spread_over_batches_of_even_size() -> None:
+    generator = np.random.default_rng(0)
+    documents = [generator.integers(5, 40, size=n).tolist() for n in generator.integers(1, 60, size=400)]
+    plan = make_plan(make_split(*documents), batching="sentences", max_sentences=30, tokens_per_batch=4000)
+    batches = first_epoch(plan)
+    sizes = np.array([len(lexical(b["labels"].flatten().tolist())) for b in batches])
+    longest = [sum(row.count(BOS) == 30 for row in rows_of(b)) for b in batches]
+    assert np.median(sizes) > 0.95 * 4000
+    assert max(longest[:-1]) <= 2 * np.mean(longest) + 1
+
+
+def test_a_stream_above_the_budget_has_a_batch_of_its_own() -> None:
+    plan = make_plan(make_split([50], [2], [2]), batching="sentences", tokens_per_batch=20)
+    sizes = sorted([len(lexical(r)) for r in rows_of(b)] for b in first_epoch(plan))
+    assert sizes == [[2, 2], [50]] or sizes == [[2], [2], [50]]
+
+
+def test_a_records_question_is_no_target() -> None:
+    plan = make_plan(make_split([3, 2, 1], [2, 1]), batching="records", sequence_length=7, batch_size=2)
+    batch = plan.batch(0)
+    assert batch["input_ids"].tolist() == [[10, 11, 12, 13, 14, 15, EOD], [17, 18, 19, EOD, PAD, PAD, PAD]]
+    assert batch["labels"].tolist() == [[-100] * 3 + [13, 14, 15, EOD], [-100] * 2 + [19, EOD] + [-100] * 3]
+    assert batch["question_lengths"].tolist() == [3, 2]
+
+
+def test_the_rows_of_an_incomplete_last_batch_are_left_out() -> None:
+    plan = make_plan(make_split(*[[3]] * 7), batching="documents", sequence_length=8, batch_size=2)
+    assert [len(b["input_ids"]) for b in first_epoch(plan)] == [2, 2, 2]
+
+
+@every_batching
+def test_epochs_hold_the_same_rows_in_another_order(shape: dict[str, Any]) -> None:
+    plan = make_plan(corpus_for(shape), train=TrainConfig(steps=200), **(shape | {"batch_size": 1}))
+    epochs: dict[int, list[tuple[int, ...]]] = {}
+    step = 0
+    while plan.position(step).epoch < 2:
+        epochs.setdefault(plan.position(step).epoch, []).extend(map(tuple, rows_of(plan.batch(step))))
+        step += 1
+    assert epochs[0] != epochs[1]
+    assert sorted(epochs[0]) == sorted(epochs[1])
+
+
+# -- purity ------------------------------------------------------------------------------------------------------------
+
+
+def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(torch.as_tensor(a[k]), torch.as_tensor(b[k])) for k in a)
+
+
+@every_batching
+def test_a_batch_follows_from_its_step_alone(shape: dict[str, Any]) -> None:
+    split = corpus_for(shape)
+    old, new = make_plan(split, **shape), make_plan(split, **shape)
+    in_order = [old.batch(step) for step in range(30)]
+    positions = [old.position(step) for step in range(30)]
+    for step in (29, 0, 17, 3, 28):
+        assert same(new.batch(step), in_order[step])
+        assert new.position(step) == positions[step]
+
+
+@every_batching
+def test_another_seed_gives_other_batches(shape: dict[str, Any]) -> None:
+    split = corpus_for(shape)
+    a = make_plan(split, train=TrainConfig(steps=9, seed=1), **shape)
+    b = make_plan(split, train=TrainConfig(steps=9, seed=2), **shape)
+    assert not all(same(a.batch(step), b.batch(step)) for step in range(3))
+
+
+@every_batching
+@pytest.mark.parametrize(("ranks", "micros"), [(1, 1), (2, 1), (1, 3), (2, 3)])
+def test_ranks_and_micro_batches_share_a_batch_without_overlap(shape: dict[str, Any], ranks: int, micros: int) -> None:
+    split = corpus_for(shape)
+    whole = make_plan(split, **shape)
+    shared = make_plan(split, train=TrainConfig(steps=100, gradient_accumulation_steps=micros), ranks=ranks, **shape)
+    for step in range(20):
+        parts = [shared.batch(step, r, ranks, m) for r in range(ranks) for m in range(micros)]
+        assert targets(parts) == targets([whole.batch(step)])
+        assert {p.get("num_sentences") for p in parts} == {whole.batch(step).get("num_sentences")}
+        assert shared.position(step) == whole.position(step)
+        sizes = [len(p["input_ids"]) for p in parts]
+        assert min(sizes) >= 1
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_rank_without_a_stream_gets_one_without_labels() -> None:
+    plan = make_plan(make_split([5, 5]), batching="sentences", ranks=3)
+    shares = [plan.batch(0, rank, 3) for rank in range(3)]
+    assert all(torch.equal(s["input_ids"], shares[0]["input_ids"]) for s in shares)
+    assert [len(targets([s])) for s in shares] == [10 + 1 + 2, 0, 0]
+    assert {s["num_sentences"] for s in shares} == {2}
+
+
+# -- clocks ------------------------------------------------------------------------------------------------------------
+
+
+@every_batching
+def test_clocks_count_what_the_batches_hold(shape: dict[str, Any]) -> None:
+    plan = make_plan(corpus_for(shape), **shape)
+    tokens = sentence_steps = 0
+    for step in range(25):
+        position = plan.position(step)
+        assert (position.step, position.tokens, position.sentence_steps) == (step, tokens, sentence_steps)
+        batch = plan.batch(step)
+        tokens += len(lexical(targets([batch])))
+        sentence_steps += batch.get("num_sentences", 1)
+
+
+def test_an_epochs_end_is_the_next_ones_start() -> None:
+    plan = make_plan(make_split(*[[3]] * 6), batching="documents", sequence_length=8, batch_size=2)
+    assert [plan.position(step).epoch for step in range(5)] == [0, 0, 0, 1, 1]
+    assert [plan.position(step).index for step in range(5)] == [0, 1, 2, 0, 1]
+    assert plan.position(3).tokens == 18
+
+
+@pytest.mark.parametrize(
+    ("train", "steps"),
+    [
+        (TrainConfig(steps=7), 7),
+        (TrainConfig(epochs=2), 6),
+        (TrainConfig(epochs=1.4), 4),
+        (TrainConfig(epochs=0.01), 1),
+        (TrainConfig(tokens=1), 1),
+        (TrainConfig(tokens=18), 3),
+        (TrainConfig(tokens=19), 4),
+    ],
+    ids=["steps", "epochs", "part of an epoch", "less than a step", "a token", "an epoch of tokens", "one more"],
+)
+def test_a_run_is_as_long_as_asked(train: TrainConfig, steps: int) -> None:
+    plan = make_plan(make_split(*[[3]] * 6), train=train, batching="documents", sequence_length=8, batch_size=2)
+    assert plan.total_steps == steps
+    assert plan.position(0).progress == 0
+    assert plan.position(steps).progress == 1
+
+
+def test_progress_of_a_run_given_in_epochs_counts_tokens_so_that_other_batches_do_not_make_it_jump() -> None:
+    grow = Phase(start=1, clock="epochs", data={"tokens_per_batch": 480})
+    plan = make_plan(BOOK, train=TrainConfig(epochs=2), phases=(grow,), **SHAPES[2])
+    progress = np.array([plan.position(step).progress for step in range(plan.total_steps + 1)])
+    second = next(s for s in range(plan.total_steps) if plan.position(s).epoch == 1)
+    assert progress[second] == pytest.approx(0.5)
+    assert second > 2 * (plan.total_steps - second)
+    assert (np.diff(progress) > 0).all()
+
+
+# -- phases ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("clock", "start", "epoch"),
+    [("steps", 1, 1), ("epochs", 2, 2), ("epochs", 0.5, 1), ("tokens", 1, 1), ("sentence_steps", 10**9, None)],
+)
+def test_data_changes_at_the_first_epoch_that_begins_at_or_after_the_start(
+    clock: Any, start: float, epoch: int | None
+) -> None:
+    longer = Phase(start=start, clock=clock, data={"max_sentences": 8})
+    plan = make_plan(BOOK, train=TrainConfig(epochs=4), phases=(longer,), **SHAPES[2])
+    most: dict[int, int] = {}
+    for step in range(plan.total_steps):
+        e = plan.position(step).epoch
+        most[e] = max(most.get(e, 0), plan.batch(step)["num_sentences"])
+    assert list(most.values()) == [8 if epoch is not None and e >= epoch else 4 for e in range(4)]
+
+
+def test_a_stream_curriculum_of_many_phases_resumes_anywhere() -> None:
+    phases = tuple(Phase(start=e, clock="epochs", data={"max_sentences": 4 + 2 * e}) for e in range(1, 4))
+    plan = make_plan(BOOK, train=TrainConfig(epochs=4), phases=phases, **SHAPES[2])
+    for step in (plan.total_steps - 1, plan.total_steps // 2):
+        fresh = make_plan(BOOK, train=TrainConfig(epochs=4), phases=phases, **SHAPES[2])
+        assert same(plan.batch(step), fresh.batch(step))
+
+
+def test_later_phases_override_earlier_ones_and_clocks_may_differ() -> None:
+    phases = (
+        Phase(model={"eos_weight": 1.0, "dropout": 0.0}),
+        Phase(start=1, clock="epochs", model={"eos_weight": 0.05}),
+        Phase(start=2, clock="sentence_steps", model={"dropout": 0.5}),
+    )
+    plan = make_plan(BOOK, phases=phases, **SHAPES[2])
+    second = next(s for s in range(100) if plan.position(s).epoch == 1)
+    assert plan.settings(0) == {"eos_weight": 1.0, "dropout": 0.0}
+    assert plan.settings(1) == {"eos_weight": 1.0, "dropout": 0.5}
+    assert plan.settings(second - 1)["eos_weight"] == 1.0
+    assert plan.settings(second)["eos_weight"] == 0.05
+
+
+def test_a_pair_is_a_ramp_from_the_phases_start_to_the_end_of_the_run() -> None:
+    phases = (Phase(start=20, model={"weight": (1.0, 3.0)}),)
+    plan = make_plan(BOOK, phases=phases, train=TrainConfig(steps=100), **SHAPES[0])
+    assert plan.settings(60) == {"weight": pytest.approx(2.0)}
+    assert plan.settings(19) == {}
+    assert plan.settings(20) == {"weight": 1.0}
+    assert plan.settings(100) == {"weight": 3.0}
+    fresh = make_plan(BOOK, phases=phases, train=TrainConfig(steps=100), **SHAPES[0])
+    assert fresh.settings(99) == plan.settings(99)
+
+
+@pytest.mark.parametrize("clock", ["steps", "epochs", "tokens", "sentence_steps"])
+def test_the_optimizer_is_reset_once_where_the_phase_begins(clock: Any) -> None:
+    probe = make_plan(BOOK, **SHAPES[2])
+    second = next(s for s in range(100) if probe.position(s).epoch == 1)
+    position = probe.position(second)
+    start = {"steps": second, "epochs": 1, "tokens": position.tokens, "sentence_steps": position.sentence_steps}[clock]
+    plan = make_plan(BOOK, phases=(Phase(start=start, clock=clock, reset_optimizer=True),), **SHAPES[2])
+    assert [s for s in range(60) if plan.reset_optimizer(s)] == [second]
+
+
+def test_a_phase_that_begins_with_the_run_resets_nothing() -> None:
+    plan = make_plan(BOOK, phases=(Phase(reset_optimizer=True),), **SHAPES[0])
+    assert not any(plan.reset_optimizer(s) for s in range(20))
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_ranks_cannot_share_is_refused() -> None:
+    with pytest.raises(InputError, match=r"data.batch_size is 12: give a multiple of 8, which is 4 ranks"):
+        make_plan(BOOK, train=TrainConfig(steps=1, gradient_accumulation_steps=2), ranks=4, **SHAPES[0])
+    with pytest.raises(InputError, match=r"data.batch_size is 5: give a multiple of 2"):
+        make_plan(BOOK, phases=(Phase(start=9, data={"batch_size": 5}),), ranks=2, **SHAPES[0])
+
+
+def test_too_little_text_for_a_batch_is_refused() -> None:
+    with pytest.raises(InputError, match=r"data.batch_size is 12: the training split makes only 1 rows of at most 16"):
+        make_plan(make_split([3]), **SHAPES[0])
+
+
+def test_a_split_without_text_is_refused() -> None:
+    empty = make_split([0], [0])
+    for shape in SHAPES:
+        with pytest.raises(InputError, match="its training split has no text"):
+            make_plan(empty, **shape)
+
+
+def test_records_that_are_too_long_or_have_no_answer_are_refused() -> None:
+    long = make_split(*[[2, 3, 10] if d < 10 else [2, 3] for d in range(40)])
+    with pytest.raises(InputError, match=r"data.sequence_length is 9: 10 of 40 records are longer, give at least 16"):
+        make_plan(long, batching="records", sequence_length=9)
+    with pytest.raises(InputError, match=r"1 of 2 documents lack a question or an answer"):
+        make_plan(make_split([3, 3], [3]), batching="records", batch_size=1)
+
+
+def test_a_phase_cannot_change_data_that_is_fixed_for_the_run() -> None:
+    with pytest.raises(InputError, match=r"phases.data is 'tokenizer': only sequence_length, batch_size"):
+        make_plan(BOOK, phases=(Phase(data={"tokenizer": "bpe:512"}),), **SHAPES[0])
+    with pytest.raises(InputError, match=r"data.max_sentences is 0"):
+        make_plan(BOOK, phases=(Phase(start=5, data={"max_sentences": 0}),), **SHAPES[2])
+
+
+def test_the_recipe_is_not_changed_by_its_phases() -> None:
+    plan = make_plan(BOOK, phases=(Phase(data={"batch_size": 6}),), **SHAPES[0])
+    assert len(plan.batch(0)["input_ids"]) == 6
+    assert dataclasses.replace(plan.recipe.data).batch_size == 12
