@@ -521,7 +521,7 @@ summary{cursor:pointer;color:var(--accent)}
 details pre{margin-top:8px;max-height:420px;overflow:auto}
 @media(max-width:640px){main{padding:24px 16px 48px}h2{margin-top:40px}
 .result tbody th{min-width:150px;max-width:150px}.result th small{display:none}
-th,td{padding-left:16px}.name{gap:8px}
+th,td{padding-left:14px}.name{gap:7px;font-size:13.5px}.name .swatch{width:15px}
 .chart{grid-template-columns:34px minmax(0,1fr) 12px min(.84*var(--label-width),136px)}
 .leaders{width:12px}dl:not(.facts){grid-template-columns:1fr;gap:0}
 dl:not(.facts) dd{margin-bottom:9px}.facts{gap:8px 26px}}

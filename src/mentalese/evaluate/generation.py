@@ -44,19 +44,20 @@ def generate_text(
     """
     from mentalese.data.batches import decode
 
+    if not prompts:
+        return []
     plain = hugging_face_model(model)
-    batches = [
-        (prompts[i : i + batch_size], _encode(plain, tokenizer, prompts[i : i + batch_size], data, max_new_tokens))
-        for i in range(0, len(prompts), batch_size)
-    ]
+    everything = _encode(plain, tokenizer, prompts, data, max_new_tokens)
+    options = _options(tokenizer, max_new_tokens) | generation_kwargs
     texts = []
     with _seeded(plain, seed):
-        for some, batch in batches:
-            options = _options(tokenizer, max_new_tokens) | generation_kwargs
-            rows = plain.generate(**_on_device(batch, plain), **options)
-            new = rows[:, batch["input_ids"].shape[1] :].tolist()
-            per_prompt = len(new) // len(some)
-            texts += [some[i // per_prompt] + decode(ids, tokenizer) for i, ids in enumerate(new)]
+        for start in range(0, len(prompts), batch_size):
+            rows = {name: tensor[start : start + batch_size] for name, tensor in everything.items()}
+            length = int(rows["attention_mask"].sum(1).max())
+            rows = {name: tensor[:, -length:].to(plain.device) for name, tensor in rows.items()}
+            new = plain.generate(**rows, **options)[:, length:]
+            each = len(new) // len(rows["input_ids"])
+            texts += [prompts[start + i // each] + decode(ids, tokenizer) for i, ids in enumerate(new)]
     return texts
 
 
@@ -95,7 +96,8 @@ def _stream(
     def run() -> None:
         try:
             with _seeded(model, seed):
-                model.generate(**_on_device(batch, model), **options, streamer=streamer, stopping_criteria=[stop])
+                rows = {name: tensor.to(model.device) for name, tensor in batch.items()}
+                model.generate(**rows, **options, streamer=streamer, stopping_criteria=[stop])
         except BaseException as error:
             errors.append(error)
         finally:
@@ -124,9 +126,6 @@ def _encode(
 
     if max_new_tokens < 1:
         raise InputError(f"max_new_tokens is {max_new_tokens}: give at least 1")
-    for index, prompt in enumerate(prompts):
-        if not prompt.strip():
-            raise InputError(f"prompts[{index}] is {prompt!r}: give some text to go on from")
     batch = encode_prompts(prompts, tokenizer, data)
     # `max_position_embeddings` is what transformers calls the context; models that read sentence by sentence have none.
     context = getattr(model.config, "max_position_embeddings", None)
@@ -148,10 +147,6 @@ def _options(tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> dict[st
     from mentalese.data.tokenizers import special_token_ids
 
     return {"max_new_tokens": max_new_tokens, "pad_token_id": special_token_ids(tokenizer)["pad_token_id"]}
-
-
-def _on_device(batch: Batch, model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    return {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}
 
 
 @contextmanager

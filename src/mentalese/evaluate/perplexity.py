@@ -85,8 +85,8 @@ def perplexity(
 
     documents = min(len(split.document_bytes), evaluation.max_documents or len(split.document_bytes))
     size = int(split.document_bytes[:documents].sum())
-    total, tokens = 0.0, 0
-    with progress("Scoring", len(split.tokens), show=show) as bar, evaluation_mode(model), torch.no_grad():
+    total, tokens, expected = 0.0, 0, int(split.documents[documents])
+    with progress("Scoring", expected, show=show) as bar, evaluation_mode(model), torch.no_grad():
         for index, batch in enumerate(evaluation_batches(split, data, evaluation, special)):
             on_device = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
             # Sums in float64 on the CPU: a float32 sum of millions of tokens would depend on the batch size.
@@ -118,24 +118,26 @@ def _exp(nll: float) -> float:
 
 def protocol(data: DataConfig, evaluation: EvaluationConfig) -> dict[str, Any]:
     """The words that a perplexity is published with. The batch size is not among them: it changes nothing."""
-    sentences = data.batching == "sentences"
     length = evaluation.context_length or data.sequence_length
     stride = evaluation.stride or length // 2
+    windows = f"sliding windows of {length} tokens inside a document, {stride} new ones a window"
     context = {
-        "blocks": f"sliding windows of {length} tokens, {stride} new ones a window",
-        "documents": f"sliding windows of {length} tokens inside a document, {stride} new ones a window",
-        "sentences": f"whole documents, sentence by sentence, with the model's memory of at most {data.max_sentences}",
-        "records": f"whole records of at most {data.sequence_length} tokens",
+        "blocks": windows,
+        "documents": windows,
+        "sentences": "whole documents, sentence by sentence, with the model's memory of earlier sentences",
+        "records": "whole records: steps and answer after the question, whose bytes count in bits a byte",
+    }
+    first_token = {
+        "sentences": "a sentence's first token is scored after the sentence-start token",
+        "records": "the first token after the question is scored given the question",
     }
     return {
         "tokens": evaluation.tokens,
         "context": context[data.batching],
-        "first_token": (
-            "a sentence's first token is scored after the sentence-start token"
-            if sentences
-            else "a document's first token is scored after the end-of-document token"
+        "first_token": first_token.get(
+            data.batching, "a document's first token is scored after the end-of-document token"
         ),
-        "sentences": data.sentences if sentences else None,
+        "sentences": data.sentences if data.batching == "sentences" else None,
         "estimator": "exact",
     }
 

@@ -1,0 +1,280 @@
+"""A comparison trains all recipes at equal cost on the same text, reuses what is done, and judges over seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mentalese.compare.compare import compare, flops_per_token, print_table
+from mentalese.errors import InputError
+from mentalese.evaluate.statistics import paired_t_test, student_t_p, summary
+from mentalese.recipe import DataConfig, EvaluationConfig, Phase, Recipe, TrainConfig
+
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
+
+
+def recipe(name: str, **changes: Any) -> Recipe:
+    defaults: dict[str, Any] = {"description": f"{name} for tests", "model": GPT2, "train": TrainConfig(tokens=1000)}
+    return Recipe(name=name, **defaults | changes)
+
+
+class FakeTrainer:
+    """Keeps the promises of `mentalese.train.loop.train` in no time: a run folder, a result, reuse of a finished one.
+
+    `perplexities[recipe name][seed]` are the results; every token costs `cost[recipe name]` FLOPs.
+    """
+
+    def __init__(self, perplexities: dict[str, list[float]], cost: dict[str, int] | None = None) -> None:
+        self.perplexities, self.cost = perplexities, cost or {}
+        self.trained: list[Recipe] = []
+
+    def __call__(self, recipe: Recipe, out: Path, *, resume: bool, show: bool) -> dict[str, Any]:
+        path = out / "result.json"
+        if resume and path.is_file():
+            return json.loads(path.read_text())
+        self.trained.append(recipe)
+        tokens = recipe.train.tokens or 100 * (recipe.train.steps or 0)
+        flops = tokens * self.cost.get(recipe.name, 10)
+        value = self.perplexities[recipe.name][recipe.train.seed]
+        score = {
+            "nll": math.log(value), "tokens": 50, "bytes": 200, "perplexity": value,
+            "bits_per_byte": math.log2(value) / 4, "protocol": {"tokens": "lexical"},
+        }  # fmt: skip
+        point = {"step": 1, "tokens": tokens, "flops": flops, "seconds": 1.0}
+        result = {
+            "recipe": recipe.name, "parameters": {"total": 2000, "non_embedding": 1000}, "steps": 1, "tokens": tokens,
+            "flops": flops, "train_flops_per_token": flops / tokens, "seconds": 1.0, "tokens_per_second": tokens,
+            "peak_memory_bytes": 1, "validation": score, "test": score, "samples": [],
+            "curve": [point | {"loss": 3.0}, point | {"validation_perplexity": value}], "config": recipe.to_dict(),
+            "fingerprint": recipe.fingerprint(), "data_hash": "d", "seed": recipe.train.seed, "commit": "c",
+            "hardware": {"device": "cpu"}, "versions": {"torch": "2"},
+        }  # fmt: skip
+        out.mkdir(parents=True)
+        path.write_text(json.dumps(result))
+        (out / "config.json").write_text(json.dumps({"fingerprint": recipe.fingerprint()}))
+        return result
+
+
+SCORES = {"a/x": [100.0, 104.0, 98.0], "b/x": [90.0, 95.0, 88.0], "c/x": [99.0, 101.0, 99.0]}
+
+
+def test_every_recipe_is_trained_with_every_seed_and_the_files_are_written(tmp_path: Path) -> None:
+    trainer = FakeTrainer(SCORES)
+    result = compare([recipe("a/x"), recipe("b/x")], tmp_path, seeds=2, show=False, train=trainer)
+    assert [(r.name, r.train.seed) for r in trainer.trained] == [("a/x", 0), ("a/x", 1), ("b/x", 0), ("b/x", 1)]
+    assert (tmp_path / "b-x" / "seed-1" / "result.json").is_file()
+    assert json.loads((tmp_path / "compare.json").read_text()) == result
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+    assert not list(tmp_path.glob(".*"))  # no temporary file is left
+
+
+def test_mean_spread_and_ratio_over_seeds(tmp_path: Path) -> None:
+    result = compare([recipe("a/x"), recipe("b/x")], tmp_path, seeds=2, show=False, train=FakeTrainer(SCORES))
+    first, second = result["rows"]
+    assert first["perplexity"] == {"mean": 102.0, "std": pytest.approx(math.sqrt(8)), "min": 100.0, "max": 104.0}
+    assert (first["baseline"], first["ratio"]) == (None, 1.0)
+    assert second["baseline"] == "a/x"
+    assert second["ratio"] == pytest.approx(math.sqrt(90 * 95 / (100 * 104)))
+    assert second["paired_test"] is None  # two seeds say too little
+
+
+def test_three_seeds_get_a_paired_test(tmp_path: Path) -> None:
+    result = compare([recipe("a/x"), recipe("b/x")], tmp_path, seeds=3, show=False, train=FakeTrainer(SCORES))
+    test = result["rows"][1]["paired_test"]
+    assert test["n"] == 3
+    assert test["difference"] == pytest.approx(math.log(90 / 100 * 95 / 104 * 88 / 98) / 3)
+    assert 0 < test["p"] < 0.01
+    assert result["rows"][0]["paired_test"] is None
+
+
+def test_a_recipes_own_baseline_goes_before_the_first_one(tmp_path: Path) -> None:
+    recipes = [recipe("a/x"), recipe("b/x", baseline="c/x"), recipe("c/x", baseline="not/compared")]
+    rows = compare(recipes, tmp_path, show=False, train=FakeTrainer(SCORES))["rows"]
+    assert [row["baseline"] for row in rows] == [None, "c/x", "a/x"]
+    assert rows[1]["ratio"] == pytest.approx(90 / 99)
+
+
+# -- equal cost --------------------------------------------------------------------------------------------------------
+
+
+def test_tokens_are_matched_to_the_first_recipes_and_nobody_stops_early(tmp_path: Path) -> None:
+    trainer = FakeTrainer(SCORES)
+    impatient = TrainConfig(epochs=3, early_stopping_patience=2)
+    result = compare(
+        [recipe("a/x"), recipe("b/x", train=impatient)], tmp_path, match="tokens", show=False, train=trainer
+    )
+    assert [(r.train.tokens, r.train.epochs) for r in trainer.trained] == [(1000, None)] * 2
+    assert trainer.trained[1].train.early_stopping_patience is None
+    assert result["match"] == {"by": "tokens", "budget": 1000}
+
+
+def test_a_length_in_steps_gives_the_tokens_that_it_took(tmp_path: Path) -> None:
+    trainer = FakeTrainer(SCORES)
+    recipes = [recipe("a/x", train=TrainConfig(steps=7)), recipe("b/x")]
+    compare(recipes, tmp_path, match="tokens", show=False, train=trainer)
+    assert trainer.trained[0].train.steps == 7
+    assert trainer.trained[1].train.tokens == 700
+
+
+def test_without_a_match_every_recipe_keeps_its_own_length(tmp_path: Path) -> None:
+    trainer = FakeTrainer(SCORES)
+    own = TrainConfig(epochs=3, early_stopping_patience=2, tokens=None)
+    with_steps = TrainConfig(steps=5)
+    recipes = [recipe("a/x", train=with_steps), recipe("b/x", train=dataclasses.replace(own, epochs=None, steps=3))]
+    compare(recipes, tmp_path, show=False, train=trainer)
+    assert [r.train for r in trainer.trained] == [r.train for r in recipes]
+
+
+def _real(name: str, corpus: Path, **model: Any) -> Recipe:
+    data = DataConfig(source=f"file:{corpus}", tokenizer="bpe:512", sequence_length=64, batch_size=4)
+    return recipe(name, model=GPT2 | model, data=data, train=TrainConfig(steps=6))
+
+
+def test_flops_are_matched_through_the_models_own_count(tmp_path: Path, corpus: Path) -> None:
+    """A wider model trains on as many fewer tokens as each of them costs more; its weights are never allocated."""
+    recipes = [_real("a/x", corpus), _real("b/x", corpus, n_embd=64)]
+    trainer = FakeTrainer(SCORES, cost={"a/x": 1_000_000})
+    result = compare(recipes, tmp_path, match="flops", show=False, train=trainer)
+    budget = result["match"]["budget"]
+    assert budget == 600 * 1_000_000  # what the first run took
+    # Counted by hand: GPT-2 of width 64, 2 layers, vocabulary 512, rows of 64 of which 63 are targets.
+    linear = 2 * 12 * 64 * 64 + 512 * 64
+    attention = 2 * 64 * 64 * 2
+    per_token = 3 * 2 * (linear + attention)
+    assert trainer.trained[1].train.tokens == pytest.approx(budget / per_token, rel=0.03)
+
+
+def test_flops_a_token_follow_the_curriculum() -> None:
+    """Steps are drawn evenly from the whole plan, not from its cheap beginning."""
+
+    class Model:
+        def training_flops(self, batch: int) -> int:
+            return 100 if batch < 50 else 300
+
+    @dataclasses.dataclass
+    class Position:
+        tokens: int
+
+    class Plan:
+        total_steps = 100
+
+        def batch(self, step: int, rank: int, world_size: int, micro: int) -> int:
+            return step
+
+        def position(self, step: int) -> Position:
+            return Position(10 * step)
+
+    assert flops_per_token(Model(), Plan(), 1) == pytest.approx(20)
+    assert flops_per_token(Model(), Plan(), 2) == pytest.approx(40)  # each micro-batch is a share of the step's tokens
+
+
+def test_models_of_different_sizes_are_refused_by_how_much_before_training(tmp_path: Path, corpus: Path) -> None:
+    trainer = FakeTrainer(SCORES)
+    recipes = [_real("a/x", corpus), _real("b/x", corpus, n_layer=3)]
+    with pytest.raises(InputError, match=r"b/x has [\d,]+ non-embedding parameters, 4\d\.\d% more than a/x"):
+        compare(recipes, tmp_path, match="params", show=False, train=trainer)
+    assert trainer.trained == []
+    assert not any(tmp_path.iterdir())
+    compare([recipes[0], _real("b/x", corpus)], tmp_path, match="params", show=False, train=trainer)
+    assert len(trainer.trained) == 2
+
+
+# -- what is refused, what is reused -----------------------------------------------------------------------------------
+
+
+def _changed(section: str, **fields: Any) -> Recipe:
+    kinds = {"data": DataConfig, "evaluation": EvaluationConfig}
+    return recipe("b/x", **{section: kinds[section](**fields)})
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (_changed("data", source="file:x.txt"), "data.source is 'builtin:stdlib' in a/x and 'file:x.txt' in b/x"),
+        (_changed("data", tokenizer="bpe:512"), "data.tokenizer is 'bpe:4096' in a/x and 'bpe:512' in b/x"),
+        (_changed("evaluation", tokens="all"), "evaluation.tokens is 'lexical' in a/x and 'all' in b/x"),
+        (recipe("a/x"), "recipes name 'a/x' twice"),
+        (None, r"recipes are ['a/x']: give at least two"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(tmp_path: Path, other: Recipe | None, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        compare([recipe("a/x"), *([other] if other else [])], tmp_path, show=False, train=FakeTrainer(SCORES))
+    assert not any(tmp_path.iterdir())
+
+
+def test_no_seeds_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="seeds is 0"):
+        compare([recipe("a/x"), recipe("b/x")], tmp_path, seeds=0, train=FakeTrainer(SCORES))
+
+
+def test_finished_runs_are_reused_when_seeds_or_recipes_are_added(tmp_path: Path) -> None:
+    compare([recipe("a/x"), recipe("b/x")], tmp_path, show=False, train=FakeTrainer(SCORES))
+    trainer = FakeTrainer(SCORES)
+    compare([recipe("a/x"), recipe("b/x"), recipe("c/x")], tmp_path, seeds=2, show=False, train=trainer)
+    assert [(r.name, r.train.seed) for r in trainer.trained] == [("a/x", 1), ("b/x", 1), ("c/x", 0), ("c/x", 1)]
+
+
+def test_another_run_in_the_folder_is_found_before_training(tmp_path: Path) -> None:
+    compare([recipe("a/x"), recipe("b/x")], tmp_path, show=False, train=FakeTrainer(SCORES))
+    trainer = FakeTrainer(SCORES)
+    changed = recipe("b/x", phases=(Phase(model={"dropout": 0.1}),))
+    with pytest.raises(InputError, match=r"holds another run of b/x .* give another --out"):
+        compare([recipe("c/x"), changed], tmp_path, show=False, train=trainer)
+    assert trainer.trained == []
+
+
+def test_the_table_is_plain_and_aligned_where_there_is_no_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = compare([recipe("a/x"), recipe("b/x")], tmp_path, show=False, train=FakeTrainer(SCORES))
+    assert capsys.readouterr().out == ""
+    print_table(result)
+    header, first, second = capsys.readouterr().out.splitlines()
+    assert header.split("  ")[0] == "model"
+    assert re.fullmatch(r"a/x +2k +1k +10 +1,000 +100\.0 +1\.661 +baseline", first)
+    assert re.fullmatch(r"b/x +2k +1k +10 +1,000 +90\.0 +1\.623 +0\.900 of a/x", second)
+    assert len(first) == len(second) == len(header)
+
+
+# -- statistics --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("t", "degrees", "p"),
+    [
+        (12.706, 1, 0.05), (4.303, 2, 0.05), (2.920, 2, 0.10), (3.182, 3, 0.05), (5.841, 3, 0.01), (2.776, 4, 0.05),
+        (2.571, 5, 0.05), (2.228, 10, 0.05), (2.131, 15, 0.05), (2.750, 30, 0.01),
+    ],
+)  # fmt: skip
+def test_students_t_agrees_with_the_printed_tables(t: float, degrees: int, p: float) -> None:
+    assert student_t_p(t, degrees) == pytest.approx(p, rel=1e-3)
+    assert student_t_p(-t, degrees) == student_t_p(t, degrees)
+
+
+def test_no_difference_has_p_one() -> None:
+    assert all(student_t_p(0, degrees) == pytest.approx(1) for degrees in range(1, 9))
+    assert paired_t_test([1.0, 2.0], [1.0, 2.0]).p == 1
+
+
+def test_the_paired_test_finds_a_true_difference_and_is_calibrated_without_one() -> None:
+    generator = random.Random(0)
+
+    def p(shift: float) -> float:
+        hard = [generator.gauss(0, 1) for _ in range(4)]  # what a seed's data order does to both
+        ours, theirs = ([h + generator.gauss(off, 0.1) for h in hard] for off in (shift, 0.0))
+        return paired_t_test(ours, theirs).p
+
+    assert sum(p(0.0) < 0.05 for _ in range(2000)) / 2000 == pytest.approx(0.05, abs=0.015)
+    assert sum(p(0.6) < 0.05 for _ in range(200)) > 180
+
+
+def test_a_single_value_has_no_spread() -> None:
+    assert summary([3.0]) == {"mean": 3.0, "std": 0.0, "min": 3.0, "max": 3.0}

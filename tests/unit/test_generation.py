@@ -1,0 +1,144 @@
+"""Text comes from Hugging Face's `generate`, the same for many prompts as for one, in full or piece by piece."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from mentalese.data.tokenizers import add_markers, special_token_ids
+from mentalese.errors import InputError
+from mentalese.evaluate.generation import generate_text, stream_text
+from mentalese.models.auto import CausalLMAdapter
+from mentalese.recipe import DataConfig
+
+DATA = DataConfig(batching="blocks")
+PROMPTS = ["A dog", "Once upon a time there was", "x", "The function returns a list"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Bytes and the four markers."""
+    vocabulary = {byte: i for i, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    backend = Tokenizer(models.BPE(vocabulary, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return add_markers(PreTrainedTokenizerFast(tokenizer_object=backend))
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer: PreTrainedTokenizerFast) -> CausalLMAdapter:
+    """Untied and with large weights: a tied random model would repeat one token, whatever the prompt."""
+    torch.manual_seed(0)
+    special = special_token_ids(tokenizer)
+    config = GPT2Config(
+        vocab_size=len(tokenizer), n_positions=64, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3,
+        tie_word_embeddings=False, **{name: special[name] for name in ("pad_token_id", "bos_token_id", "eos_token_id")},
+    )  # fmt: skip
+    return CausalLMAdapter(GPT2LMHeadModel(config)).eval()
+
+
+def test_many_prompts_give_what_each_gives_alone(model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast) -> None:
+    together = generate_text(model, tokenizer, PROMPTS, DATA, max_new_tokens=20)
+    alone = [generate_text(model, tokenizer, [prompt], DATA, max_new_tokens=20)[0] for prompt in PROMPTS]
+    in_batches = generate_text(model, tokenizer, PROMPTS, DATA, max_new_tokens=20, batch_size=3)
+    assert together == alone == in_batches
+    for prompt, text in zip(PROMPTS, together):
+        assert text.startswith(prompt)
+        assert len(text) > len(prompt)
+    assert len(set(together)) == len(PROMPTS)
+
+
+def test_the_same_seed_samples_the_same_text_and_leaves_other_randomness_alone(
+    model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    def sample(seed: int) -> list[str]:
+        return generate_text(model, tokenizer, PROMPTS, DATA, max_new_tokens=12, seed=seed, do_sample=True)
+
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    assert sample(1) == sample(1)
+    assert torch.equal(torch.rand(3), expected)
+    assert sample(1) != sample(2)
+
+
+def test_hugging_faces_own_options_pass_through(model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast) -> None:
+    options = {"max_new_tokens": 8, "num_beams": 3, "num_return_sequences": 2}
+    texts = generate_text(model, tokenizer, PROMPTS[:2], DATA, **options)
+    assert len(texts) == 4
+    assert [text.startswith(PROMPTS[i // 2]) for i, text in enumerate(texts)] == [True] * 4
+
+
+def test_the_model_generates_in_eval_mode_and_gets_its_mode_back(
+    model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    expected = generate_text(model, tokenizer, PROMPTS, DATA, max_new_tokens=8)
+    model.train()
+    assert generate_text(model, tokenizer, PROMPTS, DATA, max_new_tokens=8) == expected  # no dropout
+    assert model.model.training
+    model.eval()
+
+
+def test_no_prompts_give_no_texts(model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast) -> None:
+    assert generate_text(model, tokenizer, [], DATA) == []
+
+
+@pytest.mark.parametrize("make", [generate_text, lambda m, t, p, d, **k: stream_text(m, t, p[0], d, **k)])
+def test_a_prompt_longer_than_the_context_is_refused(make, model, tokenizer) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(InputError, match=r"has 61 tokens and max_new_tokens is 4: the model's context is 64"):
+        make(model, tokenizer, ["y" * 60], DATA, max_new_tokens=4)
+    make(model, tokenizer, ["y" * 59], DATA, max_new_tokens=4)
+
+
+def test_an_empty_prompt_is_refused_by_its_place(model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(InputError, match=r"prompts\[2\] is ' '"):
+        generate_text(model, tokenizer, ["a", "b", " "], DATA, batch_size=1)
+
+
+def test_no_new_tokens_are_refused(model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(InputError, match="max_new_tokens is 0"):
+        generate_text(model, tokenizer, ["a"], DATA, max_new_tokens=0)
+
+
+def test_pieces_of_a_stream_make_the_whole_text(model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast) -> None:
+    allowed = set(tokenizer("abcdef ")["input_ids"])  # words: a piece ends at a space
+    banned = [i for i in range(len(tokenizer)) if i not in allowed]
+    options = {"max_new_tokens": 40, "seed": 3, "do_sample": True, "suppress_tokens": banned}
+    pieces = list(stream_text(model, tokenizer, PROMPTS[0], DATA, **options))
+    assert PROMPTS[0] + "".join(pieces) == generate_text(model, tokenizer, PROMPTS[:1], DATA, **options)[0]
+    assert len(pieces) > 1
+
+
+def test_an_error_while_streaming_reaches_the_reader(
+    model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("broken on purpose")
+
+    handle = model.model.transformer.h[0].register_forward_hook(fail)
+    try:
+        with pytest.raises(RuntimeError, match="broken on purpose"):
+            list(stream_text(model, tokenizer, "A dog", DATA))
+    finally:
+        handle.remove()
+
+
+def test_a_reader_that_leaves_stops_the_model(model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast) -> None:
+    steps = 0
+
+    def count(*_: object) -> None:
+        nonlocal steps
+        steps += 1
+
+    handle = model.model.transformer.h[0].register_forward_hook(count)
+    try:
+        pieces = stream_text(model, tokenizer, "A dog", DATA, max_new_tokens=50)
+        next(pieces)
+        pieces.close()
+        seen = steps
+        assert generate_text(model, tokenizer, ["A dog"], DATA, max_new_tokens=2)  # nobody else is generating
+        assert steps == seen + 2
+    finally:
+        handle.remove()
