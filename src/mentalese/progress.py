@@ -20,31 +20,24 @@ def duration(seconds: float) -> str:
 class Progress:
     """One piece of long work; `update` says how much of `total` is done, with a short note such as the loss."""
 
-    def __init__(self, title: str, total: float) -> None:
-        self.title, self.total = title, total
+    def __init__(self, title: str, total: float, start: float) -> None:
+        self.title, self.total, self.start = title, total, start
         self.started = time.monotonic()
-        self.first: float | None = None
 
     def eta(self, done: float) -> str:
-        gained = done - (self.first or 0)
-        elapsed = time.monotonic() - self.started
+        elapsed, gained = time.monotonic() - self.started, done - self.start
         return duration(elapsed * (self.total - done) / gained) if gained > 0 else "?"
 
-    def update(self, done: float, note: str = "") -> None:
-        if self.first is None:
-            self.first, self.started = done, time.monotonic()
-        self._show(done, note)
-
-    def _show(self, done: float, note: str) -> None: ...
+    def update(self, done: float, note: str = "") -> None: ...
 
 
 class _Bar(Progress):
-    def __init__(self, title: str, total: float) -> None:
+    def __init__(self, title: str, total: float, start: float) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, TaskProgressColumn, TextColumn
         from rich.progress import Progress as RichProgress
 
-        super().__init__(title, total)
+        super().__init__(title, total, start)
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -52,16 +45,18 @@ class _Bar(Progress):
             TextColumn("{task.fields[note]}"),
         )
         self.bar = RichProgress(*columns, console=Console(stderr=True))
-        self.task = self.bar.add_task(title, total=total, note="")
+        self.task = self.bar.add_task(title, total=total, completed=start, note="")
 
-    def _show(self, done: float, note: str) -> None:
+    def update(self, done: float, note: str = "") -> None:
         self.bar.update(self.task, completed=done, note=f"{note}  {self.eta(done)} left")
 
 
 class _Lines(Progress):
-    last = 0.0
+    def __init__(self, title: str, total: float, start: float) -> None:
+        super().__init__(title, total, start)
+        self.last = self.started
 
-    def _show(self, done: float, note: str) -> None:
+    def update(self, done: float, note: str = "") -> None:
         now = time.monotonic()
         if now - self.last >= SECONDS_BETWEEN_LINES:
             self.last = now
@@ -70,13 +65,16 @@ class _Lines(Progress):
 
 
 @contextmanager
-def progress(title: str, total: float, *, show: bool = True) -> Iterator[Progress]:
-    """Shows progress on standard error while the block runs; with `show=False` nothing is shown."""
+def progress(title: str, total: float, *, start: float = 0, show: bool = True) -> Iterator[Progress]:
+    """Shows progress on standard error while the block runs; with `show=False` nothing is shown.
+
+    `start` is what was done before, in a run that resumes.
+    """
     if not show:
-        yield Progress(title, total)
+        yield Progress(title, total, start)
     elif sys.stderr.isatty():
-        bar = _Bar(title, total)
+        bar = _Bar(title, total, start)
         with bar.bar:
             yield bar
     else:
-        yield _Lines(title, total)
+        yield _Lines(title, total, start)

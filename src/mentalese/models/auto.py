@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.pytorch_utils import Conv1D
+from transformers.utils import logging
 
 from mentalese.errors import InputError, nearest
 from mentalese.models.base import Batch, Contract, LatentThoughtModel
@@ -130,6 +133,18 @@ def build_model(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, seed
         return as_contract(AutoModelForCausalLM.from_config(config))
 
 
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No progress bars of transformers' own inside the block: ours say what takes long."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
 def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[Any, PreTrainedTokenizerBase]:
     """A trained model that keeps the contract, in eval mode, and its tokenizer.
 
@@ -157,5 +172,6 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[An
             f"{name}: the tokenizer has {len(tokenizer)} tokens and the model {config.vocab_size}: "
             "they do not belong together"
         )
-    model = AutoModelForCausalLM.from_pretrained(source, config=config)
+    with quiet_transformers():
+        model = AutoModelForCausalLM.from_pretrained(source, config=config)
     return as_contract(model.to(device).eval()), tokenizer

@@ -39,7 +39,7 @@ from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluate.generation import generate_text
 from mentalese.evaluate.perplexity import perplexity
-from mentalese.models.auto import build_model, hugging_face_model, load_model
+from mentalese.models.auto import build_model, hugging_face_model, load_model, quiet_transformers
 from mentalese.models.base import Batch, LossOutput, TrainStep, count_parameters
 from mentalese.progress import progress
 from mentalese.recipe import Recipe
@@ -142,7 +142,7 @@ class _Run:
     def _steps(self, checkpoints: Checkpointer, log: Any, received: list[int]) -> None:
         config, total, state = self.recipe.train, self.plan.total_steps, self.state
         window = _Window()
-        with progress(f"Training {self.recipe.name}", total, show=self.show) as bar:
+        with progress(f"Training {self.recipe.name}", total, start=state.step, show=self.show) as bar:
             while state.step < total and not self._out_of_patience():
                 self._one_step(window)
                 state.step += 1
@@ -329,7 +329,8 @@ class _Run:
                 model.load_state_dict(weights)
             temporary = self.out / ".model.tmp"
             shutil.rmtree(temporary, ignore_errors=True)
-            model.save_pretrained(temporary)
+            with quiet_transformers():
+                model.save_pretrained(temporary)
             self.tokenizer.save_pretrained(temporary)
             _write_json(temporary / "mentalese.json", {"recipe": self.recipe.to_dict(), "step": self.state.step})
             shutil.rmtree(folder, ignore_errors=True)

@@ -16,7 +16,7 @@ import torch
 @cache
 def commit() -> str | None:
     """The commit this library runs from, with `+changes` where its tree is not clean; `None` outside a checkout."""
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(here), *arguments]
