@@ -123,10 +123,9 @@ def prepare(
         return _open_prepared(config)
     if out is not None and out.exists() and not (out / "meta.json").is_file() and (out.is_file() or any(out.iterdir())):
         raise InputError(f"{out} holds something else than a token store: choose another folder")
-    if (fixed_length(config.sentences) or 0) > config.max_sentence_tokens:
-        raise InputError(
-            f"data.sentences is {config.sentences!r}: give at most data.max_sentence_tokens ({config.max_sentence_tokens})"
-        )
+    cap = config.max_sentence_tokens
+    if (fixed_length(config.sentences) or 0) > cap:
+        raise InputError(f"data.sentences is {config.sentences!r}: give at most data.max_sentence_tokens ({cap})")
     _, splitter = open_splitter(config.sentences)
     source = open_source(config.source, text_column=config.text_column)
     tokenizer = open_tokenizer(config.tokenizer, source, cache=cache_dir(), show=show)

@@ -1,0 +1,71 @@
+"""Built-in data: the same in every process, and true to its own ground truth."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+from mentalese.data.builtin import BUILTIN, MIN_WORDS, family_stories, stdlib
+from mentalese.data.sources import open_source
+
+
+def test_stdlib_is_english_prose_in_documents_of_some_length() -> None:
+    documents = stdlib()
+    assert len(documents) > 200
+    assert all(len(document.text.split()) >= MIN_WORDS for document in documents)
+    words = re.findall(r"[a-z]+", " ".join(document.text.lower() for document in documents))
+    assert sum(word in {"the", "a", "of", "to", "is", "and", "in"} for word in words) > 0.12 * len(words)
+    assert len({document.text for document in documents}) == len(documents)
+
+
+def test_builtin_data_is_the_same_in_another_process() -> None:
+    code = "from mentalese.data.sources import open_source; print(open_source('builtin:{}').fingerprint)"
+    for name in BUILTIN:
+        other = subprocess.run([sys.executable, "-c", code.format(name)], capture_output=True, text=True, check=True)
+        assert other.stdout.strip() == open_source(f"builtin:{name}").fingerprint
+
+
+def test_stories_tell_nothing_but_the_truth() -> None:
+    for story in family_stories(200):
+        people = {person.name: person for person in story.people}
+        assert len(people) == len(story.people)
+        text = " ".join(story.sentences)
+        for name, age in re.findall(r"(\w+)(?:, who)? (?:is|turned) (\d+)", text):
+            assert people[name].age == int(age)
+        for name, city in re.findall(r"(\w+) lives in (\w+)", text):
+            assert name not in people or people[name].city == city
+        for older, younger in re.findall(r"(\w+) (?:is older than|was born before) (\w+)", text):
+            assert people[older].age > people[younger].age
+        for parent, child in re.findall(r"(\w+) is the (?:father|mother) of (\w+)", text):
+            assert (parent, child) in story.parents
+        for child, parent in re.findall(r"(\w+) is the (?:son|daughter) of (\w+)", text):
+            assert (parent, child) in story.parents
+        for husband, wife in re.findall(r"(\w+) is married to (\w+)", text):
+            assert (husband, wife) in story.couples
+
+
+def test_stories_tell_every_parent_and_are_possible() -> None:
+    for story in family_stories(200):
+        people = {person.name: person for person in story.people}
+        for parent, child in story.parents:
+            assert people[parent].age - people[child].age >= 15
+            assert people[child].age > 0
+            assert any(
+                re.search(rf"\b{parent}\b", sentence)
+                and re.search(rf"\b{child}\b", sentence)
+                and re.search("father|mother|son|daughter", sentence)
+                for sentence in story.sentences
+            )
+
+
+def test_a_story_does_not_depend_on_how_many_are_asked_for() -> None:
+    assert family_stories(3) == family_stories(5)[:3]
+    assert family_stories(3, seed=1) != family_stories(3, seed=2)
+
+
+def test_families_knows_its_sentences() -> None:
+    for document in BUILTIN["families"].documents()[:50]:
+        assert document.segments
+        assert "".join(document.segments) == document.text
+        assert all(sentence.rstrip()[-1] == "." for sentence in document.segments)

@@ -1,0 +1,151 @@
+"""Sentences: nothing is lost, order is kept, and none is over the cap."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from mentalese import DataConfig, InputError
+from mentalese.data.builtin import stdlib
+from mentalese.data.sentences import SentenceEncoder, align, clause_ends, cut_and_merge, open_splitter
+from mentalese.data.sources import Document, open_source, record
+from mentalese.data.tokenizers import corpus_encoder, open_tokenizer
+
+TEXT = "Dr. Smith  went home.\n\nHe slept!  “Did he?” she asked.\n"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
+    return open_tokenizer("bpe:600", open_source("builtin:families"), cache=tmp_path_factory.mktemp("c"), show=False)
+
+
+@pytest.mark.parametrize("name", ["sentencex", "syntok"])
+def test_splitters_find_sentences_and_lose_nothing(name: str) -> None:
+    split, version = open_splitter(name)
+    assert name in version
+    sentences = split(TEXT)
+    assert sentences[:3] == ["Dr. Smith  went home.", "\n\nHe slept!", "  “Did he?” she asked.\n"]
+    for document in stdlib()[:40]:
+        assert "".join(split(document.text)) == document.text
+
+
+@pytest.mark.parametrize("name", ["sentencex", "syntok", "none"])
+@settings(max_examples=60, deadline=None)
+@given(
+    text=st.text(st.one_of(st.sampled_from(" .?!\n\r\t\"'()“”aA1。\u2028\x85\u3000é😀"), st.characters(codec="utf-8")))
+)
+def test_sentences_join_to_any_text_again(name: str, text: str) -> None:
+    sentences = open_splitter(name)[0](text)
+    assert "".join(sentences) == text
+    assert all(sentence.strip() for sentence in sentences) or len(sentences) == 1
+
+
+def test_white_space_belongs_to_the_sentence_it_precedes() -> None:
+    assert align(" A b.  C d. \n", ["A b.", "C d."]) == [" A b.", "  C d. \n"]
+    assert align("A b. C d.", ["A b. ", "C d."]) == ["A b.", " C d."]
+    assert align("one two three", ["one", "not there", "three"]) == ["one", " two three"]
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> tuple[list[int], np.ndarray]:
+    lengths = draw(st.lists(st.integers(0, 40), max_size=25))
+    total = sum(lengths)
+    return lengths, np.array(draw(st.lists(st.booleans(), min_size=total, max_size=total)), dtype=bool)
+
+
+@settings(max_examples=200, deadline=None)
+@given(documents(), st.integers(1, 6), st.integers(1, 12))
+def test_no_sentence_is_over_the_cap_and_none_is_short_without_need(
+    document: tuple[list[int], np.ndarray], minimum: int, room: int
+) -> None:
+    (lengths, may_cut), cap = document, minimum + room
+    result, cut, merged = cut_and_merge(lengths, may_cut, minimum=minimum, cap=cap)
+    assert sum(result) == sum(lengths)
+    assert all(0 < length <= cap for length in result)
+    assert cut == sum(length > cap for length in lengths)
+    for i, length in enumerate(result):
+        if length < minimum:
+            assert i + 1 == len(result) or result[i + 1] + length > cap
+    old, new = set(np.cumsum(lengths).tolist()), set(np.cumsum(result).tolist())
+    if not cut:
+        assert new <= old, "sentences are merged, never moved"
+        assert merged == sum(length > 0 for length in lengths) - len(result)
+    if minimum == 1 and not merged:
+        assert old - {0} <= new, "a cut adds ends and takes none away"
+
+
+def test_a_long_sentence_is_cut_after_punctuation_where_there_is_some() -> None:
+    may_cut = np.zeros(30, dtype=bool)
+    may_cut[[6, 8, 20]] = True
+    assert cut_and_merge([30], may_cut, minimum=2, cap=10) == ([9, 10, 2, 9], 1, 0)
+    assert cut_and_merge([25], np.zeros(25, dtype=bool), minimum=2, cap=10) == ([10, 10, 5], 1, 0)
+
+
+def test_a_short_sentence_joins_the_next_or_else_the_one_before() -> None:
+    none = np.zeros(100, dtype=bool)
+    assert cut_and_merge([1, 5, 1, 1, 6], none, minimum=3, cap=10)[0] == [6, 8]
+    assert cut_and_merge([5, 1], none, minimum=3, cap=10) == ([6], 0, 1)
+    assert cut_and_merge([5, 1, 10], none, minimum=3, cap=10) == ([6, 10], 0, 1)
+    assert cut_and_merge([10, 1, 10], none, minimum=3, cap=10) == ([10, 1, 10], 0, 0)
+
+
+def test_clauses_end_at_punctuation_before_white_space(tokenizer: PreTrainedTokenizerFast) -> None:
+    ids = np.array(
+        corpus_encoder(tokenizer).encode("It cost 1,000 (or so), she said: yes", add_special_tokens=False).ids
+    )
+    ends = np.flatnonzero(clause_ends(tokenizer)(ids))
+    assert [tokenizer.decode(ids[: end + 1]) for end in ends] == [
+        "It cost 1,000 (or so),",
+        "It cost 1,000 (or so), she said:",
+    ]
+
+
+def test_tokens_are_those_of_each_sentence_by_itself(tokenizer: PreTrainedTokenizerFast) -> None:
+    encoder = SentenceEncoder(tokenizer, DataConfig(min_sentence_tokens=1, max_sentence_tokens=1000))
+    encoded = encoder([Document(TEXT), Document("One. Two.")])
+    backend = corpus_encoder(tokenizer)
+    start = 0
+    for text, lengths in zip((TEXT, "One. Two."), encoded.lengths):
+        for sentence, length in zip(open_splitter("sentencex")[0](text), lengths, strict=True):
+            assert encoded.tokens[start : start + length].tolist() == backend.encode(sentence).ids
+            start += length
+    assert start == len(encoded.tokens)
+
+
+def test_known_parts_are_kept_and_records_are_neither_cut_nor_merged(tokenizer: PreTrainedTokenizerFast) -> None:
+    settings_ = {"min_sentence_tokens": 3, "max_sentence_tokens": 8}
+    known = Document.join(["This has. Two sentences.", " This has one."])
+    assert len(SentenceEncoder(tokenizer, DataConfig(max_sentence_tokens=99))([known]).lengths[0]) == 2
+    row = record("What is the sum of all the numbers that one can think of in a day?", ["1"], "2")
+    encoded = SentenceEncoder(tokenizer, DataConfig(**settings_), "records")([row])
+    assert len(encoded.lengths[0]) == 3
+    assert (encoded.cut, encoded.merged) == (0, 0)
+
+
+def test_fixed_spans_and_no_sentences_at_all(tokenizer: PreTrainedTokenizerFast) -> None:
+    text = Document("A few words. " * 20, ("A few words. ",) * 20)
+    total = len(corpus_encoder(tokenizer).encode(text.text).ids)
+    fixed = SentenceEncoder(tokenizer, DataConfig(sentences="fixed:7"))([text])
+    assert fixed.lengths == [[7] * (total // 7) + ([total % 7] if total % 7 else [])]
+    assert SentenceEncoder(tokenizer, DataConfig(sentences="none"))([text]).lengths == [[total]]
+
+
+def test_unknown_and_missing_splitters_say_what_would_do() -> None:
+    with pytest.raises(InputError, match="did you mean 'sentencex'"):
+        open_splitter("sentencx")
+    for name in ("fixed:0", "fixed:", "fixed:x"):
+        with pytest.raises(InputError, match="positive N"):
+            open_splitter(name)
+
+
+def test_an_extra_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "wtpsplit", None)
+    monkeypatch.setitem(sys.modules, "syntok.segmenter", None)
+    for name in ("sat", "syntok"):
+        with pytest.raises(InputError, match=rf"mentalese\[{name}\]"):
+            open_splitter(name)

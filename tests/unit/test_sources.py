@@ -1,0 +1,207 @@
+"""Sources: every document is in exactly one split, and whatever is malformed is named before work starts."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mentalese import InputError
+from mentalese.data.sources import SPLITS, Document, Source, open_source
+
+LONG = "A sentence that is long enough to be taken for a text, again and again, until it has a hundred characters. "
+
+
+def jsonl(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def every_text(source: Source) -> list[str]:
+    return [text for found in texts(source).values() for text in found]
+
+
+def texts(source: Source) -> dict[str, list[str]]:
+    return {split: [document.text for document in source.documents(split)] for split in SPLITS}
+
+
+def numbered(count: int) -> list[dict]:
+    return [{"text": f"Document {i}. It is short."} for i in range(count)]
+
+
+def test_one_file_is_split_by_a_hash_of_each_text(tmp_path: Path) -> None:
+    rows = numbered(1000)
+    source = open_source(f"file:{jsonl(tmp_path / 'a.jsonl', rows)}")
+    found = texts(source)
+    assert sorted(every_text(source)) == sorted(row["text"] for row in rows)
+    assert all(30 <= len(found[split]) <= 70 for split in ("validation", "test"))
+
+    random.Random(0).shuffle(rows)
+    again = texts(open_source(f"file:{jsonl(tmp_path / 'b.jsonl', [*rows, *numbered(1100)[1000:]])}"))
+    for split in SPLITS:
+        assert set(found[split]) <= set(again[split]), "order and later documents do not move a document"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=12), st.booleans(), st.booleans())
+def test_no_two_splits_share_a_document(documents: list[str], with_validation: bool, with_test: bool) -> None:
+    readers = {"train": lambda: iter([Document(text) for text in documents])}
+    if with_validation:
+        readers["validation"] = lambda: iter([Document("a"), Document("b")])
+    if with_test:
+        readers["test"] = lambda: iter([Document("b"), Document("ab")])
+    try:
+        source = Source("s", "text", readers)
+    except InputError:
+        distinct = set(documents) - ({"a", "b"} if with_validation else set()) - ({"b", "ab"} if with_test else set())
+        assert len(distinct) <= 2 - with_validation - with_test
+        return
+    found = texts(source)
+    assert all(found.values())
+    for split in SPLITS:
+        for other in SPLITS:
+            assert split == other or not set(found[split]) & set(found[other])
+    assert sum(map(len, found.values())) + sum(source.dropped.values()) == sum(1 for r in readers.values() for _ in r())
+    assert all(source.size(split) == sum(map(len, found[split])) for split in SPLITS)
+
+
+def test_documents_of_train_that_are_held_out_too_are_dropped_and_counted(tmp_path: Path) -> None:
+    jsonl(tmp_path / "train.jsonl", numbered(10))
+    jsonl(tmp_path / "valid.jsonl", [{"text": "Document 3. It is short."}, {"text": "only here"}])
+    jsonl(tmp_path / "test-00000-of-00001.jsonl", [{"text": "only here"}, {"text": "Document 4. It is short."}])
+    source = open_source(f"file:{tmp_path}")
+    assert source.dropped == {"train": 2, "validation": 1, "test": 0}
+    assert texts(source)["validation"] == ["Document 3. It is short."]
+
+
+def test_all_formats_give_the_same_documents_and_fingerprint(tmp_path: Path) -> None:
+    rows = [{"id": str(i), "text": LONG + str(i)} for i in range(20)]
+    jsonl(tmp_path / "a.jsonl", rows)
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "c.parquet")
+    (tmp_path / "d.txt").write_text("\n<|endoftext|>\n".join(row["text"] for row in rows))
+    sources = [open_source(f"file:{tmp_path / name}") for name in ("a.jsonl", "b.jsonl.gz", "c.parquet")]
+    assert len({source.fingerprint for source in sources}) == 1
+    assert texts(sources[0]) == texts(sources[1]) == texts(sources[2])
+    plain = every_text(open_source(f"file:{tmp_path / 'd.txt'}"))
+    assert sorted(text.strip() for text in plain) == sorted(row["text"] for row in rows)
+
+
+def test_level_one_headings_begin_documents(tmp_path: Path) -> None:
+    parts = [f" = Title {i} = \n Some text. \n = = Part = = \n More text , 1 = 1 . \n" for i in range(3)]
+    (tmp_path / "wiki.txt").write_text(" \n" + "".join(parts))
+    found = every_text(open_source(f"file:{tmp_path / 'wiki.txt'}"))
+    assert sorted(found) == sorted(parts)
+
+
+def test_wikitext_has_its_articles(shared_data: Path, tmp_path: Path) -> None:
+    source = open_source(f"file:{shared_data / 'corpora' / 'wikitext-103' / 'validation.txt'}")
+    assert sum(map(len, texts(source).values())) == 60
+
+
+def test_the_text_column_is_found_or_asked_for(tmp_path: Path) -> None:
+    def column_of(row: dict, **options: str) -> str:
+        rows = [{name: f"{value}{i}" if isinstance(value, str) else i for name, value in row.items()} for i in range(9)]
+        found = next(open_source(f"file:{jsonl(tmp_path / 'x.jsonl', rows)}", **options).documents("train")).text
+        return next(name for name, value in row.items() if found.startswith(str(value)))
+
+    assert column_of({"title": "t", "text": "x", "body": LONG}) == "text"
+    assert column_of({"id": 1, "content": "short"}) == "content"
+    assert column_of({"title": "t", "story": LONG}) == "story"
+    assert column_of({"title": "t", "story": LONG}, text_column="title") == "title"
+    with pytest.raises(InputError, match=r"several columns.*it has title, summary"):
+        column_of({"title": "t", "summary": "s"})
+    with pytest.raises(InputError, match="no column holds"):
+        column_of({"id": 1})
+    with pytest.raises(InputError, match=r"text_column is 'body'.*only id, text"):
+        column_of({"id": 1, "text": "t"}, text_column="body")
+
+
+def test_records_know_their_question_steps_and_answer(tmp_path: Path) -> None:
+    rows = [{"question": f"What is {i} + 1 + 1?", "steps": [f"{i} + 1", "+ 1"], "answer": str(i)} for i in range(9)]
+    source = open_source(f"file:{jsonl(tmp_path / 'r.jsonl', rows)}")
+    document = next(source.documents("train"))
+    number = document.text.rsplit(" ", 1)[1]
+    assert source.kind == "records"
+    assert document.segments == (f"What is {number} + 1 + 1?\n", f"{number} + 1\n", "+ 1\n", f"### {number}")
+    assert document.text == "".join(document.segments)
+
+    rows[4]["steps"] = "none"  # type: ignore[assignment]
+    with pytest.raises(InputError, match="line 5 is no record"):
+        open_source(f"file:{jsonl(tmp_path / 'r.jsonl', rows)}")
+
+
+def test_malformed_files_are_named_in_one_sentence(tmp_path: Path) -> None:
+    good = json.dumps({"text": "fine"}).encode() + b"\n"
+    cases = {
+        "empty.jsonl": (b"", "empty"),
+        "blank.txt": (b"\n \n", "holds no text"),
+        "blank.jsonl": (b"\n\n", "is empty"),
+        "binary.txt": (b"ab\0cd", "binary"),
+        "latin.txt": ("né".encode("latin-1"), "not UTF-8"),
+        "broken.jsonl": (good * 3 + b'{"text": \n' + good, "line 4 is not JSON"),
+        "list.jsonl": (good + b"[1]\n", "line 2 is not a JSON object"),
+        "column.jsonl": (good * 150 + b'{"txt": "x"}\n', "line 151 has no column 'text'"),
+        "number.jsonl": (good * 150 + b'{"text": 5}\n', "line 151: column 'text' holds int"),
+        "surrogate.jsonl": (good + b'{"text": "\\ud800"}\n', "document 2 of train is not valid Unicode"),
+        "few.jsonl": (good * 5, "holds 1 distinct document"),
+        "cut.jsonl.gz": (gzip.compress(good * 1000)[:-20], "no whole gzip file"),
+        "plain.jsonl.gz": (good, "no whole gzip file"),
+        "not.parquet": (good, "no readable parquet file"),
+        "what.csv": (good, "no known kind"),
+    }
+    for name, (content, message) in cases.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InputError, match=message) as caught:
+            open_source(f"file:{tmp_path / name}")
+        assert name in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_unknown_sources_say_what_would_do(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="did you mean 'stdlib'"):
+        open_source("builtin:stdlb")
+    with pytest.raises(InputError, match="does not exist"):
+        open_source("file:nowhere.txt")
+    with pytest.raises(InputError, match=f"write file:{tmp_path}"):
+        open_source(str(tmp_path))
+    with pytest.raises(InputError, match="give builtin:NAME"):
+        open_source("wikitext")
+    with pytest.raises(InputError, match="holds no train file"):
+        open_source(f"file:{tmp_path}")
+
+
+def test_a_hub_set_is_read_by_its_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `datasets.load_dataset` returns is a mapping of splits to rows, as here."""
+    import datasets
+
+    asked = []
+
+    def load_dataset(name: str, config: str | None) -> datasets.DatasetDict:
+        asked.append((name, config))
+        rows = {"train": numbered(20), "validation": [{"text": "held out"}]}
+        return datasets.DatasetDict({split: datasets.Dataset.from_list(part) for split, part in rows.items()})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    found = texts(open_source("hub:someone/stories:small"))
+    assert asked == [("someone/stories", "small")]
+    assert found["validation"] == ["held out"]
+    assert len(found["train"]) + len(found["test"]) == 20
+
+
+def test_a_hub_set_that_cannot_be_had_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    def load_dataset(name: str, config: str | None) -> None:
+        raise ConnectionError("no network\nwith details")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(InputError, match=r"hub:someone/stories'.*no network\)"):
+        open_source("hub:someone/stories")

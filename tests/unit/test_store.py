@@ -1,0 +1,207 @@
+"""The token store: it holds exactly the text, is written whole or not at all, and notices every damage."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import resource
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
+
+from mentalese import DataConfig, InputError
+from mentalese.data.sentences import open_splitter
+from mentalese.data.sources import open_source
+from mentalese.data.store import SPLITS, open_store, prepare
+from mentalese.data.tokenizers import special_token_ids, tokenizer_fingerprint
+
+
+@pytest.fixture
+def config(corpus: Path) -> DataConfig:
+    return DataConfig(source=f"file:{corpus}", tokenizer="bpe:512", max_sentence_tokens=24, min_sentence_tokens=9)
+
+
+@pytest.fixture
+def prepared(config: DataConfig, tmp_path: Path) -> Path:
+    return prepare(config, out=tmp_path / "prepared", show=False)[0].folder
+
+
+def test_the_store_gives_every_document_back(config: DataConfig, tmp_path: Path) -> None:
+    store, tokenizer = prepare(config, out=tmp_path / "store", show=False)
+    source, eod = open_source(config.source), special_token_ids(tokenizer)["eos_token_id"]
+    for name in SPLITS:
+        split, documents = store.splits[name], list(source.documents(name))
+        assert split.tokens.dtype == np.uint16
+        assert len(split.documents) == len(documents) + 1
+        assert split.documents[[0, -1]].tolist() == split.segments[[0, -1]].tolist() == [0, len(split.tokens)]
+        assert (split.tokens[split.documents[1:] - 1] == eod).all()
+        assert (split.tokens == eod).sum() == len(documents)
+        assert (split.segments[split.document_segments] == split.documents).all()
+        assert split.document_bytes.tolist() == [len(document.text.encode()) for document in documents]
+        for document, (start, end) in zip(documents, pairwise(split.documents), strict=True):
+            assert tokenizer.decode(split.tokens[start : end - 1]) == document.text
+        lexical = np.diff(split.segments)
+        lexical[split.document_segments[1:] - 1] -= 1
+        assert lexical.max() <= config.max_sentence_tokens
+        counts = store.meta["counts"][name]
+        assert counts["tokens"] == len(split.tokens)
+        assert counts["segments"] == len(split.segments) - 1
+        assert counts["merged_sentences"] > 0
+
+
+def test_chunks_do_not_show_in_the_result(
+    config: DataConfig, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mentalese.data.store._CHUNK_CHARACTERS", 1)
+    store, _ = prepare(config, out=tmp_path / "one by one", show=False)
+    assert store.meta["data_hash"] == open_store(prepared).meta["data_hash"]
+
+
+def test_a_large_vocabulary_takes_wider_integers(tmp_path: Path) -> None:
+    backend = Tokenizer(WordLevel({f"w{i}": i for i in range(70_000)}, unk_token="w0"))
+    backend.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / "words.jsonl").write_text("".join(json.dumps({"text": f"w{69_000 + i}"}) + "\n" for i in range(99)))
+    config = DataConfig(source=f"file:{tmp_path / 'words.jsonl'}", tokenizer=str(tmp_path / "tokenizer"))
+    store, _ = prepare(config, out=tmp_path / "store", show=False)
+    tokens = np.concatenate([split.tokens for split in store.splits.values()])
+    assert tokens.dtype == np.uint32
+    assert set(range(69_000, 69_099)) <= set(tokens.tolist())
+
+
+def test_the_same_inputs_and_settings_are_prepared_once(config: DataConfig) -> None:
+    first, tokenizer = prepare(config, show=False)
+    written = (first.folder / "meta.json").stat().st_mtime_ns
+    again, same = prepare(dataclasses.replace(config, batch_size=3, sequence_length=9), show=False)
+    assert again.folder == first.folder
+    assert (again.folder / "meta.json").stat().st_mtime_ns == written
+    assert tokenizer_fingerprint(same) == tokenizer_fingerprint(tokenizer)
+    for change in ({"max_sentence_tokens": 25}, {"sentences": "syntok"}, {"tokenizer": "bpe:400"}):
+        assert prepare(dataclasses.replace(config, **change), show=False)[0].folder != first.folder
+
+
+def test_a_prepared_folder_is_a_source(config: DataConfig, prepared: Path) -> None:
+    store, tokenizer = prepare(DataConfig(source=f"store:{prepared}"), show=False)
+    _, original = prepare(config, show=False)
+    assert store.folder == prepared
+    assert tokenizer_fingerprint(tokenizer) == tokenizer_fingerprint(original) == store.meta["tokenizer_fingerprint"]
+    with pytest.raises(InputError, match=r"min_sentence_tokens is 3.*was prepared with 9"):
+        prepare(DataConfig(source=f"store:{prepared}", batching="sentences"), show=False)
+    prepare(dataclasses.replace(config, source=f"store:{prepared}", batching="sentences"), show=False)
+
+
+def test_every_cut_or_flipped_byte_is_noticed(prepared: Path) -> None:
+    open_store(prepared)
+    files = [path for path in prepared.rglob("*") if path.is_file()]
+    assert len(files) >= 3 * 5 + 2
+    for path in files:
+        content = path.read_bytes()
+        damaged = bytearray(content)
+        damaged[len(content) // 2] ^= 1
+        for broken in (bytes(damaged), content[:-1], content[: len(content) // 2]):
+            path.write_bytes(broken)
+            with pytest.raises(InputError, match=rf"{path.name}.*prepare the data again"):
+                open_store(prepared)
+        path.unlink()
+        with pytest.raises(InputError, match=f"{path.name}"):
+            open_store(prepared)
+        path.write_bytes(content)
+    open_store(prepared)
+
+
+def test_another_format_version_is_refused(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mentalese.data.store.FORMAT_VERSION", 99)
+    with pytest.raises(InputError, match=r"format version 1.*reads 99"):
+        open_store(prepared)
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(config: DataConfig, prepared: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis.txt").write_text("mine")
+    with pytest.raises(InputError, match="holds something else"):
+        prepare(config, out=other, show=False)
+    with pytest.raises(InputError, match="holds something else"):
+        prepare(config, out=other / "thesis.txt", show=False)
+    with pytest.raises(InputError, match="other data or settings"):
+        prepare(dataclasses.replace(config, max_sentence_tokens=25), out=prepared, show=False)
+    assert (other / "thesis.txt").read_text() == "mine"
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert prepare(config, out=empty, show=False)[0].folder == empty
+
+
+def test_bad_input_leaves_nothing_behind(config: DataConfig, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "fine"}\n{"text": \n')
+    with pytest.raises(InputError, match="line 2"):
+        prepare(dataclasses.replace(config, source=f"file:{bad}"), out=out, show=False)
+    with pytest.raises(InputError, match=r"at most data.max_sentence_tokens"):
+        prepare(dataclasses.replace(config, sentences="fixed:25"), out=out, show=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.jsonl"]
+
+
+def test_a_disk_that_refuses_is_one_sentence_and_leaves_nothing_behind(config: DataConfig, tmp_path: Path) -> None:
+    prepare(config, show=False)  # the tokenizer is trained and cached
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, hard))
+    try:
+        with pytest.raises(InputError, match=r"cannot be written.*make room or choose another folder"):
+            prepare(config, out=tmp_path / "out", show=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_processes_may_prepare_the_same_store_at_once(config: DataConfig, tmp_path: Path) -> None:
+    code = (
+        "import json, sys; from pathlib import Path; from mentalese import DataConfig\n"
+        "from mentalese.data.store import prepare\n"
+        "print(prepare(DataConfig(**json.loads(sys.argv[1])), out=Path(sys.argv[2]), show=False)[0].meta['data_hash'])"
+    )
+    arguments = [sys.executable, "-c", code, json.dumps(dataclasses.asdict(config)), str(tmp_path / "store")]
+    running = [subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    hashes = [process.communicate()[0].strip() for process in running]
+    assert [process.returncode for process in running] == [0, 0]
+    assert hashes == [open_store(tmp_path / "store").meta["data_hash"]] * 2
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+def test_the_loser_of_a_race_takes_the_winner_s_store(
+    config: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, written = tmp_path / "store", []
+
+    def slow_splitter(text: str) -> list[str]:
+        if not written:
+            written.append(True)
+            written.append(prepare(config, out=out, show=False)[0].meta)
+        return open_splitter("sentencex")[0](text)
+
+    monkeypatch.setattr("mentalese.data.sentences.open_splitter", lambda name: (slow_splitter, "x"))
+    store, _ = prepare(config, out=out, show=False)
+    assert store.meta == written[1]
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+def test_records_keep_their_parts(tmp_path: Path) -> None:
+    rows = [{"question": f"What is {i}+{i}?", "steps": [f"{i}+{i}={2 * i}"], "answer": str(2 * i)} for i in range(40)]
+    (tmp_path / "r.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = DataConfig(source=f"file:{tmp_path / 'r.jsonl'}", tokenizer="bpe:300", batching="records")
+    store, tokenizer = prepare(config, out=tmp_path / "store", show=False)
+    split = store.splits["train"]
+    assert store.meta["kind"] == "records"
+    assert (np.diff(split.document_segments) == 3).all()
+    parts = [tokenizer.decode(split.tokens[a:b]) for a, b in zip(split.segments[:3], split.segments[1:4])]
+    assert parts[0].startswith("What is")
+    assert parts[1].endswith("\n")
+    assert parts[2].startswith("### ")
