@@ -7,6 +7,7 @@ training hides more than one pass (latent steps, an inner optimisation, an auxil
 
 from __future__ import annotations
 
+import inspect
 import json
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.dataclasses import type_validator
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
@@ -71,6 +73,25 @@ class LatentThoughtConfig(PreTrainedConfig):
             if isinstance(value, list) and "tuple" in str(fields[name].type):
                 setattr(self, name, tuple(value))
         super().__post_init__(**kwargs)
+        self._check_types()
+        self.validate_architecture()
+
+    def _check_types(self) -> None:
+        """transformers' `@strict` neither reads annotations that are strings nor takes 1 for a float."""
+        checked: set[str] = set()
+        for cls in type(self).__mro__[: type(self).__mro__.index(LatentThoughtConfig) + 1]:
+            for name, expected in inspect.get_annotations(cls, eval_str=True).items():
+                value = getattr(self, name)
+                if name in checked:
+                    continue
+                checked.add(name)
+                if expected is float and type(value) is int:
+                    setattr(self, name, value := float(value))
+                try:
+                    type_validator(name, value, expected)
+                except TypeError as error:
+                    kind = expected.__name__ if isinstance(expected, type) else str(expected).replace("typing.", "")
+                    raise InputError(f"{self.model_type}.{name} is {value!r}: give {kind}") from error
 
     def validate_architecture(self) -> None:
         if self.hidden_size % self.num_attention_heads:

@@ -1,0 +1,127 @@
+"""Thought Gestalt's recipes: two for everybody, and the paper's Figure 2 and Table 2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Phase, Recipe, TrainConfig
+
+WIKITEXT = "hub:Salesforce/wikitext:wikitext-103-raw-v1"
+
+
+def dropout_phases(token: float, sentence: float, half: int, full: int) -> tuple[Phase, ...]:
+    """Token and sentence dropout warmed in (B.2): none, half from `half` sentence steps on, all of it from `full` on."""
+    return tuple(
+        Phase(
+            start=start,
+            clock="sentence_steps",
+            model={"token_dropout": token * share, "sentence_dropout": sentence * share},
+        )
+        for start, share in ((half, 0.5), (full, 1.0))
+    )
+
+
+# Section 2.3: ends of sentences count in full for one epoch, then 0.05; streams grow by 12 sentences every 5 epochs.
+EOS_PHASE = Phase(start=1, clock="epochs", model={"eos_weight": 0.05})
+CURRICULUM = tuple(Phase(start=5 * i, clock="epochs", data={"max_sentences": 30 + 12 * i}) for i in range(1, 10))
+
+TINY = Recipe(
+    name="thought_gestalt/tiny",
+    description="12 layers of width 64 on the standard library's documentation, seconds on two CPU cores",
+    model={
+        "model_type": "thought_gestalt",
+        "hidden_size": 64,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 4,
+        "attention_dropout": 0.0,
+    },
+    data=DataConfig(
+        source="builtin:stdlib",
+        tokenizer="bpe:4096",
+        batching="sentences",
+        max_sentences=30,
+        tokens_per_batch=4096,
+    ),
+    optimizer=OptimizerConfig(learning_rate=3e-3, betas=(0.9, 0.95), weight_decay=0.01, warmup=0.1),
+    train=TrainConfig(tokens=250_000),
+    evaluation=EvaluationConfig(batch_size=8),
+    phases=(EOS_PHASE, *dropout_phases(0.05, 0.05, half=500, full=1_500)),
+    baseline="gpt2/tiny",
+)
+
+SMALL = Recipe(
+    name="thought_gestalt/small",
+    description="12 layers of width 384 on WikiText-103, about an hour on one GPU",
+    model={
+        "model_type": "thought_gestalt",
+        "hidden_size": 384,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 6,
+        "attention_dropout": 0.1,
+    },
+    data=DataConfig(
+        source=WIKITEXT, tokenizer="hub:openai-community/gpt2", batching="sentences", tokens_per_batch=20_000
+    ),
+    optimizer=OptimizerConfig(learning_rate=6e-4, betas=(0.9, 0.95), weight_decay=0.01),
+    train=TrainConfig(tokens=100_000_000, precision="bf16", eval_every=500, checkpoint_every=500),
+    evaluation=EvaluationConfig(batch_size=8),
+    phases=(
+        Phase(start=10_000_000, clock="tokens", model={"eos_weight": 0.05}),
+        *dropout_phases(0.15, 0.15, half=2_000, full=7_000),
+    ),
+    baseline="gpt2/small",
+)
+
+
+def paper_recipe(suffix: str, description: str, width: int, heads: int, *, token_dropout: float = 0.15) -> Recipe:
+    """One row of Table 2, with its GPT-2 twin as baseline."""
+    model: dict[str, Any] = {
+        "model_type": "thought_gestalt",
+        "hidden_size": width,
+        "num_hidden_layers": 12,
+        "num_attention_heads": heads,
+    }
+    return Recipe(
+        name=f"thought_gestalt/table2-{suffix}",
+        description=description,
+        model=model,
+        data=DataConfig(
+            source=WIKITEXT,
+            tokenizer="hub:openai-community/gpt2",
+            sentences="sat",
+            batching="sentences",
+            max_sentences=30,
+            tokens_per_batch=20_000,
+        ),
+        optimizer=OptimizerConfig(learning_rate=2.5e-4, betas=(0.9, 0.999), weight_decay=0.01, warmup=0.02),
+        train=TrainConfig(epochs=50, early_stopping_patience=3, early_stopping_min_delta=0.1, checkpoint_every=1_000),
+        evaluation=EvaluationConfig(batch_size=8),
+        phases=(EOS_PHASE, *CURRICULUM, *dropout_phases(token_dropout, 0.15, half=2_000, full=7_000)),
+        baseline=f"gpt2/table2-{suffix}",
+        paper="Table 2, Figure 2",
+    )
+
+
+RECIPES = [
+    TINY,
+    SMALL,
+    *(
+        paper_recipe(f"{millions}m", f"the paper's 85M model on {millions} million tokens of WikiText-103", 768, 12)
+        for millions in (12, 20, 30, 50)
+    ),
+    *(
+        paper_recipe(
+            label,
+            f"width {width}, the paper's {label.upper()} model on 50 million tokens of WikiText-103",
+            width,
+            heads,
+            token_dropout=token_dropout,
+        )
+        for label, width, heads, token_dropout in (
+            ("340k", 48, 3, 0.0),
+            ("1.3m", 96, 6, 0.0),
+            ("5.4m", 192, 6, 0.15),
+            ("21m", 384, 6, 0.15),
+        )
+    ),
+]
