@@ -12,6 +12,7 @@ import dataclasses
 import datetime
 import json
 import math
+import os
 import shlex
 import statistics
 import sys
@@ -100,10 +101,9 @@ def compare(
     results += [run(recipe) for recipe in recipes[1:]]
 
     comparison = _judge(recipes, results) | {"match": matched, "seeds": seeds, "command": _command(recipes, out)}
-    write_text(out / "compare.json", json.dumps(comparison, indent=2) + "\n")
-    write_report(comparison, out / "report.html")
-    if show:
-        print_table(comparison)
+    if int(os.environ.get("RANK", 0)) == 0:  # under torchrun every process knows all results
+        write_text(out / "compare.json", json.dumps(comparison, indent=2) + "\n")
+        write_report(comparison, out / "report.html")
     return comparison
 
 
