@@ -54,7 +54,7 @@ def test_the_store_gives_every_document_back(config: DataConfig, tmp_path: Path)
         counts = store.meta["counts"][name]
         assert counts["tokens"] == len(split.tokens)
         assert counts["segments"] == len(split.segments) - 1
-        assert counts["merged_sentences"] > 0
+        assert name != "train" or counts["merged_sentences"] > 0
 
 
 def test_chunks_do_not_show_in_the_result(
