@@ -11,11 +11,13 @@ micro-batch), so a resumed run equals an uninterrupted one bit for bit without a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import math
 import resource
+import shlex
 import shutil
 import signal
 import statistics
@@ -114,6 +116,7 @@ class _Run:
             step.compile()
         self.step = wrap(step, parallel, recipe.train.parallel)
         self.optimizer = build_optimizer(self.model.parameters(), recipe.optimizer)
+        _forget_peak_memory(parallel.device)
         self.state = State()
         self.rates: list[float] = []
 
@@ -312,7 +315,7 @@ class _Run:
             "commit": provenance.commit(),
             "hardware": provenance.hardware(self.parallel.device) | {"ranks": self.parallel.world_size},
             "versions": provenance.versions(),
-            "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         }
 
     def _save_checkpoint(self, checkpoints: Checkpointer) -> None:
@@ -366,6 +369,8 @@ class _Run:
             recipe.data,
             max_new_tokens=recipe.evaluation.sample_tokens,
             seed=recipe.train.seed,
+            do_sample=True,  # greedy decoding of a small model repeats itself
+            top_p=0.9,
         )
         records = read_metrics(self.out / "metrics.jsonl")
         tokens = self.plan.position(state.step).tokens
@@ -517,10 +522,21 @@ def _curve(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return curve
 
 
+def _forget_peak_memory(device: torch.device) -> None:
+    """Starts a new peak, so that a run in a long process does not inherit the one before (Linux and CUDA)."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def _peak_memory(device: torch.device) -> int:
     """Bytes: allocated on the GPU, or the process's largest resident size."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status")
+    if status.exists():
+        return 1024 * int(next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM")))
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
