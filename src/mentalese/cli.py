@@ -74,7 +74,7 @@ def _flags(options: type, prefix: str = "--") -> list[str]:
         name = next((a.name for a in annotations if getattr(a, "name", None)), field.name).replace("_", "-")
         found += [alias for a in annotations for alias in getattr(a, "aliases", None) or ()]
         plain = hints[field.name]
-        found += _flags(plain, f"{prefix}{name}.") if dataclasses.is_dataclass(plain) else [prefix + name]
+        found += _flags(plain, f"{prefix}{name}.") if dataclasses.is_dataclass(plain) else [prefix + name]  # type: ignore[arg-type]
     return found
 
 
@@ -409,21 +409,22 @@ def list_everything(args: list[str]) -> None:
 
 @dataclasses.dataclass(kw_only=True)
 class _Bench:
-    """Speed, memory and cost of each family's tiny recipe against its baseline, interleaved in one run."""
+    """Speed, memory and cost of each named family's (or every family's) tiny recipe against its baseline."""
 
-    family: tyro.conf.Positional[tuple[str, ...]] = ()
-    """All families that have a baseline unless given."""
     out: Path | None = None
     """A JSON file for the figures."""
 
 
 def bench(args: list[str]) -> None:
-    options = _parse(_Bench, args, "bench")
+    names, rest = _positionals(args)
+    options = _parse(_Bench, rest, "bench")
     _quiet()
+    from mentalese.bench import HEADER, denominator, table
     from mentalese.bench import bench as run
-    from mentalese.bench import print_table
 
-    print_table(run(list(options.family), options.out))
+    result = run(names, options.out)
+    _print_table(HEADER, table(result))
+    print(f"\n{denominator(result)}")
 
 
 @dataclasses.dataclass(kw_only=True)
