@@ -114,7 +114,9 @@ def teardown() -> None:
 
 
 def wrap(step: TrainStep, parallel: Parallel, kind: Literal["ddp", "fsdp"]) -> nn.Module:
-    """The step as `parallel` ranks run it together; alone, the step itself. Build the optimiser afterwards.
+    """The step as `parallel` ranks run it together; alone, the step itself.
+
+    Build the optimiser afterwards, and score under `torch.no_grad()`: DDP takes any other call for a step to come.
 
     DDP looks for unused parameters in each step. That is exact where a rank does not reach a parameter (a gate before
     its stage): ranks that use it are averaged with zeros, and one that no rank uses keeps no gradient at all, so that
@@ -126,7 +128,9 @@ def wrap(step: TrainStep, parallel: Parallel, kind: Literal["ddp", "fsdp"]) -> n
     if parallel.world_size == 1:
         return step
     if kind == "ddp":
-        return DistributedDataParallel(step, broadcast_buffers=False, find_unused_parameters=True)
+        together = DistributedDataParallel(step, find_unused_parameters=True)
+        together.broadcast_buffers = False  # the argument's name changes between versions, the attribute's does not
+        return together
     mesh = init_device_mesh(parallel.device.type, (parallel.world_size,))
     for block in _blocks(step):
         fully_shard(block, mesh=mesh)

@@ -1,0 +1,372 @@
+"""Two processes compute what one does, with DDP and with FSDP2, and their checkpoints survive a kill.
+
+The processes are real ones, started by `torchrun`, which runs this very file. One launch goes through all scenarios
+(most of its time is importing), and the tests look at what it wrote.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.filesystem import FileSystem
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from mentalese.models.auto import CausalLMAdapter
+from mentalese.models.base import Batch, LossOutput, TrainStep
+from mentalese.train.checkpoint import Checkpointer
+from mentalese.train.parallel import Parallel, clip_and_scale, full_state_dict, no_sync, setup, teardown, wrap
+
+KINDS = ("ddp", "fsdp")
+ALONE = Parallel(rank=0, world_size=1, local_rank=0, device=torch.device("cpu"))
+STEPS, MICROS = 3, 2
+
+
+# -- models ---------------------------------------------------------------------------------------------------------
+
+
+def gpt2() -> nn.Module:
+    """Tied embeddings, and a vocabulary and width that two ranks cannot share evenly."""
+    config = GPT2Config(
+        vocab_size=31,
+        n_embd=18,
+        n_layer=2,
+        n_head=2,
+        n_positions=16,
+        resid_pdrop=0,
+        embd_pdrop=0,
+        attn_pdrop=0,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    return CausalLMAdapter(GPT2LMHeadModel(config))
+
+
+class Gated(nn.Module):
+    """The gate acts on streams that ask for it; the spare is for a stage that never comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.gate, self.spare = nn.Linear(4, 1), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def training_loss(self, batch: Batch) -> LossOutput:
+        x = batch["x"] * self.gate(batch["x"]).sigmoid() if batch["gated"] else batch["x"]
+        return LossOutput(loss=self.linear(x).square().mean(), weight=torch.tensor(float(len(x))))
+
+
+class Inner(nn.Module):
+    """An inner optimisation in the forward pass: three gradient steps on a latent, then the loss at its end."""
+
+    inner_gradients = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = nn.Parameter(torch.ones(4))
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2))
+        self.out = nn.Linear(4, 4)
+
+    def energy(self, x: Tensor, latent: Tensor) -> Tensor:
+        for block in self.blocks:
+            latent = latent + block(latent)
+        return (self.out(latent) - x).square().mean(1).sum()
+
+    def training_loss(self, batch: Batch) -> LossOutput:
+        x = batch["x"]
+        latent = self.start.expand_as(x)
+        for _ in range(3):
+            at = latent.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(self.energy(x, at), at)
+            latent = latent - 0.1 * gradient
+        return LossOutput(loss=self.energy(x, latent) / len(x), weight=torch.tensor(float(len(x))))
+
+    token_nll = torch.enable_grad()(training_loss)
+
+
+# -- data: four rows a micro-batch, dealt out to ranks --------------------------------------------------------------
+
+
+def text(step: int, micro: int, rank: int, world_size: int) -> Batch:
+    """Rank 1 of two gets a quarter of the targets, and in every second micro-batch none at all."""
+    ids = torch.randint(31, (4, 12), generator=torch.Generator().manual_seed(10 * step + micro))
+    labels = ids.clone()
+    labels[1::2, 3 if micro == 0 else 0 :] = -100
+    return {"input_ids": ids[rank::world_size], "labels": labels[rank::world_size]}
+
+
+def vectors(step: int, micro: int, rank: int, world_size: int) -> Batch:
+    """Two of three rows go to rank 0."""
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(10 * step + micro))
+    return {"x": x[rank::world_size]}
+
+
+def gated(step: int, micro: int, rank: int, world_size: int) -> Batch:
+    """Rows of rank 0 use the gate and rows of rank 1 do not; alone they are two micro-batches."""
+    if world_size == 1:
+        rank, micro = micro, 0
+    x = torch.randn(2, 4, generator=torch.Generator().manual_seed(10 * step + rank))
+    return {"x": x, "gated": rank == 0}
+
+
+# -- what the training loop does ------------------------------------------------------------------------------------
+
+
+def one_step(
+    step: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    parallel: Parallel,
+    batches: list[Batch],
+    max_norm: float | None = None,
+) -> float:
+    outputs = []
+    for index, batch in enumerate(batches):
+        with no_sync(step, last=index == len(batches) - 1):
+            output = step(batch, {})
+            (output.loss * output.weight).backward()
+        outputs.append(output)
+    total = parallel.sum(sum(output.weight for output in outputs))
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    norm = clip_and_scale(parameters, scale=parallel.world_size / total, max_norm=max_norm)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return float(norm)
+
+
+def trained(
+    model: nn.Module,
+    kind: str,
+    parallel: Parallel,
+    data: Callable[..., Batch],
+    micros: int = MICROS,
+    score: bool = False,
+) -> dict[str, Any]:
+    """Weights and gradient norms of a short run with momentum: it shows every difference and amplifies none."""
+    step = wrap(TrainStep(model), parallel, kind)  # type: ignore[arg-type]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    norms = []
+    for index in range(STEPS):
+        batches = [data(index, micro, parallel.rank, parallel.world_size) for micro in range(micros)]
+        norms.append(one_step(step, optimizer, parallel, batches, max_norm=0.7))
+        if score:
+            with torch.no_grad():
+                step(batches[0], None)
+    return {"weights": full_state_dict(model), "norms": norms}
+
+
+SCENARIOS: dict[str, Callable[[str, Parallel], dict[str, Any]]] = {
+    "gpt2": lambda kind, parallel: trained(gpt2(), kind, parallel, text, score=True),
+    "inner": lambda kind, parallel: trained(Inner(), kind, parallel, vectors, score=True),
+    "gated": lambda kind, parallel: trained(Gated(), kind, parallel, gated, 2 // parallel.world_size),
+}
+
+
+def run(name: str, kind: str, parallel: Parallel) -> dict[str, Any]:
+    torch.manual_seed(0)
+    return SCENARIOS[name](kind, parallel)
+
+
+def adam(kind: str, parallel: Parallel, seed: int) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = gpt2()
+    step = wrap(TrainStep(model), parallel, kind)  # type: ignore[arg-type]
+    return model, step, torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+
+
+def advance(step: nn.Module, optimizer: torch.optim.Optimizer, parallel: Parallel, steps: range) -> None:
+    for index in steps:
+        one_step(step, optimizer, parallel, [text(index, 0, parallel.rank, parallel.world_size)], max_norm=1.0)
+
+
+def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Weights and optimiser state, whole, as they are now."""
+    found = full_state_dict(model)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+            found[f"{names[parameter]}/{key}"] = whole
+    return {name: value.clone() for name, value in found.items()}
+
+
+# -- what the processes run -----------------------------------------------------------------------------------------
+
+
+def all_scenarios(folder: Path) -> None:
+    parallel = setup("cpu")
+    result: dict[str, Any] = {}
+    for kind in KINDS:
+        for name in SCENARIOS:
+            if (name, kind) != ("gated", "fsdp"):  # FSDP2 asks all ranks to run the same modules
+                result[f"{name}-{kind}"] = run(name, kind, parallel)
+        model, step, optimizer = adam(kind, parallel, seed=0)
+        advance(step, optimizer, parallel, range(2))
+        checkpoints = Checkpointer(folder / kind, parallel, keep=1)
+        checkpoints.save(2, model, optimizer, {"kind": kind})
+        result[f"saved-{kind}"] = everything(model, optimizer)
+        advance(step, optimizer, parallel, range(2, 4))
+        result[f"uninterrupted-{kind}"] = everything(model, optimizer)
+        model, step, optimizer = adam(kind, parallel, seed=1)
+        assert checkpoints.load(model, optimizer) == {"kind": kind}
+        advance(step, optimizer, parallel, range(2, 4))
+        result[f"resumed-{kind}"] = everything(model, optimizer)
+        Checkpointer(folder / "one", parallel, keep=1).load(model, optimizer)
+        result[f"from-one-{kind}"] = everything(model, optimizer)
+    result["sum"] = parallel.sum(parallel.rank + 0.5), parallel.sum(torch.tensor(parallel.rank + 1.0))
+    result["max"] = parallel.max(parallel.rank + 3)
+    result["object"] = parallel.broadcast_object({"rank": parallel.rank})
+    torch.save(result, folder / f"rank-{parallel.rank}.pt")
+    teardown()
+
+
+def save_and_hang(folder: Path) -> None:
+    """Saves one checkpoint, then begins another one that is never done."""
+    parallel = setup("cpu")
+    model, step, optimizer = adam("fsdp", parallel, seed=0)
+    checkpoints = Checkpointer(folder / "checkpoints", parallel, keep=1)
+    advance(step, optimizer, parallel, range(1))
+    checkpoints.save(1, model, optimizer, {"step": 1})
+    checkpoints.wait()
+    create_stream = FileSystem.create_stream
+
+    def write_half(self: FileSystem, path: Path, mode: str) -> Any:
+        stream = create_stream(self, path, mode)
+        with stream as file:
+            file.write(b"half")
+            file.flush()
+            (folder / f"writing-{os.getpid()}").touch()
+            time.sleep(600)
+
+    FileSystem.create_stream = write_half  # type: ignore[method-assign, assignment]
+    advance(step, optimizer, parallel, range(1, 2))
+    checkpoints.save(2, model, optimizer, {"step": 2})
+    checkpoints.wait()
+
+
+# -- tests ----------------------------------------------------------------------------------------------------------
+
+
+def launch(work: Callable[[Path], None], folder: Path, processes: int = 2) -> subprocess.Popen[str]:
+    """Starts this file; `--standalone` makes torchrun take a free port itself."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    return subprocess.Popen(
+        [sys.executable, *(torchrun if processes > 1 else []), __file__, work.__name__, str(folder)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("parallel")
+
+
+@pytest.fixture(scope="module")
+def one(folder: Path) -> dict[str, Tensor]:
+    """A checkpoint that one process wrote, and its content."""
+    model, step, optimizer = adam("ddp", ALONE, seed=2)
+    advance(step, optimizer, ALONE, range(2))
+    checkpoints = Checkpointer(folder / "one", ALONE, keep=1)
+    checkpoints.save(2, model, optimizer, {})
+    checkpoints.wait()
+    return everything(model, optimizer)
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path, one: dict[str, Tensor]) -> list[dict[str, Any]]:
+    """What two processes found, in all scenarios."""
+    process = launch(all_scenarios, folder)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    return [torch.load(folder / f"rank-{rank}.pt") for rank in range(2)]
+
+
+def assert_same(left: dict[str, Tensor], right: dict[str, Tensor], tolerance: float = 0) -> None:
+    assert left.keys() == right.keys()
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], rtol=0, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [(name, kind) for name in SCENARIOS for kind in KINDS if (name, kind) != ("gated", "fsdp")]
+)
+def test_two_processes_equal_one(ranks: list[dict[str, Any]], name: str, kind: str) -> None:
+    """Unequal targets, micro-batches, scoring between steps, inner gradients, parameters that a rank does not reach."""
+    alone = run(name, kind, ALONE)
+    together = ranks[0][f"{name}-{kind}"]
+    assert_same(together["weights"], alone["weights"], tolerance=1e-6)
+    assert together["norms"] == pytest.approx(alone["norms"], abs=1e-6)
+    assert ranks[1][f"{name}-{kind}"] == {"weights": {}, "norms": together["norms"]}
+
+
+def test_the_gradients_were_clipped_and_a_parameter_that_no_rank_uses_was_left_alone(
+    ranks: list[dict[str, Any]],
+) -> None:
+    assert max(ranks[0]["gpt2-ddp"]["norms"]) > 0.7
+    torch.manual_seed(0)
+    assert torch.equal(ranks[0]["gated-ddp"]["weights"]["spare.weight"], Gated().spare.weight)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(ranks: list[dict[str, Any]], kind: str) -> None:
+    for rank in ranks:
+        assert_same(rank[f"resumed-{kind}"], rank[f"uninterrupted-{kind}"])
+    assert "model.transformer.wte.weight/exp_avg" in ranks[1][f"resumed-{kind}"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_of_two_processes_goes_on_in_one(ranks: list[dict[str, Any]], folder: Path, kind: str) -> None:
+    model, step, optimizer = adam(kind, ALONE, seed=3)
+    assert Checkpointer(folder / kind, ALONE, keep=1).load(model, optimizer) == {"kind": kind}
+    assert_same(everything(model, optimizer), ranks[0][f"saved-{kind}"])
+    advance(step, optimizer, ALONE, range(2, 3))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_of_one_process_goes_on_in_two(
+    ranks: list[dict[str, Any]], one: dict[str, Tensor], kind: str
+) -> None:
+    assert_same(ranks[0][f"from-one-{kind}"], one)
+
+
+def test_ranks_agree_on_sums_largest_values_and_objects(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert (rank["sum"], rank["max"], rank["object"]) == ((2.0, 3.0), 4, {"rank": 0})
+
+
+@pytest.fixture(params=[1, 2])
+def killed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The checkpoints of a run whose processes were all killed in the middle of writing the second one."""
+    process = launch(save_and_hang, tmp_path, request.param)
+    while len(writing := list(tmp_path.glob("writing-*"))) < request.param:
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    for path in writing:  # torchrun starts each process in a session of its own
+        os.kill(int(path.name.removeprefix("writing-")), signal.SIGKILL)
+    process.communicate()
+    return tmp_path / "checkpoints"
+
+
+def test_a_kill_during_a_save_leaves_the_checkpoint_before_and_no_half_one(killed: Path) -> None:
+    assert sorted(path.name for path in killed.iterdir()) == [".step-00000002.tmp", "step-00000001"]
+    checkpoints = Checkpointer(killed, ALONE, keep=1)
+    assert [path.name for path in killed.iterdir()] == ["step-00000001"]
+    assert checkpoints.latest() == 1
+    model, step, optimizer = adam("ddp", ALONE, seed=1)
+    assert checkpoints.load(model, optimizer) == {"step": 1}
+    advance(step, optimizer, ALONE, range(1, 2))
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    globals()[sys.argv[1]](Path(sys.argv[2]))
