@@ -14,6 +14,8 @@ from tokenizers.decoders import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from mentalese.data.batches import decode, encode_prompts, evaluation_batches
+from mentalese.data.sentences import SentenceEncoder
+from mentalese.data.sources import Document
 from mentalese.data.store import Split
 from mentalese.data.tokenizers import BOS, EOD, EOS, add_markers, special_token_ids
 from mentalese.errors import InputError
@@ -205,6 +207,22 @@ def test_sentences_are_capped_and_merged_as_in_training(tokenizer: Any) -> None:
     assert prompt(tokenizer, "No. He left. S", short) == f"{BOS}No. He left.{EOS}{BOS} S"
     long = DataConfig(batching="sentences", max_sentence_tokens=10)
     assert prompt(tokenizer, "One, two, three, four", long) == f"{BOS}One, two,{EOS}{BOS} three,{EOS}{BOS} four"
+
+
+@few
+@given(
+    st.sampled_from(["sentencex", "none", "fixed:7"]),
+    st.lists(st.sampled_from(["No.", "He left.", "She stayed, he did not.", "so " * 9 + "on."]), max_size=8),
+)
+def test_a_prompt_is_divided_as_the_store_divides_a_document(tokenizer: Any, splitter: str, sentences: Any) -> None:
+    text = " ".join([*sentences, "This one is long enough to stand alone."])
+    data = DataConfig(batching="sentences", sentences=splitter, min_sentence_tokens=9, max_sentence_tokens=40)
+    stored = SentenceEncoder(tokenizer, data)([Document(text)])
+    special = special_token_ids(tokenizer)
+    bos, eos = special["sentence_start_token_id"], special["sentence_end_token_id"]
+    expected = [[bos, *ids.tolist(), eos] for ids in np.split(stored.tokens, np.cumsum(stored.lengths[0])[:-1])]
+    row = encode_prompts([text], tokenizer, data)["input_ids"][0].tolist()
+    assert [*row, eos] == [token for sentence in expected for token in sentence]
 
 
 def test_fixed_spans_and_undivided_documents(tokenizer: Any) -> None:

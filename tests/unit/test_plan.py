@@ -178,15 +178,34 @@ def test_streams_keep_every_sentence_whole_once_under_both_caps(
     assert sorted(seen) == sorted(sentences)
 
 
-def test_long_streams_are_spread_over_batches_of_even_size() -> None:
+def streams_of_30(batch: dict[str, Any]) -> int:
+    return sum(row.count(BOS) == 30 for row in rows_of(batch))
+
+
+def test_batches_have_even_sizes() -> None:
     generator = np.random.default_rng(0)
     documents = [generator.integers(5, 40, size=n).tolist() for n in generator.integers(1, 60, size=400)]
     plan = make_plan(make_split(*documents), batching="sentences", max_sentences=30, tokens_per_batch=4000)
-    batches = first_epoch(plan)
-    sizes = np.array([len(lexical(b["labels"].flatten().tolist())) for b in batches])
-    longest = [sum(row.count(BOS) == 30 for row in rows_of(b)) for b in batches]
+    sizes = [len(lexical(targets([b]))) for b in first_epoch(plan)]
     assert np.median(sizes) > 0.95 * 4000
-    assert max(longest[:-1]) <= 2 * np.mean(longest) + 1
+
+
+def test_long_streams_are_dealt_out_rather_than_clustered() -> None:
+    split = make_split(*[[10] * 30] * 20, *[[10] * 2] * 400)  # 14,000 tokens, 20 batches
+    batches = first_epoch(make_plan(split, batching="sentences", tokens_per_batch=700))
+    assert [streams_of_30(b) for b in batches] == [1] * 20
+
+
+def test_long_streams_are_dealt_first_and_what_fits_nowhere_opens_new_batches_anywhere_in_the_epoch() -> None:
+    split = make_split(*[[10] * 30] * 20, *[[10] * 8] * 30)  # 20 batches of 300 + 80, 10 short streams are left
+    places = set()
+    for seed in range(3):
+        train = TrainConfig(steps=1, seed=seed)
+        plan = make_plan(split, train=train, batching="sentences", tokens_per_batch=420)
+        long = [streams_of_30(b) for b in first_epoch(plan)]
+        assert sorted(long) == [0] * 4 + [1] * 20
+        places.add(tuple(long))
+    assert len(places) == 3
 
 
 def test_a_stream_above_the_budget_has_a_batch_of_its_own() -> None:
