@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from mentalese.data.batches import Plan, encode_prompts
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
-from conftest import shrink, tiny_recipes
 from mentalese import Recipe, get_recipe
+from mentalese.data.batches import Plan, encode_prompts
 from mentalese.data.store import prepare
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.models.auto import as_contract, build_model, hugging_face_model
 from mentalese.models.base import Batch, LatentThoughtModel
+from support import shrink, tiny_recipes
 
 TOLERANCE = {"atol": 2e-5, "rtol": 2e-5}
 PROMPTS = [

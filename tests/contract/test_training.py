@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from mentalese.data.batches import Plan
 from safetensors.torch import load_file
 
-from conftest import shrink, tiny_recipes
 from mentalese import Recipe, get_recipe
+from mentalese.data.batches import Plan
 from mentalese.train.loop import train
+from support import shrink, tiny_recipes
 
 WORKER = """
 import json, sys

@@ -16,8 +16,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conftest import shrink
 from mentalese import Recipe, get_recipe
+from support import shrink
 
 WORKER = """
 import json, sys
