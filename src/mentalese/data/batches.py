@@ -98,7 +98,7 @@ class Plan:
 
         The longest row goes to rank 0, the next to rank 1, and so on, so that shares have similar sizes.
         `num_sentences` is the maximum over all of them. A share that would be empty (streams of sentences only, where
-        a batch has fewer streams than there are ranks and micro-batches) is a copy of the longest row without labels:
+        a batch has fewer streams than there are ranks and micro-batches) is a copy of the shortest row without labels:
         its gradient is zero, and the batches stay the same for every number of ranks.
 
         Returns:
@@ -109,7 +109,7 @@ class Plan:
         epoch = self._epoch(number)
         everything = epoch.order[epoch.bounds[index] : epoch.bounds[index + 1]]
         share = everything[rank + world_size * micro :: world_size * self.recipe.train.gradient_accumulation_steps]
-        chosen = share if len(share) else everything[:1]
+        chosen = share if len(share) else everything[-1:]
         batch = assemble(self.split, epoch.rows[chosen], self._data(number), self.special)
         if not len(share):
             batch["labels"].fill_(IGNORED)
