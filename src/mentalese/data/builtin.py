@@ -266,6 +266,6 @@ def _tell(
 
 
 BUILTIN: dict[str, Builtin] = {
-    "stdlib": Builtin("CPython's documentation: real English, about 400 documents, 2 MB", "text", stdlib),
+    "stdlib": Builtin("CPython's documentation: real English, about 340 documents, 2 MB", "text", stdlib),
     "families": Builtin("2,000 generated stories of families, every relation known", "text", families),
 }
