@@ -553,7 +553,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FloatingPointError as error:
         return _fail(error, 1)
     except KeyboardInterrupt as stop:
-        print(f"mentalese: {stop or 'interrupted'}", file=sys.stderr)
+        print(f"mentalese: {str(stop) or 'interrupted'}", file=sys.stderr)
         return getattr(stop, "exit_code", 130)
     except BrokenPipeError:  # `mentalese list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more to say at exit either

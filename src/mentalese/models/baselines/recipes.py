@@ -1,8 +1,7 @@
 """Baselines by size: `gpt2/`, `gpt2-rope/`, `neox/`, `llama/`. Models are transformers' own classes.
 
 Sizes are non-embedding parameters for the small ones (as scaling laws count) and totals where a published model is
-known by its total. `builtin:stdlib` is small: the recipes between `tiny` and the published sizes are meant for
-`--data`, and run without it.
+known by its total. `builtin:stdlib` is small: the recipes "for any text" are meant for `--data`, and run without it.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Reci
 
 WIKITEXT = "hub:Salesforce/wikitext:wikitext-103-raw-v1"
 FINEWEB = "hub:HuggingFaceFW/fineweb-edu:sample-10BT"
+GPT2_TOKENS = "hub:openai-community/gpt2"
 
 
 def gpt2(width: int, heads: int, *, layers: int = 12, context: int = 1024, dropout: float = 0.0) -> dict[str, Any]:
@@ -79,14 +79,27 @@ def tiny() -> Recipe:
 
 
 def small(name: str, model: dict[str, Any], description: str) -> Recipe:
-    """Half a billion tokens of WikiText-103, about an hour on one GPU."""
+    """About an hour on one GPU."""
     return Recipe(
         name=name,
-        description=f"{description}, 500M tokens of WikiText-103",
+        description=f"{description}, 100M tokens of WikiText-103",
         model=model,
-        data=DataConfig(source=WIKITEXT, tokenizer="bpe:16384", sequence_length=1024, batch_size=64),
-        optimizer=OptimizerConfig(learning_rate=1e-3),
-        train=TrainConfig(tokens=500_000_000, precision="bf16", eval_every=500, checkpoint_every=500),
+        data=DataConfig(source=WIKITEXT, tokenizer=GPT2_TOKENS, sequence_length=1024, batch_size=20),
+        optimizer=OptimizerConfig(learning_rate=6e-4, weight_decay=0.01),
+        train=TrainConfig(tokens=100_000_000, precision="bf16", eval_every=500, checkpoint_every=500),
+    )
+
+
+def table2(suffix: str, width: int, heads: int) -> Recipe:
+    """GPT-2 as the paper of Thought Gestalt trains it beside its own model (table 2, figure 2)."""
+    return Recipe(
+        name=f"gpt2/table2-{suffix}",
+        description=f"GPT-2, the twin of thought_gestalt/table2-{suffix}",
+        model=gpt2(width, heads, dropout=0.1),
+        data=DataConfig(source=WIKITEXT, tokenizer=GPT2_TOKENS, sentences="none", sequence_length=1024, batch_size=20),
+        optimizer=OptimizerConfig(learning_rate=2.5e-4, betas=(0.9, 0.999), weight_decay=0.01),
+        train=TrainConfig(epochs=50, early_stopping_patience=3, early_stopping_min_delta=0.1, checkpoint_every=1000),
+        paper="Table 2, Figure 2",
     )
 
 
@@ -99,7 +112,6 @@ def by_size(name: str, model: dict[str, Any], description: str, learning_rate: f
         data=DataConfig(tokenizer="bpe:8192", sequence_length=512),
         optimizer=OptimizerConfig(learning_rate=learning_rate),
         train=TrainConfig(tokens=10_000_000, eval_every=100),
-        evaluation=EvaluationConfig(),
     )
 
 
@@ -150,8 +162,6 @@ GPT2_PUBLISHED = {
 PYTHIA = {"70m": (512, 8, 6, 1e-3), "160m": (768, 12, 12, 6e-4), "410m": (1024, 16, 24, 3e-4)}
 """Total parameters -> width, heads, layers, learning rate (Biderman et al., 2023, table 1)."""
 
-GPT2_TOKENS = "hub:openai-community/gpt2"
-
 RECIPES = [
     tiny(),
     small("gpt2/small", gpt2(384, 6), "GPT-2 with 21M non-embedding parameters"),
@@ -159,6 +169,8 @@ RECIPES = [
         by_size(f"gpt2/{size}", gpt2(width, heads), f"GPT-2 with {size.upper()} non-embedding parameters", rate)
         for size, (width, heads, rate) in GPT2_SIZES.items()
     ),
+    *(table2(f"{millions}m", 768, 12) for millions in (12, 20, 30, 50)),
+    *(table2(size, width, heads) for size, (width, heads, _) in GPT2_SIZES.items()),
     openstax(),
     *(
         published(

@@ -1,0 +1,77 @@
+"""A benchmark compares what ran in the same minute, and names what it divides by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mentalese import InputError, get_recipe
+from mentalese.bench import HEADER, Side, bench, denominator, measure, peak_flops, peak_memory, table
+from mentalese.train.parallel import setup
+from support import shrink
+
+
+@pytest.mark.parametrize(
+    ("device", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA L40S", 362e12),
+        ("AMD EPYC 7763", None),
+    ],
+)
+def test_the_peak_is_that_of_the_device_or_none(device: str, peak: float | None) -> None:
+    assert peak_flops(device) == peak
+
+
+def test_both_sides_take_turns_and_ratios_pair_their_turns(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = shrink(get_recipe("gpt2/tiny"), corpus)
+    turns: list[tuple[str, str]] = []
+    speeds = iter([1.0, 1.0, 6.0, 2.0, 8.0, 4.0])  # the first pair warms up
+
+    def train(side: Side, steps: int) -> float:
+        turns.append((side.recipe.name, "train"))
+        side.run.state.step += steps
+        return next(speeds)
+
+    monkeypatch.setattr(Side, "train", train)
+    monkeypatch.setattr(Side, "generate", lambda side: 5.0)
+    monkeypatch.setattr("mentalese.bench._in_own_process", lambda recipe, steps: 2**20)
+    monkeypatch.setattr("mentalese.bench.peak_flops", lambda name: 1e12)
+    result = measure(recipe, recipe, rounds=2, steps=1)
+    assert len(turns) == 6
+    assert result["ratio"]["training"] == {"median": 2.5, "min": 2.0, "max": 3.0}
+    assert result["ratio"]["generation"]["median"] == 1.0
+    assert result["ours"]["mfu"] == 7.0 * result["ours"]["train_flops_per_token"] / 1e12
+    rows = table({"families": {"x": result}})
+    assert [len(row) for row in rows] == [len(HEADER)] * 2
+    assert "1 TFLOP/s" in denominator({"families": {"x": result}})
+
+
+def test_a_side_trains_and_generates(corpus: Path) -> None:
+    side = Side(shrink(get_recipe("gpt2/tiny"), corpus), setup("cpu"))
+    before = [p.detach().clone() for p in side.run.model.parameters()]
+    assert side.train(1) > 0
+    assert any((p != b).any() for p, b in zip(side.run.model.parameters(), before))
+    assert side.generate() > 0
+    assert side.flops_per_token() > 6 * side.run.parameters["non_embedding"]
+
+
+def test_memory_is_that_of_the_whole_process(corpus: Path) -> None:
+    assert peak_memory(shrink(get_recipe("gpt2/tiny"), corpus).to_dict(), 1) > 100 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("families", "out", "says"),
+    [
+        (["thought_gestallt"], None, "no family is called"),
+        (["baselines"], None, "no tiny recipe with a baseline"),
+        ([], "nowhere/bench.json", "does not exist"),
+    ],
+)
+def test_bad_input_ends_before_anything_runs(families: list[str], out: str | None, says: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=says):
+        bench(families, tmp_path / out if out else None)

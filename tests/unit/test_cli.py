@@ -1,0 +1,209 @@
+"""Options become a recipe; whatever is wrong with them is one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mentalese import Recipe, cli, get_recipe, recipes
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Recipe, Path, bool]]:
+    """Every run that `mentalese train` would start."""
+    calls: list[tuple[Recipe, Path, bool]] = []
+
+    def train(recipe: Recipe, out: Path, *, resume: bool = False, show: bool = True) -> dict[str, Any]:
+        calls.append((recipe, out, resume))
+        test = {"perplexity": 12.5, "bits_per_byte": 1.25}
+        return {"test": test, "steps": 3, "tokens": 3000, "seconds": 1.0}
+
+    monkeypatch.setattr("mentalese.train.loop.train", train)
+    return calls
+
+
+def test_a_recipe_runs_as_it_is(trained: list[tuple[Recipe, Path, bool]], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "gpt2/tiny"]) == 0
+    assert trained == [(get_recipe("gpt2/tiny"), Path("runs/gpt2-tiny"), False)]
+    assert "test perplexity 12.50" in capsys.readouterr().out
+
+
+def test_fields_become_options(trained: list[tuple[Recipe, Path, bool]]) -> None:
+    arguments = (
+        "train gpt2/tiny --out somewhere --resume --seed 7 --data file:a.txt --data.batch-size 8 "
+        "--optimizer.learning-rate 1e-4 --optimizer.betas 0.9 0.99 --optimizer.max-grad-norm None "
+        "--evaluation.max_documents 5 --model.resid-pdrop 0.2 --train.precision bf16"
+    )
+    assert cli.main(arguments.split()) == 0
+    [(recipe, out, resume)] = trained
+    assert (out, resume) == (Path("somewhere"), True)
+    assert (recipe.train.seed, recipe.train.precision, recipe.train.tokens) == (7, "bf16", 250_000)
+    assert (recipe.data.source, recipe.data.batch_size) == ("file:a.txt", 8)
+    assert (recipe.optimizer.learning_rate, recipe.optimizer.betas) == (1e-4, (0.9, 0.99))
+    assert recipe.optimizer.max_grad_norm is None
+    assert recipe.evaluation.max_documents == 5
+    assert recipe.model == get_recipe("gpt2/tiny").model | {"resid_pdrop": 0.2}
+
+
+def test_one_length_replaces_the_recipes(trained: list[tuple[Recipe, Path, bool]]) -> None:
+    assert cli.main(["train", "gpt2/tiny", "--train.steps", "10"]) == 0
+    length = trained[0][0].train
+    assert (length.steps, length.epochs, length.tokens) == (10, None, None)
+
+
+@pytest.mark.parametrize("name", ["--model.hidden-size", "--model.n-embd"])
+def test_a_models_fields_have_their_own_and_their_usual_name(
+    name: str, trained: list[tuple[Recipe, Path, bool]]
+) -> None:
+    assert cli.main(["train", "gpt2/tiny", name, "128"]) == 0
+    assert trained[0][0].model == get_recipe("gpt2/tiny").model | {"n_embd": 128}
+
+
+def test_every_recipe_offers_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    model_types = {recipe.model["model_type"]: name for name, recipe in recipes().items()}
+    for name in model_types.values():
+        assert cli.main(["train", name, "--help"]) == 0
+        shown = capsys.readouterr().out
+        for option in ("--model.hidden-size", "--data.batch-size", "--optimizer.betas", "--train.steps", "--resume"):
+            assert option in shown, (name, option)
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[Recipe], Path, dict[str, Any]]]:
+    calls: list[tuple[list[Recipe], Path, dict[str, Any]]] = []
+    monkeypatch.setattr("mentalese.compare.compare.print_table", lambda comparison: None)
+    monkeypatch.setattr(
+        "mentalese.compare.compare.compare", lambda found, out, **options: calls.append((found, out, options))
+    )
+    return calls
+
+
+def test_compare_changes_every_recipe(compared: list[tuple[list[Recipe], Path, dict[str, Any]]]) -> None:
+    arguments = "compare gpt2/340k gpt2-rope/340k --data file:a.txt --match tokens --seeds 3 --train.steps 5"
+    assert cli.main(arguments.split()) == 0
+    [(found, out, options)] = compared
+    assert [r.name for r in found] == ["gpt2/340k", "gpt2-rope/340k"]
+    assert {r.data.source for r in found} == {"file:a.txt"}
+    assert {r.train.steps for r in found} == {5}
+    assert (out, options) == (Path("runs/compare"), {"match": "tokens", "seeds": 3})
+
+
+def test_a_pattern_brings_the_baselines_along(compared: list[tuple[list[Recipe], Path, dict[str, Any]]]) -> None:
+    assert cli.main(["compare", "*/tiny"]) == 0
+    names = [recipe.name for recipe in compared[0][0]]
+    tiny = [name for name in recipes() if name.endswith("/tiny")]
+    assert set(tiny) <= set(names)
+    assert {recipe.baseline for recipe in compared[0][0] if recipe.baseline} <= set(names)
+    assert len(set(names)) == len(names)
+    assert names[0] == "gpt2/tiny"
+
+
+def test_list_names_families_recipes_and_data(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "--json"]) == 0
+    everything = json.loads(capsys.readouterr().out)
+    assert set(everything["recipes"]) == set(recipes())
+    assert {"builtin:stdlib", "builtin:families"} <= set(everything["data"])
+    assert cli.main(["list"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in recipes())
+
+
+@pytest.mark.parametrize("command", ["", "list", "train", "eval", "generate", "compare", "bench", "data"])
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*command.split(), "--help"]) == 0
+    shown = capsys.readouterr()
+    assert f"usage: mentalese {command}".strip() in shown.out
+    assert not shown.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("frain", "did you mean 'train'"),
+        ("train", "takes a RECIPE"),
+        ("train gpt2/tyni", "did you mean 'gpt2/tiny'"),
+        ("train gpt2/tiny more", "takes a RECIPE"),
+        ("train gpt2/tiny --data.batch-siz 3", "did you mean '--data.batch-size'"),
+        ("train gpt2/tiny --train.seed 3", "did you mean '--seed'"),
+        ("train gpt2/tiny --train.steps ten", "--train.steps"),
+        ("train gpt2/tiny --train.steps 0", "train.steps is 0"),
+        ("train gpt2/tiny --train.steps 3 --train.epochs 1", "exactly one of the three"),
+        ("train gpt2/tiny --optimizer.learning-rate -1", "optimizer.learning_rate is -1.0: give a positive number"),
+        ("train gpt2/tiny --optimizer.betas 0.9", "--optimizer.betas"),
+        ("train gpt2/tiny --data.batching bloks", "blocks"),
+        ("compare", "takes a RECIPE"),
+        ("compare no-such/*", "no recipe matches"),
+        ("compare gpt2/tiny gpt2/small --match money", "params"),
+        ("eval", "takes a MODEL"),
+        ("generate model", "there is no prompt"),
+        ("generate model --file no-such-file", "no such file"),
+        ("generate model --prompt a --greedy --top-k 5", "contradict"),
+        ("generate model --prompt a --top-p 1.5", "--top-p is 1.5"),
+        ("generate model --prompt a --temperature 0", "--temperature is 0.0"),
+        ("bench no_such_family", "no family is called"),
+        ("data", "prepare"),
+        ("data prepare builtin:stdlib", "--out"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    arguments: str, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(arguments.split()) == 2
+    shown = capsys.readouterr()
+    assert not shown.out
+    assert shown.err.startswith("mentalese: error: ")
+    assert shown.err.count("\n") == 1
+    assert says in shown.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "keywords"),
+    [
+        ("", {}),
+        ("--top-k 5", {"top_k": 5, "do_sample": True}),
+        ("--temperature 0.7 --top-p 0.9", {"temperature": 0.7, "top_p": 0.9, "do_sample": True}),
+        ("--do-sample", {"do_sample": True}),
+        ("--greedy", {"do_sample": False}),
+        ("--num-beams 3", {"num_beams": 3}),
+    ],
+)
+def test_generation_options_are_hugging_faces(options: str, keywords: dict[str, Any]) -> None:
+    assert cli._parse(cli._Generate, options.split(), "generate").generation() == keywords
+
+
+class _Stopped(KeyboardInterrupt):
+    exit_code = 143
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "says"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (_Stopped("stopped at step 3"), 143, "stopped at step 3"),
+        (FloatingPointError("the loss is nan at step 2"), 1, "the loss is nan"),
+        (OSError(28, "No space left on device", "runs/x"), 2, "runs/x: No space left on device"),
+    ],
+)
+def test_what_ends_a_run_is_said_without_a_traceback(
+    raised: BaseException, code: int, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise raised
+
+    monkeypatch.setattr("mentalese.train.loop.train", fail)
+    assert cli.main(["train", "gpt2/tiny"]) == code
+    assert says in capsys.readouterr().err
+
+
+def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("mentalese.train.loop.train", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        cli.main(["train", "gpt2/tiny"])
