@@ -16,9 +16,14 @@ GPT2_TOKENS = "hub:openai-community/gpt2"
 
 
 def gpt2(width: int, heads: int, *, layers: int = 12, context: int = 1024, dropout: float = 0.0) -> dict[str, Any]:
-    """GPT-2 (Radford et al., 2019): learned positions, pre-norm, biases, GELU, tied embeddings."""
+    """GPT-2 (Radford et al., 2019): learned positions, pre-norm, biases, GELU, tied embeddings.
+
+    `gelu_pytorch_tanh` is GPT-2's own approximation of GELU as one fused operation; the config's default spells it out
+    in eight and costs a quarter of a training step on a CPU.
+    """
     sizes = {"n_embd": width, "n_layer": layers, "n_head": heads, "n_positions": context}
-    return {"model_type": "gpt2", **sizes, "resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": dropout}
+    dropouts = {"resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": dropout}
+    return {"model_type": "gpt2", "activation_function": "gelu_pytorch_tanh", **sizes, **dropouts}
 
 
 def gpt2_rope(width: int, heads: int, *, layers: int = 12, context: int = 1024) -> dict[str, Any]:
