@@ -149,7 +149,7 @@ def openstax() -> Recipe:
         data=DataConfig(tokenizer="bpe:8192", sequence_length=512),
         optimizer=OptimizerConfig(learning_rate=2e-3),
         train=TrainConfig(tokens=10_000_000, eval_every=61),  # 1,221 steps of 8,192 tokens: about 20 validations
-        evaluation=EvaluationConfig(max_documents=56),
+        evaluation=EvaluationConfig(max_documents=8),
     )
 
 
