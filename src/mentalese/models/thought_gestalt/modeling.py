@@ -108,6 +108,13 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, heads: int, **options: Any) -> Tens
     return F.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2).flatten(2)
 
 
+class ResidualLinear(nn.Linear):
+    """A map whose output is added to the residual stream; it starts smaller the deeper the model (GPT-2).
+
+    A class of its own, since transformers initialises no module that holds other modules only.
+    """
+
+
 class SelfAttention(nn.Module):
     """Causal attention among the tokens of one sentence (section 2.2)."""
 
@@ -116,7 +123,7 @@ class SelfAttention(nn.Module):
         self.layer, self.heads, self.dropout = layer, config.num_attention_heads, config.attention_dropout
         self.size = config.max_sentence_tokens + 3
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
-        self.out = nn.Linear(config.hidden_size, config.hidden_size)
+        self.out = ResidualLinear(config.hidden_size, config.hidden_size)
 
     def forward(self, x: Tensor, step: SentenceStep) -> Tensor:
         q, k, v = self.qkv(x).chunk(3, dim=-1)
@@ -137,9 +144,8 @@ class CrossAttention(nn.Module):
         super().__init__()
         self.heads, self.dropout = config.num_attention_heads, config.attention_dropout
         self.unit_positions = config.memory_position_scale == "unit"
-        self.query, self.key, self.value, self.out = (
-            nn.Linear(config.hidden_size, config.hidden_size) for _ in range(4)
-        )
+        self.query, self.key, self.value = (nn.Linear(config.hidden_size, config.hidden_size) for _ in range(3))
+        self.out = ResidualLinear(config.hidden_size, config.hidden_size)
         self.gate = nn.Parameter(torch.empty(1))
 
     def forward(self, x: Tensor, step: SentenceStep) -> Tensor:
@@ -176,7 +182,7 @@ class MLP(nn.Module):
         super().__init__()
         self.gated = config.activation == "swiglu"
         self.up = nn.Linear(config.hidden_size, config.mlp_width * (2 if self.gated else 1))
-        self.out = nn.Linear(config.mlp_width, config.hidden_size)
+        self.out = ResidualLinear(config.mlp_width, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.gated:
@@ -239,11 +245,10 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, (SelfAttention, CrossAttention, MLP)):  # GPT-2's: each sum into the stream starts small
-            init.normal_(
-                module.out.weight, std=self.config.initializer_range / math.sqrt(2 * self.config.num_hidden_layers)
-            )
-        if isinstance(module, CrossAttention):
+        if isinstance(module, ResidualLinear):
+            std = self.config.initializer_range / math.sqrt(2 * self.config.num_hidden_layers)
+            init.normal_(module.weight, std=std)
+        elif isinstance(module, CrossAttention):
             init.constant_(module.gate, self.config.gate_init)
 
     def get_input_embeddings(self) -> nn.Module:

@@ -10,7 +10,7 @@ WIKITEXT = "hub:Salesforce/wikitext:wikitext-103-raw-v1"
 
 
 def dropout_phases(token: float, sentence: float, half: int, full: int) -> tuple[Phase, ...]:
-    """Token and sentence dropout warmed in (B.2): none, half from `half` sentence steps on, all of it from `full` on."""
+    """Token and sentence dropout warmed in (B.2): half from sentence step `half` on, all of it from `full` on."""
     return tuple(
         Phase(
             start=start,

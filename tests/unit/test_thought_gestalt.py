@@ -1,0 +1,546 @@
+"""Thought Gestalt, sentence by sentence: what the paper says of it, and that generation keeps its promises."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM
+
+from mentalese.errors import InputError
+from mentalese.models.base import ThoughtTrace, count_parameters
+from mentalese.models.thought_gestalt.configuration import ThoughtGestaltConfig
+from mentalese.models.thought_gestalt.modeling import CrossAttention, ThoughtGestaltForCausalLM
+from mentalese.nn.loss import linear_cross_entropy_reference
+
+PAD, BOS, EOS, EOD = 0, 1, 2, 3
+CLOSE = {"atol": 1e-5, "rtol": 1e-5}
+
+
+def make(seed: int = 0, **fields: Any) -> ThoughtGestaltForCausalLM:
+    """A small untied model with weights large enough to tell right from wrong."""
+    sizes = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2}
+    defaults = {"max_sentence_tokens": 6, "memory_size": 3, "attention_dropout": 0.0, "tie_word_embeddings": False}
+    torch.manual_seed(seed)
+    model = ThoughtGestaltForCausalLM(ThoughtGestaltConfig(**sizes | defaults | fields)).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim >= 2:
+                parameter.mul_(8)
+            elif name.endswith("bias"):
+                parameter.normal_(std=0.3)
+    return model
+
+
+def stream(*lengths: int, seed: int = 0, closed: bool = True) -> list[int]:
+    """Sentences of random words; with `closed=False` the last one lacks its EOS."""
+    generator = torch.Generator().manual_seed(seed + 1000 * sum(lengths))
+    ids: list[int] = []
+    for n in lengths:
+        ids += [BOS, *torch.randint(4, 40, (n,), generator=generator).tolist(), EOS]
+    return ids if closed else ids[:-1]
+
+
+def batch_of(*rows: list[int], left: bool = True) -> dict[str, Tensor]:
+    """Padded rows; the labels are the words, EOS and EOD."""
+    width = max(map(len, rows))
+    padded = [[PAD] * (width - len(row)) + row if left else row + [PAD] * (width - len(row)) for row in rows]
+    ids = torch.tensor(padded)
+    labels = ids.masked_fill((ids == PAD) | (ids == BOS), -100)
+    return {"input_ids": ids, "attention_mask": (ids != PAD).long(), "labels": labels}
+
+
+def logits(model: ThoughtGestaltForCausalLM, row: list[int]) -> Tensor:
+    return model(torch.tensor([row])).logits[0]
+
+
+# ------------------------------------------------------------------------------------------------- sizes and settings
+
+
+@pytest.mark.parametrize(
+    ("width", "heads", "parameters", "label"),
+    [(48, 3, 341_718, "340K"), (96, 6, 1_351_590, "1.3M"), (192, 6, 5_375_814, "5.4M"), (384, 6, 21_442_182, "21.3M"),
+     (768, 12, 85_646_598, "85M")],
+)  # fmt: skip
+def test_sizes_are_the_paper_s(width: int, heads: int, parameters: int, label: str) -> None:
+    for sentence_head in ("normalized", "linear"):
+        config = ThoughtGestaltConfig(hidden_size=width, num_attention_heads=heads, sentence_head=sentence_head)
+        with torch.device("meta"):
+            model = ThoughtGestaltForCausalLM(config)
+        assert count_parameters(model)["non_embedding"] == parameters, label
+
+
+def test_the_vector_comes_from_the_seventh_of_twelve_layers_or_as_deep_elsewhere() -> None:
+    assert [ThoughtGestaltConfig(num_hidden_layers=n).vector_layer for n in (1, 2, 6, 12, 24)] == [0, 0, 3, 6, 13]
+    assert ThoughtGestaltConfig(hidden_size=96, activation="swiglu").mlp_width == 256
+    assert ThoughtGestaltConfig(hidden_size=100, num_attention_heads=4, activation="swiglu").mlp_width == 272
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"memory_size": 0}, r"memory_size is 0: give at least 1; for a model without memory"),
+        ({"hidden_size": "wide"}, r"hidden_size is 'wide': give int"),
+        ({"hidden_size": 17, "num_attention_heads": 1}, r"hidden_size is 17: give an even number"),
+        ({"sentence_head": "mlp"}, r"sentence_head is 'mlp': give Literal\['normalized', 'linear'\]"),
+        ({"sentence_layer": 12}, r"sentence_layer is 12: give a layer from 0 to 11"),
+        ({"attention_dropout": 1.0}, r"attention_dropout is 1.0: give a number from 0"),
+        ({"sentence_end_token_id": 1}, r"sentence_start_token_id is 1: sentence_end_token_id has the same id"),
+        ({"memory_sise": 3}, r"memory_sise: no such field; did you mean 'memory_size'"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_by_name(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        ThoughtGestaltConfig(**fields)
+
+
+# --------------------------------------------------------------------------------------------------- what it computes
+
+
+def reference_logits(model: ThoughtGestaltForCausalLM, row: list[int]) -> Tensor:
+    """One stream without any batching, written from the paper (GELU, kept gradients)."""
+    config, d = model.config, model.config.hidden_size
+    sentences: list[list[int]] = []
+    for token in row:
+        if token == BOS:
+            sentences.append([])
+        sentences[-1].append(token)
+
+    def heads(x: Tensor) -> Tensor:
+        return x.view(len(x), config.num_attention_heads, -1).transpose(0, 1)
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+        scores = heads(q) @ heads(k).transpose(1, 2) / (d / config.num_attention_heads) ** 0.5
+        if causal:
+            scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), float("-inf"))
+        return (scores.softmax(-1) @ heads(v)).transpose(0, 1).reshape(len(q), d)
+
+    vectors: list[Tensor] = []
+    outputs = []
+    for sentence in sentences:
+        x = model.embed(torch.tensor(sentence))
+        if vectors and config.context_seeding:
+            x = torch.cat((vectors[-1][None], x[1:]))
+        x = x + model.position_embed.weight[: len(sentence)]
+        memory = vectors[-config.memory_size :]
+        vector = None
+        for layer, block in enumerate(model.blocks):
+            y, part = block.attention_norm(x), block.attention
+            if layer % 2 == 0:
+                x = x + part.out(attention(*part.qkv(y).chunk(3, -1), causal=True))
+            elif memory:
+                s = torch.stack(memory)
+                table = torch.zeros(len(memory), d)
+                for rank in range(len(memory)):
+                    for i in range(0, d, 2):
+                        angle = torch.tensor(rank / 10_000 ** (i / d))
+                        table[rank, i], table[rank, i + 1] = angle.sin(), angle.cos()
+                if config.memory_position_scale == "unit":
+                    table = table / table.norm(dim=-1, keepdim=True)
+                read = attention(part.query(y), part.key(s + table), part.value(s), causal=False)
+                x = x + part.gate * part.out(read)
+            x = x + block.mlp(block.mlp_norm(x))
+            if layer == config.vector_layer and sentence[-1] == EOS:
+                h = x[-1]
+                if config.sentence_head == "normalized":
+                    vector = model.sentence_head.linear((h - h.mean()) / (h.var(unbiased=False) + 1e-5).sqrt())
+                    vector = vector / vector.norm()
+                else:
+                    vector = model.sentence_head.linear(h)
+        if vector is not None:
+            vectors.append(vector)
+        outputs.append(model.lm_head(model.final_norm(x)))
+    return torch.cat(outputs)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"sentence_head": "linear"}, {"context_seeding": False}, {"memory_position_scale": "none"},
+     {"memory_size": 1, "gate_init": 0.7}, {"activation": "swiglu"}],
+)  # fmt: skip
+def test_logits_are_those_of_the_paper_s_equations(fields: dict[str, Any]) -> None:
+    model = make(**fields)
+    row = stream(3, 1, 6, 2, 4, 3, closed=False)
+    torch.testing.assert_close(logits(model, row), reference_logits(model, row), atol=1e-4, rtol=1e-4)
+
+
+@settings(max_examples=25, deadline=None)
+@given(rows=st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=6), min_size=1, max_size=4), left=st.booleans())
+def test_a_row_does_not_depend_on_its_batch(rows: list[list[int]], left: bool) -> None:
+    model = make()
+    streams = [stream(*lengths, seed=i, closed=i % 2 == 0) for i, lengths in enumerate(rows)]
+    batch = batch_of(*streams, left=left)
+    with torch.no_grad():
+        together = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        for i, row in enumerate(streams):
+            torch.testing.assert_close(together[i][batch["attention_mask"][i].bool()], logits(model, row), **CLOSE)
+
+
+def test_padding_is_inert_wherever_it_stands_with_or_without_a_mask() -> None:
+    model = make()
+    row = stream(3, 2, 4)
+    holes = [PAD, *row[:2], PAD, PAD, *row[2:9], PAD, *row[9:], PAD]
+    real = torch.tensor(holes) != PAD
+    torch.testing.assert_close(logits(model, holes)[real], logits(model, row), **CLOSE)
+
+
+def test_no_token_changes_what_was_predicted_before_it() -> None:
+    model = make()
+    row = stream(3, 2, 4, 5)
+    before = logits(model, row)
+    for t, token in enumerate(row):
+        if token not in (BOS, EOS):
+            after = logits(model, [*row[:t], 4 + (token - 3) % 36, *row[t + 1 :]])
+            torch.testing.assert_close(after[:t], before[:t], **CLOSE)
+            assert not torch.allclose(after[t:], before[t:], atol=1e-3)
+
+
+def test_an_empty_memory_adds_exactly_nothing_output_bias_included() -> None:
+    model = make()
+    first = stream(4)
+    expected = logits(model, first)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, CrossAttention):
+                for parameter in module.parameters():
+                    parameter.fill_(100.0)
+    assert torch.equal(logits(model, first), expected)
+
+
+def test_seeding_replaces_the_start_marker_of_all_but_the_first_sentence() -> None:
+    ids = torch.tensor([stream(3, 3)])
+    for seeding in (True, False):
+        model = make(context_seeding=seeding)
+        entering: list[Tensor] = []
+        model.blocks[0].register_forward_pre_hook(lambda module, args, kept=entering: kept.append(args[0][0, 0]))
+        _, steps = model.read(ids)
+        start, position = model.embed.weight[BOS], model.position_embed.weight[0]
+        torch.testing.assert_close(entering[0], start + position)
+        torch.testing.assert_close(entering[1], (steps[0].vectors[0] if seeding else start) + position)
+
+
+# ---------------------------------------------------------------------------------------------------------- gradients
+
+
+def gradient_at_sentences(model: ThoughtGestaltForCausalLM, row: list[int]) -> list[float]:
+    """How much a prediction in the last sentence depends on the tokens of each sentence."""
+    embedded: list[Tensor] = []
+
+    def keep(module: Any, args: Any, output: Tensor) -> None:
+        output.retain_grad()
+        embedded.append(output)
+
+    handle = model.embed.register_forward_hook(keep)
+    ids = torch.tensor([row])
+    hidden, _ = model.read(ids)
+    handle.remove()
+    model.lm_head(hidden[0, -2])[7].backward()
+    return [0.0 if e.grad is None else e.grad.abs().sum().item() for e in embedded]
+
+
+def test_gradients_reach_sentences_that_have_left_the_memory() -> None:
+    row = stream(3, 3, 3, 3, 3)
+    kept = gradient_at_sentences(make(memory_size=2, context_seeding=False), row)
+    assert all(size > 0 for size in kept)  # sentences 0 to 2 have been evicted when sentence 4 is read
+    detached = gradient_at_sentences(make(memory_size=2, memory_gradient="detach"), row)
+    assert detached[:4] == [0.0] * 4
+    assert detached[4] > 0
+
+
+def test_memory_gradient_changes_gradients_only() -> None:
+    row = stream(3, 2, 4)
+    torch.testing.assert_close(logits(make(memory_gradient="detach"), row), logits(make(), row))
+
+
+def test_steps_that_only_other_ranks_have_change_nothing() -> None:
+    """With FSDP all ranks call all modules equally often: `num_sentences` is the largest count of any rank."""
+    gradients = []
+    batch = batch_of(stream(3, 2, seed=1), stream(4, 5, 1))
+    for steps in (0, 3, 6):
+        model = make()
+        output = model.training_loss(batch | {"num_sentences": steps})
+        output.loss.backward()
+        gradients.append([output.loss.detach(), *(p.grad for p in model.parameters())])
+    for other in gradients[1:]:
+        torch.testing.assert_close(gradients[0], other)
+
+
+# --------------------------------------------------------------------------------------------------------------- loss
+
+
+def test_the_loss_is_the_weighted_mean_over_words_and_sentence_ends() -> None:
+    model = make(norm_hinge_weight=0.0)
+    batch = batch_of(stream(3, 2, seed=1), [*stream(4, 5)[:-1], EOD, EOS])
+    ids, labels = batch["input_ids"], batch["labels"]
+    table = model(ids, attention_mask=batch["attention_mask"]).logits[:, :-1].flatten(0, 1)
+    targets = labels[:, 1:].flatten()
+    nll = torch.nn.functional.cross_entropy(table, targets, reduction="none", ignore_index=-100)
+    for eos_weight in (1.0, 0.05):
+        weights = torch.where(targets == EOS, eos_weight, 1.0) * (targets != -100)
+        output = model.training_loss(batch, eos_weight=eos_weight)
+        torch.testing.assert_close(output.loss, (weights * nll).sum() / weights.sum())
+        torch.testing.assert_close(output.weight, weights.sum())
+    all_labels = ids.masked_fill(ids == PAD, -100)  # starts of sentences are never targets, labelled or not
+    torch.testing.assert_close(
+        model.training_loss(batch | {"labels": all_labels}).loss, model.training_loss(batch).loss
+    )
+    torch.testing.assert_close(model(ids, labels=labels).loss, model.training_loss(batch).loss)
+
+
+def test_the_hinge_pulls_lengths_to_one_and_each_sentence_weighs_what_its_targets_do() -> None:
+    model = make(norm_hinge_weight=0.5)
+    one, two = batch_of(stream(3, 2, seed=1)), batch_of(stream(4, 5, 6))
+    _, steps = model.read(one["input_ids"])
+    outside = [max(0, n - 1.1, 0.9 - n) ** 2 for n in (step.norms[0].item() for step in steps)]
+    expected = (4 * outside[0] + 3 * outside[1]) / 7
+    output = model.training_loss(one)
+    assert output.metrics["norm_hinge"].item() == pytest.approx(expected, rel=1e-4)
+    plain = linear_cross_entropy_reference(
+        model.final_hidden_states(one)[:, :-1].flatten(0, 1), model.output_weight(), one["labels"][:, 1:].flatten()
+    )
+    assert output.loss.item() == pytest.approx(plain.item() + 0.5 * expected, rel=1e-5)
+    both = model.training_loss(
+        batch_of(stream(3, 2, seed=1), stream(4, 5, 6))
+    )  # a mean over shares is the whole's mean
+    parts = [model.training_loss(part) for part in (one, two)]
+    mean = sum(part.loss * part.weight for part in parts) / both.weight
+    torch.testing.assert_close(mean, both.loss, atol=1e-5, rtol=1e-5)
+
+
+def test_token_dropout_zeroes_words_and_never_markers() -> None:
+    model = make().train()
+    seen = []
+    model.blocks[0].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    model.read(torch.tensor([[BOS, 5, 6, 7, EOD, EOS]]), token_dropout=0.999999)
+    zeroed = (seen[0][0] == 0).all(-1).tolist()
+    assert zeroed == [False, True, True, True, False, False]
+    model.eval().read(torch.tensor([[BOS, 5, 6, 7, EOS]]), token_dropout=0.999999)
+    assert not (seen[1] == 0).all(-1).any()
+
+
+def test_sentence_dropout_acts_on_the_vector_in_training_alone() -> None:
+    model = make().train()
+    row = torch.tensor([stream(3, 3)])
+    vectors = [model.read(row, sentence_dropout=p)[1][0].vectors for p in (0.0, 0.0, 0.5)]
+    assert torch.equal(vectors[0], vectors[1])
+    assert not torch.allclose(vectors[0], vectors[2], atol=1e-3)
+    assert torch.equal(model.eval().read(row, sentence_dropout=0.5)[1][0].vectors, vectors[0])
+
+
+def test_an_unknown_training_setting_is_refused() -> None:
+    with pytest.raises(InputError, match=r"phases.model.eos_wait"):
+        make().training_loss(batch_of(stream(3)), eos_wait=1.0)
+
+
+def test_a_tiny_batch_is_learnt_by_heart() -> None:
+    torch.manual_seed(0)
+    config = ThoughtGestaltConfig(
+        vocab_size=40, hidden_size=32, num_hidden_layers=4, num_attention_heads=2, attention_dropout=0.0
+    )
+    model = ThoughtGestaltForCausalLM(config)
+    batch = batch_of(stream(3, 2, seed=1), stream(4, 5, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(60):
+        loss = model.training_loss(batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert loss.item() < 0.1
+
+
+# --------------------------------------------------------------------------------------------------------------- cost
+
+
+@pytest.mark.parametrize("fields", [{}, {"activation": "swiglu", "num_hidden_layers": 3}, {"memory_size": 1}])
+def test_the_flops_formula_is_what_pytorch_counts(fields: dict[str, Any]) -> None:
+    model = make(**fields)
+    batch = batch_of(stream(3, 2, seed=1), stream(4, 5, 1, 1, 6, closed=False), stream(1), left=False)
+    # The counter knows matrix products but not the CPU's fused attention: count the unfused form.
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        model(batch["input_ids"], attention_mask=batch["attention_mask"])
+    assert model.forward_flops(batch) == counter.get_total_flops()
+
+
+# --------------------------------------------------------------------------------------------------------- generation
+
+PROMPTS = [stream(3, 2, 5, 1, 2, closed=False), stream(2, closed=False), stream(6, 1), stream(4, 3, 3, closed=False)]
+
+
+def generate(model: ThoughtGestaltForCausalLM, rows: list[list[int]], **options: Any) -> Any:
+    batch = batch_of(*rows)
+    torch.manual_seed(0)
+    return model.generate(
+        batch["input_ids"],
+        attention_mask=batch["attention_mask"],
+        output_logits=True,
+        return_dict_in_generate=True,
+        **{"max_new_tokens": 25, "do_sample": False} | options,
+    )
+
+
+def test_cached_logits_are_uncached_logits_for_ragged_rows() -> None:
+    for seed in range(3):
+        model = make(seed)
+        options = {"min_new_tokens": 25, "do_sample": True, "temperature": 2.0}
+        cached, uncached = (generate(model, PROMPTS, use_cache=use, **options) for use in (True, False))
+        assert torch.equal(cached.sequences, uncached.sequences)
+        torch.testing.assert_close(torch.stack(cached.logits), torch.stack(uncached.logits), **CLOSE)
+        new = cached.sequences[:, -25:]
+        assert ((new == EOS).sum(1) > 0).any(), "no sentence ended: nothing was tested"
+        assert len(new.unique()) > 10
+
+
+@settings(max_examples=25, deadline=None)
+@given(cuts=st.lists(st.integers(1, 24), max_size=4), seed=st.integers(0, 3))
+def test_a_text_may_be_read_in_pieces(cuts: list[int], seed: int) -> None:
+    model = make(seed)
+    batch = batch_of(stream(3, 2, 6, 1, seed=seed), stream(5, 4, 2, closed=False), stream(1, 1, 1))
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    with torch.no_grad():
+        whole = model(ids, attention_mask=mask).logits
+        cache, pieces = model.new_cache(), []
+        bounds = sorted({0, *(cut for cut in cuts if cut < ids.shape[1]), ids.shape[1]})
+        for start, end in pairwise(bounds):
+            pieces.append(model(ids[:, start:end], attention_mask=mask[:, :end], past_key_values=cache).logits)
+    assert cache.get_seq_length() == ids.shape[1]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), whole, **CLOSE)
+
+
+def test_generate_may_prefill_in_chunks_and_go_on_from_its_cache() -> None:
+    model = make(1)
+    whole = generate(model, PROMPTS, min_new_tokens=25)
+    chunked = generate(model, PROMPTS, min_new_tokens=25, prefill_chunk_size=4)
+    assert torch.equal(whole.sequences, chunked.sequences)
+    first = generate(model, PROMPTS, min_new_tokens=10, max_new_tokens=10)
+    mask = (first.sequences != PAD).long()
+    options = {"past_key_values": first.past_key_values, "min_new_tokens": 15, "max_new_tokens": 15}
+    rest = model.generate(first.sequences, attention_mask=mask, do_sample=False, **options)
+    assert torch.equal(rest, whole.sequences)
+
+
+def test_beams_and_samples_carry_their_thoughts() -> None:
+    model = make(2)
+    for options in ({"num_beams": 3}, {"do_sample": True, "num_return_sequences": 3, "temperature": 0.7}):
+        cached, uncached = (generate(model, PROMPTS, use_cache=use, **options) for use in (True, False))
+        assert torch.equal(cached.sequences, uncached.sequences)
+
+
+def test_rows_that_are_done_wait_without_a_trace() -> None:
+    model = make()
+    with torch.no_grad():  # EOD is likely: rows end at different times and are padded
+        model.lm_head.weight[EOD] *= 3
+    output = generate(model, PROMPTS, do_sample=True, temperature=3.0, max_new_tokens=40)
+    new = output.sequences[:, max(map(len, PROMPTS)) :]
+    ends = [(row == EOD).nonzero()[:, 0].tolist() for row in new]
+    assert len({tuple(end) for end in ends}) > 1, "all rows ended at once: nothing was tested"
+    for row, end in zip(new, ends):
+        assert len(end) <= 1
+        if end:
+            assert (row[end[0] + 1 :] == PAD).all()
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_the_markers_are_seen_to(use_cache: bool) -> None:
+    model = make(3)
+    output = generate(model, PROMPTS, do_sample=True, temperature=5.0, max_new_tokens=60, use_cache=use_cache)
+    for row in output.sequences.tolist():
+        tokens = [t for t in row if t != PAD]
+        position = 0
+        for i, token in enumerate(tokens):
+            assert (token == BOS) == (position == 0)
+            position = 0 if token == EOS else position + 1
+            lexical = position - 1 - (token == EOD)
+            assert lexical <= 6
+            if token == EOD:
+                assert i == len(tokens) - 1
+
+
+def test_after_the_end_of_a_document_comes_the_end_of_its_sentence() -> None:
+    model = make(eos_token_id=3)
+    ids = torch.tensor([[*stream(3, 2)[:-1], EOD]])
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False)
+    assert output[0, -1] == EOS
+
+
+# ------------------------------------------------------------------------------------------- thoughts, files, errors
+
+
+def test_a_trace_shows_a_thought_a_sentence_and_what_it_read(tmp_path: Path) -> None:
+    model = make(memory_size=2)
+    rows = [stream(3, 2, 4, 1, closed=False), stream(2, 2)]
+    batch = batch_of(*rows)
+    output = model(batch["input_ids"], attention_mask=batch["attention_mask"], output_thoughts=True)
+    first, second = output.thoughts
+    assert [(t.start, t.end) for t in first.thoughts] == [(0, 5), (5, 9), (9, 15)]
+    assert [(t.start, t.end) for t in second.thoughts] == [(9, 13), (13, 17)]
+    torch.testing.assert_close(first.links["memory"].sum(1), torch.tensor([0.0, 1.0, 1.0]))
+    assert (first.links["memory"].triu() == 0).all()
+    assert (first.links["memory"][2, :2] > 0).all()
+    torch.testing.assert_close(first.scores["surprise"], model.token_nll(batch)[0])
+    assert (first.scores["memory_attention"][:5] == 0).all()
+    torch.testing.assert_close(first.scores["memory_attention"][5:9], torch.ones(4))  # one sentence to read: all of it
+    assert first.curves["memory_gate"].tolist() == [1.0, 1.0]
+    first.save(tmp_path)
+    torch.testing.assert_close(ThoughtTrace.load(tmp_path).links, first.links)
+
+
+def test_a_saved_model_opens_from_the_meta_device_the_same(tmp_path: Path) -> None:
+    import mentalese  # noqa: F401 (registers the Auto classes)
+
+    for tied in (True, False):
+        model = make(tie_word_embeddings=tied, gate_init=0.3)
+        model.save_pretrained(tmp_path)
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+        assert loaded.config.to_dict() == AutoModelForCausalLM.from_pretrained(tmp_path).config.to_dict()
+        torch.testing.assert_close(logits(loaded.eval(), stream(3, 2, 2)), logits(model, stream(3, 2, 2)), **CLOSE)
+        for (name, tensor), expected in zip(loaded.state_dict().items(), model.state_dict().values()):
+            assert torch.equal(tensor, expected), name
+        assert (loaded.lm_head.weight is loaded.embed.weight) == tied
+
+
+def test_a_fresh_model_has_open_gates_and_small_residual_maps() -> None:
+    config = ThoughtGestaltConfig(hidden_size=128, num_attention_heads=4, num_hidden_layers=8, gate_init=0.5)
+    model = ThoughtGestaltForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("gate"):
+            assert parameter.tolist() == [0.5]
+        elif name.endswith(".out.weight"):
+            assert parameter.std().item() == pytest.approx(0.02 / 4, rel=0.1), name
+        elif parameter.ndim == 2:
+            assert parameter.std().item() == pytest.approx(0.02, rel=0.1), name
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([stream(2), [5, 6]], r"input_ids\[1, 2\] is 5: a sentence must begin with sentence_start_token_id \(1\)"),
+        ([[*stream(2), 7]], r"input_ids\[0, 4\] is 7: a sentence must begin"),
+        ([[*stream(2), EOS]], r"input_ids\[0, 4\] is 2: a sentence must begin"),
+        ([[BOS, 5, BOS, 6]], r"input_ids\[0, 2\] is 1: a sentence begins inside another"),
+        ([stream(10)], r"input_ids\[0, 9\] is \d+: the sentence has more than the 9 tokens"),
+    ],
+)
+def test_unbalanced_markers_are_refused_by_row_and_position(rows: list[list[int]], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make()(batch_of(*rows)["input_ids"])
+
+
+def test_what_cannot_be_read_is_refused() -> None:
+    from transformers import DynamicCache
+
+    model, ids = make(), torch.tensor([stream(3)])
+    with pytest.raises(InputError, match="give input_ids alone"):
+        model(inputs_embeds=torch.zeros(1, 3, 16))
+    with pytest.raises(InputError, match="needs a ThoughtCache"):
+        model(ids, past_key_values=DynamicCache())
+    cache = model(ids, use_cache=True).past_key_values
+    with pytest.raises(InputError, match="give the whole text in one call"):
+        model(ids, past_key_values=cache, output_thoughts=True)
