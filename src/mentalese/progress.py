@@ -45,7 +45,7 @@ class _Bar(Progress):
             TextColumn("{task.fields[note]}"),
         )
         self.bar = RichProgress(*columns, console=Console(stderr=True))
-        self.task = self.bar.add_task(title, total=total, completed=start, note="")
+        self.task = self.bar.add_task(title, total=total, completed=int(start), note="")
 
     def update(self, done: float, note: str = "") -> None:
         self.bar.update(self.task, completed=done, note=f"{note}  {self.eta(done)} left")

@@ -129,7 +129,7 @@ class _RegisterWhenImported:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != _AUTO_MODULE:
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is None or spec.loader is None:
             return spec
@@ -148,4 +148,4 @@ def register_lazily() -> None:
     if _AUTO_MODULE in sys.modules:
         register_auto_classes()
     else:
-        sys.meta_path.insert(0, _RegisterWhenImported())  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _RegisterWhenImported())

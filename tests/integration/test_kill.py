@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -20,11 +21,13 @@ from mentalese import Recipe, get_recipe
 from support import shrink
 
 WORKER = """
-import json, sys
+import json, os, sys
 from pathlib import Path
 from mentalese import Recipe
 from mentalese.train.loop import Interrupted, train
 recipe, out = Recipe.from_dict(json.loads(Path(sys.argv[1]).read_text())), Path(sys.argv[2])
+with open(sys.argv[3], "a") as pids:
+    pids.write(f"{os.getpid()}\\n")
 try:
     train(recipe, out, resume=True, show=False)
 except Interrupted as interrupted:
@@ -47,10 +50,12 @@ def launch(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory):  # type: i
     (folder / "recipe.json").write_text(json.dumps(recipe.to_dict()))
 
     def start(out: str, processes: int) -> tuple[subprocess.Popen[bytes], Path]:
-        arguments = [str(folder / "worker.py"), str(folder / "recipe.json"), str(folder / out)]
+        pids = folder / f"{out}.pids"
+        pids.unlink(missing_ok=True)
+        arguments = [str(folder / "worker.py"), str(folder / "recipe.json"), str(folder / out), str(pids)]
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
         command = [sys.executable, *(launcher if processes > 1 else []), *arguments]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         return process, folder / out
 
     return start
@@ -85,7 +90,10 @@ def test_sigkill_at_a_random_step_changes_nothing(launch, processes: int) -> Non
     finish(process)
     process, cut = launch(f"cut-{processes}", processes)
     wait_for_step(process, cut, random.SystemRandom().randrange(8, STEPS - 8))
-    os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    for pid in cut.with_name(f"{cut.name}.pids").read_text().split():  # torchrun's workers outlive it
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
     process.wait()
     assert not (cut / "result.json").exists()
     process, cut = launch(f"cut-{processes}", processes)

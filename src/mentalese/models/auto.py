@@ -89,7 +89,7 @@ def as_contract(model: PreTrainedModel) -> Any:
 
 def hugging_face_model(model: nn.Module) -> PreTrainedModel:
     """The inverse of `as_contract`: what `save_pretrained` and `generate` are called on."""
-    return model.model if isinstance(model, CausalLMAdapter) else model  # type: ignore[return-value]
+    return model.model if isinstance(model, CausalLMAdapter) else model
 
 
 def config_class(model_type: str) -> Any:

@@ -220,7 +220,7 @@ class ThoughtTrace:
             )
         tensors = load_file(folder / "trace.safetensors")
         trace = cls(input_ids=tensors.pop("input_ids"))
-        vectors = tensors.pop("thoughts", [])
+        vectors: Any = tensors.pop("thoughts", [])
         trace.thoughts = [Thought(vector, **span) for vector, span in zip(vectors, described["thoughts"])]
         for key, value in tensors.items():
             group, name = key.split(".", 1)
@@ -344,16 +344,16 @@ class TrainStep(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model = model
+        self.model: Any = model
 
     def forward(self, batch: Batch, settings: Mapping[str, Any] | None) -> LossOutput | Tensor:
         """The training loss under these settings; with `settings=None` the tokens' negative log-likelihoods."""
         if settings is None:
-            return self.model.token_nll(batch)  # type: ignore[operator]
-        return self.model.training_loss(batch, **settings)  # type: ignore[operator]
+            return self.model.token_nll(batch)
+        return self.model.training_loss(batch, **settings)
 
 
-def count_parameters(model: nn.Module) -> dict[str, int]:
+def count_parameters(model: Any) -> dict[str, int]:
     """`total`, and `non_embedding` (the papers' N): without token and position tables, tied weights once."""
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     parameters = {id(p): p.numel() for p in model.parameters()}

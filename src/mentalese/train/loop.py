@@ -32,7 +32,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from mentalese.data.batches import Plan
@@ -66,8 +65,8 @@ class State:
 
     step: int = 0
     best_step: int | None = None
-    best_perplexity: float = math.inf
-    perplexity_to_beat: float = math.inf
+    best_perplexity: float | None = None
+    perplexity_to_beat: float | None = None
     validations_without_gain: int = 0
     flops: int = 0
     seconds: float = 0.0
@@ -238,8 +237,9 @@ class _Run:
         } | {name: float(value) for name, value in window.metrics.items()}
         log(metrics)
         window.clear()
-        best = f"  best perplexity {self.state.best_perplexity:.1f}" if self.state.best_step else ""
-        return f"loss {metrics['loss']:.3f}{best}  {rate:,.0f} tokens/s"
+        best = self.state.best_perplexity
+        validated = "" if best is None else f"  best perplexity {best:.1f}"
+        return f"loss {metrics['loss']:.3f}{validated}  {rate:,.0f} tokens/s"
 
     def _raise_not_finite(self, step: int, loss: float) -> None:
         position = self.plan.position(step)
@@ -269,11 +269,11 @@ class _Run:
         position = self.plan.position(state.step)
         log({"step": state.step, "tokens": position.tokens, "flops": state.flops, "validation": figure})
         value = figure["perplexity"]
-        if value < state.perplexity_to_beat - recipe.train.early_stopping_min_delta:
+        if _beats(value, state.perplexity_to_beat, by=recipe.train.early_stopping_min_delta):
             state.perplexity_to_beat, state.validations_without_gain = value, 0
         else:
             state.validations_without_gain += 1
-        if value < state.best_perplexity:
+        if _beats(value, state.best_perplexity):
             state.best_perplexity, state.best_step = value, state.step
             self._save_model()
 
@@ -324,7 +324,7 @@ class _Run:
     def _save_model(self) -> None:
         """The best model so far as `model/`, replaced in one rename."""
         model, folder = hugging_face_model(self.model), self.out / "model"
-        sharded = any(isinstance(p, DTensor) for p in model.parameters())
+        sharded = self.parallel.world_size > 1 and self.recipe.train.parallel == "fsdp"
         weights = full_state_dict(model) if sharded else None
         if self.parallel.is_main:
             if weights is not None:
@@ -490,6 +490,10 @@ def _changes(before: Any, after: Any, where: str = "") -> str:
         names = [name for name in dict.fromkeys([*before, *after]) if before.get(name) != after.get(name)]
         return ", ".join(_changes(before.get(n), after.get(n), f"{where}.{n}".lstrip(".")) for n in names)
     return f"{where} was {before!r} and is {after!r}"
+
+
+def _beats(value: float, before: float | None, by: float = 0.0) -> bool:
+    return before is None or value < before - by
 
 
 def _step_seed(seed: int, step: int, rank: int, micro: int) -> int:
