@@ -14,7 +14,7 @@ install: .venv/installed
 	touch $@
 
 demo: install
-	$(BIN)/mentalese demo --out runs/demo
+	$(BIN)/mentalese compare '*/tiny' --out runs/demo
 
 test: install lint
 	$(BIN)/pytest

@@ -207,7 +207,6 @@ def train(args: list[str]) -> None:
     recipe = _changed_recipe(recipe, options)
     out = options.out or Path("runs") / recipe.name.replace("/", "-")
 
-    _quiet()
     from mentalese.train.loop import train as run
 
     result = run(recipe, out, resume=options.resume)
@@ -245,7 +244,6 @@ def compare(args: list[str]) -> None:
     changed = [_changed_recipe(recipe, options) for recipe, options in zip(found, parsed)]
     own = parsed[0]
 
-    _quiet()
     from mentalese.compare.compare import compare as run
     from mentalese.compare.compare import print_table
 
@@ -273,7 +271,6 @@ def evaluate(args: list[str]) -> None:
     names, rest = _positionals(args)
     model = _one(names, rest, "eval", "MODEL", _Eval)
     options = _parse(_Eval, rest, "eval")
-    _quiet()
     from mentalese.evaluate.perplexity import evaluate_model
 
     results = evaluate_model(
@@ -349,7 +346,6 @@ def generate(args: list[str]) -> None:
     if not prompts:
         raise InputError("there is no prompt: give --prompt TEXT or --file FILE")
 
-    _quiet()
     from mentalese.evaluate.generation import generate_text, stream_text
     from mentalese.evaluate.perplexity import saved_recipe
     from mentalese.models.auto import load_model
@@ -418,7 +414,6 @@ class _Bench:
 def bench(args: list[str]) -> None:
     names, rest = _positionals(args)
     options = _parse(_Bench, rest, "bench")
-    _quiet()
     from mentalese.bench import HEADER, denominator, table
     from mentalese.bench import bench as run
 
@@ -456,7 +451,6 @@ def data(args: list[str]) -> None:
 
     fields = {f.name: getattr(options, f.name) for f in dataclasses.fields(options) if f.name != "out"}
     config = DataConfig(source=source, **fields)
-    _quiet()
     from mentalese.data.store import prepare
 
     store, tokenizer = prepare(config, out=options.out)
@@ -525,13 +519,6 @@ def _device() -> Any:
     return setup("auto").device
 
 
-def _quiet() -> None:
-    """Leaves the screen to our own progress; transformers still warns."""
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code (2 for bad input, 128 + the signal's number when interrupted)."""
     args = list(sys.argv[1:] if argv is None else argv)
@@ -566,7 +553,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(error: object, code: int) -> int:
-    print(f"mentalese: error: {' '.join(str(error).split())}", file=sys.stderr)
+    print(f"mentalese: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
     return code
 
 

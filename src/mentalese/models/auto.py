@@ -21,6 +21,8 @@ from mentalese.models.base import Batch, Contract, LatentThoughtModel
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from mentalese.recipe import Recipe
+
 
 class CausalLMAdapter(nn.Module, Contract):
     """Gives any decoder-only Hugging Face causal LM the contract: training loss, scoring and cost.
@@ -126,11 +128,38 @@ def build_config(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def build_model(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int) -> Any:
-    """A freshly initialised model that keeps the contract; the same seed gives the same weights."""
+    """A freshly initialised model that keeps the contract; the same seed gives the same weights.
+
+    Raises:
+        InputError: what `build_config` refuses, or sizes that the model's class does.
+    """
     config = build_config(fields, tokenizer)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return as_contract(AutoModelForCausalLM.from_config(config))
+        try:
+            model = AutoModelForCausalLM.from_config(config)
+        except InputError:
+            raise
+        except ValueError as error:
+            raise InputError(f"model: {' '.join(str(error).split())}") from error
+        return as_contract(model)
+
+
+def check_context(config: Any, recipe: Recipe) -> None:
+    """Raises `InputError` where the recipe's blocks are longer than the model's context.
+
+    `max_position_embeddings` is what transformers calls the context; models that read sentence by sentence have none.
+    """
+    context = getattr(config, "max_position_embeddings", None)
+    if context is None or recipe.data.batching == "sentences":
+        return
+    lengths = {
+        "data.sequence_length": recipe.data.sequence_length,
+        "evaluation.context_length": recipe.evaluation.context_length,
+    }
+    for name, length in lengths.items():
+        if length is not None and length > context:
+            raise InputError(f"{name} is {length}: the model's context is {context}, give at most that")
 
 
 @contextmanager

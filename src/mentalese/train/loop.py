@@ -40,7 +40,7 @@ from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluate.generation import generate_text
 from mentalese.evaluate.perplexity import perplexity
-from mentalese.models.auto import build_model, hugging_face_model, load_model, quiet_transformers
+from mentalese.models.auto import build_model, check_context, hugging_face_model, load_model, quiet_transformers
 from mentalese.models.base import Batch, LossOutput, TrainStep, count_parameters
 from mentalese.progress import progress
 from mentalese.recipe import Recipe
@@ -109,6 +109,7 @@ class _Run:
         self.special = special_token_ids(self.tokenizer)
         self.plan = Plan(self.store.splits["train"], recipe, self.special, world_size=parallel.world_size)
         self.model = build_model(recipe.model, self.tokenizer, recipe.train.seed).to(parallel.device)
+        check_context(self.model.config, recipe)
         self.parameters = count_parameters(hugging_face_model(self.model))
         step = TrainStep(self.model)
         if recipe.train.compile:

@@ -1,0 +1,253 @@
+"""Whole commands, as a user types them: what they print, what they leave behind, and how they refuse bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from mentalese import cli
+from mentalese.data.batches import encode_prompts
+from mentalese.evaluate.perplexity import saved_recipe
+from support import tiny_recipes
+
+SMALL = """
+    --data.tokenizer bpe:512 --data.sequence-length 64 --data.batch-size 4 --data.tokens-per-batch 400
+    --data.max-sentences 6 --evaluation.max-documents 4 --evaluation.sample-tokens 8 --train.device cpu
+""".split()  # noqa: SIM905
+
+
+def mentalese(*arguments: str | Path) -> int:
+    return cli.main([str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module", params=tiny_recipes())
+def run(request: pytest.FixtureRequest, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of each family's `tiny` recipe, three steps long."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    assert (
+        mentalese("train", request.param, "--data", f"file:{corpus}", "--out", out, "--train.steps", "3", *SMALL) == 0
+    )
+    return out
+
+
+@pytest.fixture(scope="module")
+def gpt2(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "gpt2"
+    arguments = ("--data", f"file:{corpus}", "--out", out, "--train.steps", "3", *SMALL)
+    assert mentalese("train", "gpt2/tiny", *arguments) == 0
+    return out
+
+
+def test_a_run_leaves_its_whole_story(run: Path) -> None:
+    assert {"config.json", "metrics.jsonl", "model", "result.json"} <= {path.name for path in run.iterdir()}
+    result, config = (json.loads((run / f"{name}.json").read_text()) for name in ("result", "config"))
+    assert result["steps"] == 3
+    assert result["fingerprint"] == config["fingerprint"]
+    assert result["test"]["perplexity"] > 1
+    assert config["recipe"]["train"]["steps"] == 3
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert steps[-1] == 3
+
+
+def test_a_trained_model_opens_with_the_auto_classes(run: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(run / "model")
+    tokenizer = AutoTokenizer.from_pretrained(run / "model")
+    assert len(tokenizer) == model.config.vocab_size
+    recipe = saved_recipe(str(run))
+    assert recipe is not None
+    inputs = encode_prompts(["She had a son."], tokenizer, recipe.data)
+    assert model.generate(**inputs, max_new_tokens=4, min_new_tokens=4).shape[1] == inputs["input_ids"].shape[1] + 4
+
+
+def test_a_finished_run_resumes_to_its_own_result(run: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = json.loads((run / "config.json").read_text())["recipe"]["name"]
+    arguments = ("train", name, "--data", f"file:{corpus}", "--out", run, "--train.steps", "3", *SMALL)
+    assert mentalese(*arguments, "--resume") == 0
+    assert f"{json.loads((run / 'result.json').read_text())['test']['perplexity']:.2f}" in capsys.readouterr().out
+    assert mentalese(*arguments) == 2
+    assert "--resume" in capsys.readouterr().err
+
+
+def test_eval_finds_what_training_found(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "eval.json"
+    assert mentalese("eval", run, "--tasks", "perplexity", "--out", out) == 0
+    result = json.loads((run / "result.json").read_text())["test"]["perplexity"]
+    assert json.loads(out.read_text())["perplexity"]["perplexity"] == pytest.approx(result, rel=1e-6)
+    assert f"{result:,.4f}" in capsys.readouterr().out
+
+
+def test_eval_scores_another_text_in_the_models_own_tokens(
+    gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text(
+        "".join(json.dumps({"text": f"The river number {i} is long. It is old."}) + "\n" for i in range(60))
+    )
+    for split in ("validation", "test"):
+        assert mentalese("eval", gpt2, "--data", f"file:{other}", "--split", split) == 0
+        assert "bits_per_byte" in capsys.readouterr().out
+
+
+def test_generate_goes_on_with_every_prompt(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert mentalese("generate", run, "--prompt", "She had a son.", "The first", "--max-new-tokens", "5") == 0
+    first, second = capsys.readouterr().out.split("\n\n", 1)
+    assert first.startswith("She had a son.")
+    assert second.startswith("The first")
+    file = tmp_path / "prompts.txt"
+    file.write_text("One\nTwo\n")
+    sampled = ("generate", run, "--file", file, "--temperature", "0.9", "--top-k", "20", "--max-new-tokens", "5")
+    texts = []
+    for seed in ("1", "1"):
+        assert mentalese(*sampled, "--seed", seed) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    assert mentalese("generate", run, "--prompt", "One", "--num-beams", "2", "--max-new-tokens", "5") == 0
+
+
+def test_one_prompt_streams_on_a_terminal(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("generate", run, "--prompt", "She had a son.", "--max-new-tokens", "5", "--greedy")
+    assert mentalese(*arguments) == 0
+    plain = capsys.readouterr().out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert mentalese(*arguments) == 0
+    assert capsys.readouterr().out == plain
+
+
+def test_compare_ends_in_a_table_and_a_report(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "comparison"
+    arguments = ("compare", "*/tiny", "--data", f"file:{corpus}", "--out", out, "--train.steps", "2", *SMALL)
+    assert mentalese(*arguments) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in tiny_recipes())
+    assert "report.html" in shown
+    assert (out / "report.html").read_text().startswith("<!doctype html>")
+    rows = json.loads((out / "compare.json").read_text())["rows"]
+    assert {row["name"] for row in rows} >= set(tiny_recipes())
+    assert mentalese(*arguments) == 0, "finished runs are taken as they are"
+
+
+def test_a_prepared_store_trains(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store, out = tmp_path / "store", tmp_path / "run"
+    assert mentalese("data", "prepare", f"file:{corpus}", "--out", store, "--tokenizer", "bpe:512") == 0
+    assert f"--data store:{store}" in capsys.readouterr().out
+    small = [*SMALL, "--train.steps", "2"]
+    assert mentalese("train", "gpt2/tiny", "--data", f"store:{store}", "--out", out, *small) == 0
+
+
+BAD_TRAINING = {
+    "a missing file": ("--data file:missing.jsonl", "missing.jsonl does not exist"),
+    "an empty file": ("--data file:empty.txt", "empty.txt is empty"),
+    "a binary file": ("--data file:binary.txt", "binary"),
+    "a broken gzip": ("--data file:broken.jsonl.gz", "gzip"),
+    "a column that is not there": ("--data file:good.jsonl --data.text-column body", "data.text_column is 'body'"),
+    "no such source": ("--data builtin:stdlip", "did you mean 'stdlib'"),
+    "no such tokenizer": ("--data file:good.jsonl --data.tokenizer nowhere", "nowhere"),
+    "a size that heads do not divide": ("--data file:good.jsonl --model.hidden-size 66", "66"),
+    "too long for the model": ("--data file:good.jsonl --data.sequence-length 512", "512"),
+    "a tracker that is not there": ("--data file:good.jsonl --train.trackers wandbb", "did you mean 'wandb'"),
+    "a file as the run's folder": ("--data file:good.jsonl --out good.jsonl", "which is a file"),
+    "a folder that is no run": ("--data file:good.jsonl --out full", "holds no run"),
+}
+
+
+@pytest.fixture
+def inputs(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with good and bad files."""
+    shutil.copy(corpus, tmp_path / "good.jsonl")
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "binary.txt").write_bytes(bytes(range(256)) * 20)
+    (tmp_path / "broken.jsonl.gz").write_bytes(b"\x1f\x8b\x08\x00 this is no gzip")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.txt").write_text("private")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", BAD_TRAINING)
+def test_bad_input_is_refused_and_leaves_nothing_behind(
+    name: str, inputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options, says = BAD_TRAINING[name]
+    before = sorted(inputs.rglob("*"))
+    short = "--train.steps 2 --data.tokenizer bpe:512"
+    if "--data.tokenizer" in options:
+        short = "--train.steps 2"
+    assert cli.main(["train", "gpt2/tiny", *short.split(), *options.split()]) == 2
+    refusal(capsys.readouterr().err, says)
+    assert sorted(inputs.rglob("*")) == before
+
+
+def refusal(stderr: str, says: str) -> None:
+    """The last line is one sentence; only progress may stand before it."""
+    *progress, last = stderr.splitlines()
+    assert last.startswith("mentalese: error: ")
+    assert says in last
+    assert not any("Traceback" in line or "error" in line for line in progress)
+
+
+def test_a_folder_with_another_run_is_refused(gpt2: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in gpt2.rglob("*")}
+    arguments = ("train", "gpt2/tiny", "--data", f"file:{corpus}", "--out", gpt2, *SMALL)
+    assert mentalese(*arguments, "--train.steps", "4") == 2
+    refusal(capsys.readouterr().err, "train.steps was 3 and is 4")
+    assert mentalese(*arguments, "--train.steps", "4", "--resume") == 2
+    refusal(capsys.readouterr().err, "train.steps was 3 and is 4")
+    assert {path: path.stat().st_mtime_ns for path in gpt2.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--prompt", ""], "prompts[0] is ''"),
+        (["--prompt", "fine", "  "], "prompts[1] is '  '"),
+        (["--prompt", "word " * 300], "the model's context is"),
+        (["--prompt", "fine", "--max-new-tokens", "300"], "the model's context is"),
+        (["--prompt", "fine", "--max-new-tokens", "0"], "max_new_tokens is 0"),
+    ],
+)
+def test_a_prompt_that_cannot_work_is_refused(
+    arguments: list[str], says: str, gpt2: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert mentalese("generate", gpt2, *arguments) == 2
+    refusal(capsys.readouterr().err, says)
+
+
+@pytest.mark.parametrize("command", ["eval {}", "generate {} --prompt hello"])
+def test_a_folder_without_a_model_is_refused(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(command.format(tmp_path / "nowhere").split()) == 2
+    refusal(capsys.readouterr().err, "holds no model")
+
+
+def test_an_unknown_task_is_refused(gpt2: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert mentalese("eval", gpt2, "--tasks", "perplexity,perplexitty") == 2
+    refusal(capsys.readouterr().err, "did you mean 'perplexity'")
+
+
+def test_a_tokenizer_that_does_not_match_the_checkpoint_is_refused(
+    gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mentalese.data.sources import open_source
+    from mentalese.data.tokenizers import open_tokenizer
+
+    model = tmp_path / "model"
+    shutil.copytree(gpt2 / "model", model)
+    open_tokenizer("bpe:600", open_source("builtin:families"), cache=tmp_path, show=False).save_pretrained(model)
+    assert mentalese("generate", model, "--prompt", "hello") == 2
+    refusal(capsys.readouterr().err, "do not belong together")
+
+
+def test_models_of_other_sizes_are_not_matched(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "comparison"
+    small = [*SMALL, "--train.steps", "2"]
+    arguments = ("compare", "gpt2/tiny", "gpt2/340k", "--match", "params", "--data", f"file:{corpus}", "--out", out)
+    assert mentalese(*arguments, *small) == 2
+    refusal(capsys.readouterr().err, "fewer than gpt2/tiny")
+    assert not out.exists()
