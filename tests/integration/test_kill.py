@@ -55,7 +55,8 @@ def launch(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory):  # type: i
         arguments = [str(folder / "worker.py"), str(folder / "recipe.json"), str(folder / out), str(pids)]
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
         command = [sys.executable, *(launcher if processes > 1 else []), *arguments]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        with (folder / f"{out}.log").open("w") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log)
         return process, folder / out
 
     return start
@@ -66,16 +67,19 @@ def steps_done(out: Path) -> int:
     return path.read_text().count('"loss"') if path.exists() else 0
 
 
-def finish(process: subprocess.Popen[bytes]) -> None:
-    _, errors = process.communicate(timeout=240)
-    assert process.returncode == 0, errors.decode()
+def log(out: Path) -> str:
+    return out.with_name(f"{out.name}.log").read_text()
+
+
+def finish(process: subprocess.Popen[bytes], out: Path) -> None:
+    assert process.wait(timeout=240) == 0, log(out)
 
 
 def wait_for_step(process: subprocess.Popen[bytes], out: Path, step: int) -> None:
     deadline = time.monotonic() + 180
     while steps_done(out) < step:
         assert time.monotonic() < deadline
-        assert process.poll() is None, process.communicate()[1].decode()
+        assert process.poll() is None, log(out)
         time.sleep(0.01)
 
 
@@ -87,7 +91,7 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("processes", [1, 2])
 def test_sigkill_at_a_random_step_changes_nothing(launch, processes: int) -> None:  # type: ignore[no-untyped-def]
     process, whole = launch(f"whole-{processes}", processes)
-    finish(process)
+    finish(process, whole)
     process, cut = launch(f"cut-{processes}", processes)
     wait_for_step(process, cut, random.SystemRandom().randrange(8, STEPS - 8))
     process.kill()
@@ -97,7 +101,7 @@ def test_sigkill_at_a_random_step_changes_nothing(launch, processes: int) -> Non
     process.wait()
     assert not (cut / "result.json").exists()
     process, cut = launch(f"cut-{processes}", processes)
-    finish(process)
+    finish(process, cut)
     expected = weights(whole)
     for name, tensor in weights(cut).items():
         assert torch.equal(tensor, expected[name]), name
@@ -114,5 +118,5 @@ def test_a_signal_saves_and_stops_cleanly(launch, signum: int) -> None:  # type:
     stopped_at = steps_done(out)
     assert (out / "checkpoints" / f"step-{stopped_at:08}").is_dir()
     process, out = launch(f"signal-{signum}", 1)
-    finish(process)
+    finish(process, out)
     assert steps_done(out) == STEPS
