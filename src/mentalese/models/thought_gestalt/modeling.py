@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessorList
 from transformers import initialization as init
 
 from mentalese.errors import InputError
@@ -33,25 +33,8 @@ from mentalese.models.base import (
     ThoughtTrace,
 )
 from mentalese.models.thought_gestalt.configuration import ThoughtGestaltConfig
+from mentalese.models.thought_gestalt.streams import Layout, SentenceMarkers, find_sentences
 from mentalese.nn.loss import linear_cross_entropy, linear_nll
-
-
-@dataclass
-class Layout:
-    """Where the sentences of flat streams lie. PAD and masked tokens belong to none.
-
-    Attributes:
-        order: [B, L], the columns of each stream's tokens, in order; padding comes last.
-        starts, lengths: [B, S], first place in `order` and number of tokens of each sentence read in this call.
-        first_position: [B], tokens of sentence 0 that an earlier call has read (0 where none was open).
-        last_position: [B], tokens of the sentence left open at the end (0 where none is).
-    """
-
-    order: Tensor
-    starts: Tensor
-    lengths: Tensor
-    first_position: Tensor
-    last_position: Tensor
 
 
 @dataclass
@@ -268,54 +251,6 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
 
     # ------------------------------------------------------------------------------------- reading a stream
 
-    def layout(self, input_ids: Tensor, attention_mask: Tensor | None, first_position: Tensor | None = None) -> Layout:
-        """Finds the sentences of streams [B, L] by their markers.
-
-        Raises:
-            InputError: the markers are unbalanced, or a sentence is longer than the table of positions.
-        """
-        config, length = self.config, input_ids.shape[1]
-        real = input_ids != config.pad_token_id
-        if attention_mask is not None:
-            real = real & attention_mask[:, -length:].bool()
-        if first_position is None:
-            first_position = input_ids.new_zeros(input_ids.shape[0])
-        begins = real & (input_ids == config.sentence_start_token_id)
-        ends = real & (input_ids == config.sentence_end_token_id)
-        was_open = (first_position > 0).long()
-        read = real.cumsum(1)
-        start = torch.where(begins, read - 1, -first_position[:, None]).cummax(1).values
-        is_open = was_open[:, None] + (begins.long() - ends.long()).cumsum(1)  # after each token
-        before = F.pad(is_open, (1, 0))[:, :-1]
-        before[:, 0] = was_open
-        too_long = read - start > config.max_sentence_tokens + 3
-        wrong = real & torch.where(before > 0, begins | too_long, ~begins)
-        if bool(wrong.any()):
-            row, column = wrong.nonzero()[0].tolist()
-            if not before[row, column]:
-                why = f"a sentence must begin with sentence_start_token_id ({config.sentence_start_token_id})"
-            elif begins[row, column]:
-                why = (
-                    "a sentence begins inside another: end that one with "
-                    f"sentence_end_token_id ({config.sentence_end_token_id})"
-                )
-            else:
-                why = (
-                    f"the sentence has more than the {config.max_sentence_tokens + 3} tokens, markers included, that "
-                    "there are positions for: split it, or train with a larger max_sentence_tokens"
-                )
-            raise InputError(f"input_ids[{row}, {column}] is {input_ids[row, column]}: {why}")
-        sentence = (begins.cumsum(1) - 1 + was_open[:, None]).clamp(min=0)
-        count = int(sentence.max()) + 1 if sentence.numel() else 0
-        lengths = real.new_zeros(real.shape[0], count, dtype=torch.long).scatter_add(1, sentence, real.long())
-        return Layout(
-            order=(~real).to(torch.uint8).argsort(dim=1, stable=True),
-            starts=lengths.cumsum(1) - lengths,
-            lengths=lengths,
-            first_position=first_position,
-            last_position=torch.where(is_open[:, -1] > 0, (read - start)[:, -1], 0),
-        )
-
     def read(
         self,
         input_ids: Tensor,
@@ -337,10 +272,10 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         Returns:
             final hidden states [B, L, d], zero at padding, and the sentence steps.
         """
-        batch, length = input_ids.shape
+        config, (batch, length) = self.config, input_ids.shape
         state = {} if cache is None else cache.state
-        layout = self.layout(input_ids, attention_mask, state.get("position"))
-        memory = state.get("memory", self.embed.weight.new_zeros(batch, 1, self.config.hidden_size))  # newest last
+        layout = find_sentences(input_ids, attention_mask, config, state.get("position"))
+        memory = state.get("memory", self.embed.weight.new_zeros(batch, 1, config.hidden_size))  # newest last
         count = state.get("count", input_ids.new_zeros(batch))
         if cache is not None:
             cache.seen_tokens += length
@@ -482,7 +417,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
     def forward_flops(self, batch: Batch) -> int:
         """What this form computes: every sentence step padded to its longest sentence, streams that ended left out."""
         config, d = self.config, self.config.hidden_size
-        lengths = self.layout(batch["input_ids"], batch.get("attention_mask")).lengths
+        lengths = find_sentences(batch["input_ids"], batch.get("attention_mask"), config).lengths
         cross = config.num_hidden_layers // 2
         mlp = d * config.mlp_width * (3 if config.activation == "swiglu" else 2) * config.num_hidden_layers
         products = batch["input_ids"].numel() * d * config.vocab_size
@@ -580,27 +515,3 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         """Hugging Face's `generate`; the markers of sentences are seen to (`SentenceMarkers`)."""
         processors = LogitsProcessorList([*(logits_processor or []), SentenceMarkers(self.config)])
         return super().generate(inputs, generation_config, logits_processor=processors, **kwargs)
-
-
-class SentenceMarkers(LogitsProcessor):
-    """Keeps generated streams well formed: a sentence that ended is followed by a new one, EOD by the sentence's end.
-
-    Inside a sentence neither BOS nor PAD is generated, and a sentence of `max_sentence_tokens` ends.
-    """
-
-    def __init__(self, config: ThoughtGestaltConfig) -> None:
-        self.config = config
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        config = self.config
-        bos, eos, eod = config.sentence_start_token_id, config.sentence_end_token_id, config.eos_token_id
-        started = (input_ids == bos).cumsum(1)
-        lexical = (started == started[:, -1:]) & (input_ids != bos) & (input_ids != config.pad_token_id)
-        full = lexical.sum(1, keepdim=True) >= config.max_sentence_tokens
-        token = torch.arange(scores.shape[-1], device=scores.device)
-        banned = (token == bos) | (token == config.pad_token_id) | (full & (token != eos) & (token != eod))
-        scores = scores.masked_fill(banned, -math.inf)
-        for after, forced in ((eos, bos), (eod, eos)):
-            only = torch.where(token == forced, 0.0, -math.inf).to(scores.dtype)
-            scores = torch.where(input_ids[:, -1:] == after, only, scores)
-        return scores

@@ -33,25 +33,30 @@ TINY = Recipe(
         "hidden_size": 64,
         "num_hidden_layers": 12,
         "num_attention_heads": 4,
+        "memory_size": 12,
         "attention_dropout": 0.0,
     },
     data=DataConfig(
         source="builtin:stdlib",
         tokenizer="bpe:4096",
+        max_sentence_tokens=32,
         batching="sentences",
-        max_sentences=30,
+        max_sentences=12,
         tokens_per_batch=4096,
     ),
     optimizer=OptimizerConfig(learning_rate=3e-3, betas=(0.9, 0.95), weight_decay=0.01, warmup=0.1),
     train=TrainConfig(tokens=250_000),
     evaluation=EvaluationConfig(batch_size=8),
-    phases=(EOS_PHASE, *dropout_phases(0.05, 0.05, half=500, full=1_500)),
+    phases=(
+        Phase(start=100_000, clock="tokens", model={"eos_weight": 0.05}),
+        *dropout_phases(0.05, 0.05, half=200, full=500),
+    ),
     baseline="gpt2/tiny",
 )
 
 SMALL = Recipe(
     name="thought_gestalt/small",
-    description="12 layers of width 384 on WikiText-103, about an hour on one GPU",
+    description="12 layers of width 384, 500M tokens of WikiText-103",
     model={
         "model_type": "thought_gestalt",
         "hidden_size": 384,
@@ -59,14 +64,12 @@ SMALL = Recipe(
         "num_attention_heads": 6,
         "attention_dropout": 0.1,
     },
-    data=DataConfig(
-        source=WIKITEXT, tokenizer="hub:openai-community/gpt2", batching="sentences", tokens_per_batch=20_000
-    ),
-    optimizer=OptimizerConfig(learning_rate=6e-4, betas=(0.9, 0.95), weight_decay=0.01),
-    train=TrainConfig(tokens=100_000_000, precision="bf16", eval_every=500, checkpoint_every=500),
+    data=DataConfig(source=WIKITEXT, tokenizer="bpe:16384", batching="sentences", tokens_per_batch=65_536),
+    optimizer=OptimizerConfig(learning_rate=1e-3, weight_decay=0.01),
+    train=TrainConfig(tokens=500_000_000, precision="bf16", eval_every=500, checkpoint_every=500),
     evaluation=EvaluationConfig(batch_size=8),
     phases=(
-        Phase(start=10_000_000, clock="tokens", model={"eos_weight": 0.05}),
+        Phase(start=50_000_000, clock="tokens", model={"eos_weight": 0.05}),
         *dropout_phases(0.15, 0.15, half=2_000, full=7_000),
     ),
     baseline="gpt2/small",
@@ -106,13 +109,13 @@ RECIPES = [
     TINY,
     SMALL,
     *(
-        paper_recipe(f"{millions}m", f"the paper's 85M model on {millions} million tokens of WikiText-103", 768, 12)
+        paper_recipe(f"{millions}m", f"the paper's 85M model for {millions} million tokens of WikiText-103", 768, 12)
         for millions in (12, 20, 30, 50)
     ),
     *(
         paper_recipe(
             label,
-            f"width {width}, the paper's {label.upper()} model on 50 million tokens of WikiText-103",
+            f"width {width}, the paper's {label.upper()} model for 50 million tokens of WikiText-103",
             width,
             heads,
             token_dropout=token_dropout,
