@@ -95,13 +95,20 @@ def small(name: str, model: dict[str, Any], description: str) -> Recipe:
     )
 
 
-def table2(suffix: str, width: int, heads: int) -> Recipe:
+def table2(suffix: str, width: int, heads: int, millions: int = 50) -> Recipe:
     """GPT-2 as the paper of Thought Gestalt trains it beside its own model (table 2, figure 2)."""
     return Recipe(
         name=f"gpt2/table2-{suffix}",
         description=f"GPT-2, the twin of thought_gestalt/table2-{suffix}",
         model=gpt2(width, heads, dropout=0.1),
-        data=DataConfig(source=WIKITEXT, tokenizer=GPT2_TOKENS, sentences="none", sequence_length=1024, batch_size=20),
+        data=DataConfig(
+            source=WIKITEXT,
+            tokenizer=GPT2_TOKENS,
+            sentences="sat",
+            train_tokens=millions * 1_000_000,
+            sequence_length=1024,
+            batch_size=20,
+        ),
         optimizer=OptimizerConfig(learning_rate=2.5e-4, betas=(0.9, 0.999), weight_decay=0.01),
         train=TrainConfig(epochs=50, early_stopping_patience=3, early_stopping_min_delta=0.1, checkpoint_every=1000),
         paper="Table 2, Figure 2",
@@ -174,7 +181,7 @@ RECIPES = [
         by_size(f"gpt2/{size}", gpt2(width, heads), f"GPT-2 with {size.upper()} non-embedding parameters", rate)
         for size, (width, heads, rate) in GPT2_SIZES.items()
     ),
-    *(table2(f"{millions}m", 768, 12) for millions in (12, 20, 30, 50)),
+    *(table2(f"{millions}m", 768, 12, millions) for millions in (12, 20, 30, 50)),
     *(table2(size, width, heads) for size, (width, heads, _) in GPT2_SIZES.items()),
     openstax(),
     *(

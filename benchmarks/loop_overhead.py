@@ -1,0 +1,61 @@
+"""What the training loop costs over a bare `loss.backward(); optimizer.step()` on transformers' GPT-2.
+
+    python benchmarks/loop_overhead.py [ROUNDS] [STEPS]
+
+Both train the model of `gpt2/tiny` on the same batches, in turns. The bare loop has what any loop needs: the batch, the
+loss, gradients clipped, AdamW. The loop's own step adds the plan, seeds, FLOPs, schedules and logs. Prints tokens a
+second of both (median, slowest-fastest turn) and their ratio turn by turn; the target is at least 0.97.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+from mentalese import get_recipe
+from mentalese.bench import Side
+from mentalese.models.auto import build_model
+from mentalese.train.optim import build_optimizer
+from mentalese.train.parallel import setup
+
+
+def main(rounds: int, steps: int) -> None:
+    recipe = get_recipe("gpt2/tiny")
+    side = Side(recipe, setup(recipe.train.device))
+    plan = side.run.plan
+    model = build_model(recipe.model, side.run.tokenizer, recipe.train.seed).to(side.run.parallel.device).train()
+    optimizer = build_optimizer(model.parameters(), recipe.optimizer)
+    done = 0
+
+    def bare() -> float:
+        nonlocal done
+        began = time.perf_counter()
+        for step in range(done, done + steps):
+            batch = {k: v.to(side.run.parallel.device) for k, v in plan.batch(step).items()}
+            model.training_loss(batch).loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        seconds = time.perf_counter() - began
+        done += steps
+        return (plan.position(done).tokens - plan.position(done - steps).tokens) / seconds
+
+    turns: dict[str, Callable[[], float]] = {"loop": lambda: side.train(steps), "bare": bare}
+    speeds: dict[str, list[float]] = {name: [] for name in turns}
+    for number in range(rounds + 1):
+        for name in list(turns) if number % 2 else reversed(turns):  # neither is always first
+            speed = turns[name]()
+            if number > 0:
+                speeds[name].append(speed)
+    for name, values in speeds.items():
+        print(f"{name}: {statistics.median(values):,.0f} tokens/s ({min(values):,.0f}-{max(values):,.0f})")
+    ratios = [a / b for a, b in zip(speeds["loop"], speeds["bare"])]
+    print(f"loop/bare: {statistics.median(ratios):.3f} ({min(ratios):.3f}-{max(ratios):.3f})")
+
+
+if __name__ == "__main__":
+    main(*(int(argument) for argument in (sys.argv[1:3] if len(sys.argv) == 3 else ("10", "3"))))

@@ -1,0 +1,98 @@
+"""What the documents tell a reader to type works as written, with short runs in place of whole ones.
+
+`mentalese train` and `mentalese compare` are cut to two steps on a small text on the way; all else runs unchanged. A
+block after `<!-- not run -->` is left out: those install or write into the repository.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"^(<!-- not run -->\n)?```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+NOT_RUN = ["make demo", "make test"]
+
+SHORT = """#!{python}
+import sys
+from mentalese.cli import main
+
+arguments = sys.argv[1:]
+if arguments[0] in ("train", "compare"):
+    arguments += "--train.steps 2 --data.batch-size 2 --data.tokens-per-batch 600 --evaluation.sample-tokens 4".split()
+    if "--data" not in arguments:
+        arguments += "--data file:{corpus} --data.tokenizer bpe:512".split()
+sys.exit(main(arguments))
+"""
+
+
+def blocks(document: str) -> list[tuple[bool, str, str]]:
+    """(runs, language, code) of every block, in order."""
+    return [(not skipped, language, code) for skipped, language, code in BLOCK.findall((ROOT / document).read_text())]
+
+
+@pytest.fixture(scope="module")
+def folder(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty working folder whose `mentalese` makes short runs."""
+    folder = tmp_path_factory.mktemp("reader")
+    command = folder / "bin" / "mentalese"
+    command.parent.mkdir()
+    command.write_text(SHORT.format(python=sys.executable, corpus=corpus))
+    command.chmod(command.stat().st_mode | stat.S_IXUSR)
+    return folder
+
+
+def run(arguments: list[str], folder: Path) -> None:
+    environment = os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+    done = subprocess.run(arguments, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
+
+
+def test_the_readme_does_what_it_says(folder: Path) -> None:
+    """Bash blocks one after the other, then all Python blocks as one program."""
+    found = blocks("README.md")
+    for runs, language, code in found:
+        if runs and language == "bash":
+            run(["bash", "-euo", "pipefail", "-c", code], folder)
+    program = "\n".join(code for runs, language, code in found if runs and language == "python")
+    run([sys.executable, "-W", "error", "-c", program], folder)
+
+
+def test_only_what_installs_is_left_out() -> None:
+    left_out = [code for runs, _, code in blocks("README.md") if not runs]
+    lines = [line.partition("#")[0].strip() for code in left_out for line in code.splitlines()]
+    assert lines == NOT_RUN
+
+
+def test_the_family_that_contributing_declares_is_one() -> None:
+    code = BLOCK_IN_LIST.search((ROOT / "CONTRIBUTING.md").read_text())
+    assert code is not None
+    names: dict[str, object] = {}
+    exec("\n".join(line[3:] for line in code[1].splitlines()), names)
+    assert names["FAMILY"].name == "echo"  # type: ignore[attr-defined]
+
+
+BLOCK_IN_LIST = re.compile(r"^   ```python\n(.*?)^   ```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/architecture.md"])
+def test_links_and_paths_lead_somewhere(document: str) -> None:
+    text = (ROOT / document).read_text()
+    base = (ROOT / document).parent
+    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", text):
+        assert (base / target).exists(), f"{document} links to {target}"
+
+
+def test_the_example_trains_and_shows_thoughts(folder: Path) -> None:
+    example = ROOT / "examples" / "train_and_look.py"
+    done = subprocess.run(
+        [sys.executable, example, folder / "example", "2"], cwd=folder, capture_output=True, text=True, check=True
+    )
+    assert "test perplexity" in done.stdout
+    assert "'Paul lives in Rome.': a vector of norm" in done.stdout
