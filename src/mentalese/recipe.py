@@ -36,6 +36,7 @@ class DataConfig:
         max_sentence_tokens: longer sentences are cut, after punctuation where there is some.
         batching: `blocks` (documents joined and cut), `documents` (a block never crosses a document),
             `sentences` (streams of whole sentences with markers) or `records` (question, steps, answer).
+        train_tokens: train on the first whole documents that hold this many tokens; `None` takes all of them.
         sequence_length: tokens a block, or the most tokens a record may have.
         batch_size: blocks, documents or records an optimiser step, over all ranks and micro-batches.
         max_sentences: the most sentences a stream may have (Thought Gestalt's S).
@@ -50,6 +51,7 @@ class DataConfig:
     min_sentence_tokens: int = 3
     max_sentence_tokens: int = 64
     batching: Literal["blocks", "documents", "sentences", "records"] = "blocks"
+    train_tokens: int | None = None
     sequence_length: int = 256
     batch_size: int = 16
     max_sentences: int = 30
@@ -59,6 +61,10 @@ class DataConfig:
     def __post_init__(self) -> None:
         for name in ("batch_size", "max_sentences", "tokens_per_batch", "bucket_width", "min_sentence_tokens"):
             _require(getattr(self, name) >= 1, f"data.{name}", getattr(self, name), "give at least 1")
+        train_tokens = self.train_tokens
+        _require(
+            train_tokens is None or train_tokens >= 1, "data.train_tokens", train_tokens, "give 1 or more, or None"
+        )
         _require(self.sequence_length >= 2, "data.sequence_length", self.sequence_length, "give at least 2")
         _require(
             self.max_sentence_tokens > self.min_sentence_tokens,

@@ -449,3 +449,12 @@ def test_the_recipe_is_not_changed_by_its_phases() -> None:
     plan = make_plan(BOOK, phases=(Phase(data={"batch_size": 6}),), **SHAPES[0])
     assert len(plan.batch(0)["input_ids"]) == 6
     assert dataclasses.replace(plan.recipe.data).batch_size == 12
+
+
+def test_train_tokens_takes_the_first_whole_documents() -> None:
+    split = make_split(*[[5, 4]] * 20)  # ten tokens a document
+    plan = make_plan(split, train_tokens=55, batching="documents", sequence_length=16, batch_size=1)
+    seen = {int(plan.batch(step)["input_ids"].max()) for step in range(6)}
+    assert len(plan.split.document_bytes) == 6
+    assert max(seen) < 10 + 60
+    assert len(make_plan(split, batching="documents", sequence_length=16, batch_size=1).split.document_bytes) == 20

@@ -22,8 +22,8 @@ from typing import Any, Literal
 
 from mentalese.compare.report import HEADER, cells, write_report
 from mentalese.errors import InputError
-from mentalese.evaluate.perplexity import write_text
 from mentalese.evaluate.statistics import paired_t_test, summary
+from mentalese.files import write_json
 from mentalese.recipe import Recipe
 
 Match = Literal["params", "tokens", "flops"]
@@ -36,6 +36,7 @@ _SHARED = (
     ("data", "source"),
     ("data", "text_column"),
     ("data", "tokenizer"),
+    ("data", "train_tokens"),
     ("evaluation", "tokens"),
 )
 
@@ -102,7 +103,7 @@ def compare(
 
     comparison = _judge(recipes, results) | {"match": matched, "seeds": seeds, "command": _command(recipes, out)}
     if int(os.environ.get("RANK", 0)) == 0:  # under torchrun every process knows all results
-        write_text(out / "compare.json", json.dumps(comparison, indent=2) + "\n")
+        write_json(out / "compare.json", comparison)
         write_report(comparison, out / "report.html")
     return comparison
 

@@ -13,6 +13,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from mentalese.files import write_text
+
 HEADER = (
     "model",
     "parameters",
@@ -27,8 +29,6 @@ HEADER = (
 
 def write_report(comparison: dict[str, Any], path: Path) -> None:
     """Writes the page of a comparison (the content of `compare.json`) to `path`, whole or not at all."""
-    from mentalese.evaluate.perplexity import write_text
-
     write_text(path, report(comparison))
 
 

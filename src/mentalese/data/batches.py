@@ -77,7 +77,9 @@ class Plan:
     """
 
     def __init__(self, split: Split, recipe: Recipe, special: dict[str, int], world_size: int = 1) -> None:
-        self.split, self.recipe, self.special = as_arrays(split), recipe, special
+        limit = recipe.data.train_tokens
+        self.split = as_arrays(split if limit is None else split.head(limit))
+        self.recipe, self.special = recipe, special
         self._check(world_size)
         self._first_steps = [0]  # of each epoch that is counted, and of the next one
         self._clocks: list[np.ndarray] = []  # of each epoch that is counted: [batches + 1, 2]

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from mentalese.data.folders import whole_folder
 from mentalese.data.sentences import SentenceEncoder, fixed_length, open_splitter
 from mentalese.data.sources import SPLITS, Document, Source, open_source
 from mentalese.data.tokenizers import (
@@ -31,6 +30,7 @@ from mentalese.data.tokenizers import (
     tokenizer_fingerprint,
 )
 from mentalese.errors import InputError
+from mentalese.files import whole_folder
 from mentalese.progress import progress
 from mentalese.recipe import DataConfig
 
@@ -58,6 +58,18 @@ class Split:
     segments: np.ndarray
     document_segments: np.ndarray
     document_bytes: np.ndarray
+
+    def head(self, tokens: int) -> Split:
+        """The first whole documents, as many as it takes to hold `tokens` tokens, or all there are."""
+        count = min(int(np.searchsorted(self.documents, tokens)), len(self.document_bytes))
+        segments = int(self.document_segments[count])
+        return Split(
+            tokens=self.tokens[: self.documents[count]],
+            documents=self.documents[: count + 1],
+            segments=self.segments[: segments + 1],
+            document_segments=self.document_segments[: count + 1],
+            document_bytes=self.document_bytes[:count],
+        )
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, GPT2TokenizerFast, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from mentalese.data.folders import whole_folder
 from mentalese.errors import InputError
+from mentalese.files import whole_folder
 from mentalese.progress import progress
 
 if TYPE_CHECKING:

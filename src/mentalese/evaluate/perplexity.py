@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mentalese.errors import InputError, nearest
+from mentalese.files import write_json
 from mentalese.progress import progress
 from mentalese.recipe import DataConfig, EvaluationConfig, Recipe
 
@@ -212,7 +213,7 @@ def evaluate_model(
     chosen = evaluation or dataclasses.replace(protocol_config, max_documents=None)
     results = {task: TASKS[task](model, tokenizer, data, chosen, split, device, show) for task in tasks}
     if out is not None:
-        write_text(out, json.dumps(results, indent=2) + "\n")
+        write_json(out, results)
     return results
 
 
@@ -233,10 +234,3 @@ def _plain_data(model: Any) -> DataConfig:
     length = DataConfig().sequence_length
     context = getattr(model.config, "max_position_embeddings", None) or length
     return DataConfig(batching="blocks", sequence_length=min(length, context))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes through a temporary file beside it, so that `path` never holds half of it."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)

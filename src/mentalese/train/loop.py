@@ -40,6 +40,7 @@ from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluate.generation import generate_text
 from mentalese.evaluate.perplexity import perplexity
+from mentalese.files import write_json
 from mentalese.models.auto import build_model, check_context, hugging_face_model, load_model, quiet_transformers
 from mentalese.models.base import Batch, LossOutput, TrainStep, count_parameters
 from mentalese.progress import progress
@@ -305,7 +306,7 @@ class _Run:
                 )
         if self.parallel.is_main:
             self.out.mkdir(parents=True, exist_ok=True)
-            _write_json(path, self._provenance() | {"recipe": self.recipe.to_dict()})
+            write_json(path, self._provenance() | {"recipe": self.recipe.to_dict()})
         self.parallel.barrier()
 
     def _provenance(self) -> dict[str, Any]:
@@ -336,7 +337,7 @@ class _Run:
             with quiet_transformers():
                 model.save_pretrained(temporary)
             self.tokenizer.save_pretrained(temporary)
-            _write_json(temporary / "mentalese.json", {"recipe": self.recipe.to_dict(), "step": self.state.step})
+            write_json(temporary / "mentalese.json", {"recipe": self.recipe.to_dict(), "step": self.state.step})
             shutil.rmtree(folder, ignore_errors=True)
             temporary.replace(folder)
         self.parallel.barrier()
@@ -346,7 +347,7 @@ class _Run:
         result: dict[str, Any] = {}
         if self.parallel.is_main:
             result = self._result()
-            _write_json(self.out / "result.json", result)
+            write_json(self.out / "result.json", result)
         return self.parallel.broadcast_object(result)
 
     def _result(self) -> dict[str, Any]:
@@ -544,10 +545,3 @@ def _peak_memory(device: torch.device) -> int:
         return 1024 * int(next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM")))
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _write_json(path: Path, content: Any) -> None:
-    """Writes through a temporary file, so that a reader never sees half of it."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(content, indent=2) + "\n")
-    temporary.replace(path)

@@ -76,7 +76,9 @@ SMALL = Recipe(
 )
 
 
-def paper_recipe(suffix: str, description: str, width: int, heads: int, *, token_dropout: float = 0.15) -> Recipe:
+def paper_recipe(
+    suffix: str, description: str, width: int, heads: int, *, millions: int = 50, token_dropout: float = 0.15
+) -> Recipe:
     """One row of Table 2, with its GPT-2 twin as baseline."""
     model: dict[str, Any] = {
         "model_type": "thought_gestalt",
@@ -92,6 +94,7 @@ def paper_recipe(suffix: str, description: str, width: int, heads: int, *, token
             source=WIKITEXT,
             tokenizer="hub:openai-community/gpt2",
             sentences="sat",
+            train_tokens=millions * 1_000_000,
             batching="sentences",
             max_sentences=30,
             tokens_per_batch=20_000,
@@ -109,13 +112,19 @@ RECIPES = [
     TINY,
     SMALL,
     *(
-        paper_recipe(f"{millions}m", f"the paper's 85M model for {millions} million tokens of WikiText-103", 768, 12)
+        paper_recipe(
+            f"{millions}m",
+            f"the paper's 85M model on {millions} million tokens of WikiText-103",
+            768,
+            12,
+            millions=millions,
+        )
         for millions in (12, 20, 30, 50)
     ),
     *(
         paper_recipe(
             label,
-            f"width {width}, the paper's {label.upper()} model for 50 million tokens of WikiText-103",
+            f"width {width}, the paper's {label.upper()} model on 50 million tokens of WikiText-103",
             width,
             heads,
             token_dropout=token_dropout,

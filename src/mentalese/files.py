@@ -1,14 +1,16 @@
-"""Folders that are written whole or not at all."""
+"""Files and folders that are written whole or not at all."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from mentalese.errors import InputError
 
@@ -43,3 +45,15 @@ def whole_folder(target: Path) -> Iterator[Path]:
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes through a temporary file beside it, so that `path` never holds half of it."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """JSON, indented, written whole or not at all."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
