@@ -84,14 +84,14 @@ def tiny() -> Recipe:
 
 
 def small(name: str, model: dict[str, Any], description: str) -> Recipe:
-    """About an hour on one GPU."""
+    """Sized for about an hour on one GPU."""
     return Recipe(
         name=name,
-        description=f"{description}, 100M tokens of WikiText-103",
+        description=f"{description}, 500M tokens of WikiText-103",
         model=model,
-        data=DataConfig(source=WIKITEXT, tokenizer=GPT2_TOKENS, sequence_length=1024, batch_size=20),
-        optimizer=OptimizerConfig(learning_rate=6e-4, weight_decay=0.01),
-        train=TrainConfig(tokens=100_000_000, precision="bf16", eval_every=500, checkpoint_every=500),
+        data=DataConfig(source=WIKITEXT, tokenizer="bpe:16384", sequence_length=1024, batch_size=64),
+        optimizer=OptimizerConfig(learning_rate=1e-3, weight_decay=0.01),
+        train=TrainConfig(tokens=500_000_000, precision="bf16", eval_every=500, checkpoint_every=500),
     )
 
 
