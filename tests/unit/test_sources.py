@@ -101,6 +101,45 @@ def test_level_one_headings_begin_documents(tmp_path: Path) -> None:
     assert sorted(found) == sorted(parts)
 
 
+WIKI = "".join(f" = Title {i} = \n \n Some text , {i} = {i} . \n \n = = Part = = \n More text . \n" for i in range(40))
+
+
+def test_rows_that_are_lines_with_headings_make_the_documents_of_the_txt_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    (tmp_path / "wiki.txt").write_text(WIKI)
+    plain = open_source(f"file:{tmp_path / 'wiki.txt'}")
+    assert len(every_text(plain)) == 40
+    lines = WIKI.splitlines(keepends=True)
+    blank_lost = [{"text": line if line.strip() else ""} for line in lines]  # as the hub has WikiText
+    forms = {"whole": [{"text": line} for line in lines], "bare": [{"text": line[:-1]} for line in lines]}
+    for name, rows in (forms | {"hub": blank_lost}).items():
+        jsonl(tmp_path / f"{name}.jsonl", rows)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
+        shards = tmp_path / name
+        shards.mkdir()
+        for part in range(3):  # articles go on from one file to the next
+            piece = pyarrow.Table.from_pylist(rows[part * 83 : (part + 1) * 83 if part < 2 else None])
+            pyarrow.parquet.write_table(piece, shards / f"train-{part:05}-of-00003.parquet")
+        for spec in (tmp_path / f"{name}.jsonl", tmp_path / f"{name}.parquet", shards):
+            source = open_source(f"file:{spec}")
+            assert texts(source) == texts(plain)
+            assert source.fingerprint == plain.fingerprint
+
+    found = datasets.DatasetDict({"train": datasets.Dataset.from_list(blank_lost)})
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, config: found)
+    assert open_source("hub:Salesforce/wikitext:wikitext-103-raw-v1").fingerprint == plain.fingerprint
+
+
+def test_rows_that_are_documents_stay_documents_whatever_headings_they_hold(tmp_path: Path) -> None:
+    rows = [{"text": part} for part in ("One line .", " = Only a title = \n", " = A = \n Text . \n = B = \n")]
+    assert sorted(every_text(open_source(f"file:{jsonl(tmp_path / 'a.jsonl', rows)}"))) == sorted(
+        row["text"] for row in rows
+    )
+
+
 def test_wikitext_has_its_articles(shared_data: Path, tmp_path: Path) -> None:
     source = open_source(f"file:{shared_data / 'corpora' / 'wikitext-103' / 'validation.txt'}")
     assert sum(map(len, texts(source).values())) == 60

@@ -15,7 +15,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -156,7 +156,9 @@ def open_source(spec: str, *, text_column: str | None = None) -> Source:
             folder with files called train, validation and test (`valid`, `val`, `dev`, `train-00000.parquet` too).
             In a txt file a document begins at each level-one heading (`= Title =`, as WikiText writes it) and after
             each line `<|endoftext|>`; a file with neither is one document.
-            A row with `question`, `steps` and `answer` is a record.
+            A row with `question`, `steps` and `answer` is a record. Other rows are documents, or lines of a text as
+            above where one of the first 100 is a level-one heading and none has more lines than one (the hub's
+            WikiText); such lines are joined over all files of a split.
         text_column: the column that holds the text. By default `text`, or else the only one with strings, or else
             the only one with long strings (100 characters and more on average).
 
@@ -216,24 +218,31 @@ def _chain(readers: Iterable[Reader]) -> Reader:
 
 
 def _text_reader(path: Path) -> Reader:
-    def read() -> Iterator[Document]:
-        lines: list[str] = []
+    def read() -> Iterator[str]:
         try:
             with path.open(encoding="utf-8") as file:
                 for line in file:
                     if "\0" in line:
                         raise InputError(f"{path} is binary: give UTF-8 text")
-                    separator = line.strip() == _END_OF_DOCUMENT
-                    if separator or _HEADING.fullmatch(line):
-                        yield Document("".join(lines))
-                        lines = []
-                    if not separator:
-                        lines.append(line)
+                    yield line
         except UnicodeDecodeError as error:
             raise InputError(f"{path} is not UTF-8 text (byte {error.start}): convert it") from error
-        yield Document("".join(lines))
 
-    return lambda: (document for document in read() if document.text.strip())
+    return lambda: _join_lines(read())
+
+
+def _join_lines(lines: Iterable[str]) -> Iterator[Document]:
+    """Documents that begin at level-one headings and after lines `<|endoftext|>`; blank ones are left out."""
+    held: list[str] = []
+    for line in chain(lines, [_END_OF_DOCUMENT]):
+        separator = line.strip() == _END_OF_DOCUMENT
+        if separator or _HEADING.fullmatch(line):
+            text = "".join(held)
+            if text.strip():
+                yield Document(text)
+            held = []
+        if not separator:
+            held.append(line)
 
 
 def _row_reader(path: Path) -> Callable[[], Iterator[Row]]:
@@ -298,7 +307,10 @@ def _open_hub(spec: str, name: str, text_column: str | None) -> Source:
 
 
 def _open_rows(spec: str, rows: dict[str, list[Callable[[], Iterator[Row]]]], text_column: str | None) -> Source:
-    column = _find_column(spec, [row for _, row in islice(rows["train"][0](), 100)], text_column)
+    first = list(islice(rows["train"][0](), 100))
+    column = _find_column(spec, [row for _, row in first], text_column)
+    if column is not None and _are_lines([_text(where, row, column).text for where, row in first]):
+        return Source(spec, "text", {split: _line_reader(parts, column) for split, parts in rows.items()})
 
     def reader(part: Callable[[], Iterator[Row]]) -> Reader:
         def read() -> Iterator[Document]:
@@ -311,6 +323,21 @@ def _open_rows(spec: str, rows: dict[str, list[Callable[[], Iterator[Row]]]], te
 
     kind: Kind = "records" if column is None else "text"
     return Source(spec, kind, {split: _chain(map(reader, parts)) for split, parts in rows.items()})
+
+
+def _are_lines(texts: list[str]) -> bool:
+    """Whether rows are the lines of a text with headings, and no documents."""
+    return any(map(_HEADING.fullmatch, texts)) and not any("\n" in text.strip() for text in texts)
+
+
+def _line_reader(parts: list[Callable[[], Iterator[Row]]], column: str) -> Reader:
+    def read() -> Iterator[str]:
+        for where, row in chain.from_iterable(part() for part in parts):
+            # The hub's WikiText leaves nothing of the blank lines, which are " \n" in the files it was made from.
+            line = _text(where, row, column).text or " "
+            yield line if line.endswith("\n") else line + "\n"
+
+    return lambda: _join_lines(read())
 
 
 def _find_column(spec: str, rows: list[dict[str, Any]], text_column: str | None) -> str | None:
