@@ -148,16 +148,25 @@ def test_rows_of_similar_length_share_a_batch() -> None:
 
 
 @few
-@given(corpora, st.integers(1, 5), st.integers(1, 40), st.integers(1, 4))
-def test_streams_keep_every_sentence_whole_once_under_both_caps(
+@given(
+    corpora.filter(lambda documents: any(len(d) > 1 for d in documents)),
+    st.integers(1, 5),
+    st.integers(1, 40),
+    st.integers(1, 4),
+)
+def test_streams_keep_every_sentence_whole_once_under_both_caps_but_for_documents_of_one_sentence(
     documents: Any, most: int, budget: int, width: int
 ) -> None:
     split = make_split(*documents)
     data = {"max_sentences": most, "tokens_per_batch": budget, "bucket_width": width}
     batches = first_epoch(make_plan(split, batching="sentences", **data))
-    sentences = {tuple(split.tokens[a:b].tolist()) for a, b in zip(split.segments, split.segments[1:])}
-    streams = sum(-(-len(d) // most) for d in documents)
-    limit = -(-budget * streams // sum(map(sum, documents)))
+    of_document = np.repeat([len(d) for d in documents], [len(d) for d in documents])
+    sentences = [
+        tuple(split.tokens[a:b].tolist()) for a, b, n in zip(split.segments, split.segments[1:], of_document) if n > 1
+    ]
+    kept = [d for d in documents if len(d) > 1]
+    streams = sum(-(-len(d) // most) for d in kept)
+    limit = -(-budget * streams // sum(map(sum, kept)))
     seen = []
     for batch in batches:
         rows = rows_of(batch)
@@ -209,9 +218,14 @@ def test_long_streams_are_dealt_first_and_what_fits_nowhere_opens_new_batches_an
 
 
 def test_a_stream_above_the_budget_has_a_batch_of_its_own() -> None:
-    plan = make_plan(make_split([50], [2], [2]), batching="sentences", tokens_per_batch=20)
+    plan = make_plan(make_split([25, 25], [1, 1], [1, 1]), batching="sentences", tokens_per_batch=20)
     sizes = sorted([len(lexical(r)) for r in rows_of(b)] for b in first_epoch(plan))
     assert sizes == [[2, 2], [50]] or sizes == [[2], [2], [50]]
+
+
+def test_a_long_document_s_last_sentence_may_be_a_stream_alone() -> None:
+    plan = make_plan(make_split([3, 3, 3], [9]), batching="sentences", max_sentences=2, tokens_per_batch=20)
+    assert sorted(row.count(BOS) for batch in first_epoch(plan) for row in rows_of(batch)) == [1, 2]
 
 
 def test_a_records_question_is_no_target() -> None:
@@ -428,6 +442,11 @@ def test_a_split_without_text_is_refused() -> None:
     for shape in SHAPES:
         with pytest.raises(InputError, match="its training split has no text"):
             make_plan(empty, **shape)
+
+
+def test_sentence_streams_of_nothing_but_single_sentences_are_refused() -> None:
+    with pytest.raises(InputError, match=r"data.sentences is 'none': every document .* is a single sentence"):
+        make_plan(make_split([5], [7], [2]), batching="sentences", sentences="none")
 
 
 def test_records_that_are_too_long_or_have_no_answer_are_refused() -> None:

@@ -93,10 +93,10 @@ def _blocks(split: Split, length: int) -> Rows:
     return dataclasses.replace(rows, start=np.maximum(rows.stop - length, -1))
 
 
-def sentence_streams(split: Split, documents: int, max_sentences: int) -> Rows:
-    """Documents cut into streams of at most `max_sentences` sentences."""
+def sentence_streams(split: Split, documents: int, max_sentences: int, min_sentences: int = 1) -> Rows:
+    """Documents of at least `min_sentences` sentences, cut into streams of at most `max_sentences`."""
     begin, end = split.document_segments[:documents], split.document_segments[1 : documents + 1]
-    pieces = -(-(end - begin) // max_sentences)
+    pieces = np.where(end - begin < min_sentences, 0, -(-(end - begin) // max_sentences))
     first = np.repeat(begin, pieces) + max_sentences * _ordinals(pieces)
     last = np.minimum(first + max_sentences, np.repeat(end, pieces))
     start = split.segments[first]
@@ -128,7 +128,15 @@ def _training_rows(split: Split, data: DataConfig) -> Rows:
             split.documents[:-1], split.documents[1:], data.sequence_length, data.sequence_length - 1
         )
     if data.batching == "sentences":
-        return sentence_streams(split, len(split.document_bytes), data.max_sentences)
+        # A document of one sentence trains no memory: left out, as in the release of Thought Gestalt's authors.
+        rows = sentence_streams(split, len(split.document_bytes), data.max_sentences, min_sentences=2)
+        if not len(rows):
+            raise InputError(
+                f"data.sentences is {data.sentences!r}: every document of the training split is a single sentence, and "
+                "data.batching 'sentences' trains on documents of two and more; give longer documents, another "
+                "splitter or other batching"
+            )
+        return rows
     return whole_records(split, len(split.document_bytes), data.sequence_length)
 
 
