@@ -463,6 +463,18 @@ def test_the_markers_are_seen_to(use_cache: bool) -> None:
                 assert i == len(tokens) - 1
 
 
+def test_no_generated_sentence_is_empty() -> None:
+    model = make(1)
+    with torch.no_grad():  # EOS is by far the likeliest token everywhere
+        model.final_norm.bias.add_(model.lm_head.weight[EOS] * 10)
+    output = generate(model, [stream(2), [BOS], stream(2, 3)], max_new_tokens=12)
+    assert all(row.argmax() == EOS for logits in output.logits for row in logits), "nothing wanted an empty sentence"
+    for row in output.sequences.tolist():
+        tokens = [t for t in row if t != PAD]
+        assert (BOS, EOS) not in pairwise(tokens)
+        assert tokens.count(EOS) >= 3
+
+
 def test_after_the_end_of_a_document_comes_the_end_of_its_sentence() -> None:
     model = make(eos_token_id=3)
     ids = torch.tensor([[*stream(3, 2)[:-1], EOD]])

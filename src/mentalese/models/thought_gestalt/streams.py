@@ -89,7 +89,10 @@ def find_sentences(
 class SentenceMarkers(LogitsProcessor):
     """Keeps generated streams well formed: a sentence that ended is followed by a new one, EOD by the sentence's end.
 
-    Inside a sentence neither BOS nor PAD is generated, and a sentence of `max_sentence_tokens` ends.
+    Inside a sentence neither BOS nor PAD is generated, no sentence is empty, and one of `max_sentence_tokens` ends.
+
+    A row is one document. `generate` stops a row at the EOD that it makes, but a prompt that ends in EOD, or in
+    `EOD EOS`, is continued by EOS and new sentences, which still read the memory of the document that ended.
     """
 
     def __init__(self, config: ThoughtGestaltConfig) -> None:
@@ -103,6 +106,7 @@ class SentenceMarkers(LogitsProcessor):
         full = lexical.sum(1, keepdim=True) >= config.max_sentence_tokens
         token = torch.arange(scores.shape[-1], device=scores.device)
         banned = (token == bos) | (token == config.pad_token_id) | (full & (token != eos) & (token != eod))
+        banned |= (input_ids[:, -1:] == bos) & (token == eos)
         scores = scores.masked_fill(banned, -math.inf)
         for after, forced in ((eos, bos), (eod, eos)):
             only = torch.where(token == forced, 0.0, -math.inf).to(scores.dtype)
