@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from types import ModuleType
+from typing import ClassVar
+
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
@@ -41,6 +46,65 @@ def test_sentences_join_to_any_text_again(name: str, text: str) -> None:
     sentences = open_splitter(name)[0](text)
     assert "".join(sentences) == text
     assert all(sentence.strip() for sentence in sentences) or len(sentences) == 1
+
+
+class FakeSaT:
+    """Stands in for `wtpsplit.SaT`, whose weights come over the network; keeps its name, arguments and results.
+
+    As there, sentences keep the spaces after them and line ends are lost.
+    """
+
+    calls: ClassVar[list[tuple[str, float]]] = []
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def split(self, text: str, threshold: float | None = None) -> list[str]:
+        self.calls.append((self.name, threshold or 0.0))
+        return [
+            piece for line in text.split("\n") for piece in re.findall(r"[^.!?]*[.!?]+[”\"]* *|[^.!?]+", line) or [""]
+        ]
+
+
+@pytest.fixture
+def wtpsplit(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = ModuleType("wtpsplit")
+    module.SaT = FakeSaT  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wtpsplit", module)
+    monkeypatch.setattr("mentalese.data.sentences.version", {"wtpsplit": "2.2.0"}.__getitem__)
+    monkeypatch.setattr(FakeSaT, "calls", [])
+    return module
+
+
+def test_sat_splits_at_the_paper_s_threshold_and_loses_nothing(wtpsplit: ModuleType) -> None:
+    split, version = open_splitter("sat")
+    assert version == "sat-3l-sm at 0.15, wtpsplit 2.2.0"
+    assert split("He slept!  “Did he?” she asked.\n\n Yes. \n") == [
+        "He slept!",
+        "  “Did he?”",
+        " she asked.",
+        "\n\n Yes. \n",
+    ]
+    assert FakeSaT.calls == [("sat-3l-sm", 0.15)]
+    for document in stdlib()[:40]:
+        sentences = split(document.text)
+        assert "".join(sentences) == document.text
+        assert len(sentences) > 1
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(st.sampled_from(' .?!\n\r\t"aA1。\u2028\u3000é😀')))
+def test_what_sat_gives_joins_to_any_text_again(wtpsplit: ModuleType, text: str) -> None:
+    assert "".join(open_splitter("sat")[0](text)) == text
+
+
+def test_sat_without_its_weights_is_one_sentence(wtpsplit: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_network(self: FakeSaT, name: str) -> None:
+        raise OSError(f"cannot fetch {name}")
+
+    monkeypatch.setattr(FakeSaT, "__init__", no_network)
+    with pytest.raises(InputError, match=r"the weights of sat-3l-sm cannot be had.*use sentencex"):
+        open_splitter("sat")
 
 
 def test_white_space_belongs_to_the_sentence_it_precedes() -> None:
@@ -142,8 +206,6 @@ def test_unknown_and_missing_splitters_say_what_would_do() -> None:
 
 
 def test_an_extra_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     monkeypatch.setitem(sys.modules, "wtpsplit", None)
     monkeypatch.setitem(sys.modules, "syntok.segmenter", None)
     for name in ("sat", "syntok"):
