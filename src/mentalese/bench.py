@@ -7,7 +7,6 @@ measured in a process of its own for each side.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import statistics
 import time
@@ -19,10 +18,11 @@ import torch
 
 from mentalese.errors import InputError, nearest
 from mentalese.evaluate.generation import generate_text
+from mentalese.files import write_json
 from mentalese.recipe import Recipe
 from mentalese.registry import families as known_families
 from mentalese.registry import get_recipe, load
-from mentalese.train import loop, provenance
+from mentalese.train import loop, memory, provenance
 from mentalese.train.parallel import Parallel, setup
 
 PROMPTS, NEW_TOKENS = 8, 32
@@ -56,8 +56,8 @@ class Side:
 
     def __init__(self, recipe: Recipe, parallel: Parallel, folder: Path = Path("bench")) -> None:
         self.recipe = recipe
-        self.run = loop._Run(recipe, folder, parallel, show=False)
-        self.prompts = loop._openings(self.run.store, self.run.tokenizer, count=PROMPTS)
+        self.run = loop.Run(recipe, folder, parallel, show=False)
+        self.prompts = loop.openings(self.run.store, self.run.tokenizer, count=PROMPTS)
 
     def train(self, steps: int) -> float:
         """Lexical tokens a second over the next `steps` optimiser steps."""
@@ -65,7 +65,7 @@ class Side:
         _synchronise()
         began = time.perf_counter()
         for _ in range(steps):
-            run._one_step(loop._Window())
+            run.one_step(loop.Window())
             run.state.step += 1
         _synchronise()
         seconds = time.perf_counter() - began
@@ -88,7 +88,7 @@ class Side:
 
     def flops_per_token(self) -> float:
         """Training FLOPs a lexical token, over all steps so far."""
-        return self.run.state.flops / self.run.plan.position(self.run.state.step).tokens
+        return self.run.flops / self.run.plan.position(self.run.state.step).tokens
 
 
 def measure(recipe: Recipe, baseline: Recipe, *, rounds: int = 5, steps: int = 2) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def bench(families: list[str], out: Path | None) -> dict[str, Any]:
         measured[name] = measure(recipe, get_recipe(recipe.baseline))
     result = {"commit": provenance.commit(), "versions": provenance.versions(), "families": measured}
     if out is not None:
-        out.write_text(json.dumps(result, indent=2) + "\n")
+        write_json(out, result)
     return result
 
 
@@ -231,8 +231,4 @@ def peak_memory(recipe: dict[str, Any], steps: int) -> int:
     """Bytes at the peak of a process that trains a few steps: allocated on the GPU, or resident, Python included."""
     parallel = setup(recipe["train"]["device"])
     Side(Recipe.from_dict(recipe), parallel).train(steps)
-    status = Path("/proc/self/status")
-    if parallel.device.type == "cpu" and status.exists():  # getrusage would count the parent process's peak too
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
-        return int(line.split()[1]) * 1024
-    return loop._peak_memory(parallel.device)
+    return memory.peak_memory(parallel.device)

@@ -347,8 +347,7 @@ def generate(args: list[str]) -> None:
         raise InputError("there is no prompt: give --prompt TEXT or --file FILE")
 
     from mentalese.evaluate.generation import generate_text, stream_text
-    from mentalese.evaluate.perplexity import saved_recipe
-    from mentalese.models.auto import load_model
+    from mentalese.models.auto import load_model, saved_recipe
     from mentalese.recipe import DataConfig
 
     model, tokenizer = load_model(path, _device())

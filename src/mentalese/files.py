@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -12,16 +14,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from mentalese.errors import InputError
 
 _REFUSALS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
 
 
 @contextmanager
-def whole_folder(target: Path) -> Iterator[Path]:
+def whole_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yields a temporary sibling of `target` to write into; it takes the name `target` when the block ends well.
 
-    Where another process was first, its folder stays and ours goes; after an error nothing stays.
+    Where there is a folder of that name already, it stays and ours goes (another process was first); with `replace` it
+    is the old one that goes. After an error nothing of ours stays.
 
     Raises:
         InputError: the disk is full or the place cannot be written.
@@ -32,19 +37,40 @@ def whole_folder(target: Path) -> Iterator[Path]:
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
         yield temporary
         temporary.chmod(0o755)
+        if replace and target.exists():
+            old = target.with_name(f".{target.name}.old")
+            shutil.rmtree(old, ignore_errors=True)
+            target.rename(old)
+            temporary.rename(target)
+            shutil.rmtree(old)
+            return
         try:
             temporary.rename(target)
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
-    except OSError as error:
-        if error.errno not in _REFUSALS:
+    except (OSError, SafetensorError) as error:
+        code = error.errno if isinstance(error, OSError) else _safetensors_errno(error)
+        if code not in _REFUSALS:
             raise
-        reason = (os.strerror(error.errno) if error.errno else str(error)).lower()
-        raise InputError(f"{target} cannot be written ({reason}): make room or choose another folder") from error
+        raise InputError(
+            f"{target} cannot be written ({os.strerror(code).lower()}): make room or choose another folder"
+        ) from error
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _safetensors_errno(error: SafetensorError) -> int | None:
+    """safetensors reports the system's refusal in words only: `I/O error: File too large (os error 27)`."""
+    found = re.search(r"os error (\d+)", str(error))
+    return int(found[1]) if found else None
+
+
+def sha256(path: Path) -> str:
+    """The file's SHA-256, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_text(path: Path, text: str) -> None:

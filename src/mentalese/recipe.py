@@ -95,6 +95,7 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         _require(self.learning_rate > 0, "optimizer.learning_rate", self.learning_rate, "give a positive number")
+        _require(self.eps > 0, "optimizer.eps", self.eps, "give a positive number")
         _require(self.weight_decay >= 0, "optimizer.weight_decay", self.weight_decay, "give 0 or more")
         _require(self.warmup >= 0, "optimizer.warmup", self.warmup, "give steps (1 or more) or a fraction (below 1)")
         _require(all(0 <= b < 1 for b in self.betas), "optimizer.betas", self.betas, "give two numbers in [0, 1)")
@@ -154,6 +155,12 @@ class TrainConfig:
             _require(value > 0, f"train.{name}", value, "give a positive number")
         for name in ("gradient_accumulation_steps", "log_every", "keep_checkpoints"):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "give at least 1")
+        patience = self.early_stopping_patience
+        _require(
+            patience is None or patience >= 1, "train.early_stopping_patience", patience, "give 1 or more, or None"
+        )
+        delta = self.early_stopping_min_delta
+        _require(delta >= 0, "train.early_stopping_min_delta", delta, "give 0 or more")
         _require(self.checkpoint_every >= 0, "train.checkpoint_every", self.checkpoint_every, "give 0 or more")
         _require(self.eval_every is None or self.eval_every >= 1, "train.eval_every", self.eval_every, "give 1 or more")
 
@@ -184,10 +191,11 @@ class EvaluationConfig:
     sample_tokens: int = 40
 
     def __post_init__(self) -> None:
-        for name in ("context_length", "stride", "max_documents"):
+        for name, least in (("context_length", 2), ("stride", 1), ("max_documents", 1)):
             value = getattr(self, name)
-            _require(value is None or value >= 1, f"evaluation.{name}", value, "give at least 1, or None")
-        _require(self.batch_size >= 1, "evaluation.batch_size", self.batch_size, "give at least 1")
+            _require(value is None or value >= least, f"evaluation.{name}", value, f"give at least {least}, or None")
+        for name in ("batch_size", "sample_tokens"):
+            _require(getattr(self, name) >= 1, f"evaluation.{name}", getattr(self, name), "give at least 1")
         if self.context_length is not None and self.stride is not None:
             _require(
                 self.stride < self.context_length,

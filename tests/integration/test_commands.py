@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mentalese import cli
 from mentalese.data.batches import encode_prompts
-from mentalese.evaluate.perplexity import saved_recipe
+from mentalese.models.auto import saved_recipe
 from support import tiny_recipes
 
 SMALL = """
@@ -239,7 +239,7 @@ def test_a_tokenizer_that_does_not_match_the_checkpoint_is_refused(
     shutil.copytree(gpt2 / "model", model)
     open_tokenizer("bpe:600", open_source("builtin:families"), cache=tmp_path, show=False).save_pretrained(model)
     assert mentalese("generate", model, "--prompt", "hello") == 2
-    refusal(capsys.readouterr().err, "do not belong together")
+    refusal(capsys.readouterr().err, "the tokenizer")
 
 
 def test_models_of_other_sizes_are_not_matched(

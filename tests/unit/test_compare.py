@@ -58,7 +58,7 @@ class FakeTrainer:
         }  # fmt: skip
         out.mkdir(parents=True)
         path.write_text(json.dumps(result))
-        (out / "config.json").write_text(json.dumps({"fingerprint": recipe.fingerprint()}))
+        (out / "config.json").write_text(json.dumps({"fingerprint": recipe.fingerprint(), "recipe": recipe.to_dict()}))
         return result
 
 
@@ -155,8 +155,8 @@ def test_flops_a_token_follow_the_curriculum() -> None:
     """Steps are drawn evenly from the whole plan, not from its cheap beginning."""
 
     class Model:
-        def training_flops(self, batch: int) -> int:
-            return 100 if batch < 50 else 300
+        def training_flops(self, batch: int, cost: int) -> int:
+            return cost
 
     @dataclasses.dataclass
     class Position:
@@ -167,6 +167,9 @@ def test_flops_a_token_follow_the_curriculum() -> None:
 
         def batch(self, step: int, rank: int, world_size: int, micro: int) -> int:
             return step
+
+        def settings(self, step: int) -> dict[str, int]:
+            return {"cost": 100 if step < 50 else 300}
 
         def position(self, step: int) -> Position:
             return Position(10 * step)
@@ -226,7 +229,7 @@ def test_another_run_in_the_folder_is_found_before_training(tmp_path: Path) -> N
     compare([recipe("a/x"), recipe("b/x")], tmp_path, show=False, train=FakeTrainer(SCORES))
     trainer = FakeTrainer(SCORES)
     changed = recipe("b/x", phases=(Phase(model={"dropout": 0.1}),))
-    with pytest.raises(InputError, match=r"holds another run of b/x .* give another --out"):
+    with pytest.raises(InputError, match=r"holds another run \(phases was .* give another --out"):
         compare([recipe("c/x"), changed], tmp_path, show=False, train=trainer)
     assert trainer.trained == []
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 import math
 import os
 import shlex
@@ -20,11 +19,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from mentalese.compare.report import HEADER, cells, write_report
+from mentalese.data.batches import Plan
+from mentalese.data.store import prepare
+from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluate.statistics import paired_t_test, summary
 from mentalese.files import write_json
+from mentalese.models.auto import build_model, hugging_face_model
+from mentalese.models.base import count_parameters
 from mentalese.recipe import Recipe
+from mentalese.train import loop
+from mentalese.train.loop import check_folder
 
 Match = Literal["params", "tokens", "flops"]
 
@@ -48,7 +56,7 @@ def compare(
     match: Match | None = None,
     seeds: int = 1,
     show: bool = True,
-    train: Callable[..., dict[str, Any]] | None = None,
+    train: Callable[..., dict[str, Any]] = loop.train,
 ) -> dict[str, Any]:
     """Trains and evaluates every recipe with every seed; writes `compare.json` and `report.html` into `out`.
 
@@ -59,7 +67,7 @@ def compare(
         match: `params` refuses models whose non-embedding parameters are over 1% from the first one's; `tokens` and
             `flops` set every run's length from the first one's, and no run stops early.
         seeds: runs a recipe; they count up from the recipe's `train.seed`.
-        train: what trains one recipe in one folder; `mentalese.train.loop.train` unless given.
+        train: what trains one recipe in one folder.
 
     Returns:
         The content of `compare.json`.
@@ -67,10 +75,6 @@ def compare(
     Raises:
         InputError: recipes that cannot be compared, or a folder that holds other runs.
     """
-    if train is None:
-        from mentalese.train.loop import train as train_recipe
-    else:
-        train_recipe = train
     _check(recipes, seeds)
     if match in ("tokens", "flops"):
         recipes = [_change(recipe, early_stopping_patience=None) for recipe in recipes]
@@ -84,7 +88,7 @@ def compare(
 
     def run(recipe: Recipe) -> list[dict[str, Any]]:
         return [
-            train_recipe(_change(recipe, seed=seed), _folder(out, recipe, seed), resume=True, show=show)
+            train(_change(recipe, seed=seed), _folder(out, recipe, seed), resume=True, show=show)
             for seed in _seeds(recipe, seeds)
         ]
 
@@ -158,16 +162,7 @@ def _check(recipes: list[Recipe], seeds: int) -> None:
 def _check_folders(recipe: Recipe, out: Path, seeds: int) -> None:
     """Other runs in `out` are found before hours of training, not after them."""
     for seed in _seeds(recipe, seeds):
-        folder = _folder(out, recipe, seed)
-        config = folder / "config.json"
-        if config.is_file():
-            held = json.loads(config.read_text())["fingerprint"]
-            wanted = _change(recipe, seed=seed).fingerprint()
-            if held != wanted:
-                raise InputError(
-                    f"{folder} holds another run of {recipe.name} (fingerprint {held}, this one is {wanted}): "
-                    "give another --out"
-                )
+        check_folder(_change(recipe, seed=seed), _folder(out, recipe, seed), resume=True)
 
 
 def _check_parameters(recipes: list[Recipe], show: bool) -> None:
@@ -185,12 +180,6 @@ def _check_parameters(recipes: list[Recipe], show: bool) -> None:
 
 def _meta_model(recipe: Recipe, show: bool) -> tuple[Any, dict[str, int], Any, Any]:
     """The recipe's model without memory for weights, its parameter counts, and its tokens."""
-    import torch
-
-    from mentalese.data.store import prepare
-    from mentalese.models.auto import build_model, hugging_face_model
-    from mentalese.models.base import count_parameters
-
     store, tokenizer = prepare(recipe.data, show=show)
     with torch.device("meta"):
         model = build_model(recipe.model, tokenizer, seed=0)
@@ -199,9 +188,6 @@ def _meta_model(recipe: Recipe, show: bool) -> tuple[Any, dict[str, int], Any, A
 
 def _with_flops(recipe: Recipe, budget: int, show: bool) -> Recipe:
     """The recipe at the length whose training costs `budget` FLOPs."""
-    from mentalese.data.batches import Plan
-    from mentalese.data.tokenizers import special_token_ids
-
     model, _, store, tokenizer = _meta_model(recipe, show)
     special = special_token_ids(tokenizer)
     for _ in range(2):  # a curriculum's cost a token depends on the length, which depends on the cost
@@ -215,7 +201,11 @@ def flops_per_token(model: Any, plan: Any, micro_batches: int, samples: int = 16
     """Training FLOPs a lexical token, over steps spread evenly over the plan."""
     count = min(samples, plan.total_steps)
     steps = sorted({(2 * i + 1) * plan.total_steps // (2 * count) for i in range(count)})
-    flops = sum(model.training_flops(plan.batch(step, 0, 1, m)) for step in steps for m in range(micro_batches))
+    flops = sum(
+        model.training_flops(plan.batch(step, 0, 1, m), **plan.settings(step))
+        for step in steps
+        for m in range(micro_batches)
+    )
     return flops / sum(plan.position(step + 1).tokens - plan.position(step).tokens for step in steps)
 
 

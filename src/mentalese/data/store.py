@@ -30,7 +30,7 @@ from mentalese.data.tokenizers import (
     tokenizer_fingerprint,
 )
 from mentalese.errors import InputError
-from mentalese.files import whole_folder
+from mentalese.files import sha256, whole_folder
 from mentalese.progress import progress
 from mentalese.recipe import DataConfig
 
@@ -162,6 +162,13 @@ def prepare(
     return store, tokenizer
 
 
+def source_fingerprint(config: DataConfig) -> str:
+    """A hash of the text that `config` names, without preparing it."""
+    if config.source.startswith("store:"):
+        return open_store(config.source.removeprefix("store:")).meta["source_fingerprint"]
+    return open_source(config.source, text_column=config.text_column).fingerprint
+
+
 def _open_prepared(config: DataConfig) -> tuple[TokenStore, PreTrainedTokenizerFast]:
     store = open_store(config.source.removeprefix("store:"))
     for name in _SENTENCE_FIELDS if config.batching == "sentences" else ():
@@ -248,8 +255,7 @@ def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 def _describe(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 def _open_split(folder: Path, dtype: np.dtype) -> Split:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextIteratorS
 
 from mentalese.errors import InputError
 from mentalese.evaluate.perplexity import evaluation_mode
-from mentalese.models.auto import hugging_face_model
+from mentalese.models.auto import context_length, hugging_face_model
 from mentalese.models.base import Batch
 from mentalese.recipe import DataConfig
 
@@ -127,8 +127,7 @@ def _encode(
     if max_new_tokens < 1:
         raise InputError(f"max_new_tokens is {max_new_tokens}: give at least 1")
     batch = encode_prompts(prompts, tokenizer, data)
-    # `max_position_embeddings` is what transformers calls the context; models that read sentence by sentence have none.
-    context = getattr(model.config, "max_position_embeddings", None)
+    context = context_length(model.config)
     lengths = batch["attention_mask"].sum(1)
     longest = int(lengths.argmax())
     if context is not None and int(lengths[longest]) + max_new_tokens > context:

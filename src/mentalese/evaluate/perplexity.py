@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,8 +15,9 @@ from torch import Tensor, nn
 
 from mentalese.errors import InputError, nearest
 from mentalese.files import write_json
+from mentalese.models.auto import context_length, load_model, model_folder, saved_recipe
 from mentalese.progress import progress
-from mentalese.recipe import DataConfig, EvaluationConfig, Recipe
+from mentalese.recipe import DataConfig, EvaluationConfig
 
 if TYPE_CHECKING:
     from mentalese.data.store import Split
@@ -197,8 +197,6 @@ def evaluate_model(
     Raises:
         InputError: an unknown task or split, no model, or a tokenizer that is not the checkpoint's.
     """
-    from mentalese.models.auto import load_model
-
     for task in tasks:
         if task not in TASKS:
             raise InputError(f"tasks: no task is called {task!r}{nearest(task, TASKS)} (known: {', '.join(TASKS)})")
@@ -207,7 +205,7 @@ def evaluate_model(
     model, tokenizer = load_model(path, device)
     recipe = saved_recipe(path)
     data, protocol_config = (recipe.data, recipe.evaluation) if recipe else (_plain_data(model), EvaluationConfig())
-    data = dataclasses.replace(data, tokenizer=_model_folder(path))
+    data = dataclasses.replace(data, tokenizer=str(model_folder(path)))
     if source is not None:
         data = dataclasses.replace(data, source=source, text_column=None)
     chosen = evaluation or dataclasses.replace(protocol_config, max_documents=None)
@@ -217,20 +215,8 @@ def evaluate_model(
     return results
 
 
-def saved_recipe(path: str) -> Recipe | None:
-    """The recipe that a saved model was trained by, where its folder holds one."""
-    file = Path(_model_folder(path)) / "mentalese.json"
-    return Recipe.from_dict(json.loads(file.read_text())["recipe"]) if file.is_file() else None
-
-
-def _model_folder(path: str) -> str:
-    """What `load_model` reads: the `model/` of a run, or the path itself."""
-    folder = Path(path) / "model"
-    return str(folder) if (folder / "config.json").is_file() else path
-
-
 def _plain_data(model: Any) -> DataConfig:
     """Blocks that fit a model which no recipe came with."""
     length = DataConfig().sequence_length
-    context = getattr(model.config, "max_position_embeddings", None) or length
+    context = context_length(model.config) or length
     return DataConfig(batching="blocks", sequence_length=min(length, context))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -9,19 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
+from mentalese.data.tokenizers import load_pretrained_tokenizer, special_token_ids, tokenizer_fingerprint
 from mentalese.errors import InputError, nearest
+from mentalese.files import sha256, whole_folder, write_json
 from mentalese.models.base import Batch, Contract, LatentThoughtModel
+from mentalese.recipe import Recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from mentalese.recipe import Recipe
 
 
 class CausalLMAdapter(nn.Module, Contract):
@@ -109,8 +112,6 @@ def build_config(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> 
     Raises:
         InputError: an unknown field, a value of the wrong type or out of range.
     """
-    from mentalese.data.tokenizers import special_token_ids
-
     values = dict(fields)
     cls = config_class(values.pop("model_type"))
     known = {f.name for f in cls.__dataclass_fields__.values()} | set(cls.attribute_map)
@@ -145,12 +146,17 @@ def build_model(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, seed
         return as_contract(model)
 
 
-def check_context(config: Any, recipe: Recipe) -> None:
-    """Raises `InputError` where the recipe's blocks are longer than the model's context.
+def context_length(config: Any) -> int | None:
+    """The most tokens that a model can look at; `None` for models that read sentence by sentence.
 
-    `max_position_embeddings` is what transformers calls the context; models that read sentence by sentence have none.
+    transformers calls it `max_position_embeddings`, whatever a config's own name for it is.
     """
-    context = getattr(config, "max_position_embeddings", None)
+    return getattr(config, "max_position_embeddings", None)
+
+
+def check_context(config: Any, recipe: Recipe) -> None:
+    """Raises `InputError` where the recipe's blocks are longer than the model's context."""
+    context = context_length(config)
     if context is None or recipe.data.batching == "sentences":
         return
     lengths = {
@@ -174,6 +180,44 @@ def quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def save_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **about: Any) -> None:
+    """Writes a checkpoint that `from_pretrained` opens, and `mentalese.json`: what it is and what it must hash to.
+
+    Args:
+        folder: replaced whole where it exists.
+        about: JSON-ready facts beside the weights (the recipe, the step).
+
+    Raises:
+        InputError: the disk is full or the folder cannot be written; what was there before stays.
+    """
+    with whole_folder(folder, replace=True) as temporary, quiet_transformers():
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        weights = {path.name: sha256(path) for path in sorted(temporary.glob("*.safetensors"))}
+        write_json(
+            temporary / "mentalese.json",
+            about | {"tokenizer_fingerprint": tokenizer_fingerprint(tokenizer), "weights": weights},
+        )
+
+
+def model_folder(path: str | Path) -> Path:
+    """The `model/` of a run's folder, or the folder itself."""
+    inside = Path(path) / "model"
+    return inside if (inside / "config.json").is_file() else Path(path)
+
+
+def saved_about(path: str | Path) -> dict[str, Any]:
+    """The content of `mentalese.json` beside a model's weights; empty for models that we have not saved."""
+    file = model_folder(path) / "mentalese.json"
+    return json.loads(file.read_text()) if file.is_file() else {}
+
+
+def saved_recipe(path: str | Path) -> Recipe | None:
+    """The recipe that a saved model was trained by, where its folder tells."""
+    about = saved_about(path)
+    return Recipe.from_dict(about["recipe"]) if "recipe" in about else None
+
+
 def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[Any, PreTrainedTokenizerBase]:
     """A trained model that keeps the contract, in eval mode, and its tokenizer.
 
@@ -181,26 +225,30 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[An
         path: a folder written by `save_pretrained` or by a run (its `model/` is found), or `hub:NAME`.
 
     Raises:
-        InputError: there is no model, or its vocabulary is not the tokenizer's.
+        InputError: there is no model, its weights are damaged, or its tokenizer is another one.
     """
-    from mentalese.data.tokenizers import load_pretrained_tokenizer
-
     name = str(path)
-    if name.startswith("hub:"):
-        source = name.removeprefix("hub:")
-    else:
-        folder = Path(path)
-        folder = folder / "model" if (folder / "model" / "config.json").is_file() else folder
-        if not (folder / "config.json").is_file():
-            raise InputError(f"{name} holds no model (no config.json): give the folder of a run or of a saved model")
-        source = str(folder)
-    config = AutoConfig.from_pretrained(source)
-    tokenizer = load_pretrained_tokenizer(source)
-    if len(tokenizer) > config.vocab_size:
+    source = name.removeprefix("hub:") if name.startswith("hub:") else str(model_folder(path))
+    if not name.startswith("hub:") and not (Path(source) / "config.json").is_file():
+        raise InputError(f"{name} holds no model (no config.json): give the folder of a run or of a saved model")
+    about = saved_about(path)
+    for file, expected in about.get("weights", {}).items():
+        weights = Path(source) / file
+        if not weights.is_file() or sha256(weights) != expected:
+            raise InputError(f"{weights} is missing or has changed since it was saved: copy it again, or train anew")
+    try:
+        with quiet_transformers():
+            config = AutoConfig.from_pretrained(source)
+            tokenizer = load_pretrained_tokenizer(source)
+            model = AutoModelForCausalLM.from_pretrained(source, config=config)
+    except InputError:
+        raise
+    except (OSError, ValueError, SafetensorError) as error:
+        raise InputError(f"{name} cannot be loaded ({' '.join(str(error).split())}): give an intact model") from error
+    known = about.get("tokenizer_fingerprint", tokenizer_fingerprint(tokenizer))
+    if len(tokenizer) > config.vocab_size or tokenizer_fingerprint(tokenizer) != known:
         raise InputError(
-            f"{name}: the tokenizer has {len(tokenizer)} tokens and the model {config.vocab_size}: "
-            "they do not belong together"
+            f"{name}: the tokenizer ({len(tokenizer)} tokens) is not the one the model ({config.vocab_size}) was "
+            "trained with: put that one back"
         )
-    with quiet_transformers():
-        model = AutoModelForCausalLM.from_pretrained(source, config=config)
     return as_contract(model.to(device).eval()), tokenizer

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import json
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,13 +23,11 @@ from transformers.cache_utils import Cache, DynamicLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from mentalese.errors import InputError, nearest
-from mentalese.nn.loss import linear_cross_entropy, linear_nll
+from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
 
 Batch = dict[str, Any]
 """Flat token streams: `input_ids` and `labels` (-100 = not a target) [batch, length], `attention_mask` [batch, length]
 where rows are padded, and for models that need them plain integers such as `num_sentences`, the same on every rank."""
-
-IGNORED = -100
 
 # Keywords that transformers itself hands to a config (loading, attention choice, classification heads).
 _HANDED_BY_TRANSFORMERS = {
@@ -245,22 +242,22 @@ class Contract:
 
     inner_gradients = False
 
-    @abstractmethod
     def final_hidden_states(self, batch: Batch) -> Tensor:
         """[batch, length, hidden]: what the output embedding turns into logits; position t predicts token t + 1."""
+        raise NotImplementedError(f"{type(self).__name__} needs final_hidden_states, or training_loss and token_nll")
 
-    @abstractmethod
     def forward_flops(self, batch: Batch) -> int:
         """FLOPs of one forward pass over this batch, head included, as PyTorch's FLOP counter counts them.
 
         A multiply-add is two FLOPs, attention scores count in full though half of them are masked, and element-wise
         work (norms, activations, softmax, embedding look-ups) counts nothing.
         """
+        raise NotImplementedError(f"{type(self).__name__} needs forward_flops")
 
-    @abstractmethod
-    def get_output_embeddings(self) -> nn.Module: ...
+    def get_output_embeddings(self) -> nn.Module:
+        raise NotImplementedError(f"{type(self).__name__} needs get_output_embeddings")
 
-    def training_flops(self, batch: Batch) -> int:
+    def training_flops(self, batch: Batch, **settings: Any) -> int:
         """FLOPs of one training step on this batch; the backward pass of a plain model costs two forward passes."""
         return 3 * self.forward_flops(batch)
 
@@ -284,15 +281,17 @@ class Contract:
             batch: see `Batch`; position t's state predicts `labels[:, t + 1]`.
             settings: this step's values of the recipe's `phases[].model`.
         """
-        hidden = self.final_hidden_states(batch)
-        labels = batch["labels"][:, 1:].reshape(-1)
         weights = self.target_weights(batch, **settings)
-        if weights is not None:
-            weights = weights[:, 1:].reshape(-1)
+        return LossOutput(*self.next_token_loss(self.final_hidden_states(batch), batch["labels"], weights))
+
+    def next_token_loss(self, hidden: Tensor, labels: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The weighted mean cross-entropy of `labels` [batch, length] under `hidden`, and the sum of the weights."""
+        labels = labels[:, 1:].reshape(-1)
+        weights = None if weights is None else weights[:, 1:].reshape(-1)
         counted = (labels != IGNORED).to(torch.float32)
         weight = (counted if weights is None else counted * weights).sum()
         loss = linear_cross_entropy(hidden[:, :-1].flatten(0, 1), self.output_weight(), labels, target_weights=weights)
-        return LossOutput(loss=loss, weight=weight)
+        return loss, weight
 
     @torch.no_grad()
     def token_nll(self, batch: Batch) -> Tensor:

@@ -14,7 +14,6 @@ so a run may go on with another number of ranks. Hyperparameters come from the r
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import pickle
@@ -23,6 +22,7 @@ import shutil
 import threading
 import warnings
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,6 +35,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
 from mentalese.errors import InputError
+from mentalese.files import sha256
 from mentalese.train.parallel import Parallel
 
 T = TypeVar("T")
@@ -53,7 +54,7 @@ class Checkpointer:
         self.folder, self.parallel, self.keep = Path(folder), parallel, keep
         self._alone = parallel.world_size == 1
         # Saves run beside training, so their messages need a group of their own.
-        self._group = None if self._alone else dist.new_group(backend="gloo")
+        self._group = None if self._alone else dist.new_group(backend="gloo", timeout=timedelta(hours=12))
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         if parallel.is_main:
@@ -138,7 +139,7 @@ class Checkpointer:
             writer = dcp.FileSystemWriter(temporary)
             dcp.save(snapshot, storage_writer=writer, process_group=self._group, no_dist=self._alone)
             mine = f"__{self.parallel.rank}_*"  # each rank reads back its own files: hashing is spread over ranks
-            sums = self._agreed(lambda: {file.name: _sha256(file) for file in temporary.glob(mine)})
+            sums = self._agreed(lambda: {file.name: sha256(file) for file in temporary.glob(mine)})
             self._agreed(lambda: self._publish(temporary, final, described, sums) if self.parallel.is_main else None)
         except BaseException as error:  # handed to the main thread by `wait`
             if self.parallel.is_main:
@@ -148,7 +149,7 @@ class Checkpointer:
     def _publish(self, temporary: Path, final: Path, described: str, sums: list[dict[str, str]]) -> None:
         """Completes the folder, gives it its name in one rename and removes the checkpoints that are too many."""
         _write_durably(temporary / "info.json", described)
-        checksums = {name: _sha256(temporary / name) for name in (".metadata", "info.json")}
+        checksums = {name: sha256(temporary / name) for name in (".metadata", "info.json")}
         for part in sums:
             checksums |= part
         _write_durably(temporary / "checksums.json", json.dumps(checksums, indent=2, sort_keys=True))
@@ -282,13 +283,8 @@ def _verify(folder: Path, rank: int, world_size: int) -> None:
         file = folder / name
         if not file.is_file():
             raise _DamagedError(f"{file} is missing")
-        if _sha256(file) != expected:
+        if sha256(file) != expected:
             raise _DamagedError(f"{file} is damaged (its SHA-256 is not the one noted when it was written)")
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _write_durably(file: Path, text: str) -> None:

@@ -11,14 +11,11 @@ micro-batch), so a resumed run equals an uninterrupted one bit for bit without a
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import math
-import resource
 import shlex
-import shutil
 import signal
 import statistics
 import sys
@@ -34,19 +31,28 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from mentalese.data.batches import Plan
-from mentalese.data.store import TokenStore, prepare
+from mentalese.data.batches import Plan, encode_prompts, evaluation_batches
+from mentalese.data.store import TokenStore, prepare, source_fingerprint
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluate.generation import generate_text
 from mentalese.evaluate.perplexity import perplexity
 from mentalese.files import write_json
-from mentalese.models.auto import build_model, check_context, hugging_face_model, load_model, quiet_transformers
+from mentalese.models.auto import (
+    build_model,
+    check_context,
+    context_length,
+    hugging_face_model,
+    load_model,
+    save_model,
+    saved_about,
+)
 from mentalese.models.base import Batch, LossOutput, TrainStep, count_parameters
 from mentalese.progress import progress
 from mentalese.recipe import Recipe
 from mentalese.train import provenance
 from mentalese.train.checkpoint import Checkpointer
+from mentalese.train.memory import forget_peak_memory, peak_memory
 from mentalese.train.optim import build_optimizer, learning_rate
 from mentalese.train.parallel import Parallel, clip_and_scale, full_state_dict, no_sync, setup, teardown, wrap
 from mentalese.train.tracking import check_trackers, open_trackers, read_metrics
@@ -93,17 +99,19 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, show: bool = True)
     """
     if resume and (finished := _finished(recipe, out)) is not None:
         return finished
-    _check_folder(recipe, out, resume)
+    check_folder(recipe, out, resume)
     check_trackers(recipe.train.trackers)
     parallel = setup(recipe.train.device)
     try:
-        with torch.random.fork_rng():
-            return _Run(recipe, out, parallel, show=show and parallel.is_main).run(resume)
+        with torch.random.fork_rng(devices=[parallel.device] if parallel.device.type == "cuda" else []):
+            return Run(recipe, out, parallel, show=show and parallel.is_main).run(resume)
     finally:
         teardown()
 
 
-class _Run:
+class Run:
+    """A recipe with everything built that training it takes; `run` trains it, `one_step` does one step of that."""
+
     def __init__(self, recipe: Recipe, out: Path, parallel: Parallel, *, show: bool) -> None:
         self.recipe, self.out, self.parallel, self.show = recipe, out, parallel, show
         self.store, self.tokenizer = _prepare(recipe, parallel, show)
@@ -117,9 +125,12 @@ class _Run:
             step.compile()
         self.step = wrap(step, parallel, recipe.train.parallel)
         self.optimizer = build_optimizer(self.model.parameters(), recipe.optimizer)
-        _forget_peak_memory(parallel.device)
+        self.prompts, self.sample_tokens = self._sample_prompts()
+        evaluation_batches(self.store.splits["validation"], recipe.data, recipe.evaluation, self.special)  # checks
+        forget_peak_memory(parallel.device)
+        self.peak_memory = 0
+        self.flops = 0  # of this rank, since the last log line
         self.state = State()
-        self.rates: list[float] = []
 
     # -- the run ---------------------------------------------------------------------------------------------------
 
@@ -128,6 +139,9 @@ class _Run:
         checkpoints = Checkpointer(self.out / "checkpoints", self.parallel, self.recipe.train.keep_checkpoints)
         if resume and checkpoints.latest() is not None:
             self.state = State(**checkpoints.load(hugging_face_model(self.model), self.optimizer))
+            if saved_about(self.out).get("step") != self.state.best_step:
+                # The model on disk is from after this checkpoint: the next validation saves one anew.
+                self.state.best_step = self.state.best_perplexity = None
         trackers = open_trackers(self.recipe, self.out, self.state.step) if self.parallel.is_main else []
 
         def log(metrics: dict[str, Any]) -> None:
@@ -137,6 +151,7 @@ class _Run:
         try:
             with _signals() as received:
                 self._steps(checkpoints, log, received)
+            self.peak_memory = peak_memory(self.parallel.device)
         finally:
             checkpoints.wait()
             for tracker in trackers:
@@ -145,10 +160,10 @@ class _Run:
 
     def _steps(self, checkpoints: Checkpointer, log: Any, received: list[int]) -> None:
         config, total, state = self.recipe.train, self.plan.total_steps, self.state
-        window = _Window()
+        window = Window()
         with progress(f"Training {self.recipe.name}", total, start=state.step, show=self.show) as bar:
             while state.step < total and not self._out_of_patience():
-                self._one_step(window)
+                self.one_step(window)
                 state.step += 1
                 validate = self._is_validation(state.step)
                 checkpoint = config.checkpoint_every and state.step % config.checkpoint_every == 0
@@ -166,7 +181,7 @@ class _Run:
         if config.checkpoint_every and checkpoints.latest() != state.step:
             self._save_checkpoint(checkpoints)
 
-    def _one_step(self, window: _Window) -> None:
+    def one_step(self, window: Window) -> None:
         recipe, parallel, step = self.recipe, self.parallel, self.state.step
         window.start()
         self.step.train()
@@ -182,7 +197,7 @@ class _Run:
         outputs: list[LossOutput] = []
         for micro in range(micros):
             batch = self.plan.batch(step, parallel.rank, parallel.world_size, micro)
-            self.state.flops += self.model.training_flops(batch) * parallel.world_size
+            self.flops += self.model.training_flops(batch, **settings)
             torch.manual_seed(_step_seed(recipe.train.seed, step, parallel.rank, micro))
             with no_sync(self.step, last=micro == micros - 1), self._autocast():
                 output = self.step(_to(batch, parallel.device), settings)
@@ -215,24 +230,27 @@ class _Run:
 
     # -- watching ----------------------------------------------------------------------------------------------------
 
-    def _log(self, window: _Window, log: Any) -> str:
+    def _log(self, window: Window, log: Any) -> str:
         """Logs the window's last step; a loss that is not finite ends the run here, before anything is saved."""
-        losses = torch.stack([loss.float().cpu() for loss in window.losses])
-        for offset in range(len(losses)):
-            if not math.isfinite(losses[offset]):
-                self._raise_not_finite(window.steps[offset], float(losses[offset]))
+        losses, norm = [float(loss) for loss in window.losses], float(window.norm)
+        for step, loss in zip(window.steps, losses):
+            if not math.isfinite(loss):
+                self._raise_not_finite(step, f"the loss is {loss}")
+        if not math.isfinite(norm):  # an earlier step's would show in the next loss
+            self._raise_not_finite(window.steps[-1], f"the gradients' norm is {norm}")
         seconds = time.perf_counter() - window.started
         position = self.plan.position(self.state.step)
         rate = (position.tokens - self.plan.position(window.steps[0]).tokens) / seconds
-        self.rates.append(rate)
         self.state.seconds += seconds
+        self.state.flops += int(self.parallel.sum(self.flops))
+        self.flops = 0
         metrics = {
             "step": self.state.step,
             "epoch": position.epoch,
             "tokens": position.tokens,
-            "loss": float(losses.mean()),
+            "loss": statistics.fmean(losses),
             "learning_rate": window.learning_rate,
-            "grad_norm": float(window.norm),
+            "grad_norm": norm,
             "tokens_per_second": rate,
             "flops": self.state.flops,
             "seconds": self.state.seconds,
@@ -243,10 +261,10 @@ class _Run:
         validated = "" if best is None else f"  best perplexity {best:.1f}"
         return f"loss {metrics['loss']:.3f}{validated}  {rate:,.0f} tokens/s"
 
-    def _raise_not_finite(self, step: int, loss: float) -> None:
+    def _raise_not_finite(self, step: int, what: str) -> None:
         position = self.plan.position(step)
         raise FloatingPointError(
-            f"the loss is {loss} at step {step} (epoch {position.epoch}, batch {position.index} of the epoch, data "
+            f"{what} at step {step} (epoch {position.epoch}, batch {position.index} of the epoch, data "
             f"{self.store.meta['data_hash'][:12]}, seed {self.recipe.train.seed}): look at this batch, lower "
             "optimizer.learning_rate or set optimizer.max_grad_norm"
         )
@@ -309,10 +327,24 @@ class _Run:
             write_json(path, self._provenance() | {"recipe": self.recipe.to_dict()})
         self.parallel.barrier()
 
+    def _sample_prompts(self) -> tuple[list[str], int]:
+        """What the samples of `result.json` go on from, and how far; refused now rather than after training."""
+        recipe, model = self.recipe, hugging_face_model(self.model)
+        prompts = list(recipe.evaluation.sample_prompts) or openings(self.store, self.tokenizer)
+        longest = int(encode_prompts(prompts, self.tokenizer, recipe.data)["attention_mask"].sum(1).max())
+        room = (context_length(model.config) or math.inf) - longest
+        if room < 1:
+            raise InputError(
+                f"evaluation.sample_prompts has a prompt of {longest} tokens: the model's context is "
+                f"{context_length(model.config)}, give shorter ones"
+            )
+        return prompts, int(min(recipe.evaluation.sample_tokens, room))
+
     def _provenance(self) -> dict[str, Any]:
         return {
             "fingerprint": self.recipe.fingerprint(),
             "data_hash": self.store.meta["data_hash"],
+            "source_fingerprint": self.store.meta["source_fingerprint"],
             "seed": self.recipe.train.seed,
             "commit": provenance.commit(),
             "hardware": provenance.hardware(self.parallel.device) | {"ranks": self.parallel.world_size},
@@ -324,22 +356,15 @@ class _Run:
         checkpoints.save(self.state.step, hugging_face_model(self.model), self.optimizer, dict(vars(self.state)))
 
     def _save_model(self) -> None:
-        """The best model so far as `model/`, replaced in one rename."""
-        model, folder = hugging_face_model(self.model), self.out / "model"
+        """The best model so far as `model/`."""
+        model = hugging_face_model(self.model)
         sharded = self.parallel.world_size > 1 and self.recipe.train.parallel == "fsdp"
         weights = full_state_dict(model) if sharded else None
         if self.parallel.is_main:
             if weights is not None:
                 model = AutoModelForCausalLM.from_config(model.config)
                 model.load_state_dict(weights)
-            temporary = self.out / ".model.tmp"
-            shutil.rmtree(temporary, ignore_errors=True)
-            with quiet_transformers():
-                model.save_pretrained(temporary)
-            self.tokenizer.save_pretrained(temporary)
-            write_json(temporary / "mentalese.json", {"recipe": self.recipe.to_dict(), "step": self.state.step})
-            shutil.rmtree(folder, ignore_errors=True)
-            temporary.replace(folder)
+            save_model(self.out / "model", model, self.tokenizer, recipe=self.recipe.to_dict(), step=self.state.step)
         self.parallel.barrier()
 
     def _finish(self) -> dict[str, Any]:
@@ -353,23 +378,21 @@ class _Run:
     def _result(self) -> dict[str, Any]:
         recipe, state, device = self.recipe, self.state, self.parallel.device
         model, tokenizer = load_model(self.out, device)
-        with self._autocast():
-            test = perplexity(
-                model,
-                self.store.splits["test"],
-                recipe.data,
-                dataclasses.replace(recipe.evaluation, max_documents=None),
-                self.special,
-                device=device,
-                show=self.show,
-            )
-        prompts = list(recipe.evaluation.sample_prompts) or _openings(self.store, tokenizer)
+        test = perplexity(  # in float32 whatever the run's precision, as `mentalese eval` scores
+            model,
+            self.store.splits["test"],
+            recipe.data,
+            dataclasses.replace(recipe.evaluation, max_documents=None),
+            self.special,
+            device=device,
+            show=self.show,
+        )
         texts = generate_text(
             model,
             tokenizer,
-            prompts,
+            self.prompts,
             recipe.data,
-            max_new_tokens=recipe.evaluation.sample_tokens,
+            max_new_tokens=self.sample_tokens,
             seed=recipe.train.seed,
             do_sample=True,  # greedy decoding of a small model repeats itself
             top_p=0.9,
@@ -386,11 +409,11 @@ class _Run:
             "flops": state.flops,
             "train_flops_per_token": state.flops / tokens,
             "seconds": state.seconds,
-            "tokens_per_second": statistics.median(self.rates) if self.rates else tokens / state.seconds,
-            "peak_memory_bytes": _peak_memory(device),
+            "tokens_per_second": statistics.median(r["tokens_per_second"] for r in records if "loss" in r),
+            "peak_memory_bytes": self.peak_memory,
             "validation": best,
             "test": test.to_dict(),
-            "samples": [{"prompt": prompt, "text": text} for prompt, text in zip(prompts, texts)],
+            "samples": [{"prompt": prompt, "text": text} for prompt, text in zip(self.prompts, texts)],
             "curve": _curve(records),
             "config": recipe.to_dict(),
         } | self._provenance()
@@ -408,7 +431,7 @@ class _Scorer(nn.Module):
 
 
 @dataclass
-class _Window:
+class Window:
     """The steps since the last log line; losses stay on the device until then, so that no step waits for one."""
 
     started: float = 0.0
@@ -463,10 +486,14 @@ def _finished(recipe: Recipe, out: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     result = json.loads(path.read_text())
-    return result if result["fingerprint"] == recipe.fingerprint() else None
+    if result.get("fingerprint") != recipe.fingerprint():
+        return None
+    if result["source_fingerprint"] != source_fingerprint(recipe.data):
+        raise InputError(f"{out} was trained on other text than {recipe.data.source} holds now: give another --out")
+    return result
 
 
-def _check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
+def check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
     """Raises `InputError` where `out` holds something that this run would destroy."""
     if out.exists() and not out.is_dir():
         raise InputError(f"--out is {str(out)!r}, which is a file: give a folder")
@@ -476,14 +503,14 @@ def _check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
     if not path.is_file():
         raise InputError(f"--out is {str(out)!r}, which is not empty and holds no run: give another folder")
     held = json.loads(path.read_text())
+    if "fingerprint" not in held:
+        raise InputError(f"--out is {str(out)!r}, which holds a model and no run: give another folder")
     if held["fingerprint"] == recipe.fingerprint():
         if not resume:
             raise InputError(f"{out} already holds this run: add --resume to go on with it, or give another --out")
         return
     changed = _changes(held["recipe"], recipe.to_dict())
-    if resume:
-        raise InputError(f"{out} cannot be resumed, the recipe has changed ({changed}): undo it or give another --out")
-    raise InputError(f"{out} holds another run ({held['recipe']['name']}; {changed}): give another --out")
+    raise InputError(f"{out} holds another run ({changed}): undo the change to resume it, or give another --out")
 
 
 def _changes(before: Any, after: Any, where: str = "") -> str:
@@ -507,11 +534,11 @@ def _to(batch: Batch, device: torch.device) -> Batch:
     return {k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in batch.items()}
 
 
-def _openings(store: TokenStore, tokenizer: PreTrainedTokenizerBase, count: int = 2, length: int = 12) -> list[str]:
+def openings(store: TokenStore, tokenizer: PreTrainedTokenizerBase, count: int = 2, length: int = 12) -> list[str]:
     """The first words of some test documents: prompts that fit any corpus."""
     split = store.splits["test"]
     starts = split.documents[:-1][split.documents[1:] - split.documents[:-1] > 2 * length][:count]
-    return [tokenizer.decode(split.tokens[start : start + length].astype("int64")) for start in starts]
+    return [tokenizer.decode(split.tokens[start : start + length].astype("int64")) for start in starts] or ["The"]
 
 
 def _curve(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -526,22 +553,3 @@ def _curve(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
         else:
             curve.append(point | {"loss": record["loss"]})
     return curve
-
-
-def _forget_peak_memory(device: torch.device) -> None:
-    """Starts a new peak, so that a run in a long process does not inherit the one before (Linux and CUDA)."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def _peak_memory(device: torch.device) -> int:
-    """Bytes: allocated on the GPU, or the process's largest resident size."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    status = Path("/proc/self/status")
-    if status.exists():
-        return 1024 * int(next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM")))
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

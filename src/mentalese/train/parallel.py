@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -86,7 +87,9 @@ def setup(device: Device = "auto") -> Parallel:
         torch.cuda.set_device(chosen)
     if world_size > 1:
         # gloo beside NCCL: checkpoints, counts and objects are reduced on the CPU.
-        dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
+        # The others wait while rank 0 tokenises a corpus or scores the test split: hours, not the default half of one.
+        backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(hours=12))
     return Parallel(rank, world_size, local_rank, chosen)
 
 

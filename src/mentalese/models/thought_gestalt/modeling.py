@@ -34,7 +34,7 @@ from mentalese.models.base import (
 )
 from mentalese.models.thought_gestalt.configuration import ThoughtGestaltConfig
 from mentalese.models.thought_gestalt.streams import Layout, SentenceMarkers, find_sentences
-from mentalese.nn.loss import linear_cross_entropy, linear_nll
+from mentalese.nn.loss import linear_nll
 
 
 @dataclass
@@ -386,8 +386,6 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             sentence_dropout: dropout of the hidden state that becomes the sentence vector (B.2).
         """
         weights = self.target_weights(batch, eos_weight=eos_weight, **settings)
-        weights = weights * (batch["labels"] != IGNORED)
-        weights = F.pad(weights[:, 1:], (1, 0))  # nothing predicts the first token
         hidden, steps = self.read(
             batch["input_ids"],
             batch.get("attention_mask"),
@@ -395,24 +393,17 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             sentence_dropout=sentence_dropout,
             min_steps=batch.get("num_sentences", 0),
         )
+        loss, weight = self.next_token_loss(hidden, batch["labels"], weights)
+        counted = weights * (batch["labels"] != IGNORED)
         hinge = hidden.new_zeros(())
         for step in steps:
-            of_sentence = (weights[step.rows[:, None], step.columns] * step.valid).sum(1)
+            of_sentence = (counted[step.rows[:, None], step.columns] * step.valid).sum(1)
             outside = F.relu(step.norms - 1.1) + F.relu(0.9 - step.norms)
             hinge = hinge + (of_sentence * step.ended * outside.square()).sum()
-        hinge = hinge / weights.sum().clamp(min=1e-8)
+        hinge = hinge / weight.clamp(min=1e-8)
         strength = self.config.norm_hinge_weight if self.config.sentence_head == "normalized" else 0.0
-        loss = self._cross_entropy(hidden, batch["labels"], weights) + strength * hinge
         gates = torch.cat([gate.detach() for name, gate in self.named_parameters() if name.endswith(".gate")])
-        return LossOutput(loss, weights.sum(), {"norm_hinge": hinge.detach(), "memory_gate": gates.mean()})
-
-    def _cross_entropy(self, hidden: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-        return linear_cross_entropy(
-            hidden[:, :-1].flatten(0, 1),
-            self.output_weight(),
-            labels[:, 1:].flatten(),
-            target_weights=weights[:, 1:].flatten(),
-        )
+        return LossOutput(loss + strength * hinge, weight, {"norm_hinge": hinge.detach(), "memory_gate": gates.mean()})
 
     def forward_flops(self, batch: Batch) -> int:
         """What this form computes: every sentence step padded to its longest sentence, streams that ended left out."""
@@ -466,7 +457,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
         loss = None
         if labels is not None:
-            loss = self._cross_entropy(hidden, labels, self.target_weights({"labels": labels}))
+            loss, _ = self.next_token_loss(hidden, labels, self.target_weights({"labels": labels}))
         return CausalLMOutputWithThoughts(
             loss=loss,
             logits=self.lm_head(hidden[:, kept]),
