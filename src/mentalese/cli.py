@@ -139,8 +139,7 @@ def _model_fields(recipe: Recipe) -> list[tuple[str, Any, Any]]:
 
 def _hint(cls: type, name: str) -> Any:
     owner = next(base for base in cls.__mro__ if name in inspect.get_annotations(base))
-    hint = inspect.get_annotations(owner)[name]
-    return eval(hint, vars(sys.modules[owner.__module__])) if isinstance(hint, str) else hint
+    return inspect.get_annotations(owner, eval_str=True)[name]
 
 
 def _is_simple(hint: Any) -> bool:

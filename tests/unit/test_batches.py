@@ -152,7 +152,7 @@ def test_evaluation_is_the_same_each_time_and_wastes_little() -> None:
     ("evaluation", "message"),
     [
         ({"stride": 256}, "evaluation.stride is 256: give .* below the context \\(256\\)"),
-        ({"context_length": 1}, "evaluation.context_length is 1: give at least 2 tokens of context"),
+        ({"context_length": 1}, "evaluation.context_length is 1: give at least 2"),
     ],
     ids=["stride", "context"],
 )

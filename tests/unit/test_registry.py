@@ -104,3 +104,12 @@ def test_a_bad_field_is_named_with_its_remedy(fields: dict, message: str) -> Non
 
 def test_one_length_is_enough() -> None:
     assert TrainConfig(tokens=5).tokens == 5
+
+
+def test_a_recipe_and_its_baseline_can_be_compared() -> None:
+    for recipe in recipes().values():
+        if recipe.baseline is not None:
+            twin = get_recipe(recipe.baseline)
+            for name in ("source", "tokenizer", "sentences", "train_tokens"):
+                assert getattr(recipe.data, name) == getattr(twin.data, name), (recipe.name, name)
+            assert (recipe.train.tokens, recipe.train.epochs) == (twin.train.tokens, twin.train.epochs), recipe.name
