@@ -16,8 +16,9 @@ install: .venv/installed
 demo: install
 	$(BIN)/mentalese compare '*/tiny' --out runs/demo
 
+# One thread a test process: the machine's cores are shared by the processes, not fought over by their threads.
 test: install lint
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8
 
 lint: install
 	$(BIN)/ruff check .
