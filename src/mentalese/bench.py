@@ -24,6 +24,7 @@ from mentalese.registry import families as known_families
 from mentalese.registry import get_recipe, load
 from mentalese.train import loop, memory, provenance
 from mentalese.train.parallel import Parallel, setup
+from mentalese.train.run_folder import openings
 
 PROMPTS, NEW_TOKENS = 8, 32
 
@@ -57,7 +58,7 @@ class Side:
     def __init__(self, recipe: Recipe, parallel: Parallel, folder: Path = Path("bench")) -> None:
         self.recipe = recipe
         self.run = loop.Run(recipe, folder, parallel, show=False)
-        self.prompts = loop.openings(self.run.store, self.run.tokenizer, count=PROMPTS)
+        self.prompts = openings(self.run.store, self.run.tokenizer, count=PROMPTS)
 
     def train(self, steps: int) -> float:
         """Lexical tokens a second over the next `steps` optimiser steps."""

@@ -26,6 +26,7 @@ import tyro
 from mentalese.errors import InputError, nearest
 from mentalese.recipe import Recipe
 from mentalese.registry import families, get_recipe, match_recipes, recipes
+from mentalese.screen import print_table
 
 T = TypeVar("T")
 
@@ -244,11 +245,11 @@ def compare(args: list[str]) -> None:
     own = parsed[0]
 
     from mentalese.compare.compare import compare as run
-    from mentalese.compare.compare import print_table
+    from mentalese.compare.compare import print_comparison
 
     comparison = run(changed, own.out, match=own.match, seeds=own.seeds)
     if _is_main():
-        print_table(comparison)
+        print_comparison(comparison)
         print(f"\n{own.out / 'report.html'} shows curves and samples")
 
 
@@ -286,7 +287,7 @@ def evaluate(args: list[str]) -> None:
         for name, value in result.items()
         if isinstance(value, int | float)
     ]
-    _print_table(("task", "figure", "value"), rows)
+    print_table(("task", "figure", "value"), rows)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -416,7 +417,7 @@ def bench(args: list[str]) -> None:
     from mentalese.bench import bench as run
 
     result = run(names, options.out)
-    _print_table(HEADER, table(result))
+    print_table(HEADER, table(result))
     print(f"\n{denominator(result)}")
 
 
@@ -456,7 +457,7 @@ def data(args: list[str]) -> None:
         (name, f"{len(split.document_bytes):,}", f"{len(split.segments) - 1:,}", f"{len(split.tokens):,}")
         for name, split in store.splits.items()
     ]
-    _print_table(("split", "documents", "segments", "tokens"), rows)
+    print_table(("split", "documents", "segments", "tokens"), rows)
     print(f"\n{len(tokenizer):,} tokens in the vocabulary; train on it with --data store:{options.out}")
 
 
@@ -497,13 +498,6 @@ def _one(names: list[str], rest: list[str], command: str, what: str, options: ty
         raise SystemExit(0)
     given = f"{len(names)} were given ({', '.join(names)})" if names else "none was given"
     raise InputError(f"`mentalese {command}` takes a {what} before its options, and {given}: see its --help")
-
-
-def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    for row in [header, *rows]:
-        first, *others = (text.ljust(w) if i == 0 else text.rjust(w) for i, (text, w) in enumerate(zip(row, widths)))
-        print("  ".join([first, *others]))
 
 
 def _is_main() -> bool:

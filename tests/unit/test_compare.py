@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mentalese.compare.compare import compare, flops_per_token, print_table
+from mentalese.compare.compare import compare, flops_per_token, print_comparison
 from mentalese.errors import InputError
 from mentalese.evaluate.statistics import paired_t_test, student_t_p, summary
 from mentalese.recipe import DataConfig, EvaluationConfig, Phase, Recipe, TrainConfig
@@ -239,7 +239,7 @@ def test_the_table_is_plain_and_aligned_where_there_is_no_terminal(
 ) -> None:
     result = compare([recipe("a/x"), recipe("b/x")], tmp_path, show=False, train=FakeTrainer(SCORES))
     assert capsys.readouterr().out == ""
-    print_table(result)
+    print_comparison(result)
     header, first, second = capsys.readouterr().out.splitlines()
     assert header.split("  ")[0] == "model"
     assert re.fullmatch(r"a/x +2k +1k +10 +1,000 +100\.0 +1\.661 +baseline", first)

@@ -31,8 +31,9 @@ from mentalese.files import write_json
 from mentalese.models.auto import build_model, hugging_face_model
 from mentalese.models.base import count_parameters
 from mentalese.recipe import Recipe
+from mentalese.screen import print_table
 from mentalese.train import loop
-from mentalese.train.loop import check_folder
+from mentalese.train.run_folder import check_folder
 
 Match = Literal["params", "tokens", "flops"]
 
@@ -258,21 +259,7 @@ def _row(
     return row
 
 
-def print_table(comparison: dict[str, Any]) -> None:
-    """The table on standard output: drawn on a terminal, aligned plain text elsewhere."""
+def print_comparison(comparison: dict[str, Any]) -> None:
+    """The table on standard output."""
     rows = [cells(row) for row in comparison["rows"]]
-    if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table(title=f"Test perplexity on {comparison['source']}")
-        for index, title in enumerate(HEADER):
-            table.add_column(title, justify="left" if index == 0 else "right")
-        for row in rows:
-            table.add_row(*row)
-        Console().print(table)
-        return
-    widths = [max(len(row[i]) for row in [list(HEADER), *rows]) for i in range(len(HEADER))]
-    for row in [list(HEADER), *rows]:
-        first, *others = (text.ljust(w) if i == 0 else text.rjust(w) for i, (text, w) in enumerate(zip(row, widths)))
-        print("  ".join([first, *others]).rstrip())
+    print_table(HEADER, rows, title=f"Test perplexity on {comparison['source']}")

@@ -31,8 +31,8 @@ from mentalese.data.tokenizers import (
 )
 from mentalese.errors import InputError
 from mentalese.files import sha256, whole_folder
-from mentalese.progress import progress
 from mentalese.recipe import DataConfig
+from mentalese.screen import progress
 
 FORMAT_VERSION = 1
 _CHUNK_CHARACTERS = 1_000_000

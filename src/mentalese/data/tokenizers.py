@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, GPT2TokenizerFast, PreTrainedTokenizerBa
 
 from mentalese.errors import InputError
 from mentalese.files import whole_folder
-from mentalese.progress import progress
+from mentalese.screen import progress
 
 if TYPE_CHECKING:
     from mentalese.data.sources import Source

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mentalese.errors import InputError, nearest
 from mentalese.files import write_json
 from mentalese.models.auto import context_length, load_model, model_folder, saved_recipe
-from mentalese.progress import progress
+from mentalese.models.base import to_device
+from mentalese.nn.loss import IGNORED
 from mentalese.recipe import DataConfig, EvaluationConfig
+from mentalese.screen import progress
 
 if TYPE_CHECKING:
     from mentalese.data.store import Split
@@ -89,9 +91,8 @@ def perplexity(
     total, tokens, expected = 0.0, 0, int(split.documents[documents])
     with progress("Scoring", expected, show=show) as bar, evaluation_mode(model), torch.no_grad():
         for index, batch in enumerate(evaluation_batches(split, data, evaluation, special)):
-            on_device = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
             # Sums in float64 on the CPU: a float32 sum of millions of tokens would depend on the batch size.
-            nll = float(model.token_nll(on_device).cpu().double().sum())
+            nll = float(model.token_nll(to_device(batch, device)).cpu().double().sum())
             if not math.isfinite(nll):
                 rows, length = batch["input_ids"].shape
                 raise FloatingPointError(
@@ -99,7 +100,7 @@ def perplexity(
                     "the model's weights or activations are not finite"
                 )
             total += nll
-            tokens += int((batch["labels"][:, 1:] != -100).sum())
+            tokens += int((batch["labels"][:, 1:] != IGNORED).sum())
             bar.update(tokens, f"perplexity {_exp(total / max(tokens, 1)):.1f}")
     if tokens == 0 or size == 0:
         raise InputError(f"the split has {documents} documents and {tokens} tokens to score: give one with text")

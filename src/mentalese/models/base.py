@@ -29,6 +29,12 @@ Batch = dict[str, Any]
 """Flat token streams: `input_ids` and `labels` (-100 = not a target) [batch, length], `attention_mask` [batch, length]
 where rows are padded, and for models that need them plain integers such as `num_sentences`, the same on every rank."""
 
+
+def to_device(batch: Batch, device: str | torch.device) -> Batch:
+    """The batch with its tensors on `device`."""
+    return {k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in batch.items()}
+
+
 # Keywords that transformers itself hands to a config (loading, attention choice, classification heads).
 _HANDED_BY_TRANSFORMERS = {
     "attn_implementation",

@@ -21,7 +21,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from mentalese.data.batches import Plan, encode_prompts, evaluation_batches
-from mentalese.data.store import TokenStore, prepare, source_fingerprint
+from mentalese.data.store import TokenStore, prepare
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluate.generation import generate_text
@@ -47,14 +47,15 @@ from mentalese.models.auto import (
     save_model,
     saved_about,
 )
-from mentalese.models.base import Batch, LossOutput, TrainStep, count_parameters
-from mentalese.progress import progress
+from mentalese.models.base import Batch, LossOutput, TrainStep, count_parameters, to_device
 from mentalese.recipe import Recipe
+from mentalese.screen import progress
 from mentalese.train import provenance
 from mentalese.train.checkpoint import Checkpointer
 from mentalese.train.memory import forget_peak_memory, peak_memory
 from mentalese.train.optim import build_optimizer, learning_rate
 from mentalese.train.parallel import Parallel, clip_and_scale, full_state_dict, no_sync, setup, teardown, wrap
+from mentalese.train.run_folder import check_folder, finished_result, learning_curve, openings
 from mentalese.train.tracking import check_trackers, open_trackers, read_metrics
 
 
@@ -95,9 +96,9 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, show: bool = True)
     Raises:
         InputError: the recipe, the data or the folder is not what it should be; nothing has been written then.
         Interrupted: SIGINT or SIGTERM came; a checkpoint has been written.
-        FloatingPointError: the loss is not finite; the message names the step and its batch.
+        FloatingPointError: the loss or a gradient is not finite; the message names the step and its batch.
     """
-    if resume and (finished := _finished(recipe, out)) is not None:
+    if resume and (finished := finished_result(recipe, out)) is not None:
         return finished
     check_folder(recipe, out, resume)
     check_trackers(recipe.train.trackers)
@@ -178,6 +179,8 @@ class Run:
                 if stop:
                     checkpoints.wait()
                     raise Interrupted(state.step, stop)
+        if state.best_step is None:  # nothing was left to train, and the model on disk is another step's
+            self._validate(log)
         if config.checkpoint_every and checkpoints.latest() != state.step:
             self._save_checkpoint(checkpoints)
 
@@ -200,7 +203,7 @@ class Run:
             self.flops += self.model.training_flops(batch, **settings)
             torch.manual_seed(_step_seed(recipe.train.seed, step, parallel.rank, micro))
             with no_sync(self.step, last=micro == micros - 1), self._autocast():
-                output = self.step(_to(batch, parallel.device), settings)
+                output = self.step(to_device(batch, parallel.device), settings)
                 # Alone, the mean loss is the batch's; else sums are reduced and divided by the global weight below.
                 (output.loss if alone else output.loss * output.weight).backward()
             outputs.append(output)
@@ -231,13 +234,13 @@ class Run:
     # -- watching ----------------------------------------------------------------------------------------------------
 
     def _log(self, window: Window, log: Any) -> str:
-        """Logs the window's last step; a loss that is not finite ends the run here, before anything is saved."""
-        losses, norm = [float(loss) for loss in window.losses], float(window.norm)
-        for step, loss in zip(window.steps, losses):
+        """Logs the window's last step; a loss or gradient that is not finite ends the run before anything is saved."""
+        losses, norms = [float(loss) for loss in window.losses], [float(norm) for norm in window.norms]
+        for step, loss, norm in zip(window.steps, losses, norms):
             if not math.isfinite(loss):
                 self._raise_not_finite(step, f"the loss is {loss}")
-        if not math.isfinite(norm):  # an earlier step's would show in the next loss
-            self._raise_not_finite(window.steps[-1], f"the gradients' norm is {norm}")
+            if not math.isfinite(norm):
+                self._raise_not_finite(step, f"the gradients' norm is {norm}")
         seconds = time.perf_counter() - window.started
         position = self.plan.position(self.state.step)
         rate = (position.tokens - self.plan.position(window.steps[0]).tokens) / seconds
@@ -250,7 +253,7 @@ class Run:
             "tokens": position.tokens,
             "loss": statistics.fmean(losses),
             "learning_rate": window.learning_rate,
-            "grad_norm": norm,
+            "grad_norm": norms[-1],
             "tokens_per_second": rate,
             "flops": self.state.flops,
             "seconds": self.state.seconds,
@@ -414,7 +417,7 @@ class Run:
             "validation": best,
             "test": test.to_dict(),
             "samples": [{"prompt": prompt, "text": text} for prompt, text in zip(self.prompts, texts)],
-            "curve": _curve(records),
+            "curve": learning_curve(records),
             "config": recipe.to_dict(),
         } | self._provenance()
 
@@ -432,13 +435,13 @@ class _Scorer(nn.Module):
 
 @dataclass
 class Window:
-    """The steps since the last log line; losses stay on the device until then, so that no step waits for one."""
+    """The steps since the last log line; losses and norms stay on the device until then, so that no step waits."""
 
     started: float = 0.0
     steps: list[int] = field(default_factory=list)
     losses: list[Tensor] = field(default_factory=list)
+    norms: list[Tensor] = field(default_factory=list)
     learning_rate: float = 0.0
-    norm: Tensor | float = 0.0
     metrics: dict[str, Tensor] = field(default_factory=dict)
 
     def start(self) -> None:
@@ -448,10 +451,11 @@ class Window:
     def add(self, step: int, learning_rate: float, loss: Tensor, norm: Tensor, metrics: dict[str, Tensor]) -> None:
         self.steps.append(step)
         self.losses.append(loss)
-        self.learning_rate, self.norm, self.metrics = learning_rate, norm, metrics
+        self.norms.append(norm)
+        self.learning_rate, self.metrics = learning_rate, metrics
 
     def clear(self) -> None:
-        self.steps, self.losses = [], []
+        self.steps, self.losses, self.norms = [], [], []
 
 
 @contextmanager
@@ -480,47 +484,6 @@ def _prepare(recipe: Recipe, parallel: Parallel, show: bool) -> tuple[TokenStore
     return prepared
 
 
-def _finished(recipe: Recipe, out: Path) -> dict[str, Any] | None:
-    """The result of a run of this recipe that is over, if `out` holds one."""
-    path = out / "result.json"
-    if not path.is_file():
-        return None
-    result = json.loads(path.read_text())
-    if result.get("fingerprint") != recipe.fingerprint():
-        return None
-    if result["source_fingerprint"] != source_fingerprint(recipe.data):
-        raise InputError(f"{out} was trained on other text than {recipe.data.source} holds now: give another --out")
-    return result
-
-
-def check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
-    """Raises `InputError` where `out` holds something that this run would destroy."""
-    if out.exists() and not out.is_dir():
-        raise InputError(f"--out is {str(out)!r}, which is a file: give a folder")
-    if not out.is_dir() or not any(out.iterdir()):
-        return
-    path = out / "config.json"
-    if not path.is_file():
-        raise InputError(f"--out is {str(out)!r}, which is not empty and holds no run: give another folder")
-    held = json.loads(path.read_text())
-    if "fingerprint" not in held:
-        raise InputError(f"--out is {str(out)!r}, which holds a model and no run: give another folder")
-    if held["fingerprint"] == recipe.fingerprint():
-        if not resume:
-            raise InputError(f"{out} already holds this run: add --resume to go on with it, or give another --out")
-        return
-    changed = _changes(held["recipe"], recipe.to_dict())
-    raise InputError(f"{out} holds another run ({changed}): undo the change to resume it, or give another --out")
-
-
-def _changes(before: Any, after: Any, where: str = "") -> str:
-    """`"train.seed was 0 and is 1, ..."` for all that differs between two recipes."""
-    if isinstance(before, Mapping) and isinstance(after, Mapping):
-        names = [name for name in dict.fromkeys([*before, *after]) if before.get(name) != after.get(name)]
-        return ", ".join(_changes(before.get(n), after.get(n), f"{where}.{n}".lstrip(".")) for n in names)
-    return f"{where} was {before!r} and is {after!r}"
-
-
 def _beats(value: float, before: float | None, by: float = 0.0) -> bool:
     return before is None or value < before - by
 
@@ -528,28 +491,3 @@ def _beats(value: float, before: float | None, by: float = 0.0) -> bool:
 def _step_seed(seed: int, step: int, rank: int, micro: int) -> int:
     digest = hashlib.blake2b(f"{seed}/{step}/{rank}/{micro}".encode(), digest_size=7).digest()
     return int.from_bytes(digest, "big")
-
-
-def _to(batch: Batch, device: torch.device) -> Batch:
-    return {k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in batch.items()}
-
-
-def openings(store: TokenStore, tokenizer: PreTrainedTokenizerBase, count: int = 2, length: int = 12) -> list[str]:
-    """The first words of some test documents: prompts that fit any corpus."""
-    split = store.splits["test"]
-    starts = split.documents[:-1][split.documents[1:] - split.documents[:-1] > 2 * length][:count]
-    return [tokenizer.decode(split.tokens[start : start + length].astype("int64")) for start in starts] or ["The"]
-
-
-def _curve(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The learning curve: training loss, and validation perplexity where it was taken."""
-    curve = []
-    seconds = 0.0
-    for record in records:
-        seconds = record.get("seconds", seconds)
-        point = {"step": record["step"], "tokens": record["tokens"], "flops": record["flops"], "seconds": seconds}
-        if "validation" in record:
-            curve.append(point | {"validation_perplexity": record["validation"]["perplexity"]})
-        else:
-            curve.append(point | {"loss": record["loss"]})
-    return curve

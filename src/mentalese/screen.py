@@ -1,10 +1,10 @@
-"""Progress with an estimate of the time left: a bar on a terminal, now and then a plain line elsewhere."""
+"""What people see: progress with the time left, and tables; drawn on a terminal, plain text elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 SECONDS_BETWEEN_LINES = 15.0
@@ -78,3 +78,22 @@ def progress(title: str, total: float, *, start: float = 0, show: bool = True) -
             yield bar
     else:
         yield _Lines(title, total, start)
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
+    """A table on standard output; its first column is text, the others are figures."""
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(title=title or None)
+        for index, name in enumerate(header):
+            table.add_column(name, justify="right" if index else "left")
+        for row in rows:
+            table.add_row(*row)
+        Console().print(table)
+        return
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    for row in [header, *rows]:
+        first, *others = (text.rjust(w) if i else text.ljust(w) for i, (text, w) in enumerate(zip(row, widths)))
+        print("  ".join([first, *others]).rstrip())

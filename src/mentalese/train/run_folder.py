@@ -1,0 +1,76 @@
+"""A run's folder: what may be written there, what is there already, and what a result keeps of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from mentalese.data.store import TokenStore, source_fingerprint
+from mentalese.errors import InputError
+from mentalese.recipe import Recipe
+
+
+def finished_result(recipe: Recipe, out: Path) -> dict[str, Any] | None:
+    """The result of a run of this recipe that is over, if `out` holds one."""
+    path = out / "result.json"
+    if not path.is_file():
+        return None
+    result = json.loads(path.read_text())
+    if result.get("fingerprint") != recipe.fingerprint():
+        return None
+    if result["source_fingerprint"] != source_fingerprint(recipe.data):
+        raise InputError(f"{out} was trained on other text than {recipe.data.source} holds now: give another --out")
+    return result
+
+
+def check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
+    """Raises `InputError` where `out` holds something that this run would destroy."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out is {str(out)!r}, which is a file: give a folder")
+    if not out.is_dir() or not any(out.iterdir()):
+        return
+    path = out / "config.json"
+    if not path.is_file():
+        raise InputError(f"--out is {str(out)!r}, which is not empty and holds no run: give another folder")
+    held = json.loads(path.read_text())
+    if "fingerprint" not in held:
+        raise InputError(f"--out is {str(out)!r}, which holds a model and no run: give another folder")
+    if held["fingerprint"] == recipe.fingerprint():
+        if not resume:
+            raise InputError(f"{out} already holds this run: add --resume to go on with it, or give another --out")
+        return
+    changed = _changes(held["recipe"], recipe.to_dict())
+    raise InputError(f"{out} holds another run ({changed}): undo the change to resume it, or give another --out")
+
+
+def _changes(before: Any, after: Any, where: str = "") -> str:
+    """`"train.seed was 0 and is 1, ..."` for all that differs between two recipes."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        names = [name for name in dict.fromkeys([*before, *after]) if before.get(name) != after.get(name)]
+        return ", ".join(_changes(before.get(n), after.get(n), f"{where}.{n}".lstrip(".")) for n in names)
+    return f"{where} was {before!r} and is {after!r}"
+
+
+def openings(store: TokenStore, tokenizer: PreTrainedTokenizerBase, count: int = 2, length: int = 12) -> list[str]:
+    """The first words of some test documents: prompts that fit any corpus."""
+    split = store.splits["test"]
+    starts = split.documents[:-1][split.documents[1:] - split.documents[:-1] > 2 * length][:count]
+    return [tokenizer.decode(split.tokens[start : start + length].astype("int64")) for start in starts] or ["The"]
+
+
+def learning_curve(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The learning curve: training loss, and validation perplexity where it was taken."""
+    curve = []
+    seconds = 0.0
+    for record in records:
+        seconds = record.get("seconds", seconds)
+        point = {"step": record["step"], "tokens": record["tokens"], "flops": record["flops"], "seconds": seconds}
+        if "validation" in record:
+            curve.append(point | {"validation_perplexity": record["validation"]["perplexity"]})
+        else:
+            curve.append(point | {"loss": record["loss"]})
+    return curve
