@@ -1,0 +1,374 @@
+"""What the training loop promises, one run of a two-layer GPT-2 at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GPT2LMHeadModel
+
+from mentalese import Phase, Recipe, get_recipe
+from mentalese.data.sources import open_source
+from mentalese.data.tokenizers import open_tokenizer
+from mentalese.errors import InputError
+from mentalese.evaluate.perplexity import Perplexity, evaluate_model
+from mentalese.models.auto import CausalLMAdapter, load_model
+from mentalese.models.base import Batch, LossOutput
+from mentalese.train import loop
+from mentalese.train.loop import train
+from support import assert_same, checkpoint, checkpoint_steps, finish, launch, losses, metrics, shrink, weights
+
+
+@pytest.fixture(scope="module")
+def recipe(corpus: Path) -> Recipe:
+    recipe = shrink(get_recipe("gpt2/tiny"), corpus)
+    return dataclasses.replace(recipe, model=recipe.model | {"n_layer": 2})
+
+
+def changed(recipe: Recipe, section: str, **fields: object) -> Recipe:
+    """The recipe with other fields in one section: `changed(recipe, "train", steps=4)`."""
+    return dataclasses.replace(recipe, **{section: dataclasses.replace(getattr(recipe, section), **fields)})
+
+
+@pytest.fixture(scope="module")
+def finished(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that is over; tests that write take a copy."""
+    out = tmp_path_factory.mktemp("finished") / "run"
+    train(recipe, out, show=False)
+    return out
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# -- a step ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batching", ["blocks", "documents"])
+def test_two_micro_batches_equal_one_batch(recipe: Recipe, tmp_path: Path, batching: str) -> None:
+    """Rows of `documents` hold unequal numbers of targets, and so do the micro-batches."""
+    recipe = changed(recipe, "data", batching=batching)
+    one = train(recipe, tmp_path / "one", show=False)
+    two = train(changed(recipe, "train", gradient_accumulation_steps=2), tmp_path / "two", show=False)
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+    assert two["test"]["nll"] == pytest.approx(one["test"]["nll"], rel=1e-5)
+    assert two["tokens"] == one["tokens"]
+    if batching == "blocks":
+        assert two["flops"] == one["flops"]
+    else:  # rows are padded to the longest of their micro-batch, not of the whole batch
+        assert 0.5 * one["flops"] < two["flops"] <= one["flops"]
+
+
+def test_bf16_trains_and_is_evaluated_in_float32(recipe: Recipe, finished: Path, tmp_path: Path) -> None:
+    result = train(changed(recipe, "train", precision="bf16"), tmp_path / "run", show=False)
+    found = losses(tmp_path / "run")
+    assert all(map(math.isfinite, found))
+    assert found[-1] < found[0] - 0.2
+    assert found != losses(finished)
+    assert found == pytest.approx(losses(finished), rel=1e-3)
+    assert {tensor.dtype for tensor in weights(tmp_path / "run").values()} == {torch.float32}
+    evaluated = evaluate_model(str(tmp_path / "run"), tasks=["perplexity"], show=False)["perplexity"]
+    assert {name: evaluated[name] for name in result["test"]} == result["test"]
+
+
+def test_a_phase_that_resets_the_optimizer_forgets_its_moments_at_its_step(recipe: Recipe, tmp_path: Path) -> None:
+    recipe = changed(recipe, "train", steps=4, checkpoint_every=4)
+    reset = dataclasses.replace(recipe, phases=(Phase(start=3, reset_optimizer=True),))
+    for name, each in {"plain": recipe, "reset": reset}.items():
+        train(each, tmp_path / name, show=False)
+    plain, after = checkpoint(tmp_path / "plain"), checkpoint(tmp_path / "reset")
+    assert losses(tmp_path / "reset") == losses(tmp_path / "plain")  # the reset acts on the last update
+    assert {int(value) for name, value in plain.items() if name.endswith(".step")} == {4}
+    assert {int(value) for name, value in after.items() if name.endswith(".step")} == {1}
+    first, second = (1 - beta for beta in recipe.optimizer.betas)
+    for name in [name for name in after if name.endswith(".exp_avg")]:  # both moments are of one gradient
+        gradient, squared = after[name] / first, after[f"{name}_sq"] / second
+        torch.testing.assert_close(gradient.square(), squared, rtol=1e-4, atol=1e-12)
+
+
+# -- watching ----------------------------------------------------------------------------------------------------------
+
+
+class Script:
+    """Gives scripted validation perplexities, and keeps the weights that each of them was asked for."""
+
+    def __init__(self, values: list[float]) -> None:
+        self.values, self.seen = values, []  # type: tuple[list[float], list[dict[str, Tensor]]]
+
+    def __call__(self, scorer: Any, *args: Any, **kwargs: Any) -> Perplexity:
+        if not isinstance(scorer, loop._Scorer):  # the test split, at the end
+            return Perplexity(1.0, 1, 1, math.e, 1.0, {})
+        state = scorer.step.model.model.state_dict()
+        self.seen.append({name: value.clone() for name, value in state.items()})
+        value = self.values[len(self.seen) - 1]
+        return Perplexity(math.log(value), 1, 1, value, 1.0, {})
+
+
+@pytest.mark.parametrize(
+    ("values", "end", "best"),
+    [
+        ([100, 80, 85, 90, 95, 70], 5, 2),
+        ([100, 90, 89.8, 89.7, 89.6, 70], 5, 5),  # gains below min_delta do not count, and the best is still the best
+        ([100, 99.7, 99.4, 99.1, 98.8, 98.5, 98.2, 97.9], 8, 8),  # small gains that add up do
+        ([80, 90, 85, 79, 81, 82, 83, 70], 7, 4),
+    ],
+)
+def test_early_stopping_ends_the_run_and_keeps_the_best_model(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: list[float], end: int, best: int
+) -> None:
+    script = Script(values)
+    monkeypatch.setattr(loop, "perplexity", script)
+    patience = {"early_stopping_patience": 3, "early_stopping_min_delta": 0.5}
+    result = train(changed(recipe, "train", steps=8, eval_every=1, **patience), tmp_path / "run", show=False)
+    assert (result["steps"], result["best_step"]) == (end, best)
+    assert result["validation"]["perplexity"] == min(values[:end])
+    assert len(losses(tmp_path / "run")) == end
+    saved = weights(tmp_path / "run")
+    assert_same(saved, {name: script.seen[best - 1][name] for name in saved})
+    if best < end:
+        assert any(not torch.equal(saved[name], script.seen[-1][name]) for name in saved)
+
+
+def nan_loss(loss: Tensor, weight: Tensor) -> Tensor:
+    return loss * math.nan
+
+
+def infinite_gradient(loss: Tensor, weight: Tensor) -> Tensor:
+    """The loss stays as it is: the root of zero is zero, and infinitely steep."""
+    return loss + (weight.sum() - weight.sum().detach()).sqrt()
+
+
+def overflowing_gradient(loss: Tensor, weight: Tensor) -> Tensor:
+    """Every gradient is finite and their norm is not: clipping would turn the update into zeros."""
+    return loss + 1e30 * (weight - weight.detach()).sum()
+
+
+@pytest.mark.parametrize("max_grad_norm", [1.0, None])
+@pytest.mark.parametrize("log_every", [1, 4])
+@pytest.mark.parametrize(
+    ("spoil", "what"),
+    [
+        (nan_loss, "the loss is nan"),
+        (infinite_gradient, "the gradients' norm is inf"),
+        (overflowing_gradient, "the gradients' norm is inf"),
+    ],
+)
+def test_what_is_not_finite_ends_the_run_and_names_the_batch(
+    recipe: Recipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable[[Tensor, Tensor], Tensor],
+    what: str,
+    log_every: int,
+    max_grad_norm: float | None,
+) -> None:
+    """Step 5 (from 0; epochs are of four batches) is bad; it is found when its window of steps is logged."""
+    training_loss, calls = CausalLMAdapter.training_loss, []
+
+    def spoilt(model: CausalLMAdapter, batch: Batch, **settings: Any) -> LossOutput:
+        output = training_loss(model, batch, **settings)
+        calls.append(batch)
+        if len(calls) == 6:
+            output.loss = spoil(output.loss, model.output_weight())
+        return output
+
+    monkeypatch.setattr(CausalLMAdapter, "training_loss", spoilt)
+    recipe = changed(recipe, "data", train_tokens=800)
+    recipe = changed(recipe, "optimizer", max_grad_norm=max_grad_norm)
+    every = {"log_every": log_every, "checkpoint_every": log_every, "eval_every": 100, "keep_checkpoints": 9}
+    with pytest.raises(FloatingPointError) as error:
+        train(changed(recipe, "train", steps=12, seed=3, **every), tmp_path / "run", show=False)
+    data_hash = json.loads((tmp_path / "run" / "config.json").read_text())["data_hash"]
+    where = f"at step 5 (epoch 1, batch 1 of the epoch, data {data_hash[:12]}, seed 3)"
+    assert str(error.value).startswith(f"{what} {where}: ")
+    assert checkpoint_steps(tmp_path / "run") == ([4] if log_every == 4 else [1, 2, 3, 4, 5])
+    assert not (tmp_path / "run" / "model").exists()
+
+
+# -- what is refused, and when -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"context_length": 300}, r"evaluation.context_length is 300: the model's context is 256"),
+        ({"sample_prompts": ("word " * 400,)}, r"evaluation.sample_prompts has a prompt of \d+ tokens"),
+        ({"sample_prompts": (" ",)}, r"prompts\[0\] is ' ': give some text"),
+        ({"stride": 64}, r"evaluation.stride is 64: .* \(64\)"),
+    ],
+)
+def test_an_evaluation_that_cannot_work_is_refused_before_anything_is_written(
+    recipe: Recipe, tmp_path: Path, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        train(changed(recipe, "evaluation", **fields), tmp_path / "run", show=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_finished_run_returns_its_result_without_training(
+    recipe: Recipe, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("nothing is to be built")
+
+    monkeypatch.setattr(loop, "Run", never)
+    before = contents(finished)
+    assert train(recipe, finished, resume=True, show=False) == json.loads(before["result.json"])
+    assert contents(finished) == before
+
+
+def test_a_finished_run_on_text_that_has_changed_is_refused(recipe: Recipe, corpus: Path, tmp_path: Path) -> None:
+    text = shutil.copy(corpus, tmp_path / "text.jsonl")
+    recipe = changed(recipe, "data", source=f"file:{text}")
+    train(recipe, tmp_path / "run", show=False)
+    text.write_text(text.read_text() + json.dumps({"text": "One more document."}) + "\n")
+    before = contents(tmp_path / "run")
+    with pytest.raises(InputError, match=r"was trained on other text than .* holds now: give another --out"):
+        train(recipe, tmp_path / "run", resume=True, show=False)
+    assert contents(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_the_folder_of_a_saved_model_is_not_trained_into(recipe: Recipe, finished: Path, resume: bool) -> None:
+    before = contents(finished / "model")
+    with pytest.raises(InputError, match="holds a model and no run: give another folder") as error:
+        train(recipe, finished / "model", resume=resume, show=False)
+    assert "\n" not in str(error.value)
+    assert contents(finished / "model") == before
+
+
+# -- saved models ------------------------------------------------------------------------------------------------------
+
+
+def truncate(model: Path) -> None:
+    file = model / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def truncate_without_checksum(model: Path) -> None:
+    truncate(model)
+    (model / "mentalese.json").unlink()
+
+
+def flip_one_byte(model: Path) -> None:
+    file = model / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-100] ^= 1
+    file.write_bytes(data)
+
+
+def remove_weights(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize("damage", [truncate, truncate_without_checksum, flip_one_byte, remove_weights])
+def test_damaged_weights_are_refused(finished: Path, tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    shutil.copytree(finished / "model", tmp_path / "model")
+    load_model(tmp_path)
+    damage(tmp_path / "model")
+    with pytest.raises(InputError, match=r"has changed since it was saved|cannot be loaded") as error:
+        load_model(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_another_tokenizer_of_the_same_size_is_refused(finished: Path, corpus: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished / "model", tmp_path / "model")
+    other = tmp_path / "other.jsonl"
+    other.write_text(corpus.read_text().replace("e", "q"))
+    tokenizer = open_tokenizer("bpe:512", open_source(f"file:{other}"), cache=tmp_path / "cache", show=False)
+    assert len(tokenizer) == len(load_model(tmp_path)[1])
+    tokenizer.save_pretrained(tmp_path / "model")
+    with pytest.raises(InputError, match=r"the tokenizer .* is not the one the model .* was trained with"):
+        load_model(tmp_path)
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_two_processes_that_share_the_weights_equal_one(recipe: Recipe, tmp_path: Path) -> None:
+    """FSDP2; validations in between gather the weights, and training goes on with them shared."""
+    recipe = changed(recipe, "train", parallel="fsdp", eval_every=2)
+    one = train(recipe, tmp_path / "one", show=False)
+    two = finish(launch(recipe, tmp_path / "two", processes=2), tmp_path / "two")
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+    assert two["test"]["nll"] == pytest.approx(one["test"]["nll"], rel=1e-5)
+    assert (two["flops"], two["tokens"], two["best_step"]) == (one["flops"], one["tokens"], one["best_step"])
+    left, right = (AutoModelForCausalLM.from_pretrained(tmp_path / name / "model") for name in ("two", "one"))
+    assert type(left) is GPT2LMHeadModel
+    ids = torch.arange(32)[None]
+    torch.testing.assert_close(left(ids).logits, right(ids).logits, rtol=0, atol=1e-3)
+
+
+# -- trackers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tracker", "missing", "message"),
+    [
+        ("trackoi", None, "no tracker is called 'trackoi'.*'trackio'"),
+        ("trackio", "trackio", r"'trackio', which is not installed: pip install 'mentalese\[trackio\]'"),
+        ("wandb", "wandb", r"'wandb', which is not installed: pip install 'mentalese\[wandb\]'"),
+        ("tensorboard", "torch.utils.tensorboard", r"not installed: pip install 'mentalese\[tensorboard\]'"),
+    ],
+)
+def test_a_tracker_that_is_not_there_is_refused_before_anything_is_written(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracker: str, missing: str | None, message: str
+) -> None:
+    if missing is not None:
+        monkeypatch.setitem(sys.modules, missing, None)  # importing it raises ImportError
+    with pytest.raises(InputError, match=message):
+        train(changed(recipe, "train", trackers=(tracker,)), tmp_path / "run", show=False)
+    assert not (tmp_path / "run").exists()
+
+
+def numbers(record: dict[str, Any]) -> dict[str, float]:
+    """A line of `metrics.jsonl` as trackers get it: only numbers, those of a validation under its name."""
+    flat = {name: value for name, value in record.items() if isinstance(value, int | float)}
+    validation = record.get("validation", {})
+    flat |= {f"validation/{name}": value for name, value in validation.items() if isinstance(value, int | float)}
+    if validation:
+        flat["validation/protocol/documents"] = validation["protocol"]["documents"]
+    return flat
+
+
+@pytest.mark.parametrize("tracker", ["trackio", "wandb"])
+def test_a_tracker_receives_what_the_metrics_file_receives(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracker: str
+) -> None:
+    begun, logged, ended = [], [], []
+    run = SimpleNamespace(log=lambda figures, step: logged.append((step, figures)), finish=lambda: ended.append(True))
+    fake = SimpleNamespace(init=lambda **about: begun.append(about) or run)
+    monkeypatch.setitem(sys.modules, tracker, fake)
+    recipe = changed(recipe, "train", trackers=(tracker,), eval_every=3)
+    train(recipe, tmp_path / "run", show=False)
+    assert begun == [{"project": "mentalese", "name": str(tmp_path / "run"), "config": recipe.to_dict()}]
+    records = metrics(tmp_path / "run")
+    assert len(records) == 6 + 2
+    assert logged == [(record["step"], numbers(record)) for record in records]
+    assert ended == [True]
+
+
+def test_tensorboard_receives_what_the_metrics_file_receives(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged: list[tuple[str, float, int]] = []
+    folders, ended = [], []
+    writer = SimpleNamespace(add_scalar=lambda *figure: logged.append(figure), close=lambda: ended.append(True))
+    fake = SimpleNamespace(SummaryWriter=lambda folder: folders.append(folder) or writer)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    train(changed(recipe, "train", trackers=("tensorboard",), eval_every=3), tmp_path / "run", show=False)
+    records = metrics(tmp_path / "run")
+    assert logged == [(name, value, r["step"]) for r in records for name, value in numbers(r).items()]
+    assert (folders, ended) == ([tmp_path / "run" / "tensorboard"], [True])
