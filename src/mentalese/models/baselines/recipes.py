@@ -78,8 +78,10 @@ def tiny() -> Recipe:
         name="gpt2/tiny",
         description="GPT-2, 12 layers of width 64, on the standard library's documentation",
         model=gpt2(64, 4, context=256),
+        data=DataConfig(batch_size=4),  # small steps, many of them: the text is short
         optimizer=OptimizerConfig(learning_rate=3e-3, warmup=0.1),
-        train=TrainConfig(tokens=250_000),
+        train=TrainConfig(tokens=200_000, eval_every=40),
+        evaluation=EvaluationConfig(max_documents=4),
     )
 
 
