@@ -80,7 +80,7 @@ def tiny() -> Recipe:
         model=gpt2(64, 4, context=256),
         data=DataConfig(batch_size=4),  # small steps, many of them: the text is short
         optimizer=OptimizerConfig(learning_rate=3e-3, warmup=0.1),
-        train=TrainConfig(tokens=200_000, eval_every=40),
+        train=TrainConfig(tokens=100_000, eval_every=20),
         evaluation=EvaluationConfig(max_documents=4),
     )
 

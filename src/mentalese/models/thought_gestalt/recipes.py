@@ -45,11 +45,11 @@ TINY = Recipe(
         tokens_per_batch=1024,
     ),
     optimizer=OptimizerConfig(learning_rate=3e-3, warmup=0.1),
-    train=TrainConfig(tokens=200_000, eval_every=40),
+    train=TrainConfig(tokens=100_000, eval_every=20),
     evaluation=EvaluationConfig(batch_size=8, max_documents=4),
     phases=(
-        Phase(start=100_000, clock="tokens", model={"eos_weight": 0.05}),
-        *dropout_phases(0.05, 0.05, half=400, full=1_000),
+        Phase(start=50_000, clock="tokens", model={"eos_weight": 0.05}),
+        *dropout_phases(0.05, 0.05, half=400, full=800),
     ),
     baseline="gpt2/tiny",
 )
