@@ -31,6 +31,8 @@ def main(out: str, *paths: str) -> None:
         right.plot([point["tokens"] / 1e6 for point in losses], [point["loss"] for point in losses], linewidth=1)
     left.set(yscale="log", xlabel="million training tokens", title="validation perplexity", ylim=(None, 1000))
     right.set(xlabel="million training tokens", title="training loss, nats a token", ylim=(None, 7.5))
+    for formatter in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
+        formatter("{x:.0f}")
     left.legend(frameon=False)
     for axis in (left, right):
         axis.spines[["top", "right"]].set_visible(False)

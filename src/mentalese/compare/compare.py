@@ -12,9 +12,7 @@ import dataclasses
 import datetime
 import math
 import os
-import shlex
 import statistics
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -32,7 +30,7 @@ from mentalese.models.auto import build_model, hugging_face_model
 from mentalese.models.base import count_parameters
 from mentalese.recipe import Recipe
 from mentalese.screen import print_table
-from mentalese.train import loop
+from mentalese.train import loop, provenance
 from mentalese.train.run_folder import check_folder
 
 Match = Literal["params", "tokens", "flops"]
@@ -106,7 +104,7 @@ def compare(
             _check_folders(recipe, out, seeds)
     results += [run(recipe) for recipe in recipes[1:]]
 
-    comparison = _judge(recipes, results) | {"match": matched, "seeds": seeds, "command": _command(recipes, out)}
+    comparison = _judge(recipes, results) | {"match": matched, "seeds": seeds, "command": provenance.command()}
     if int(os.environ.get("RANK", 0)) == 0:  # under torchrun every process knows all results
         write_json(out / "compare.json", comparison)
         write_report(comparison, out / "report.html")
@@ -127,14 +125,6 @@ def _seeds(recipe: Recipe, seeds: int) -> range:
 
 def _folder(out: Path, recipe: Recipe, seed: int) -> Path:
     return out / recipe.name.replace("/", "-") / f"seed-{seed}"
-
-
-def _command(recipes: list[Recipe], out: Path) -> str:
-    """The command line that made this, or for a library call the names of what was compared."""
-    program = Path(sys.argv[0]).name
-    if program == "mentalese":
-        return shlex.join([program, *sys.argv[1:]])
-    return f"mentalese.compare.compare: {', '.join(r.name for r in recipes)} in {out.name}"
 
 
 # -- before training -------------------------------------------------------------------------------------------------

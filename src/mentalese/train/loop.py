@@ -15,10 +15,8 @@ import dataclasses
 import hashlib
 import json
 import math
-import shlex
 import signal
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -352,7 +350,7 @@ class Run:
             "commit": provenance.commit(),
             "hardware": provenance.hardware(self.parallel.device) | {"ranks": self.parallel.world_size},
             "versions": provenance.versions(),
-            "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "command": provenance.command(),
         }
 
     def _save_checkpoint(self, checkpoints: Checkpointer) -> None:
