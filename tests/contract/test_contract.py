@@ -13,10 +13,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
-from mentalese import Recipe, get_recipe
+from mentalese import EvaluationConfig, Recipe, get_recipe
 from mentalese.data.batches import Plan, encode_prompts
 from mentalese.data.store import prepare
 from mentalese.data.tokenizers import special_token_ids
+from mentalese.evaluate.perplexity import perplexity
 from mentalese.models.auto import as_contract, build_model, hugging_face_model
 from mentalese.models.base import Batch, LatentThoughtModel
 from support import shrink, tiny_recipes
@@ -217,3 +218,20 @@ def test_a_latent_thought_model_shows_its_thoughts(case: Case) -> None:
 
 def test_the_adapter_is_what_makes_a_hugging_face_model_keep_the_contract(case: Case) -> None:
     assert type(as_contract(case.hugging_face)) is type(case.model)
+
+
+def test_a_perplexity_does_not_depend_on_the_batch_size(case: Case) -> None:
+    store, tokenizer = prepare(case.recipe.data, show=False)
+    figures = [
+        perplexity(
+            case.model,
+            store.splits["train"],
+            case.recipe.data,
+            EvaluationConfig(batch_size=batch_size, max_documents=7),
+            special_token_ids(tokenizer),
+        )
+        for batch_size in (1, 3, 7)
+    ]
+    assert len({figure.tokens for figure in figures}) == 1
+    for figure in figures[1:]:
+        assert figure.nll == pytest.approx(figures[0].nll, abs=1e-5)
