@@ -141,8 +141,8 @@ def build_model(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, seed
             model = AutoModelForCausalLM.from_config(config)
         except InputError:
             raise
-        except ValueError as error:
-            raise InputError(f"model: {' '.join(str(error).split())}") from error
+        except (ValueError, ArithmeticError, RuntimeError) as error:  # what a class says of sizes it cannot have
+            raise InputError(f"model: {' '.join(str(error).split())}: change its sizes") from error
         return as_contract(model)
 
 
