@@ -372,3 +372,15 @@ def test_tensorboard_receives_what_the_metrics_file_receives(
     records = metrics(tmp_path / "run")
     assert logged == [(name, value, r["step"]) for r in records for name, value in numbers(r).items()]
     assert (folders, ended) == ([tmp_path / "run" / "tensorboard"], [True])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # the compiler's own, while it loads
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # and where the loss breaks its graph
+def test_a_compiled_run_equals_an_eager_one(corpus: Path, tmp_path: Path) -> None:
+    recipe = shrink(get_recipe("gpt2/tiny"), corpus, steps=3)
+    recipe = dataclasses.replace(recipe, model=recipe.model | {"n_layer": 1})
+    train(recipe, tmp_path / "eager", show=False)
+    compiled = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, compile=True))
+    train(compiled, tmp_path / "compiled", show=False)
+    assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "eager"), rel=1e-4)
