@@ -16,6 +16,11 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_machine")
 
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: E402 (the environment comes first)
+from transformers import PreTrainedTokenizerFast  # noqa: E402
+
+from mentalese.data.tokenizers import add_markers  # noqa: E402
+
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 
 
@@ -35,6 +40,16 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [next(documents).text for _ in range(120)]
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return path
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte, and the four markers."""
+    vocabulary = {byte: i for i, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    backend = Tokenizer(models.BPE(vocabulary, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return add_markers(PreTrainedTokenizerFast(tokenizer_object=backend))
 
 
 @pytest.fixture(scope="session")

@@ -10,12 +10,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from torch import Tensor
 
 from mentalese import Recipe, TrainConfig, recipes
+from mentalese.data.store import Split
 
 WORKER = """
 import json, os, sys
@@ -113,3 +115,29 @@ def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
     assert left.keys() == right.keys()
     for name in left:
         assert torch.equal(left[name], right[name]), name
+
+
+PAD, BOS, EOS, EOD = 0, 1, 2, 3
+SPECIAL = {
+    "pad_token_id": PAD,
+    "bos_token_id": EOD,
+    "eos_token_id": EOD,
+    "sentence_start_token_id": BOS,
+    "sentence_end_token_id": EOS,
+}
+"""Marker ids of splits made by `make_split`."""
+
+
+def make_split(*documents: list[int]) -> Split:
+    """Documents given as their sentences' lengths; every lexical token has an id of its own, from 10 on."""
+    lengths = [n + (i == len(d) - 1) for d in documents for i, n in enumerate(d)]
+    ends = np.cumsum([sum(d) + 1 for d in documents])
+    tokens = 10 + np.arange(ends[-1], dtype=np.uint32)
+    tokens[ends - 1] = EOD
+    return Split(
+        tokens=tokens,
+        documents=np.concatenate([[0], ends]),
+        segments=np.concatenate([[0], np.cumsum(lengths)]),
+        document_segments=np.concatenate([[0], np.cumsum([len(d) for d in documents])]),
+        document_bytes=np.array([4 * sum(d) for d in documents]),
+    )

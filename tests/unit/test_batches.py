@@ -9,40 +9,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
-from tokenizers.decoders import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from mentalese.data.batches import decode, encode_prompts, evaluation_batches
 from mentalese.data.sentences import SentenceEncoder
 from mentalese.data.sources import Document
 from mentalese.data.store import Split
-from mentalese.data.tokenizers import BOS, EOD, EOS, add_markers, special_token_ids
+from mentalese.data.tokenizers import BOS, EOD, EOS, special_token_ids
 from mentalese.errors import InputError
 from mentalese.recipe import DataConfig, EvaluationConfig
-
-SPECIAL = {
-    "pad_token_id": 0,
-    "bos_token_id": 3,
-    "eos_token_id": 3,
-    "sentence_start_token_id": 1,
-    "sentence_end_token_id": 2,
-}
-
-
-def make_split(*documents: list[int]) -> Split:
-    """Documents given as their sentences' lengths; every lexical token has an id of its own, from 10 on."""
-    lengths = [n + (i == len(d) - 1) for d in documents for i, n in enumerate(d)]
-    ends = np.cumsum([sum(d) + 1 for d in documents])
-    tokens = 10 + np.arange(ends[-1], dtype=np.uint32)
-    tokens[ends - 1] = 3
-    return Split(
-        tokens=tokens,
-        documents=np.concatenate([[0], ends]),
-        segments=np.concatenate([[0], np.cumsum(lengths)]),
-        document_segments=np.concatenate([[0], np.cumsum([len(d) for d in documents])]),
-        document_bytes=np.array([4 * sum(d) for d in documents]),
-    )
+from support import SPECIAL, make_split
 
 
 def batches_of(split: Split, batching: Any, length: int = 256, **evaluation: Any) -> list[dict[str, Any]]:
@@ -162,16 +138,6 @@ def test_windows_that_cannot_be_are_refused_at_the_call(evaluation: dict[str, in
 
 
 # -- prompts -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE({byte: i for i, byte in enumerate(alphabet)}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = ByteLevel()
-    return add_markers(PreTrainedTokenizerFast(tokenizer_object=backend))
 
 
 SENTENCES = DataConfig(batching="sentences", sentences="sentencex", max_sentence_tokens=64)

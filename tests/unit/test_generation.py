@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from mentalese.data.tokenizers import add_markers, special_token_ids
+from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluate.generation import generate_text, stream_text
 from mentalese.models.auto import CausalLMAdapter
@@ -15,16 +14,6 @@ from mentalese.recipe import DataConfig
 
 DATA = DataConfig(batching="blocks")
 PROMPTS = ["A dog", "Once upon a time there was", "x", "The function returns a list"]
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    """Bytes and the four markers."""
-    vocabulary = {byte: i for i, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    backend = Tokenizer(models.BPE(vocabulary, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    return add_markers(PreTrainedTokenizerFast(tokenizer_object=backend))
 
 
 @pytest.fixture(scope="module")

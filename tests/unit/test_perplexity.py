@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from mentalese.data.store import Split
-from mentalese.data.tokenizers import add_markers, special_token_ids
+from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluate.perplexity import evaluate_model, perplexity
 from mentalese.models.auto import CausalLMAdapter
@@ -23,16 +22,6 @@ from mentalese.models.base import Batch
 from mentalese.recipe import DataConfig, EvaluationConfig, Recipe, TrainConfig
 
 TEXTS = ["One.", "A dog ran. It was fast.", "Überall ist Wunderland, überall ist Leben.", "No. " * 30, "x"]
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    """Bytes and the four markers."""
-    vocabulary = {byte: i for i, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    backend = Tokenizer(models.BPE(vocabulary, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    return add_markers(PreTrainedTokenizerFast(tokenizer_object=backend))
 
 
 @pytest.fixture(scope="module")
