@@ -208,9 +208,10 @@ def train(args: list[str]) -> None:
     out = options.out or Path("runs") / recipe.name.replace("/", "-")
 
     from mentalese.train.loop import train as run
+    from mentalese.train.parallel import is_main_process
 
     result = run(recipe, out, resume=options.resume)
-    if _is_main():
+    if is_main_process():
         test = result["test"]
         print(
             f"{recipe.name}: test perplexity {test['perplexity']:.2f}, {test['bits_per_byte']:.3f} bits a byte; "
@@ -246,9 +247,10 @@ def compare(args: list[str]) -> None:
 
     from mentalese.compare.compare import compare as run
     from mentalese.compare.compare import print_comparison
+    from mentalese.train.parallel import is_main_process
 
     comparison = run(changed, own.out, match=own.match, seeds=own.seeds)
-    if _is_main():
+    if is_main_process():
         print_comparison(comparison)
         print(f"\n{own.out / 'report.html'} shows curves and samples")
 
@@ -498,11 +500,6 @@ def _one(names: list[str], rest: list[str], command: str, what: str, options: ty
         raise SystemExit(0)
     given = f"{len(names)} were given ({', '.join(names)})" if names else "none was given"
     raise InputError(f"`mentalese {command}` takes a {what} before its options, and {given}: see its --help")
-
-
-def _is_main() -> bool:
-    """False in all but the first of the processes that `torchrun` started."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def _device() -> Any:

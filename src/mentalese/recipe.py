@@ -204,6 +204,11 @@ class EvaluationConfig:
                 f"give less than evaluation.context_length ({self.context_length})",
             )
 
+    def window(self, data: DataConfig) -> tuple[int, int]:
+        """Tokens a window for models of blocks, and how many of them are new."""
+        length = self.context_length or data.sequence_length
+        return length, self.stride or length // 2
+
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
-import os
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +30,7 @@ from mentalese.models.base import count_parameters
 from mentalese.recipe import Recipe
 from mentalese.screen import print_table
 from mentalese.train import loop, provenance
+from mentalese.train.parallel import is_main_process
 from mentalese.train.run_folder import check_folder
 
 Match = Literal["params", "tokens", "flops"]
@@ -105,7 +105,7 @@ def compare(
     results += [run(recipe) for recipe in recipes[1:]]
 
     comparison = _judge(recipes, results) | {"match": matched, "seeds": seeds, "command": provenance.command()}
-    if int(os.environ.get("RANK", 0)) == 0:  # under torchrun every process knows all results
+    if is_main_process():  # under torchrun every process knows all results
         write_json(out / "compare.json", comparison)
         write_report(comparison, out / "report.html")
     return comparison

@@ -231,8 +231,7 @@ def evaluation_batches(
     elif data.batching == "records":
         rows = whole_records(split, documents, data.sequence_length)
     else:
-        length = evaluation.context_length or data.sequence_length
-        stride = evaluation.stride or length // 2
+        length, stride = evaluation.window(data)
         if not 0 < stride < length:
             field, value = ("stride", stride) if evaluation.stride else ("context_length", length)
             raise InputError(

@@ -120,8 +120,7 @@ def _exp(nll: float) -> float:
 
 def protocol(data: DataConfig, evaluation: EvaluationConfig) -> dict[str, Any]:
     """The words that a perplexity is published with. The batch size is not among them: it changes nothing."""
-    length = evaluation.context_length or data.sequence_length
-    stride = evaluation.stride or length // 2
+    length, stride = evaluation.window(data)
     windows = f"sliding windows of {length} tokens inside a document, {stride} new ones a window"
     context = {
         "blocks": windows,

@@ -73,6 +73,11 @@ class Parallel:
         return values[0]
 
 
+def is_main_process() -> bool:
+    """False in all but the first of the processes that `torchrun` started, before `setup` and after `teardown` too."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def setup(device: Device = "auto") -> Parallel:
     """Joins the processes that `torchrun` started (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`); alone without them.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mentalese.errors import InputError, nearest
+from mentalese.files import write_text
 from mentalese.recipe import Recipe
 
 
@@ -22,9 +23,7 @@ class MetricsFile:
 
     def __init__(self, path: Path, resume_step: int) -> None:
         kept = [line for line in _lines(path) if json.loads(line)["step"] <= resume_step] if resume_step else []
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(f"{line}\n" for line in kept))
-        temporary.replace(path)
+        write_text(path, "".join(f"{line}\n" for line in kept))
         self.file = path.open("a")
 
     def log(self, metrics: dict[str, Any]) -> None:
