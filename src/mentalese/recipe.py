@@ -16,6 +16,9 @@ from mentalese.errors import InputError, nearest
 
 Clock = Literal["steps", "epochs", "tokens", "sentence_steps"]
 
+WITH_MARKERS = ("sentences", "marked")
+"""The kinds of `DataConfig.batching` whose text has its sentences between markers."""
+
 
 def _require(condition: bool, name: str, value: object, remedy: str) -> None:
     if not condition:
@@ -35,9 +38,10 @@ class DataConfig:
         min_sentence_tokens: shorter sentences are merged with the next one.
         max_sentence_tokens: longer sentences are cut, after punctuation where there is some.
         batching: `blocks` (documents joined and cut), `documents` (a block never crosses a document),
-            `sentences` (streams of whole sentences with markers) or `records` (question, steps, answer).
+            `marked` (as blocks, with a marker before and after each sentence), `sentences` (streams of whole sentences
+            with markers) or `records` (question, steps, answer).
         train_tokens: train on the first whole documents that hold this many tokens; `None` takes all of them.
-        sequence_length: tokens a block, or the most tokens a record may have.
+        sequence_length: tokens a block, markers included, or the most tokens a record may have.
         batch_size: blocks, documents or records an optimiser step, over all ranks and micro-batches.
         max_sentences: the most sentences a stream may have (Thought Gestalt's S).
         tokens_per_batch: lexical tokens an optimiser step for `sentences` batches, over all ranks.
@@ -50,7 +54,7 @@ class DataConfig:
     sentences: str = "sentencex"
     min_sentence_tokens: int = 3
     max_sentence_tokens: int = 64
-    batching: Literal["blocks", "documents", "sentences", "records"] = "blocks"
+    batching: Literal["blocks", "documents", "marked", "sentences", "records"] = "blocks"
     train_tokens: int | None = None
     sequence_length: int = 256
     batch_size: int = 16

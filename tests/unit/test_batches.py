@@ -45,7 +45,7 @@ def test_every_lexical_token_is_scored_once_by_blocks_and_by_sentences(
     split = make_split(*documents)
     stride = data.draw(st.one_of(st.none(), st.integers(1, length - 1)))
     lexical = sorted(t for t in split.tokens.tolist() if t >= 10)
-    for batching in ("blocks", "documents"):
+    for batching in ("blocks", "documents", "marked"):
         windows = batches_of(split, batching, context_length=length, stride=stride, batch_size=batch_size)
         assert scored(windows) == lexical
     assert scored(batches_of(split, "sentences", batch_size=batch_size)) == lexical
@@ -58,7 +58,19 @@ def test_all_also_scores_the_ends_of_documents_and_of_sentences(documents: Any, 
     everything = sorted(split.tokens.tolist())
     assert scored(batches_of(split, "blocks", length, tokens="all")) == everything
     ends = [2] * sum(map(len, documents))
-    assert scored(batches_of(split, "sentences", tokens="all")) == sorted(everything + ends)
+    for batching in ("sentences", "marked"):
+        assert scored(batches_of(split, batching, length, tokens="all")) == sorted(everything + ends)
+
+
+@few
+@given(corpora, st.integers(2, 12), st.sampled_from(["blocks", "documents", "marked", "sentences"]))
+def test_a_label_knows_its_place_in_the_store(documents: Any, length: int, batching: str) -> None:
+    split = make_split(*documents)
+    for batch in batches_of(split, batching, length, tokens="all"):
+        index, labels = batch["store_index"], batch["labels"]
+        stored = index >= 0
+        assert labels[stored].tolist() == split.tokens[index[stored].numpy()].tolist()
+        assert set(labels[~stored].tolist()) <= {-100, 2}
 
 
 @few
@@ -85,6 +97,16 @@ def test_later_windows_score_stride_new_tokens_after_the_context() -> None:
     ]
 
 
+def test_marked_windows_stay_inside_a_document_and_start_with_its_first_sentence() -> None:
+    batches = batches_of(make_split([2, 1], [3], [0]), "marked", context_length=5, stride=2, batch_size=1)
+    rows = sorted((b["input_ids"].tolist()[0], b["labels"].tolist()[0]) for b in batches)
+    assert rows == [
+        ([1, 10, 11, 2, 1], [-100, 10, 11, -100, -100]),
+        ([1, 14, 15, 16], [-100, 14, 15, 16]),
+        ([11, 2, 1, 12], [-100, -100, -100, 12]),
+    ]
+
+
 def test_sentences_are_whole_documents_with_markers_whatever_their_length() -> None:
     (batch,) = batches_of(make_split([2, 1], [1] * 100), "sentences")
     assert batch["num_sentences"] == 100
@@ -106,7 +128,7 @@ def test_a_records_question_is_context_only() -> None:
         )
 
 
-@pytest.mark.parametrize("batching", ["blocks", "documents", "sentences", "records"])
+@pytest.mark.parametrize("batching", ["blocks", "documents", "marked", "sentences", "records"])
 def test_only_the_first_documents_are_scored_where_a_maximum_is_given(batching: Any) -> None:
     split = make_split([2, 3], [1, 4], [5, 1])
     first = make_split([2, 3], [1, 4])
@@ -141,6 +163,7 @@ def test_windows_that_cannot_be_are_refused_at_the_call(evaluation: dict[str, in
 
 
 SENTENCES = DataConfig(batching="sentences", sentences="sentencex", max_sentence_tokens=64)
+MARKED = DataConfig(batching="marked", sentences="sentencex", max_sentence_tokens=64)
 
 
 def prompt(tokenizer: PreTrainedTokenizerFast, text: str, data: DataConfig) -> str:
@@ -160,8 +183,9 @@ def test_a_record_starts_with_its_question(tokenizer: Any) -> None:
 
 
 def test_the_last_sentence_is_left_open(tokenizer: Any) -> None:
-    assert prompt(tokenizer, "He left. She sta", SENTENCES) == f"{BOS}He left.{EOS}{BOS} She sta"
-    assert prompt(tokenizer, "He left.", SENTENCES) == f"{BOS}He left."
+    for data in (SENTENCES, MARKED):
+        assert prompt(tokenizer, "He left. She sta", data) == f"{BOS}He left.{EOS}{BOS} She sta"
+        assert prompt(tokenizer, "He left.", data) == f"{BOS}He left."
 
 
 def test_the_beginning_of_a_sentence_is_not_merged_into_the_one_before(tokenizer: Any) -> None:

@@ -64,6 +64,7 @@ SHAPES: list[dict[str, Any]] = [
     {"batching": "documents", "sequence_length": 16, "batch_size": 12},
     {"batching": "sentences", "max_sentences": 4, "tokens_per_batch": 120},
     {"batching": "records", "sequence_length": 80, "batch_size": 12},
+    {"batching": "marked", "sequence_length": 16, "batch_size": 12},
 ]
 QUESTIONS = make_split(*[[2 + d % 5, 3, 1 + d % 7] for d in range(40)])
 
@@ -87,6 +88,41 @@ def test_blocks_make_every_token_a_target_once_an_epoch_without_padding(document
     assert not any("attention_mask" in b for b in batches)
     if len(split.tokens) >= length:
         assert {b["input_ids"].shape[1] for b in batches} == {length}
+
+
+def with_markers(split: Split) -> list[int]:
+    """`BOS w1..wn EOS BOS ..`, a document ending in `EOD EOS`."""
+    pieces = np.split(split.tokens, split.segments[1:-1])
+    return [token for piece in pieces for token in (BOS, *piece.tolist(), EOS)]
+
+
+@few
+@given(corpora, st.integers(2, 12))
+def test_marked_blocks_are_the_stream_of_all_sentences_cut_with_starts_of_sentences_as_targets(
+    documents: Any, length: int
+) -> None:
+    split = make_split(*documents)
+    batches = first_epoch(make_plan(split, batching="marked", sequence_length=length, batch_size=1))
+    stream = with_markers(split)
+    assert targets(batches) == sorted(stream[1:])
+    assert not any("attention_mask" in b or "num_sentences" in b for b in batches)
+    if len(stream) >= length:
+        assert {b["input_ids"].shape[1] for b in batches} == {length}
+    text = " ".join(map(str, ["", *stream, ""]))
+    for batch in batches:
+        assert f" {' '.join(map(str, batch['input_ids'][0].tolist()))} " in text
+        real = batch["labels"] != -100
+        assert torch.equal(batch["labels"][real], batch["input_ids"][real])
+
+
+def test_a_marked_block_may_begin_and_end_inside_a_sentence() -> None:
+    plan = make_plan(make_split([2, 1], [3]), batching="marked", sequence_length=6, batch_size=1)
+    rows = sorted((b["input_ids"][0].tolist(), b["labels"][0].tolist()) for b in first_epoch(plan))
+    assert rows == [
+        ([BOS, 10, 11, EOS, BOS, 12], [-100, 10, 11, EOS, BOS, 12]),
+        ([BOS, 14, 15, 16, EOD, EOS], [-100, -100, -100, 16, EOD, EOS]),
+        ([12, EOD, EOS, BOS, 14, 15], [-100, EOD, EOS, BOS, 14, 15]),
+    ]
 
 
 @few

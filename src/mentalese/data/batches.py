@@ -20,15 +20,18 @@ from mentalese.data.rows import (
     assemble,
     document_windows,
     pack_epoch,
+    passes,
+    sentence_start,
     sentence_streams,
     whole_records,
+    within_sentences,
 )
 from mentalese.data.sentences import SentenceEncoder, cut_and_merge
 from mentalese.data.store import Split
 from mentalese.data.tokenizers import corpus_encoder, special_token_ids
 from mentalese.errors import InputError
 from mentalese.models.base import IGNORED, Batch
-from mentalese.recipe import Clock, DataConfig, EvaluationConfig, Recipe
+from mentalese.recipe import WITH_MARKERS, Clock, DataConfig, EvaluationConfig, Recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -116,7 +119,7 @@ class Plan:
         if not len(share):
             batch["labels"].fill_(IGNORED)
         if "num_sentences" in batch:
-            batch["num_sentences"] = int(epoch.rows[everything].sentences.max())
+            batch["num_sentences"] = int(passes(epoch.rows[everything], self.recipe.data).max())
         return batch
 
     def settings(self, step: int) -> dict[str, Any]:
@@ -172,7 +175,7 @@ class Plan:
     def _extend(self) -> None:
         """Counts one more epoch."""
         epoch = self._epoch(len(self._clocks))
-        self._clocks.append(self._counted + epoch.clocks(self.split))
+        self._clocks.append(self._counted + epoch.clocks(self.split, self.recipe.data))
         self._counted = self._clocks[-1][-1]
         self._first_steps.append(self._first_steps[-1] + len(epoch))
 
@@ -218,8 +221,11 @@ def evaluation_batches(
     """A split's documents in batches whose labels hold every lexical token exactly once, whatever the batching.
 
     Blocks and documents become sliding windows inside each document; a document's first token is predicted from an
-    EOD. Sentences become whole documents, records whole records. `evaluation.tokens="all"` labels the documents' ends
-    and, for sentences, the sentences' ends too. Rows are sorted by length, the longest first.
+    EOD. `marked` is the same with its markers, and a sentence's first token is predicted from its BOS. Sentences become
+    whole documents, records whole records. `evaluation.tokens="all"` labels the documents' ends and, where there are
+    markers, the sentences' ends too. Rows are sorted by length, the longest first.
+
+    Batches also hold `store_index` [rows, length]: where a label stands in `split.tokens`, -1 where it does not.
 
     Raises:
         InputError: a stride that does not fit the context, or records above `sequence_length`; at the call.
@@ -238,9 +244,16 @@ def evaluation_batches(
                 f"evaluation.{field} is {value}: give at least 2 tokens of context and a stride below the context "
                 f"({length})"
             )
-        end = split.documents[1 : documents + 1]
-        rows = document_windows(split.documents[:documents], end - (evaluation.tokens == "lexical"), length, stride)
-    order = np.lexsort((-rows.lengths, -rows.sentences))
+        lexical = evaluation.tokens == "lexical"
+        if data.batching == "marked":  # a window begins with the BOS; `EOD EOS` at the end is no text
+            starts = sentence_start(split, split.document_segments[: documents + 1])
+            rows = document_windows(starts[:-1] + 1, starts[1:] - 2 * lexical, length, stride)
+            rows = within_sentences(split, rows)
+        else:
+            rows = document_windows(
+                split.documents[:documents], split.documents[1 : documents + 1] - lexical, length, stride
+            )
+    order = np.lexsort((-rows.lengths, -passes(rows, data)))
     return (
         assemble(split, rows[order[i : i + evaluation.batch_size]], data, special, evaluation.tokens)
         for i in range(0, len(order), evaluation.batch_size)
@@ -253,9 +266,9 @@ def evaluation_batches(
 def encode_prompts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> Batch:
     """Prompts as a model of this data reads them, to be continued.
 
-    A document starts after EOD, as in training; a record's question starts the row. For `sentences` each complete
-    sentence is `BOS .. EOS` and the last one is left open, so that the model decides whether it goes on. A marker's
-    name in a prompt is plain text.
+    A document starts after EOD, as in training; a record's question starts the row. For `sentences` and `marked` each
+    complete sentence is `BOS .. EOS` and the last one is left open, so that the model decides whether it goes on. A
+    marker's name in a prompt is plain text.
 
     Returns:
         `input_ids` and `attention_mask`, int64 [texts, length], padded on the left.
@@ -267,7 +280,7 @@ def encode_prompts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, dat
         if not text.strip():
             raise InputError(f"prompts[{index}] is {text!r}: give some text to go on from")
     special = special_token_ids(tokenizer)
-    if data.batching == "sentences":
+    if data.batching in WITH_MARKERS:
         encoder = SentenceEncoder(tokenizer, data)
         rows = [_open_sentences(text, encoder, special) for text in texts]
     else:

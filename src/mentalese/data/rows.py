@@ -1,17 +1,21 @@
 """Rows of a token store, and how an epoch packs them into batches.
 
-    rows      small tables of token offsets: which stretch of the store each row holds, and what of it is a target
+    rows      small tables of offsets: which stretch of the text each row holds, and what of it is a target
     packing   an epoch's order of rows, drawn from a generator keyed by (seed, epoch), and its batches
     assembly  rows copied out of the memory map when their batch comes
 
 Every document follows an end-of-document token (EOD): the one that ends the document before it; the first document
 borrows the last one's, because `tokens[-1]` is an EOD too.
+
+Where sentences matter the text is a stream with markers, `BOS w1..wn EOS BOS ..`, a document ending in `EOD EOS`. It is
+never written out: sentence s begins at `segments[s] + 2 s`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -29,10 +33,10 @@ _BATCHES_SORTED_TOGETHER = 50
 
 @dataclass(frozen=True)
 class Rows:
-    """Row i holds `tokens[start[i]:stop[i]]`, of which those from `target[i]` on are targets; int64 [rows] each.
+    """Row i holds tokens start[i] to stop[i] - 1, of which those from target[i] on are targets; int64 [rows] each.
 
-    Streams of sentences also have `first` and `last`: row i is made of segments first[i] to last[i] - 1, each put
-    between markers.
+    Offsets are those of the store, or where `first` and `last` are there, of the stream with markers; row i then lies
+    within segments first[i] to last[i] - 1.
     """
 
     start: np.ndarray
@@ -48,19 +52,35 @@ class Rows:
         return Rows(*(None if f is None else f[which] for f in vars(self).values()))  # type: ignore[arg-type]
 
     @property
-    def sentences(self) -> np.ndarray:
-        """Passes that a row needs: its sentences, or 1 where rows are flat."""
-        return np.ones_like(self.start) if self.first is None or self.last is None else self.last - self.first
-
-    @property
     def lengths(self) -> np.ndarray:
         """Tokens in a row, sentence markers included."""
-        return self.stop - self.start + (0 if self.first is None else 2 * self.sentences)
+        return self.stop - self.start
 
     def lexical_targets(self, split: Split) -> np.ndarray:
         """Targets in a row that are text: no EOD, no sentence marker."""
+        start, stop = self.target, self.stop
+        if self.first is not None:
+            start, stop = tokens_before(split, start), tokens_before(split, stop)
         ends = split.documents[1:] - 1
-        return self.stop - self.target - (np.searchsorted(ends, self.stop) - np.searchsorted(ends, self.target))
+        return stop - start - (np.searchsorted(ends, stop) - np.searchsorted(ends, start))
+
+
+def passes(rows: Rows, data: DataConfig) -> np.ndarray:
+    """Sentence steps that each row takes: its sentences for models that read one after the other, else 1."""
+    return rows.last - rows.first if data.batching == "sentences" else np.ones_like(rows.start)  # type: ignore[operator]
+
+
+def sentence_start(split: Split, segment: np.ndarray) -> np.ndarray:
+    """Where segments begin in the stream with markers."""
+    return split.segments[segment] + 2 * segment
+
+
+def tokens_before(split: Split, position: np.ndarray) -> np.ndarray:
+    """How many of the store's tokens come before positions of the stream with markers."""
+    last = len(split.segments) - 2
+    starts = sentence_start(split, np.arange(last + 1))
+    segment = np.searchsorted(starts, position, side="right") - 1
+    return np.clip(position - 2 * segment - 1, split.segments[segment], split.segments[segment + 1])
 
 
 def document_windows(begin: np.ndarray, end: np.ndarray, length: int, stride: int) -> Rows:
@@ -87,10 +107,17 @@ def _ordinals(counts: np.ndarray) -> np.ndarray:
     return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
-def _blocks(split: Split, length: int) -> Rows:
-    """All documents in a row, cut; the last block begins early enough to be full, its repeated tokens no targets."""
-    rows = document_windows(split.documents[:1], split.documents[-1:], length, length - 1)
-    return dataclasses.replace(rows, start=np.maximum(rows.stop - length, -1))
+def _blocks(begin: int, end: int, length: int) -> Rows:
+    """One stretch of text, cut; the last block begins early enough to be full, its repeated tokens no targets."""
+    rows = document_windows(np.array([begin]), np.array([end]), length, length - 1)
+    return dataclasses.replace(rows, start=np.maximum(rows.stop - length, begin - 1))
+
+
+def within_sentences(split: Split, rows: Rows) -> Rows:
+    """Rows of the stream with markers, with the segments that they lie in."""
+    starts = sentence_start(split, np.arange(len(split.segments)))
+    first = np.searchsorted(starts, rows.start, side="right") - 1
+    return dataclasses.replace(rows, first=first, last=np.searchsorted(starts, rows.stop))
 
 
 def sentence_streams(split: Split, documents: int, max_sentences: int, min_sentences: int = 1) -> Rows:
@@ -99,8 +126,8 @@ def sentence_streams(split: Split, documents: int, max_sentences: int, min_sente
     pieces = np.where(end - begin < min_sentences, 0, -(-(end - begin) // max_sentences))
     first = np.repeat(begin, pieces) + max_sentences * _ordinals(pieces)
     last = np.minimum(first + max_sentences, np.repeat(end, pieces))
-    start = split.segments[first]
-    return Rows(start, start, split.segments[last], first, last)
+    start = sentence_start(split, first)
+    return Rows(start, start, sentence_start(split, last), first, last)
 
 
 def whole_records(split: Split, documents: int, length: int) -> Rows:
@@ -121,8 +148,11 @@ def whole_records(split: Split, documents: int, length: int) -> Rows:
 
 
 def _training_rows(split: Split, data: DataConfig) -> Rows:
+    tokens, segments = len(split.tokens), len(split.segments) - 1
     if data.batching == "blocks":
-        return _blocks(split, data.sequence_length)
+        return _blocks(0, tokens, data.sequence_length)
+    if data.batching == "marked":  # the stream's first BOS follows nothing and is no target
+        return within_sentences(split, _blocks(1, tokens + 2 * segments, data.sequence_length))
     if data.batching == "documents":
         return document_windows(
             split.documents[:-1], split.documents[1:], data.sequence_length, data.sequence_length - 1
@@ -154,7 +184,7 @@ class Epoch:
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
-    def clocks(self, split: Split) -> np.ndarray:
+    def clocks(self, split: Split, data: DataConfig) -> np.ndarray:
         """int64 [batches + 1, 2]: lexical target tokens and sentence steps before each batch and after the last.
 
         A sentence step is one sentence position processed across the batch (Thought Gestalt, appendix C); a flat
@@ -162,9 +192,7 @@ class Epoch:
         """
         rows = self.rows[self.order]
         tokens = np.add.reduceat(rows.lexical_targets(split), self.bounds[:-1])
-        steps = np.maximum.reduceat(rows.sentences, self.bounds[:-1])
-        if self.rows.first is None:
-            steps = np.ones_like(tokens)
+        steps = np.maximum.reduceat(passes(rows, data), self.bounds[:-1])
         return np.concatenate([[(0, 0)], np.cumsum(np.stack([tokens, steps], axis=1), axis=0)])
 
 
@@ -211,7 +239,7 @@ def _pack_streams(
     batches = -(-int(sizes[sizes <= budget].sum()) // budget)
 
     shuffled = generator.permutation(len(rows))
-    bucket = (rows.sentences[shuffled] - 1) // data.bucket_width
+    bucket = (passes(rows, data)[shuffled] - 1) // data.bucket_width
     shuffled = shuffled[np.argsort(-bucket, kind="stable")]
 
     batch_of = np.empty(len(rows), dtype=np.int64)
@@ -246,46 +274,47 @@ def _pack_streams(
 # -- one batch ---------------------------------------------------------------------------------------------------------
 
 
-def assemble(split: Split, rows: Rows, data: DataConfig, special: dict[str, int], tokens: str = "all") -> Batch:
-    """Copies rows out of the store; `tokens="lexical"` takes EOD and sentence ends out of the labels."""
-    width = int(rows.lengths.max())
-    fill = _fill_flat if rows.first is None else _fill_sentences
-    ids, labels = fill(split, rows, width, special)
-    if tokens == "lexical":
-        labels[(ids == special["eos_token_id"]) | (ids == special["sentence_end_token_id"])] = IGNORED
+_BOS, _EOS, _PAD = -1, -2, -3  # what is no token of the store, in place of its index
+
+
+def assemble(
+    split: Split, rows: Rows, data: DataConfig, special: dict[str, int], scored: Literal["lexical", "all"] | None = None
+) -> Batch:
+    """Copies rows out of the store, to train on, or to score what `scored` says (see `EvaluationConfig.tokens`)."""
+    column = np.arange(int(rows.lengths.max()))
+    real = column < rows.lengths[:, None]
+    index = np.full(real.shape, _PAD)
+    index[real] = _indices(split, rows)
+    markers = np.array([special[name] for name in ("pad_token_id", "sentence_end_token_id", "sentence_start_token_id")])
+    ids = np.where(index < 0, markers[np.minimum(index, -1)], split.tokens[np.maximum(index, 0)])
+    labels = np.where(real & (rows.start[:, None] + column >= rows.target[:, None]), ids, IGNORED)
+    if scored or data.batching == "sentences":
+        labels[index == _BOS] = IGNORED
+    if scored == "lexical":
+        labels[(index < 0) | (ids == special["eos_token_id"])] = IGNORED
     batch: Batch = {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
-    if (rows.lengths < width).any():
-        batch["attention_mask"] = torch.from_numpy((np.arange(width) < rows.lengths[:, None]).astype(np.int64))
+    if scored:
+        batch["store_index"] = torch.from_numpy(np.where(labels != IGNORED, index, -1))
+    if not real.all():
+        batch["attention_mask"] = torch.from_numpy(real.astype(np.int64))
     if data.batching == "records":
         batch["question_lengths"] = torch.from_numpy(rows.target - rows.start)
     if data.batching == "sentences":
-        batch["num_sentences"] = int(rows.sentences.max())
+        batch["num_sentences"] = int(passes(rows, data).max())
     return batch
 
 
-def _fill_flat(split: Split, rows: Rows, width: int, special: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
-    index = rows.start[:, None] + np.arange(width)
-    real = index < rows.stop[:, None]
-    ids = split.tokens[np.where(real, index, 0)].astype(np.int64)
-    ids[~real] = special["pad_token_id"]
-    return ids, np.where(real & (index >= rows.target[:, None]), ids, IGNORED)
-
-
-def _fill_sentences(split: Split, rows: Rows, width: int, special: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
-    """`BOS w1..wn EOS BOS ..`; a document's last sentence ends in `EOD EOS`. Everything but BOS is a target."""
-    sentences = rows.sentences
-    ordinal = _ordinals(sentences)  # of each sentence in its row
-    segment = np.repeat(rows.first, sentences) + ordinal  # type: ignore[arg-type]
-    begin, length = split.segments[segment], split.segments[segment + 1] - split.segments[segment]
-    row = np.repeat(np.arange(len(rows)), sentences)
-    bos = row * width + begin - rows.start[row] + 2 * ordinal  # where each sentence starts in the flattened batch
-    within = _ordinals(length)
-    index = np.repeat(begin, length) + within
-
-    ids = np.full(len(rows) * width, special["pad_token_id"])
-    labels = np.full(len(rows) * width, IGNORED)
-    ids[bos] = special["sentence_start_token_id"]
-    ids[bos + length + 1] = labels[bos + length + 1] = special["sentence_end_token_id"]
-    inside = np.repeat(bos + 1, length) + within
-    ids[inside] = labels[inside] = split.tokens[index]
-    return ids.reshape(len(rows), width), labels.reshape(len(rows), width)
+def _indices(split: Split, rows: Rows) -> np.ndarray:
+    """Index in the store of every token, row by row; `_BOS` and `_EOS` at markers."""
+    if rows.first is None or rows.last is None:
+        return (np.repeat(rows.start, rows.lengths) + _ordinals(rows.lengths)) % len(split.tokens)
+    sentences = rows.last - rows.first
+    segment = np.repeat(rows.first, sentences) + _ordinals(sentences)
+    sizes = split.segments[segment + 1] - split.segments[segment] + 2
+    within = _ordinals(sizes)
+    index = np.repeat(split.segments[segment] - 1, sizes) + within
+    index[within == 0] = _BOS
+    index[np.cumsum(sizes) - 1] = _EOS
+    position = np.repeat(sentence_start(split, segment), sizes) + within
+    start, stop = (np.repeat(np.repeat(bound, sentences), sizes) for bound in (rows.start, rows.stop))
+    return index[(start <= position) & (position < stop)]  # a row may begin and end inside a sentence

@@ -31,7 +31,7 @@ from mentalese.data.tokenizers import (
 )
 from mentalese.errors import InputError
 from mentalese.files import sha256, whole_folder
-from mentalese.recipe import DataConfig
+from mentalese.recipe import WITH_MARKERS, DataConfig
 from mentalese.screen import progress
 
 FORMAT_VERSION = 1
@@ -171,7 +171,7 @@ def source_fingerprint(config: DataConfig) -> str:
 
 def _open_prepared(config: DataConfig) -> tuple[TokenStore, PreTrainedTokenizerFast]:
     store = open_store(config.source.removeprefix("store:"))
-    for name in _SENTENCE_FIELDS if config.batching == "sentences" else ():
+    for name in _SENTENCE_FIELDS if config.batching in WITH_MARKERS else ():
         asked, prepared = getattr(config, name), store.meta["settings"][name]
         if asked != prepared:
             raise InputError(
