@@ -16,10 +16,11 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from mentalese.data.store import Split
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
-from mentalese.evaluate.perplexity import evaluate_model, perplexity
+from mentalese.evaluate.perplexity import evaluate_model, perplexity, protocol, token_scores
 from mentalese.models.auto import CausalLMAdapter
 from mentalese.models.base import Batch
 from mentalese.recipe import DataConfig, EvaluationConfig, Recipe, TrainConfig
+from support import SPECIAL, make_split
 
 TEXTS = ["One.", "A dog ran. It was fast.", "Überall ist Wunderland, überall ist Leben.", "No. " * 30, "x"]
 
@@ -121,13 +122,13 @@ def test_more_context_is_used(model: CausalLMAdapter, split: Split, tokenizer: P
 
 
 def test_the_protocol_says_all_that_the_figure_depends_on(split: Split, tokenizer: PreTrainedTokenizerFast) -> None:
-    protocol = score(Uniform(2), split, tokenizer, context_length=16, stride=4).protocol
-    assert protocol["tokens"] == "lexical"
-    assert protocol["context"] == "sliding windows of 16 tokens inside a document, 4 new ones a window"
-    assert protocol["estimator"] == "exact"
-    assert protocol["documents"] == len(TEXTS)
-    assert "end-of-document" in protocol["first_token"]
-    assert "batch_size" not in protocol
+    said = score(Uniform(2), split, tokenizer, context_length=16, stride=4).protocol
+    assert said["tokens"] == "lexical"
+    assert said["context"] == "sliding windows of 16 tokens inside a document, 4 new ones a window"
+    assert said["estimator"] == "exact"
+    assert said["documents"] == len(TEXTS)
+    assert "end-of-document" in said["first_token"]
+    assert "batch_size" not in said
 
 
 def test_scoring_happens_in_eval_mode_and_every_module_gets_its_mode_back(
@@ -145,6 +146,72 @@ def test_scoring_happens_in_eval_mode_and_every_module_gets_its_mode_back(
 def test_a_likelihood_that_is_not_finite_names_its_batch(split: Split, tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(FloatingPointError, match=r"evaluation batch 0 \(12 rows of 32 tokens\) is nan"):
         score(Uniform(float("nan")), split, tokenizer)
+
+
+# -- token by token ----------------------------------------------------------------------------------------------------
+
+BATCHINGS = ("blocks", "documents", "marked", "sentences")
+
+
+class ByToken(nn.Module):
+    """A token's likelihood is its own, whatever stands before it."""
+
+    def token_nll(self, batch: Batch) -> Tensor:
+        return torch.where(batch["labels"] == -100, 0.0, 1 + batch["labels"].float() / 7)
+
+
+@pytest.mark.parametrize("batching", BATCHINGS)
+@pytest.mark.parametrize("length", [8, 1024])
+def test_every_batching_scores_the_same_tokens_each_in_its_place(batching: str, length: int) -> None:
+    split = make_split([2, 7, 1], [0], [5], [1] * 9, [40, 3])
+    data = DataConfig(batching=batching, sequence_length=length)
+    scores = token_scores(ByToken(), split, data, EvaluationConfig(batch_size=2, tokens="all"), SPECIAL)
+    assert scores.dtype == np.float32
+    text = split.tokens >= 10
+    np.testing.assert_allclose(scores[text], 1 + split.tokens[text] / 7, rtol=1e-6)
+    assert np.isnan(scores[~text]).all()
+
+
+@pytest.mark.parametrize("batching", ["blocks", "documents", "marked"])
+def test_a_perplexity_is_the_mean_of_its_tokens(
+    batching: str, model: CausalLMAdapter, split: Split, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    data, special = dataclasses.replace(DATA, batching=batching), special_token_ids(tokenizer)
+    evaluation = EvaluationConfig(max_documents=4, batch_size=3)
+    result = perplexity(model, split, data, evaluation, special)
+    scores = token_scores(model, split, data, evaluation, special)
+    assert (~np.isnan(scores)).sum() == result.tokens
+    assert np.nansum(scores.astype(np.float64)) / result.tokens == pytest.approx(result.nll, abs=1e-6)
+    assert np.isnan(scores[split.documents[4] :]).all()
+
+
+def test_marked_windows_give_the_likelihood_between_markers(
+    model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """Against a plain loop: one row, one document, no windows, Hugging Face's own logits."""
+    special = special_token_ids(tokenizer)
+    bos, eos = special["sentence_start_token_id"], special["sentence_end_token_id"]
+    split = make_split([3, 5], [4, 2, 2])
+    expected = []
+    for document in ([[10, 11, 12], [13, 14, 15, 16, 17]], [[19, 20, 21, 22], [23, 24], [25, 26]]):
+        ids = torch.tensor([[token for sentence in document for token in (bos, *sentence, eos)]])
+        with torch.no_grad():
+            nll = -model.model(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+        expected += nll[(ids[0, 1:] != bos) & (ids[0, 1:] != eos)].tolist()
+    data = DataConfig(batching="marked", sequence_length=64)
+    scores = token_scores(model, split, data, EvaluationConfig(), special | {"eos_token_id": 3})
+    np.testing.assert_allclose(scores[~np.isnan(scores)], expected, rtol=1e-4)
+
+
+def test_the_protocol_says_after_what_a_sentence_begins() -> None:
+    first = {
+        batching: protocol(DataConfig(batching=batching), EvaluationConfig())["first_token"] for batching in BATCHINGS
+    }
+    assert first["blocks"] == first["documents"]
+    assert "after the sentence before it" in first["blocks"]
+    for batching, context in (("marked", "what the window holds"), ("sentences", "memory of earlier sentences")):
+        assert "after its sentence-start token" in first[batching]
+        assert context in first[batching]
 
 
 # -- a saved model -----------------------------------------------------------------------------------------------------

@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mentalese.errors import InputError, nearest
 from mentalese.files import write_json
 from mentalese.models.auto import context_length, load_model, model_folder, saved_recipe
-from mentalese.models.base import to_device
+from mentalese.models.base import Batch, to_device
 from mentalese.nn.loss import IGNORED
-from mentalese.recipe import DataConfig, EvaluationConfig
+from mentalese.recipe import WITH_MARKERS, DataConfig, EvaluationConfig
 from mentalese.screen import progress
 
 if TYPE_CHECKING:
@@ -84,26 +85,13 @@ def perplexity(
         InputError: there is nothing to score.
         FloatingPointError: a batch's likelihood is not finite; the message names the batch.
     """
-    from mentalese.data.batches import evaluation_batches
-
-    documents = min(len(split.document_bytes), evaluation.max_documents or len(split.document_bytes))
+    total, tokens = 0.0, 0
+    for batch, nll in _scored(model, split, data, evaluation, special, device, show):
+        # Sums in float64: a float32 sum of millions of tokens would depend on the batch size.
+        total += float(nll.sum())
+        tokens += int((batch["labels"][:, 1:] != IGNORED).sum())
+    documents = _documents(split, evaluation)
     size = int(split.document_bytes[:documents].sum())
-    total, tokens, expected = 0.0, 0, int(split.documents[documents])
-    with progress("Scoring", expected, show=show) as bar, evaluation_mode(model), torch.no_grad():
-        for index, batch in enumerate(evaluation_batches(split, data, evaluation, special)):
-            # Sums in float64 on the CPU: a float32 sum of millions of tokens would depend on the batch size.
-            nll = float(model.token_nll(to_device(batch, device)).cpu().double().sum())
-            if not math.isfinite(nll):
-                rows, length = batch["input_ids"].shape
-                raise FloatingPointError(
-                    f"the log-likelihood of evaluation batch {index} ({rows} rows of {length} tokens) is {nll}: "
-                    "the model's weights or activations are not finite"
-                )
-            total += nll
-            tokens += int((batch["labels"][:, 1:] != IGNORED).sum())
-            bar.update(tokens, f"perplexity {_exp(total / max(tokens, 1)):.1f}")
-    if tokens == 0 or size == 0:
-        raise InputError(f"the split has {documents} documents and {tokens} tokens to score: give one with text")
     return Perplexity(
         nll=total / tokens,
         tokens=tokens,
@@ -114,6 +102,71 @@ def perplexity(
     )
 
 
+def token_scores(
+    model: Any,
+    split: Split,
+    data: DataConfig,
+    evaluation: EvaluationConfig,
+    special: dict[str, int],
+    *,
+    device: str | torch.device = "cpu",
+    show: bool = False,
+) -> np.ndarray:
+    """The same scores token by token, so that models with other contexts and batches can be compared on each token.
+
+    Takes and raises what `perplexity` does; `evaluation.tokens` is taken as `lexical`, since ends of sentences have no
+    place in the store.
+
+    Returns:
+        float32 [len(split.tokens)]: nats of each lexical token, in the store's order; NaN where nothing was scored
+        (ends of documents, questions of records, documents after `evaluation.max_documents`).
+    """
+    evaluation = dataclasses.replace(evaluation, tokens="lexical")
+    scores = np.full(len(split.tokens), np.nan, dtype=np.float32)
+    for batch, nll in _scored(model, split, data, evaluation, special, device, show):
+        index = batch["store_index"]
+        scores[index[index >= 0].numpy()] = nll[index >= 0].numpy()
+    return scores
+
+
+def _scored(
+    model: Any,
+    split: Split,
+    data: DataConfig,
+    evaluation: EvaluationConfig,
+    special: dict[str, int],
+    device: str | torch.device,
+    show: bool,
+) -> Iterator[tuple[Batch, Tensor]]:
+    """Every evaluation batch with the nats of its labels: float64 [rows, length] on the CPU, 0 where there is none."""
+    from mentalese.data.batches import evaluation_batches
+
+    documents = _documents(split, evaluation)
+    total, tokens = 0.0, 0
+    with progress("Scoring", int(split.documents[documents]), show=show) as bar:
+        for number, batch in enumerate(evaluation_batches(split, data, evaluation, special)):
+            read = {name: value for name, value in batch.items() if name != "store_index"}
+            with evaluation_mode(model), torch.no_grad():
+                nll = model.token_nll(to_device(read, device)).cpu().double()
+            total += float(nll.sum())
+            if not math.isfinite(total):
+                rows, length = batch["input_ids"].shape
+                raise FloatingPointError(
+                    f"the log-likelihood of evaluation batch {number} ({rows} rows of {length} tokens) is "
+                    f"{float(nll.sum())}: the model's weights or activations are not finite"
+                )
+            tokens += int((batch["labels"][:, 1:] != IGNORED).sum())
+            bar.update(tokens, f"perplexity {_exp(total / max(tokens, 1)):.1f}")
+            yield batch, nll
+    if tokens == 0:
+        raise InputError(f"the split has {documents} documents and no tokens to score: give one with text")
+
+
+def _documents(split: Split, evaluation: EvaluationConfig) -> int:
+    """How many of the split's documents are scored."""
+    return min(len(split.document_bytes), evaluation.max_documents or len(split.document_bytes))
+
+
 def _exp(nll: float) -> float:
     return math.exp(nll) if nll < 700 else math.inf
 
@@ -122,23 +175,32 @@ def protocol(data: DataConfig, evaluation: EvaluationConfig) -> dict[str, Any]:
     """The words that a perplexity is published with. The batch size is not among them: it changes nothing."""
     length, stride = evaluation.window(data)
     windows = f"sliding windows of {length} tokens inside a document, {stride} new ones a window"
-    context = {
-        "blocks": windows,
-        "documents": windows,
-        "sentences": "whole documents, sentence by sentence, with the model's memory of earlier sentences",
-        "records": "whole records: steps and answer after the question, whose bytes count in bits a byte",
-    }
-    first_token = {
-        "sentences": "a sentence's first token is scored after the sentence-start token",
-        "records": "the first token after the question is scored given the question",
-    }
+    context, first_token = {
+        "blocks": (
+            windows,
+            "a document's first token is scored after the end-of-document token; a sentence's first token after the "
+            "sentence before it, like any other token",
+        ),
+        "marked": (
+            f"{windows}, sentence markers among them",
+            "a sentence's first token is scored after its sentence-start token, which is given, and what the window "
+            "holds before that; a document's first token after the sentence-start token alone",
+        ),
+        "sentences": (
+            "whole documents, sentence by sentence, with the model's memory of earlier sentences",
+            "a sentence's first token is scored after its sentence-start token, which is given, and the model's memory "
+            "of earlier sentences; a document's first token after the sentence-start token alone",
+        ),
+        "records": (
+            "whole records: steps and answer after the question, whose bytes count in bits a byte",
+            "the first token after the question is scored given the question",
+        ),
+    }["blocks" if data.batching == "documents" else data.batching]
     return {
         "tokens": evaluation.tokens,
-        "context": context[data.batching],
-        "first_token": first_token.get(
-            data.batching, "a document's first token is scored after the end-of-document token"
-        ),
-        "sentences": data.sentences if data.batching == "sentences" else None,
+        "context": context,
+        "first_token": first_token,
+        "sentences": data.sentences if data.batching in WITH_MARKERS else None,
         "estimator": "exact",
     }
 
