@@ -19,6 +19,7 @@ from mentalese.errors import InputError
 from mentalese.models.base import ThoughtTrace, count_parameters
 from mentalese.models.thought_gestalt.configuration import ThoughtGestaltConfig
 from mentalese.models.thought_gestalt.modeling import CrossAttention, ThoughtGestaltForCausalLM
+from mentalese.models.thought_gestalt.reference import hidden_states_reference, training_loss_reference
 from mentalese.nn.loss import linear_cross_entropy_reference
 
 PAD, BOS, EOS, EOD = 0, 1, 2, 3
@@ -87,7 +88,12 @@ def test_the_vector_comes_from_the_seventh_of_twelve_layers_or_as_deep_elsewhere
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"memory_size": 0}, r"memory_size is 0: give at least 1; for a model without memory"),
+        ({"memory_size": 0}, r"memory_size is 0: give at least 1; for a model without memory set memory to 'none'"),
+        ({"memory_gradient_window": -1}, r"memory_gradient_window is -1: give 0 \(no gradient\) or more"),
+        (
+            {"memory": "none", "attention_layout": "parallel"},
+            r"attention_layout is 'parallel': memory 'none' leaves no",
+        ),
         ({"hidden_size": "wide"}, r"hidden_size is 'wide': give int"),
         ({"hidden_size": 17, "num_attention_heads": 1}, r"hidden_size is 17: give an even number"),
         ({"sentence_head": "mlp"}, r"sentence_head is 'mlp': give Literal\['normalized', 'linear'\]"),
@@ -105,71 +111,57 @@ def test_a_setting_that_cannot_be_is_refused_by_name(fields: dict[str, Any], mes
 # --------------------------------------------------------------------------------------------------- what it computes
 
 
-def reference_logits(model: ThoughtGestaltForCausalLM, row: list[int]) -> Tensor:
-    """One stream without any batching, written from the paper (GELU, kept gradients)."""
-    config, d = model.config, model.config.hidden_size
-    sentences: list[list[int]] = []
-    for token in row:
-        if token == BOS:
-            sentences.append([])
-        sentences[-1].append(token)
-
-    def heads(x: Tensor) -> Tensor:
-        return x.view(len(x), config.num_attention_heads, -1).transpose(0, 1)
-
-    def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-        scores = heads(q) @ heads(k).transpose(1, 2) / (d / config.num_attention_heads) ** 0.5
-        if causal:
-            scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), float("-inf"))
-        return (scores.softmax(-1) @ heads(v)).transpose(0, 1).reshape(len(q), d)
-
-    vectors: list[Tensor] = []
-    outputs = []
-    for sentence in sentences:
-        x = model.embed(torch.tensor(sentence))
-        if vectors and config.context_seeding:
-            x = torch.cat((vectors[-1][None], x[1:]))
-        x = x + model.position_embed.weight[: len(sentence)]
-        memory = vectors[-config.memory_size :]
-        vector = None
-        for layer, block in enumerate(model.blocks):
-            y, part = block.attention_norm(x), block.attention
-            if layer % 2 == 0:
-                x = x + part.out(attention(*part.qkv(y).chunk(3, -1), causal=True))
-            elif memory:
-                s = torch.stack(memory)
-                table = torch.zeros(len(memory), d)
-                for rank in range(len(memory)):
-                    for i in range(0, d, 2):
-                        angle = torch.tensor(rank / 10_000 ** (i / d))
-                        table[rank, i], table[rank, i + 1] = angle.sin(), angle.cos()
-                if config.memory_position_scale == "unit":
-                    table = table / table.norm(dim=-1, keepdim=True)
-                read = attention(part.query(y), part.key(s + table), part.value(s), causal=False)
-                x = x + part.gate * part.out(read)
-            x = x + block.mlp(block.mlp_norm(x))
-            if layer == config.vector_layer and sentence[-1] == EOS:
-                h = x[-1]
-                if config.sentence_head == "normalized":
-                    vector = model.sentence_head.linear((h - h.mean()) / (h.var(unbiased=False) + 1e-5).sqrt())
-                    vector = vector / vector.norm()
-                else:
-                    vector = model.sentence_head.linear(h)
-        if vector is not None:
-            vectors.append(vector)
-        outputs.append(model.lm_head(model.final_norm(x)))
-    return torch.cat(outputs)
+VARIANTS: list[dict[str, Any]] = [
+    {}, {"sentence_head": "linear"}, {"context_seeding": False}, {"memory_position_scale": "none"},
+    {"memory_size": 1, "gate_init": 0.7}, {"activation": "swiglu"}, {"sentence_layer": 3}, {"sentence_layer": 0},
+    {"attention_layout": "self_cross"}, {"attention_layout": "cross_self"}, {"attention_layout": "parallel"},
+    {"memory": "prefix"}, {"memory": "prefix", "memory_gradient_window": 1}, {"memory": "none"},
+    {"memory_gradient_window": 0}, {"memory_gradient_window": 1}, {"memory_gradient_window": 2},
+    {"memory_gradient_window": 2, "attention_layout": "self_cross"},
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [{}, {"sentence_head": "linear"}, {"context_seeding": False}, {"memory_position_scale": "none"},
-     {"memory_size": 1, "gate_init": 0.7}, {"activation": "swiglu"}],
-)  # fmt: skip
-def test_logits_are_those_of_the_paper_s_equations(fields: dict[str, Any]) -> None:
-    model = make(**fields)
-    row = stream(3, 1, 6, 2, 4, 3, closed=False)
-    torch.testing.assert_close(logits(model, row), reference_logits(model, row), atol=1e-4, rtol=1e-4)
+def gradients(model: ThoughtGestaltForCausalLM) -> dict[str, Tensor]:
+    return {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("fields", VARIANTS, ids=str)
+def test_outputs_and_gradients_are_those_of_the_plain_form(fields: dict[str, Any]) -> None:
+    """Sentence by sentence, padded to the maximum, everything projected anew: the paper's equations as they stand."""
+    batch = batch_of(stream(3, 1, 6, 2, 4, 3, 5), stream(2, 5), stream(6), stream(1, 2, 3, 4, 5, closed=False))
+    fast, plain = make(norm_hinge_weight=0.0, **fields), make(norm_hinge_weight=0.0, **fields)
+    hidden, _ = hidden_states_reference(plain, batch["input_ids"])
+    torch.testing.assert_close(fast.final_hidden_states(batch), hidden, **CLOSE)
+    output, expected = fast.training_loss(batch, eos_weight=0.3), training_loss_reference(plain, batch, 0.3)
+    torch.testing.assert_close(output.loss, expected, **CLOSE)
+    output.loss.backward()
+    expected.backward()
+    torch.testing.assert_close(gradients(fast), gradients(plain), atol=1e-5, rtol=1e-3)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    rows=st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=8), min_size=1, max_size=5),
+    window=st.sampled_from([None, 0, 2]),
+    left=st.booleans(),
+)
+def test_streams_of_any_lengths_equal_the_plain_form(rows: list[list[int]], window: int | None, left: bool) -> None:
+    batch = batch_of(*(stream(*lengths, seed=i) for i, lengths in enumerate(rows)), left=left)
+    results = []
+    for loss in (lambda m: m.training_loss(batch).loss, lambda m: training_loss_reference(m, batch)):
+        model = make(norm_hinge_weight=0.0, memory_gradient_window=window)
+        value = loss(model)
+        value.backward()
+        results.append({"loss": value.detach()} | gradients(model))
+    torch.testing.assert_close(*results, atol=1e-5, rtol=1e-3)
+
+
+def test_many_sentences_are_padded_in_groups_and_change_nothing() -> None:
+    model = make()
+    rows = [stream(*((i * j) % 6 + 1 for j in range(1, 5)), seed=i) for i in range(1, 60)]
+    batch = batch_of(*rows)
+    hidden, _ = hidden_states_reference(model, batch["input_ids"])
+    torch.testing.assert_close(model.final_hidden_states(batch), hidden, **CLOSE)
 
 
 @settings(max_examples=25, deadline=None)
@@ -220,11 +212,11 @@ def test_seeding_replaces_the_start_marker_of_all_but_the_first_sentence() -> No
     for seeding in (True, False):
         model = make(context_seeding=seeding)
         entering: list[Tensor] = []
-        model.blocks[0].register_forward_pre_hook(lambda module, args, kept=entering: kept.append(args[0][0, 0]))
-        _, steps = model.read(ids)
+        model.blocks[0].register_forward_pre_hook(lambda module, args, kept=entering: kept.append(args[0][0]))
+        vectors = model.read(ids).vectors
         start, position = model.embed.weight[BOS], model.position_embed.weight[0]
         torch.testing.assert_close(entering[0], start + position)
-        torch.testing.assert_close(entering[1], (steps[0].vectors[0] if seeding else start) + position)
+        torch.testing.assert_close(entering[1], (vectors[0] if seeding else start) + position)
 
 
 # ---------------------------------------------------------------------------------------------------------- gradients
@@ -239,38 +231,38 @@ def gradient_at_sentences(model: ThoughtGestaltForCausalLM, row: list[int]) -> l
         embedded.append(output)
 
     handle = model.embed.register_forward_hook(keep)
-    ids = torch.tensor([row])
-    hidden, _ = model.read(ids)
+    reading = model.read(torch.tensor([row]))
     handle.remove()
-    model.lm_head(hidden[0, -2])[7].backward()
-    return [0.0 if e.grad is None else e.grad.abs().sum().item() for e in embedded]
+    model.lm_head(reading.hidden[-2])[7].backward()
+    assert embedded[0].grad is not None
+    return [of_tokens.abs().sum().item() for of_tokens in embedded[0].grad.split(reading.layout.lengths.tolist())]
 
 
 def test_gradients_reach_sentences_that_have_left_the_memory() -> None:
     row = stream(3, 3, 3, 3, 3)
     kept = gradient_at_sentences(make(memory_size=2, context_seeding=False), row)
     assert all(size > 0 for size in kept)  # sentences 0 to 2 have been evicted when sentence 4 is read
-    detached = gradient_at_sentences(make(memory_size=2, memory_gradient="detach"), row)
+    detached = gradient_at_sentences(make(memory_size=2, memory_gradient_window=0), row)
     assert detached[:4] == [0.0] * 4
     assert detached[4] > 0
 
 
-def test_memory_gradient_changes_gradients_only() -> None:
+def test_a_gradient_window_reaches_the_latest_vectors_and_through_them_further_ones() -> None:
+    row = stream(3, 3, 3, 3, 3)
+    chained = gradient_at_sentences(make(memory_size=4, memory_gradient_window=1, context_seeding=False), row)
+    assert all(size > 0 for size in chained)  # 4 reads 3, 3 reads 2, ..
+    sizes = [
+        gradient_at_sentences(make(memory_size=4, memory_gradient_window=w, context_seeding=False), row)[0]
+        for w in (1, 2, 3, 4, None)
+    ]
+    assert len(set(sizes[:4])) == 4
+    assert sizes[3] == sizes[4]
+
+
+def test_the_gradient_window_changes_gradients_only() -> None:
     row = stream(3, 2, 4)
-    torch.testing.assert_close(logits(make(memory_gradient="detach"), row), logits(make(), row))
-
-
-def test_steps_that_only_other_ranks_have_change_nothing() -> None:
-    """With FSDP all ranks call all modules equally often: `num_sentences` is the largest count of any rank."""
-    gradients = []
-    batch = batch_of(stream(3, 2, seed=1), stream(4, 5, 1))
-    for steps in (0, 3, 6):
-        model = make()
-        output = model.training_loss(batch | {"num_sentences": steps})
-        output.loss.backward()
-        gradients.append([output.loss.detach(), *(p.grad for p in model.parameters())])
-    for other in gradients[1:]:
-        torch.testing.assert_close(gradients[0], other)
+    for window in (0, 1):
+        torch.testing.assert_close(logits(make(memory_gradient_window=window), row), logits(make(), row))
 
 
 # --------------------------------------------------------------------------------------------------------------- loss
@@ -298,8 +290,7 @@ def test_the_loss_is_the_weighted_mean_over_words_and_sentence_ends() -> None:
 def test_the_hinge_pulls_lengths_to_one_and_each_sentence_weighs_what_its_targets_do() -> None:
     model = make(norm_hinge_weight=0.5)
     one, two = batch_of(stream(3, 2, seed=1)), batch_of(stream(4, 5, 6))
-    _, steps = model.read(one["input_ids"])
-    outside = [max(0, n - 1.1, 0.9 - n) ** 2 for n in (step.norms[0].item() for step in steps)]
+    outside = [max(0, n - 1.1, 0.9 - n) ** 2 for n in model.read(one["input_ids"]).norms.tolist()]
     expected = (4 * outside[0] + 3 * outside[1]) / 7
     output = model.training_loss(one)
     assert output.metrics["norm_hinge"].item() == pytest.approx(expected, rel=1e-4)
@@ -320,7 +311,7 @@ def test_token_dropout_zeroes_words_and_never_markers() -> None:
     seen = []
     model.blocks[0].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     model.read(torch.tensor([[BOS, 5, 6, 7, EOD, EOS]]), token_dropout=0.999999)
-    zeroed = (seen[0][0] == 0).all(-1).tolist()
+    zeroed = (seen[0] == 0).all(-1).tolist()
     assert zeroed == [False, True, True, True, False, False]
     model.eval().read(torch.tensor([[BOS, 5, 6, 7, EOS]]), token_dropout=0.999999)
     assert not (seen[1] == 0).all(-1).any()
@@ -329,10 +320,10 @@ def test_token_dropout_zeroes_words_and_never_markers() -> None:
 def test_sentence_dropout_acts_on_the_vector_in_training_alone() -> None:
     model = make().train()
     row = torch.tensor([stream(3, 3)])
-    vectors = [model.read(row, sentence_dropout=p)[1][0].vectors for p in (0.0, 0.0, 0.5)]
+    vectors = [model.read(row, sentence_dropout=p).vectors for p in (0.0, 0.0, 0.5)]
     assert torch.equal(vectors[0], vectors[1])
     assert not torch.allclose(vectors[0], vectors[2], atol=1e-3)
-    assert torch.equal(model.eval().read(row, sentence_dropout=0.5)[1][0].vectors, vectors[0])
+    assert torch.equal(model.eval().read(row, sentence_dropout=0.5).vectors, vectors[0])
 
 
 def test_an_unknown_training_setting_is_refused() -> None:

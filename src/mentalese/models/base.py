@@ -242,10 +242,12 @@ class Contract:
     """Training, scoring and cost, in terms of final hidden states and the output embedding.
 
     Attributes:
+        shard_blocks: FSDP2 may shard each block by itself; not where a step uses a block's weights outside its forward.
         inner_gradients: the training step calls `autograd.grad` itself (an inner optimisation); FSDP2 then keeps
             parameters gathered until the step is over.
     """
 
+    shard_blocks = True
     inner_gradients = False
 
     def final_hidden_states(self, batch: Batch) -> Tensor:

@@ -130,8 +130,8 @@ def wrap(step: TrainStep, parallel: Parallel, kind: Literal["ddp", "fsdp"]) -> n
     its stage): ranks that use it are averaged with zeros, and one that no rank uses keeps no gradient at all, so that
     AdamW skips it as in one process; adding `0 * p.sum()` to the loss would decay its weight and count the step.
 
-    FSDP2 shards every transformer block, and the rest with the step as root. It reduces what has a gradient, so all
-    ranks must run the same modules; batches carry loop counts that are the same on every rank for this reason.
+    FSDP2 shards every transformer block, and the rest with the step as root; a model whose blocks are used outside
+    their forward is one shard. It reduces what has a gradient, so all ranks must run the same modules.
     """
     if parallel.world_size == 1:
         return step
@@ -140,7 +140,7 @@ def wrap(step: TrainStep, parallel: Parallel, kind: Literal["ddp", "fsdp"]) -> n
         together.broadcast_buffers = False  # the argument's name changes between versions, the attribute's does not
         return together
     mesh = init_device_mesh(parallel.device.type, (parallel.world_size,))
-    for block in _blocks(step):
+    for block in _blocks(step) if step.model.shard_blocks else []:
         fully_shard(block, mesh=mesh)
     root = fully_shard(step, mesh=mesh)
     if getattr(step.model, "inner_gradients", False):

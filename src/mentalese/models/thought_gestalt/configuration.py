@@ -9,18 +9,25 @@ from mentalese.models.base import LatentThoughtConfig
 
 
 class ThoughtGestaltConfig(LatentThoughtConfig):
-    """Sizes and choices of a Thought Gestalt model. Layers count from 0; odd layers read the memory.
+    """Sizes and choices of a Thought Gestalt model. Layers count from 0.
 
     Attributes:
         intermediate_size: width of the MLP; `None` takes 4 d for `gelu`, and 8/3 d, rounded up to a multiple of 8, for
             `swiglu`.
+        attention_layout: what a block attends to before its MLP. `alternate`: even blocks to the sentence, odd ones to
+            the memory (Figure 3); `self_cross`, `cross_self`: both, one after the other; `parallel`: both, side by
+            side (Table 1).
         max_sentence_tokens: the most lexical tokens a sentence may have; the table of positions has three more (the
             start and end of the sentence, the end of the document).
+        memory: how earlier sentences are read. `cross_attention` is the paper's model; `prefix` puts their vectors
+            before the sentence as M more tokens, and all attention is self-attention; `none` leaves one sentence of
+            context and no seeding (Table 1).
         memory_size: M, how many of the latest sentence vectors can be read.
+        memory_gradient_window: the loss of a sentence sends gradients into the so many latest of the vectors that it
+            reads, and takes older ones as constants; `None`: into all of them, 0: into none, nor into the seed.
         sentence_layer: the layer whose output at the end of a sentence becomes its vector; `None` takes 7/12 of the
             depth (the paper's seventh layer of twelve is 6 here).
         sentence_head: `normalized` is the release's (norm, dropout, linear, unit length), `linear` the paper's line.
-        memory_gradient: `keep` sends the loss of later sentences back into the vectors they read, `detach` does not.
         context_seeding: a sentence starts from the vector of the sentence before, in place of its start marker.
         memory_position_scale: `unit` gives the memory's positional vectors length 1, `none` leaves sqrt(d / 2).
         gate_init: first value of the gates of the memory.
@@ -39,11 +46,13 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
     num_attention_heads: int = 12
     intermediate_size: int | None = None
     activation: Literal["gelu", "swiglu"] = "gelu"
+    attention_layout: Literal["alternate", "self_cross", "cross_self", "parallel"] = "alternate"
     max_sentence_tokens: int = 64
+    memory: Literal["cross_attention", "prefix", "none"] = "cross_attention"
     memory_size: int = 40
+    memory_gradient_window: int | None = None
     sentence_layer: int | None = None
     sentence_head: Literal["normalized", "linear"] = "normalized"
-    memory_gradient: Literal["keep", "detach"] = "keep"
     context_seeding: bool = True
     memory_position_scale: Literal["unit", "none"] = "unit"
     gate_init: float = 1.0
@@ -71,6 +80,19 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
             return self.sentence_layer
         return max(round(7 / 12 * self.num_hidden_layers), 1) - 1
 
+    @property
+    def seeded(self) -> bool:
+        """Whether sentences start from the vector before: `context_seeding`, where there are vectors."""
+        return self.context_seeding and self.memory != "none"
+
+    @property
+    def cross_layers(self) -> tuple[int, ...]:
+        """The layers that read the memory by cross-attention."""
+        if self.memory != "cross_attention":
+            return ()
+        first, every = (1, 2) if self.attention_layout == "alternate" else (0, 1)
+        return tuple(range(first, self.num_hidden_layers, every))
+
     def validate_architecture(self) -> None:
         self._require(self.num_attention_heads >= 1, "num_attention_heads", "give at least 1")
         super().validate_architecture()
@@ -81,7 +103,14 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
         self._require(
             self.memory_size >= 1,
             "memory_size",
-            "give at least 1; for a model without memory compare with the gpt2/ recipes",
+            "give at least 1; for a model without memory set memory to 'none'",
+        )
+        window = self.memory_gradient_window
+        self._require(window is None or window >= 0, "memory_gradient_window", "give 0 (no gradient) or more, or None")
+        self._require(
+            self.attention_layout == "alternate" or self.memory == "cross_attention",
+            "attention_layout",
+            f"memory {self.memory!r} leaves no cross-attention to lay out, so set it to 'alternate'",
         )
         self._require(
             0 <= self.vector_layer < self.num_hidden_layers,

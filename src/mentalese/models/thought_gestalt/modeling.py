@@ -1,18 +1,28 @@
-"""Thought Gestalt, sentence by sentence (Borazjanizadeh and McClelland, "Modeling Language as a Sequence of Thoughts").
+"""Thought Gestalt (Borazjanizadeh and McClelland, "Modeling Language as a Sequence of Thoughts").
 
 A stream of sentences `BOS w1..wn EOS` is read one sentence at a time. Inside a sentence, tokens attend to each other;
 across sentences they only read a memory of at most M vectors, one a sentence. A sentence's vector is made from the
 hidden state at its EOS in a middle layer and is written to memory with its graph, so that the loss of later sentences
-trains it. This file is the plain form: one loop over sentence steps, all streams of a batch side by side.
+trains it.
 
-Sections and equations are the paper's. Letters in shapes: B streams, L tokens a stream, R streams active in a step,
-T tokens of the step's longest sentence, m vectors held in memory, d hidden size.
+Only the layers up to the vector's are recurrent. The rest reads the memory and feeds nothing back, so:
+
+    lower layers   one step a sentence, all streams of a batch side by side; a vector's keys and values are made once
+    upper layers   all sentences of all streams at once, each with the window of vectors that it may read
+    head, loss     on the tokens that predict something, all at once
+
+Tokens lie flat, without padding (`nn/ragged.py`), and streams that have ended cost nothing. `reference.py` is the same
+model in its plainest form; the tests hold outputs and gradients to it.
+
+Sections and equations are the paper's. Letters in shapes: B streams of L tokens; n sentences and N tokens in a step, or
+in all steps; m vectors that are read, C cross-attention layers, d hidden size.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -34,61 +44,191 @@ from mentalese.models.base import (
 )
 from mentalese.models.thought_gestalt.configuration import ThoughtGestaltConfig
 from mentalese.models.thought_gestalt.streams import Layout, SentenceMarkers, find_sentences
-from mentalese.nn.loss import linear_nll
+from mentalese.nn.loss import linear_cross_entropy, linear_nll
+from mentalese.nn.ragged import Ragged, attend, causal_attention, reading_attention, split_heads, take_rows, within
+
+# ----------------------------------------------------------------------------------------------------------- the memory
+
+
+def memory_positions(size: int, hidden_size: int, scale: str, device: torch.device | None = None) -> Tensor:
+    """PE [size, d] by rank, 0 the oldest held: sines and cosines in turn, base 10,000; of length 1 or sqrt(d / 2)."""
+    pairs = torch.arange(0, hidden_size, 2, device=device, dtype=torch.float32)
+    angles = torch.arange(size, device=device)[:, None] * torch.exp(pairs * (-math.log(10_000) / hidden_size))
+    table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
+    return table * math.sqrt(2 / hidden_size) if scale == "unit" else table
+
+
+class MemoryMap:
+    """What some cross-attention layers make of a sentence vector: K = W_K (s + PE[rank]), V = W_V s (section 2.2).
+
+    W_K s and V are made once a vector, W_K PE is a table. Without such layers (`memory` = `prefix`) vectors stay as
+    they are. Made anew in each call, since it holds the weights of all its layers side by side.
+    """
+
+    def __init__(self, layers: list[CrossAttention], positions: Tensor) -> None:
+        self.positions = positions  # [M, C, d], or [M, d]
+        self.weight: Tensor | None = None
+        if layers:
+            maps = [layer.key_value for layer in layers]
+            self.weight = torch.cat([linear.weight for linear in maps])
+            self.bias = torch.cat([linear.bias for linear in maps])
+            keys = torch.cat([linear.weight[: linear.in_features] for linear in maps])
+            self.positions = F.linear(positions.to(keys.dtype), keys).unflatten(-1, (len(maps), -1))
+
+    def entries(self, vectors: Tensor) -> Tensor:
+        """[.., d] to [.., C, 2, d]: what the memory holds of a vector."""
+        if self.weight is None:
+            return vectors
+        return F.linear(vectors, self.weight, self.bias).unflatten(-1, (-1, 2, vectors.shape[-1]))
+
+    def keys_and_values(self, entries: Tensor, rank: Tensor | slice) -> tuple[tuple[Tensor, Tensor], ...]:
+        """[n, m, C, 2, d] to C pairs of [n, m, d]."""
+        keys, values = entries.unbind(-2)
+        return tuple(zip((keys + self.positions[rank]).unbind(-2), values.unbind(-2)))
+
+
+class Memory:
+    """The latest vectors of each stream, oldest first, as the recurrent layers read them.
+
+    Streams are in the order of a `Layout`. `count` [R], on the CPU, tells how many of the m slots are in use, the last
+    ones; vectors older than the gradient window are read from `constant`, which sends no gradient into them.
+    """
+
+    def __init__(self, config: ThoughtGestaltConfig, made_by: MemoryMap, streams: int, like: Tensor) -> None:
+        self.size, self.map = config.memory_size, made_by
+        window = config.memory_gradient_window
+        self.window = self.size if window is None else min(window, self.size)
+        self.seed = like.new_zeros(streams, config.hidden_size)  # the latest vector of each stream
+        # One unused slot: every weight takes part in every step, whatever sentences a rank has.
+        self.live = self.constant = made_by.entries(like.new_zeros(streams, 1, config.hidden_size))
+        self.count = torch.zeros(streams, dtype=torch.long)
+
+    def open(self, cache: ThoughtCache, layout: Layout) -> None:
+        """Goes on from what `save` left in the cache, if anything."""
+        if "count" in cache.state:
+            streams = layout.streams[: len(self.count)].to(self.live.device)
+            self.count = cache.state["count"][streams].cpu()
+            self.seed = cache.state["seed"][streams]
+            self.live = self.constant = cache.state["memory"][streams]
+
+    def save(self, cache: ThoughtCache, layout: Layout) -> None:
+        """Keeps entries, counts and seeds by row of the batch; rows without a sentence in `layout` keep theirs."""
+        streams = layout.streams[: len(self.count)].to(self.live.device)
+        batch = len(layout.last_position)
+        for name, own in (("memory", self.live), ("count", self.count.to(streams.device)), ("seed", self.seed)):
+            held = cache.state.get(name, own.new_zeros(batch, *own.shape[1:]))
+            if name == "memory":
+                slots = max(own.shape[1], held.shape[1])
+                own, held = (_pad_slots(x, slots - x.shape[1]) for x in (own, held))
+            cache.state[name] = held.index_copy(0, streams, own)
+
+    def read(self, streams: int) -> Tensor:
+        """Entries [streams, m, ..] of the first streams."""
+        entries = _first(self.live, streams)
+        if self.window < entries.shape[1] and self.window > 0:
+            old = _first(self.constant, streams)[:, : -self.window]
+            entries = torch.cat((old, entries[:, -self.window :]), dim=1)
+        return entries
+
+    def write(self, vectors: Tensor, ended: Tensor, keep: bool) -> None:
+        """Appends the vectors [R, d] of the first R streams, with their graph; the oldest falls out of a full memory.
+
+        Args:
+            ended: bool [R] on the CPU, which of the sentences have ended and so have a vector.
+            keep: whether the other streams are needed after this; else only these R are, as far as they have ended.
+        """
+        vectors = vectors if self.window else vectors.detach()
+        writes = F.pad(ended, (0, len(self.count) - len(ended))) if keep else ended
+        self.count = (_first(self.count, len(writes)) + writes).clamp(max=self.size)
+        plain = not keep or bool(writes.all())
+        mask = writes.to(vectors.device)
+
+        def put(held: Tensor, new: Tensor) -> Tensor:
+            """`new` [R, ..] for `held` [streams, ..] where a stream writes."""
+            if plain:
+                return new
+            spread = torch.cat((new, torch.zeros_like(held[len(new) :])))
+            return torch.where(mask.view(-1, *[1] * (held.ndim - 1)), spread, held)
+
+        def append(held: Tensor, new: Tensor) -> Tensor:
+            held = _first(held, len(writes))
+            grown = _pad_slots(held, 1)
+            moved = torch.cat((_first(held, len(new)), new[:, None]), dim=1)
+            return put(grown, moved)[:, -max(1, int(self.count.max())) :]
+
+        self.seed = put(_first(self.seed, len(writes)), vectors.to(self.seed.dtype))
+        self.live = append(self.live, self.map.entries(vectors))
+        if 0 < self.window < self.size:
+            self.constant = append(self.constant, self.map.entries(vectors.detach()))
+
+
+def _pad_slots(entries: Tensor, slots: int) -> Tensor:
+    """[R, m, ..] with so many unused slots before the others."""
+    return torch.cat((torch.zeros_like(entries[:, :1]).expand(-1, slots, *entries.shape[2:]), entries), dim=1)
+
+
+def _first(x: Tensor, rows: int) -> Tensor:
+    """x[:rows]; the slice of a whole tensor would cost a copy in the backward pass."""
+    return x if rows == len(x) else x[:rows]
+
+
+# ---------------------------------------------------------------------------------------------------------- the modules
 
 
 @dataclass
-class SentenceStep:
-    """The k-th sentence of every stream that has one, side by side (B.1), and what is known of it.
+class Step:
+    """Sentences that are computed side by side: the k-th of every stream that has one, or those of all steps at once.
 
     Attributes:
-        rows: [R], the streams.
-        columns, ids, positions: [R, T], place in the stream, token, and position in the sentence.
-        valid: [R, T], false behind the end of a shorter sentence.
-        ended: [R], whether the sentence ends here, with its EOS.
-        memory: [R, m, d], the vectors that can be read, newest last; unused slots come first.
-        count: [R], how many of the m slots are in use.
-        cache: receives the keys and values of the sentence, where generation needs them.
-        attention: one [R, T, m] for each cross layer, mean over heads, where a trace was asked for.
-        vectors, norms: [R, d] and [R], the sentence vectors s_t and their lengths before these were made 1.
+        sequences: where their tokens lie; vectors that stand before a sentence (`memory` = `prefix`) are part of it.
+        read: a pair of keys and values [n, m, d] for each cross layer, sentences in `sequences.order`.
+        used: bool [n, m] in that order, which of the m are there; `None`: all.
+        reads: bool [N, 1], whether a token's sentence has anything to read; `None`: all do.
+        cache: keys and values of the tokens of open sentences, where generation needs them.
+        attention: one [N, m] for each cross layer, mean over heads, where a trace was asked for.
     """
 
-    rows: Tensor
-    columns: Tensor
-    ids: Tensor
-    positions: Tensor
-    valid: Tensor
-    ended: Tensor
-    memory: Tensor
-    count: Tensor
-    cache: ThoughtCache | None = None
+    sequences: Ragged
+    read: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    used: Tensor | None = None
+    reads: Tensor | None = None
+    cache: OpenSentences | None = None
     attention: list[Tensor] | None = None
-    vectors: Tensor = field(default_factory=lambda: torch.empty(0))
-    norms: Tensor = field(default_factory=lambda: torch.empty(0))
-
-    def extend(self, layer: int, keys: Tensor, values: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys and values [R, p, d] of the sentence so far by position, and which of them each query sees [R, 1, T, p].
-
-        The cache holds [B, size, d] a layer. A new sentence writes from position 0 on, over the one before it.
-        """
-        assert self.cache is not None
-        end = int(self.positions.max()) + 1
-        found = []
-        for name, new in ((f"keys.{layer}", keys), (f"values.{layer}", values)):
-            rows = self.rows[:, None].expand_as(self.positions)[self.valid]
-            held = self.cache.state.get(name)
-            if held is None:
-                held = new.new_zeros(self.cache.state["position"].shape[0], size, new.shape[-1])
-            self.cache.state[name] = held.index_put((rows, self.positions[self.valid]), new[self.valid])
-            found.append(self.cache.state[name][self.rows, :end])
-        seen = torch.arange(end, device=keys.device) <= self.positions[:, None, :, None]
-        return found[0], found[1], seen
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, heads: int, **options: Any) -> Tensor:
-    """softmax(q k^T / sqrt(d_h)) v, heads split and joined again: [R, T, d] and [R, n, d] to [R, T, d]."""
-    q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2).flatten(2)
+@dataclass
+class OpenSentences:
+    """Keys and values of the current sentence of each stream, by slot: vectors before the sentence, then its tokens.
+
+    Attributes:
+        state: the cache's, `self.LAYER` is [B, slots, 2 d].
+        batch: B.
+        streams: [R], the streams of a step's sentences.
+        rows, slots: [N], stream and slot of each token.
+        first: [R], the first slot in use.
+        size: slots a sentence may need.
+    """
+
+    state: dict[str, Tensor]
+    batch: int
+    streams: Tensor
+    rows: Tensor
+    slots: Tensor
+    first: Tensor
+    size: int
+
+    def attend(self, layer: int, qkv: Tensor, sequences: Ragged, heads: int) -> Tensor:
+        """Causal attention of the new tokens [N, 3 d] to their sentence so far, [N, d]. Sequences are one group."""
+        name = f"self.{layer}"
+        q, kv = qkv.split((qkv.shape[1] // 3, qkv.shape[1] * 2 // 3), dim=-1)
+        held = self.state.get(name, kv.new_zeros(self.batch, self.size, kv.shape[1]))
+        held = self.state[name] = held.index_put((self.rows, self.slots), kv)
+        end = int(self.slots.max()) + 1
+        k, v = held[self.streams, :end].chunk(2, dim=-1)
+        (query,), (own,) = sequences.pad(q), sequences.pad(self.slots[:, None])
+        slot = torch.arange(end, device=q.device)
+        seen = (slot <= own) & (slot >= self.first[:, None, None])
+        return sequences.unpad([attend(query, k, v, heads, attn_mask=seen[:, None])])
 
 
 class ResidualLinear(nn.Linear):
@@ -104,60 +244,50 @@ class SelfAttention(nn.Module):
     def __init__(self, config: ThoughtGestaltConfig, layer: int) -> None:
         super().__init__()
         self.layer, self.heads, self.dropout = layer, config.num_attention_heads, config.attention_dropout
-        self.size = config.max_sentence_tokens + 3
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.out = ResidualLinear(config.hidden_size, config.hidden_size)
 
-    def forward(self, x: Tensor, step: SentenceStep) -> Tensor:
-        q, k, v = self.qkv(x).chunk(3, dim=-1)
-        seen = None
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        return self.out(self._attend(self.qkv(x), step))
+
+    @torch.compiler.disable
+    def _attend(self, qkv: Tensor, step: Step) -> Tensor:
         if step.cache is not None:
-            k, v, seen = step.extend(self.layer, k, v, self.size)
-        dropout = self.dropout if self.training else 0.0
-        return self.out(_attend(q, k, v, self.heads, attn_mask=seen, is_causal=seen is None, dropout_p=dropout))
+            return step.cache.attend(self.layer, qkv, step.sequences, self.heads)
+        return causal_attention(qkv, step.sequences, self.heads, self.dropout if self.training else 0.0)
 
 
 class CrossAttention(nn.Module):
-    """The gated read of the memory (section 2.2): K = W_K (s + PE[rank]), V = W_V s, rank 0 the oldest vector held.
+    """The gated read of the memory (section 2.2). What a sentence with an empty memory reads is exactly zero."""
 
-    The increment of a stream whose memory is empty is exactly zero.
-    """
-
-    def __init__(self, config: ThoughtGestaltConfig) -> None:
+    def __init__(self, config: ThoughtGestaltConfig, layer: int) -> None:
         super().__init__()
-        self.heads, self.dropout = config.num_attention_heads, config.attention_dropout
-        self.unit_positions = config.memory_position_scale == "unit"
-        self.query, self.key, self.value = (nn.Linear(config.hidden_size, config.hidden_size) for _ in range(3))
+        self.layer, self.heads, self.dropout = layer, config.num_attention_heads, config.attention_dropout
+        self.query = nn.Linear(config.hidden_size, config.hidden_size)
+        self.key_value = nn.Linear(config.hidden_size, 2 * config.hidden_size)  # applied by `MemoryMap`
         self.out = ResidualLinear(config.hidden_size, config.hidden_size)
         self.gate = nn.Parameter(torch.empty(1))
 
-    def forward(self, x: Tensor, step: SentenceStep) -> Tensor:
-        memory, count, slots = step.memory, step.count[:, None], step.memory.shape[1]
-        rank = torch.arange(slots, device=x.device) - (slots - count)  # [R, m], negative in unused slots
-        q = self.query(x)
-        k = self.key(memory + self._positions(rank, x))
-        v = self.value(memory)
-        used = (rank >= 0) | (count == 0)  # nothing to read: any slot will do, the result is dropped
-        mask = None if bool(used.all()) else used[:, None, None]
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        read = self.gate * self.out(self._attend(self.query(x), step))
+        return read if step.reads is None else torch.where(step.reads, read, 0.0)
+
+    @torch.compiler.disable
+    def _attend(self, q: Tensor, step: Step) -> Tensor:
+        keys, values = step.read[self.layer]
         if step.attention is not None:
-            step.attention.append(self._weights(q, k, mask) * (count > 0)[:, None])
+            step.attention.append(self._weights(q, keys, step))
         dropout = self.dropout if self.training else 0.0
-        read = self.out(_attend(q, k, v, self.heads, attn_mask=mask, dropout_p=dropout))
-        return torch.where(count[:, None] > 0, self.gate * read, 0.0)
+        return reading_attention(q, keys, values, step.used, step.sequences, self.heads, dropout)
 
-    def _positions(self, rank: Tensor, like: Tensor) -> Tensor:
-        """PE [R, m, d]: sines and cosines in turn, base 10,000; all of length sqrt(d / 2), or 1."""
-        d = like.shape[-1]
-        pairs = torch.arange(0, d, 2, device=rank.device, dtype=torch.float32)
-        angles = rank.clamp(min=0)[..., None] * torch.exp(pairs * (-math.log(10_000) / d))
-        table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
-        return (table * math.sqrt(2 / d) if self.unit_positions else table).to(like.dtype)
-
-    def _weights(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
-        """[R, T, m], the mean over heads of the attention weights, for traces."""
-        q, k = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (q, k))
-        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-        return (scores if mask is None else scores.masked_fill(~mask, -math.inf)).softmax(-1).mean(1)
+    def _weights(self, q: Tensor, keys: Tensor, step: Step) -> Tensor:
+        """[N, m], the mean over heads of the attention weights, for traces. Sequences are one group."""
+        (query,) = step.sequences.pad(q)
+        scores = split_heads(query, self.heads) @ split_heads(keys, self.heads).transpose(-1, -2)
+        if step.used is not None:
+            scores = scores.masked_fill(~step.used[:, None, None], -math.inf)
+        weights = (scores / math.sqrt(q.shape[-1] / self.heads)).softmax(-1).mean(1)
+        return step.sequences.unpad([weights])
 
 
 class MLP(nn.Module):
@@ -175,19 +305,41 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP. Even layers attend to the sentence, odd layers read the memory (Figure 3)."""
+    """Pre-norm attention and MLP. A block attends to the sentence, to the memory (Figure 3), or to both (Table 1)."""
 
     def __init__(self, config: ThoughtGestaltConfig, layer: int) -> None:
         super().__init__()
-        self.dropout = config.residual_dropout
-        self.attention_norm = nn.LayerNorm(config.hidden_size)
-        self.attention = CrossAttention(config) if layer % 2 else SelfAttention(config, layer)
+        self.layout, self.dropout = config.attention_layout, config.residual_dropout
+        self.reads = layer in config.cross_layers
+        self.attends = not self.reads or self.layout != "alternate"
+        if self.attends:
+            self.attention_norm = nn.LayerNorm(config.hidden_size)
+            self.attention = SelfAttention(config, layer)
+        if self.reads:
+            self.memory_norm = nn.LayerNorm(config.hidden_size)
+            self.memory_attention = CrossAttention(config, layer)
         self.mlp_norm = nn.LayerNorm(config.hidden_size)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, step: SentenceStep) -> Tensor:
-        x = x + F.dropout(self.attention(self.attention_norm(x), step), self.dropout, self.training)
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        """[N, d] to [N, d]."""
+        if self.layout == "parallel":
+            x = x + self._attend(x, step) + self._read(x, step)
+        elif self.layout == "cross_self":
+            x = x + self._read(x, step)
+            x = x + self._attend(x, step)
+        else:
+            if self.attends:
+                x = x + self._attend(x, step)
+            if self.reads:
+                x = x + self._read(x, step)
         return x + F.dropout(self.mlp(self.mlp_norm(x)), self.dropout, self.training)
+
+    def _attend(self, x: Tensor, step: Step) -> Tensor:
+        return F.dropout(self.attention(self.attention_norm(x), step), self.dropout, self.training)
+
+    def _read(self, x: Tensor, step: Step) -> Tensor:
+        return F.dropout(self.memory_attention(self.memory_norm(x), step), self.dropout, self.training)
 
 
 class SentenceHead(nn.Module):
@@ -210,18 +362,49 @@ class SentenceHead(nn.Module):
         return (s / norm.clamp(min=1e-6)[:, None] if self.normalized else s), norm
 
 
+# ------------------------------------------------------------------------------------------------------------ the model
+
+
+@dataclass
+class Reading:
+    """What came of streams [B, L]; n sentences and N tokens in the order of `layout`.
+
+    Attributes:
+        hidden: [N, d], final hidden states.
+        source: [N], the place of each token in the flattened streams.
+        vectors, norms: [n, d] and [n], the sentence vectors s_t and their lengths before these were made 1; of a
+            sentence that has not ended they are those of its last token. Empty without a memory.
+        attention: one [tokens, m] a step, mean over heads and cross layers, where a trace was asked for.
+    """
+
+    layout: Layout
+    hidden: Tensor
+    source: Tensor
+    vectors: Tensor
+    norms: Tensor
+    attention: list[Tensor]
+
+    def predicting(self) -> Tensor:
+        """[N'], the tokens before another one of their sentence: those that predict something."""
+        last = self.layout.lengths.cumsum(0) - 1
+        inside = torch.ones(len(self.layout.source), dtype=torch.bool).index_fill_(0, last, False)
+        return inside.nonzero()[:, 0].to(self.hidden.device)
+
+
 class ThoughtGestaltForCausalLM(LatentThoughtModel):
     """Thought Gestalt as a causal LM over flat streams `BOS w1..wn EOS BOS ...`, a document ending in `EOD EOS`."""
 
     config_class = ThoughtGestaltConfig
     _tied_weights_keys = {"lm_head.weight": "embed.weight"}  # noqa: RUF012 (transformers' own attribute)
+    shard_blocks = False  # a step uses a block's weights many times, and those of `key_value` outside their module
 
     def __init__(self, config: ThoughtGestaltConfig) -> None:
         super().__init__(config)
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         self.position_embed = nn.Embedding(config.max_sentence_tokens + 3, config.hidden_size)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
-        self.sentence_head = SentenceHead(config)
+        if config.memory != "none":
+            self.sentence_head = SentenceHead(config)
         self.final_norm = nn.LayerNorm(config.hidden_size)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
@@ -251,6 +434,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
 
     # ------------------------------------------------------------------------------------- reading a stream
 
+    @torch.compiler.disable(recursive=False)  # blocks compile; a graph of all steps would be made anew for each batch
     def read(
         self,
         input_ids: Tensor,
@@ -260,105 +444,182 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         token_dropout: float = 0.0,
         sentence_dropout: float = 0.0,
         trace: bool = False,
-        min_steps: int = 0,
-    ) -> tuple[Tensor, list[SentenceStep]]:
+    ) -> Reading:
         """Reads streams [B, L], from where `cache` left off; the cache moves on.
 
         Args:
             token_dropout, sentence_dropout: rates of B.2, in training mode.
             trace: keep the attention to memory.
-            min_steps: run at least so many steps, empty ones at the end, where ranks must call modules equally often.
-
-        Returns:
-            final hidden states [B, L, d], zero at padding, and the sentence steps.
         """
-        config, (batch, length) = self.config, input_ids.shape
-        state = {} if cache is None else cache.state
-        layout = find_sentences(input_ids, attention_mask, config, state.get("position"))
-        memory = state.get("memory", self.embed.weight.new_zeros(batch, 1, config.hidden_size))  # newest last
-        count = state.get("count", input_ids.new_zeros(batch))
-        if cache is not None:
-            cache.seen_tokens += length
-            cache.state["position"] = layout.last_position
-        steps, hidden, places = [], [], []
-        for k in range(max(layout.lengths.shape[1], min_steps)):
-            step = self._step(k, layout, input_ids, memory, count)
-            step.cache, step.attention = cache, [] if trace else None
-            x = self._blocks(step, token_dropout, sentence_dropout)
-            memory, count = self._write(step, memory, count)
-            steps.append(step)
-            hidden.append(x[step.valid])
-            places.append((step.rows[:, None] * length + step.columns)[step.valid])
-        if cache is not None:
-            cache.state |= {"memory": memory, "count": count}
-        if not steps:
-            return self.embed(input_ids) * 0, steps
-        found = torch.cat(hidden)
-        flat = found.new_zeros(batch * length, found.shape[-1]).index_copy(0, torch.cat(places), found)
-        return flat.view(batch, length, -1), steps
-
-    def _step(self, k: int, layout: Layout, input_ids: Tensor, memory: Tensor, count: Tensor) -> SentenceStep:
-        """Gathers the k-th sentence of every stream that has one."""
-        if k < layout.lengths.shape[1]:
-            lengths, starts = layout.lengths[:, k], layout.starts[:, k]
-        else:
-            lengths = starts = torch.zeros_like(layout.first_position)
-        rows = lengths.nonzero()[:, 0]
-        lengths, starts = lengths[rows, None], starts[rows, None]
-        offsets = torch.arange(int(lengths.max()) if len(rows) else 1, device=rows.device)
-        columns = layout.order[rows].gather(1, (starts + offsets).clamp(max=input_ids.shape[1] - 1))
-        ids = input_ids[rows[:, None], columns]
-        first = layout.first_position[rows, None] if k == 0 else 0
-        return SentenceStep(
-            rows=rows,
-            columns=columns,
-            ids=ids,
-            positions=(first + offsets.expand_as(columns)).clamp(max=self.config.max_sentence_tokens + 2),
-            valid=offsets < lengths,
-            ended=(ids.gather(1, lengths - 1) == self.config.sentence_end_token_id)[:, 0],
-            memory=memory[rows],
-            count=count[rows],
+        config, device = self.config, input_ids.device
+        layout = find_sentences(
+            input_ids, attention_mask, config, None if cache is None else cache.state.get("position")
         )
+        source = layout.source.to(device)
+        embedded = self._embed(input_ids.flatten()[source], layout.positions.to(device), token_dropout)
+        # With a cache, a trace or a prefix each step runs through all layers: it has keys of its own in each of them.
+        at_once = cache is None and not trace and config.memory != "prefix"
+        recurrent = 0 if config.memory == "none" else config.vector_layer + 1
+        depth = recurrent if at_once else config.num_hidden_layers
 
-    def _blocks(self, step: SentenceStep, token_dropout: float, sentence_dropout: float) -> Tensor:
-        """All layers on one sentence step, [R, T, d]; fills in the step's sentence vectors."""
+        lengths, ended = layout.lengths.split(layout.counts), layout.ended.split(layout.counts)
+        parts = list(embedded.split([int(tokens.sum()) for tokens in lengths]))
+        memory = Memory(config, self._memory_map(range(depth)), len(lengths[0]) if lengths else 0, embedded)
+        if cache is not None:
+            memory.open(cache, layout)
+        vectors, norms, attention = [embedded.new_zeros(0, config.hidden_size)], [embedded.new_zeros(0)], []
+        for k in range(len(parts) if depth else 0):
+            step, prefix = self._step(k, layout, memory, cache)
+            step.attention = [] if trace else None
+            x = parts[k]
+            if config.seeded:
+                x = self._seed(x, k, layout, memory)
+            x = F.dropout(x, config.embedding_dropout, self.training)
+            x = x if prefix is None else torch.cat((prefix, x))
+            before = len(x) - len(parts[k])
+            for layer in range(depth):
+                x = self.blocks[layer](x, step)
+                if layer == recurrent - 1:
+                    last = before + lengths[k].cumsum(0) - 1
+                    vector, norm = self.sentence_head(take_rows(x, last.to(device)), sentence_dropout)
+                    vectors.append(vector)
+                    norms.append(norm)
+            if recurrent and (bool(ended[k].any()) if cache is not None else k + 1 < len(parts)):
+                memory.write(vectors[-1], ended[k], keep=cache is not None)
+            parts[k] = x[before:] if before else x
+            if step.attention:
+                attention.append(torch.stack(step.attention).mean(0)[before:])
+        if cache is not None:
+            cache.seen_tokens += input_ids.shape[1]
+            cache.state["position"] = layout.last_position.to(device)
+            memory.save(cache, layout)
+        x = torch.cat(parts) if parts else embedded
+        if at_once and parts:
+            if not depth:
+                x = F.dropout(x, config.embedding_dropout, self.training)
+            step = self._all_steps(layout, torch.cat(vectors), range(depth, config.num_hidden_layers))
+            for layer in range(depth, config.num_hidden_layers):
+                x = self.blocks[layer](x, step)
+        return Reading(layout, self.final_norm(x), source, torch.cat(vectors), torch.cat(norms), attention)
+
+    def _embed(self, ids: Tensor, positions: Tensor, token_dropout: float) -> Tensor:
+        """E[x] + P[position in the sentence], [N, d]; content tokens are dropped whole (B.2)."""
         config = self.config
-        x = self.embed(step.ids)
-        if config.context_seeding:  # X_BOS <- s_{t-1}, where the stream has one
-            seeded = (step.ids == config.sentence_start_token_id) & (step.count > 0)[:, None]
-            x = torch.where(seeded[..., None], step.memory[:, -1:].to(x.dtype), x)
-        x = x + self.position_embed(step.positions)
+        x = self.embed(ids) + self.position_embed(positions)
         if self.training and token_dropout > 0:
-            dropped = torch.rand(step.ids.shape, device=x.device) < token_dropout
+            dropped = torch.rand(ids.shape, device=ids.device) < token_dropout
             for marker in (config.sentence_start_token_id, config.sentence_end_token_id, config.eos_token_id):
-                dropped &= step.ids != marker
-            x = x.masked_fill(dropped[..., None], 0.0)
-        x = F.dropout(x, config.embedding_dropout, self.training)
-        last = step.valid.sum(1) - 1
-        for layer, block in enumerate(self.blocks):
-            x = block(x, step)
-            if layer == config.vector_layer:
-                at_end = x[torch.arange(len(x), device=x.device), last]
-                step.vectors, step.norms = self.sentence_head(at_end, sentence_dropout)
-        return self.final_norm(x)
+                dropped &= ids != marker
+            x = x.masked_fill(dropped[:, None], 0.0)
+        return x
 
-    def _write(self, step: SentenceStep, memory: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        """Appends the vectors of the sentences that ended, with their graph; the oldest falls out of a full memory."""
-        if not bool(step.ended.any()):
-            return memory, count
-        vectors = step.vectors.detach() if self.config.memory_gradient == "detach" else step.vectors
-        new = memory.new_zeros(memory.shape[0], memory.shape[2]).index_copy(0, step.rows, vectors.to(memory.dtype))
-        writes = torch.zeros_like(count, dtype=torch.bool).index_copy(0, step.rows, step.ended)
-        count = (count + writes).clamp(max=self.config.memory_size)
-        slots = int(count.max())
-        appended = torch.cat((memory, new[:, None]), dim=1)[:, -slots:]
-        kept = F.pad(memory, (0, 0, 1, 0))[:, -slots:]
-        return torch.where(writes[:, None, None], appended, kept), count
+    def _seed(self, x: Tensor, k: int, layout: Layout, memory: Memory) -> Tensor:
+        """X_BOS <- s_{t-1} (section 2.2), where a step's sentences [N, d] begin and their streams have a vector."""
+        streams = layout.counts[k]
+        fresh = memory.count[:streams] > 0
+        if k == 0:
+            fresh &= layout.read_before[:streams] == 0
+        if not bool(fresh.any()):
+            return x
+        lengths = layout.lengths.split(layout.counts)[k]
+        begin = (lengths.cumsum(0) - lengths)[fresh].to(x.device)
+        seeds = _first(memory.seed, streams)
+        seeds = seeds if bool(fresh.all()) else seeds[fresh.to(x.device)]
+        return x.index_copy(0, begin, (seeds + self.position_embed.weight[0]).to(x.dtype))
+
+    def _memory_map(self, layers: range) -> MemoryMap:
+        """What the cross-attention layers among these make of vectors."""
+        config = self.config
+        positions = memory_positions(
+            config.memory_size, config.hidden_size, config.memory_position_scale, self.embed.weight.device
+        )
+        blocks: list[Any] = [self.blocks[i] for i in layers if i in config.cross_layers]
+        return MemoryMap([block.memory_attention for block in blocks], positions)
+
+    def _step(self, k: int, layout: Layout, memory: Memory, cache: ThoughtCache | None) -> tuple[Step, Tensor | None]:
+        """The k-th sentences of all streams with what they read, and the vectors before them where there are such."""
+        config, device = self.config, self.embed.weight.device
+        lengths = layout.lengths.split(layout.counts)[k]
+        count = memory.count[: len(lengths)]
+        read_before = layout.read_before.split(layout.counts)[k]
+        prefix, before = None, torch.zeros_like(lengths)
+        step = Step(Ragged.of(lengths, device=device))
+        if config.memory != "none":
+            entries = memory.read(len(lengths))
+            rank = torch.arange(entries.shape[1]) - (entries.shape[1] - count[:, None])  # negative where unused
+            everywhere = bool((rank[:, 0] == 0).all())
+            ranks = slice(0, entries.shape[1]) if everywhere else rank.clamp(min=0).to(device)
+            if config.memory == "prefix":
+                used = (rank >= 0) & (read_before == 0)[:, None]  # an open sentence has read its prefix
+                before = used.sum(1)
+                prefix = (entries + memory.map.positions[ranks])[used.to(device)]
+                step = Step(Ragged.of(lengths, before, device=device))
+            elif memory.map.weight is not None:
+                step.read = dict(zip(config.cross_layers, memory.map.keys_and_values(entries, ranks)))
+            if not everywhere:
+                reads = (count > 0)[:, None]
+                step.used = ((rank >= 0) | ~reads).to(
+                    device
+                )  # nothing to read: any slot will do, the result is dropped
+                step.reads = reads.repeat_interleave(lengths, dim=0).to(device)
+        if cache is not None:
+            room = config.memory_size if config.memory == "prefix" else 0
+            first = room - count if room else torch.zeros_like(count)
+            own = torch.cat(
+                (
+                    first.repeat_interleave(before) + within(before),
+                    room + read_before.repeat_interleave(lengths) + within(lengths),
+                )
+            )
+            streams = layout.streams.split(layout.counts)[k]
+            rows = torch.cat((streams.repeat_interleave(before), streams.repeat_interleave(lengths)))
+            step.cache = OpenSentences(
+                cache.state,
+                len(layout.last_position),
+                streams.to(device),
+                rows.to(device),
+                own.to(device),
+                first.to(device),
+                room + config.max_sentence_tokens + 3,
+            )
+        return step, prefix
+
+    def _all_steps(self, layout: Layout, vectors: Tensor, layers: range) -> Step:
+        """All sentences of fresh streams side by side, each with the window of vectors [n, d] that it reads."""
+        config, device = self.config, vectors.device
+        step = Step(Ragged.of(layout.lengths, device=device, grouped=True))
+        cross = [layer for layer in layers if layer in config.cross_layers]
+        if not cross:
+            return step
+        order, made_by = step.sequences.order.cpu(), self._memory_map(layers)
+        window = config.memory_gradient_window
+        starts = torch.tensor([0, *accumulate(layout.counts)])
+        k = torch.arange(len(layout.counts)).repeat_interleave(torch.tensor(layout.counts))[:, None]
+        slot = torch.arange(max(1, min(len(layout.counts) - 1, config.memory_size)))
+        count = k.clamp(max=config.memory_size)
+        used = slot < count
+        read = torch.where(used, starts[k - count + slot.where(used, 0)] + torch.arange(len(k))[:, None] - starts[k], 0)
+        entries = made_by.entries(vectors.detach() if window == 0 else vectors)
+        if window and window < config.memory_size:  # older vectors are read from a second half without their gradients
+            entries = torch.cat((entries, made_by.entries(vectors.detach())))
+            read = read + len(vectors) * (count - slot > window)
+        windows = F.embedding(read[order].to(device), entries.flatten(1)).unflatten(-1, entries.shape[1:])
+        step.read = dict(zip(cross, made_by.keys_and_values(windows, slice(0, len(slot)))))
+        step.used = (used | (k == 0))[order].to(device)
+        step.reads = (k > 0).repeat_interleave(layout.lengths, dim=0).to(device)
+        return step
 
     # ------------------------------------------------------------------------------------- training and cost
 
     def final_hidden_states(self, batch: Batch) -> Tensor:
-        return self.read(batch["input_ids"], batch.get("attention_mask"), min_steps=batch.get("num_sentences", 0))[0]
+        """[B, L, d], zero at padding."""
+        return self._spread(self.read(batch["input_ids"], batch.get("attention_mask")), batch["input_ids"])
+
+    @staticmethod
+    def _spread(reading: Reading, input_ids: Tensor) -> Tensor:
+        hidden = reading.hidden
+        flat = hidden.new_zeros(input_ids.numel(), hidden.shape[1]).index_copy(0, reading.source, hidden)
+        return flat.view(*input_ids.shape, -1)
 
     def target_weights(self, batch: Batch, *, eos_weight: float = 1.0, **settings: Any) -> Tensor:
         """Ends of sentences count `eos_weight` (section 2.3), their starts nothing, everything else 1."""
@@ -367,6 +628,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         weights = torch.where(labels == self.config.sentence_end_token_id, eos_weight, 1.0)
         return weights.masked_fill(labels == self.config.sentence_start_token_id, 0.0)
 
+    @torch.compiler.disable(recursive=False)
     def training_loss(
         self,
         batch: Batch,
@@ -386,37 +648,100 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             sentence_dropout: dropout of the hidden state that becomes the sentence vector (B.2).
         """
         weights = self.target_weights(batch, eos_weight=eos_weight, **settings)
-        hidden, steps = self.read(
+        reading = self.read(
             batch["input_ids"],
             batch.get("attention_mask"),
             token_dropout=token_dropout,
             sentence_dropout=sentence_dropout,
-            min_steps=batch.get("num_sentences", 0),
         )
-        loss, weight = self.next_token_loss(hidden, batch["labels"], weights)
-        counted = weights * (batch["labels"] != IGNORED)
-        hinge = hidden.new_zeros(())
-        for step in steps:
-            of_sentence = (counted[step.rows[:, None], step.columns] * step.valid).sum(1)
-            outside = F.relu(step.norms - 1.1) + F.relu(0.9 - step.norms)
-            hinge = hinge + (of_sentence * step.ended * outside.square()).sum()
-        hinge = hinge / weight.clamp(min=1e-8)
-        strength = self.config.norm_hinge_weight if self.config.sentence_head == "normalized" else 0.0
-        gates = torch.cat([gate.detach() for name, gate in self.named_parameters() if name.endswith(".gate")])
-        return LossOutput(loss + strength * hinge, weight, {"norm_hinge": hinge.detach(), "memory_gate": gates.mean()})
+        predicting = reading.predicting()
+        places = reading.source[predicting + 1]
+        labels, weights = batch["labels"].flatten(), weights.flatten()
+        counted = weights * (labels != IGNORED)
+        weight = counted[places].sum()
+        loss = linear_cross_entropy(
+            take_rows(reading.hidden, predicting), self.output_weight(), labels[places], target_weights=weights[places]
+        )
+        metrics = {
+            f"memory_gate.{i}": self.blocks[i].memory_attention.gate.detach()[0] for i in self.config.cross_layers
+        }
+        if self.config.memory != "none" and self.config.sentence_head == "normalized":
+            sentence = torch.arange(len(reading.norms)).repeat_interleave(reading.layout.lengths).to(weights.device)
+            of_sentence = torch.zeros_like(reading.norms).index_add(0, sentence, counted[reading.source])
+            outside = F.relu(reading.norms - 1.1) + F.relu(0.9 - reading.norms)
+            ended = reading.layout.ended.to(weights.device)
+            hinge = (of_sentence * ended * outside.square()).sum() / weight.clamp(min=1e-8)
+            loss = loss + self.config.norm_hinge_weight * hinge
+            metrics["norm_hinge"] = hinge.detach()
+        return LossOutput(loss, weight, metrics)
+
+    @torch.no_grad()
+    def token_nll(self, batch: Batch) -> Tensor:
+        """See `Contract.token_nll`; zero at BOS too, which is never a target."""
+        return self._nll(self.read(batch["input_ids"], batch.get("attention_mask")), batch["labels"])
+
+    def _nll(self, reading: Reading, labels: Tensor) -> Tensor:
+        predicting = reading.predicting()
+        places = reading.source[predicting + 1]
+        nll = linear_nll(reading.hidden[predicting], self.output_weight(), labels.flatten()[places])
+        return nll.new_zeros(labels.numel()).index_copy(0, places, nll).view_as(labels)
+
+    def gradient_groups(self) -> dict[str, list[list[nn.Parameter]]]:
+        """Parameters by component and layer (appendix D)."""
+        groups: dict[str, list[list[nn.Parameter]]] = {"self_attention": [], "memory": [], "mlp": []}
+        for block in self.blocks:
+            for name, group in zip(("attention", "memory_attention", "mlp"), groups.values()):
+                if hasattr(block, name):
+                    group.append(list(getattr(block, name).parameters()))
+        return groups
 
     def forward_flops(self, batch: Batch) -> int:
-        """What this form computes: every sentence step padded to its longest sentence, streams that ended left out."""
+        """See `Contract.forward_flops`."""
+        layout = find_sentences(batch["input_ids"], batch.get("attention_mask"), self.config)
+        return self._layer_flops(layout) + self._head_flops(batch["input_ids"].numel())
+
+    def training_flops(self, batch: Batch, **settings: Any) -> int:
+        """See `Contract.training_flops`; the head is applied to the tokens that predict something."""
+        layout = find_sentences(batch["input_ids"], batch.get("attention_mask"), self.config)
+        return 3 * (self._layer_flops(layout) + self._head_flops(len(layout.source) - len(layout.lengths)))
+
+    def _head_flops(self, tokens: int) -> int:
+        return 2 * tokens * self.config.hidden_size * self.config.vocab_size
+
+    def _layer_flops(self, layout: Layout) -> int:
         config, d = self.config, self.config.hidden_size
-        lengths = find_sentences(batch["input_ids"], batch.get("attention_mask"), config).lengths
-        cross = config.num_hidden_layers // 2
-        mlp = d * config.mlp_width * (3 if config.activation == "swiglu" else 2) * config.num_hidden_layers
-        products = batch["input_ids"].numel() * d * config.vocab_size
-        for k, (rows, longest) in enumerate(zip((lengths > 0).sum(0).tolist(), lengths.amax(0).tolist())):
-            tokens, slots = rows * longest, max(min(k, config.memory_size), 1)
-            products += tokens * mlp + rows * d * d
-            products += (config.num_hidden_layers - cross) * tokens * (4 * d * d + 2 * longest * d)
-            products += cross * (tokens * (2 * d * d + 2 * slots * d) + rows * slots * 2 * d * d)
+        size, layers = config.memory_size, config.num_hidden_layers
+        recurrent = 0 if config.memory == "none" else config.vector_layer + 1
+        mlp = d * config.mlp_width * (3 if config.activation == "swiglu" else 2)
+        window = config.memory_gradient_window
+        made = 2 * d * d * (2 if window is not None and 0 < window < size else 1)  # keys and values of a vector
+        products = 0
+
+        def run(lengths: Tensor, slots: int, prefix: int, part: range, grouped: bool) -> int:
+            """Products of some layers for some sentences."""
+            before = torch.full_like(lengths, prefix)
+            shapes = Ragged.of(lengths, before, grouped=grouped).shapes
+            tokens = int((lengths + before).sum())
+            cross = sum(layer in config.cross_layers for layer in part)
+            own = len(part) - cross if config.attention_layout == "alternate" else len(part)
+            found = len(part) * tokens * mlp
+            found += own * (tokens * 4 * d * d + sum(2 * d * rows * longest**2 for rows, longest in shapes))
+            return found + cross * (
+                tokens * 2 * d * d + sum(2 * d * rows * longest * slots for rows, longest in shapes)
+            )
+
+        steps = layout.lengths.split(layout.counts)
+        depth = recurrent if config.memory != "prefix" else layers
+        cross = [sum(layer in config.cross_layers for layer in part) for part in (range(depth), range(depth, layers))]
+        for k, lengths in enumerate(steps if depth else ()):
+            prefix = min(k, size) if config.memory == "prefix" else 0
+            products += run(lengths, max(1, min(k, size)), prefix, range(depth), grouped=False)
+            products += len(lengths) * d * d
+            products += cross[0] * len(lengths) * (made * (k + 1 < len(steps)) + 2 * d * d * (k == 0))
+        if depth < layers and len(layout.lengths):
+            products += run(layout.lengths, max(1, min(len(steps) - 1, size)), 0, range(depth, layers), grouped=True)
+            products += cross[1] * len(layout.lengths) * made
+        products += sum(cross) * size * d * d  # W_K PE
         return 2 * products
 
     # ------------------------------------------------------------------------------------- Hugging Face's side
@@ -453,7 +778,8 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         if output_thoughts and cache is not None and cache.seen_tokens:
             raise InputError("output_thoughts is True with a cache in use: give the whole text in one call")
         cache = self.new_cache() if use_cache and cache is None else cache
-        hidden, steps = self.read(input_ids, attention_mask, cache=cache, trace=output_thoughts)
+        reading = self.read(input_ids, attention_mask, cache=cache, trace=output_thoughts)
+        hidden = self._spread(reading, input_ids)
         kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
         loss = None
         if labels is not None:
@@ -462,40 +788,42 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             loss=loss,
             logits=self.lm_head(hidden[:, kept]),
             past_key_values=cache,
-            thoughts=self._traces(input_ids, hidden, steps) if output_thoughts else None,
+            thoughts=self._traces(input_ids, reading) if output_thoughts else None,
         )
 
     @torch.no_grad()
-    def _traces(self, input_ids: Tensor, hidden: Tensor, steps: list[SentenceStep]) -> list[ThoughtTrace]:
+    def _traces(self, input_ids: Tensor, reading: Reading) -> list[ThoughtTrace]:
         """A trace a stream.
 
         `surprise` is each token's negative log-likelihood, `memory_attention` the largest weight that it gives to one
         sentence in memory; `links["memory"]` is how much the tokens of sentence i attend to sentence j; all weights are
         means over heads and cross layers. `memory_gate` holds the gates by cross layer.
         """
-        config = self.config
-        silent = (input_ids == config.sentence_start_token_id) | (input_ids == config.pad_token_id)
-        targets = input_ids.masked_fill(silent, IGNORED)[:, 1:]
-        nll = linear_nll(hidden[:, :-1].flatten(0, 1), self.output_weight(), targets.flatten())
-        surprise = F.pad(nll.view_as(targets), (1, 0))
+        layout, length = reading.layout, input_ids.shape[1]
+        silent = (input_ids == self.config.sentence_start_token_id) | (input_ids == self.config.pad_token_id)
+        surprise = self._nll(reading, input_ids.masked_fill(silent, IGNORED))
         attended = torch.zeros_like(surprise)
-        gates = [gate.detach().float() for name, gate in self.named_parameters() if name.endswith(".gate")]
+        gates = [self.blocks[i].memory_attention.gate.detach().float() for i in self.config.cross_layers]
         traces = [ThoughtTrace(ids, curves={"memory_gate": torch.cat(gates)} if gates else {}) for ids in input_ids]
         reads: list[list[Tensor]] = [[] for _ in traces]
-        for step in steps:
-            weights = torch.stack(step.attention or [step.memory.new_zeros(*step.ids.shape, 1)]).mean(0)
-            for i, row in enumerate(step.rows.tolist()):
-                columns, of_tokens = step.columns[i][step.valid[i]], weights[i][step.valid[i]]
-                attended[row, columns] = of_tokens.amax(-1).to(attended.dtype)
-                if step.ended[i]:
-                    span = int(columns[0]), int(columns[-1]) + 1
-                    traces[row].thoughts.append(Thought(step.vectors[i].detach(), *span))
-                    count = int(step.count[i])
-                    reads[row].append(of_tokens.mean(0)[weights.shape[-1] - count :])
-        for row, trace in enumerate(traces):
-            trace.scores = {"surprise": surprise[row], "memory_attention": attended[row]}
+        of_sentence = [
+            part
+            for weights, lengths in zip(reading.attention, layout.lengths.split(layout.counts))
+            for part in weights.split(lengths.tolist())
+        ]
+        columns = (reading.source % length).split(layout.lengths.tolist())
+        for i, stream in enumerate(layout.streams.tolist()):
+            count = min(len(reads[stream]), self.config.memory_size)
+            read = of_sentence[i][:, -count:] if of_sentence and count else surprise.new_zeros(len(columns[i]), 1)
+            attended[stream, columns[i]] = read.amax(-1).to(attended.dtype)
+            reads[stream].append(read.mean(0)[:count])
+            if layout.ended[i] and len(reading.vectors):
+                span = int(columns[i][0]), int(columns[i][-1]) + 1
+                traces[stream].thoughts.append(Thought(reading.vectors[i].detach(), *span))
+        for stream, trace in enumerate(traces):
+            trace.scores = {"surprise": surprise[stream], "memory_attention": attended[stream]}
             trace.links["memory"] = links = surprise.new_zeros(len(trace.thoughts), len(trace.thoughts))
-            for i, read in enumerate(reads[row]):
+            for i, read in enumerate(reads[stream][: len(links)]):
                 links[i, i - len(read) : i] = read
         return traces
 

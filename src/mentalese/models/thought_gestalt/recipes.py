@@ -108,9 +108,37 @@ def paper_recipe(
     )
 
 
+def openstax(suffix: str, width: int, heads: int, learning_rate: float) -> Recipe:
+    """One of the runs that `results/` publishes beside its GPT-2 twin: the corpus is given by `--data`.
+
+    Two epochs of text do not overfit such models, so nothing is dropped, in either of the twins.
+    """
+    return Recipe(
+        name=f"thought_gestalt/openstax-{suffix}",
+        description=f"width {width}, {suffix.upper()} non-embedding parameters, 20M tokens of textbooks (give --data)",
+        model={
+            "model_type": "thought_gestalt",
+            "hidden_size": width,
+            "num_hidden_layers": 12,
+            "num_attention_heads": heads,
+            "attention_dropout": 0.0,
+        },
+        data=DataConfig(tokenizer="bpe:8192", batching="sentences", tokens_per_batch=8192),
+        optimizer=OptimizerConfig(learning_rate=learning_rate),
+        train=TrainConfig(
+            tokens=20_000_000, precision="bf16", eval_every=122, checkpoint_every=122, keep_checkpoints=25
+        ),
+        evaluation=EvaluationConfig(batch_size=8, max_documents=8),
+        phases=(EOS_PHASE,),
+        baseline=f"gpt2/openstax-{suffix}",
+    )
+
+
 RECIPES = [
     TINY,
     SMALL,
+    openstax("340k", 48, 3, 4e-3),
+    openstax("1.3m", 96, 6, 2e-3),
     *(
         paper_recipe(
             f"{millions}m",

@@ -12,23 +12,34 @@ from transformers import LogitsProcessor
 
 from mentalese.errors import InputError
 from mentalese.models.thought_gestalt.configuration import ThoughtGestaltConfig
+from mentalese.nn.ragged import within
 
 
 @dataclass
 class Layout:
-    """Where the sentences of flat streams lie. PAD and masked tokens belong to none.
+    """The sentences of flat streams, step by step: the first of each stream, the second of each that has one, ..
+
+    Inside a step, streams with more sentences come first, so that a step's streams are the first ones of the step
+    before. Everything is on the CPU. PAD and masked tokens belong to no sentence. Letters: n sentences, N tokens.
 
     Attributes:
-        order: [B, L], the columns of each stream's tokens, in order; padding comes last.
-        starts, lengths: [B, S], first place in `order` and number of tokens of each sentence read in this call.
-        first_position: [B], tokens of sentence 0 that an earlier call has read (0 where none was open).
+        streams: [n], the stream of each sentence.
+        lengths: [n], its tokens in this call.
+        read_before: [n], its tokens that an earlier call has read.
+        ended: bool [n], whether it ends here, with its EOS.
+        counts: sentences in each step.
+        source: [N], the place of each token in the flattened [B * L], sentence by sentence.
+        positions: [N], place of each token in its sentence.
         last_position: [B], tokens of the sentence left open at the end (0 where none is).
     """
 
-    order: Tensor
-    starts: Tensor
+    streams: Tensor
     lengths: Tensor
-    first_position: Tensor
+    read_before: Tensor
+    ended: Tensor
+    counts: list[int]
+    source: Tensor
+    positions: Tensor
     last_position: Tensor
 
 
@@ -43,12 +54,11 @@ def find_sentences(
     Raises:
         InputError: the markers are unbalanced, or a sentence is longer than the table of positions.
     """
-    length = input_ids.shape[1]
+    input_ids, length = input_ids.cpu(), input_ids.shape[1]  # one wait for the device, none later
     real = input_ids != config.pad_token_id
     if attention_mask is not None:
-        real = real & attention_mask[:, -length:].bool()
-    if first_position is None:
-        first_position = input_ids.new_zeros(input_ids.shape[0])
+        real = real & attention_mask[:, -length:].cpu().bool()
+    first_position = input_ids.new_zeros(len(input_ids)) if first_position is None else first_position.cpu()
     begins = real & (input_ids == config.sentence_start_token_id)
     ends = real & (input_ids == config.sentence_end_token_id)
     was_open = (first_position > 0).long()
@@ -77,11 +87,24 @@ def find_sentences(
     sentence = (begins.cumsum(1) - 1 + was_open[:, None]).clamp(min=0)
     count = int(sentence.max()) + 1 if sentence.numel() else 0
     lengths = real.new_zeros(real.shape[0], count, dtype=torch.long).scatter_add(1, sentence, real.long())
+    starts = lengths.cumsum(1) - lengths
+    by_length = (lengths > 0).sum(1).argsort(descending=True, stable=True)
+    step, place = (lengths[by_length] > 0).t().nonzero(as_tuple=True)  # step by step
+    streams = by_length[place]
+    sizes = lengths[streams, step]
+    offset = within(sizes)
+    rows = streams.repeat_interleave(sizes)
+    order = (~real).to(torch.uint8).argsort(dim=1, stable=True)  # columns of real tokens first
+    source = rows * length + order[rows, starts[streams, step].repeat_interleave(sizes) + offset]
+    read_before = torch.where(step == 0, first_position[streams], 0)
     return Layout(
-        order=(~real).to(torch.uint8).argsort(dim=1, stable=True),
-        starts=lengths.cumsum(1) - lengths,
-        lengths=lengths,
-        first_position=first_position,
+        streams=streams,
+        lengths=sizes,
+        read_before=read_before,
+        ended=input_ids.flatten()[source[sizes.cumsum(0) - 1]] == config.sentence_end_token_id,
+        counts=step.bincount().tolist(),
+        source=source,
+        positions=read_before.repeat_interleave(sizes) + offset,
         last_position=torch.where(is_open[:, -1] > 0, (read - start)[:, -1], 0),
     )
 

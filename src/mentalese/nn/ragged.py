@@ -1,0 +1,173 @@
+"""Attention within sequences of unequal length that lie end to end in one flat tensor, without padding elsewhere.
+
+Norms, linear maps and MLPs work on the flat [N, d]; only the attention itself is done on rows padded to the longest of
+a group of similar length. Padding is never read by a real token, so it needs no mask and gets no gradient.
+
+Letters: n sequences, N tokens in all, P places in the padded groups, m keys to read, d = heads * d_h.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_GROUP = 48  # sequences in a group at least; more groups pad less and call more often
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Where the tokens of n sequences lie when padded.
+
+    Attributes:
+        order: [n], the sequences in the order of the groups, short ones first.
+        shapes: rows and longest sequence of each group.
+        index: [P], the flat token at each padded place; padding holds token 0.
+        place: [N], the padded place of each flat token.
+    """
+
+    order: Tensor
+    shapes: tuple[tuple[int, int], ...]
+    index: Tensor
+    place: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        lengths: Tensor,
+        prefix: Tensor | None = None,
+        *,
+        grouped: bool = False,
+        device: torch.device | str = "cpu",
+    ) -> Ragged:
+        """Sequences of `lengths` [n], on the CPU.
+
+        Args:
+            prefix: [n], so many tokens stand before each sequence; the flat tensor holds all prefixes first.
+            grouped: pad many sequences in groups of similar length; else all of them together, in their order.
+        """
+        prefix = torch.zeros_like(lengths) if prefix is None else prefix
+        total = prefix + lengths
+        order = total.argsort(stable=True) if grouped else torch.arange(len(total))
+        starts, shapes, places = torch.zeros_like(total), [], 0
+        for rows in order.tensor_split(max(1, len(total) // _GROUP) if grouped else 1):
+            longest = int(total[rows].max()) if len(rows) else 0
+            starts[rows] = places + longest * torch.arange(len(rows))
+            shapes.append((len(rows), longest))
+            places += len(rows) * longest
+        place = torch.cat((starts.repeat_interleave(prefix) + within(prefix),
+                           (starts + prefix).repeat_interleave(lengths) + within(lengths)))  # fmt: skip
+        index = torch.zeros(places, dtype=torch.long).index_copy_(0, place, torch.arange(len(place)))
+        return cls(order.to(device), tuple(shapes), index.to(device), place.to(device))
+
+    def pad(self, flat: Tensor) -> list[Tensor]:
+        """[N, d] to one [rows, longest, d] a group."""
+        return self._split(_Pad.apply(flat, self.index, self.place))
+
+    def unpad(self, groups: list[Tensor]) -> Tensor:
+        """One [rows, longest, d] a group to [N, d]."""
+        return take_rows(torch.cat([group.flatten(0, 1) for group in groups]), self.place)
+
+    def _split(self, padded: Tensor) -> list[Tensor]:
+        parts = padded.split([rows * longest for rows, longest in self.shapes])
+        return [part.view(*shape, -1) for part, shape in zip(parts, self.shapes)]
+
+
+def within(lengths: Tensor) -> Tensor:
+    """0, 1, .. in each sequence: [N] for `lengths` [n]."""
+    return torch.arange(int(lengths.sum())) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+
+
+class _Pad(torch.autograd.Function):
+    """A gather both ways: padding gets no gradient, so none has to be summed into token 0."""
+
+    @staticmethod
+    def forward(ctx: Any, flat: Tensor, index: Tensor, place: Tensor) -> Tensor:
+        ctx.save_for_backward(place)
+        return flat.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient.index_select(0, ctx.saved_tensors[0]), None, None
+
+
+class _Take(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        ctx.size = len(x)
+        return x.index_select(0, rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        zeros = gradient.new_zeros(ctx.size, *gradient.shape[1:])
+        return zeros.index_copy_(0, ctx.saved_tensors[0], gradient), None
+
+
+def take_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """x[rows] for rows that are all different: their gradients are put back, not summed."""
+    return _Take.apply(x, rows)
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """[rows, length, d] to [rows, heads, length, d_h]."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, heads: int, **options: Any) -> Tensor:
+    """softmax(q k^T / sqrt(d_h)) v: [rows, T, d] and [rows, m, d] to [rows, T, d]; `options` are torch's."""
+    q, k, v = (split_heads(x, heads) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2).flatten(2)
+
+
+@torch.compiler.disable
+def causal_attention(qkv: Tensor, sequences: Ragged, heads: int, dropout: float = 0.0) -> Tensor:
+    """Each token attends to those of its own sequence up to itself.
+
+    Runs eagerly under `torch.compile`, whatever is around it: its shapes change with every batch.
+
+    Args:
+        qkv: [N, 3 d].
+
+    Returns:
+        [N, d].
+    """
+    thirds = [group.chunk(3, dim=-1) for group in sequences.pad(qkv)]
+    return sequences.unpad([attend(q, k, v, heads, is_causal=True, dropout_p=dropout) for q, k, v in thirds])
+
+
+@torch.compiler.disable
+def reading_attention(
+    q: Tensor, keys: Tensor, values: Tensor, used: Tensor | None, sequences: Ragged, heads: int, dropout: float = 0.0
+) -> Tensor:
+    """Each token attends to the m keys that its sequence reads.
+
+    Args:
+        q: [N, d].
+        keys, values: [n, m, d], sequences in `sequences.order`.
+        used: bool [n, m], at least one true in each row, or `None` where all are.
+
+    Returns:
+        [N, d].
+    """
+    out, first = [], 0
+    for group in sequences.pad(q):
+        rows = slice(first, first + len(group))
+        mask = None if used is None else used[rows, None, None]
+        out.append(attend(group, keys[rows], values[rows], heads, attn_mask=mask, dropout_p=dropout))
+        first = rows.stop
+    return sequences.unpad(out)
+
+
+def causal_attention_reference(qkv: Tensor, lengths: Tensor, heads: int) -> Tensor:
+    """What `causal_attention` computes, one sequence after the other."""
+    out = []
+    for sequence in qkv.split(lengths.tolist()):
+        q, k, v = (split_heads(x[None], heads) for x in sequence.chunk(3, dim=-1))
+        scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        out.append((scores.masked_fill(later, -torch.inf).softmax(-1) @ v).transpose(1, 2).flatten(2)[0])
+    return torch.cat(out)
