@@ -92,6 +92,23 @@ def test_published_models_have_the_published_sizes(name: str, vocabulary: int, t
     assert sizes(name, vocabulary)["total"] == total
 
 
+@pytest.mark.parametrize("name", [name for name in recipes() if name.startswith(("gpt2-boundaries/", "gpt2-gist/"))])
+def test_marked_and_gist_runs_differ_from_gpt2s_in_the_markers_and_the_mask_alone(name: str) -> None:
+    recipe = get_recipe(name).to_dict()
+    twin = get_recipe(recipe["baseline"]).to_dict()
+    gist = name.startswith("gpt2-gist/")
+    assert recipe["data"].pop("batching") == "marked"
+    assert twin["data"].pop("batching") == "blocks"
+    assert (recipe["model"].pop("model_type"), twin["model"].pop("model_type")) == (
+        "gpt2_gist" if gist else "gpt2",
+        "gpt2",
+    )
+    for field in ("model", "data", "optimizer", "train", "evaluation", "phases"):
+        assert recipe[field] == twin[field]
+    if not name.endswith("/tiny"):
+        assert sizes(name, GPT2_VOCABULARY)["non_embedding"] == 85_056_000
+
+
 def test_gpt2_with_rotary_positions_has_no_position_table_and_rotates_whole_heads() -> None:
     fields: dict[str, Any] = dict(get_recipe("gpt2-rope/1.3m").model)
     config = AutoConfig.for_model(fields.pop("model_type"), vocab_size=512, **fields)

@@ -68,10 +68,15 @@ def test_memory_is_that_of_the_whole_process(corpus: Path) -> None:
     ("families", "out", "says"),
     [
         (["thought_gestallt"], None, "no family is called"),
-        (["baselines"], None, "no tiny recipe with a baseline"),
         ([], "nowhere/bench.json", "does not exist"),
     ],
 )
 def test_bad_input_ends_before_anything_runs(families: list[str], out: str | None, says: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=says):
         bench(families, tmp_path / out if out else None)
+
+
+def test_a_family_without_a_baseline_to_measure_against_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mentalese.bench.load", lambda recipes: [get_recipe("gpt2/tiny")])
+    with pytest.raises(InputError, match="'baselines' has no tiny recipe with a baseline"):
+        bench(["baselines"], None)

@@ -1,10 +1,15 @@
-"""What the families are compared with: transformers' own GPT-2, GPT-NeoX and Llama, as recipes."""
+"""What the families are compared with: transformers' own GPT-2, GPT-NeoX and Llama, and GPT-2 with a gist mask."""
 
 from mentalese.registry import Family
 
 FAMILY = Family(
     name="baselines",
-    description="transformers' own GPT-2, GPT-2 with rotary positions, GPT-NeoX and Llama",
+    description="transformers' GPT-2 (also with rotary positions, sentence markers, a gist mask), GPT-NeoX and Llama",
     recipes="mentalese.models.baselines.recipes:RECIPES",
-    classes={},
+    classes={
+        "gpt2_gist": (
+            "mentalese.models.baselines.gist:GPT2GistConfig",
+            "mentalese.models.baselines.gist:GPT2GistLMHeadModel",
+        )
+    },
 )

@@ -1,4 +1,6 @@
-"""Baselines by size: `gpt2/`, `gpt2-rope/`, `neox/`, `llama/`. Models are transformers' own classes.
+"""Baselines by size: `gpt2/`, `gpt2-rope/`, `neox/`, `llama/` are transformers' own classes.
+
+`gpt2-boundaries/` is GPT-2 on text with its sentences between markers, `gpt2-gist/` the same under a gist mask.
 
 Sizes are non-embedding parameters for the small ones (as scaling laws count) and totals where a published model is
 known by its total. `builtin:stdlib` is small: the recipes "for any text" are meant for `--data`, and run without it.
@@ -6,6 +8,7 @@ known by its total. `builtin:stdlib` is small: the recipes "for any text" are me
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
@@ -149,16 +152,34 @@ def published(
     )
 
 
-def openstax() -> Recipe:
-    """The run that `results/` publishes: its corpus is given by `--data`."""
+def openstax(size: str) -> Recipe:
+    """The runs that `results/` publishes: their corpus is given by `--data`."""
+    width, heads, learning_rate = GPT2_SIZES[size]
     return Recipe(
-        name="gpt2/openstax-1.3m",
-        description="GPT-2 with 1.34M non-embedding parameters on 10M tokens of textbooks (give --data)",
-        model=gpt2(96, 6, context=512),
-        data=DataConfig(tokenizer="bpe:8192", sequence_length=512),
-        optimizer=OptimizerConfig(learning_rate=2e-3),
-        train=TrainConfig(tokens=10_000_000, eval_every=61),  # 1,221 steps of 8,192 tokens: about 20 validations
+        name=f"gpt2/openstax-{size}",
+        description=f"GPT-2 with {size.upper()} non-embedding parameters on 20M tokens of textbooks (give --data)",
+        model=gpt2(width, heads),
+        data=DataConfig(tokenizer="bpe:8192", sequence_length=1024, batch_size=8),
+        optimizer=OptimizerConfig(learning_rate=learning_rate),
+        train=TrainConfig(  # about 2,440 steps of 8,192 tokens: 20 validations, each beside a checkpoint
+            tokens=20_000_000, precision="bf16", eval_every=122, checkpoint_every=122, keep_checkpoints=25
+        ),
         evaluation=EvaluationConfig(max_documents=8),
+    )
+
+
+def with_markers(
+    recipe: Recipe, name: str, description: str, *, gist: bool = False, paper: str | None = None
+) -> Recipe:
+    """The GPT-2 recipe on the stream of sentences between markers (Table 3), and under the gist mask (Table 5)."""
+    return dataclasses.replace(
+        recipe,
+        name=name,
+        description=description,
+        model=recipe.model | ({"model_type": "gpt2_gist"} if gist else {}),
+        data=dataclasses.replace(recipe.data, batching="marked"),
+        baseline=recipe.name,
+        paper=paper,
     )
 
 
@@ -176,6 +197,8 @@ GPT2_PUBLISHED = {
 PYTHIA = {"70m": (512, 8, 6, 1e-3), "160m": (768, 12, 12, 6e-4), "410m": (1024, 16, 24, 3e-4)}
 """Total parameters -> width, heads, layers, learning rate (Biderman et al., 2023, table 1)."""
 
+BOUNDARIES, GIST = "GPT-2 on sentences between markers", "GPT-2 that reads earlier sentences through their ends alone"
+
 RECIPES = [
     tiny(),
     small("gpt2/small", gpt2(384, 6), "GPT-2 with 21M non-embedding parameters"),
@@ -185,7 +208,7 @@ RECIPES = [
     ),
     *(table2(f"{millions}m", 768, 12, millions) for millions in (12, 20, 30, 50)),
     *(table2(size, width, heads) for size, (width, heads, _) in GPT2_SIZES.items()),
-    openstax(),
+    *(openstax(size) for size in ("340k", "1.3m")),
     *(
         published(
             f"gpt2/{size}",
@@ -195,6 +218,27 @@ RECIPES = [
             tokenizer=GPT2_TOKENS,
         )
         for size, (width, heads, layers, rate) in GPT2_PUBLISHED.items()
+    ),
+    with_markers(tiny(), "gpt2-boundaries/tiny", f"{BOUNDARIES}, as gpt2/tiny"),
+    *(
+        with_markers(
+            table2(f"{millions}m", 768, 12, millions),
+            f"gpt2-boundaries/table3-{millions}m",
+            f"{BOUNDARIES}, {millions} million tokens of WikiText-103",
+            paper="Table 3, Figure 4",
+        )
+        for millions in (20, 30, 50)
+    ),
+    with_markers(tiny(), "gpt2-gist/tiny", f"{GIST}, as gpt2/tiny", gist=True),
+    *(
+        with_markers(
+            table2(f"{millions}m", 768, 12, millions),
+            f"gpt2-gist/table5-{millions}m",
+            f"{GIST}, {millions} million tokens of WikiText-103",
+            gist=True,
+            paper="Table 5, Figure 4",
+        )
+        for millions in (20, 30, 50)
     ),
     small("gpt2-rope/small", gpt2_rope(384, 6), "GPT-2 with rotary positions and 21M non-embedding parameters"),
     *(
