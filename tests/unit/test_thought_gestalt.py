@@ -11,12 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._dynamo.utils import counters
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from mentalese.errors import InputError
-from mentalese.models.base import ThoughtTrace, count_parameters
+from mentalese.models.base import ThoughtTrace, TrainStep, count_parameters
 from mentalese.models.thought_gestalt.configuration import ThoughtGestaltConfig
 from mentalese.models.thought_gestalt.modeling import CrossAttention, ThoughtGestaltForCausalLM
 from mentalese.models.thought_gestalt.reference import hidden_states_reference, training_loss_reference
@@ -547,3 +548,51 @@ def test_what_cannot_be_read_is_refused() -> None:
     cache = model(ids, use_cache=True).past_key_values
     with pytest.raises(InputError, match="give the whole text in one call"):
         model(ids, past_key_values=cache, output_thoughts=True)
+
+
+# -------------------------------------------------------------------------------------------------------------- memory
+
+
+def saved_bytes(sentences: int) -> int:
+    """What a training step keeps for its backward pass."""
+    model = make(hidden_size=64, memory_size=40, num_hidden_layers=6, max_sentence_tokens=30).train()
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    batch = batch_of(*(stream(*[20] * sentences, seed=i) for i in range(2)))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = model.training_loss(batch).loss
+    assert loss.requires_grad
+    return sum(kept.values())
+
+
+def test_memory_grows_with_the_number_of_sentences_and_no_faster() -> None:
+    base, double, triple = (saved_bytes(sentences) for sentences in (42, 84, 126))  # all above memory_size
+    assert triple - double < 1.05 * (double - base)
+
+
+# ------------------------------------------------------------------------------------------------------------- compile
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # the compiler's own, while it loads
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # and where it breaks its graph
+@pytest.mark.slow
+def test_a_compiled_step_is_compiled_once_whatever_the_batches_and_equals_the_eager_one() -> None:
+    compiled, eager = make().train(), make().train()
+    step = TrainStep(compiled)
+    step.compile()
+    graphs = []
+    for i, rows in enumerate([((3, 1, 6), (2,)), ((5,),), ((1, 2, 3, 4), (6, 6, 1), (2, 2)), ((4, 4, 4, 4, 4, 1),)]):
+        batch = batch_of(*(stream(*lengths, seed=i) for lengths in rows))
+        weights = {"eos_weight": 1.0 - 0.2 * i}
+        output, expected = step(batch, weights), eager.training_loss(batch, **weights)
+        torch.testing.assert_close(output.loss, expected.loss)
+        output.loss.backward()
+        expected.loss.backward()
+        graphs.append(counters["stats"]["unique_graphs"])
+    torch.testing.assert_close(gradients(compiled), gradients(eager), atol=1e-5, rtol=1e-4)
+    assert graphs[0] > 0
+    assert graphs[1:] == [graphs[0]] * 3

@@ -269,6 +269,10 @@ class Contract:
         """FLOPs of one training step on this batch; the backward pass of a plain model costs two forward passes."""
         return 3 * self.forward_flops(batch)
 
+    def compiled_parts(self) -> list[nn.Module] | None:
+        """The modules that `torch.compile` takes, where the shape of a whole step changes with its batch; else `None`."""
+        return None
+
     def output_weight(self) -> Tensor:
         """[vocabulary, hidden], the matrix of the language-model head."""
         weight = self.get_output_embeddings().weight
@@ -352,6 +356,14 @@ class TrainStep(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model: Any = model
+
+    def compile(self, **options: Any) -> None:
+        """`torch.compile` for the step, or for the parts of it that the model names."""
+        parts = self.model.compiled_parts()
+        if parts is None:
+            super().compile(**options)
+        for part in parts or ():
+            part.compile(dynamic=True, **options)
 
     def forward(self, batch: Batch, settings: Mapping[str, Any] | None) -> LossOutput | Tensor:
         """The training loss under these settings; with `settings=None` the tokens' negative log-likelihoods."""

@@ -434,7 +434,6 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
 
     # ------------------------------------------------------------------------------------- reading a stream
 
-    @torch.compiler.disable(recursive=False)  # blocks compile; a graph of all steps would be made anew for each batch
     def read(
         self,
         input_ids: Tensor,
@@ -628,7 +627,6 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         weights = torch.where(labels == self.config.sentence_end_token_id, eos_weight, 1.0)
         return weights.masked_fill(labels == self.config.sentence_start_token_id, 0.0)
 
-    @torch.compiler.disable(recursive=False)
     def training_loss(
         self,
         batch: Batch,
@@ -685,6 +683,10 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         places = reading.source[predicting + 1]
         nll = linear_nll(reading.hidden[predicting], self.output_weight(), labels.flatten()[places])
         return nll.new_zeros(labels.numel()).index_copy(0, places, nll).view_as(labels)
+
+    def compiled_parts(self) -> list[nn.Module]:
+        """The blocks: a graph of all steps would be made anew for each batch."""
+        return list(self.blocks)
 
     def gradient_groups(self) -> dict[str, list[list[nn.Parameter]]]:
         """Parameters by component and layer (appendix D)."""
