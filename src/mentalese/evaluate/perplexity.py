@@ -23,7 +23,9 @@ from mentalese.recipe import WITH_MARKERS, DataConfig, EvaluationConfig
 from mentalese.screen import progress
 
 if TYPE_CHECKING:
-    from mentalese.data.store import Split
+    from transformers import PreTrainedTokenizerBase
+
+    from mentalese.data.store import Split, TokenStore
 
 
 @dataclass(frozen=True)
@@ -217,17 +219,9 @@ def _perplexity_task(
     device: str | torch.device,
     show: bool,
 ) -> dict[str, Any]:
-    from mentalese.data.store import prepare
-    from mentalese.data.tokenizers import special_token_ids, tokenizer_fingerprint
+    from mentalese.data.tokenizers import special_token_ids
 
-    store, prepared = prepare(data, show=show)
-    if tokenizer_fingerprint(prepared) != tokenizer_fingerprint(tokenizer):
-        raise InputError(
-            f"the text was tokenised with {data.tokenizer}, which is not the checkpoint's tokenizer: "
-            "save the tokenizer with its sentence and document markers in the model's folder"
-        )
-    if split not in store.splits:
-        raise InputError(f"split is {split!r}: {data.source} has {', '.join(store.splits)}")
+    store = open_text(tokenizer, data, split, show)
     special = special_token_ids(tokenizer)
     result = perplexity(model, store.splits[split], data, evaluation, special, device=device, show=show)
     return result.to_dict() | {"split": split, "source": data.source, "data_hash": store.meta["data_hash"]}
@@ -264,17 +258,51 @@ def evaluate_model(
             raise InputError(f"tasks: no task is called {task!r}{nearest(task, TASKS)} (known: {', '.join(TASKS)})")
     if out is not None and not out.parent.is_dir():
         raise InputError(f"out is {str(out)!r}: its folder does not exist, make it first")
-    model, tokenizer = load_model(path, device)
-    recipe = saved_recipe(path)
-    data, protocol_config = (recipe.data, recipe.evaluation) if recipe else (_plain_data(model), EvaluationConfig())
-    data = dataclasses.replace(data, tokenizer=str(model_folder(path)))
-    if source is not None:
-        data = dataclasses.replace(data, source=source, text_column=None)
-    chosen = evaluation or dataclasses.replace(protocol_config, max_documents=None)
-    results = {task: TASKS[task](model, tokenizer, data, chosen, split, device, show) for task in tasks}
+    model, tokenizer, data, own = open_evaluation(path, source, device)
+    results = {task: TASKS[task](model, tokenizer, data, evaluation or own, split, device, show) for task in tasks}
     if out is not None:
         write_json(out, results)
     return results
+
+
+def open_evaluation(
+    path: str, source: str | None = None, device: str | torch.device = "cpu"
+) -> tuple[Any, PreTrainedTokenizerBase, DataConfig, EvaluationConfig]:
+    """A saved model and its tokenizer, and how its recipe reads and scores a text, here whole.
+
+    Args:
+        source: the text; `None` takes the one that the model was trained on.
+
+    Raises:
+        InputError: see `load_model`.
+    """
+    model, tokenizer = load_model(path, device)
+    recipe = saved_recipe(path)
+    data, evaluation = (recipe.data, recipe.evaluation) if recipe else (_plain_data(model), EvaluationConfig())
+    data = dataclasses.replace(data, tokenizer=str(model_folder(path)))
+    if source is not None:
+        data = dataclasses.replace(data, source=source, text_column=None)
+    return model, tokenizer, data, dataclasses.replace(evaluation, max_documents=None)
+
+
+def open_text(tokenizer: PreTrainedTokenizerBase, data: DataConfig, split: str, show: bool) -> TokenStore:
+    """The text in a saved model's own tokens.
+
+    Raises:
+        InputError: what `prepare` refuses, a tokenizer that lacks the markers, or an unknown split.
+    """
+    from mentalese.data.store import prepare
+    from mentalese.data.tokenizers import tokenizer_fingerprint
+
+    store, prepared = prepare(data, show=show)
+    if tokenizer_fingerprint(prepared) != tokenizer_fingerprint(tokenizer):
+        raise InputError(
+            f"the text was tokenised with {data.tokenizer}, which is not the checkpoint's tokenizer: "
+            "save the tokenizer with its sentence and document markers in the model's folder"
+        )
+    if split not in store.splits:
+        raise InputError(f"split is {split!r}: {data.source} has {', '.join(store.splits)}")
+    return store
 
 
 def _plain_data(model: Any) -> DataConfig:

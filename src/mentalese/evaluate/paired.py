@@ -1,0 +1,144 @@
+"""Two models on the same tokens: how much better one predicts each, and where in a sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from mentalese.data.store import Split
+from mentalese.data.tokenizers import special_token_ids
+from mentalese.errors import InputError
+from mentalese.evaluate.perplexity import open_evaluation, open_text, protocol, token_scores
+from mentalese.evaluate.statistics import bootstrap_ratio
+
+POSITIONS = 12
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Nats a token that a model needs more than its reference; below zero it predicts better.
+
+    Attributes:
+        tokens: how many tokens the mean is over.
+        difference: mean of `scores - reference`.
+        interval: 95% over documents drawn with replacement; `None` where there is but one.
+        position: place of the tokens in their sentence, from 1; `None` for all of them. The last place stands for all
+            from there on.
+    """
+
+    tokens: int
+    difference: float
+    interval: tuple[float, float] | None
+    position: int | None = None
+
+
+@dataclass(frozen=True)
+class PairedScores:
+    """A comparison token by token.
+
+    Attributes:
+        nll, reference_nll: mean nats a token of the two models, over the same tokens.
+        overall: the mean difference.
+        by_position: the same for the first token of every sentence, the second, ...
+    """
+
+    documents: int
+    nll: float
+    reference_nll: float
+    overall: Difference
+    by_position: list[Difference]
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def compare_scores(
+    scores: np.ndarray, reference: np.ndarray, split: Split, *, positions: int = POSITIONS
+) -> PairedScores:
+    """Compares two models' `token_scores` of one split.
+
+    Args:
+        scores, reference: [len(split.tokens)], NaN where not scored, at the same places.
+        split: tells documents and sentences apart.
+        positions: places in a sentence that are told apart.
+
+    Raises:
+        InputError: other tokens were scored, or none.
+    """
+    index = np.flatnonzero(~np.isnan(scores))
+    if not np.array_equal(index, np.flatnonzero(~np.isnan(reference))):
+        raise InputError(
+            f"the two models were scored on other tokens ({len(index):,} and {int((~np.isnan(reference)).sum()):,}): "
+            "score both on the same documents"
+        )
+    if not len(index):
+        raise InputError("no token was scored: give a split with text")
+    _, document = np.unique(np.searchsorted(split.documents, index, side="right"), return_inverse=True)
+    start = split.segments[np.searchsorted(split.segments, index, side="right") - 1]
+    place = np.minimum(index - start, positions - 1)
+    gain = scores[index].astype(np.float64) - reference[index]
+    # Sums by document; the first column is all tokens, the others are places in the sentence.
+    shape = (int(document.max()) + 1, positions + 1)
+    tokens, nats = np.zeros(shape), np.zeros(shape)
+    for column in (np.zeros_like(place), place + 1):
+        np.add.at(tokens, (document, column), 1)
+        np.add.at(nats, (document, column), gain)
+    held = np.flatnonzero(tokens.sum(0))
+    interval = bootstrap_ratio(nats[:, held], tokens[:, held])
+    differences = [
+        Difference(
+            tokens=int(tokens[:, column].sum()),
+            difference=float(nats[:, column].sum() / tokens[:, column].sum()),
+            interval=None if interval is None else (float(interval[0, i]), float(interval[1, i])),
+            position=int(column) or None,
+        )
+        for i, column in enumerate(held)
+    ]
+    return PairedScores(
+        documents=len(tokens),
+        nll=float(scores[index].mean(dtype=np.float64)),
+        reference_nll=float(reference[index].mean(dtype=np.float64)),
+        overall=differences[0],
+        by_position=differences[1:],
+    )
+
+
+def compare_models(
+    path: str,
+    reference: str,
+    *,
+    source: str | None = None,
+    split: str = "test",
+    device: str | torch.device = "cpu",
+    show: bool = True,
+) -> dict[str, Any]:
+    """Two saved models, each read by its own protocol, on the same tokens of one text.
+
+    Args:
+        path, reference: folders of runs or of saved models.
+        source: the text, as in `DataConfig.source`; `None` takes the one that the model of `path` was trained on.
+
+    Returns:
+        `PairedScores` as a dictionary, and both `protocol`s. Places in a sentence are those of the first model's text.
+
+    Raises:
+        InputError: no model, or tokenizers that give the text other tokens.
+    """
+    scored: list[np.ndarray] = []
+    splits: list[Split] = []
+    protocols: list[dict[str, Any]] = []
+    for name in (path, reference):
+        model, tokenizer, data, evaluation = open_evaluation(name, source, device)
+        source = data.source
+        splits.append(open_text(tokenizer, data, split, show).splits[split])
+        if not np.array_equal(splits[0].tokens, splits[-1].tokens):
+            raise InputError(f"{path} and {reference} read {source} in other tokens: compare their bits a byte instead")
+        special = special_token_ids(tokenizer)
+        scored.append(token_scores(model, splits[-1], data, evaluation, special, device=device, show=show))
+        protocols.append(protocol(data, dataclasses.replace(evaluation, tokens="lexical")))
+    paired = compare_scores(scored[0], scored[1], splits[0])
+    return paired.to_dict() | {"protocol": protocols[0], "reference_protocol": protocols[1], "source": source}

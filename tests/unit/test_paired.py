@@ -1,0 +1,122 @@
+"""Two models on the same tokens: the mean difference, its interval over documents, and where in a sentence it lies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from mentalese import InputError, Recipe, TrainConfig
+from mentalese.evaluate.paired import compare_models, compare_scores
+from mentalese.evaluate.perplexity import evaluate_model
+from mentalese.evaluate.statistics import bootstrap_ratio
+from mentalese.recipe import DataConfig
+from support import EOD, make_split
+
+SPLIT = make_split([3, 2], [4], [2, 2, 1])
+
+
+def scores_of(split, value) -> np.ndarray:  # type: ignore[no-untyped-def]
+    """Scores of every lexical token, NaN at the ends of documents."""
+    return np.where(split.tokens == EOD, np.nan, np.float32(value)).astype(np.float32)
+
+
+def test_a_gain_on_first_tokens_is_found_there() -> None:
+    firsts = np.zeros(len(SPLIT.tokens), dtype=np.float32)
+    firsts[SPLIT.segments[:-1]] = 0.5
+    result = compare_scores(scores_of(SPLIT, 2.0 - firsts), scores_of(SPLIT, 2.0), SPLIT, positions=3)
+    assert result.documents == 3
+    assert [(d.position, d.tokens) for d in result.by_position] == [(1, 6), (2, 5), (3, 3)]
+    assert [d.difference for d in result.by_position] == [-0.5, 0.0, 0.0]
+    assert result.by_position[0].interval == (-0.5, -0.5)
+    assert result.overall.tokens == 14
+    assert result.overall.difference == pytest.approx(-0.5 * 6 / 14)
+    assert result.nll - result.reference_nll == pytest.approx(result.overall.difference)
+    low, high = result.overall.interval or (0, 0)
+    assert -0.3 <= low < result.overall.difference < high <= -0.125
+    assert json.loads(json.dumps(result.to_dict()))["by_position"][2]["position"] == 3
+
+
+def test_one_document_has_no_interval() -> None:
+    split = make_split([4, 4])
+    result = compare_scores(scores_of(split, 1.0), scores_of(split, 2.0), split)
+    assert (result.overall.difference, result.overall.interval) == (-1.0, None)
+
+
+def test_other_tokens_are_refused() -> None:
+    other = scores_of(SPLIT, 1.0)
+    other[0] = np.nan
+    with pytest.raises(InputError, match=r"scored on other tokens \(14 and 13\)"):
+        compare_scores(scores_of(SPLIT, 1.0), other, SPLIT)
+    nothing = np.full(len(SPLIT.tokens), np.nan, dtype=np.float32)
+    with pytest.raises(InputError, match="no token was scored"):
+        compare_scores(nothing, nothing, SPLIT)
+
+
+def test_the_bootstrap_covers_what_the_normal_approximation_does_and_is_seeded() -> None:
+    generator = np.random.default_rng(0)
+    values = generator.normal(3.0, 2.0, size=(400, 1))
+    interval = bootstrap_ratio(values, np.ones_like(values))
+    assert interval is not None
+    error = values.std(ddof=1) / np.sqrt(400)
+    np.testing.assert_allclose(interval[:, 0], values.mean() + 1.96 * error * np.array([-1, 1]), atol=0.15 * error)
+    again = bootstrap_ratio(values, np.ones_like(values))
+    np.testing.assert_array_equal(interval, again)
+
+
+def test_documents_that_differ_as_a_whole_widen_the_interval() -> None:
+    """400 tokens in 8 documents: with independent tokens it would be seven times as narrow."""
+    effects = np.random.default_rng(0).normal(size=8)
+    by_document = bootstrap_ratio(50 * effects[:, None], np.full((8, 1), 50.0))
+    by_token = bootstrap_ratio(np.repeat(effects, 50)[:, None], np.ones((400, 1)))
+    assert by_document is not None
+    assert by_token is not None
+    assert np.diff(by_document[:, 0]) > 5 * np.diff(by_token[:, 0])
+
+
+@pytest.fixture
+def saved(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> dict[str, str]:
+    """Two untrained models of 64 tokens of context: one of blocks, one of the stream with markers."""
+    folders = {}
+    for batching in ("blocks", "marked"):
+        torch.manual_seed(0)
+        sizes = {"n_positions": 64, "n_embd": 16, "n_layer": 1, "n_head": 2, "initializer_range": 0.2}
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), bos_token_id=None, eos_token_id=None, **sizes))
+        folder = tmp_path / batching
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        data = DataConfig(source="file:/not/there.txt", batching=batching, sequence_length=64)  # type: ignore[arg-type]
+        recipe = Recipe(
+            name="test/tiny", description="", model={"model_type": "gpt2"}, data=data, train=TrainConfig(steps=1)
+        )
+        (folder / "mentalese.json").write_text(json.dumps({"recipe": recipe.to_dict(), "step": 1}))
+        folders[batching] = str(folder)
+    return folders
+
+
+def test_saved_models_with_other_batchings_compare_on_the_same_tokens(saved: dict[str, str], corpus: Path) -> None:
+    source = f"file:{corpus}"
+    result = compare_models(saved["marked"], saved["blocks"], source=source, show=False)
+    alone = {
+        name: evaluate_model(path, tasks=["perplexity"], source=source, show=False)["perplexity"]
+        for name, path in saved.items()
+    }
+    assert result["overall"]["tokens"] == alone["marked"]["tokens"] == alone["blocks"]["tokens"]
+    assert result["nll"] == pytest.approx(alone["marked"]["nll"], abs=1e-6)
+    assert result["reference_nll"] == pytest.approx(alone["blocks"]["nll"], abs=1e-6)
+    assert result["protocol"]["first_token"] != result["reference_protocol"]["first_token"]
+    with pytest.raises(InputError, match="split is 'dev'"):
+        compare_models(saved["marked"], saved["blocks"], source=source, split="dev", show=False)
+
+
+def test_models_with_other_tokens_are_not_paired(saved: dict[str, str], corpus: Path) -> None:
+    file = Path(saved["blocks"]) / "tokenizer.json"
+    described = json.loads(file.read_text())
+    described["normalizer"] = {"type": "Lowercase"}
+    file.write_text(json.dumps(described))
+    with pytest.raises(InputError, match="in other tokens: compare their bits a byte"):
+        compare_models(saved["marked"], saved["blocks"], source=f"file:{corpus}", show=False)
