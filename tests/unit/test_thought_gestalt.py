@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from mentalese.models.thought_gestalt.configuration import ThoughtGestaltConfig
 from mentalese.models.thought_gestalt.modeling import CrossAttention, ThoughtGestaltForCausalLM
 from mentalese.models.thought_gestalt.reference import hidden_states_reference, training_loss_reference
 from mentalese.nn.loss import linear_cross_entropy_reference
+from mentalese.registry import get_recipe, match_recipes
 
 PAD, BOS, EOS, EOD = 0, 1, 2, 3
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
@@ -107,6 +109,39 @@ def test_the_vector_comes_from_the_seventh_of_twelve_layers_or_as_deep_elsewhere
 def test_a_setting_that_cannot_be_is_refused_by_name(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         ThoughtGestaltConfig(**fields)
+
+
+def test_each_ablation_changes_what_it_says_and_nothing_else() -> None:
+    """Table 1, at 30 million tokens; sizes are the paper's, where a model without memory has no sentence head."""
+    base = get_recipe("thought_gestalt/table2-30m").to_dict()
+    sizes = {}
+    for recipe in match_recipes("thought_gestalt/ablation-*"):
+        fields = recipe.to_dict()
+        for name in ("name", "description", "paper"):
+            del fields[name]
+        changed = [name for name, value in fields.items() if value != base[name]]
+        assert set(changed) <= {"model", "data", "phases"}, recipe.name
+        assert changed, recipe.name
+        assert recipe.baseline == "gpt2/table2-30m"
+        with torch.device("meta"):
+            model = ThoughtGestaltForCausalLM(
+                ThoughtGestaltConfig(**{k: v for k, v in recipe.model.items() if k != "model_type"})
+            )
+        sizes[recipe.name.removeprefix("thought_gestalt/ablation-")] = count_parameters(model)["non_embedding"]
+    both = ("self-cross", "cross-self", "parallel")
+    assert len(sizes) == 11
+    assert {sizes.pop(name) for name in both} == {114_013_452}
+    assert (sizes.pop("no-memory"), sizes.pop("in-context")) == (85_056_000, 85_646_592)
+    assert set(sizes.values()) == {85_646_598}
+
+
+def test_spans_change_the_segmentation_alone() -> None:
+    for recipe in match_recipes("thought_gestalt/table4-*"):
+        span, subset = recipe.name.removeprefix("thought_gestalt/table4-span").split("-")
+        base = get_recipe(f"thought_gestalt/table2-{subset}")
+        assert recipe.model == base.model | {"max_sentence_tokens": int(span)}
+        assert dataclasses.replace(recipe.data, sentences="sat") == base.data
+        assert (recipe.phases, recipe.train, recipe.optimizer) == (base.phases, base.train, base.optimizer)
 
 
 # --------------------------------------------------------------------------------------------------- what it computes

@@ -270,7 +270,7 @@ class Contract:
         return 3 * self.forward_flops(batch)
 
     def compiled_parts(self) -> list[nn.Module] | None:
-        """The modules that `torch.compile` takes, where the shape of a whole step changes with its batch; else `None`."""
+        """The modules for `torch.compile` to take, where a whole step changes shape with its batch; else `None`."""
         return None
 
     def output_weight(self) -> Tensor:

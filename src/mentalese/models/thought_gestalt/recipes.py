@@ -1,7 +1,11 @@
-"""Thought Gestalt's recipes: two for everybody, and the paper's Figure 2 and Table 2."""
+"""Thought Gestalt's recipes: two for everybody, two for `results/`, and the paper's tables.
+
+Tables 3 and 5 compare `table2-20m`, `-30m` and `-50m` with `gpt2-boundaries/table3-*` and `gpt2-gist/table5-*`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Phase, Recipe, TrainConfig
@@ -134,6 +138,63 @@ def openstax(suffix: str, width: int, heads: int, learning_rate: float) -> Recip
     )
 
 
+def ablation(name: str, description: str, *, paper: str | None = "Table 1", **changes: Any) -> Recipe:
+    """The model of 30 million tokens with some fields changed: `model` and `data` are joined to its own."""
+    recipe = paper_recipe("30m", "", 768, 12, millions=30)
+    for section in ("model", "data"):
+        changed = changes.pop(section, {})
+        held = getattr(recipe, section)
+        joined = held | changed if section == "model" else dataclasses.replace(held, **changed)
+        recipe = dataclasses.replace(recipe, **{section: joined})
+    return dataclasses.replace(recipe, name=f"thought_gestalt/{name}", description=description, paper=paper, **changes)
+
+
+def spans(length: int, millions: int) -> Recipe:
+    """Fixed spans of tokens in place of sentences; nothing else changes, as the paper says (Table 4)."""
+    recipe = paper_recipe(f"{millions}m", "", 768, 12, millions=millions)
+    return dataclasses.replace(
+        recipe,
+        name=f"thought_gestalt/table4-span{length}-{millions}m",
+        description=f"spans of {length} tokens in place of sentences, {millions} million tokens of WikiText-103",
+        model=recipe.model | {"max_sentence_tokens": length},
+        data=dataclasses.replace(recipe.data, sentences=f"fixed:{length}"),
+        paper="Table 4, Figure 4",
+    )
+
+
+DROPOUTS = dropout_phases(0.15, 0.15, half=2_000, full=7_000)
+
+ABLATIONS = [
+    ablation(
+        "ablation-self-cross", "self- then cross-attention in each block", model={"attention_layout": "self_cross"}
+    ),
+    ablation("ablation-parallel", "self- beside cross-attention in each block", model={"attention_layout": "parallel"}),
+    ablation(
+        "ablation-cross-self",
+        "cross- then self-attention in each block (not in the paper)",
+        model={"attention_layout": "cross_self"},
+        paper=None,
+    ),
+    ablation("ablation-no-memory", "no memory: one sentence of context", model={"memory": "none"}),
+    ablation("ablation-detach", "no gradient into the memory", model={"memory_gradient_window": 0}),
+    ablation("ablation-in-context", "the memory as a prefix of the sentence", model={"memory": "prefix"}),
+    ablation("ablation-last-layer", "sentence vectors from the last layer", model={"sentence_layer": 11}),
+    ablation("ablation-static-bos", "sentences start from BOS", model={"context_seeding": False}),
+    ablation("ablation-eos-weight", "ends of sentences count in full", phases=(*CURRICULUM, *DROPOUTS)),
+    ablation(
+        "ablation-fixed-streams",
+        "streams of 40 sentences from the start",
+        data={"max_sentences": 40},
+        phases=(EOS_PHASE, *DROPOUTS),
+    ),
+    ablation(
+        "ablation-short-sentences",
+        "sentences of at most 32 tokens",
+        model={"max_sentence_tokens": 32},
+        data={"max_sentence_tokens": 32},
+    ),
+]
+
 RECIPES = [
     TINY,
     SMALL,
@@ -164,4 +225,6 @@ RECIPES = [
             ("21m", 384, 6, 0.15),
         )
     ),
+    *ABLATIONS,
+    *(spans(length, millions) for length in (25, 50, 75) for millions in (20, 30, 50)),
 ]
