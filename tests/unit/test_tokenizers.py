@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from mentalese import InputError
@@ -92,6 +95,20 @@ def test_padding_and_truncation_do_not_change_the_fingerprint(tokenizer: PreTrai
     before = tokenizer_fingerprint(tokenizer)
     tokenizer(["a", "a longer text"], padding=True, truncation=True, max_length=2)
     assert tokenizer_fingerprint(tokenizer) == before
+
+
+def test_a_tokenizer_without_markers_gets_them_and_encodes_text_as_before(source: Source, tmp_path: Path) -> None:
+    backend = Tokenizer(WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+    backend.pre_tokenizer = Whitespace()
+    plain = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="?")
+    plain.save_pretrained(tmp_path / "plain")
+    with pytest.raises(
+        InputError, match=r"lacks the markers <\|pad\|>, <\|bos\|>, <\|eos\|>, <\|endoftext\|>: add them"
+    ):
+        special_token_ids(plain)
+    tokenizer = open_tokenizer(str(tmp_path / "plain"), source, cache=tmp_path)
+    assert sorted(set(special_token_ids(tokenizer).values())) == [3, 4, 5, 6]
+    assert tokenizer("a b b c")["input_ids"] == plain("a b b c")["input_ids"] == [0, 1, 1, 2]
 
 
 def test_gpt2_keeps_its_ids_and_gets_the_missing_markers(source: Source, shared_data: Path, tmp_path: Path) -> None:

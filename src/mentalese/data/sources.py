@@ -38,6 +38,7 @@ _HEADING = re.compile(r" ?= [^=](?:.*[^=])? = ?\n?")
 _END_OF_DOCUMENT = "<|endoftext|>"
 _RECORD = ("question", "steps", "answer")
 _LONG_TEXT = 100
+_DUPLICATE, _EMPTY = -1, -2  # in place of the number of a document's split
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Source:
         fingerprint: sha256 of every document and its split; the file's name and place do not count.
         splits: `train`, `validation`, `test`.
         dropped: documents of each split that were left out because a later split has them too.
+        empty: documents of each split that were left out because they hold nothing but white space.
 
     Raises:
         InputError: a split holds no document, or there are too few to take validation and test from.
@@ -81,12 +83,13 @@ class Source:
             if split in readers:
                 keys[split], sizes[split] = _scan(name, split, readers[split], digest)
         self.fingerprint = digest.hexdigest()
-        self._owner = _assign(name, keys)
+        self._owner = _assign(name, keys, {split: size == 0 for split, size in sizes.items()})
         self._sizes = {
             split: sum(int(sizes[given][owner == number].sum()) for given, owner in self._owner.items())
             for number, split in enumerate(SPLITS)
         }
-        self.dropped = {split: int((owner < 0).sum()) for split, owner in self._owner.items()}
+        self.dropped = {split: int((owner == _DUPLICATE).sum()) for split, owner in self._owner.items()}
+        self.empty = {split: int((owner == _EMPTY).sum()) for split, owner in self._owner.items()}
 
     def documents(self, split: str) -> Iterator[Document]:
         """The documents of a split, in the source's order, read as one goes."""
@@ -101,7 +104,7 @@ class Source:
 
 
 def _scan(name: str, split: str, reader: Reader, digest: Any) -> tuple[np.ndarray, np.ndarray]:
-    """64 bits of each document's sha256, and its bytes; all of it goes into `digest`."""
+    """64 bits of each document's sha256, and its bytes, 0 for empty ones; all of it goes into `digest`."""
     keys, sizes = array("Q"), array("Q")
     digest.update(split.encode())
     for document in reader():
@@ -111,23 +114,23 @@ def _scan(name: str, split: str, reader: Reader, digest: Any) -> tuple[np.ndarra
             raise InputError(
                 f"{name}: document {len(keys) + 1} of {split} is not valid Unicode (half a surrogate pair): repair it"
             ) from error
-        own = hashlib.sha256(text).digest()
+        own, empty = hashlib.sha256(text).digest(), not document.text.strip()
         digest.update(own)
         digest.update(str([len(segment) for segment in document.segments or ()]).encode())
         keys.append(int.from_bytes(own[:8], "big"))
-        sizes.append(len(text))
-    if not keys:
+        sizes.append(0 if empty else len(text))
+    if not any(sizes):
         raise InputError(f"{name} holds no text for {split}: give a source with at least one document there")
     return np.array(keys, dtype=np.uint64), np.array(sizes, dtype=np.int64)
 
 
-def _assign(name: str, keys: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """For each given split, the number of the split that each of its documents belongs to; -1 is dropped."""
-    owner = {given: np.full(len(k), SPLITS.index(given), dtype=np.int8) for given, k in keys.items()}
+def _assign(name: str, keys: dict[str, np.ndarray], empty: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """For each given split, the number of the split that each of its documents belongs to; below 0 for none."""
+    owner = {given: np.where(empty[given], _EMPTY, SPLITS.index(given)).astype(np.int8) for given in keys}
     for given, later in (("validation", ("test",)), ("train", ("validation", "test"))):
         for other in later:
             if given in keys and other in keys:
-                owner[given][np.isin(keys[given], keys[other])] = -1
+                owner[given][~empty[given] & np.isin(keys[given], keys[other])] = _DUPLICATE
     for given in owner:
         if (owner[given] < 0).all():
             raise InputError(f"{name}: every document of {given} occurs in another split too: give other documents")
@@ -315,9 +318,7 @@ def _open_rows(spec: str, rows: dict[str, list[Callable[[], Iterator[Row]]]], te
     def reader(part: Callable[[], Iterator[Row]]) -> Reader:
         def read() -> Iterator[Document]:
             for where, row in part():
-                document = _record(where, row) if column is None else _text(where, row, column)
-                if document.text.strip():
-                    yield document
+                yield _record(where, row) if column is None else _text(where, row, column)
 
         return read
 

@@ -140,6 +140,7 @@ def prepare(
         raise InputError(f"data.sentences is {config.sentences!r}: give at most data.max_sentence_tokens ({cap})")
     _, splitter = open_splitter(config.sentences)
     source = open_source(config.source, text_column=config.text_column)
+    _check_kind(config, source.kind)
     tokenizer = open_tokenizer(config.tokenizer, source, cache=cache_dir(), show=show)
     inputs = {
         "format_version": FORMAT_VERSION,
@@ -159,7 +160,45 @@ def prepare(
     store = open_store(folder)
     if store.meta["key"] != key:
         raise InputError(f"{folder} holds a token store of other data or settings: choose another folder")
+    _check_parts(store, config)
     return store, tokenizer
+
+
+def _check_kind(config: DataConfig, kind: str) -> None:
+    """Raises `InputError` where texts are to be read as records."""
+    if config.batching == "records" and kind != "records":
+        raise InputError(
+            f"data.batching is 'records': {config.source} holds texts; give rows with question, steps and answer, or "
+            "other batching"
+        )
+
+
+def _check_parts(store: TokenStore, config: DataConfig) -> None:
+    """Raises `InputError` where records, whose parts are not cut, are to be read as sentences and are too long."""
+    cap = config.max_sentence_tokens
+    if config.batching == "sentences" and store.meta["kind"] == "records":
+        longest = max(int(np.diff(split.segments).max(initial=0)) for split in store.splits.values())
+        if longest > cap + 1:
+            raise InputError(
+                f"data.max_sentence_tokens is {cap}: {config.source} holds records, whose parts are never cut, and one "
+                f"has {longest} tokens; give at least that, or data.batching 'records'"
+            )
+
+
+def report(store: TokenStore, *, sentences: bool) -> list[str]:
+    """What preparing left out or changed, in sentences; those about sentences only where these matter."""
+    cap = store.meta["settings"]["max_sentence_tokens"]
+    told = [
+        ("empty_documents", "document", "empty and left out"),
+        ("dropped_documents", "document", "left out, as a later split has the same text"),
+    ]
+    if sentences:
+        told.insert(0, ("cut_sentences", "sentence", f"longer than {cap} tokens and cut"))
+    lines = []
+    for name, what, how in told:
+        if count := sum(split.get(name, 0) for split in store.meta["counts"].values()):
+            lines.append(f"{count:,} {what}{' was' if count == 1 else 's were'} {how}")
+    return lines
 
 
 def source_fingerprint(config: DataConfig) -> str:
@@ -178,6 +217,8 @@ def _open_prepared(config: DataConfig) -> tuple[TokenStore, PreTrainedTokenizerF
                 f"data.{name} is {asked!r}, but {store.folder} was prepared with {prepared!r}: "
                 "set it to that, or prepare the data again"
             )
+    _check_kind(config, store.meta["kind"])
+    _check_parts(store, config)
     return store, add_markers(load_pretrained_tokenizer(str(store.folder / "tokenizer")))
 
 
@@ -202,6 +243,7 @@ def _write(
         for split in SPLITS:
             counts[split] = _write_split(folder / split, report(source.documents(split)), encoder, eod, dtype)
             counts[split]["dropped_documents"] = source.dropped.get(split, 0)
+            counts[split]["empty_documents"] = source.empty.get(split, 0)
     files = {path.relative_to(folder).as_posix(): _describe(path) for path in sorted(folder.rglob("*.*"))}
     meta |= {"dtype": dtype.str, "vocab_size": vocabulary, "counts": counts, "files": files}
     meta["data_hash"] = _checksum({name: file["sha256"] for name, file in files.items() if name.endswith(".bin")})
