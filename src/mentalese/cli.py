@@ -452,7 +452,7 @@ def data(args: list[str]) -> None:
 
     fields = {f.name: getattr(options, f.name) for f in dataclasses.fields(options) if f.name != "out"}
     config = DataConfig(source=source, **fields)
-    from mentalese.data.store import prepare
+    from mentalese.data.store import prepare, report
 
     store, tokenizer = prepare(config, out=options.out)
     rows = [
@@ -460,7 +460,8 @@ def data(args: list[str]) -> None:
         for name, split in store.splits.items()
     ]
     print_table(("split", "documents", "segments", "tokens"), rows)
-    print(f"\n{len(tokenizer):,} tokens in the vocabulary; train on it with --data store:{options.out}")
+    print("", *report(store, sentences=True), sep="\n")
+    print(f"{len(tokenizer):,} tokens in the vocabulary; train on it with --data store:{options.out}")
 
 
 # -- the rest --------------------------------------------------------------------------------------------------------

@@ -17,11 +17,14 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
-from mentalese import DataConfig, InputError
+from mentalese import DataConfig, InputError, get_recipe
 from mentalese.data.sentences import open_splitter
 from mentalese.data.sources import open_source
-from mentalese.data.store import SPLITS, open_store, prepare
+from mentalese.data.store import SPLITS, open_store, prepare, report
 from mentalese.data.tokenizers import special_token_ids, tokenizer_fingerprint
+from mentalese.train.loop import Run
+from mentalese.train.parallel import setup
+from support import shrink
 
 
 @pytest.fixture
@@ -191,6 +194,60 @@ def test_the_loser_of_a_race_takes_the_winner_s_store(
     store, _ = prepare(config, out=out, show=False)
     assert store.meta == written[1]
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+def write_rows(path: Path, rows: list[dict[str, object]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return f"file:{path}"
+
+
+def test_a_text_without_ends_of_sentences_is_cut_at_the_cap_and_the_report_says_so(tmp_path: Path) -> None:
+    text = " ".join(f"word{i}" for i in range(200))
+    source = write_rows(tmp_path / "a.jsonl", [{"text": f"{i} {text}"} for i in range(40)])
+    config = DataConfig(source=source, tokenizer="bpe:300", batching="sentences", max_sentence_tokens=24)
+    store, tokenizer = prepare(config, out=tmp_path / "store", show=False)
+    split = store.splits["train"]
+    lengths = np.diff(split.segments)
+    assert lengths.max() <= 24 + 1  # the end of the document
+    assert len(lengths) > 10 * len(split.document_bytes)
+    assert tokenizer.decode(split.tokens[: split.documents[1] - 1]).endswith(text)
+    assert report(store, sentences=True) == ["40 sentences were longer than 24 tokens and cut"]
+    assert report(store, sentences=False) == []
+
+
+def test_training_says_what_was_cut_where_sentences_matter(
+    tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, told in (("gpt2/tiny", False), ("gpt2-boundaries/tiny", True)):
+        recipe = shrink(get_recipe(name), corpus)
+        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, max_sentence_tokens=10))
+        Run(recipe, tmp_path / "run", setup("cpu"), show=True)
+        assert ("sentences were longer than 10 tokens and cut" in capsys.readouterr().err) == told
+
+
+def test_empty_documents_are_left_out_and_counted(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [{"text": f"Document {i} is short. It ends."} for i in range(40)]
+    whole, _ = prepare(DataConfig(source=write_rows(tmp_path / "a.jsonl", rows), tokenizer="bpe:300"), show=False)
+    rows[3:3] = [{"text": ""}, {"text": " \n"}, {"text": None}]
+    store, _ = prepare(DataConfig(source=write_rows(tmp_path / "b.jsonl", rows), tokenizer="bpe:300"), show=False)
+    assert store.meta["data_hash"] == whole.meta["data_hash"]
+    assert report(whole, sentences=True) == []
+    assert report(store, sentences=False) == ["3 documents were empty and left out"]
+    with pytest.raises(InputError, match="holds no text for train"):
+        prepare(DataConfig(source=write_rows(tmp_path / "c.jsonl", [{"text": " "}] * 9)), show=False)
+
+
+def test_texts_are_no_records_and_long_parts_of_records_no_sentences(config: DataConfig, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"data.batching is 'records': .* holds texts; give rows with question"):
+        prepare(dataclasses.replace(config, batching="records"), out=tmp_path / "no", show=False)
+    assert not list(tmp_path.iterdir())
+    rows: list[dict[str, object]] = [{"question": f"{i}? " * 30, "steps": [], "answer": str(i)} for i in range(40)]
+    records = DataConfig(source=write_rows(tmp_path / "r.jsonl", rows), tokenizer="bpe:300", max_sentence_tokens=9)
+    for batching in ("records", "blocks", "marked"):
+        prepare(dataclasses.replace(records, batching=batching), out=tmp_path / "store", show=False)  # type: ignore[arg-type]
+    for source in (records.source, f"store:{tmp_path / 'store'}"):
+        with pytest.raises(InputError, match=r"data.max_sentence_tokens is 9: .* parts are never cut, and one has"):
+            prepare(dataclasses.replace(records, source=source, batching="sentences"), show=False)
 
 
 def test_records_keep_their_parts(tmp_path: Path) -> None:

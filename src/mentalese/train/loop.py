@@ -17,6 +17,7 @@ import json
 import math
 import signal
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from mentalese.data.batches import Plan, encode_prompts, evaluation_batches
-from mentalese.data.store import TokenStore, prepare
+from mentalese.data.store import TokenStore, prepare, report
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluate.generation import generate_text
@@ -46,13 +47,22 @@ from mentalese.models.auto import (
     saved_about,
 )
 from mentalese.models.base import Batch, LossOutput, TrainStep, count_parameters, to_device
-from mentalese.recipe import Recipe
+from mentalese.recipe import WITH_MARKERS, Recipe
 from mentalese.screen import progress
 from mentalese.train import provenance
 from mentalese.train.checkpoint import Checkpointer
 from mentalese.train.memory import forget_peak_memory, peak_memory
 from mentalese.train.optim import build_optimizer, learning_rate
-from mentalese.train.parallel import Parallel, clip_and_scale, full_state_dict, no_sync, setup, teardown, wrap
+from mentalese.train.parallel import (
+    Parallel,
+    clip_and_scale,
+    full_state_dict,
+    gradient_shares,
+    no_sync,
+    setup,
+    teardown,
+    wrap,
+)
 from mentalese.train.run_folder import check_folder, finished_result, learning_curve, openings
 from mentalese.train.tracking import check_trackers, open_trackers, read_metrics
 
@@ -158,16 +168,16 @@ class Run:
         return self._finish()
 
     def _steps(self, checkpoints: Checkpointer, log: Any, received: list[int]) -> None:
-        config, total, state = self.recipe.train, self.plan.total_steps, self.state
+        total, state = self.plan.total_steps, self.state
         window = Window()
         with progress(f"Training {self.recipe.name}", total, start=state.step, show=self.show) as bar:
             while state.step < total and not self._out_of_patience():
                 self.one_step(window)
                 state.step += 1
                 validate = self._is_validation(state.step)
-                checkpoint = config.checkpoint_every and state.step % config.checkpoint_every == 0
+                checkpoint = self._is_checkpoint(state.step)
                 stop = self.parallel.max(received[0] if received else 0)
-                if state.step % config.log_every == 0 or validate or checkpoint or stop or state.step == total:
+                if self._is_logged(state.step) or stop:
                     note = self._log(window, log)
                     bar.update(state.step, note)
                 if validate:
@@ -179,7 +189,7 @@ class Run:
                     raise Interrupted(state.step, stop)
         if state.best_step is None:  # nothing was left to train, and the model on disk is another step's
             self._validate(log)
-        if config.checkpoint_every and checkpoints.latest() != state.step:
+        if self.recipe.train.checkpoint_every and checkpoints.latest() != state.step:
             self._save_checkpoint(checkpoints)
 
     def one_step(self, window: Window) -> None:
@@ -210,6 +220,9 @@ class Run:
             weight = parallel.sum(sum(o.weight.detach() for o in outputs))
             scale = parallel.world_size / weight if weight else 0.0
             loss, metrics = self._mean(outputs, weight)
+        if self._is_logged(step + 1):
+            shares = gradient_shares(self.model.gradient_groups())
+            metrics = metrics | {f"gradient_share.{name}": share for name, share in shares.items()}
         norm = clip_and_scale(self.model.parameters(), scale=scale, max_norm=recipe.optimizer.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -249,6 +262,7 @@ class Run:
             "step": self.state.step,
             "epoch": position.epoch,
             "tokens": position.tokens,
+            "sentence_steps": position.sentence_steps,
             "loss": statistics.fmean(losses),
             "learning_rate": window.learning_rate,
             "grad_norm": norms[-1],
@@ -269,6 +283,14 @@ class Run:
             f"{self.store.meta['data_hash'][:12]}, seed {self.recipe.train.seed}): look at this batch, lower "
             "optimizer.learning_rate or set optimizer.max_grad_norm"
         )
+
+    def _is_logged(self, step: int) -> bool:
+        """Every `log_every` steps, and wherever a validation or a checkpoint is due."""
+        return step % self.recipe.train.log_every == 0 or self._is_validation(step) or self._is_checkpoint(step)
+
+    def _is_checkpoint(self, step: int) -> bool:
+        every = self.recipe.train.checkpoint_every
+        return every > 0 and step % every == 0
 
     def _is_validation(self, step: int) -> bool:
         """Every `eval_every` steps or at each epoch's end, and at the end of the run."""
@@ -407,6 +429,7 @@ class Run:
             "steps": state.step,
             "best_step": state.best_step,
             "tokens": tokens,
+            "train_tokens": len(self.plan.split.tokens) - len(self.plan.split.document_bytes),
             "flops": state.flops,
             "train_flops_per_token": state.flops / tokens,
             "seconds": state.seconds,
@@ -479,6 +502,8 @@ def _prepare(recipe: Recipe, parallel: Parallel, show: bool) -> tuple[TokenStore
     prepared = prepare(recipe.data, show=show)
     if parallel.is_main:
         parallel.barrier()
+    for line in report(prepared[0], sentences=recipe.data.batching in WITH_MARKERS) if show else ():
+        print(f"{recipe.data.source}: {line}", file=sys.stderr)
     return prepared
 
 
