@@ -26,6 +26,7 @@ from mentalese.models.auto import CausalLMAdapter, load_model
 from mentalese.models.base import Batch, LossOutput
 from mentalese.train import loop
 from mentalese.train.loop import train
+from mentalese.train.parallel import gradient_shares
 from support import assert_same, checkpoint, checkpoint_steps, finish, launch, losses, metrics, shrink, weights
 
 
@@ -152,6 +153,37 @@ def infinite_gradient(loss: Tensor, weight: Tensor) -> Tensor:
 def overflowing_gradient(loss: Tensor, weight: Tensor) -> Tensor:
     """Every gradient is finite and their norm is not: clipping would turn the update into zeros."""
     return loss + 1e30 * (weight - weight.detach()).sum()
+
+
+def test_a_run_logs_the_shares_of_the_gradient_that_its_model_names(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def groups(model: CausalLMAdapter) -> dict[str, list[list[torch.nn.Parameter]]]:
+        blocks = model.model.transformer.h
+        return {name: [list(getattr(block, name).parameters()) for block in blocks] for name in ("attn", "mlp")}
+
+    monkeypatch.setattr(CausalLMAdapter, "gradient_groups", groups)
+    train(dataclasses.replace(changed(recipe, "train", log_every=4)), tmp_path / "run", show=False)
+    logged = [record for record in metrics(tmp_path / "run") if "loss" in record]
+    assert [record["step"] for record in logged] == [4, 6]
+    for record in logged:
+        attention, mlp = record["gradient_share.attn"], record["gradient_share.mlp"]
+        assert 0 < attention < 1
+        assert attention + mlp == pytest.approx(1)
+        assert record["sentence_steps"] == record["step"]
+
+
+def test_a_share_is_the_mean_norm_of_a_components_layers() -> None:
+    def parameter(*gradient: float) -> torch.nn.Parameter:
+        made = torch.nn.Parameter(torch.zeros(len(gradient)))
+        made.grad = torch.tensor(gradient)
+        return made
+
+    idle = torch.nn.Parameter(torch.zeros(2))
+    components = {"a": [[parameter(3.0), parameter(0.0, 4.0)], [parameter(1.0), idle]], "b": [[parameter(9.0)]]}
+    assert gradient_shares(components | {"none": []}) == pytest.approx({"a": 3 / 12, "b": 9 / 12})
+    assert gradient_shares({"idle": [[idle]]}) == {"idle": 0}
+    assert gradient_shares({}) == {}
 
 
 @pytest.mark.parametrize("max_grad_norm", [1.0, None])

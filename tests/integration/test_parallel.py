@@ -25,7 +25,16 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from mentalese.models.auto import CausalLMAdapter
 from mentalese.models.base import Batch, LossOutput, TrainStep
 from mentalese.train.checkpoint import Checkpointer
-from mentalese.train.parallel import Parallel, clip_and_scale, full_state_dict, no_sync, setup, teardown, wrap
+from mentalese.train.parallel import (
+    Parallel,
+    clip_and_scale,
+    full_state_dict,
+    gradient_shares,
+    no_sync,
+    setup,
+    teardown,
+    wrap,
+)
 
 KINDS = ("ddp", "fsdp")
 ALONE = Parallel(rank=0, world_size=1, local_rank=0, device=torch.device("cpu"))
@@ -67,6 +76,7 @@ class Gated(nn.Module):
 class Inner(nn.Module):
     """An inner optimisation in the forward pass: three gradient steps on a latent, then the loss at its end."""
 
+    shard_blocks = True
     inner_gradients = True
 
     def __init__(self) -> None:
@@ -126,7 +136,8 @@ def one_step(
     parallel: Parallel,
     batches: list[Batch],
     max_norm: float | None = None,
-) -> float:
+) -> tuple[float, float]:
+    """The gradients' norm, and the matrices' share of it."""
     outputs = []
     for index, batch in enumerate(batches):
         with no_sync(step, last=index == len(batches) - 1):
@@ -135,10 +146,12 @@ def one_step(
         outputs.append(output)
     total = parallel.sum(sum(output.weight for output in outputs))
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    components = {"matrices": [[p] for p in parameters if p.ndim > 1], "rest": [[p for p in parameters if p.ndim < 2]]}
+    share = float(gradient_shares(components)["matrices"])
     norm = clip_and_scale(parameters, scale=parallel.world_size / total, max_norm=max_norm)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return float(norm)
+    return float(norm), share
 
 
 def trained(
@@ -149,17 +162,18 @@ def trained(
     micros: int = MICROS,
     score: bool = False,
 ) -> dict[str, Any]:
-    """Weights and gradient norms of a short run with momentum: it shows every difference and amplifies none."""
+    """Weights, gradient norms and shares of a short run with momentum: it shows every difference and amplifies none."""
     step = wrap(TrainStep(model), parallel, kind)  # type: ignore[arg-type]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
-    norms = []
+    figures = []
     for index in range(STEPS):
         batches = [data(index, micro, parallel.rank, parallel.world_size) for micro in range(micros)]
-        norms.append(one_step(step, optimizer, parallel, batches, max_norm=0.7))
+        figures.append(one_step(step, optimizer, parallel, batches, max_norm=0.7))
         if score:
             with torch.no_grad():
                 step(batches[0], None)
-    return {"weights": full_state_dict(model), "norms": norms}
+    norms, shares = zip(*figures)
+    return {"weights": full_state_dict(model), "norms": norms, "shares": shares}
 
 
 SCENARIOS: dict[str, Callable[[str, Parallel], dict[str, Any]]] = {
@@ -306,7 +320,8 @@ def test_two_processes_equal_one(ranks: list[dict[str, Any]], name: str, kind: s
     together = ranks[0][f"{name}-{kind}"]
     assert_same(together["weights"], alone["weights"], tolerance=1e-6)
     assert together["norms"] == pytest.approx(alone["norms"], abs=1e-6)
-    assert ranks[1][f"{name}-{kind}"] == {"weights": {}, "norms": together["norms"]}
+    assert together["shares"] == pytest.approx(alone["shares"], abs=1e-6)
+    assert ranks[1][f"{name}-{kind}"] == together | {"weights": {}}
 
 
 def test_the_gradients_were_clipped_and_a_parameter_that_no_rank_uses_was_left_alone(

@@ -273,6 +273,10 @@ class Contract:
         """The modules for `torch.compile` to take, where a whole step changes shape with its batch; else `None`."""
         return None
 
+    def gradient_groups(self) -> dict[str, list[list[nn.Parameter]]]:
+        """Components whose shares of the gradient training logs: for each of a component's layers its parameters."""
+        return {}
+
     def output_weight(self) -> Tensor:
         """[vocabulary, hidden], the matrix of the language-model head."""
         weight = self.get_output_embeddings().weight

@@ -7,7 +7,7 @@ multiplies by `world_size / targets of all ranks`. So N ranks equal one, however
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -202,3 +202,38 @@ def clip_and_scale(parameters: Iterable[nn.Parameter], *, scale: float, max_norm
     elif local and scale != 1:
         torch._foreach_mul_(local, scale)
     return norm
+
+
+@torch.no_grad()
+def gradient_shares(components: Mapping[str, Sequence[Sequence[nn.Parameter]]]) -> dict[str, Tensor]:
+    """Each component's share of the gradient: the L2 norm of a layer, mean over the component's layers, of 1 in all.
+
+    Call it after the backward pass; shares do not depend on what gradients are scaled by. A parameter without a
+    gradient counts as zero. Sharded gradients (FSDP2) are measured over all ranks.
+
+    Args:
+        components: name -> layers -> parameters.
+
+    Returns:
+        Name -> scalar; empty without any component, zero where there is no gradient at all.
+    """
+    layers = [(name, layer) for name, component in components.items() for layer in component]
+    if not layers:
+        return {}
+    owners, gradients, mesh = [], [], None
+    for owner, (_, layer) in enumerate(layers):
+        for gradient in (p.grad for p in layer if p.grad is not None):
+            if isinstance(gradient, DTensor):
+                gradient, mesh = gradient.to_local(), gradient.device_mesh
+            owners.append(owner)
+            gradients.append(gradient)
+    squared = torch.zeros(len(layers), device=layers[0][1][0].device)
+    if gradients:
+        norms = torch.stack(torch._foreach_norm(gradients)).float()
+        squared.index_add_(0, torch.tensor(owners, device=norms.device), norms.square())
+    if mesh is not None:
+        dist.all_reduce(squared, group=mesh.get_group())
+    of_layers = squared.sqrt()
+    names = [name for name, _ in layers]
+    means = torch.stack([of_layers[[n == name for n in names]].mean() for name in dict.fromkeys(names)])
+    return dict(zip(dict.fromkeys(names), means / means.sum().clamp(min=torch.finfo(means.dtype).tiny)))
