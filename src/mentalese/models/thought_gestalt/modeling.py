@@ -43,134 +43,10 @@ from mentalese.models.base import (
     ThoughtTrace,
 )
 from mentalese.models.thought_gestalt.configuration import ThoughtGestaltConfig
+from mentalese.models.thought_gestalt.memory import Memory, MemoryMap, first_rows, memory_positions
 from mentalese.models.thought_gestalt.streams import Layout, SentenceMarkers, find_sentences
 from mentalese.nn.loss import linear_cross_entropy, linear_nll
 from mentalese.nn.ragged import Ragged, attend, causal_attention, reading_attention, split_heads, take_rows, within
-
-# ----------------------------------------------------------------------------------------------------------- the memory
-
-
-def memory_positions(size: int, hidden_size: int, scale: str, device: torch.device | None = None) -> Tensor:
-    """PE [size, d] by rank, 0 the oldest held: sines and cosines in turn, base 10,000; of length 1 or sqrt(d / 2)."""
-    pairs = torch.arange(0, hidden_size, 2, device=device, dtype=torch.float32)
-    angles = torch.arange(size, device=device)[:, None] * torch.exp(pairs * (-math.log(10_000) / hidden_size))
-    table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
-    return table * math.sqrt(2 / hidden_size) if scale == "unit" else table
-
-
-class MemoryMap:
-    """What some cross-attention layers make of a sentence vector: K = W_K (s + PE[rank]), V = W_V s (section 2.2).
-
-    W_K s and V are made once a vector, W_K PE is a table. Without such layers (`memory` = `prefix`) vectors stay as
-    they are. Made anew in each call, since it holds the weights of all its layers side by side.
-    """
-
-    def __init__(self, layers: list[CrossAttention], positions: Tensor) -> None:
-        self.positions = positions  # [M, C, d], or [M, d]
-        self.weight: Tensor | None = None
-        if layers:
-            maps = [layer.key_value for layer in layers]
-            self.weight = torch.cat([linear.weight for linear in maps])
-            self.bias = torch.cat([linear.bias for linear in maps])
-            keys = torch.cat([linear.weight[: linear.in_features] for linear in maps])
-            self.positions = F.linear(positions.to(keys.dtype), keys).unflatten(-1, (len(maps), -1))
-
-    def entries(self, vectors: Tensor) -> Tensor:
-        """[.., d] to [.., C, 2, d]: what the memory holds of a vector."""
-        if self.weight is None:
-            return vectors
-        return F.linear(vectors, self.weight, self.bias).unflatten(-1, (-1, 2, vectors.shape[-1]))
-
-    def keys_and_values(self, entries: Tensor, rank: Tensor | slice) -> tuple[tuple[Tensor, Tensor], ...]:
-        """[n, m, C, 2, d] to C pairs of [n, m, d]."""
-        keys, values = entries.unbind(-2)
-        return tuple(zip((keys + self.positions[rank]).unbind(-2), values.unbind(-2)))
-
-
-class Memory:
-    """The latest vectors of each stream, oldest first, as the recurrent layers read them.
-
-    Streams are in the order of a `Layout`. `count` [R], on the CPU, tells how many of the m slots are in use, the last
-    ones; vectors older than the gradient window are read from `constant`, which sends no gradient into them.
-    """
-
-    def __init__(self, config: ThoughtGestaltConfig, made_by: MemoryMap, streams: int, like: Tensor) -> None:
-        self.size, self.map = config.memory_size, made_by
-        window = config.memory_gradient_window
-        self.window = self.size if window is None else min(window, self.size)
-        self.seed = like.new_zeros(streams, config.hidden_size)  # the latest vector of each stream
-        # One unused slot: every weight takes part in every step, whatever sentences a rank has.
-        self.live = self.constant = made_by.entries(like.new_zeros(streams, 1, config.hidden_size))
-        self.count = torch.zeros(streams, dtype=torch.long)
-
-    def open(self, cache: ThoughtCache, layout: Layout) -> None:
-        """Goes on from what `save` left in the cache, if anything."""
-        if "count" in cache.state:
-            streams = layout.streams[: len(self.count)].to(self.live.device)
-            self.count = cache.state["count"][streams].cpu()
-            self.seed = cache.state["seed"][streams]
-            self.live = self.constant = cache.state["memory"][streams]
-
-    def save(self, cache: ThoughtCache, layout: Layout) -> None:
-        """Keeps entries, counts and seeds by row of the batch; rows without a sentence in `layout` keep theirs."""
-        streams = layout.streams[: len(self.count)].to(self.live.device)
-        batch = len(layout.last_position)
-        for name, own in (("memory", self.live), ("count", self.count.to(streams.device)), ("seed", self.seed)):
-            held = cache.state.get(name, own.new_zeros(batch, *own.shape[1:]))
-            if name == "memory":
-                slots = max(own.shape[1], held.shape[1])
-                own, held = (_pad_slots(x, slots - x.shape[1]) for x in (own, held))
-            cache.state[name] = held.index_copy(0, streams, own)
-
-    def read(self, streams: int) -> Tensor:
-        """Entries [streams, m, ..] of the first streams."""
-        entries = _first(self.live, streams)
-        if self.window < entries.shape[1] and self.window > 0:
-            old = _first(self.constant, streams)[:, : -self.window]
-            entries = torch.cat((old, entries[:, -self.window :]), dim=1)
-        return entries
-
-    def write(self, vectors: Tensor, ended: Tensor, keep: bool) -> None:
-        """Appends the vectors [R, d] of the first R streams, with their graph; the oldest falls out of a full memory.
-
-        Args:
-            ended: bool [R] on the CPU, which of the sentences have ended and so have a vector.
-            keep: whether the other streams are needed after this; else only these R are, as far as they have ended.
-        """
-        vectors = vectors if self.window else vectors.detach()
-        writes = F.pad(ended, (0, len(self.count) - len(ended))) if keep else ended
-        self.count = (_first(self.count, len(writes)) + writes).clamp(max=self.size)
-        plain = not keep or bool(writes.all())
-        mask = writes.to(vectors.device)
-
-        def put(held: Tensor, new: Tensor) -> Tensor:
-            """`new` [R, ..] for `held` [streams, ..] where a stream writes."""
-            if plain:
-                return new
-            spread = torch.cat((new, torch.zeros_like(held[len(new) :])))
-            return torch.where(mask.view(-1, *[1] * (held.ndim - 1)), spread, held)
-
-        def append(held: Tensor, new: Tensor) -> Tensor:
-            held = _first(held, len(writes))
-            grown = _pad_slots(held, 1)
-            moved = torch.cat((_first(held, len(new)), new[:, None]), dim=1)
-            return put(grown, moved)[:, -max(1, int(self.count.max())) :]
-
-        self.seed = put(_first(self.seed, len(writes)), vectors.to(self.seed.dtype))
-        self.live = append(self.live, self.map.entries(vectors))
-        if 0 < self.window < self.size:
-            self.constant = append(self.constant, self.map.entries(vectors.detach()))
-
-
-def _pad_slots(entries: Tensor, slots: int) -> Tensor:
-    """[R, m, ..] with so many unused slots before the others."""
-    return torch.cat((torch.zeros_like(entries[:, :1]).expand(-1, slots, *entries.shape[2:]), entries), dim=1)
-
-
-def _first(x: Tensor, rows: int) -> Tensor:
-    """x[:rows]; the slice of a whole tensor would cost a copy in the backward pass."""
-    return x if rows == len(x) else x[:rows]
-
 
 # ---------------------------------------------------------------------------------------------------------- the modules
 
@@ -463,12 +339,10 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
 
         lengths, ended = layout.lengths.split(layout.counts), layout.ended.split(layout.counts)
         parts = list(embedded.split([int(tokens.sum()) for tokens in lengths]))
-        memory = Memory(config, self._memory_map(range(depth)), len(lengths[0]) if lengths else 0, embedded)
-        if cache is not None:
-            memory.open(cache, layout)
+        memory = Memory(config, lambda: self._memory_map(range(depth)), layout, cache, embedded)
         vectors, norms, attention = [embedded.new_zeros(0, config.hidden_size)], [embedded.new_zeros(0)], []
         for k in range(len(parts) if depth else 0):
-            step, prefix = self._step(k, layout, memory, cache)
+            step, prefix = self._step(k, depth, layout, memory, cache)
             step.attention = [] if trace else None
             x = parts[k]
             if config.seeded:
@@ -522,7 +396,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             return x
         lengths = layout.lengths.split(layout.counts)[k]
         begin = (lengths.cumsum(0) - lengths)[fresh].to(x.device)
-        seeds = _first(memory.seed, streams)
+        seeds = first_rows(memory.seed, streams)
         seeds = seeds if bool(fresh.all()) else seeds[fresh.to(x.device)]
         return x.index_copy(0, begin, (seeds + self.position_embed.weight[0]).to(x.dtype))
 
@@ -533,9 +407,11 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             config.memory_size, config.hidden_size, config.memory_position_scale, self.embed.weight.device
         )
         blocks: list[Any] = [self.blocks[i] for i in layers if i in config.cross_layers]
-        return MemoryMap([block.memory_attention for block in blocks], positions)
+        return MemoryMap([block.memory_attention.key_value for block in blocks], positions)
 
-    def _step(self, k: int, layout: Layout, memory: Memory, cache: ThoughtCache | None) -> tuple[Step, Tensor | None]:
+    def _step(
+        self, k: int, depth: int, layout: Layout, memory: Memory, cache: ThoughtCache | None
+    ) -> tuple[Step, Tensor | None]:
         """The k-th sentences of all streams with what they read, and the vectors before them where there are such."""
         config, device = self.config, self.embed.weight.device
         lengths = layout.lengths.split(layout.counts)[k]
@@ -544,20 +420,18 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         prefix, before = None, torch.zeros_like(lengths)
         step = Step(Ragged.of(lengths, device=device))
         if config.memory != "none":
-            entries = memory.read(len(lengths))
-            rank = torch.arange(entries.shape[1]) - (entries.shape[1] - count[:, None])  # negative where unused
-            everywhere = bool((rank[:, 0] == 0).all())
-            ranks = slice(0, entries.shape[1]) if everywhere else rank.clamp(min=0).to(device)
+            ranks = memory.ranks(len(lengths))
+            everywhere = bool((ranks[:, 0] == 0).all())
             if config.memory == "prefix":
-                used = (rank >= 0) & (read_before == 0)[:, None]  # an open sentence has read its prefix
+                used = (ranks >= 0) & (read_before == 0)[:, None]  # an open sentence has read its prefix
                 before = used.sum(1)
-                prefix = (entries + memory.map.positions[ranks])[used.to(device)]
+                prefix = (memory.entries(len(lengths)) + memory.map.at(ranks))[used.to(device)]
                 step = Step(Ragged.of(lengths, before, device=device))
-            elif memory.map.weight is not None:
-                step.read = dict(zip(config.cross_layers, memory.map.keys_and_values(entries, ranks)))
+            elif reading := [layer for layer in config.cross_layers if layer < depth]:
+                step.read = dict(zip(reading, memory.keys_and_values(len(lengths))))
             if not everywhere:
                 reads = (count > 0)[:, None]
-                step.used = ((rank >= 0) | ~reads).to(
+                step.used = ((ranks >= 0) | ~reads).to(
                     device
                 )  # nothing to read: any slot will do, the result is dropped
                 step.reads = reads.repeat_interleave(lengths, dim=0).to(device)
@@ -603,7 +477,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             entries = torch.cat((entries, made_by.entries(vectors.detach())))
             read = read + len(vectors) * (count - slot > window)
         windows = F.embedding(read[order].to(device), entries.flatten(1)).unflatten(-1, entries.shape[1:])
-        step.read = dict(zip(cross, made_by.keys_and_values(windows, slice(0, len(slot)))))
+        step.read = dict(zip(cross, made_by.keys_and_values(windows, slot[None])))
         step.used = (used | (k == 0))[order].to(device)
         step.reads = (k > 0).repeat_interleave(layout.lengths, dim=0).to(device)
         return step

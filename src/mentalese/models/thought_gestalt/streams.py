@@ -124,6 +124,7 @@ class SentenceMarkers(LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         config = self.config
         bos, eos, eod = config.sentence_start_token_id, config.sentence_end_token_id, config.eos_token_id
+        input_ids = input_ids[:, -config.max_sentence_tokens - 3 :]  # no sentence began before that
         started = (input_ids == bos).cumsum(1)
         lexical = (started == started[:, -1:]) & (input_ids != bos) & (input_ids != config.pad_token_id)
         full = lexical.sum(1, keepdim=True) >= config.max_sentence_tokens

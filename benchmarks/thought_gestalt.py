@@ -1,0 +1,144 @@
+"""Speed, memory and generation of Thought Gestalt beside GPT-2 and beside its own plain form.
+
+    python benchmarks/thought_gestalt.py [speed] [memory] [generation]
+
+Both models have 12 layers of width 256, 8 heads and a vocabulary of 8,192; the text is random: 8 streams of 30 sentences
+of 5 to 64 tokens, 25 in the mean, for GPT-2 the same number of tokens in blocks of 750. Real tokens count, markers and
+padding do not. All turn about in one process; ratios are taken turn by turn (median, lowest-highest).
+
+speed       a training step's forward and backward pass: tokens a second of
+              thought_gestalt          the model
+              gpt2                     transformers' model with its own loss, as it ships
+              gpt2, tuned              the same under our contract: chunked cross-entropy, GELU as one operation
+              thought_gestalt, plain   the reference, every sentence padded to 67
+memory      the most memory that a process has taken after one training step, for streams of 66 and 138 sentences
+generation  milliseconds a token, 8 rows, sentences of at most 16 tokens, in sentences 2-11 and 191-200
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from mentalese.models.auto import as_contract
+from mentalese.models.base import Batch
+from mentalese.models.thought_gestalt.configuration import ThoughtGestaltConfig
+from mentalese.models.thought_gestalt.modeling import ThoughtGestaltForCausalLM
+from mentalese.models.thought_gestalt.reference import training_loss_reference
+from mentalese.train.memory import peak_memory
+
+VOCABULARY, WIDTH, LAYERS, HEADS, BLOCK = 8192, 256, 12, 8, 750
+BOS, EOS, EOD = 1, 2, 3
+
+
+def streams(sentences: int, rows: int = 8) -> tuple[Batch, int]:
+    """Random streams with sentences of 5 to 64 tokens, 25 in the mean, and their number of real tokens."""
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.empty(rows, sentences).log_normal_(3.12, 0.45, generator=generator).round().clamp(5, 64).int()
+    tokens = [
+        [
+            token
+            for n in row
+            for token in (BOS, *torch.randint(4, VOCABULARY, (n,), generator=generator).tolist(), EOS)
+        ]
+        for row in lengths.tolist()
+    ]
+    ids = torch.tensor([row + [0] * (max(map(len, tokens)) - len(row)) for row in tokens])
+    labels = ids.masked_fill(ids <= BOS, -100)
+    return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": labels}, int(lengths.sum())
+
+
+def thought_gestalt(**fields: Any) -> ThoughtGestaltForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
+    return ThoughtGestaltForCausalLM(
+        ThoughtGestaltConfig(vocab_size=VOCABULARY, attention_dropout=0.0, **sizes, **fields)
+    )
+
+
+def gpt2(**fields: Any) -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    sizes = {"n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "n_positions": 1024}
+    dropouts = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    markers = {"bos_token_id": EOD, "eos_token_id": EOD}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, **sizes, **dropouts, **markers, **fields))
+
+
+def speed(rounds: int = 7) -> None:
+    batch, real = streams(30)
+    blocks = torch.randint(4, VOCABULARY, (real // BLOCK, BLOCK))
+    flat = {"input_ids": blocks, "labels": blocks}
+    model, stock = thought_gestalt().train(), gpt2().train()
+    tuned = as_contract(gpt2(activation_function="gelu_pytorch_tanh").train())
+    sides: dict[str, tuple[Callable[[], Tensor], int]] = {
+        "thought_gestalt": (lambda: model.training_loss(batch).loss, real),
+        "gpt2": (lambda: stock(**flat).loss, blocks.numel()),
+        "gpt2, tuned": (lambda: tuned.training_loss(flat).loss, blocks.numel()),
+        "thought_gestalt, plain": (lambda: training_loss_reference(model, batch), real),
+    }
+    speeds: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(rounds + 1):
+        for name, (loss, tokens) in sides.items():
+            began = time.perf_counter()
+            loss().backward()
+            if turn:
+                speeds[name].append(tokens / (time.perf_counter() - began))
+    for name, values in speeds.items():
+        ratios = [ours / theirs for ours, theirs in zip(speeds["thought_gestalt"], values)]
+        print(f"{name}: {spread(values, ',.0f')} tokens/s; thought_gestalt over it {spread(ratios, '.2f')}")
+
+
+def memory() -> None:
+    peaks = {}
+    for sentences in (66, 138):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            peaks[sentences] = pool.apply(_peak, (sentences,))
+        print(f"{sentences} sentences a stream: {peaks[sentences] / 2**20:,.0f} MiB")
+    print(f"138 over 66 sentences: {peaks[138] / peaks[66]:.2f}")
+
+
+def _peak(sentences: int) -> int:
+    thought_gestalt().train().training_loss(streams(sentences)[0]).loss.backward()
+    return peak_memory(torch.device("cpu"))
+
+
+def generation(sentences: int = 201) -> None:
+    model = thought_gestalt(max_sentence_tokens=16).eval()
+    times: list[float] = []
+
+    def clock(input_ids: Tensor, scores: Tensor) -> Tensor:
+        times.append(time.perf_counter())
+        ends = torch.tensor([EOS, EOD])  # sentences end where they must, documents never
+        return scores.index_add(-1, ends, torch.tensor([-1e4, -1e5]).expand(len(scores), 2))
+
+    tokens = sentences * 18
+    prompt = torch.full((8, 1), BOS)
+    model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=tokens,
+        logits_processor=[clock],
+        do_sample=False,
+        pad_token_id=0,
+    )
+    taken = [1000 * (b - a) for a, b in zip(times, times[1:])]
+    early, late = (statistics.median(taken[18 * a : 18 * b]) for a, b in ((1, 11), (190, 200)))
+    print(f"sentences 2-11: {early:.2f} ms a token; 191-200: {late:.2f} ms; ratio {late / early:.3f}")
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    return f"{statistics.median(values):{form}} ({min(values):{form}}-{max(values):{form}})"
+
+
+if __name__ == "__main__":
+    parts = {"speed": speed, "memory": memory, "generation": generation}
+    for part in sys.argv[1:] or parts:
+        parts[part]()
