@@ -22,7 +22,7 @@ from mentalese.data.sources import open_source
 from mentalese.data.tokenizers import open_tokenizer
 from mentalese.errors import InputError
 from mentalese.evaluate.perplexity import Perplexity, evaluate_model
-from mentalese.models.auto import CausalLMAdapter, load_model
+from mentalese.models.auto import CausalLMAdapter, load_model, saved_recipe
 from mentalese.models.base import Batch, LossOutput
 from mentalese.train import loop
 from mentalese.train.loop import train
@@ -184,6 +184,38 @@ def test_a_share_is_the_mean_norm_of_a_components_layers() -> None:
     assert gradient_shares(components | {"none": []}) == pytest.approx({"a": 3 / 12, "b": 9 / 12})
     assert gradient_shares({"idle": [[idle]]}) == {"idle": 0}
     assert gradient_shares({}) == {}
+
+
+def test_every_checkpoint_of_a_run_opens_as_a_model(recipe: Recipe, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train(changed(recipe, "train", checkpoint_every=3, keep_checkpoints=9, eval_every=6), out, show=False)
+    checkpoints = [out / "checkpoints" / f"step-{step:08}" for step in checkpoint_steps(out)]
+    first, last = (load_model(path)[0].model.state_dict() for path in checkpoints)
+    assert_same(last, load_model(out)[0].model.state_dict())
+    assert any(not torch.equal(first[name], last[name]) for name in first)
+    assert saved_recipe(checkpoints[0]) == saved_recipe(out)
+    [validation] = [record["validation"] for record in metrics(out) if "validation" in record]
+    options: dict[str, Any] = {"split": "validation", "evaluation": recipe.evaluation, "show": False}
+    evaluated = evaluate_model(str(checkpoints[1]), tasks=["perplexity"], **options)["perplexity"]
+    assert evaluated["perplexity"] == pytest.approx(validation["perplexity"], rel=1e-6)
+
+
+def test_a_checkpoint_that_cannot_be_opened_is_refused(recipe: Recipe, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train(changed(recipe, "train", checkpoint_every=6), out, show=False)
+    path = out / "checkpoints" / "step-00000006"
+    config = json.loads((out / "model" / "config.json").read_text())
+    (out / "model" / "config.json").write_text(json.dumps(config | {"n_inner": 8}))
+    with pytest.raises(InputError, match="another model's"):
+        load_model(path)
+    (out / "model").rename(out / "away")
+    with pytest.raises(InputError, match="has no model/ yet"):
+        load_model(path)
+    (out / "away").rename(out / "model")
+    file = next(path.glob("*.distcp"))
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(InputError, match="is damaged"):
+        load_model(path)
 
 
 @pytest.mark.parametrize("max_grad_norm", [1.0, None])

@@ -201,8 +201,10 @@ def save_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokeni
 
 
 def model_folder(path: str | Path) -> Path:
-    """The `model/` of a run's folder, or the folder itself."""
-    inside = Path(path) / "model"
+    """The `model/` of a run's folder or of a checkpoint's run, or the folder itself."""
+    from mentalese.train.checkpoint import is_checkpoint
+
+    inside = (Path(path).absolute().parents[1] if is_checkpoint(path) else Path(path)) / "model"
     return inside if (inside / "config.json").is_file() else Path(path)
 
 
@@ -222,17 +224,22 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[An
     """A trained model that keeps the contract, in eval mode, and its tokenizer.
 
     Args:
-        path: a folder written by `save_pretrained` or by a run (its `model/` is found), or `hub:NAME`.
+        path: a folder written by `save_pretrained` or by a run (its `model/` is found), `hub:NAME`, or a checkpoint
+            `RUN/checkpoints/step-*`, whose weights take the place of those in `RUN/model`.
 
     Raises:
         InputError: there is no model, its weights are damaged, or its tokenizer is another one.
     """
-    name = str(path)
+    from mentalese.train.checkpoint import is_checkpoint, load_weights
+
+    name, checkpoint = str(path), is_checkpoint(path)
     source = name.removeprefix("hub:") if name.startswith("hub:") else str(model_folder(path))
     if not name.startswith("hub:") and not (Path(source) / "config.json").is_file():
+        if checkpoint:
+            raise InputError(f"{name} lies in a run that has no model/ yet: wait for its first validation")
         raise InputError(f"{name} holds no model (no config.json): give the folder of a run or of a saved model")
     about = saved_about(path)
-    for file, expected in about.get("weights", {}).items():
+    for file, expected in ({} if checkpoint else about.get("weights", {})).items():
         weights = Path(source) / file
         if not weights.is_file() or sha256(weights) != expected:
             raise InputError(f"{weights} is missing or has changed since it was saved: copy it again, or train anew")
@@ -240,7 +247,12 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[An
         with quiet_transformers():
             config = AutoConfig.from_pretrained(source)
             tokenizer = load_pretrained_tokenizer(source)
-            model = AutoModelForCausalLM.from_pretrained(source, config=config)
+            if checkpoint:
+                with torch.random.fork_rng(devices=[]):
+                    model = AutoModelForCausalLM.from_config(config)
+                load_weights(Path(name), model)
+            else:
+                model = AutoModelForCausalLM.from_pretrained(source, config=config)
     except InputError:
         raise
     except (OSError, ValueError, SafetensorError) as error:

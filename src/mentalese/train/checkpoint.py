@@ -234,6 +234,29 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Te
     return tensors
 
 
+def is_checkpoint(path: str | Path) -> bool:
+    """Whether `path` is a folder that a `Checkpointer` wrote."""
+    return all((Path(path) / name).is_file() for name in (".metadata", "info.json", "checksums.json"))
+
+
+def load_weights(folder: Path, model: nn.Module) -> None:
+    """Restores the weights of a checkpoint in place, in a process of its own; the optimiser's state stays in the file.
+
+    Raises:
+        InputError: a file is damaged, or the checkpoint is another model's; nothing has been changed then.
+    """
+    _ignore_warning_of_no_group()
+    reader = _TensorReader(folder)
+    try:
+        _verify(folder, rank=0, world_size=1)
+        stored = {name: held for name, held in reader.read_tensors().items() if name.startswith("model.")}
+    except _DamagedError as damage:
+        raise InputError(f"{damage}: give another checkpoint") from damage
+    targets = {f"model.{name}": value.detach() for name, value in _parameters(model).items()}
+    _check_same(folder, stored, targets)
+    dcp.load(targets, storage_reader=reader, no_dist=True)
+
+
 def _targets(
     folder: Path, stored: dict[str, TensorStorageMetadata], model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Tensor], dict[Tensor, dict[str, Tensor]]]:
@@ -253,6 +276,12 @@ def _targets(
             else:  # a count of steps
                 target = torch.zeros(held.size, dtype=dtype, device=parameter.device)
             targets[full] = state.setdefault(parameter, {})[key] = target
+    _check_same(folder, stored, targets)
+    return targets, state
+
+
+def _check_same(folder: Path, stored: dict[str, TensorStorageMetadata], targets: dict[str, Tensor]) -> None:
+    """Raises `InputError` where a checkpoint's tensors are not those that are to be read into."""
     for full in sorted(targets.keys() | stored.keys()):
         there = f"{stored[full].properties.dtype} {tuple(stored[full].size)}" if full in stored else "missing"
         here = f"{targets[full].dtype} {tuple(targets[full].shape)}" if full in targets else "missing"
@@ -261,7 +290,6 @@ def _targets(
                 f"{folder} is another model's ({full} is {there} in it and {here} in this run): resume with the recipe "
                 "that wrote it"
             )
-    return targets, state
 
 
 # -- files that are what was written -----------------------------------------------------------------------------------

@@ -220,17 +220,12 @@ def gradient_shares(components: Mapping[str, Sequence[Sequence[nn.Parameter]]]) 
     layers = [(name, layer) for name, component in components.items() for layer in component]
     if not layers:
         return {}
-    owners, gradients, mesh = [], [], None
-    for owner, (_, layer) in enumerate(layers):
-        for gradient in (p.grad for p in layer if p.grad is not None):
-            if isinstance(gradient, DTensor):
-                gradient, mesh = gradient.to_local(), gradient.device_mesh
-            owners.append(owner)
-            gradients.append(gradient)
+    found = [(i, p.grad) for i, (_, layer) in enumerate(layers) for p in layer if p.grad is not None]
     squared = torch.zeros(len(layers), device=layers[0][1][0].device)
-    if gradients:
-        norms = torch.stack(torch._foreach_norm(gradients)).float()
-        squared.index_add_(0, torch.tensor(owners, device=norms.device), norms.square())
+    if found:
+        norms = torch.stack(torch._foreach_norm([g.to_local() if isinstance(g, DTensor) else g for _, g in found]))
+        squared.index_add_(0, torch.tensor([i for i, _ in found], device=norms.device), norms.float().square())
+    mesh = next((g.device_mesh for _, g in found if isinstance(g, DTensor)), None)
     if mesh is not None:
         dist.all_reduce(squared, group=mesh.get_group())
     of_layers = squared.sqrt()
