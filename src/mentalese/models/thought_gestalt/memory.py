@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from mentalese.models.base import ThoughtCache
 from mentalese.models.thought_gestalt.configuration import ThoughtGestaltConfig
 from mentalese.models.thought_gestalt.streams import Layout
+from mentalese.nn.ragged import within
 
 
 def memory_positions(size: int, hidden_size: int, scale: str, device: torch.device | None = None) -> Tensor:
@@ -171,6 +172,22 @@ class Memory:
             return self.live
         keys, values = zip(*self.keys_and_values(len(self.streams)))
         return torch.stack((torch.stack(keys, dim=2), torch.stack(values, dim=2)), dim=3)
+
+
+def windows(layout: Layout, size: int) -> tuple[Tensor, Tensor]:
+    """Which vectors each sentence of fresh streams reads, where it can read all that its stream has made.
+
+    Returns:
+        read, age: [n, m], the sentences whose vectors are read, oldest first, and how many sentences ago each was
+        made; 0 in the unused slots, which come last.
+    """
+    counts = torch.tensor(layout.counts)
+    starts = counts.cumsum(0) - counts
+    step = torch.arange(len(counts)).repeat_interleave(counts)[:, None]
+    place = within(counts)[:, None]  # the same stream has the same place in each step
+    slot = torch.arange(max(1, min(len(counts) - 1, size)))
+    age = (step.clamp(max=size) - slot).clamp(min=0)
+    return torch.where(age > 0, starts[step - age] + place, 0), age
 
 
 def pad_slots(entries: Tensor, slots: int) -> Tensor:

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -43,7 +42,8 @@ from mentalese.models.base import (
     ThoughtTrace,
 )
 from mentalese.models.thought_gestalt.configuration import ThoughtGestaltConfig
-from mentalese.models.thought_gestalt.memory import Memory, MemoryMap, first_rows, memory_positions
+from mentalese.models.thought_gestalt.cost import head_flops, layer_flops
+from mentalese.models.thought_gestalt.memory import Memory, MemoryMap, first_rows, memory_positions, windows
 from mentalese.models.thought_gestalt.streams import Layout, SentenceMarkers, find_sentences
 from mentalese.nn.loss import linear_cross_entropy, linear_nll
 from mentalese.nn.ragged import Ragged, attend, causal_attention, reading_attention, split_heads, take_rows, within
@@ -337,28 +337,26 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         recurrent = 0 if config.memory == "none" else config.vector_layer + 1
         depth = recurrent if at_once else config.num_hidden_layers
 
-        lengths, ended = layout.lengths.split(layout.counts), layout.ended.split(layout.counts)
-        parts = list(embedded.split([int(tokens.sum()) for tokens in lengths]))
+        parts = list(embedded.split([int(layout.lengths[layout.step(k)].sum()) for k in range(len(layout.counts))]))
         memory = Memory(config, lambda: self._memory_map(range(depth)), layout, cache, embedded)
         vectors, norms, attention = [embedded.new_zeros(0, config.hidden_size)], [embedded.new_zeros(0)], []
         for k in range(len(parts) if depth else 0):
             step, prefix = self._step(k, depth, layout, memory, cache)
             step.attention = [] if trace else None
-            x = parts[k]
-            if config.seeded:
-                x = self._seed(x, k, layout, memory)
+            x = self._seed(parts[k], k, layout, memory) if config.seeded else parts[k]
             x = F.dropout(x, config.embedding_dropout, self.training)
             x = x if prefix is None else torch.cat((prefix, x))
             before = len(x) - len(parts[k])
             for layer in range(depth):
                 x = self.blocks[layer](x, step)
                 if layer == recurrent - 1:
-                    last = before + lengths[k].cumsum(0) - 1
-                    vector, norm = self.sentence_head(take_rows(x, last.to(device)), sentence_dropout)
+                    ends = (before + layout.lengths[layout.step(k)].cumsum(0) - 1).to(device)
+                    vector, norm = self.sentence_head(take_rows(x, ends), sentence_dropout)
                     vectors.append(vector)
                     norms.append(norm)
-            if recurrent and (bool(ended[k].any()) if cache is not None else k + 1 < len(parts)):
-                memory.write(vectors[-1], ended[k], keep=cache is not None)
+            ended = layout.ended[layout.step(k)]
+            if recurrent and (bool(ended.any()) if cache is not None else k + 1 < len(parts)):
+                memory.write(vectors[-1], ended, keep=cache is not None)
             parts[k] = x[before:] if before else x
             if step.attention:
                 attention.append(torch.stack(step.attention).mean(0)[before:])
@@ -366,6 +364,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             cache.seen_tokens += input_ids.shape[1]
             cache.state["position"] = layout.last_position.to(device)
             memory.save(cache, layout)
+
         x = torch.cat(parts) if parts else embedded
         if at_once and parts:
             if not depth:
@@ -388,15 +387,14 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
 
     def _seed(self, x: Tensor, k: int, layout: Layout, memory: Memory) -> Tensor:
         """X_BOS <- s_{t-1} (section 2.2), where a step's sentences [N, d] begin and their streams have a vector."""
-        streams = layout.counts[k]
-        fresh = memory.count[:streams] > 0
+        lengths = layout.lengths[layout.step(k)]
+        fresh = memory.count[: len(lengths)] > 0
         if k == 0:
-            fresh &= layout.read_before[:streams] == 0
+            fresh &= layout.read_before[: len(lengths)] == 0
         if not bool(fresh.any()):
             return x
-        lengths = layout.lengths.split(layout.counts)[k]
         begin = (lengths.cumsum(0) - lengths)[fresh].to(x.device)
-        seeds = first_rows(memory.seed, streams)
+        seeds = first_rows(memory.seed, len(lengths))
         seeds = seeds if bool(fresh.all()) else seeds[fresh.to(x.device)]
         return x.index_copy(0, begin, (seeds + self.position_embed.weight[0]).to(x.dtype))
 
@@ -414,46 +412,37 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
     ) -> tuple[Step, Tensor | None]:
         """The k-th sentences of all streams with what they read, and the vectors before them where there are such."""
         config, device = self.config, self.embed.weight.device
-        lengths = layout.lengths.split(layout.counts)[k]
+        lengths, read_before = layout.lengths[layout.step(k)], layout.read_before[layout.step(k)]
         count = memory.count[: len(lengths)]
-        read_before = layout.read_before.split(layout.counts)[k]
         prefix, before = None, torch.zeros_like(lengths)
         step = Step(Ragged.of(lengths, device=device))
-        if config.memory != "none":
+        if config.memory == "prefix":
             ranks = memory.ranks(len(lengths))
-            everywhere = bool((ranks[:, 0] == 0).all())
-            if config.memory == "prefix":
-                used = (ranks >= 0) & (read_before == 0)[:, None]  # an open sentence has read its prefix
-                before = used.sum(1)
-                prefix = (memory.entries(len(lengths)) + memory.map.at(ranks))[used.to(device)]
-                step = Step(Ragged.of(lengths, before, device=device))
-            elif reading := [layer for layer in config.cross_layers if layer < depth]:
-                step.read = dict(zip(reading, memory.keys_and_values(len(lengths))))
-            if not everywhere:
-                reads = (count > 0)[:, None]
-                step.used = ((ranks >= 0) | ~reads).to(
-                    device
-                )  # nothing to read: any slot will do, the result is dropped
+            used = (ranks >= 0) & (read_before == 0)[:, None]  # an open sentence has read its prefix
+            before = used.sum(1)
+            prefix = (memory.entries(len(lengths)) + memory.map.at(ranks))[used.to(device)]
+            step = Step(Ragged.of(lengths, before, device=device))
+        elif reading := [layer for layer in config.cross_layers if layer < depth]:
+            ranks, reads = memory.ranks(len(lengths)), (count > 0)[:, None]
+            step.read = dict(zip(reading, memory.keys_and_values(len(lengths))))
+            if not bool((ranks[:, 0] == 0).all()):
+                step.used = ((ranks >= 0) | ~reads).to(device)  # nothing to read: any slot will do, it is dropped
                 step.reads = reads.repeat_interleave(lengths, dim=0).to(device)
         if cache is not None:
             room = config.memory_size if config.memory == "prefix" else 0
             first = room - count if room else torch.zeros_like(count)
-            own = torch.cat(
-                (
-                    first.repeat_interleave(before) + within(before),
-                    room + read_before.repeat_interleave(lengths) + within(lengths),
-                )
-            )
-            streams = layout.streams.split(layout.counts)[k]
+            slots = first.repeat_interleave(before) + within(before)
+            own = room + read_before.repeat_interleave(lengths) + within(lengths)
+            streams = layout.streams[layout.step(k)]
             rows = torch.cat((streams.repeat_interleave(before), streams.repeat_interleave(lengths)))
             step.cache = OpenSentences(
-                cache.state,
-                len(layout.last_position),
-                streams.to(device),
-                rows.to(device),
-                own.to(device),
-                first.to(device),
-                room + config.max_sentence_tokens + 3,
+                state=cache.state,
+                batch=len(layout.last_position),
+                streams=streams.to(device),
+                rows=rows.to(device),
+                slots=torch.cat((slots, own)).to(device),
+                first=first.to(device),
+                size=room + config.max_sentence_tokens + 3,
             )
         return step, prefix
 
@@ -464,22 +453,18 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         cross = [layer for layer in layers if layer in config.cross_layers]
         if not cross:
             return step
-        order, made_by = step.sequences.order.cpu(), self._memory_map(layers)
+        made_by, order = self._memory_map(layers), step.sequences.order.cpu()
+        read, age = windows(layout, config.memory_size)
         window = config.memory_gradient_window
-        starts = torch.tensor([0, *accumulate(layout.counts)])
-        k = torch.arange(len(layout.counts)).repeat_interleave(torch.tensor(layout.counts))[:, None]
-        slot = torch.arange(max(1, min(len(layout.counts) - 1, config.memory_size)))
-        count = k.clamp(max=config.memory_size)
-        used = slot < count
-        read = torch.where(used, starts[k - count + slot.where(used, 0)] + torch.arange(len(k))[:, None] - starts[k], 0)
         entries = made_by.entries(vectors.detach() if window == 0 else vectors)
         if window and window < config.memory_size:  # older vectors are read from a second half without their gradients
             entries = torch.cat((entries, made_by.entries(vectors.detach())))
-            read = read + len(vectors) * (count - slot > window)
-        windows = F.embedding(read[order].to(device), entries.flatten(1)).unflatten(-1, entries.shape[1:])
-        step.read = dict(zip(cross, made_by.keys_and_values(windows, slot[None])))
-        step.used = (used | (k == 0))[order].to(device)
-        step.reads = (k > 0).repeat_interleave(layout.lengths, dim=0).to(device)
+            read = torch.where(age > window, read + len(vectors), read)
+        gathered = F.embedding(read[order].to(device), entries.flatten(1)).unflatten(-1, entries.shape[1:])
+        step.read = dict(zip(cross, made_by.keys_and_values(gathered, torch.arange(read.shape[1])[None])))
+        used = age > 0
+        step.used = (used | ~used[:, :1])[order].to(device)  # nothing to read: any slot will do, it is dropped
+        step.reads = used[:, :1].repeat_interleave(layout.lengths, dim=0).to(device)
         return step
 
     # ------------------------------------------------------------------------------------- training and cost
@@ -574,51 +559,13 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
     def forward_flops(self, batch: Batch) -> int:
         """See `Contract.forward_flops`."""
         layout = find_sentences(batch["input_ids"], batch.get("attention_mask"), self.config)
-        return self._layer_flops(layout) + self._head_flops(batch["input_ids"].numel())
+        return layer_flops(self.config, layout) + head_flops(self.config, batch["input_ids"].numel())
 
     def training_flops(self, batch: Batch, **settings: Any) -> int:
         """See `Contract.training_flops`; the head is applied to the tokens that predict something."""
         layout = find_sentences(batch["input_ids"], batch.get("attention_mask"), self.config)
-        return 3 * (self._layer_flops(layout) + self._head_flops(len(layout.source) - len(layout.lengths)))
-
-    def _head_flops(self, tokens: int) -> int:
-        return 2 * tokens * self.config.hidden_size * self.config.vocab_size
-
-    def _layer_flops(self, layout: Layout) -> int:
-        config, d = self.config, self.config.hidden_size
-        size, layers = config.memory_size, config.num_hidden_layers
-        recurrent = 0 if config.memory == "none" else config.vector_layer + 1
-        mlp = d * config.mlp_width * (3 if config.activation == "swiglu" else 2)
-        window = config.memory_gradient_window
-        made = 2 * d * d * (2 if window is not None and 0 < window < size else 1)  # keys and values of a vector
-        products = 0
-
-        def run(lengths: Tensor, slots: int, prefix: int, part: range, grouped: bool) -> int:
-            """Products of some layers for some sentences."""
-            before = torch.full_like(lengths, prefix)
-            shapes = Ragged.of(lengths, before, grouped=grouped).shapes
-            tokens = int((lengths + before).sum())
-            cross = sum(layer in config.cross_layers for layer in part)
-            own = len(part) - cross if config.attention_layout == "alternate" else len(part)
-            found = len(part) * tokens * mlp
-            found += own * (tokens * 4 * d * d + sum(2 * d * rows * longest**2 for rows, longest in shapes))
-            return found + cross * (
-                tokens * 2 * d * d + sum(2 * d * rows * longest * slots for rows, longest in shapes)
-            )
-
-        steps = layout.lengths.split(layout.counts)
-        depth = recurrent if config.memory != "prefix" else layers
-        cross = [sum(layer in config.cross_layers for layer in part) for part in (range(depth), range(depth, layers))]
-        for k, lengths in enumerate(steps if depth else ()):
-            prefix = min(k, size) if config.memory == "prefix" else 0
-            products += run(lengths, max(1, min(k, size)), prefix, range(depth), grouped=False)
-            products += len(lengths) * d * d
-            products += cross[0] * len(lengths) * (made * (k + 1 < len(steps)) + 2 * d * d * (k == 0))
-        if depth < layers and len(layout.lengths):
-            products += run(layout.lengths, max(1, min(len(steps) - 1, size)), 0, range(depth, layers), grouped=True)
-            products += cross[1] * len(layout.lengths) * made
-        products += sum(cross) * size * d * d  # W_K PE
-        return 2 * products
+        predicting = len(layout.source) - len(layout.lengths)
+        return 3 * (layer_flops(self.config, layout) + head_flops(self.config, predicting))
 
     # ------------------------------------------------------------------------------------- Hugging Face's side
 

@@ -42,6 +42,11 @@ class Layout:
     positions: Tensor
     last_position: Tensor
 
+    def step(self, k: int) -> slice:
+        """The sentences of step k."""
+        start = sum(self.counts[:k])
+        return slice(start, start + self.counts[k])
+
 
 def find_sentences(
     input_ids: Tensor,
