@@ -59,6 +59,42 @@ def student_t_p(t: float, degrees: int) -> float:
     return max(0.0, 1.0 - inside)
 
 
+def student_t_quantile(probability: float, degrees: int) -> float:
+    """The t below which a t-distribution has this probability, from 0.5 to below 1; by bisection of `student_t_p`."""
+    low, high = 0.0, 1.0
+    while student_t_p(high, degrees) > 2 * (1 - probability):
+        high *= 2
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_t_p(middle, degrees) > 2 * (1 - probability) else (low, middle)
+    return (low + high) / 2
+
+
+def bootstrap_pairs(
+    values: np.ndarray, *, confidence: float = 0.95, samples: int = 2_000, seed: int = 0
+) -> tuple[float, float] | None:
+    """An interval of the mean over ordered pairs of units, by drawing units (Snijders and Borgatti, 1999).
+
+    Pairs that share a unit are not independent, so units are drawn with replacement and bring all pairs among them.
+
+    Args:
+        values: [units, units], of each ordered pair; the diagonal is not read.
+
+    Returns:
+        The percentiles; `None` for fewer than three units.
+    """
+    units = len(values)
+    if units < 3:
+        return None
+    times = np.random.default_rng(seed).multinomial(units, np.full(units, 1 / units), size=samples).astype(np.float64)
+    off = values * (1 - np.eye(units))
+    pairs = times.sum(1) ** 2 - (times**2).sum(1)
+    means = ((times @ off) * times).sum(1)[pairs > 0] / pairs[pairs > 0]
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(means, (tail, 1 - tail))
+    return float(low), float(high)
+
+
 def bootstrap_ratio(
     numerators: np.ndarray, denominators: np.ndarray, *, confidence: float = 0.95, samples: int = 5_000, seed: int = 0
 ) -> np.ndarray | None:
