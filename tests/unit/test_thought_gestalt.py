@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from mentalese.errors import InputError
+from mentalese.models.auto import check_context
 from mentalese.models.base import ThoughtTrace, TrainStep, count_parameters
 from mentalese.models.thought_gestalt.configuration import ThoughtGestaltConfig
 from mentalese.models.thought_gestalt.modeling import CrossAttention, ThoughtGestaltForCausalLM
@@ -142,6 +143,24 @@ def test_spans_change_the_segmentation_alone() -> None:
         assert recipe.model == base.model | {"max_sentence_tokens": int(span)}
         assert dataclasses.replace(recipe.data, sentences="sat") == base.data
         assert (recipe.phases, recipe.train, recipe.optimizer) == (base.phases, base.train, base.optimizer)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"max_sentence_tokens": 65}, "data.max_sentence_tokens is 65: the model has positions for sentences of 64"),
+        ({"sentences": "fixed:75"}, "data.sentences is 'fixed:75': the model has positions for sentences of 64 tokens"),
+        ({"sentences": "none"}, "data.sentences is 'none': the model has positions for sentences of 64 tokens"),
+    ],
+)
+def test_sentences_longer_than_the_table_of_positions_are_refused_before_training(
+    data: dict[str, Any], message: str
+) -> None:
+    config, recipe = make(max_sentence_tokens=64).config, get_recipe("thought_gestalt/tiny")
+    check_context(config, recipe)
+    changed = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, **data))
+    with pytest.raises(InputError, match=message):
+        check_context(config, changed)
 
 
 # --------------------------------------------------------------------------------------------------- what it computes

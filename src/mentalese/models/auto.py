@@ -17,6 +17,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
+from mentalese.data.sentences import fixed_length
 from mentalese.data.tokenizers import load_pretrained_tokenizer, special_token_ids, tokenizer_fingerprint
 from mentalese.errors import InputError, nearest
 from mentalese.files import sha256, whole_folder, write_json
@@ -155,7 +156,17 @@ def context_length(config: Any) -> int | None:
 
 
 def check_context(config: Any, recipe: Recipe) -> None:
-    """Raises `InputError` where the recipe's blocks are longer than the model's context."""
+    """Raises `InputError` where the recipe's blocks, or its sentences, are longer than the model has positions for."""
+    sentence = getattr(config, "max_sentence_tokens", None)
+    if sentence is not None and recipe.data.batching == "sentences":
+        data, span = recipe.data, fixed_length(recipe.data.sentences)
+        whole = data.sentences == "none"
+        if whole or (span or data.max_sentence_tokens) > sentence:
+            name = "sentences" if whole or span else "max_sentence_tokens"
+            raise InputError(
+                f"data.{name} is {getattr(data, name)!r}: the model has positions for sentences of {sentence} tokens, "
+                "so split into such, or give a larger model.max_sentence_tokens"
+            )
     context = context_length(config)
     if context is None or recipe.data.batching == "sentences":
         return
