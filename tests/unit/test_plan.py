@@ -49,6 +49,10 @@ def lexical(ids: list[int]) -> list[int]:
     return [i for i in ids if i >= 10]
 
 
+def most_sentences(batch: dict[str, Any]) -> int:
+    return max(row.count(BOS) for row in rows_of(batch))
+
+
 def rows_of(batch: dict[str, Any]) -> list[list[int]]:
     """The rows without padding."""
     mask = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))
@@ -105,7 +109,7 @@ def test_marked_blocks_are_the_stream_of_all_sentences_cut_with_starts_of_senten
     batches = first_epoch(make_plan(split, batching="marked", sequence_length=length, batch_size=1))
     stream = with_markers(split)
     assert targets(batches) == sorted(stream[1:])
-    assert not any("attention_mask" in b or "num_sentences" in b for b in batches)
+    assert not any("attention_mask" in b for b in batches)
     if len(stream) >= length:
         assert {b["input_ids"].shape[1] for b in batches} == {length}
     text = " ".join(map(str, ["", *stream, ""]))
@@ -185,7 +189,6 @@ def test_streams_keep_every_sentence_whole_once_under_both_caps_but_for_document
         rows = rows_of(batch)
         assert len(rows) <= limit
         assert len(rows) == 1 or sum(len(lexical(row)) for row in rows) <= budget
-        assert batch["num_sentences"] == max(row.count(BOS) for row in rows)
         for row, labels in zip(rows, batch["labels"].tolist()):
             assert 1 <= row.count(BOS) == row.count(EOS) <= most
             assert [-100 if i == BOS else i for i in row] == labels[: len(row)]
@@ -301,7 +304,6 @@ def test_ranks_and_micro_batches_share_a_batch_without_overlap(shape: dict[str, 
     for step in range(20):
         parts = [shared.batch(step, r, ranks, m) for r in range(ranks) for m in range(micros)]
         assert targets(parts) == targets([whole.batch(step)])
-        assert {p.get("num_sentences") for p in parts} == {whole.batch(step).get("num_sentences")}
         assert shared.position(step) == whole.position(step)
         sizes = [len(p["input_ids"]) for p in parts]
         assert min(sizes) >= 1
@@ -313,7 +315,6 @@ def test_a_rank_without_a_stream_gets_one_without_labels() -> None:
     shares = [plan.batch(0, rank, 3) for rank in range(3)]
     assert all(torch.equal(s["input_ids"], shares[0]["input_ids"]) for s in shares)
     assert [len(targets([s])) for s in shares] == [10 + 1 + 2, 0, 0]
-    assert {s["num_sentences"] for s in shares} == {2}
 
 
 # -- clocks ------------------------------------------------------------------------------------------------------------
@@ -328,7 +329,7 @@ def test_clocks_count_what_the_batches_hold(shape: dict[str, Any]) -> None:
         assert (position.step, position.tokens, position.sentence_steps) == (step, tokens, sentence_steps)
         batch = plan.batch(step)
         tokens += len(lexical(targets([batch])))
-        sentence_steps += batch.get("num_sentences", 1)
+        sentence_steps += most_sentences(batch) if shape.get("batching") == "sentences" else 1
 
 
 def test_an_epochs_end_is_the_next_ones_start() -> None:
@@ -383,7 +384,7 @@ def test_data_changes_at_the_first_epoch_that_begins_at_or_after_the_start(
     most: dict[int, int] = {}
     for step in range(plan.total_steps):
         e = plan.position(step).epoch
-        most[e] = max(most.get(e, 0), plan.batch(step)["num_sentences"])
+        most[e] = max(most.get(e, 0), most_sentences(plan.batch(step)))
     assert list(most.values()) == [8 if epoch is not None and e >= epoch else 4 for e in range(4)]
 
 

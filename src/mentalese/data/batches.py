@@ -102,13 +102,13 @@ class Plan:
         """One rank's share of a step's batch; ranks and micro-batches together hold each row once.
 
         The longest row goes to rank 0, the next to rank 1, and so on, so that shares have similar sizes.
-        `num_sentences` is the maximum over all of them. A share that would be empty (streams of sentences only, where
-        a batch has fewer streams than there are ranks and micro-batches) is a copy of the shortest row without labels:
-        its gradient is zero, and the batches stay the same for every number of ranks.
+        A share that would be empty (streams of sentences only, where a batch has fewer streams than there are ranks and
+        micro-batches) is a copy of the shortest row without labels: its gradient is zero, and the batches stay the
+        same for every number of ranks.
 
         Returns:
-            `input_ids`, `labels` int64 [rows, length], `attention_mask` where rows are padded, `num_sentences` for
-            sentences, `question_lengths` [rows] for records.
+            `input_ids`, `labels` int64 [rows, length], `attention_mask` where rows are padded, `question_lengths`
+            [rows] for records.
         """
         number, index, _ = self._locate(step)
         epoch = self._epoch(number)
@@ -118,8 +118,6 @@ class Plan:
         batch = assemble(self.split, epoch.rows[chosen], self._data(number), self.special)
         if not len(share):
             batch["labels"].fill_(IGNORED)
-        if "num_sentences" in batch:
-            batch["num_sentences"] = int(passes(epoch.rows[everything], self.recipe.data).max())
         return batch
 
     def settings(self, step: int) -> dict[str, Any]:

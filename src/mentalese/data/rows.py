@@ -299,8 +299,6 @@ def assemble(
         batch["attention_mask"] = torch.from_numpy(real.astype(np.int64))
     if data.batching == "records":
         batch["question_lengths"] = torch.from_numpy(rows.target - rows.start)
-    if data.batching == "sentences":
-        batch["num_sentences"] = int(passes(rows, data).max())
     return batch
 
 

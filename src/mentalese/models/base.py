@@ -27,7 +27,7 @@ from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
 
 Batch = dict[str, Any]
 """Flat token streams: `input_ids` and `labels` (-100 = not a target) [batch, length], `attention_mask` [batch, length]
-where rows are padded, and for models that need them plain integers such as `num_sentences`, the same on every rank."""
+where rows are padded, and whatever else a kind of batching brings (`question_lengths` [batch] for records)."""
 
 
 def to_device(batch: Batch, device: str | torch.device) -> Batch:
