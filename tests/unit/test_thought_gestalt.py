@@ -405,10 +405,11 @@ def test_a_tiny_batch_is_learnt_by_heart() -> None:
 # --------------------------------------------------------------------------------------------------------------- cost
 
 
-@pytest.mark.parametrize("fields", [{}, {"activation": "swiglu", "num_hidden_layers": 3}, {"memory_size": 1}])
+@pytest.mark.parametrize("fields", [*VARIANTS, {"activation": "swiglu", "num_hidden_layers": 3}], ids=str)
 def test_the_flops_formula_is_what_pytorch_counts(fields: dict[str, Any]) -> None:
     model = make(**fields)
-    batch = batch_of(stream(3, 2, seed=1), stream(4, 5, 1, 1, 6, closed=False), stream(1), left=False)
+    rows = [stream(3, 2, seed=1), stream(4, 5, 1, 1, 6, closed=False), stream(1), *[stream(4, 2)] * 50]
+    batch = batch_of(*rows, left=False)
     # The counter knows matrix products but not the CPU's fused attention: count the unfused form.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         model(batch["input_ids"], attention_mask=batch["attention_mask"])
@@ -432,9 +433,10 @@ def generate(model: ThoughtGestaltForCausalLM, rows: list[list[int]], **options:
     )
 
 
-def test_cached_logits_are_uncached_logits_for_ragged_rows() -> None:
-    for seed in range(3):
-        model = make(seed)
+@pytest.mark.parametrize("fields", VARIANTS, ids=str)
+def test_cached_logits_are_uncached_logits_for_ragged_rows(fields: dict[str, Any]) -> None:
+    for seed in range(2):
+        model = make(seed, **fields)
         options = {"min_new_tokens": 25, "do_sample": True, "temperature": 2.0}
         cached, uncached = (generate(model, PROMPTS, use_cache=use, **options) for use in (True, False))
         assert torch.equal(cached.sequences, uncached.sequences)
@@ -444,10 +446,10 @@ def test_cached_logits_are_uncached_logits_for_ragged_rows() -> None:
         assert len(new.unique()) > 10
 
 
-@settings(max_examples=25, deadline=None)
-@given(cuts=st.lists(st.integers(1, 24), max_size=4), seed=st.integers(0, 3))
-def test_a_text_may_be_read_in_pieces(cuts: list[int], seed: int) -> None:
-    model = make(seed)
+@settings(max_examples=50, deadline=None)
+@given(cuts=st.lists(st.integers(1, 24), max_size=4), seed=st.integers(0, 3), fields=st.sampled_from(VARIANTS))
+def test_a_text_may_be_read_in_pieces(cuts: list[int], seed: int, fields: dict[str, Any]) -> None:
+    model = make(seed, **fields)
     batch = batch_of(stream(3, 2, 6, 1, seed=seed), stream(5, 4, 2, closed=False), stream(1, 1, 1))
     ids, mask = batch["input_ids"], batch["attention_mask"]
     with torch.no_grad():
