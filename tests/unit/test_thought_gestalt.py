@@ -446,6 +446,20 @@ def test_cached_logits_are_uncached_logits_for_ragged_rows(fields: dict[str, Any
         assert len(new.unique()) > 10
 
 
+@pytest.mark.parametrize("fields", VARIANTS, ids=str)
+def test_half_precision_weights_read_train_and_generate(fields: dict[str, Any]) -> None:
+    precise, half = make(**fields), make(**fields).to(torch.bfloat16)
+    with torch.no_grad():  # large weights are for telling right from wrong, not for rounding
+        for parameter in (p for model in (precise, half) for p in model.parameters() if p.ndim >= 2):
+            parameter.div_(8)
+    batch = batch_of(*PROMPTS)
+    expected, found = (model.training_loss(batch).loss for model in (precise, half))
+    torch.testing.assert_close(found.float(), expected, atol=0.02, rtol=0.02)
+    found.backward()
+    output = generate(half, PROMPTS, max_new_tokens=8, min_new_tokens=8)
+    assert torch.stack(output.logits).isfinite().all()
+
+
 @settings(max_examples=50, deadline=None)
 @given(cuts=st.lists(st.integers(1, 24), max_size=4), seed=st.integers(0, 3), fields=st.sampled_from(VARIANTS))
 def test_a_text_may_be_read_in_pieces(cuts: list[int], seed: int, fields: dict[str, Any]) -> None:

@@ -47,7 +47,7 @@ class MemoryMap:
         """[.., d] to [.., C, 2, d]: what the memory holds of a vector."""
         if self.weight is None:
             return vectors
-        return F.linear(vectors, self.weight, self.bias).unflatten(-1, (-1, 2, vectors.shape[-1]))
+        return F.linear(vectors.to(self.weight.dtype), self.weight, self.bias).unflatten(-1, (-1, 2, vectors.shape[-1]))
 
     def keys_and_values(self, entries: Tensor, ranks: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
         """[n, m, C, 2, d] to C pairs of [n, m, d]; `ranks` [n or 1, m] on the CPU, below 0 in unused slots."""

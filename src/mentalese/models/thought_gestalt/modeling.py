@@ -420,7 +420,8 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             ranks = memory.ranks(len(lengths))
             used = (ranks >= 0) & (read_before == 0)[:, None]  # an open sentence has read its prefix
             before = used.sum(1)
-            prefix = (memory.entries(len(lengths)) + memory.map.at(ranks))[used.to(device)]
+            held = memory.entries(len(lengths)) + memory.map.at(ranks)
+            prefix = held[used.to(device)].to(self.embed.weight.dtype)
             step = Step(Ragged.of(lengths, before, device=device))
         elif reading := [layer for layer in config.cross_layers if layer < depth]:
             ranks, reads = memory.ranks(len(lengths)), (count > 0)[:, None]
