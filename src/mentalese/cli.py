@@ -17,7 +17,7 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -260,7 +260,7 @@ class _Eval:
     """Evaluates a saved model in its own tokens."""
 
     tasks: str = "perplexity"
-    """Names joined by commas."""
+    """Names joined by commas: perplexity, reversal."""
     source: Annotated[
         str | None, tyro.conf.arg(name="data", help="the text; what the model was trained on unless given")
     ] = None
@@ -273,7 +273,7 @@ def evaluate(args: list[str]) -> None:
     names, rest = _positionals(args)
     model = _one(names, rest, "eval", "MODEL", _Eval)
     options = _parse(_Eval, rest, "eval")
-    from mentalese.evaluate.perplexity import evaluate_model
+    from mentalese.evaluate.tasks import evaluate_model
 
     results = evaluate_model(
         model,
@@ -286,10 +286,18 @@ def evaluate(args: list[str]) -> None:
     rows = [
         (task, name, f"{value:,.4f}" if isinstance(value, float) else f"{value:,}")
         for task, result in results.items()
-        for name, value in result.items()
-        if isinstance(value, int | float)
+        for name, value in _figures(result)
     ]
     print_table(("task", "figure", "value"), rows)
+
+
+def _figures(result: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, int | float]]:
+    """All numbers of a result with their names, `normal.margin.mean`; its protocol is no figure."""
+    for name, value in result.items():
+        if isinstance(value, dict) and name != "protocol":
+            yield from _figures(value, f"{prefix}{name}.")
+        elif isinstance(value, int | float):
+            yield prefix + name, value
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -469,7 +477,11 @@ def data(args: list[str]) -> None:
 COMMANDS: dict[str, tuple[Callable[[list[str]], None], str, str]] = {
     "list": (list_everything, "[--json]", "families, recipes and built-in data"),
     "train": (train, "RECIPE [--data SOURCE] [--out DIR] [--resume] [--seed N] [--FIELD VALUE ...]", "trains a recipe"),
-    "eval": (evaluate, "MODEL [--tasks perplexity] [--data SOURCE] [--split test] [--out FILE]", "scores a model"),
+    "eval": (
+        evaluate,
+        "MODEL [--tasks perplexity,reversal] [--data SOURCE] [--split test] [--out FILE]",
+        "scores a model",
+    ),
     "generate": (generate, "MODEL --prompt TEXT ... | --file FILE [OPTIONS]", "goes on with a text"),
     "compare": (
         compare,

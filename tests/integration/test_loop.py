@@ -21,7 +21,8 @@ from mentalese import Phase, Recipe, get_recipe
 from mentalese.data.sources import open_source
 from mentalese.data.tokenizers import open_tokenizer
 from mentalese.errors import InputError
-from mentalese.evaluate.perplexity import Perplexity, evaluate_model
+from mentalese.evaluate.perplexity import Perplexity
+from mentalese.evaluate.tasks import evaluate_model
 from mentalese.models.auto import CausalLMAdapter, load_model, saved_recipe
 from mentalese.models.base import Batch, LossOutput
 from mentalese.train import loop

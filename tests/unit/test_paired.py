@@ -12,8 +12,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from mentalese import InputError, Recipe, TrainConfig
 from mentalese.evaluate.paired import compare_models, compare_scores
-from mentalese.evaluate.perplexity import evaluate_model
 from mentalese.evaluate.statistics import bootstrap_ratio
+from mentalese.evaluate.tasks import evaluate_model
 from mentalese.recipe import DataConfig
 from support import EOD, make_split
 

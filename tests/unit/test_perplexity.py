@@ -16,7 +16,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from mentalese.data.store import Split
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
-from mentalese.evaluate.perplexity import evaluate_model, perplexity, protocol, token_scores
+from mentalese.evaluate.perplexity import perplexity, protocol, token_scores
+from mentalese.evaluate.tasks import evaluate_model
 from mentalese.models.auto import CausalLMAdapter
 from mentalese.models.base import Batch
 from mentalese.recipe import DataConfig, EvaluationConfig, Recipe, TrainConfig
@@ -255,12 +256,12 @@ def test_a_model_without_a_recipe_is_scored_in_blocks_that_fit_it(saved: Path, c
 
 
 def test_an_unknown_task_is_refused_with_the_known_ones(saved: Path) -> None:
-    with pytest.raises(InputError, match=r"'perplexty'; did you mean 'perplexity'\? \(known: perplexity\)"):
+    with pytest.raises(InputError, match=r"'perplexty'; did you mean 'perplexity'\? \(known: perplexity, reversal\)"):
         evaluate_model(str(saved), tasks=["perplexty"])
 
 
 def test_a_tokenizer_that_lacks_the_markers_is_refused(saved: Path, corpus: Path, tmp_path: Path) -> None:
-    """GPT-2's own tokenizer knows no sentences: the text cannot be prepared in the checkpoint's tokens."""
+    """GPT-2's own tokenizer knows no sentences, and the recipe asks for them."""
     for file in (saved / "model").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     described = json.loads((tmp_path / "tokenizer.json").read_text())
@@ -269,7 +270,10 @@ def test_a_tokenizer_that_lacks_the_markers_is_refused(saved: Path, corpus: Path
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     kept = {k: v for k, v in settings.items() if k in ("tokenizer_class", "bos_token", "eos_token")}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(kept))
-    with pytest.raises(InputError, match="not the checkpoint's tokenizer"):
+    about = json.loads((tmp_path / "mentalese.json").read_text())
+    about["recipe"]["data"]["batching"] = "marked"
+    (tmp_path / "mentalese.json").write_text(json.dumps(about))
+    with pytest.raises(InputError, match="lacks the markers"):
         evaluate_model(str(tmp_path), tasks=["perplexity"], source=f"file:{corpus}", show=False)
 
 

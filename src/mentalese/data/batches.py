@@ -264,7 +264,8 @@ def evaluation_batches(
 def encode_prompts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> Batch:
     """Prompts as a model of this data reads them, to be continued.
 
-    A document starts after EOD, as in training; a record's question starts the row. For `sentences` and `marked` each
+    A document starts after EOD, as in training (another project's model reads its own beginning of a text); a record's
+    question starts the row. For `sentences` and `marked` each
     complete sentence is `BOS .. EOS` and the last one is left open, so that the model decides whether it goes on. A
     marker's name in a prompt is plain text.
 
@@ -277,13 +278,13 @@ def encode_prompts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, dat
     for index, text in enumerate(texts):
         if not text.strip():
             raise InputError(f"prompts[{index}] is {text!r}: give some text to go on from")
-    special = special_token_ids(tokenizer)
+    special = special_token_ids(tokenizer, sentences=data.batching in WITH_MARKERS)
     if data.batching in WITH_MARKERS:
         encoder = SentenceEncoder(tokenizer, data)
         rows = [_open_sentences(text, encoder, special) for text in texts]
     else:
         backend = corpus_encoder(tokenizer)
-        start = [] if data.batching == "records" else [special["eos_token_id"]]
+        start = [] if data.batching == "records" else [special["bos_token_id"]]
         rows = [start + backend.encode(text, add_special_tokens=False).ids for text in texts]
     ids = torch.full((len(rows), max(map(len, rows))), special["pad_token_id"])
     mask = torch.zeros_like(ids)
@@ -314,5 +315,5 @@ def _open_sentences(text: str, encoder: SentenceEncoder, special: dict[str, int]
 
 def decode(ids: Sequence[int] | Tensor, tokenizer: PreTrainedTokenizerBase) -> str:
     """The text of token ids [length], markers removed."""
-    markers = set(special_token_ids(tokenizer).values())
+    markers = set(special_token_ids(tokenizer, sentences=False).values())
     return tokenizer.decode([i for i in torch.as_tensor(ids).tolist() if i not in markers])

@@ -30,17 +30,26 @@ _TRAINING_VERSION = 1
 _TRAINING_BYTES = 20_000_000
 
 
-def special_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+def special_token_ids(tokenizer: PreTrainedTokenizerBase, *, sentences: bool = True) -> dict[str, int]:
     """The markers' ids, by the names that model configs use.
 
     `bos_token_id` and `eos_token_id` are the end of a *document* (Hugging Face's `generate` stops there);
     `sentence_start_token_id` and `sentence_end_token_id` are the sentence markers.
+
+    Args:
+        sentences: whether the text has sentence markers. Where it has none, another project's tokenizer will do: its
+            own beginning and end of a text stand for ours, the end pads too, and all the rest is the end as well.
 
     Raises:
         InputError: the tokenizer lacks a marker.
     """
     vocabulary = tokenizer.get_vocab()
     missing = [marker for marker in MARKERS if marker not in vocabulary]
+    end = tokenizer.eos_token_id
+    if not sentences and {PAD, BOS, EOS} <= set(missing) and end is not None:
+        start = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+        names = ("pad_token_id", "eos_token_id", "sentence_start_token_id", "sentence_end_token_id")
+        return {"bos_token_id": start} | dict.fromkeys(names, end)
     if missing:
         raise InputError(
             f"the tokenizer lacks the markers {', '.join(missing)}: "

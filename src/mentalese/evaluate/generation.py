@@ -145,7 +145,8 @@ def _shortened(text: str) -> str:
 def _options(tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> dict[str, Any]:
     from mentalese.data.tokenizers import special_token_ids
 
-    return {"max_new_tokens": max_new_tokens, "pad_token_id": special_token_ids(tokenizer)["pad_token_id"]}
+    special = special_token_ids(tokenizer, sentences=False)
+    return {"max_new_tokens": max_new_tokens, "pad_token_id": special["pad_token_id"]}
 
 
 @contextmanager

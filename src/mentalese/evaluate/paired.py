@@ -12,8 +12,10 @@ import torch
 from mentalese.data.store import Split
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
-from mentalese.evaluate.perplexity import open_evaluation, open_text, protocol, token_scores
+from mentalese.evaluate.perplexity import protocol, token_scores
 from mentalese.evaluate.statistics import bootstrap_ratio
+from mentalese.evaluate.tasks import open_evaluation, open_text
+from mentalese.recipe import WITH_MARKERS
 
 POSITIONS = 12
 
@@ -137,7 +139,7 @@ def compare_models(
         splits.append(open_text(tokenizer, data, split, show).splits[split])
         if not np.array_equal(splits[0].tokens, splits[-1].tokens):
             raise InputError(f"{path} and {reference} read {source} in other tokens: compare their bits a byte instead")
-        special = special_token_ids(tokenizer)
+        special = special_token_ids(tokenizer, sentences=data.batching in WITH_MARKERS)
         scored.append(token_scores(model, splits[-1], data, evaluation, special, device=device, show=show))
         protocols.append(protocol(data, dataclasses.replace(evaluation, tokens="lexical")))
     paired = compare_scores(scored[0], scored[1], splits[0])

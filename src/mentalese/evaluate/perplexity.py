@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mentalese.errors import InputError, nearest
-from mentalese.files import write_json
-from mentalese.models.auto import context_length, load_model, model_folder, saved_recipe
+from mentalese.errors import InputError
 from mentalese.models.base import Batch, to_device
 from mentalese.nn.loss import IGNORED
 from mentalese.recipe import WITH_MARKERS, DataConfig, EvaluationConfig
 from mentalese.screen import progress
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from mentalese.data.store import Split, TokenStore
+    from mentalese.data.store import Split
 
 
 @dataclass(frozen=True)
@@ -205,108 +200,3 @@ def protocol(data: DataConfig, evaluation: EvaluationConfig) -> dict[str, Any]:
         "sentences": data.sentences if data.batching in WITH_MARKERS else None,
         "estimator": "exact",
     }
-
-
-# -- a saved model on any text ---------------------------------------------------------------------------------------
-
-
-def _perplexity_task(
-    model: Any,
-    tokenizer: Any,
-    data: DataConfig,
-    evaluation: EvaluationConfig,
-    split: str,
-    device: str | torch.device,
-    show: bool,
-) -> dict[str, Any]:
-    from mentalese.data.tokenizers import special_token_ids
-
-    store = open_text(tokenizer, data, split, show)
-    special = special_token_ids(tokenizer)
-    result = perplexity(model, store.splits[split], data, evaluation, special, device=device, show=show)
-    return result.to_dict() | {"split": split, "source": data.source, "data_hash": store.meta["data_hash"]}
-
-
-TASKS: dict[str, Callable[..., dict[str, Any]]] = {"perplexity": _perplexity_task}
-"""What `mentalese eval --tasks` knows."""
-
-
-def evaluate_model(
-    path: str,
-    *,
-    tasks: list[str],
-    source: str | None = None,
-    split: str = "test",
-    out: Path | None = None,
-    evaluation: EvaluationConfig | None = None,
-    device: str | torch.device = "cpu",
-    show: bool = True,
-) -> dict[str, dict[str, Any]]:
-    """Evaluates a saved model in its own tokens: `{task: result}`, also written to `out` as JSON.
-
-    Args:
-        path: a run's folder, a saved model's, or `hub:NAME`.
-        tasks: names from `TASKS`.
-        source: the text, as in `DataConfig.source`; `None` takes the one that the model was trained on.
-        evaluation: another protocol than the recipe's.
-
-    Raises:
-        InputError: an unknown task or split, no model, or a tokenizer that is not the checkpoint's.
-    """
-    for task in tasks:
-        if task not in TASKS:
-            raise InputError(f"tasks: no task is called {task!r}{nearest(task, TASKS)} (known: {', '.join(TASKS)})")
-    if out is not None and not out.parent.is_dir():
-        raise InputError(f"out is {str(out)!r}: its folder does not exist, make it first")
-    model, tokenizer, data, own = open_evaluation(path, source, device)
-    results = {task: TASKS[task](model, tokenizer, data, evaluation or own, split, device, show) for task in tasks}
-    if out is not None:
-        write_json(out, results)
-    return results
-
-
-def open_evaluation(
-    path: str, source: str | None = None, device: str | torch.device = "cpu"
-) -> tuple[Any, PreTrainedTokenizerBase, DataConfig, EvaluationConfig]:
-    """A saved model and its tokenizer, and how its recipe reads and scores a text, here whole.
-
-    Args:
-        source: the text; `None` takes the one that the model was trained on.
-
-    Raises:
-        InputError: see `load_model`.
-    """
-    model, tokenizer = load_model(path, device)
-    recipe = saved_recipe(path)
-    data, evaluation = (recipe.data, recipe.evaluation) if recipe else (_plain_data(model), EvaluationConfig())
-    data = dataclasses.replace(data, tokenizer=str(model_folder(path)))
-    if source is not None:
-        data = dataclasses.replace(data, source=source, text_column=None)
-    return model, tokenizer, data, dataclasses.replace(evaluation, max_documents=None)
-
-
-def open_text(tokenizer: PreTrainedTokenizerBase, data: DataConfig, split: str, show: bool) -> TokenStore:
-    """The text in a saved model's own tokens.
-
-    Raises:
-        InputError: what `prepare` refuses, a tokenizer that lacks the markers, or an unknown split.
-    """
-    from mentalese.data.store import prepare
-    from mentalese.data.tokenizers import tokenizer_fingerprint
-
-    store, prepared = prepare(data, show=show)
-    if tokenizer_fingerprint(prepared) != tokenizer_fingerprint(tokenizer):
-        raise InputError(
-            f"the text was tokenised with {data.tokenizer}, which is not the checkpoint's tokenizer: "
-            "save the tokenizer with its sentence and document markers in the model's folder"
-        )
-    if split not in store.splits:
-        raise InputError(f"split is {split!r}: {data.source} has {', '.join(store.splits)}")
-    return store
-
-
-def _plain_data(model: Any) -> DataConfig:
-    """Blocks that fit a model which no recipe came with."""
-    length = DataConfig().sequence_length
-    context = context_length(model.config) or length
-    return DataConfig(batching="blocks", sequence_length=min(length, context))

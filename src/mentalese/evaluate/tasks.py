@@ -1,0 +1,139 @@
+"""What `mentalese eval` measures of a saved model, by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from mentalese.data.store import TokenStore, prepare
+from mentalese.data.tokenizers import MARKERS, add_markers, special_token_ids, tokenizer_fingerprint
+from mentalese.errors import InputError, nearest
+from mentalese.evaluate.perplexity import perplexity
+from mentalese.evaluate.reversal import reversal
+from mentalese.files import write_json
+from mentalese.models.auto import context_length, load_model, model_folder, saved_recipe
+from mentalese.recipe import WITH_MARKERS, DataConfig, EvaluationConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def _perplexity(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    data: DataConfig,
+    evaluation: EvaluationConfig,
+    split: str,
+    device: str | torch.device,
+    show: bool,
+) -> dict[str, Any]:
+    store = open_text(tokenizer, data, split, show)
+    special = special_token_ids(tokenizer, sentences=data.batching in WITH_MARKERS)
+    result = perplexity(model, store.splits[split], data, evaluation, special, device=device, show=show)
+    return result.to_dict() | {"split": split, "source": data.source, "data_hash": store.meta["data_hash"]}
+
+
+def _reversal(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    data: DataConfig,
+    evaluation: EvaluationConfig,
+    split: str,
+    device: str | torch.device,
+    show: bool,
+) -> dict[str, Any]:
+    return reversal(model, tokenizer, data, device=device, show=show)
+
+
+TASKS: dict[str, Callable[..., dict[str, Any]]] = {"perplexity": _perplexity, "reversal": _reversal}
+"""What `mentalese eval --tasks` knows."""
+
+
+def evaluate_model(
+    path: str,
+    *,
+    tasks: list[str],
+    source: str | None = None,
+    split: str = "test",
+    out: Path | None = None,
+    evaluation: EvaluationConfig | None = None,
+    device: str | torch.device = "cpu",
+    show: bool = True,
+) -> dict[str, dict[str, Any]]:
+    """Evaluates a saved model in its own tokens: `{task: result}`, also written to `out` as JSON.
+
+    Args:
+        path: a run's folder, a saved model's, or `hub:NAME`.
+        tasks: names from `TASKS`.
+        source: the text, as in `DataConfig.source`; `None` takes the one that the model was trained on.
+        evaluation: another protocol than the recipe's.
+
+    Raises:
+        InputError: an unknown task or split, no model, or a tokenizer that is not the checkpoint's.
+    """
+    for task in tasks:
+        if task not in TASKS:
+            raise InputError(f"tasks: no task is called {task!r}{nearest(task, TASKS)} (known: {', '.join(TASKS)})")
+    if out is not None and not out.parent.is_dir():
+        raise InputError(f"out is {str(out)!r}: its folder does not exist, make it first")
+    model, tokenizer, data, own = open_evaluation(path, source, device)
+    results = {task: TASKS[task](model, tokenizer, data, evaluation or own, split, device, show) for task in tasks}
+    if out is not None:
+        write_json(out, results)
+    return results
+
+
+def open_evaluation(
+    path: str, source: str | None = None, device: str | torch.device = "cpu"
+) -> tuple[Any, PreTrainedTokenizerBase, DataConfig, EvaluationConfig]:
+    """A saved model and its tokenizer, and how its recipe reads and scores a text, here whole.
+
+    Args:
+        source: the text; `None` takes the one that the model was trained on.
+
+    Raises:
+        InputError: see `load_model`.
+    """
+    model, tokenizer = load_model(path, device)
+    recipe = saved_recipe(path)
+    data, evaluation = (recipe.data, recipe.evaluation) if recipe else (_plain_data(model), EvaluationConfig())
+    data = dataclasses.replace(data, tokenizer=str(model_folder(path)))
+    if source is not None:
+        data = dataclasses.replace(data, source=source, text_column=None)
+    return model, tokenizer, data, dataclasses.replace(evaluation, max_documents=None)
+
+
+def open_text(tokenizer: PreTrainedTokenizerBase, data: DataConfig, split: str, show: bool) -> TokenStore:
+    """The text in a saved model's own tokens; where these are another project's, documents end in its end of text.
+
+    Raises:
+        InputError: what `prepare` refuses, a tokenizer that lacks the markers, or an unknown split.
+    """
+    store, prepared = prepare(data, show=show)
+    special = special_token_ids(tokenizer, sentences=data.batching in WITH_MARKERS)
+    known = MARKERS[0] in tokenizer.get_vocab()
+    if tokenizer_fingerprint(prepared) != tokenizer_fingerprint(tokenizer if known else add_markers(tokenizer)):
+        raise InputError(
+            f"the text was tokenised with {data.tokenizer}, which is not the checkpoint's tokenizer: "
+            "save the tokenizer with its sentence and document markers in the model's folder"
+        )
+    if split not in store.splits:
+        raise InputError(f"split is {split!r}: {data.source} has {', '.join(store.splits)}")
+    end, own = special_token_ids(prepared)["eos_token_id"], special["eos_token_id"]
+    if end == own:
+        return store
+    tokens = store.splits[split].tokens
+    read = dataclasses.replace(store.splits[split], tokens=np.where(tokens == end, own, tokens))
+    return dataclasses.replace(store, splits=store.splits | {split: read})
+
+
+def _plain_data(model: Any) -> DataConfig:
+    """Blocks that fit a model which no recipe came with."""
+    length = DataConfig().sequence_length
+    context = context_length(model.config) or length
+    return DataConfig(batching="blocks", sequence_length=min(length, context))
