@@ -376,17 +376,21 @@ def generate(args: list[str]) -> None:
 
 
 def _lines(path: Path) -> list[str]:
+    return [line for line in _text(path).splitlines() if line.strip()]
+
+
+def _text(path: Path) -> str:
     try:
-        return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise InputError(f"--file is {str(path)!r}: no such file") from None
     except (UnicodeDecodeError, IsADirectoryError):
-        raise InputError(f"--file is {str(path)!r}: give a UTF-8 text file with one prompt a line") from None
+        raise InputError(f"--file is {str(path)!r}: give a UTF-8 text file") from None
 
 
 @dataclasses.dataclass(kw_only=True)
 class _List:
-    """Families, recipes and built-in data."""
+    """Families, recipes, built-in data and figures."""
 
     json: bool = False
     """As JSON."""
@@ -395,11 +399,13 @@ class _List:
 def list_everything(args: list[str]) -> None:
     options = _parse(_List, args, "list")
     from mentalese.data.builtin import BUILTIN
+    from mentalese.figures import figures
 
     everything = {
         "families": {name: family.description for name, family in families().items()},
         "recipes": {name: recipe.description for name, recipe in recipes().items()},
         "data": {f"builtin:{name}": builtin.description for name, builtin in BUILTIN.items()},
+        "figures": {name: f"{figure.description} ({figure.takes})" for name, figure in figures().items()},
     }
     if options.json:
         print(json.dumps(everything, indent=2))
@@ -410,6 +416,33 @@ def list_everything(args: list[str]) -> None:
         for name, description in entries.items():
             print(f"  {name.ljust(width)}  {description}")
         print()
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Figure:
+    """Draws a figure of runs, results or models; `mentalese list` names all figures."""
+
+    out: Path | None = None
+    """The picture, .svg, .png or .pdf, needed; its numbers go beside it as .json."""
+    text: str | None = None
+    """For figures of what a model makes of a text."""
+    file: Path | None = None
+    """A text file in its place."""
+
+
+def figure(args: list[str]) -> None:
+    names, rest = _positionals(args)
+    name = _one(names[:1], rest, "figure", "NAME", _Figure)
+    options = _parse(_Figure, rest, "figure")
+    if options.out is None:
+        raise InputError("`mentalese figure` needs --out: give the picture's file, e.g. figure.svg")
+    if options.text is not None and options.file is not None:
+        raise InputError("--text and --file are both given: give one of them")
+    text = options.text if options.file is None else _text(options.file)
+    from mentalese.figures import write_figure
+
+    write_figure(name, names[1:], options.out, text)
+    print(f"{options.out}, and its numbers in {options.out.with_suffix('.json')}")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -475,7 +508,7 @@ def data(args: list[str]) -> None:
 # -- the rest --------------------------------------------------------------------------------------------------------
 
 COMMANDS: dict[str, tuple[Callable[[list[str]], None], str, str]] = {
-    "list": (list_everything, "[--json]", "families, recipes and built-in data"),
+    "list": (list_everything, "[--json]", "families, recipes, built-in data and figures"),
     "train": (train, "RECIPE [--data SOURCE] [--out DIR] [--resume] [--seed N] [--FIELD VALUE ...]", "trains a recipe"),
     "eval": (
         evaluate,
@@ -488,6 +521,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], None], str, str]] = {
         "RECIPE RECIPE ... [--data SOURCE] [--match params|tokens|flops] [--seeds N] [--out DIR]",
         "trains recipes on the same text and compares them",
     ),
+    "figure": (figure, "NAME PATH ... --out FILE.svg [--text TEXT | --file FILE]", "draws runs, results and models"),
     "bench": (bench, "[FAMILY ...] [--out FILE]", "speed, memory and cost against the baselines"),
     "data": (data, "prepare SOURCE --out DIR [OPTIONS]", "makes a token store"),
 }

@@ -39,12 +39,15 @@ class Family:
         recipes: `module:attribute` of a list of `Recipe`; the module imports neither torch nor transformers.
         classes: model type -> (`module:ConfigClass`, `module:ModelClass`), registered with transformers' Auto classes.
             Empty for families made of transformers' own classes.
+        figures: `module:attribute` of a dict of `mentalese.figures.Figure` by name, for `mentalese figure NAME/..`; the
+            module imports neither torch nor transformers nor matplotlib by itself.
     """
 
     name: str
     description: str
     recipes: str
     classes: dict[str, tuple[str, str]]
+    figures: str | None = None
 
 
 def load(reference: str) -> Any:

@@ -110,9 +110,11 @@ def test_list_names_families_recipes_and_data(capsys: pytest.CaptureFixture[str]
     assert cli.main(["list"]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in recipes())
+    assert {"curves", "thought_gestalt/gates"} <= set(everything["figures"])
+    assert all(name in shown for name in everything["figures"])
 
 
-@pytest.mark.parametrize("command", ["", "list", "train", "eval", "generate", "compare", "bench", "data"])
+@pytest.mark.parametrize("command", ["", "list", "train", "eval", "generate", "compare", "figure", "bench", "data"])
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*command.split(), "--help"]) == 0
     shown = capsys.readouterr()
@@ -144,6 +146,19 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
         ("generate model --prompt a --greedy --top-k 5", "contradict"),
         ("generate model --prompt a --top-p 1.5", "--top-p is 1.5"),
         ("generate model --prompt a --temperature 0", "--temperature is 0.0"),
+        ("figure", "takes a NAME"),
+        ("figure curves results/run", "needs --out"),
+        ("figure curve results/run --out a.svg", "did you mean 'curves'"),
+        ("figure curves --out a.svg", "takes RESULT ..."),
+        ("figure curves results/run --out a.gif", "a file that ends in .svg, .png, .pdf"),
+        ("figure curves results/run --out no/where.svg", "its folder does not exist"),
+        ("figure curves results/run --out a.svg --text b", "leave out --text"),
+        ("figure curves results/run --out a.svg --text b --file c", "--text and --file are both given"),
+        ("figure curves results/run --out a.svg", "results/run does not exist"),
+        ("figure thought_gestalt/gates results/run --out a.svg", "holds no metrics.jsonl"),
+        ("figure thought_gestalt/memory results/run --out a.svg", "needs a text"),
+        ("figure thought_gestalt/memory results/run --out a.svg --file no-such-file", "no such file"),
+        ("figure thought_gestalt/memory results/run --out a.svg --text b", "holds no model"),
         ("bench no_such_family", "no family is called"),
         ("data", "prepare"),
         ("data prepare builtin:stdlib", "--out"),

@@ -1,0 +1,219 @@
+"""Pictures of runs and results: `mentalese figure NAME PATH ... --out FILE.svg`.
+
+A family's figures live in its own folder (`Family.figures`); what all of them need is here: how a run is read, how a
+picture looks, and that its numbers are written beside it. matplotlib is loaded when something is drawn.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mentalese.errors import InputError, nearest
+
+FORMATS = (".svg", ".png", ".pdf")
+
+# Okabe and Ito (2008): told apart with any kind of colour vision. Markers say the same once more.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+_STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.25,
+    "legend.frameon": False,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 5,
+    "figure.facecolor": "white",
+    "svg.hashsalt": "mentalese",  # the same numbers give the same file
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A kind of picture.
+
+    Attributes:
+        description: one line for `mentalese list`.
+        takes: what the paths are, e.g. `RUN ...`.
+        draw: from paths (and `text=` where `reads_text`) to a matplotlib figure and its numbers, ready for JSON.
+        reads_text: whether it shows what a model makes of a text.
+    """
+
+    description: str
+    takes: str
+    draw: Callable[..., tuple[Any, dict[str, Any]]]
+    reads_text: bool = False
+
+
+def figures() -> dict[str, Figure]:
+    """All figures by name: `curves`, and `FAMILY/NAME` for those of the families."""
+    from mentalese.registry import families, load
+
+    found = {"curves": CURVES}
+    for family in families().values():
+        own = load(family.figures) if family.figures else {}
+        found |= {f"{family.name}/{name}": figure for name, figure in own.items()}
+    return found
+
+
+def write_figure(name: str, paths: Sequence[str], out: Path, text: str | None = None) -> dict[str, Any]:
+    """Draws a figure into `out` and writes its numbers beside it, as JSON; returns these.
+
+    Args:
+        name: one of `figures()`.
+        paths: runs, results or models, as the figure takes them.
+        out: the picture; its suffix says in which format.
+        text: for figures that show what a model makes of a text.
+
+    Raises:
+        InputError: no such figure, nothing to draw, a place that cannot be written, or matplotlib is not installed.
+    """
+    known = figures()
+    if name not in known:
+        raise InputError(f"no figure is called {name!r}{nearest(name, known)} (`mentalese list` shows all)")
+    figure = known[name]
+    if not paths:
+        raise InputError(f"the figure {name} takes {figure.takes}, and none was given")
+    if out.suffix not in FORMATS:
+        raise InputError(f"--out is {str(out)!r}: give a file that ends in {', '.join(FORMATS)}")
+    if not out.parent.is_dir():
+        raise InputError(f"--out is {str(out)!r}: its folder does not exist, make it first")
+    if figure.reads_text != (text is not None):
+        raise InputError(
+            f"the figure {name} {'needs a text: give --text or --file' if figure.reads_text else _NO_TEXT}"
+        )
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise InputError("figures need matplotlib: pip install 'mentalese[figures]'") from error
+
+    from mentalese.files import write_json
+    from mentalese.train import provenance
+
+    options = {"text": text} if figure.reads_text else {}
+    with matplotlib.rc_context(_STYLE):
+        picture, numbers = figure.draw(list(paths), **options)
+        temporary = out.with_name(f".{out.stem}{out.suffix}")
+        metadata = {"Date": None} if out.suffix == ".svg" else None
+        picture.savefig(temporary, dpi=150, metadata=metadata)
+        temporary.replace(out)
+    about = {"figure": name, "paths": list(paths), "commit": provenance.commit(), "command": provenance.command()}
+    write_json(out.with_suffix(".json"), about | numbers)
+    return numbers
+
+
+_NO_TEXT = "shows runs, not a text: leave out --text and --file"
+
+
+# -- reading runs ------------------------------------------------------------------------------------------------------
+
+
+def read_result(path: str) -> dict[str, Any]:
+    """A `result.json`, given by itself or by its run's folder."""
+    file = Path(path) / "result.json" if Path(path).is_dir() else Path(path)
+    try:
+        result = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise InputError(f"{file} does not exist: give a result.json, or the folder of a run that is over") from None
+    except (ValueError, OSError) as error:
+        raise InputError(f"{file} cannot be read ({error}): give a result.json of a run") from error
+    if not (isinstance(result, dict) and {"recipe", "test", "curve", "config"} <= result.keys()):
+        raise InputError(f"{file} is no result of a run: give a result.json")
+    return result
+
+
+def read_run(path: str) -> list[dict[str, Any]]:
+    """The records of a run's `metrics.jsonl`, which may go on still."""
+    from mentalese.train.tracking import read_metrics
+
+    file = Path(path) / "metrics.jsonl"
+    if not file.is_file():
+        raise InputError(f"{path!r} holds no metrics.jsonl: give the folder of a run")
+    return read_metrics(file)
+
+
+def best_step(records: list[dict[str, Any]]) -> int:
+    """Where a run's validation perplexity was lowest; its last step where it has not been validated."""
+    validated = [(record["validation"]["perplexity"], record["step"]) for record in records if "validation" in record]
+    return min(validated)[1] if validated else records[-1]["step"]
+
+
+def labels(paths: Sequence[str]) -> list[str]:
+    """A name for each path: its run's recipe, or the folder where recipes are the same or unknown."""
+    names = []
+    for path in paths:
+        config = Path(path) / "config.json"
+        recipe = json.loads(config.read_text()).get("recipe") if config.is_file() else None
+        names.append(recipe["name"] if isinstance(recipe, dict) else path.removeprefix("hub:"))
+    alike = {name for name in names if names.count(name) > 1}
+    return [Path(path).name if name in alike else name for path, name in zip(paths, names)]
+
+
+# -- drawing -----------------------------------------------------------------------------------------------------------
+
+
+def canvas(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple[Any, Any]:
+    """A matplotlib figure of so many inches, and its axes [rows, columns]."""
+    from matplotlib.figure import Figure as Canvas
+
+    picture = Canvas(figsize=(width, height), layout="constrained")
+    return picture, picture.subplots(rows, columns, squeeze=False, **options)
+
+
+def count_axis(axis: Any, label: str) -> None:
+    """An axis of large numbers: 500k, 1.34M, 20M."""
+    from mentalese.compare.report import short_count
+
+    axis.set_major_formatter(lambda value, _: short_count(value))
+    axis.set_label_text(label)
+
+
+def ticks_at(axis: Any, values: Sequence[float]) -> None:
+    """On a logarithmic axis of counts: ticks at these values, as far as they have room, and nowhere else."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    kept: list[float] = []
+    for value in sorted(set(values)):
+        if not kept or value > 1.25 * kept[-1]:
+            kept.append(value)
+    axis.set_major_locator(FixedLocator(kept))
+    axis.set_minor_locator(NullLocator())
+
+
+def _curves(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+    """Validation perplexity and training loss against tokens."""
+    results = [read_result(path) for path in paths]
+    picture, ((left, right),) = canvas(1, 2, 10, 3.6)
+    numbers: dict[str, Any] = {"runs": []}
+    for i, (path, result) in enumerate(zip(paths, results)):
+        color, test = COLORS[i % len(COLORS)], result["test"]["perplexity"]
+        series = {}
+        for axes, name, style in (
+            (left, "validation_perplexity", {"marker": MARKERS[i % len(MARKERS)], "markersize": 3}),
+            (right, "loss", {"linewidth": 1}),
+        ):
+            points = [(point["tokens"], point[name]) for point in result["curve"] if name in point]
+            axes.plot(*zip(*points), color=color, label=f"{result['recipe']}, test {test:.1f}", **style)
+            series[name] = [list(point) for point in points]
+        numbers["runs"].append({"path": path, "recipe": result["recipe"], "test_perplexity": test} | series)
+    # The steep start is cut off, or it would leave the ends, which are compared, a few pixels.
+    left.set(title="validation perplexity", yscale="log", ylim=(None, 1000))
+    right.set(title="training loss, nats a token", ylim=(None, 7.5))
+    for formatter in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
+        formatter("{x:.0f}")
+    for axes in (left, right):
+        count_axis(axes.xaxis, "training tokens")
+    left.legend()
+    return picture, numbers
+
+
+CURVES = Figure(description="validation perplexity and training loss against tokens", takes="RESULT ...", draw=_curves)

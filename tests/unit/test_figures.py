@@ -1,0 +1,243 @@
+"""Figures: the picture is there, and the numbers beside it are those of the runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mentalese import cli, get_recipe
+from mentalese.errors import InputError
+from mentalese.figures import FORMATS, figures, labels, write_figure
+from mentalese.train.loop import train
+from support import shrink
+
+
+def draw(name: str, *paths: Path, out: Path, text: str | None = None) -> dict[str, Any]:
+    """The numbers that were written; the picture has to be there, of its format, and alone with them."""
+    numbers = write_figure(name, [str(path) for path in paths], out, text)
+    written = json.loads(out.with_suffix(".json").read_text())
+    assert written["figure"] == name
+    assert written["paths"] == [str(path) for path in paths]
+    for key in numbers:
+        assert written[key] == json.loads(json.dumps(numbers[key]))
+    begins = {".svg": b"<?xml", ".png": b"\x89PNG", ".pdf": b"%PDF"}[out.suffix]
+    assert out.read_bytes().startswith(begins)
+    assert out.stat().st_size > 5_000
+    assert sorted(path.name for path in out.parent.glob(f"*{out.stem}*")) == [f"{out.stem}.json", out.name]
+    return written
+
+
+def metrics(folder: Path, records: list[dict[str, Any]], recipe: str) -> Path:
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (folder / "config.json").write_text(json.dumps({"recipe": {"name": recipe}}))
+    return folder
+
+
+def validation(step: int, perplexity: float) -> dict[str, Any]:
+    return {"step": step, "tokens": 100 * step, "validation": {"perplexity": perplexity}}
+
+
+# -- from what runs have logged ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clocked", [True, False])
+def test_gates_are_drawn_over_sentence_steps_or_tokens_up_to_the_end(tmp_path: Path, clocked: bool) -> None:
+    def record(step: int) -> dict[str, Any]:
+        clock = {"sentence_steps": 30 * step} if clocked else {}
+        gates = {"memory_gate.1": 1 - step / 100, "memory_gate.11": 1 + step / 100}
+        return {"step": step, "tokens": 100 * step, "loss": 5.0} | clock | gates
+
+    records = [record(1), record(2), validation(2, 9.0), record(3), record(4), validation(4, 10.0)]
+    run = metrics(tmp_path / "run", records, "thought_gestalt/x")
+    written = draw("thought_gestalt/gates", run, out=tmp_path / "gates.svg")
+    [found] = written["runs"]
+    clock, unit = ("sentence_steps", 30) if clocked else ("tokens", 100)
+    assert written["clock"] == clock
+    assert found[clock] == [unit, 2 * unit, 3 * unit, 4 * unit]
+    assert found["gates"]["memory_gate.11"] == [1.01, 1.02, 1.03, 1.04]
+    assert found["best"] == 2 * unit
+    assert found["gates_at_best"] == {"memory_gate.1": 0.98, "memory_gate.11": 1.02}
+
+
+def test_gradient_shares_are_means_up_to_the_best_validation(tmp_path: Path) -> None:
+    def record(step: int, memory: float) -> dict[str, Any]:
+        shares = {"self_attention": 0.9 - memory, "memory": memory, "mlp": 0.1}
+        return {"step": step, "tokens": 100 * step} | {f"gradient_share.{k}": v for k, v in shares.items()}
+
+    records = [record(1, 0.1), record(2, 0.3), validation(2, 9.0), record(3, 0.8), validation(3, 9.5)]
+    run = metrics(tmp_path / "run", records, "thought_gestalt/x")
+    [found] = draw("thought_gestalt/gradient-share", run, out=tmp_path / "share.png")["runs"]
+    assert found["mean_share"] == pytest.approx({"self_attention": 0.7, "memory": 0.2, "mlp": 0.1})
+    assert found["share"]["memory"] == [0.1, 0.3, 0.8]
+
+
+def test_a_run_without_gates_is_refused(tmp_path: Path) -> None:
+    run = metrics(tmp_path / "run", [{"step": 1, "tokens": 5, "loss": 1.0}], "gpt2/x")
+    with pytest.raises(InputError, match="has logged no memory_gate"):
+        write_figure("thought_gestalt/gates", [str(run)], tmp_path / "gates.svg")
+    assert not list(tmp_path.glob("*gates*"))
+
+
+# -- from results ------------------------------------------------------------------------------------------------------
+
+
+def result(
+    folder: Path, recipe: str, perplexity: float, *, tokens: int | None = 50_000_000, parameters: int = 1000
+) -> Path:
+    baseline = recipe.replace("thought_gestalt", "gpt2") if recipe.startswith("thought") else None
+    path = folder / f"{recipe.replace('/', '-')}.json"
+    content = {
+        "recipe": recipe,
+        "data_hash": "same",
+        "parameters": {"non_embedding": parameters},
+        "test": {"nll": math.log(perplexity), "perplexity": perplexity},
+        "curve": [
+            {"step": 1, "tokens": 500, "loss": 7.0},
+            {"step": 2, "tokens": 1000, "loss": 6.0},
+            {"step": 2, "tokens": 1000, "validation_perplexity": 400.0},
+        ],
+        "config": {"data": {"train_tokens": tokens}, "baseline": baseline},
+    }
+    path.write_text(json.dumps(content))
+    return path
+
+
+TABLE_2 = {12_000_000: (50.9, 49.5), 20_000_000: (38.1, 37.1), 30_000_000: (30.9, 29.8), 50_000_000: (24.0, 23.2)}
+
+
+def test_the_papers_table_gives_its_laws_and_multipliers(tmp_path: Path) -> None:
+    both = [
+        [result(tmp_path, f"{model}/{tokens}", found[i], tokens=tokens) for tokens, found in TABLE_2.items()]
+        for i, model in enumerate(("gpt2", "thought_gestalt"))
+    ]
+    written = draw("thought_gestalt/scaling", *both[1], *both[0], out=tmp_path / "scaling.svg")
+    assert (written["axis"], written["reference"]) == ("D", "gpt2")
+    laws = {name: model["law"]["exponent"] for name, model in written["models"].items()}
+    assert laws == pytest.approx({"gpt2": 0.149, "thought_gestalt": 0.152}, abs=5e-4)
+    multipliers = written["models"]["thought_gestalt"]["multipliers"]
+    assert [round(m["value"], 2) for m in multipliers] == [1.05, 1.06, 1.07, 1.08]
+    assert all(m["interval"][0] < m["value"] < m["interval"][1] for m in multipliers)
+    assert written["models"]["gpt2"]["multipliers"] == []
+
+
+def test_sizes_are_parameters_where_those_vary(tmp_path: Path) -> None:
+    paths = [
+        result(tmp_path, f"{model}/{size}", perplexity, tokens=None, parameters=size)
+        for model, factor in (("gpt2", 1.0), ("thought_gestalt", 0.95))
+        for size, perplexity in ((1000, factor * 100), (4000, factor * 60))
+    ]
+    written = draw("thought_gestalt/scaling", *paths, out=tmp_path / "scaling.png")
+    assert written["axis"] == "N"
+    assert [m["interval"] for m in written["models"]["thought_gestalt"]["multipliers"]] == [None, None]
+    assert all(m["value"] > 1 for m in written["models"]["thought_gestalt"]["multipliers"])
+
+
+def test_runs_that_show_no_law_are_refused(tmp_path: Path) -> None:
+    small = result(tmp_path, "gpt2/a", 100, tokens=1000, parameters=10)
+    more_text = result(tmp_path, "gpt2/b", 90, tokens=2000, parameters=10)
+    larger = result(tmp_path, "gpt2/c", 80, tokens=1000, parameters=20)
+    single = result(tmp_path, "llama/a", 80, tokens=1000, parameters=10)
+    unknown = result(tmp_path, "gpt2/d", 80, tokens=None, parameters=10)
+    for paths, says in (
+        ([small], "all sizes are the same"),
+        ([small, more_text, larger], "both training tokens and parameters vary"),
+        ([small, more_text, single], "llama: a power law was asked of 1 size"),
+        ([small, unknown], "does not say how many tokens"),
+    ):
+        with pytest.raises(InputError, match=says):
+            write_figure("thought_gestalt/scaling", [str(path) for path in paths], tmp_path / "scaling.svg")
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_learning_curves_are_those_of_the_results(tmp_path: Path, suffix: str) -> None:
+    paths = [result(tmp_path, "gpt2/a", 100), result(tmp_path, "gpt2/b", 90)]
+    [first, _] = draw("curves", *paths, out=tmp_path / f"picture{suffix}")["runs"]
+    assert first["loss"] == [[500, 7.0], [1000, 6.0]]
+    assert first["validation_perplexity"] == [[1000, 400.0]]
+
+
+def test_the_same_numbers_give_the_same_file(tmp_path: Path) -> None:
+    path = result(tmp_path, "gpt2/a", 100)
+    for name in ("one", "two"):
+        draw("curves", path, out=tmp_path / f"{name}.svg")
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+
+
+@pytest.mark.parametrize("content", ["no json", "[]", '{"recipe": "x"}'])
+def test_what_is_no_result_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "result.json").write_text(content)
+    with pytest.raises(InputError, match=r"give a result\.json"):
+        write_figure("curves", [str(tmp_path)], tmp_path / "curves.svg")
+
+
+# -- from models -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four steps whose vocabulary has some names, with two checkpoints."""
+    recipe = shrink(get_recipe("thought_gestalt/tiny"), corpus, steps=4, checkpoint_every=2, eval_every=4)
+    recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, tokenizer="bpe:600"))
+    out = tmp_path_factory.mktemp("figures") / "run"
+    train(recipe, out, show=False)
+    return out
+
+
+def test_the_probe_is_drawn_over_the_checkpoints(run: Path, tmp_path: Path) -> None:
+    [model, saved] = draw("thought_gestalt/reversal", run, run / "model", out=tmp_path / "reversal.svg")["models"]
+    assert [point["step"] for point in model["points"]] == [2, 4]
+    assert [point["tokens"] for point in saved["points"]] == [None]
+    assert saved["trends"] == {}
+    for condition in ("normal", "reversed"):
+        first, last = (point[condition]["target_nll"]["mean"] for point in model["points"])
+        decades = math.log10(model["points"][1]["tokens"] / model["points"][0]["tokens"])
+        assert model["trends"][condition]["slope"] == pytest.approx((last - first) / decades)
+        assert saved["points"][0][condition] == model["points"][1][condition]  # the best model is the last one
+
+
+def test_memory_shows_who_reads_whom(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, text = tmp_path / "memory.svg", "Miles has a son. His name is Joel. Joel is a baker. He is old."
+    (tmp_path / "text.txt").write_text(text)
+    assert cli.main(["figure", "thought_gestalt/memory", str(run), "--out", str(out), "--text", text]) == 0
+    assert str(out) in capsys.readouterr().out
+    written = json.loads(out.with_suffix(".json").read_text())
+    assert written["sentences"] == ["Miles has a son.", "His name is Joel.", "Joel is a baker.", "He is old."]
+    for i, row in enumerate(written["attention"]):
+        assert sum(row) == pytest.approx(float(i > 0), abs=1e-5)
+        assert row[i:] == [0.0] * (4 - i)
+    assert len(written["gates"]) == 6
+    from_file = ["figure", "thought_gestalt/memory", str(run), "--out", str(tmp_path / "again.svg")]
+    assert cli.main([*from_file, "--file", str(tmp_path / "text.txt")]) == 0
+    assert (tmp_path / "again.svg").read_bytes() == out.read_bytes()
+    with pytest.raises(InputError, match="the text is one sentence"):
+        write_figure("thought_gestalt/memory", [str(run)], out, "Alone.")
+    with pytest.raises(InputError, match="2 were given"):
+        write_figure("thought_gestalt/memory", [str(run), str(run)], out, text)
+
+
+# -- what all of them share --------------------------------------------------------------------------------------------
+
+
+def test_every_figure_says_what_it_is() -> None:
+    for figure in figures().values():
+        assert figure.description
+        assert figure.takes
+
+
+def test_runs_of_one_recipe_go_by_their_folders(tmp_path: Path) -> None:
+    a, b = (metrics(tmp_path / name, [], "gpt2/x") for name in "ab")
+    other = metrics(tmp_path / "c", [], "gpt2/y")
+    assert labels([str(a), str(b), str(other), "hub:gpt2"]) == ["a", "b", "gpt2/y", "gpt2"]
+
+
+def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(InputError, match=r"pip install 'mentalese\[figures\]'"):
+        write_figure("curves", [str(result(tmp_path, "gpt2/a", 100))], tmp_path / "curves.svg")
