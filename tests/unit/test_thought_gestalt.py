@@ -525,16 +525,32 @@ def test_the_markers_are_seen_to(use_cache: bool) -> None:
                 assert i == len(tokens) - 1
 
 
-def test_no_generated_sentence_is_empty() -> None:
+def test_sampled_beams_are_refused() -> None:
+    with pytest.raises(InputError, match="do_sample is True with num_beams 2: beams cannot be sampled"):
+        generate(make(), PROMPTS, num_beams=2, do_sample=True)
+
+
+def test_a_text_is_generated_without_a_prompt() -> None:
+    assert make().generate(max_new_tokens=5, do_sample=False)[0, 0] == BOS
+
+
+def test_words_are_counted_whatever_padding_stands_between_them() -> None:
+    model = make()
+    holes = torch.tensor([[BOS, 4, 5, 6, 7, 8, *[PAD] * 12, 9]])
+    assert model.generate(holes, max_new_tokens=1, do_sample=False)[0, -1] in (EOS, EOD)
+
+
+@pytest.mark.parametrize("end", [EOS, EOD])
+def test_no_generated_sentence_is_empty(end: int) -> None:
     model = make(1)
-    with torch.no_grad():  # EOS is by far the likeliest token everywhere
-        model.final_norm.bias.add_(model.lm_head.weight[EOS] * 10)
+    with torch.no_grad():  # the end is by far the likeliest token everywhere
+        model.final_norm.bias.add_(model.lm_head.weight[end] * 10)
     output = generate(model, [stream(2), [BOS], stream(2, 3)], max_new_tokens=12)
-    assert all(row.argmax() == EOS for logits in output.logits for row in logits), "nothing wanted an empty sentence"
+    assert all(row.argmax() == end for logits in output.logits for row in logits), "nothing wanted an empty sentence"
     for row in output.sequences.tolist():
         tokens = [t for t in row if t != PAD]
-        assert (BOS, EOS) not in pairwise(tokens)
-        assert tokens.count(EOS) >= 3
+        assert not {(BOS, EOS), (BOS, EOD)} & set(pairwise(tokens))
+        assert tokens.count(end) >= (3 if end == EOS else 1)
 
 
 def test_after_the_end_of_a_document_comes_the_end_of_its_sentence() -> None:

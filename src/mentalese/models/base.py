@@ -363,6 +363,8 @@ class TrainStep(nn.Module):
 
     def compile(self, **options: Any) -> None:
         """`torch.compile` for the step, or for the parts of it that the model names."""
+        # A graph for each kind of block, mode and precision; what is over the limit would silently run eagerly.
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
         parts = self.model.compiled_parts()
         if parts is None:
             super().compile(**options)

@@ -112,6 +112,11 @@ def take_rows(x: Tensor, rows: Tensor) -> Tensor:
     return _Take.apply(x, rows)
 
 
+def first_rows(x: Tensor, rows: int) -> Tensor:
+    """x[:rows]; the slice of a whole tensor would cost a copy in the backward pass."""
+    return x if rows == len(x) else x[:rows]
+
+
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """[rows, length, d] to [rows, heads, length, d_h]."""
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mentalese.models.base import ThoughtCache
 from mentalese.models.thought_gestalt.configuration import ThoughtGestaltConfig
 from mentalese.models.thought_gestalt.streams import Layout
-from mentalese.nn.ragged import within
+from mentalese.nn.ragged import first_rows, within
 
 
 def memory_positions(size: int, hidden_size: int, scale: str, device: torch.device | None = None) -> Tensor:
@@ -38,8 +38,8 @@ class MemoryMap:
         self.positions = positions  # [M, C, d], or [M, d]
         self.weight: Tensor | None = None
         if maps:
-            self.weight = torch.cat([linear.weight for linear in maps])
-            self.bias = torch.cat([linear.bias for linear in maps])
+            self.weight = _autocast(torch.cat([linear.weight for linear in maps]))
+            self.bias = _autocast(torch.cat([linear.bias for linear in maps]))
             keys = torch.cat([linear.weight[: linear.in_features] for linear in maps])
             self.positions = F.linear(positions.to(keys.dtype), keys).unflatten(-1, (len(maps), -1))
 
@@ -65,8 +65,9 @@ class Memory:
     """The latest vectors of each stream, oldest first, as the recurrent layers read them.
 
     Streams are in the order of a `Layout`. `count` [R], on the CPU, tells how many of the m slots are in use, the last
-    ones; vectors older than the gradient window are read from `constant`, which sends no gradient into them. What a
-    cache keeps of it, by row of the batch: `memory`, `count`, `seed`, and `read`, the keys and values ready to be read.
+    ones; vectors older than the gradient window are read from `constant`, which sends no gradient into them. A cache
+    keeps of it, by row of the batch: `memory`, `count`, `seed`, and `ready`, keys and values as they are read. Gradients
+    through a cache are not cut by the window.
 
     Args:
         make_map: the map of the layers that read; called when it is needed, which between two tokens it is not.
@@ -87,11 +88,11 @@ class Memory:
         self.ready: Tensor | None = None
         if cache is not None and "count" in cache.state:
             self.count = cache.state["count"].cpu()[self.streams]
-            self.seed, self.live, self.ready = (self._of_streams(cache.state[n]) for n in ("seed", "memory", "read"))
+            self.seed, self.live, self.ready = (self._of_streams(cache.state[n]) for n in ("seed", "memory", "ready"))
         else:
             self.count = torch.zeros(len(self.streams), dtype=torch.long)
             self.seed = like.new_zeros(len(self.streams), config.hidden_size)  # the latest vector of each stream
-            # One unused slot: every weight takes part in every step, whatever sentences a rank has.
+            # One unused slot: every weight takes part in every step, whatever sentences a rank has (FSDP2).
             self.live = self.map.entries(like.new_zeros(len(self.streams), 1, config.hidden_size))
         self.constant = self.live
 
@@ -157,11 +158,13 @@ class Memory:
         """Hands everything to the cache; rows without a sentence in `layout` keep what they have."""
         if self.ready is not None or not len(self.streams):
             return  # nothing was written
-        own = {"memory": self.live, "count": self.count, "seed": self.seed, "read": self._ready()}
+        own = {"memory": self.live, "count": self.count, "seed": self.seed, "ready": self._ready()}
         streams = self.streams.to(self.live.device)
         for name, new in own.items():
-            held = cache.state.get(name, new.new_zeros(len(layout.last_position), *new.shape[1:]).to(streams.device))
-            if name in ("memory", "read"):
+            held = cache.state.get(name)
+            if held is None:
+                held = new.new_zeros(len(layout.last_position), *new.shape[1:], device=streams.device)
+            if name in ("memory", "ready"):
                 slots = max(new.shape[1], held.shape[1])
                 new, held = (pad_slots(x, slots - x.shape[1]) for x in (new, held))
             cache.state[name] = held.index_copy(0, streams, new.to(held.device))
@@ -190,11 +193,17 @@ def windows(layout: Layout, size: int) -> tuple[Tensor, Tensor]:
     return torch.where(age > 0, starts[step - age] + place, 0), age
 
 
+def readable(used: Tensor) -> Tensor:
+    """The slots [n, m] that attention may look at: the used ones, and where there are none any, for nothing."""
+    return used | ~used.any(dim=1, keepdim=True)
+
+
+def _autocast(weight: Tensor) -> Tensor:
+    """In autocast's dtype where it is on: it would cast anew in each use, for it remembers parameters alone."""
+    device = weight.device.type
+    return weight.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else weight
+
+
 def pad_slots(entries: Tensor, slots: int) -> Tensor:
     """[R, m, ..] with so many unused slots before the others."""
     return torch.cat((torch.zeros_like(entries[:, :1]).expand(-1, slots, *entries.shape[2:]), entries), dim=1)
-
-
-def first_rows(x: Tensor, rows: int) -> Tensor:
-    """x[:rows]; the slice of a whole tensor would cost a copy in the backward pass."""
-    return x if rows == len(x) else x[:rows]

@@ -43,10 +43,19 @@ from mentalese.models.base import (
 )
 from mentalese.models.thought_gestalt.configuration import ThoughtGestaltConfig
 from mentalese.models.thought_gestalt.cost import head_flops, layer_flops
-from mentalese.models.thought_gestalt.memory import Memory, MemoryMap, first_rows, memory_positions, windows
+from mentalese.models.thought_gestalt.memory import Memory, MemoryMap, memory_positions, readable, windows
 from mentalese.models.thought_gestalt.streams import Layout, SentenceMarkers, find_sentences
 from mentalese.nn.loss import linear_cross_entropy, linear_nll
-from mentalese.nn.ragged import Ragged, attend, causal_attention, reading_attention, split_heads, take_rows, within
+from mentalese.nn.ragged import (
+    Ragged,
+    attend,
+    causal_attention,
+    first_rows,
+    reading_attention,
+    split_heads,
+    take_rows,
+    within,
+)
 
 # ---------------------------------------------------------------------------------------------------------- the modules
 
@@ -57,17 +66,17 @@ class Step:
 
     Attributes:
         sequences: where their tokens lie; vectors that stand before a sentence (`memory` = `prefix`) are part of it.
-        read: a pair of keys and values [n, m, d] for each cross layer, sentences in `sequences.order`.
-        used: bool [n, m] in that order, which of the m are there; `None`: all.
-        reads: bool [N, 1], whether a token's sentence has anything to read; `None`: all do.
+        memory: a pair of keys and values [n, m, d] for each cross layer, sentences in `sequences.order`.
+        used: bool [n, m] in that order, which of the m may be read; `None`: all.
+        has_memory: bool [N, 1], whether a token's sentence has anything to read; `None`: all do.
         cache: keys and values of the tokens of open sentences, where generation needs them.
         attention: one [N, m] for each cross layer, mean over heads, where a trace was asked for.
     """
 
     sequences: Ragged
-    read: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    memory: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     used: Tensor | None = None
-    reads: Tensor | None = None
+    has_memory: Tensor | None = None
     cache: OpenSentences | None = None
     attention: list[Tensor] | None = None
 
@@ -82,7 +91,7 @@ class OpenSentences:
         streams: [R], the streams of a step's sentences.
         rows, slots: [N], stream and slot of each token.
         first: [R], the first slot in use.
-        size: slots a sentence may need.
+        size, end: slots that a sentence may need, and that the longest one needs by now.
     """
 
     state: dict[str, Tensor]
@@ -92,17 +101,20 @@ class OpenSentences:
     slots: Tensor
     first: Tensor
     size: int
+    end: int
 
     def attend(self, layer: int, qkv: Tensor, sequences: Ragged, heads: int) -> Tensor:
         """Causal attention of the new tokens [N, 3 d] to their sentence so far, [N, d]. Sequences are one group."""
         name = f"self.{layer}"
         q, kv = qkv.split((qkv.shape[1] // 3, qkv.shape[1] * 2 // 3), dim=-1)
-        held = self.state.get(name, kv.new_zeros(self.batch, self.size, kv.shape[1]))
-        held = self.state[name] = held.index_put((self.rows, self.slots), kv)
-        end = int(self.slots.max()) + 1
-        k, v = held[self.streams, :end].chunk(2, dim=-1)
+        held = self.state.get(name)
+        if held is None:
+            held = kv.new_zeros(self.batch, self.size, kv.shape[1])
+        put = held.index_put if torch.is_grad_enabled() else held.index_put_
+        held = self.state[name] = put((self.rows, self.slots), kv)
+        k, v = held[self.streams, : self.end].chunk(2, dim=-1)
         (query,), (own,) = sequences.pad(q), sequences.pad(self.slots[:, None])
-        slot = torch.arange(end, device=q.device)
+        slot = torch.arange(self.end, device=q.device)
         seen = (slot <= own) & (slot >= self.first[:, None, None])
         return sequences.unpad([attend(query, k, v, heads, attn_mask=seen[:, None])])
 
@@ -146,11 +158,11 @@ class CrossAttention(nn.Module):
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         read = self.gate * self.out(self._attend(self.query(x), step))
-        return read if step.reads is None else torch.where(step.reads, read, 0.0)
+        return read if step.has_memory is None else torch.where(step.has_memory, read, 0.0)
 
     @torch.compiler.disable
     def _attend(self, q: Tensor, step: Step) -> Tensor:
-        keys, values = step.read[self.layer]
+        keys, values = step.memory[self.layer]
         if step.attention is not None:
             step.attention.append(self._weights(q, keys, step))
         dropout = self.dropout if self.training else 0.0
@@ -233,7 +245,8 @@ class SentenceHead(nn.Module):
         """[R, d] to the vectors [R, d] and their lengths [R] before these were made 1."""
         if self.normalized:
             h = F.layer_norm(h, h.shape[-1:])
-        s = self.linear(F.dropout(h, dropout, self.training)).float()
+        s = self.linear(F.dropout(h, dropout, self.training))
+        s = s.to(torch.promote_types(s.dtype, torch.float32))
         norm = s.norm(dim=-1)
         return (s / norm.clamp(min=1e-6)[:, None] if self.normalized else s), norm
 
@@ -386,7 +399,10 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         return x
 
     def _seed(self, x: Tensor, k: int, layout: Layout, memory: Memory) -> Tensor:
-        """X_BOS <- s_{t-1} (section 2.2), where a step's sentences [N, d] begin and their streams have a vector."""
+        """E[BOS] <- s_{t-1}, where a step's sentences [N, d] begin and their streams have a vector.
+
+        The paper's formula (section 2.2) replaces X_BOS, position included; P[0] is added here, as its text says.
+        """
         lengths = layout.lengths[layout.step(k)]
         fresh = memory.count[: len(lengths)] > 0
         if k == 0:
@@ -424,11 +440,11 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             prefix = held[used.to(device)].to(self.embed.weight.dtype)
             step = Step(Ragged.of(lengths, before, device=device))
         elif reading := [layer for layer in config.cross_layers if layer < depth]:
-            ranks, reads = memory.ranks(len(lengths)), (count > 0)[:, None]
-            step.read = dict(zip(reading, memory.keys_and_values(len(lengths))))
-            if not bool((ranks[:, 0] == 0).all()):
-                step.used = ((ranks >= 0) | ~reads).to(device)  # nothing to read: any slot will do, it is dropped
-                step.reads = reads.repeat_interleave(lengths, dim=0).to(device)
+            used = memory.ranks(len(lengths)) >= 0
+            step.memory = dict(zip(reading, memory.keys_and_values(len(lengths))))
+            if not bool(used.all()):
+                step.used = readable(used).to(device)
+                step.has_memory = used.any(dim=1, keepdim=True).repeat_interleave(lengths, dim=0).to(device)
         if cache is not None:
             room = config.memory_size if config.memory == "prefix" else 0
             first = room - count if room else torch.zeros_like(count)
@@ -444,6 +460,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
                 slots=torch.cat((slots, own)).to(device),
                 first=first.to(device),
                 size=room + config.max_sentence_tokens + 3,
+                end=int(own.max()) + 1,
             )
         return step, prefix
 
@@ -462,10 +479,10 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             entries = torch.cat((entries, made_by.entries(vectors.detach())))
             read = torch.where(age > window, read + len(vectors), read)
         gathered = F.embedding(read[order].to(device), entries.flatten(1)).unflatten(-1, entries.shape[1:])
-        step.read = dict(zip(cross, made_by.keys_and_values(gathered, torch.arange(read.shape[1])[None])))
+        step.memory = dict(zip(cross, made_by.keys_and_values(gathered, torch.arange(read.shape[1])[None])))
         used = age > 0
-        step.used = (used | ~used[:, :1])[order].to(device)  # nothing to read: any slot will do, it is dropped
-        step.reads = used[:, :1].repeat_interleave(layout.lengths, dim=0).to(device)
+        step.used = readable(used)[order].to(device)
+        step.has_memory = used[:, :1].repeat_interleave(layout.lengths, dim=0).to(device)
         return step
 
     # ------------------------------------------------------------------------------------- training and cost
@@ -512,26 +529,34 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             token_dropout=token_dropout,
             sentence_dropout=sentence_dropout,
         )
-        predicting = reading.predicting()
-        places = reading.source[predicting + 1]
-        labels, weights = batch["labels"].flatten(), weights.flatten()
-        counted = weights * (labels != IGNORED)
-        weight = counted[places].sum()
-        loss = linear_cross_entropy(
-            take_rows(reading.hidden, predicting), self.output_weight(), labels[places], target_weights=weights[places]
-        )
+        loss, weight = self._cross_entropy(reading, batch["labels"], weights)
         metrics = {
             f"memory_gate.{i}": self.blocks[i].memory_attention.gate.detach()[0] for i in self.config.cross_layers
         }
-        if self.config.memory != "none" and self.config.sentence_head == "normalized":
-            sentence = torch.arange(len(reading.norms)).repeat_interleave(reading.layout.lengths).to(weights.device)
-            of_sentence = torch.zeros_like(reading.norms).index_add(0, sentence, counted[reading.source])
-            outside = F.relu(reading.norms - 1.1) + F.relu(0.9 - reading.norms)
-            ended = reading.layout.ended.to(weights.device)
-            hinge = (of_sentence * ended * outside.square()).sum() / weight.clamp(min=1e-8)
-            loss = loss + self.config.norm_hinge_weight * hinge
-            metrics["norm_hinge"] = hinge.detach()
+        if self.config.memory != "none":
+            normalized = self.config.sentence_head == "normalized"
+            hinge = self._norm_hinge(reading, batch["labels"], weights) / weight.clamp(min=1e-8)
+            # Without the hinge still zero times it: with FSDP2 the head takes part in every step, read from or not.
+            loss = loss + (self.config.norm_hinge_weight if normalized else 0.0) * hinge
+            metrics |= {"norm_hinge": hinge.detach()} if normalized else {}
         return LossOutput(loss, weight, metrics)
+
+    def _cross_entropy(self, reading: Reading, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """The weighted mean over the tokens that are predicted, and the sum of the weights."""
+        predicting = reading.predicting()
+        places = reading.source[predicting + 1]
+        labels, weights = labels.flatten()[places], weights.flatten()[places]
+        hidden = take_rows(reading.hidden, predicting)
+        loss = linear_cross_entropy(hidden, self.output_weight(), labels, target_weights=weights)
+        return loss, (weights * (labels != IGNORED)).sum()
+
+    def _norm_hinge(self, reading: Reading, labels: Tensor, weights: Tensor) -> Tensor:
+        """Squared distances of the vectors' lengths from [0.9, 1.1], weighed by their sentences' targets."""
+        layout, norms = reading.layout, reading.norms
+        counted = (weights * (labels != IGNORED)).flatten()[reading.source].to(norms.dtype)
+        sentence = torch.arange(len(norms)).repeat_interleave(layout.lengths).to(norms.device)
+        of_sentence = torch.zeros_like(norms).index_add(0, sentence, counted) * layout.ended.to(norms.device)
+        return (of_sentence * (F.relu(norms - 1.1) + F.relu(0.9 - norms)).square()).sum()
 
     @torch.no_grad()
     def token_nll(self, batch: Batch) -> Tensor:
@@ -607,7 +632,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
         loss = None
         if labels is not None:
-            loss, _ = self.next_token_loss(hidden, labels, self.target_weights({"labels": labels}))
+            loss, _ = self._cross_entropy(reading, labels, self.target_weights({"labels": labels}))
         return CausalLMOutputWithThoughts(
             loss=loss,
             logits=self.lm_head(hidden[:, kept]),
@@ -621,7 +646,8 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
 
         `surprise` is each token's negative log-likelihood, `memory_attention` the largest weight that it gives to one
         sentence in memory; `links["memory"]` is how much the tokens of sentence i attend to sentence j; all weights are
-        means over heads and cross layers. `memory_gate` holds the gates by cross layer.
+        means over heads and cross layers. `memory_gate` holds the gates by cross layer. A model without cross-attention
+        has no weights of sentences to show.
         """
         layout, length = reading.layout, input_ids.shape[1]
         silent = (input_ids == self.config.sentence_start_token_id) | (input_ids == self.config.pad_token_id)
@@ -645,7 +671,10 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
                 span = int(columns[i][0]), int(columns[i][-1]) + 1
                 traces[stream].thoughts.append(Thought(reading.vectors[i].detach(), *span))
         for stream, trace in enumerate(traces):
-            trace.scores = {"surprise": surprise[stream], "memory_attention": attended[stream]}
+            trace.scores = {"surprise": surprise[stream]}
+            if not reading.attention:
+                continue
+            trace.scores["memory_attention"] = attended[stream]
             trace.links["memory"] = links = surprise.new_zeros(len(trace.thoughts), len(trace.thoughts))
             for i, read in enumerate(reads[stream][: len(links)]):
                 links[i, i - len(read) : i] = read
@@ -655,6 +684,17 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
     def generate(
         self, inputs: Tensor | None = None, generation_config: Any = None, logits_processor: Any = None, **kwargs: Any
     ) -> Any:
-        """Hugging Face's `generate`; the markers of sentences are seen to (`SentenceMarkers`)."""
+        """Hugging Face's `generate`; the markers of sentences are seen to (`SentenceMarkers`).
+
+        Raises:
+            InputError: beams are to be sampled. After the end of a sentence only its next start can follow, and where
+                there are fewer continuations than beams, transformers draws from those that cannot be.
+        """
+        config = generation_config or self.generation_config
+        beams, sample = (kwargs.get(name, getattr(config, name, None)) for name in ("num_beams", "do_sample"))
+        if sample and (beams or 1) > 1:
+            raise InputError(f"do_sample is True with num_beams {beams}: beams cannot be sampled, give one of the two")
+        if inputs is None and kwargs.get("input_ids") is None:
+            kwargs.setdefault("bos_token_id", self.config.sentence_start_token_id)
         processors = LogitsProcessorList([*(logits_processor or []), SentenceMarkers(self.config)])
         return super().generate(inputs, generation_config, logits_processor=processors, **kwargs)

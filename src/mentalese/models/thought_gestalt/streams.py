@@ -57,9 +57,12 @@ def find_sentences(
     """Finds the sentences of streams [B, L] by their markers.
 
     Raises:
-        InputError: the markers are unbalanced, or a sentence is longer than the table of positions.
+        InputError: there are no tokens at all, the markers are unbalanced, or a sentence is longer than the table of
+            positions.
     """
-    input_ids, length = input_ids.cpu(), input_ids.shape[1]  # one wait for the device, none later
+    if not input_ids.numel():
+        raise InputError(f"input_ids has the shape {list(input_ids.shape)}: give at least one token")
+    input_ids, length = input_ids.cpu(), input_ids.shape[1]  # all that depends on the data is decided on the CPU, here
     real = input_ids != config.pad_token_id
     if attention_mask is not None:
         real = real & attention_mask[:, -length:].cpu().bool()
@@ -129,13 +132,12 @@ class SentenceMarkers(LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         config = self.config
         bos, eos, eod = config.sentence_start_token_id, config.sentence_end_token_id, config.eos_token_id
-        input_ids = input_ids[:, -config.max_sentence_tokens - 3 :]  # no sentence began before that
         started = (input_ids == bos).cumsum(1)
         lexical = (started == started[:, -1:]) & (input_ids != bos) & (input_ids != config.pad_token_id)
         full = lexical.sum(1, keepdim=True) >= config.max_sentence_tokens
         token = torch.arange(scores.shape[-1], device=scores.device)
         banned = (token == bos) | (token == config.pad_token_id) | (full & (token != eos) & (token != eod))
-        banned |= (input_ids[:, -1:] == bos) & (token == eos)
+        banned |= (input_ids[:, -1:] == bos) & ((token == eos) | (token == eod))
         scores = scores.masked_fill(banned, -math.inf)
         for after, forced in ((eos, bos), (eod, eos)):
             only = torch.where(token == forced, 0.0, -math.inf).to(scores.dtype)
