@@ -66,8 +66,8 @@ class Memory:
 
     Streams are in the order of a `Layout`. `count` [R], on the CPU, tells how many of the m slots are in use, the last
     ones; vectors older than the gradient window are read from `constant`, which sends no gradient into them. A cache
-    keeps of it, by row of the batch: `memory`, `count`, `seed`, and `ready`, keys and values as they are read. Gradients
-    through a cache are not cut by the window.
+    keeps of it, by row of the batch: `memory`, `count`, `seed`, and `ready`, keys and values as they are read.
+    Gradients through a cache are not cut by the window.
 
     Args:
         make_map: the map of the layers that read; called when it is needed, which between two tokens it is not.
