@@ -2,9 +2,9 @@
 
     python benchmarks/thought_gestalt.py [speed] [memory] [generation]
 
-Both models have 12 layers of width 256, 8 heads and a vocabulary of 8,192; the text is random: 8 streams of 30 sentences
-of 5 to 64 tokens, 25 in the mean, for GPT-2 the same number of tokens in blocks of 750. Real tokens count, markers and
-padding do not. All turn about in one process; ratios are taken turn by turn (median, lowest-highest).
+Both models have 12 layers of width 256, 8 heads and a vocabulary of 8,192. The text is random: 8 streams of 30
+sentences of 5 to 64 tokens, 25 in the mean, for GPT-2 the same number of tokens in blocks of 750. Real tokens count,
+markers and padding do not. All turn about in one process; ratios are taken turn by turn (median, lowest-highest).
 
 speed       a training step's forward and backward pass: tokens a second of
               thought_gestalt          the model
@@ -22,6 +22,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -44,11 +45,7 @@ def streams(sentences: int, rows: int = 8) -> tuple[Batch, int]:
     generator = torch.Generator().manual_seed(1)
     lengths = torch.empty(rows, sentences).log_normal_(3.12, 0.45, generator=generator).round().clamp(5, 64).int()
     tokens = [
-        [
-            token
-            for n in row
-            for token in (BOS, *torch.randint(4, VOCABULARY, (n,), generator=generator).tolist(), EOS)
-        ]
+        [token for n in row for token in (BOS, *torch.randint(4, VOCABULARY, (n,), generator=generator).tolist(), EOS)]
         for row in lengths.tolist()
     ]
     ids = torch.tensor([row + [0] * (max(map(len, tokens)) - len(row)) for row in tokens])
@@ -129,7 +126,7 @@ def generation(sentences: int = 201) -> None:
         do_sample=False,
         pad_token_id=0,
     )
-    taken = [1000 * (b - a) for a, b in zip(times, times[1:])]
+    taken = [1000 * (b - a) for a, b in pairwise(times)]
     early, late = (statistics.median(taken[18 * a : 18 * b]) for a, b in ((1, 11), (190, 200)))
     print(f"sentences 2-11: {early:.2f} ms a token; 191-200: {late:.2f} ms; ratio {late / early:.3f}")
 

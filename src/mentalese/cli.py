@@ -261,6 +261,8 @@ class _Eval:
 
     tasks: str = "perplexity"
     """Names joined by commas: perplexity, reversal."""
+    against: str | None = None
+    """Another model: both score the same tokens, and the mean difference is shown by place in the sentence."""
     source: Annotated[
         str | None, tyro.conf.arg(name="data", help="the text; what the model was trained on unless given")
     ] = None
@@ -273,6 +275,8 @@ def evaluate(args: list[str]) -> None:
     names, rest = _positionals(args)
     model = _one(names, rest, "eval", "MODEL", _Eval)
     options = _parse(_Eval, rest, "eval")
+    if options.against is not None:
+        return _against(model, options.against, options)
     from mentalese.evaluate.tasks import evaluate_model
 
     results = evaluate_model(
@@ -289,6 +293,29 @@ def evaluate(args: list[str]) -> None:
         for name, value in _figures(result)
     ]
     print_table(("task", "figure", "value"), rows)
+
+
+def _against(model: str, reference: str, options: _Eval) -> None:
+    if options.tasks != _Eval.tasks:
+        raise InputError(f"--tasks is {options.tasks!r} with --against, which compares perplexities: leave it out")
+    if options.out is not None and not options.out.parent.is_dir():
+        raise InputError(f"--out is {str(options.out)!r}: its folder does not exist, make it first")
+    from mentalese.evaluate.paired import compare_models
+    from mentalese.files import write_json
+
+    paired = compare_models(model, reference, source=options.source, split=options.split, device=_device())
+    if options.out is not None:
+        write_json(options.out, paired)
+    rows = [
+        (
+            "all" if part["position"] is None else f"{part['position']}",
+            f"{part['tokens']:,}",
+            f"{part['difference']:+.4f}",
+            "" if part["interval"] is None else "{:+.4f} to {:+.4f}".format(*part["interval"]),
+        )
+        for part in (paired["overall"], *paired["by_position"])
+    ]
+    print_table(("place in sentence", "tokens", "nats a token over the other's", "95% over documents"), rows)
 
 
 def _figures(result: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, int | float]]:
@@ -512,7 +539,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], None], str, str]] = {
     "train": (train, "RECIPE [--data SOURCE] [--out DIR] [--resume] [--seed N] [--FIELD VALUE ...]", "trains a recipe"),
     "eval": (
         evaluate,
-        "MODEL [--tasks perplexity,reversal] [--data SOURCE] [--split test] [--out FILE]",
+        "MODEL [--tasks perplexity,reversal] [--against MODEL] [--data SOURCE] [--split test] [--out FILE]",
         "scores a model",
     ),
     "generate": (generate, "MODEL --prompt TEXT ... | --file FILE [OPTIONS]", "goes on with a text"),

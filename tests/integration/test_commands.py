@@ -92,6 +92,18 @@ def test_eval_scores_another_text_in_the_models_own_tokens(
         assert "bits_per_byte" in capsys.readouterr().out
 
 
+def test_eval_against_another_model_scores_both_on_the_same_tokens(
+    run: Path, gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "paired.json"
+    assert mentalese("eval", run, "--against", gpt2, "--out", out) == 0
+    paired = json.loads(out.read_text())
+    for name, folder in (("nll", run), ("reference_nll", gpt2)):
+        assert paired[name] == pytest.approx(json.loads((folder / "result.json").read_text())["test"]["nll"], abs=1e-5)
+    assert paired["overall"]["difference"] == pytest.approx(paired["nll"] - paired["reference_nll"], abs=1e-6)
+    assert f"{paired['overall']['difference']:+.4f}" in capsys.readouterr().out
+
+
 def test_generate_goes_on_with_every_prompt(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert mentalese("generate", run, "--prompt", "She had a son.", "The first", "--max-new-tokens", "5") == 0
     first, second = capsys.readouterr().out.split("\n\n", 1)
