@@ -86,6 +86,11 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
         return self.context_seeding and self.memory != "none"
 
     @property
+    def recurrent_layers(self) -> int:
+        """How many layers a sentence's vector comes from: the first ones, none without a memory."""
+        return 0 if self.memory == "none" else self.vector_layer + 1
+
+    @property
     def cross_layers(self) -> tuple[int, ...]:
         """The layers that read the memory by cross-attention."""
         if self.memory != "cross_attention":

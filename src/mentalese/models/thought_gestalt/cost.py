@@ -19,7 +19,7 @@ def layer_flops(config: ThoughtGestaltConfig, layout: Layout) -> int:
     """All layers on fresh streams: the recurrent ones step by step, the others on all sentences at once."""
     d, size, layers = config.hidden_size, config.memory_size, config.num_hidden_layers
     steps = [layout.lengths[layout.step(k)] for k in range(len(layout.counts))]
-    depth = 0 if config.memory == "none" else layers if config.memory == "prefix" else config.vector_layer + 1
+    depth = layers if config.memory == "prefix" else config.recurrent_layers
     window = config.memory_gradient_window
     made = 2 * d * d * (2 if window is not None and 0 < window < size else 1)  # keys and values of a vector
     cross = [sum(layer in config.cross_layers for layer in part) for part in (range(depth), range(depth, layers))]

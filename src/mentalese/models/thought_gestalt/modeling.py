@@ -273,11 +273,12 @@ class Reading:
     norms: Tensor
     attention: list[Tensor]
 
-    def predicting(self) -> Tensor:
-        """[N'], the tokens before another one of their sentence: those that predict something."""
+    def predicting(self) -> tuple[Tensor, Tensor]:
+        """[N'] twice: the tokens before another one of their sentence, and where in the streams those others lie."""
         last = self.layout.lengths.cumsum(0) - 1
         inside = torch.ones(len(self.layout.source), dtype=torch.bool).index_fill_(0, last, False)
-        return inside.nonzero()[:, 0].to(self.hidden.device)
+        predicting = inside.nonzero()[:, 0].to(self.hidden.device)
+        return predicting, self.source[predicting + 1]
 
 
 class ThoughtGestaltForCausalLM(LatentThoughtModel):
@@ -347,7 +348,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         embedded = self._embed(input_ids.flatten()[source], layout.positions.to(device), token_dropout)
         # With a cache, a trace or a prefix each step runs through all layers: it has keys of its own in each of them.
         at_once = cache is None and not trace and config.memory != "prefix"
-        recurrent = 0 if config.memory == "none" else config.vector_layer + 1
+        recurrent = config.recurrent_layers
         depth = recurrent if at_once else config.num_hidden_layers
 
         parts = list(embedded.split([int(layout.lengths[layout.step(k)].sum()) for k in range(len(layout.counts))]))
@@ -431,15 +432,14 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         lengths, read_before = layout.lengths[layout.step(k)], layout.read_before[layout.step(k)]
         count = memory.count[: len(lengths)]
         prefix, before = None, torch.zeros_like(lengths)
-        step = Step(Ragged.of(lengths, device=device))
         if config.memory == "prefix":
             ranks = memory.ranks(len(lengths))
             used = (ranks >= 0) & (read_before == 0)[:, None]  # an open sentence has read its prefix
             before = used.sum(1)
             held = memory.entries(len(lengths)) + memory.map.at(ranks)
             prefix = held[used.to(device)].to(self.embed.weight.dtype)
-            step = Step(Ragged.of(lengths, before, device=device))
-        elif reading := [layer for layer in config.cross_layers if layer < depth]:
+        step = Step(Ragged.of(lengths, before, device=device))
+        if reading := [layer for layer in config.cross_layers if layer < depth]:
             used = memory.ranks(len(lengths)) >= 0
             step.memory = dict(zip(reading, memory.keys_and_values(len(lengths))))
             if not bool(used.all()):
@@ -543,8 +543,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
 
     def _cross_entropy(self, reading: Reading, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """The weighted mean over the tokens that are predicted, and the sum of the weights."""
-        predicting = reading.predicting()
-        places = reading.source[predicting + 1]
+        predicting, places = reading.predicting()
         labels, weights = labels.flatten()[places], weights.flatten()[places]
         hidden = take_rows(reading.hidden, predicting)
         loss = linear_cross_entropy(hidden, self.output_weight(), labels, target_weights=weights)
@@ -564,8 +563,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         return self._nll(self.read(batch["input_ids"], batch.get("attention_mask")), batch["labels"])
 
     def _nll(self, reading: Reading, labels: Tensor) -> Tensor:
-        predicting = reading.predicting()
-        places = reading.source[predicting + 1]
+        predicting, places = reading.predicting()
         nll = linear_nll(reading.hidden[predicting], self.output_weight(), labels.flatten()[places])
         return nll.new_zeros(labels.numel()).index_copy(0, places, nll).view_as(labels)
 
