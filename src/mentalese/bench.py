@@ -18,7 +18,7 @@ import torch
 
 from mentalese.errors import InputError, nearest
 from mentalese.evaluate.generation import generate_text
-from mentalese.files import write_json
+from mentalese.files import check_place, write_json
 from mentalese.recipe import Recipe
 from mentalese.registry import families as known_families
 from mentalese.registry import get_recipe, load
@@ -150,8 +150,7 @@ def bench(families: list[str], out: Path | None) -> dict[str, Any]:
     for name in families:
         if name not in known:
             raise InputError(f"no family is called {name!r}{nearest(name, known)}")
-    if out is not None and not out.parent.is_dir():
-        raise InputError(f"--out is {str(out)!r}: its folder does not exist, make it first")
+    check_place(out, "--out")
     pairs = {name: recipe for name in families or known if (recipe := _tiny(name)) is not None}
     if missing := [name for name in families if name not in pairs]:
         raise InputError(f"the family {missing[0]!r} has no tiny recipe with a baseline: leave it out")

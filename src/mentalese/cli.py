@@ -298,11 +298,10 @@ def evaluate(args: list[str]) -> None:
 def _against(model: str, reference: str, options: _Eval) -> None:
     if options.tasks != _Eval.tasks:
         raise InputError(f"--tasks is {options.tasks!r} with --against, which compares perplexities: leave it out")
-    if options.out is not None and not options.out.parent.is_dir():
-        raise InputError(f"--out is {str(options.out)!r}: its folder does not exist, make it first")
     from mentalese.evaluate.paired import compare_models
-    from mentalese.files import write_json
+    from mentalese.files import check_place, write_json
 
+    check_place(options.out, "--out")
     paired = compare_models(model, reference, source=options.source, split=options.split, device=_device())
     if options.out is not None:
         write_json(options.out, paired)

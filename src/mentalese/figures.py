@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mentalese.errors import InputError, nearest
+from mentalese.files import check_place
 
 FORMATS = (".svg", ".png", ".pdf")
 
@@ -85,8 +86,7 @@ def write_figure(name: str, paths: Sequence[str], out: Path, text: str | None = 
         raise InputError(f"the figure {name} takes {figure.takes}, and none was given")
     if out.suffix not in FORMATS:
         raise InputError(f"--out is {str(out)!r}: give a file that ends in {', '.join(FORMATS)}")
-    if not out.parent.is_dir():
-        raise InputError(f"--out is {str(out)!r}: its folder does not exist, make it first")
+    check_place(out, "--out")
     if figure.reads_text != (text is not None):
         raise InputError(
             f"the figure {name} {'needs a text: give --text or --file' if figure.reads_text else _NO_TEXT}"

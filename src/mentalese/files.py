@@ -73,6 +73,12 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def check_place(out: Path | None, name: str) -> None:
+    """Raises `InputError` where a file could not be written for want of its folder; `name` is what the user gave."""
+    if out is not None and not out.parent.is_dir():
+        raise InputError(f"{name} is {str(out)!r}: its folder does not exist, make it first")
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes through a temporary file beside it, so that `path` never holds half of it."""
     temporary = path.with_name(f".{path.name}.tmp")

@@ -15,7 +15,7 @@ from mentalese.data.tokenizers import MARKERS, add_markers, special_token_ids, t
 from mentalese.errors import InputError, nearest
 from mentalese.evaluate.perplexity import perplexity
 from mentalese.evaluate.reversal import reversal
-from mentalese.files import write_json
+from mentalese.files import check_place, write_json
 from mentalese.models.auto import context_length, load_model, model_folder, saved_recipe
 from mentalese.recipe import WITH_MARKERS, DataConfig, EvaluationConfig
 
@@ -79,8 +79,7 @@ def evaluate_model(
     for task in tasks:
         if task not in TASKS:
             raise InputError(f"tasks: no task is called {task!r}{nearest(task, TASKS)} (known: {', '.join(TASKS)})")
-    if out is not None and not out.parent.is_dir():
-        raise InputError(f"out is {str(out)!r}: its folder does not exist, make it first")
+    check_place(out, "out")
     model, tokenizer, data, own = open_evaluation(path, source, device)
     results = {task: TASKS[task](model, tokenizer, data, evaluation or own, split, device, show) for task in tasks}
     if out is not None:
