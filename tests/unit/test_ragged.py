@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -107,15 +108,15 @@ def test_reading_attention_is_that_of_each_sequence_and_its_used_keys(
 @example(lengths=MANY, grouped=True)
 def test_what_is_padded_comes_back_and_padding_gets_no_gradient(lengths: list[int], grouped: bool) -> None:
     sequences, flat = Ragged.of(torch.tensor(lengths), grouped=grouped), random(sum(lengths), WIDTH)
-    groups = sequences.pad(flat)
-    assert torch.equal(sequences.unpad(groups), flat)
+    groups = sequences.pad(flat, HEADS)
+    assert torch.equal(sequences.unpad([group for (group,) in groups]), flat)
     parts, rows = flat.split(lengths), iter(sequences.order.tolist())
-    for group in groups:
-        for row in group:
+    for (group,) in groups:
+        for row in group.transpose(1, 2).flatten(2):
             own = parts[next(rows)]
             assert torch.equal(row[: len(own)], own)
     leaf = flat.clone().requires_grad_()
-    torch.cat([group.flatten() for group in sequences.pad(leaf)]).sum().backward()
+    torch.cat([group.flatten() for (group,) in sequences.pad(leaf, HEADS)]).sum().backward()
     assert torch.equal(leaf.grad, torch.ones_like(flat))
 
 
@@ -153,9 +154,26 @@ def test_dropout_falls_on_attention_weights(causal: bool) -> None:
     assert 0.7 < out.mean() < 1.3
 
 
-def test_attend_scales_by_the_width_of_a_head() -> None:
-    q, k, v = random(2, 3, WIDTH), random(2, 4, WIDTH, seed=1), random(2, 4, WIDTH, seed=2)
-    for i in range(HEADS):
-        part = slice(i * WIDTH // HEADS, (i + 1) * WIDTH // HEADS)
-        weights = (q[..., part] @ k[..., part].transpose(1, 2) / (WIDTH // HEADS) ** 0.5).softmax(-1)
-        torch.testing.assert_close(attend(q, k, v, HEADS)[..., part], weights @ v[..., part])
+@pytest.mark.parametrize("masked", ["none", "causal", "one row", "rows"])
+@pytest.mark.parametrize("length", [5, 100])
+def test_attend_is_torchs_fused_attention_for_short_and_long_sequences(length: int, masked: str) -> None:
+    q, k, v = (random(3, HEADS, length, 4, seed=i) for i in range(3))
+    rows = {"one row": 1, "rows": 3}.get(masked, 0)
+    mask = (random(rows, 1, length, length, seed=3) > 0) | torch.eye(length).bool() if rows else None
+    options = {"attn_mask": mask, "is_causal": masked == "causal"}
+    torch.testing.assert_close(
+        with_gradients(lambda *x: attend(*x, **options), q, k, v),
+        with_gradients(lambda *x: F.scaled_dot_product_attention(*x, **options), q, k, v),
+        **CLOSE,
+    )
+
+
+def test_sequences_may_be_empty() -> None:
+    sequences = Ragged.of(torch.tensor([0, 2, 0]), grouped=True)
+    qkv = random(2, 3 * WIDTH)
+    expected = causal_attention_reference(qkv, torch.tensor([2]), HEADS)
+    torch.testing.assert_close(causal_attention(qkv, sequences, HEADS), expected, **CLOSE)
+    nothing = Ragged.of(torch.tensor([0, 0]), grouped=True)
+    assert causal_attention(qkv[:0], nothing, HEADS).shape == (0, WIDTH)
+    keys = random(2, 3, WIDTH)
+    assert reading_attention(qkv[:0, :WIDTH], keys, keys, None, nothing, HEADS).shape == (0, WIDTH)

@@ -1,14 +1,16 @@
 """Attention within sequences of unequal length that lie end to end in one flat tensor, without padding elsewhere.
 
 Norms, linear maps and MLPs work on the flat [N, d]; only the attention itself is done on rows padded to the longest of
-a group of similar length. Padding is never read by a real token, so it needs no mask and gets no gradient.
+a group of similar length. Padding is never read by a real token, so it needs no mask and gets no gradient. One gather
+pads and splits the heads, another one undoes both.
 
-Letters: n sequences, N tokens in all, P places in the padded groups, m keys to read, d = heads * d_h.
+Letters: n sequences, N tokens in all, P places in the padded groups, R sequences of T places in one of them, m keys to
+read, d = heads * d_h.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _GROUP = 48  # sequences in a group at least; more groups pad less and call more often
+_SHORT = 96  # up to this length two products and a softmax are faster on the CPU than its fused attention
 
 
 @dataclass(frozen=True)
@@ -27,12 +30,14 @@ class Ragged:
         shapes: rows and longest sequence of each group.
         index: [P], the flat token at each padded place; padding holds token 0.
         place: [N], the padded place of each flat token.
+        by_head: what `_rows` has found.
     """
 
     order: Tensor
     shapes: tuple[tuple[int, int], ...]
     index: Tensor
     place: Tensor
+    by_head: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(
@@ -63,17 +68,38 @@ class Ragged:
         index = torch.zeros(places, dtype=torch.long).index_copy_(0, place, torch.arange(len(place)))
         return cls(order.to(device), tuple(shapes), index.to(device), place.to(device))
 
-    def pad(self, flat: Tensor) -> list[Tensor]:
-        """[N, d] to one [rows, longest, d] a group."""
-        return self._split(_Pad.apply(flat, self.index, self.place))
+    def pad(self, flat: Tensor, heads: int, parts: int = 1) -> list[tuple[Tensor, ...]]:
+        """[N, parts * d] to as many [R, heads, T, d_h] for each group."""
+        width = flat.shape[1] // (parts * heads)
+        padded = _Pad.apply(flat.reshape(-1, width), *self._rows(heads, parts))
+        sizes = [parts * rows * heads * longest for rows, longest in self.shapes]
+        shapes = [(parts, rows, heads, longest, width) for rows, longest in self.shapes]
+        return [group.view(shape).unbind(0) for group, shape in zip(padded.split(sizes), shapes)]
 
     def unpad(self, groups: list[Tensor]) -> Tensor:
-        """One [rows, longest, d] a group to [N, d]."""
-        return take_rows(torch.cat([group.flatten(0, 1) for group in groups]), self.place)
+        """One [R, heads, T, d_h] for each group to [N, d]."""
+        heads, width = groups[0].shape[1], groups[0].shape[3]
+        rows = [group.reshape(-1, width) for group in groups]
+        padded = rows[0] if len(rows) == 1 else torch.cat(rows)  # which copies even a single tensor
+        return take_rows(padded, self._rows(heads, 1)[1]).view(-1, heads * width)
 
-    def _split(self, padded: Tensor) -> list[Tensor]:
-        parts = padded.split([rows * longest for rows, longest in self.shapes])
-        return [part.view(*shape, -1) for part, shape in zip(parts, self.shapes)]
+    def _rows(self, heads: int, parts: int) -> tuple[Tensor, Tensor]:
+        """`index` and `place` for rows of d_h numbers: flat [N, parts, heads], padded [parts, R, heads, T] a group."""
+        if (heads, parts) not in self.by_head:
+            part, head = (torch.arange(count, device=self.place.device) for count in (parts, heads))
+            sizes = [rows * longest for rows, longest in self.shapes]
+            index = [
+                ((tokens.view(rows, 1, longest) * parts + part.view(-1, 1, 1, 1)) * heads + head[:, None]).flatten()
+                for tokens, (rows, longest) in zip(self.index.split(sizes), self.shapes)
+            ]
+            ends = torch.tensor(sizes).cumsum(0)
+            groups = torch.cat((torch.tensor(self.shapes), (ends - torch.tensor(sizes))[:, None]), dim=1)
+            of_token = torch.bucketize(self.place, ends.to(self.place.device), right=True)
+            rows, longest, start = groups.to(self.place.device)[of_token][:, :, None, None].unbind(1)
+            row, column = (self.place[:, None, None] - start) // longest, (self.place[:, None, None] - start) % longest
+            row = (part[:, None] * rows + row) * heads + head
+            self.by_head[heads, parts] = torch.cat(index), (start * parts * heads + row * longest + column).flatten()
+        return self.by_head[heads, parts]
 
 
 def within(lengths: Tensor) -> Tensor:
@@ -122,10 +148,31 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, heads: int, **options: Any) -> Tensor:
-    """softmax(q k^T / sqrt(d_h)) v: [rows, T, d] and [rows, m, d] to [rows, T, d]; `options` are torch's."""
-    q, k, v = (split_heads(x, heads) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2).flatten(2)
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+) -> Tensor:
+    """softmax(q k^T / sqrt(d_h)) v: [R, heads, T, d_h] and [R, heads, m, d_h] to [R, heads, T, d_h].
+
+    Options are torch's; masks are bool [R or 1, 1, T or 1, m].
+    """
+    heads, length, keys = q.shape[1], q.shape[2], k.shape[2]
+    if q.device.type != "cpu" or not 1 < max(length, keys) <= _SHORT:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal)
+    bias = q.new_zeros(1, 1, 1)
+    if is_causal:
+        attn_mask = torch.ones(1, 1, length, keys, dtype=torch.bool).tril()
+    if attn_mask is not None:
+        bias = q.new_zeros(attn_mask.shape).masked_fill_(~attn_mask, -torch.inf)
+        bias = bias.expand(-1, heads if len(bias) > 1 else 1, -1, -1).flatten(0, 1)
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    weights = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=q.shape[-1] ** -0.5).softmax(-1)
+    return (F.dropout(weights, dropout_p) @ v).unflatten(0, (-1, heads))
 
 
 @torch.compiler.disable
@@ -140,8 +187,8 @@ def causal_attention(qkv: Tensor, sequences: Ragged, heads: int, dropout: float 
     Returns:
         [N, d].
     """
-    thirds = [group.chunk(3, dim=-1) for group in sequences.pad(qkv)]
-    return sequences.unpad([attend(q, k, v, heads, is_causal=True, dropout_p=dropout) for q, k, v in thirds])
+    groups = sequences.pad(qkv, heads, 3)
+    return sequences.unpad([attend(*group, is_causal=True, dropout_p=dropout) for group in groups])
 
 
 @torch.compiler.disable
@@ -159,10 +206,11 @@ def reading_attention(
         [N, d].
     """
     out, first = [], 0
-    for group in sequences.pad(q):
+    for (group,) in sequences.pad(q, heads):
         rows = slice(first, first + len(group))
+        k, v = (split_heads(x[rows], heads) for x in (keys, values))
         mask = None if used is None else used[rows, None, None]
-        out.append(attend(group, keys[rows], values[rows], heads, attn_mask=mask, dropout_p=dropout))
+        out.append(attend(group, k, v, attn_mask=mask, dropout_p=dropout))
         first = rows.stop
     return sequences.unpad(out)
 

@@ -15,8 +15,11 @@ def head_flops(config: ThoughtGestaltConfig, tokens: int) -> int:
     return 2 * tokens * config.hidden_size * config.vocab_size
 
 
-def layer_flops(config: ThoughtGestaltConfig, layout: Layout) -> int:
-    """All layers on fresh streams: the recurrent ones step by step, the others on all sentences at once."""
+def layer_flops(config: ThoughtGestaltConfig, layout: Layout, ends: bool = True) -> int:
+    """All layers on fresh streams: the recurrent ones step by step, the others on all sentences at once.
+
+    Without `ends` these others leave out the last token of each sentence.
+    """
     d, size, layers = config.hidden_size, config.memory_size, config.num_hidden_layers
     steps = [layout.lengths[layout.step(k)] for k in range(len(layout.counts))]
     depth = layers if config.memory == "prefix" else config.recurrent_layers
@@ -32,7 +35,8 @@ def layer_flops(config: ThoughtGestaltConfig, layout: Layout) -> int:
         products += cross[0] * len(lengths) * ((not last) * made + (k == 0) * 2 * d * d)  # and at first the unused slot
     if depth < layers and steps:
         slots = max(1, min(len(steps) - 1, size))
-        products += _blocks(config, layout.lengths, range(depth, layers), slots, grouped=True)
+        lengths = layout.lengths if ends else layout.lengths - 1
+        products += _blocks(config, lengths, range(depth, layers), slots, grouped=True)
         products += cross[1] * len(layout.lengths) * made
     return 2 * products
 

@@ -112,11 +112,11 @@ class OpenSentences:
             held = kv.new_zeros(self.batch, self.size, kv.shape[1])
         put = held.index_put if torch.is_grad_enabled() else held.index_put_
         held = self.state[name] = put((self.rows, self.slots), kv)
-        k, v = held[self.streams, : self.end].chunk(2, dim=-1)
-        (query,), (own,) = sequences.pad(q), sequences.pad(self.slots[:, None])
-        slot = torch.arange(self.end, device=q.device)
+        k, v = (split_heads(x, heads) for x in held[self.streams, : self.end].chunk(2, dim=-1))
+        ((query,),) = sequences.pad(q, heads)
+        slot, own = torch.arange(self.end, device=q.device), self.slots[sequences.index].view(*sequences.shapes[0], 1)
         seen = (slot <= own) & (slot >= self.first[:, None, None])
-        return sequences.unpad([attend(query, k, v, heads, attn_mask=seen[:, None])])
+        return sequences.unpad([attend(query, k, v, attn_mask=seen[:, None])])
 
 
 class ResidualLinear(nn.Linear):
@@ -170,12 +170,12 @@ class CrossAttention(nn.Module):
 
     def _weights(self, q: Tensor, keys: Tensor, step: Step) -> Tensor:
         """[N, m], the mean over heads of the attention weights, for traces. Sequences are one group."""
-        (query,) = step.sequences.pad(q)
-        scores = split_heads(query, self.heads) @ split_heads(keys, self.heads).transpose(-1, -2)
+        ((query,),) = step.sequences.pad(q, self.heads)
+        scores = query @ split_heads(keys, self.heads).transpose(-1, -2)
         if step.used is not None:
             scores = scores.masked_fill(~step.used[:, None, None], -math.inf)
         weights = (scores / math.sqrt(q.shape[-1] / self.heads)).softmax(-1).mean(1)
-        return step.sequences.unpad([weights])
+        return weights.flatten(0, 1)[step.sequences.place]
 
 
 class MLP(nn.Module):
@@ -259,7 +259,7 @@ class Reading:
     """What came of streams [B, L]; n sentences and N tokens in the order of `layout`.
 
     Attributes:
-        hidden: [N, d], final hidden states.
+        hidden: [N, d], final hidden states; without the last token of each sentence where they were not asked for.
         source: [N], the place of each token in the flattened streams.
         vectors, norms: [n, d] and [n], the sentence vectors s_t and their lengths before these were made 1; of a
             sentence that has not ended they are those of its last token. Empty without a memory.
@@ -273,12 +273,11 @@ class Reading:
     norms: Tensor
     attention: list[Tensor]
 
-    def predicting(self) -> tuple[Tensor, Tensor]:
-        """[N'] twice: the tokens before another one of their sentence, and where in the streams those others lie."""
-        last = self.layout.lengths.cumsum(0) - 1
-        inside = torch.ones(len(self.layout.source), dtype=torch.bool).index_fill_(0, last, False)
-        predicting = inside.nonzero()[:, 0].to(self.hidden.device)
-        return predicting, self.source[predicting + 1]
+    def predictions(self) -> tuple[Tensor, Tensor]:
+        """The states [N', d] of tokens before another one of their sentence, and where in the streams those are."""
+        predicting = self.layout.predicting().to(self.hidden.device)
+        complete = len(self.hidden) == len(self.source)
+        return take_rows(self.hidden, predicting) if complete else self.hidden, self.source[predicting + 1]
 
 
 class ThoughtGestaltForCausalLM(LatentThoughtModel):
@@ -332,12 +331,14 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         cache: ThoughtCache | None = None,
         token_dropout: float = 0.0,
         sentence_dropout: float = 0.0,
+        ends: bool = True,
         trace: bool = False,
     ) -> Reading:
         """Reads streams [B, L], from where `cache` left off; the cache moves on.
 
         Args:
             token_dropout, sentence_dropout: rates of B.2, in training mode.
+            ends: also give the final states of tokens that end a sentence, which predict nothing.
             trace: keep the attention to memory.
         """
         config, device = self.config, input_ids.device
@@ -364,8 +365,8 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             for layer in range(depth):
                 x = self.blocks[layer](x, step)
                 if layer == recurrent - 1:
-                    ends = (before + layout.lengths[layout.step(k)].cumsum(0) - 1).to(device)
-                    vector, norm = self.sentence_head(take_rows(x, ends), sentence_dropout)
+                    last = (before + layout.lengths[layout.step(k)].cumsum(0) - 1).to(device)
+                    vector, norm = self.sentence_head(take_rows(x, last), sentence_dropout)
                     vectors.append(vector)
                     norms.append(norm)
             ended = layout.ended[layout.step(k)]
@@ -380,10 +381,13 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             memory.save(cache, layout)
 
         x = torch.cat(parts) if parts else embedded
+        lengths = layout.lengths
+        if not ends:
+            x, lengths = take_rows(x, layout.predicting().to(device)), lengths - 1
         if at_once and parts:
             if not depth:
                 x = F.dropout(x, config.embedding_dropout, self.training)
-            step = self._all_steps(layout, torch.cat(vectors), range(depth, config.num_hidden_layers))
+            step = self._all_steps(layout, lengths, torch.cat(vectors), range(depth, config.num_hidden_layers))
             for layer in range(depth, config.num_hidden_layers):
                 x = self.blocks[layer](x, step)
         return Reading(layout, self.final_norm(x), source, torch.cat(vectors), torch.cat(norms), attention)
@@ -464,10 +468,10 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             )
         return step, prefix
 
-    def _all_steps(self, layout: Layout, vectors: Tensor, layers: range) -> Step:
+    def _all_steps(self, layout: Layout, lengths: Tensor, vectors: Tensor, layers: range) -> Step:
         """All sentences of fresh streams side by side, each with the window of vectors [n, d] that it reads."""
         config, device = self.config, vectors.device
-        step = Step(Ragged.of(layout.lengths, device=device, grouped=True))
+        step = Step(Ragged.of(lengths, device=device, grouped=True))
         cross = [layer for layer in layers if layer in config.cross_layers]
         if not cross:
             return step
@@ -482,7 +486,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         step.memory = dict(zip(cross, made_by.keys_and_values(gathered, torch.arange(read.shape[1])[None])))
         used = age > 0
         step.used = readable(used)[order].to(device)
-        step.has_memory = used[:, :1].repeat_interleave(layout.lengths, dim=0).to(device)
+        step.has_memory = used[:, :1].repeat_interleave(lengths, dim=0).to(device)
         return step
 
     # ------------------------------------------------------------------------------------- training and cost
@@ -528,6 +532,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             batch.get("attention_mask"),
             token_dropout=token_dropout,
             sentence_dropout=sentence_dropout,
+            ends=False,
         )
         loss, weight = self._cross_entropy(reading, batch["labels"], weights)
         metrics = {
@@ -543,9 +548,8 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
 
     def _cross_entropy(self, reading: Reading, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """The weighted mean over the tokens that are predicted, and the sum of the weights."""
-        predicting, places = reading.predicting()
+        hidden, places = reading.predictions()
         labels, weights = labels.flatten()[places], weights.flatten()[places]
-        hidden = take_rows(reading.hidden, predicting)
         loss = linear_cross_entropy(hidden, self.output_weight(), labels, target_weights=weights)
         return loss, (weights * (labels != IGNORED)).sum()
 
@@ -560,11 +564,11 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
     @torch.no_grad()
     def token_nll(self, batch: Batch) -> Tensor:
         """See `Contract.token_nll`; zero at BOS too, which is never a target."""
-        return self._nll(self.read(batch["input_ids"], batch.get("attention_mask")), batch["labels"])
+        return self._nll(self.read(batch["input_ids"], batch.get("attention_mask"), ends=False), batch["labels"])
 
     def _nll(self, reading: Reading, labels: Tensor) -> Tensor:
-        predicting, places = reading.predicting()
-        nll = linear_nll(reading.hidden[predicting], self.output_weight(), labels.flatten()[places])
+        hidden, places = reading.predictions()
+        nll = linear_nll(hidden, self.output_weight(), labels.flatten()[places])
         return nll.new_zeros(labels.numel()).index_copy(0, places, nll).view_as(labels)
 
     def compiled_parts(self) -> list[nn.Module]:
@@ -586,10 +590,10 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         return layer_flops(self.config, layout) + head_flops(self.config, batch["input_ids"].numel())
 
     def training_flops(self, batch: Batch, **settings: Any) -> int:
-        """See `Contract.training_flops`; the head is applied to the tokens that predict something."""
+        """See `Contract.training_flops`; upper layers and head see only tokens that predict something."""
         layout = find_sentences(batch["input_ids"], batch.get("attention_mask"), self.config)
-        predicting = len(layout.source) - len(layout.lengths)
-        return 3 * (layer_flops(self.config, layout) + head_flops(self.config, predicting))
+        head = head_flops(self.config, len(layout.predicting()))
+        return 3 * (layer_flops(self.config, layout, ends=False) + head)
 
     # ------------------------------------------------------------------------------------- Hugging Face's side
 

@@ -47,6 +47,11 @@ class Layout:
         start = sum(self.counts[:k])
         return slice(start, start + self.counts[k])
 
+    def predicting(self) -> Tensor:
+        """[N'], the tokens before another one of their sentence."""
+        last = self.lengths.cumsum(0) - 1
+        return torch.ones(len(self.source), dtype=torch.bool).index_fill_(0, last, False).nonzero()[:, 0]
+
 
 def find_sentences(
     input_ids: Tensor,
