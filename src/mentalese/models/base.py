@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from huggingface_hub.dataclasses import type_validator
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -245,10 +247,13 @@ class Contract:
         shard_blocks: FSDP2 may shard each block by itself; not where a step uses a block's weights outside its forward.
         inner_gradients: the training step calls `autograd.grad` itself (an inner optimisation); FSDP2 then keeps
             parameters gathered until the step is over.
+        estimators: the ways in which `token_nll` can score a text, its own way first; `exact` is the autoregressive
+            likelihood. A family that has several takes `token_nll(batch, estimator)`.
     """
 
     shard_blocks = True
     inner_gradients = False
+    estimators: tuple[str, ...] = ("exact",)
 
     def final_hidden_states(self, batch: Batch) -> Tensor:
         """[batch, length, hidden]: what the output embedding turns into logits; position t predicts token t + 1."""
@@ -315,10 +320,19 @@ class Contract:
 
         Zero where `labels` is -100 and at position 0, which nothing precedes.
         """
-        hidden = self.final_hidden_states(batch)
-        labels = batch["labels"]
+        return self.next_token_nll(self.final_hidden_states(batch), batch["labels"])
+
+    def next_token_nll(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """What `token_nll` gives, of final hidden states [batch, length, hidden]."""
         nll = linear_nll(hidden[:, :-1].flatten(0, 1), self.output_weight(), labels[:, 1:].reshape(-1))
         return nn.functional.pad(nll.view(labels.shape[0], -1), (1, 0))
+
+
+class ResidualLinear(nn.Linear):
+    """A map whose output is added to the residual stream; it starts smaller the deeper the model (GPT-2).
+
+    A class of its own, since transformers initialises no module that holds other modules only.
+    """
 
 
 class LatentThoughtModel(PreTrainedModel, Contract, GenerationMixin):
@@ -333,6 +347,12 @@ class LatentThoughtModel(PreTrainedModel, Contract, GenerationMixin):
     base_model_prefix = "model"
     _is_stateful = True
     _supports_sdpa = True
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, ResidualLinear):
+            std = self.config.initializer_range / math.sqrt(2 * self.config.num_hidden_layers)
+            init.normal_(module.weight, std=std)
 
     def new_cache(self) -> ThoughtCache:
         """An empty cache for `generate`; families whose keys and values live in named states override it."""

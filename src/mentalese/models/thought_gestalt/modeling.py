@@ -37,6 +37,7 @@ from mentalese.models.base import (
     CausalLMOutputWithThoughts,
     LatentThoughtModel,
     LossOutput,
+    ResidualLinear,
     Thought,
     ThoughtCache,
     ThoughtTrace,
@@ -117,13 +118,6 @@ class OpenSentences:
         slot, own = torch.arange(self.end, device=q.device), self.slots[sequences.index].view(*sequences.shapes[0], 1)
         seen = (slot <= own) & (slot >= self.first[:, None, None])
         return sequences.unpad([attend(query, k, v, attn_mask=seen[:, None])])
-
-
-class ResidualLinear(nn.Linear):
-    """A map whose output is added to the residual stream; it starts smaller the deeper the model (GPT-2).
-
-    A class of its own, since transformers initialises no module that holds other modules only.
-    """
 
 
 class SelfAttention(nn.Module):
@@ -300,10 +294,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, ResidualLinear):
-            std = self.config.initializer_range / math.sqrt(2 * self.config.num_hidden_layers)
-            init.normal_(module.weight, std=std)
-        elif isinstance(module, CrossAttention):
+        if isinstance(module, CrossAttention):
             init.constant_(module.gate, self.config.gate_init)
 
     def get_input_embeddings(self) -> nn.Module:

@@ -1,0 +1,232 @@
+"""The fork operator: which streams of a text stay, which fork, and where they stand (sections 2.3 and D).
+
+Letters in shapes: B rows, N streams before and K after a fork, L tokens. Streams stand at the front of a row, a token's
+streams side by side and its own stream rightmost; places behind them are unused (`real`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Streams:
+    """Residual streams between two forks.
+
+    Attributes:
+        x: [B, N, d].
+        scores: float32 [B, N], log cumulative scores; `None` while all are 0.
+        token: [B, N], the token that a stream stands for, counted from the first one of this call.
+        own: bool [B, N], the streams that tokens came in as.
+        real: bool [B, N], the places in use; `None`: all.
+        counts: [B, L], streams of each token.
+        before: [B, 1], tokens of earlier calls.
+    """
+
+    x: Tensor
+    scores: Tensor | None
+    token: Tensor
+    own: Tensor
+    real: Tensor | None
+    counts: Tensor
+    before: Tensor
+
+    def positions(self) -> Tensor:
+        """[B, N]: token i with c streams sits at i + 1/c, .., i + 1 (Eq. 13)."""
+        counts = self.counts.gather(1, self.token)
+        first = (self.counts.cumsum(1) - self.counts).gather(1, self.token)
+        place = torch.arange(self.token.shape[1], device=self.token.device) - first
+        return self.before + self.token + (place + 1) / counts.clamp(min=1)
+
+    def renumbered(self, token: Tensor, length: int) -> Streams:
+        """The streams whose number in `token` [B, N] is below `length`, as streams of so many tokens."""
+        keep = token < length if self.real is None else (token < length) & self.real
+        if bool(keep.all()):
+            index, real = torch.arange(keep.shape[1], device=keep.device).expand_as(keep), None
+        else:
+            index, real = pack(keep)
+        token = token.gather(1, index).clamp(max=length - 1)
+        counts = self.counts.new_zeros(len(token), length)
+        return replace(
+            self,
+            x=_rows(self.x, index),
+            scores=None if self.scores is None else self.scores.gather(1, index),
+            token=token,
+            own=self.own.gather(1, index),
+            real=real,
+            counts=counts.scatter_add_(1, token, torch.ones_like(token) if real is None else real.long()),
+        )
+
+    def sum_by_token(self, values: Tensor) -> Tensor:
+        """Sums `values` [B, N, ..] of real streams by token: [B, L, ..]."""
+        if self.real is not None:
+            values = values.masked_fill(~self.real.view(*self.real.shape, *[1] * (values.ndim - 2)), 0.0)
+        index = self.token.view(*self.token.shape, *[1] * (values.ndim - 2)).expand_as(values)
+        return values.new_zeros(len(values), self.counts.shape[1], *values.shape[2:]).scatter_add(1, index, values)
+
+    def mixture_weights(self) -> Tensor:
+        """[B, N] log of p / sum of p over the streams of a token (Eq. 11); -inf where there is no stream."""
+        scores = torch.zeros_like(self.token, dtype=torch.float32) if self.scores is None else self.scores
+        return self.log_normalize(scores)
+
+    def log_normalize(self, scores: Tensor) -> Tensor:
+        """`scores` [B, N] minus their log-sum-exp over the streams of a token; -inf where there is no stream."""
+        if self.real is not None:
+            scores = scores.masked_fill(~self.real, -math.inf)
+        return scores - self.log_sum_exp(scores).gather(1, self.token)
+
+    def log_sum_exp(self, scores: Tensor) -> Tensor:
+        """[B, N] to [B, L], over the streams of each token."""
+        empty = scores.new_full(self.counts.shape, -math.inf)
+        top = empty.scatter_reduce(1, self.token, scores.detach(), "amax").clamp(min=torch.finfo(scores.dtype).min)
+        return top + self.sum_by_token((scores - top.gather(1, self.token)).exp()).log()
+
+
+def pack(keep: Tensor, size: int | None = None) -> tuple[Tensor, Tensor | None]:
+    """The places [B, K] where `keep` [B, N] is true, in order, and which of them are; `None`: all.
+
+    Args:
+        size: K, where every row is known to keep so many.
+    """
+    index = (~keep).to(torch.uint8).sort(dim=1, stable=True).indices
+    if size is not None:
+        return index[:, :size], None
+    counts = keep.sum(1)
+    size = int(counts.max())
+    real = torch.arange(size, device=keep.device) < counts[:, None]
+    return index[:, :size], None if bool(real.all()) else real
+
+
+def fork(streams: Streams, log_decisions: Tensor, keep: Tensor, embedding: Tensor, size: int | None) -> Streams:
+    """Carries out a selection: forks stand left of their source and carry `embedding` (Eq. 5, 6).
+
+    Args:
+        log_decisions: float32 [B, 2 N], log cumulative scores of the candidates, each stream's fork before itself.
+        keep: bool [B, 2 N], the candidates that stay.
+        embedding: [d].
+        size: how many stay in each row, where all keep the same number.
+    """
+    index, real = pack(keep, size)
+    source, is_fork = index // 2, index % 2 == 0
+    x = _Gather.apply(streams.x, index, keep)
+    token = streams.token.gather(1, source)
+    counts = torch.zeros_like(streams.counts)
+    counts.scatter_add_(1, token, torch.ones_like(token) if real is None else real.long())
+    return replace(
+        streams,
+        x=x + torch.where(is_fork[..., None], embedding.to(x.dtype), torch.zeros_like(embedding, dtype=x.dtype)),
+        scores=log_decisions.gather(1, index),
+        token=token,
+        own=streams.own.gather(1, source) & ~is_fork,
+        real=real,
+        counts=counts,
+    )
+
+
+class _Gather(torch.autograd.Function):
+    """x[index // 2]; a stream's gradient is gathered from the at most two that came of it, nothing is scattered."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, keep: Tensor) -> Tensor:
+        ctx.save_for_backward(keep)
+        return _rows(x, index // 2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (keep,) = ctx.saved_tensors
+        place = (keep.cumsum(1) - 1).clamp(min=0).unflatten(1, (-1, 2))
+        keep = keep.unflatten(1, (-1, 2))[..., None]
+        parts = [_rows(gradient, place[..., i]).masked_fill(~keep[:, :, i], 0.0) for i in (0, 1)]
+        return parts[0] + parts[1], None, None
+
+
+def _rows(x: Tensor, index: Tensor) -> Tensor:
+    """x [B, N, d] at index [B, K]: [B, K, d]."""
+    start = torch.arange(len(x), device=x.device)[:, None] * x.shape[1]
+    return x.flatten(0, 1).index_select(0, (start + index).flatten()).view(*index.shape, -1)
+
+
+# ------------------------------------------------------------------------------------------------------- selection rules
+
+
+def select_block(merit: Tensor, quota: Tensor) -> Tensor:
+    """The best `quota` [B] candidates of each row of `merit` [B, n], the earlier one among equals."""
+    order = merit.sort(dim=1, descending=True, stable=True).indices
+    rank = torch.empty_like(order).scatter_(
+        1, order, torch.arange(merit.shape[1], device=merit.device).expand_as(order)
+    )
+    return rank < quota[:, None]
+
+
+def select_block_reference(merit: Tensor, quota: Tensor) -> Tensor:
+    """What `select_block` computes, one candidate after the other."""
+    keep = torch.zeros_like(merit, dtype=torch.bool)
+    for row in range(len(merit)):
+        ranked = sorted(range(merit.shape[1]), key=lambda i: (-float(merit[row, i]), i))
+        keep[row, ranked[: int(quota[row])]] = True
+    return keep
+
+
+def select_token(merit: Tensor, token: Tensor, ratio: float) -> Tensor:
+    """Causal, without looking back: the streams of each token alone compete for floor(ratio) places.
+
+    Args:
+        merit, token: [B, n]; a token's candidates lie side by side.
+    """
+    rank = _rank(merit, token, merit, token, same_token=True)
+    return (rank < max(1, int(ratio))) & (merit > -math.inf)
+
+
+def select_running(
+    merit: Tensor, token: Tensor, past: Tensor, kept: Tensor, before: Tensor, ratio: float, length: int
+) -> Tensor:
+    """Causal: a token's candidates compete with all of the prefix, decisions about earlier tokens are final.
+
+    A candidate of token t is wanted if it is among the best ceil(ratio (t + 1)) of the candidates of tokens up to t.
+    A ledger holds the budget: no more than ceil(ratio (t + 1)) streams are ever kept up to t, so that of the wanted
+    ones a token's best go first.
+
+    Args:
+        merit, token: [B, n], this call's candidates, -inf where there is none.
+        past: [B, m], those of earlier calls.
+        kept: [B], streams kept in earlier calls.
+        before: [B, 1], tokens of earlier calls.
+        length: tokens of this call.
+    """
+    merits = torch.cat((past, merit), dim=1)
+    tokens = torch.cat((torch.full_like(past, -1, dtype=torch.long), token), dim=1)
+    quota = torch.ceil(ratio * (before + token + 1) - 1e-6)
+    wanted = (_rank(merit, token, merits, tokens) < quota) & (merit > -math.inf)
+    want = wanted.new_zeros(len(merit), length, dtype=torch.long).scatter_add(1, token, wanted.long())
+    allowed = torch.ceil(ratio * (before + torch.arange(length, device=merit.device) + 1) - 1e-6).long()
+    total = want.cumsum(1)
+    # A[t] = min(A[t - 1] + want[t], allowed[t]) from A[-1] = kept.
+    ledger = torch.minimum(kept[:, None] + total, (allowed - total).cummin(1).values + total)
+    room = torch.cat((ledger[:, :1] - kept[:, None], ledger.diff(dim=1)), dim=1)
+    competing = merit.masked_fill(~wanted, -math.inf)
+    return wanted & (_rank(competing, token, competing, token, same_token=True) < room.gather(1, token))
+
+
+def _rank(
+    merit: Tensor, token: Tensor, merits: Tensor, tokens: Tensor, same_token: bool = False, chunk: int = 256
+) -> Tensor:
+    """[B, n]: of `merits` [B, m], how many stand before each of `merit` [B, n], the last n of them.
+
+    Among those of tokens up to its own, or of its own alone; the earlier one among equals.
+    """
+    place = torch.arange(merits.shape[1], device=merit.device)
+    first = merits.shape[1] - merit.shape[1]
+    ranks = []
+    for start in range(0, merit.shape[1], chunk):
+        part = slice(start, start + chunk)
+        mine, whose = merit[:, part, None], token[:, part, None]
+        here = place[first + start : first + start + mine.shape[1], None]
+        better = (merits[:, None] > mine) | ((merits[:, None] == mine) & (place < here))
+        rivals = tokens[:, None] == whose if same_token else tokens[:, None] <= whose
+        ranks.append((better & rivals).sum(-1))
+    return torch.cat(ranks, dim=1)

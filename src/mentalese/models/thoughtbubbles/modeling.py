@@ -1,0 +1,647 @@
+"""Thoughtbubbles (Liu et al., "Thoughtbubbles: an Unsupervised Method for Parallel Thinking in Latent Space").
+
+A token enters as one residual stream. Before some blocks every stream is asked for a keep and a fork score; the best
+kappa of all candidates go on, so that hard tokens get several streams and others none but their own. What a stream
+writes, and how much it is attended to, is weighted by its cumulative score, which is how the scores learn. At the end
+a token's streams make one prediction.
+
+The paper chooses the streams of a whole text at once (`selection` = `block`): a later token can take a stream from an
+earlier one, so that one pass is *not* an autoregressive likelihood. Every score says how it was made (`estimators`), and
+`forking.py` has rules that look only back, under which one pass is the likelihood and decoding can be cached.
+
+Sections and equations are the paper's. Letters in shapes: B rows of L tokens, N or K streams, d hidden size.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import initialization as init
+
+from mentalese.errors import InputError
+from mentalese.models.base import (
+    IGNORED,
+    Batch,
+    CausalLMOutputWithThoughts,
+    LatentThoughtModel,
+    LossOutput,
+    ResidualLinear,
+    Thought,
+    ThoughtCache,
+    ThoughtTrace,
+)
+from mentalese.models.thoughtbubbles.configuration import ThoughtbubblesConfig
+from mentalese.models.thoughtbubbles.forking import (
+    Streams,
+    fork,
+    pack,
+    select_block,
+    select_running,
+    select_token,
+)
+from mentalese.models.thoughtbubbles.readout import mixture_cross_entropy, mixture_log_probabilities
+from mentalese.nn.attention import attend_with_scores, with_scores
+from mentalese.nn.rotary import rotary_table, rotate
+
+LOWEST = -20.0  # of a single decision's log probability
+PREFIXES = 32  # rows at once where prefixes are scored one by one
+
+# ---------------------------------------------------------------------------------------------------------- the modules
+
+
+@dataclass
+class Reading:
+    """What the blocks between two forks share.
+
+    Attributes:
+        cos, sin: [1 or B, 1, N, d_h / 2].
+        scores, weights: float32 [B, N], log p, and p [B, N, 1]; `None` while all streams count in full.
+        mask: bool [B, 1, N, m], who sees whom, where a cache is in use; `None`: every place sees those before it.
+        cache: keys and values of earlier calls, `k.LAYER` and `v.LAYER`, [B, heads, m, d_h (+ 1)].
+        attention: [B, N, N] a block, mean over heads, where a trace was asked for.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    scores: Tensor | None
+    weights: Tensor | None
+    mask: Tensor | None
+    cache: dict[str, Tensor] | None
+    attention: list[Tensor] | None
+
+
+class Attention(nn.Module):
+    """Eq. 8: softmax((Q K^T + log p) / scale) (V p), with rotary positions (section D)."""
+
+    def __init__(self, config: ThoughtbubblesConfig, layer: int) -> None:
+        super().__init__()
+        self.layer, self.heads = layer, config.num_attention_heads
+        self.overwrite = config.score_scale == "overwrite"
+        width = config.hidden_size if config.score_scale == "model" and config.fork_layers else 0
+        self.scale = (width or config.hidden_size // config.num_attention_heads) ** -0.5
+        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
+        self.out = ResidualLinear(config.hidden_size, config.hidden_size)
+
+    def forward(self, x: Tensor, reading: Reading) -> Tensor:
+        """[B, N, d] to [B, N, d]."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        width = q.shape[-1]
+        q, k = rotate(q, reading.cos, reading.sin), rotate(k, reading.cos, reading.sin)
+        if reading.scores is not None and reading.weights is not None:
+            v = v * reading.weights.to(v.dtype)[:, None]
+            q, k, v = with_scores(q, k, v, reading.scores, overwrite=self.overwrite)
+        if reading.cache is not None:
+            k, v = (self._append(reading.cache, name, new) for name, new in (("k", k), ("v", v)))
+        if reading.attention is not None:
+            reading.attention.append(self._weights(q, k))
+        out = attend_with_scores(q, k, v, scale=self.scale, attn_mask=reading.mask)[..., :width]
+        return self.out(out.transpose(1, 2).flatten(2))
+
+    def _append(self, cache: dict[str, Tensor], name: str, new: Tensor) -> Tensor:
+        held = cache.get(f"{name}.{self.layer}")
+        cache[f"{name}.{self.layer}"] = new = new if held is None else torch.cat((held, new), dim=2)
+        return new
+
+    def _weights(self, q: Tensor, k: Tensor) -> Tensor:
+        """[B, N, N], mean over heads, for traces."""
+        logits = self.scale * (q @ k.transpose(-1, -2)).float()
+        causal = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        return logits.masked_fill(~causal, -math.inf).softmax(-1).mean(1)
+
+
+class MLP(nn.Module):
+    def __init__(self, config: ThoughtbubblesConfig) -> None:
+        super().__init__()
+        self.approximate = "tanh" if config.activation == "gelu_tanh" else "none"
+        self.up = nn.Linear(config.hidden_size, 4 * config.hidden_size)
+        self.out = ResidualLinear(4 * config.hidden_size, config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(F.gelu(self.up(x), approximate=self.approximate))
+
+
+class Block(nn.Module):
+    """Eq. 9, 10: pre-norm attention and MLP, each written to a stream as far as its score says."""
+
+    def __init__(self, config: ThoughtbubblesConfig, layer: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.attention = Attention(config, layer)
+        self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, reading: Reading) -> Tensor:
+        """[B, N, d] to [B, N, d]."""
+        x = self._write(x, self.attention(self.attention_norm(x), reading), reading)
+        return self._write(x, self.mlp(self.mlp_norm(x)), reading)
+
+    @staticmethod
+    def _write(x: Tensor, update: Tensor, reading: Reading) -> Tensor:
+        return x + update if reading.weights is None else torch.addcmul(x, update, reading.weights.to(x.dtype))
+
+
+class ForkDecision(nn.Module):
+    """Eq. 1 to 3 in log space: log p_cum plus the log probabilities of forking and of keeping."""
+
+    def __init__(self, config: ThoughtbubblesConfig) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.decide = nn.Linear(config.hidden_size, 2, bias=config.fork_bias_init is not None)
+        self.embedding = nn.Parameter(torch.empty(config.hidden_size))
+        self.register_buffer("threshold", torch.tensor(-math.inf))
+
+    def forward(self, x: Tensor, scores: Tensor | None) -> Tensor:
+        """[B, N, d] and float32 [B, N] to float32 [B, 2 N], each stream's fork before itself."""
+        decisions = F.logsigmoid(self.decide(self.norm(x)).float()).clamp(min=LOWEST)
+        return (decisions if scores is None else decisions + scores[..., None]).flatten(1)
+
+
+# ------------------------------------------------------------------------------------------------------------ the model
+
+
+@dataclass
+class Encoding:
+    """The streams of a batch after the last block, and where its tokens lie.
+
+    Attributes:
+        streams: tokens are counted without padding.
+        columns: [B, n], where each token lies in its row; `None`: tokens are rows, there is no padding.
+        length: L, columns of the batch.
+        forks: one [B, n] a forking layer, the streams of each token after it.
+        attention: see `Reading`, of the blocks behind the last fork.
+    """
+
+    streams: Streams
+    columns: Tensor | None
+    length: int
+    forks: list[Tensor]
+    attention: list[Tensor]
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Values of tokens [B, n, ..] where the tokens lie, zero at padding: [B, L, ..]."""
+        if self.columns is None:
+            return values
+        extra = [1] * (values.ndim - 2)
+        values = values.masked_fill((self.streams.counts == 0).view(*self.columns.shape, *extra), 0.0)
+        index = self.columns.view(*self.columns.shape, *extra).expand_as(values)
+        return values.new_zeros(len(values), self.length, *values.shape[2:]).scatter(1, index, values)
+
+    def keep(self, kept: Tensor) -> Streams:
+        """The streams of the tokens in columns [m] or [B, m], tokens counted by those."""
+        streams = self.streams
+        rows, device = len(streams.token), streams.token.device
+        slots = torch.full((rows, self.length), kept.shape[-1], device=device)
+        slots.scatter_(1, kept.expand(rows, -1), torch.arange(kept.shape[-1], device=device).expand(rows, -1))
+        column = streams.token if self.columns is None else self.columns.gather(1, streams.token)
+        return streams.renumbered(slots.gather(1, column), kept.shape[-1])
+
+
+class ThoughtbubblesForCausalLM(LatentThoughtModel):
+    """Thoughtbubbles as a causal LM; without `fork_layers` it is the RoPE transformer of the paper's baselines."""
+
+    config_class = ThoughtbubblesConfig
+    _tied_weights_keys = {"lm_head.weight": "embed.weight"}  # noqa: RUF012 (transformers' own attribute)
+
+    def __init__(self, config: ThoughtbubblesConfig) -> None:
+        super().__init__(config)
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.fork_decisions = nn.ModuleDict({str(layer): ForkDecision(config) for layer in config.fork_layers})
+        self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, ForkDecision):
+            init.normal_(module.embedding, std=self.config.hidden_size**-0.5)
+            init.constant_(module.threshold, -math.inf)
+            if module.decide.bias is not None:
+                init.constant_(module.decide.bias, self.config.fork_bias_init)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.embed = value
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        self.lm_head = new_embeddings
+
+    def new_cache(self) -> ThoughtCache:
+        return ThoughtCache()
+
+    @property
+    def mixes(self) -> bool:
+        """Whether predictions are mixtures of the distributions of several streams."""
+        return self.config.readout == "mixture" and bool(self.config.fork_layers)
+
+    # ------------------------------------------------------------------------------------- streams
+
+    def encode(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        selection: str | None = None,
+        budget_mode: str | None = None,
+        cache: ThoughtCache | None = None,
+        trace: bool = False,
+    ) -> Encoding:
+        """All blocks over rows [B, L], from where `cache` left off; the cache moves on.
+
+        Args:
+            selection, budget_mode: others than the config's.
+            trace: keep the attention of the blocks behind the last fork.
+
+        Raises:
+            InputError: a row of padding alone, or a text that is longer than a fixed budget was made for.
+            FloatingPointError: a fork score is not a number.
+        """
+        config, state = self.config, {} if cache is None else cache.state
+        selection, budget_mode = selection or config.selection, budget_mode or config.budget_mode
+        streams, columns = self._embed(input_ids, attention_mask, state)
+        if config.fork_layers and budget_mode == "fixed":
+            self._check_length(streams)
+        forks: list[Tensor] = []
+        attention: list[Tensor] = []
+        reading = self._reading(streams, 0, cache)
+        for layer, block in enumerate(self.blocks):
+            if layer in config.fork_layers:
+                streams = self._fork(streams, layer, selection, budget_mode, cache)
+                forks.append(streams.counts)
+                reading = self._reading(streams, len(forks), cache)
+                if trace and len(forks) == len(config.fork_layers):
+                    reading.attention = attention
+            streams.x = block(streams.x, reading)
+        if cache is not None:
+            cache.seen_tokens += input_ids.shape[1]
+            own = streams.own if streams.real is None else streams.own & streams.real
+            state["tokens"] = streams.before + own.sum(1, keepdim=True)
+        return Encoding(streams, columns, input_ids.shape[1], forks, attention)
+
+    def _embed(
+        self, input_ids: Tensor, attention_mask: Tensor | None, state: dict[str, Tensor]
+    ) -> tuple[Streams, Tensor | None]:
+        """One stream a token, or `copies` of it, tokens at the front of their rows; and where the tokens were."""
+        (rows, length), device, copies = input_ids.shape, input_ids.device, self.config.copies
+        columns = real = None
+        if attention_mask is not None:
+            attention_mask = attention_mask[:, -length:].bool()
+            empty = ~attention_mask.any(1)
+            if "tokens" not in state and bool(empty.any()):
+                raise InputError(
+                    f"attention_mask[{int(empty.nonzero()[0])}] is 0 throughout: every row needs a token, leave it out"
+                )
+            if not bool(attention_mask.all()):
+                columns, real = pack(attention_mask)
+                input_ids = input_ids.gather(1, columns)
+        x = self.embed(input_ids)
+        x = x if copies == 1 else x.repeat_interleave(copies, dim=1)
+        counts = torch.full_like(input_ids, copies) if real is None else real.long() * copies
+        place = torch.arange(x.shape[1], device=device).expand(rows, -1)
+        streams = Streams(
+            x=x,
+            scores=None,
+            token=place // copies,
+            own=place % copies == copies - 1,
+            real=None if real is None else real.repeat_interleave(copies, dim=1),
+            counts=counts,
+            before=state.get("tokens", torch.zeros_like(input_ids[:, :1])),
+        )
+        return streams, columns
+
+    def _check_length(self, streams: Streams) -> None:
+        config = self.config
+        longest = streams.counts.shape[1] + int(streams.before.max())
+        if longest > config.max_position_embeddings:
+            raise InputError(
+                f"input_ids has {longest} tokens and the fixed budget was made for {config.max_position_embeddings}: "
+                f"budget_mode='dynamic' would keep {math.ceil(config.budget * longest)} streams for them"
+            )
+
+    def _reading(self, streams: Streams, segment: int, cache: ThoughtCache | None) -> Reading:
+        """Tables and masks for the blocks up to the next fork; `segment` counts the forks before them."""
+        config = self.config
+        positions = streams.positions()
+        if streams.real is None and cache is None and not segment:
+            positions = positions[:1]  # rows are alike
+        cos, sin = rotary_table(positions[:, None], config.hidden_size // config.num_attention_heads, config.rope_theta)
+        mask = None
+        if cache is not None:
+            real = torch.ones_like(streams.own) if streams.real is None else streams.real
+            past = cache.state.get(f"real.{segment}")
+            seen = real if past is None else torch.cat((past, real), dim=1)
+            cache.state[f"real.{segment}"] = seen
+            if past is not None:
+                now = torch.ones(real.shape[1], real.shape[1], dtype=torch.bool, device=real.device).tril()
+                mask = F.pad(now, (past.shape[1], 0), value=True) & seen[:, None, None]
+        weights = None if streams.scores is None else streams.scores.exp()[..., None]
+        return Reading(cos, sin, streams.scores, weights, mask, None if cache is None else cache.state, None)
+
+    def _fork(
+        self, streams: Streams, layer: int, selection: str, budget_mode: str, cache: ThoughtCache | None
+    ) -> Streams:
+        """Scores all candidates, selects, and lets streams fork and end (section 2.3)."""
+        config, module = self.config, self.fork_decisions[str(layer)]
+        decisions = module(streams.x, streams.scores)
+        if bool(decisions.isnan().any()):
+            raise FloatingPointError(
+                f"fork_decisions.{layer}: a score is not a number, the states before it are broken"
+            )
+        own = torch.stack((torch.zeros_like(streams.own), streams.own), dim=-1).flatten(1)
+        merit = decisions.detach().masked_fill(own, math.inf)  # Eq. 4, for the selection alone
+        if streams.real is not None:
+            merit = merit.masked_fill(~streams.real.repeat_interleave(2, dim=1), -math.inf)
+        size = None
+        if selection == "block":
+            tokens, candidates = (streams.counts > 0).sum(1), 2 * streams.counts.sum(1)
+            if streams.real is None:  # all rows are alike, and their numbers are known without looking
+                quota = min(self._budget(streams.counts.shape[1], budget_mode), merit.shape[1])
+                size, quotas = quota, torch.full_like(tokens, quota)
+            else:
+                most = torch.tensor([self._budget(n, budget_mode) for n in tokens.tolist()], device=merit.device)
+                quotas = torch.minimum(most, candidates)
+            keep = merit > -math.inf if size == merit.shape[1] else select_block(merit, quotas)
+            if self.training:
+                self._calibrate(module, merit, keep)
+        else:
+            keep = self._select_causally(merit, streams, layer, selection, cache)
+        return fork(streams, decisions, keep, module.embedding, size)
+
+    def _budget(self, tokens: int, mode: str) -> int:
+        """kappa: the most streams of a text of so many tokens."""
+        tokens = self.config.max_position_embeddings if mode == "fixed" else tokens
+        return math.ceil(self.config.budget * tokens - 1e-6)
+
+    def _select_causally(
+        self, merit: Tensor, streams: Streams, layer: int, selection: str, cache: ThoughtCache | None
+    ) -> Tensor:
+        token = streams.token.repeat_interleave(2, dim=1)
+        if selection == "token":
+            return select_token(merit, token, self.config.budget)
+        if selection == "threshold":
+            return (merit > self.fork_decisions[str(layer)].threshold) & (merit > -math.inf)
+        state = {} if cache is None else cache.state
+        past = state.get(f"merit.{layer}", merit[:, :0])
+        kept = state.get(f"kept.{layer}", merit.new_zeros(len(merit), dtype=torch.long))
+        ratio, length = self.config.budget, streams.counts.shape[1]
+        keep = select_running(merit, token, past, kept, streams.before, ratio, length)
+        state |= {f"merit.{layer}": torch.cat((past, merit), dim=1), f"kept.{layer}": kept + keep.sum(1)}
+        return keep
+
+    @torch.no_grad()
+    def _calibrate(self, module: ForkDecision, merit: Tensor, keep: Tensor) -> None:
+        if bool(keep.all()):
+            return
+        lowest = merit.masked_fill(~keep, math.inf).amin(1).mean()
+        old = module.threshold
+        module.threshold.copy_(lowest if bool(old.isinf()) else old.lerp(lowest, 0.02))
+
+    # ------------------------------------------------------------------------------------- read-out
+
+    def _hidden(self, streams: Streams) -> Tensor:
+        """[B, n, d], one state a token, for the read-outs that are not mixtures."""
+        if streams.scores is None and self.config.copies == 1:
+            return self.final_norm(streams.x)
+        readout = "rightmost" if streams.scores is None else self.config.readout
+        if readout == "rightmost":
+            return self.final_norm(streams.sum_by_token(streams.x * streams.own[..., None].to(streams.x.dtype)))
+        assert streams.scores is not None
+        weights = streams.scores.exp()[..., None].to(streams.x.dtype)
+        if readout == "residual":
+            return self.final_norm(streams.sum_by_token(weights * streams.x))
+        return streams.sum_by_token(weights * self.final_norm(streams.x))
+
+    # ------------------------------------------------------------------------------------- training and scores
+
+    def final_hidden_states(self, batch: Batch) -> Tensor:
+        """[B, L, d], zero at padding.
+
+        Raises:
+            NotImplementedError: the read-out is a mixture of distributions, which no single state has.
+        """
+        if self.mixes:
+            raise NotImplementedError(
+                "readout='mixture' has no single hidden state a token: use training_loss or forward"
+            )
+        return self._states(self.encode(batch["input_ids"], batch.get("attention_mask")))
+
+    def _states(self, encoding: Encoding) -> Tensor:
+        return encoding.spread(self._hidden(encoding.streams))
+
+    def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
+        """The mean cross-entropy; the selection is the config's."""
+        self.target_weights(batch, **settings)
+        encoding = self.encode(batch["input_ids"], batch.get("attention_mask"))
+        streams = encoding.streams
+        labels = batch["labels"]
+        if self.mixes:
+            loss, _ = self._mixture(encoding, labels)
+            weight = (labels[:, 1:] != IGNORED).sum().float()
+        else:
+            loss, weight = self.next_token_loss(self._states(encoding), labels)
+        metrics = {}
+        if streams.scores is not None:
+            real = torch.ones_like(streams.own) if streams.real is None else streams.real
+            metrics["streams_per_token"] = real.sum() / (streams.counts > 0).sum()
+            metrics["stream_weight"] = (streams.scores.detach().exp() * real).sum() / real.sum()
+        return LossOutput(loss, weight, metrics)
+
+    def _mixture(self, encoding: Encoding, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss, and the nats of what each token [B, n] predicts."""
+        targets = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        if encoding.columns is not None:
+            targets = targets.gather(1, encoding.columns).masked_fill(encoding.streams.counts == 0, IGNORED)
+        hidden = self.final_norm(encoding.streams.x)
+        return mixture_cross_entropy(hidden, self.output_weight(), targets, encoding.streams)
+
+    def forward_flops(self, batch: Batch) -> int:
+        """See `Contract.forward_flops`. Under a causal rule the streams are as many as the budget allows."""
+        config = self.config
+        rows, length = batch["input_ids"].shape
+        mask = batch.get("attention_mask")
+        tokens = [length] * rows if mask is None else mask.sum(1).tolist()
+        longest, d = max(tokens), config.hidden_size
+        streams, scored, total = longest * config.copies, 0, 0
+        for layer in range(config.num_hidden_layers):
+            if layer in config.fork_layers:
+                total += streams * 2 * d
+                streams, scored = (
+                    min(2 * streams, self._budget(longest, config.budget_mode)),
+                    config.score_scale != "overwrite",
+                )
+            total += streams * 12 * d * d + streams**2 * (2 * d + 2 * scored * config.num_attention_heads)
+        heads = streams if self.mixes else length
+        return 2 * rows * (total + heads * d * config.vocab_size)
+
+    @property
+    def estimators(self) -> tuple[str, ...]:
+        """How a text can be scored, the config's own way first.
+
+        `exact`: one pass is the autoregressive likelihood. `block`: the paper's one pass, in which later tokens
+        decide about earlier streams, *not* a likelihood. `prefix-dynamic`, `prefix-fixed`: each token after a pass over
+        the tokens before it alone, with either budget: exact, and as many passes as tokens. `causal-RULE`: one pass under
+        that rule, exact.
+        """
+        if not self.config.fork_layers:
+            return ("exact",)
+        names = ("block", "prefix-dynamic", "prefix-fixed", "causal-running", "causal-threshold", "causal-token")
+        own = "block" if self.config.selection == "block" else f"causal-{self.config.selection}"
+        return (own, *(name for name in names if name != own))
+
+    @torch.no_grad()
+    def token_nll(self, batch: Batch, estimator: str | None = None) -> Tensor:
+        """See `Contract.token_nll` and `estimators`."""
+        estimator = estimator or self.estimators[0]
+        if estimator not in self.estimators:
+            raise InputError(f"estimator is {estimator!r}: this model has {', '.join(self.estimators)}")
+        kind, _, rest = estimator.partition("-")
+        if kind == "prefix":
+            return self._nll_by_prefixes(batch, rest)
+        selection = rest if kind == "causal" else None
+        encoding = self.encode(batch["input_ids"], batch.get("attention_mask"), selection=selection)
+        labels = batch["labels"]
+        if not self.mixes:
+            return self.next_token_nll(self._states(encoding), labels)
+        return F.pad(encoding.spread(self._mixture(encoding, labels)[1])[:, :-1], (1, 0))
+
+    def _nll_by_prefixes(self, batch: Batch, budget_mode: str) -> Tensor:
+        """Each label after a pass over the tokens before it."""
+        ids, labels = batch["input_ids"], batch["labels"]
+        mask = batch.get("attention_mask")
+        mask = torch.ones_like(ids) if mask is None else mask
+        nll = torch.zeros(labels.shape, dtype=torch.float32, device=ids.device)
+        rows, columns = (labels[:, 1:] != IGNORED).nonzero(as_tuple=True)
+        for part in columns.argsort(stable=True).split(PREFIXES):
+            row, last = rows[part], columns[part]
+            prefix = slice(0, int(last.max()) + 1)
+            place = torch.arange(prefix.stop, device=ids.device)
+            seen = mask[row, prefix] * (place <= last[:, None])
+            encoding = self.encode(ids[row, prefix], seen, selection="block", budget_mode=budget_mode)
+            logits = self._logits(encoding, last[:, None])[:, 0]
+            nll[row, last + 1] = F.cross_entropy(logits.float(), labels[row, last + 1], reduction="none")
+        return nll
+
+    # ------------------------------------------------------------------------------------- Hugging Face's side
+
+    def _logits(self, encoding: Encoding, kept: Tensor) -> Tensor:
+        """[B, m, v] of the tokens in columns `kept` [m] or [B, m]; of a mixture log-probabilities, zero at padding."""
+        if not self.mixes:
+            hidden = self._states(encoding)
+            return self.lm_head(
+                hidden.gather(1, kept.expand(len(hidden), -1)[..., None].expand(-1, -1, hidden.shape[-1]))
+            )
+        streams = encoding.keep(kept)
+        mixed = mixture_log_probabilities(self.lm_head(self.final_norm(streams.x)), streams)
+        return mixed.masked_fill((streams.counts == 0)[..., None], 0.0)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: ThoughtCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        labels: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_thoughts: bool = False,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithThoughts:
+        """Logits [B, L, v] of the token after each; log-probabilities where the read-out is a mixture.
+
+        Positions follow from `attention_mask`; `position_ids` are not read.
+
+        Args:
+            input_ids: [B, L].
+            attention_mask: [B, L or, with a cache, all tokens so far], 0 at padding on either side.
+            labels: [B, L], see `Batch`.
+            logits_to_keep: only the logits of the last so many positions (0: all), or of these.
+            output_thoughts: also return a `ThoughtTrace` a row.
+
+        Raises:
+            InputError: embeddings in place of tokens, a cache of another kind, a cache where the selection is not
+                causal, or a trace of a text that began in an earlier call.
+        """
+        if input_ids is None or inputs_embeds is not None:
+            raise InputError("inputs_embeds is given: a stream's forks belong to tokens, so give input_ids alone")
+        cache = self.check_cache(past_key_values)
+        if output_thoughts and cache is not None and cache.seen_tokens:
+            raise InputError("output_thoughts is True with a cache in use: give the whole text in one call")
+        if not self.config.causal:
+            if cache is not None:
+                raise InputError(
+                    "past_key_values is given and selection is 'block': a new token may change the streams of earlier "
+                    "ones, so set use_cache=False, or a causal selection in the config"
+                )
+            use_cache = False
+        cache = self.new_cache() if use_cache and cache is None else cache
+        encoding = self.encode(input_ids, attention_mask, cache=cache, trace=output_thoughts)
+        kept = torch.arange(input_ids.shape[1], device=input_ids.device)
+        kept = kept[-logits_to_keep or None :] if isinstance(logits_to_keep, int) else kept[logits_to_keep]
+        logits = self._logits(encoding, kept)
+        loss = None
+        if labels is not None:
+            if self.mixes:
+                loss, _ = self._mixture(encoding, labels)
+            else:
+                loss, _ = self.next_token_loss(self._states(encoding), labels)
+        return CausalLMOutputWithThoughts(
+            loss=loss,
+            logits=logits,
+            past_key_values=cache,
+            thoughts=self._traces(input_ids, attention_mask, encoding) if output_thoughts else None,
+        )
+
+    @torch.no_grad()
+    def _traces(self, input_ids: Tensor, attention_mask: Tensor | None, encoding: Encoding) -> list[ThoughtTrace]:
+        """A trace a row: every stream at the end, how many of them each token has, and whom they attend to.
+
+        `streams` is a token's number of streams at the end, `streams.LAYER` after the fork before that block,
+        `surprise` its negative log-likelihood; `links["attention"]` is the mean attention of stream i to stream j over
+        heads and the blocks behind the last fork.
+        """
+        streams = encoding.streams
+        labels = input_ids if attention_mask is None else input_ids.masked_fill(attention_mask == 0, IGNORED)
+        batch = {"input_ids": input_ids, "labels": labels} | (
+            {} if attention_mask is None else {"attention_mask": attention_mask}
+        )
+        surprise = self.token_nll(batch)
+        names = [f"streams.{layer}" for layer in self.config.fork_layers]
+        counts = {
+            name: encoding.spread(count.float())
+            for name, count in zip((*names, "streams"), (*encoding.forks, streams.counts))
+        }
+        attention = torch.stack(encoding.attention).mean(0) if encoding.attention else None
+        traces = []
+        for row, ids in enumerate(input_ids):
+            real = streams.own[row] | True if streams.real is None else streams.real[row]
+            trace = ThoughtTrace(ids, scores={"surprise": surprise[row]} | {n: c[row] for n, c in counts.items()})
+            columns = (streams.token if encoding.columns is None else encoding.columns.gather(1, streams.token))[
+                row
+            ].tolist()
+            for i in real.nonzero()[:, 0].tolist():
+                label = "token" if streams.own[row, i] else "fork"
+                trace.thoughts.append(Thought(streams.x[row, i].detach(), columns[i], columns[i] + 1, label))
+            if streams.scores is not None:
+                trace.curves["stream_weight"] = streams.scores[row].exp()[real]
+            if attention is not None:
+                trace.links["attention"] = attention[row][real][:, real]
+            traces.append(trace)
+        return traces
+
+    @torch.no_grad()
+    def generate(self, inputs: Tensor | None = None, generation_config: Any = None, **kwargs: Any) -> Any:
+        """Hugging Face's `generate`; without a cache where the selection is not causal, which reads all text anew."""
+        if not self.config.causal:
+            kwargs["use_cache"] = False
+        return super().generate(inputs, generation_config, **kwargs)

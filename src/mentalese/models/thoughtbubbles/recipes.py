@@ -1,0 +1,159 @@
+"""Recipes of Thoughtbubbles: small ones for everybody, those behind `results/`, and the paper's tables and figures.
+
+`*-regular` is the same transformer without forks, `*-copy3` and `*-copy5` double every token's stream before the first
+block (section 3.3). Table 1 and Figure 3 are `table1-*`, Table 4 is `table4-*`; Figures 4 to 7 are made of those models.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
+
+GPT2_TOKENS = "hub:openai-community/gpt2"
+CORPORA = {"openwebtext": "hub:Skylion007/openwebtext", "pes2o": "hub:allenai/peS2o:v2"}
+
+
+def model(width: int, heads: int, layers: int, length: int, forks: tuple[int, ...], **fields: Any) -> dict[str, Any]:
+    """A model trained on blocks of `length`, forking before these blocks."""
+    return {
+        "model_type": "thoughtbubbles",
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "max_position_embeddings": length,
+        "fork_layers": forks,
+        **fields,
+    }
+
+
+def variants(recipe: Recipe, copies: tuple[int, ...] = (3, 5)) -> list[Recipe]:
+    """The recipe and its baselines on the same tokens: `-regular`, and `-copyK`, whose streams are K a token."""
+    stem = recipe.name
+    for suffix in ("-2l", "-4l"):
+        stem = stem.removesuffix(suffix)
+    regular = recipe.model | {"fork_layers": ()}
+    made = [recipe]
+    for name, text, fields in (
+        ("regular", "without forks", regular),
+        *((f"copy{k}", f"{k} copies of every token", regular | {"copies": k, "readout": "rightmost"}) for k in copies),
+    ):
+        made.append(
+            dataclasses.replace(
+                recipe,
+                name=f"{stem}-{name}",
+                description=f"the baseline of {recipe.name}: {text}",
+                model={field: value for field, value in fields.items() if field != "budget"},
+            )
+        )
+    return [dataclasses.replace(made[0], baseline=made[1].name), *made[1:]]
+
+
+TINY = Recipe(
+    name="thoughtbubbles/tiny",
+    description="12 layers of width 64, forks before 3, 7 and 11, 100,000 tokens: seconds on two CPU cores",
+    model=model(64, 4, 12, 256, (3, 7, 11), activation="gelu_tanh"),
+    data=DataConfig(batch_size=4),
+    optimizer=OptimizerConfig(learning_rate=3e-3, warmup=0.1),
+    train=TrainConfig(tokens=100_000, eval_every=20),
+    evaluation=EvaluationConfig(max_documents=4),
+)
+
+SMALL = Recipe(
+    name="thoughtbubbles/small",
+    description="12 layers of width 384, forks before 3, 7 and 11, 500M tokens of WikiText-103",
+    model=model(384, 6, 12, 512, (3, 7, 11)),
+    data=DataConfig(
+        source="hub:Salesforce/wikitext:wikitext-103-raw-v1", tokenizer="bpe:16384", sequence_length=512, batch_size=64
+    ),
+    optimizer=OptimizerConfig(learning_rate=1e-3, weight_decay=0.01),
+    train=TrainConfig(tokens=500_000_000, precision="bf16", eval_every=500, checkpoint_every=500),
+)
+
+
+def openstax() -> list[Recipe]:
+    """Small models for textbooks on a CPU: 6 layers of width 128, forks before 1, 2 and 3, 4M tokens."""
+    recipe = Recipe(
+        name="thoughtbubbles/openstax-2l",
+        description="6 layers of width 128, forks before 1, 2 and 3, kappa 2L, 4M tokens of OpenStax",
+        model=model(128, 4, 6, 256, (1, 2, 3), activation="gelu_tanh"),
+        data=DataConfig(
+            source="file:../shared/data/corpora/openstax", tokenizer="bpe:4096", sequence_length=256, batch_size=8
+        ),
+        optimizer=OptimizerConfig(learning_rate=2e-3, warmup=0.02),
+        train=TrainConfig(tokens=4_000_000, eval_every=500),
+        evaluation=EvaluationConfig(max_documents=16),
+    )
+    two, regular, copy3 = variants(recipe, copies=(3,))
+    four = dataclasses.replace(
+        two,
+        name="thoughtbubbles/openstax-4l",
+        description=two.description.replace("2L", "4L"),
+        model=two.model | {"budget": 4.0},
+    )
+    causal = dataclasses.replace(
+        two,
+        name="thoughtbubbles/openstax-2l-causal",
+        description=f"{two.description}, trained under the causal selection",
+        model=two.model | {"selection": "running"},
+    )
+    return [two, four, causal, regular, copy3]
+
+
+def table1() -> list[Recipe]:
+    """Table 1 and Figure 3: three sizes on two corpora, kappa 2L and 4L, regular, copy-3, copy-5 (sections 3 and A)."""
+    made = []
+    for corpus, source in CORPORA.items():
+        for size, (layers, heads, width, batch) in {
+            "150m": (16, 12, 768, 8),
+            "319m": (24, 16, 1024, 4),
+            "772m": (36, 20, 1280, 2),
+        }.items():
+            two = Recipe(
+                name=f"thoughtbubbles/table1-{corpus}-{size}-2l",
+                description=f"Table 1: {size.upper()} on {corpus}, kappa 2L, 2.5B tokens",
+                model=model(width, heads, layers, 512, (3, 7, 11), vocab_size=50_304),
+                data=DataConfig(source=source, tokenizer=GPT2_TOKENS, sequence_length=512, batch_size=64),
+                optimizer=OptimizerConfig(learning_rate=2.5e-4, warmup=0.01),
+                train=TrainConfig(
+                    steps=75_000,
+                    precision="bf16",
+                    gradient_accumulation_steps=64 // batch,
+                    eval_every=1000,
+                    checkpoint_every=1000,
+                ),
+            )
+            four = dataclasses.replace(
+                two,
+                name=two.name.replace("2l", "4l"),
+                description=two.description.replace("2L", "4L"),
+                model=two.model | {"budget": 4.0},
+            )
+            two, *baselines = variants(two)
+            made += [two, dataclasses.replace(four, baseline=two.baseline), *baselines]
+    return made
+
+
+def table4() -> list[Recipe]:
+    """Table 4: 772M for 25,000 steps of OpenWebText, forks before 3, 7, 11 and before every fourth block from 3 on."""
+    paper = next(recipe for recipe in TABLE1 if recipe.name == "thoughtbubbles/table1-openwebtext-772m-2l")
+    train = dataclasses.replace(paper.train, steps=25_000)
+    return [
+        dataclasses.replace(
+            paper,
+            name=f"thoughtbubbles/table4-{name}",
+            description=f"Table 4: 772M, 25,000 steps, forks before {text}",
+            model=paper.model | {"fork_layers": forks},
+            train=train,
+            baseline=None,
+        )
+        for name, text, forks in (
+            ("ours", "3, 7 and 11", (3, 7, 11)),
+            ("extended", "every fourth block from 3 on", tuple(range(3, 36, 4))),
+        )
+    ]
+
+
+TABLE1 = table1()
+RECIPES = [*variants(TINY, copies=(3,)), SMALL, *openstax(), *TABLE1, *table4()]

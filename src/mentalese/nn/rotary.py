@@ -1,0 +1,47 @@
+"""Rotary positions (Su et al., "RoFormer"), half-split: channel i turns with channel i + d_h / 2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def rotary_table(positions: Tensor, width: int, theta: float = 10_000.0) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [.., width / 2] in float32 of positions [..], which need not be whole numbers."""
+    exponents = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width
+    angles = positions.to(torch.float32)[..., None] * theta**-exponents
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turns x [.., d_h] by tables that broadcast to [.., d_h / 2]."""
+    return _Rotate.apply(x, cos.to(x.dtype), sin.to(x.dtype))
+
+
+def rotate_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """What `rotate` computes, in terms of pairs."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+class _Rotate(torch.autograd.Function):
+    """Written half by half into its result; the gradient turns back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turned(x, cos, sin, 1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _turned(gradient, *ctx.saved_tensors, -1), None, None
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
+    out = torch.empty_like(x)
+    (first, second), (a, b) = x.chunk(2, dim=-1), out.chunk(2, dim=-1)
+    torch.mul(first, cos, out=a).addcmul_(second, sin, value=-direction)
+    torch.mul(second, cos, out=b).addcmul_(first, sin, value=direction)
+    return out
