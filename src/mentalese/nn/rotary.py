@@ -36,7 +36,8 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _turned(gradient, *ctx.saved_tensors, -1), None, None
+        cos, sin = ctx.saved_tensors
+        return _turned(gradient, cos, sin, -1), None, None
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:

@@ -151,16 +151,14 @@ def _rows(x: Tensor, index: Tensor) -> Tensor:
     return x.flatten(0, 1).index_select(0, (start + index).flatten()).view(*index.shape, -1)
 
 
-# ------------------------------------------------------------------------------------------------------- selection rules
+# ------------------------------------------------------------------------------------------------------ selection rules
 
 
 def select_block(merit: Tensor, quota: Tensor) -> Tensor:
     """The best `quota` [B] candidates of each row of `merit` [B, n], the earlier one among equals."""
     order = merit.sort(dim=1, descending=True, stable=True).indices
-    rank = torch.empty_like(order).scatter_(
-        1, order, torch.arange(merit.shape[1], device=merit.device).expand_as(order)
-    )
-    return rank < quota[:, None]
+    place = torch.arange(merit.shape[1], device=merit.device).expand_as(order)
+    return torch.zeros_like(order, dtype=torch.bool).scatter_(1, order, place < quota[:, None])
 
 
 def select_block_reference(merit: Tensor, quota: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ writes, and how much it is attended to, is weighted by its cumulative score, whi
 a token's streams make one prediction.
 
 The paper chooses the streams of a whole text at once (`selection` = `block`): a later token can take a stream from an
-earlier one, so that one pass is *not* an autoregressive likelihood. Every score says how it was made (`estimators`), and
-`forking.py` has rules that look only back, under which one pass is the likelihood and decoding can be cached.
+earlier one, so that one pass is *not* an autoregressive likelihood. Every score says how it was made (`estimators`),
+and `forking.py` has rules that look only back, under which one pass is the likelihood and decoding can be cached.
 
 Sections and equations are the paper's. Letters in shapes: B rows of L tokens, N or K streams, d hidden size.
 """
@@ -351,11 +351,11 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         self, streams: Streams, layer: int, selection: str, budget_mode: str, cache: ThoughtCache | None
     ) -> Streams:
         """Scores all candidates, selects, and lets streams fork and end (section 2.3)."""
-        config, module = self.config, self.fork_decisions[str(layer)]
+        module: Any = self.fork_decisions[str(layer)]
         decisions = module(streams.x, streams.scores)
         if bool(decisions.isnan().any()):
             raise FloatingPointError(
-                f"fork_decisions.{layer}: a score is not a number, the states before it are broken"
+                f"fork_decisions.{layer}: a score is not a number; look at the states before it, or lower learning_rate"
             )
         own = torch.stack((torch.zeros_like(streams.own), streams.own), dim=-1).flatten(1)
         merit = decisions.detach().masked_fill(own, math.inf)  # Eq. 4, for the selection alone
@@ -389,7 +389,8 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         if selection == "token":
             return select_token(merit, token, self.config.budget)
         if selection == "threshold":
-            return (merit > self.fork_decisions[str(layer)].threshold) & (merit > -math.inf)
+            threshold: Any = self.fork_decisions[str(layer)].threshold
+            return (merit > threshold) & (merit > -math.inf)
         state = {} if cache is None else cache.state
         past = state.get(f"merit.{layer}", merit[:, :0])
         kept = state.get(f"kept.{layer}", merit.new_zeros(len(merit), dtype=torch.long))
@@ -399,11 +400,11 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         return keep
 
     @torch.no_grad()
-    def _calibrate(self, module: ForkDecision, merit: Tensor, keep: Tensor) -> None:
+    def _calibrate(self, module: Any, merit: Tensor, keep: Tensor) -> None:
         if bool(keep.all()):
             return
         lowest = merit.masked_fill(~keep, math.inf).amin(1).mean()
-        old = module.threshold
+        old = module.threshold.clone()
         module.threshold.copy_(lowest if bool(old.isinf()) else old.lerp(lowest, 0.02))
 
     # ------------------------------------------------------------------------------------- read-out
@@ -484,13 +485,13 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         return 2 * rows * (total + heads * d * config.vocab_size)
 
     @property
-    def estimators(self) -> tuple[str, ...]:
+    def estimators(self) -> tuple[str, ...]:  # type: ignore[override]
         """How a text can be scored, the config's own way first.
 
         `exact`: one pass is the autoregressive likelihood. `block`: the paper's one pass, in which later tokens
-        decide about earlier streams, *not* a likelihood. `prefix-dynamic`, `prefix-fixed`: each token after a pass over
-        the tokens before it alone, with either budget: exact, and as many passes as tokens. `causal-RULE`: one pass under
-        that rule, exact.
+        decide about earlier streams, *not* a likelihood. `prefix-dynamic`, `prefix-fixed`: each token after a pass
+        over the tokens before it alone, with either budget: exact, and as many passes as tokens. `causal-RULE`: one
+        pass under that rule, exact.
         """
         if not self.config.fork_layers:
             return ("exact",)
@@ -537,9 +538,8 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         """[B, m, v] of the tokens in columns `kept` [m] or [B, m]; of a mixture log-probabilities, zero at padding."""
         if not self.mixes:
             hidden = self._states(encoding)
-            return self.lm_head(
-                hidden.gather(1, kept.expand(len(hidden), -1)[..., None].expand(-1, -1, hidden.shape[-1]))
-            )
+            rows = torch.arange(len(hidden), device=hidden.device)[:, None]
+            return self.lm_head(hidden[rows, kept])
         streams = encoding.keep(kept)
         mixed = mixture_log_probabilities(self.lm_head(self.final_norm(streams.x)), streams)
         return mixed.masked_fill((streams.counts == 0)[..., None], 0.0)

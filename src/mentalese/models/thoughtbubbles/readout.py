@@ -1,8 +1,8 @@
 """Cross-entropy of the mixture of a token's streams (Eq. 11) without the [streams, vocabulary] table of logits.
 
-The gradient of -log sum_j w_j softmax_j(y) in the logits of stream j is r_j (softmax_j - onehot_y), where r_j is the share
-of stream j in the mixture's probability of y. A token's shares need all of its streams, so rows of the batch are the
-chunks: each chunk of logits is turned into gradients at once and forgotten, and nothing is computed twice.
+The gradient of -log sum_j w_j softmax_j(y) in the logits of stream j is r_j (softmax_j - onehot_y), where r_j is the
+share of stream j in the mixture's probability of y. A token's shares need all of its streams, so rows of the batch are
+the chunks: each chunk of logits is turned into gradients at once and forgotten, and nothing is computed twice.
 """
 
 from __future__ import annotations

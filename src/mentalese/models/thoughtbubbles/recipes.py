@@ -1,7 +1,7 @@
 """Recipes of Thoughtbubbles: small ones for everybody, those behind `results/`, and the paper's tables and figures.
 
-`*-regular` is the same transformer without forks, `*-copy3` and `*-copy5` double every token's stream before the first
-block (section 3.3). Table 1 and Figure 3 are `table1-*`, Table 4 is `table4-*`; Figures 4 to 7 are made of those models.
+`*-regular` is the same transformer without forks, `*-copy3` and `*-copy5` have so many streams a token from the first
+block on (section 3.3). Table 1 and Figure 3 are `table1-*`, Table 4 is `table4-*`; Figures 4 to 7 show those models.
 """
 
 from __future__ import annotations
@@ -73,16 +73,16 @@ SMALL = Recipe(
 
 
 def openstax() -> list[Recipe]:
-    """Small models for textbooks on a CPU: 6 layers of width 128, forks before 1, 2 and 3, 4M tokens."""
+    """Small models for textbooks on a CPU: 6 layers of width 128, forks before 1, 2 and 3, 2M tokens."""
     recipe = Recipe(
         name="thoughtbubbles/openstax-2l",
-        description="6 layers of width 128, forks before 1, 2 and 3, kappa 2L, 4M tokens of OpenStax",
+        description="6 layers of width 128, forks before 1, 2 and 3, kappa 2L, 2M tokens of OpenStax",
         model=model(128, 4, 6, 256, (1, 2, 3), activation="gelu_tanh"),
         data=DataConfig(
             source="file:../shared/data/corpora/openstax", tokenizer="bpe:4096", sequence_length=256, batch_size=8
         ),
         optimizer=OptimizerConfig(learning_rate=2e-3, warmup=0.02),
-        train=TrainConfig(tokens=4_000_000, eval_every=500),
+        train=TrainConfig(tokens=2_000_000, eval_every=200),
         evaluation=EvaluationConfig(max_documents=16),
     )
     two, regular, copy3 = variants(recipe, copies=(3,))

@@ -1,0 +1,127 @@
+"""Speed, memory and decoding of Thoughtbubbles beside the same model without forks and beside GPT-2.
+
+    python benchmarks/thoughtbubbles.py [speed] [memory] [generation]
+
+All models have 6 layers of width 256, 8 heads and a vocabulary of 8,192; the text is random, 8 rows of 256 tokens.
+Forks stand before blocks 1, 2 and 3, kappa is 2L. All turn about in one process; ratios are taken turn by turn (median,
+lowest-highest).
+
+speed       a training step's forward and backward pass, in units of the model without forks, beside the ratio of FLOPs
+memory      the most memory that a process has taken during a training step over what it had before
+generation  512 tokens, one row: a token at a time with the cache, over whole passes
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from mentalese.models.base import Batch
+from mentalese.models.thoughtbubbles.configuration import ThoughtbubblesConfig
+from mentalese.models.thoughtbubbles.modeling import ThoughtbubblesForCausalLM
+from mentalese.train.memory import peak_memory
+
+VOCABULARY, WIDTH, LAYERS, HEADS, LENGTH, ROWS = 8192, 256, 6, 8, 256, 8
+FORKS = (1, 2, 3)
+
+
+def thoughtbubbles(**fields: Any) -> ThoughtbubblesForCausalLM:
+    torch.manual_seed(0)
+    config = ThoughtbubblesConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        max_position_embeddings=LENGTH,
+        **({"fork_layers": FORKS} | fields),
+    )
+    return ThoughtbubblesForCausalLM(config).train()
+
+
+def gpt2() -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    sizes = {"n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "n_positions": LENGTH}
+    dropouts = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=VOCABULARY, bos_token_id=0, eos_token_id=0, **sizes, **dropouts)
+    ).train()
+
+
+def batch(rows: int = ROWS, length: int = LENGTH) -> Batch:
+    ids = torch.randint(VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(1))
+    return {"input_ids": ids, "labels": ids}
+
+
+def speed(rounds: int = 9) -> None:
+    text = batch()
+    models = {"no forks": thoughtbubbles(fork_layers=())}
+    models |= {f"forks, {readout}": thoughtbubbles(readout=readout) for readout in ("residual", "mixture")}
+    sides: dict[str, Callable[[], Tensor]] = {
+        name: lambda model=model: model.training_loss(text).loss for name, model in models.items()
+    }
+    stock = gpt2()
+    sides["gpt2"] = lambda: stock(**text).loss
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(rounds + 1):
+        for name, loss in sides.items():
+            began = time.perf_counter()
+            loss().backward()
+            if turn:
+                times[name].append(time.perf_counter() - began)
+    flops = {name: model.training_flops(text) for name, model in models.items()}
+    for name, values in times.items():
+        ratios = [ours / theirs for ours, theirs in zip(values, times["no forks"])]
+        cost = flops.get(name, 0) / flops["no forks"]
+        against = f", its FLOPs {cost:.3f}, time over FLOPs {spread([r / cost for r in ratios], '.2f')}" if cost else ""
+        print(f"{name}: {spread([1000 * v for v in values], '.0f')} ms, {spread(ratios, '.2f')} x no forks{against}")
+
+
+def memory() -> None:
+    peaks = {}
+    for name, fields in {
+        "no forks": {"fork_layers": ()},
+        "forks, residual": {"readout": "residual"},
+        "forks, mixture": {},
+    }.items():
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            peaks[name] = pool.apply(_peak, (fields,))
+        print(f"{name}: {peaks[name] / 2**20:,.0f} MiB, {peaks[name] / peaks['no forks']:.2f} x no forks")
+
+
+def _peak(fields: dict[str, Any]) -> int:
+    model, text = thoughtbubbles(**fields), batch()
+    before = peak_memory(torch.device("cpu"))
+    model.training_loss(text).loss.backward()
+    return peak_memory(torch.device("cpu")) - before
+
+
+def generation(tokens: int = 512) -> None:
+    model = thoughtbubbles(selection="running").eval()
+    prompt = batch(rows=1, length=8)["input_ids"]
+    times: dict[bool, list[float]] = {True: [], False: []}
+    options = {"do_sample": False, "min_new_tokens": tokens, "max_new_tokens": tokens, "pad_token_id": 0}
+    for _ in range(3):
+        for use_cache, taken in times.items():
+            began = time.perf_counter()
+            model.generate(prompt, attention_mask=torch.ones_like(prompt), use_cache=use_cache, **options)
+            taken.append(time.perf_counter() - began)
+    ratios = [slow / fast for fast, slow in zip(times[True], times[False])]
+    print(f"{tokens} tokens: cached {spread(times[True], '.2f')} s, whole passes over it {spread(ratios, '.1f')}")
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    return f"{statistics.median(values):{form}} ({min(values):{form}}-{max(values):{form}})"
+
+
+if __name__ == "__main__":
+    parts = {"speed": speed, "memory": memory, "generation": generation}
+    for part in sys.argv[1:] or parts:
+        parts[part]()
