@@ -260,7 +260,12 @@ class _Eval:
     """Evaluates a saved model in its own tokens."""
 
     tasks: str = "perplexity"
-    """Names joined by commas: perplexity, reversal."""
+    """Names joined by commas: perplexity, reversal, lambada, hellaswag, blimp, piqa, arc_easy, arc_challenge, sciq,
+    winogrande."""
+    task_files: Path | None = None
+    """The folder of the questions of lambada and all after it."""
+    limit: int | None = None
+    """Ask only the first so many questions of each file."""
     against: str | None = None
     """Another model: both score the same tokens, and the mean difference is shown by place in the sentence."""
     source: Annotated[
@@ -284,20 +289,20 @@ def evaluate(args: list[str]) -> None:
         tasks=[task.strip() for task in options.tasks.split(",")],
         source=options.source,
         split=options.split,
+        task_files=options.task_files,
+        limit=options.limit,
         out=options.out,
         device=_device(),
     )
-    rows = [
-        (task, name, f"{value:,.4f}" if isinstance(value, float) else f"{value:,}")
-        for task, result in results.items()
-        for name, value in _figures(result)
-    ]
+    rows = [(task, *figure) for task, result in results.items() for figure in _figures(result)]
     print_table(("task", "figure", "value"), rows)
 
 
 def _against(model: str, reference: str, options: _Eval) -> None:
-    if options.tasks != _Eval.tasks:
-        raise InputError(f"--tasks is {options.tasks!r} with --against, which compares perplexities: leave it out")
+    for name in ("tasks", "task_files", "limit"):
+        if (value := getattr(options, name)) != getattr(_Eval, name):
+            flag = f"--{name.replace('_', '-')}"
+            raise InputError(f"{flag} is {str(value)!r} with --against, which compares perplexities: leave it out")
     from mentalese.evaluate.paired import compare_models
     from mentalese.files import check_place, write_json
 
@@ -317,13 +322,18 @@ def _against(model: str, reference: str, options: _Eval) -> None:
     print_table(("place in sentence", "tokens", "nats a token over the other's", "95% over documents"), rows)
 
 
-def _figures(result: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, int | float]]:
-    """All numbers of a result with their names, `normal.margin.mean`; its protocol is no figure."""
+def _figures(result: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """All numbers of a result with their names, `normal.margin.mean`, and their standard errors where they have some.
+
+    Its protocol is no figure, and its subsets are for the file.
+    """
     for name, value in result.items():
-        if isinstance(value, dict) and name != "protocol":
+        error = result.get(f"{name}_stderr")
+        if isinstance(value, dict) and name not in ("protocol", "subsets"):
             yield from _figures(value, f"{prefix}{name}.")
-        elif isinstance(value, int | float):
-            yield prefix + name, value
+        elif isinstance(value, int | float) and not name.endswith("_stderr"):
+            shown = f"{value:,.4f}" if isinstance(value, float) else f"{value:,}"
+            yield prefix + name, shown if error is None else f"{shown} ± {error:,.4f}"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -538,7 +548,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], None], str, str]] = {
     "train": (train, "RECIPE [--data SOURCE] [--out DIR] [--resume] [--seed N] [--FIELD VALUE ...]", "trains a recipe"),
     "eval": (
         evaluate,
-        "MODEL [--tasks perplexity,reversal] [--against MODEL] [--data SOURCE] [--split test] [--out FILE]",
+        "MODEL [--tasks perplexity,lambada,... [--task-files DIR]] [--against MODEL] [--data SOURCE] [--out FILE]",
         "scores a model",
     ),
     "generate": (generate, "MODEL --prompt TEXT ... | --file FILE [OPTIONS]", "goes on with a text"),

@@ -155,8 +155,9 @@ def open_source(spec: str, *, text_column: str | None = None) -> Source:
     """Opens and checks a source.
 
     Args:
-        spec: `builtin:NAME`, `file:PATH` or `hub:NAME[:CONFIG]`. PATH is a txt, jsonl, jsonl.gz or parquet file, or a
-            folder with files called train, validation and test (`valid`, `val`, `dev`, `train-00000.parquet` too).
+        spec: `builtin:NAME`, `file:PATH`, `hub:NAME[:CONFIG]` or `clutrr:PATH` (`reasoning.py`). PATH is a txt, jsonl,
+            jsonl.gz or parquet file, or a folder with files called train, validation and test (`valid`, `val`, `dev`,
+            `train-00000.parquet` too).
             In a txt file a document begins at each level-one heading (`= Title =`, as WikiText writes it) and after
             each line `<|endoftext|>`; a file with neither is one document.
             A row with `question`, `steps` and `answer` is a record. Other rows are documents, or lines of a text as
@@ -180,6 +181,10 @@ def open_source(spec: str, *, text_column: str | None = None) -> Source:
         return _open_files(spec, Path(rest).expanduser(), text_column)
     if kind == "hub" and rest:
         return _open_hub(spec, rest, text_column)
+    if kind == "clutrr" and rest:
+        from mentalese.data.reasoning import open_clutrr
+
+        return open_clutrr(spec, Path(rest).expanduser())
     if kind == "store":
         raise InputError(f"data.source is {spec!r}: a prepared store holds tokens, no text; give the text's source")
     remedy = f"write file:{spec}" if Path(spec).exists() else "give builtin:NAME, file:PATH, hub:NAME or store:FOLDER"
@@ -249,10 +254,11 @@ def _join_lines(lines: Iterable[str]) -> Iterator[Document]:
 
 
 def _row_reader(path: Path) -> Callable[[], Iterator[Row]]:
-    return lambda: _read_parquet(path) if path.suffix == ".parquet" else _read_json_lines(path)
+    return lambda: _read_parquet(path) if path.suffix == ".parquet" else read_json_lines(path)
 
 
-def _read_json_lines(path: Path) -> Iterator[Row]:
+def read_json_lines(path: Path) -> Iterator[Row]:
+    """`(where, row)` of each line, for messages; gzip by the file's ending. Raises `InputError` for what is no JSON."""
     opener: Any = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rt", encoding="utf-8") as file:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ from mentalese.data.tokenizers import MARKERS, add_markers, special_token_ids, t
 from mentalese.errors import InputError, nearest
 from mentalese.evaluate.perplexity import perplexity
 from mentalese.evaluate.reversal import reversal
+from mentalese.evaluate.zero_shot import SETS, Questions, read_questions, zero_shot
 from mentalese.files import check_place, write_json
 from mentalese.models.auto import context_length, load_model, model_folder, saved_recipe
 from mentalese.recipe import WITH_MARKERS, DataConfig, EvaluationConfig
@@ -23,34 +26,63 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def _perplexity(
-    model: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    data: DataConfig,
-    evaluation: EvaluationConfig,
-    split: str,
-    device: str | torch.device,
-    show: bool,
-) -> dict[str, Any]:
-    store = open_text(tokenizer, data, split, show)
-    special = special_token_ids(tokenizer, sentences=data.batching in WITH_MARKERS)
-    result = perplexity(model, store.splits[split], data, evaluation, special, device=device, show=show)
+@dataclass(frozen=True)
+class Evaluation:
+    """What a task gets.
+
+    Attributes:
+        model: keeps the contract.
+        data: the text to score, and how texts become the model's rows.
+        protocol: which tokens count and how far the model may look back.
+        max_length: the most tokens that a row of questions may have, where the recipe tells.
+        questions: those of the zero-shot tasks.
+    """
+
+    model: Any
+    tokenizer: PreTrainedTokenizerBase
+    data: DataConfig
+    protocol: EvaluationConfig
+    split: str
+    max_length: int | None
+    questions: dict[str, Questions]
+    device: str | torch.device
+    show: bool
+
+
+def _perplexity(given: Evaluation) -> dict[str, Any]:
+    data, split = given.data, given.split
+    store = open_text(given.tokenizer, data, split, given.show)
+    special = special_token_ids(given.tokenizer, sentences=data.batching in WITH_MARKERS)
+    result = perplexity(
+        given.model, store.splits[split], data, given.protocol, special, device=given.device, show=given.show
+    )
     return result.to_dict() | {"split": split, "source": data.source, "data_hash": store.meta["data_hash"]}
 
 
-def _reversal(
-    model: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    data: DataConfig,
-    evaluation: EvaluationConfig,
-    split: str,
-    device: str | torch.device,
-    show: bool,
-) -> dict[str, Any]:
-    return reversal(model, tokenizer, data, device=device, show=show)
+def _reversal(given: Evaluation) -> dict[str, Any]:
+    return reversal(given.model, given.tokenizer, given.data, device=given.device, show=given.show)
 
 
-TASKS: dict[str, Callable[..., dict[str, Any]]] = {"perplexity": _perplexity, "reversal": _reversal}
+def _zero_shot(name: str, given: Evaluation) -> dict[str, Any]:
+    from mentalese.evaluate.lm import MentaleseLM
+
+    lm = MentaleseLM(
+        given.model,
+        given.tokenizer,
+        given.data,
+        max_length=given.max_length,
+        batch_size=given.protocol.batch_size,
+        device=given.device,
+        show=given.show,
+    )
+    return zero_shot(lm, given.questions[name])
+
+
+TASKS: dict[str, Callable[[Evaluation], dict[str, Any]]] = {
+    "perplexity": _perplexity,
+    "reversal": _reversal,
+    **{name: partial(_zero_shot, name) for name in SETS},
+}
 """What `mentalese eval --tasks` knows."""
 
 
@@ -60,6 +92,8 @@ def evaluate_model(
     tasks: list[str],
     source: str | None = None,
     split: str = "test",
+    task_files: Path | None = None,
+    limit: int | None = None,
     out: Path | None = None,
     evaluation: EvaluationConfig | None = None,
     device: str | torch.device = "cpu",
@@ -71,17 +105,28 @@ def evaluate_model(
         path: a run's folder, a saved model's, or `hub:NAME`.
         tasks: names from `TASKS`.
         source: the text, as in `DataConfig.source`; `None` takes the one that the model was trained on.
+        task_files: the folder of the zero-shot tasks' questions.
+        limit: ask the first so many questions of each file.
         evaluation: another protocol than the recipe's.
 
     Raises:
-        InputError: an unknown task or split, no model, or a tokenizer that is not the checkpoint's.
+        InputError: an unknown task or split, no model, a tokenizer that is not the checkpoint's, or what
+            `read_questions` refuses.
     """
     for task in tasks:
         if task not in TASKS:
             raise InputError(f"tasks: no task is called {task!r}{nearest(task, TASKS)} (known: {', '.join(TASKS)})")
     check_place(out, "out")
+    for name, value in (("task_files", task_files), ("limit", limit)):
+        if value is not None and not set(tasks) & set(SETS):
+            raise InputError(f"{name} is {str(value)!r}, which only {', '.join(SETS)} use: leave it out")
+    questions = {task: read_questions(task, task_files, limit) for task in tasks if task in SETS}
     model, tokenizer, data, own = open_evaluation(path, source, device)
-    results = {task: TASKS[task](model, tokenizer, data, evaluation or own, split, device, show) for task in tasks}
+    protocol = evaluation or own
+    # A model of another project is asked with all of its context.
+    max_length = protocol.window(data)[0] if saved_recipe(path) else None
+    given = Evaluation(model, tokenizer, data, protocol, split, max_length, questions, device, show)
+    results = {task: TASKS[task](given) for task in tasks}
     if out is not None:
         write_json(out, results)
     return results

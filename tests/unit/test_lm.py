@@ -1,0 +1,443 @@
+"""Models as lm-eval asks them, and zero-shot questions from files: the scores are the model's own."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
+
+pytest.importorskip("lm_eval", reason="needs lm-eval: pip install 'mentalese[tasks]'")
+
+from lm_eval.api.instance import Instance
+
+from mentalese import Recipe, cli, get_recipe
+from mentalese.data.tokenizers import add_markers, special_token_ids
+from mentalese.errors import InputError
+from mentalese.evaluate.generation import generate_text
+from mentalese.evaluate.lm import MentaleseLM
+from mentalese.evaluate.tasks import evaluate_model
+from mentalese.evaluate.zero_shot import SETS, read_questions, zero_shot
+from mentalese.models.auto import build_model, hugging_face_model
+from mentalese.models.base import Batch
+from mentalese.nn.loss import IGNORED
+from mentalese.recipe import DataConfig
+
+FAMILIES = ["gpt2/tiny", "thought_gestalt/tiny"]
+PAIRS = [
+    ("She had a son. His name", " was Paul."),
+    ("She had a son.", " His name was Paul."),
+    ("", "A son."),
+    ("The river is long. It is old. It", " ran to the sea. Then it rained."),
+    ("Is", " it?"),
+]
+
+
+def request(*arguments: Any, kind: str = "loglikelihood") -> Instance:
+    return Instance(request_type=kind, doc={}, arguments=arguments, idx=0)  # type: ignore[arg-type]
+
+
+def build(recipe: str, tokenizer: PreTrainedTokenizerFast) -> tuple[Any, DataConfig]:
+    """Random weights, large enough that predictions differ."""
+    found = get_recipe(recipe)
+    return build_model(found.model | {"initializer_range": 0.2}, tokenizer, seed=0).eval(), found.data
+
+
+@pytest.fixture(params=FAMILIES)
+def lm(request: pytest.FixtureRequest, tokenizer: PreTrainedTokenizerFast) -> MentaleseLM:
+    model, data = build(request.param, tokenizer)
+    return MentaleseLM(model, tokenizer, data, batch_size=2)
+
+
+class Bigram(nn.Module):
+    """Logits follow from the last token alone, printable characters are all it would say, and no row may be longer."""
+
+    estimators = ("exact",)
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, longest: int = 1000) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(max_position_embeddings=longest)
+        self.table = torch.randn(len(tokenizer), len(tokenizer), generator=torch.Generator().manual_seed(0))
+        said = tokenizer.convert_tokens_to_ids([chr(i) for i in range(97, 123)])
+        self.table[:, [i for i in range(len(tokenizer)) if i not in said]] -= 9
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
+        assert input_ids.shape[1] <= self.config.max_position_embeddings
+        return SimpleNamespace(logits=self.table[input_ids])
+
+    def token_nll(self, batch: Batch) -> Tensor:
+        logits = self(batch["input_ids"], batch["attention_mask"]).logits[:, :-1]
+        labels = batch["labels"][:, 1:]
+        nll = nn.functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
+        return nn.functional.pad(nll, (1, 0))
+
+    def greedy(self, tokenizer: PreTrainedTokenizerFast, text: str, length: int) -> str:
+        ids = tokenizer(text)["input_ids"]
+        for _ in range(length):
+            ids.append(int(self.table[ids[-1]].argmax()))
+        return tokenizer.decode(ids)[len(text) :]
+
+
+# -- scores --------------------------------------------------------------------------------------------------------
+
+
+def test_a_plain_models_score_is_the_log_softmax_of_its_own_logits(tokenizer: PreTrainedTokenizerFast) -> None:
+    model, data = build("gpt2/tiny", tokenizer)
+    found = MentaleseLM(model, tokenizer, data, batch_size=3).loglikelihood([request(*pair) for pair in PAIRS])
+    for (context, continuation), (log_likelihood, greedy) in zip(PAIRS, found):
+        ids = torch.tensor([[model.config.eos_token_id, *tokenizer(context + continuation)["input_ids"]]])
+        scores = hugging_face_model(model)(ids).logits[0, :-1].detach().log_softmax(-1)
+        scores, labels = scores[-len(continuation) :], ids[0, -len(continuation) :]  # a token is a byte
+        assert log_likelihood == pytest.approx(float(scores.gather(1, labels[:, None]).sum()), rel=1e-5)
+        assert greedy == bool((scores.argmax(-1) == labels).all())
+
+
+def test_a_model_of_sentences_reads_context_and_continuation_between_markers(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    model, data = build("thought_gestalt/tiny", tokenizer)
+    special = special_token_ids(tokenizer)
+    start, end = special["sentence_start_token_id"], special["sentence_end_token_id"]
+    rows = [tokenizer(text)["input_ids"] for text in ("She had a son.", " His name", " was Paul.")]
+    ids = torch.tensor([[start, *rows[0], end, start, *rows[1], *rows[2]]])
+    labels = torch.full_like(ids, IGNORED)
+    labels[0, -len(rows[2]) :] = ids[0, -len(rows[2]) :]
+    expected = model.token_nll({"input_ids": ids, "labels": labels}).sum()
+    (score,) = MentaleseLM(model, tokenizer, data).score([PAIRS[0]])
+    assert (score.nll, score.tokens) == (pytest.approx(float(expected), rel=1e-5), len(" was Paul."))
+
+
+def test_a_text_is_as_likely_as_its_beginning_and_then_the_rest(lm: MentaleseLM) -> None:
+    for context, rest in PAIRS:
+        if context:
+            whole, first, second = lm.score([("", context + rest), ("", context), (context, rest)])
+            assert whole.nll == pytest.approx(first.nll + second.nll, rel=1e-5)
+            assert whole.tokens == first.tokens + second.tokens == len(context + rest)  # the first one is scored too
+
+
+def test_scores_depend_neither_on_the_batch_nor_on_the_order(lm: MentaleseLM) -> None:
+    lm.model.train()
+    found = []
+    for size in (1, 2, 100):
+        lm.batch_size = size
+        found.append(lm.score(PAIRS, greedy=True))
+    lm.batch_size = 2
+    found.append(lm.score(PAIRS[::-1], greedy=True)[::-1])
+    assert len({round(score.nll, 2) for score in found[0]}) == len(PAIRS)
+    for other in found[1:]:
+        np.testing.assert_allclose([s.nll for s in other], [s.nll for s in found[0]], rtol=1e-5)
+        assert [s[1:] for s in other] == [s[1:] for s in found[0]]
+    assert lm.model.training
+
+
+def test_greedy_means_that_every_token_of_the_continuation_is_the_likeliest(tokenizer: PreTrainedTokenizerFast) -> None:
+    model = Bigram(tokenizer)
+    likeliest = model.greedy(tokenizer, "One", 6)
+    worse = ["#" + likeliest[1:], likeliest[:3] + "#" + likeliest[4:], likeliest[:5] + "#"]
+    pairs = [("One", likeliest), *(("One", text) for text in worse)]
+    found = MentaleseLM(model, tokenizer, batch_size=4).loglikelihood([request(*pair) for pair in pairs])
+    assert [greedy for _, greedy in found] == [True, False, False, False]
+    assert found[0][0] > max(log_likelihood for log_likelihood, _ in found[1:])
+
+
+def test_a_token_that_spans_context_and_continuation_is_scored() -> None:
+    vocabulary = {byte: i for i, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    backend = Tokenizer(models.BPE(vocabulary | {"ab": 256}, [("a", "b")]))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer = add_markers(PreTrainedTokenizerFast(tokenizer_object=backend))
+    lm = MentaleseLM(Bigram(tokenizer), tokenizer)
+    assert [score.tokens for score in lm.score([("xa", "b"), ("x", "ab"), ("xab", "é"), ("é", "ab")])] == [1, 1, 2, 1]
+
+
+def test_texts_above_the_context_are_scored_in_windows_each_token_once(tokenizer: PreTrainedTokenizerFast) -> None:
+    text = "the quick brown fox jumps over the lazy dog"
+    pairs = [(text[:cut], text[cut:]) for cut in (0, 3, 20, 41)]
+    whole = MentaleseLM(Bigram(tokenizer), tokenizer).score(pairs, greedy=True)
+    for longest in (2, 7, 16, len(text)):
+        found = MentaleseLM(Bigram(tokenizer, longest), tokenizer).score(pairs, greedy=True)
+        for one, other in zip(found, whole):
+            assert one == (pytest.approx(other.nll, rel=1e-5), other.tokens, other.greedy)
+
+
+def test_a_rolling_score_is_that_of_the_whole_text(lm: MentaleseLM) -> None:
+    texts = [context + rest for context, rest in PAIRS]
+    rolling = lm.loglikelihood_rolling([request(text) for text in texts])
+    assert rolling == [-score.nll for score in lm.score([("", text) for text in texts])]
+
+
+def test_generation_goes_on_until_the_first_stop(lm: MentaleseLM) -> None:
+    letters = set(lm.tokenizer.convert_tokens_to_ids([chr(i) for i in range(97, 123)]))
+    others = [i for i in range(len(lm.tokenizer)) if i not in letters]
+    contexts = ["She had a son.", "The river"]
+    chosen = {"do_sample": False, "suppress_tokens": others}
+    texts = generate_text(lm.model, lm.tokenizer, contexts, lm.data, max_new_tokens=8, **chosen)
+    free = [text[len(context) :] for context, text in zip(contexts, texts)]
+    assert [len(text) for text in free] == [8, 8]
+    options = {"max_gen_toks": 8, "temperature": 0.0, **chosen}
+    assert lm.generate_until([request(context, options) for context in contexts]) == free
+    stops = [free[0][5:], free[0][2:4]]
+    stopped = lm.generate_until([request(contexts[0], options | {"until": stops}), request(contexts[1], options)])
+    assert stopped == [free[0].partition(stops[1])[0].partition(stops[0])[0], free[1]]
+    assert len(stopped[0]) <= 2
+
+
+def test_the_protocol_says_how_the_model_scores_and_what_it_reads(tokenizer: PreTrainedTokenizerFast) -> None:
+    model = Bigram(tokenizer, 50)
+    model.estimators = ("block", "prefix-dynamic")
+    protocol = MentaleseLM(model, tokenizer).protocol()
+    assert protocol["estimator"] == "block"
+    assert protocol["text"] == "after the beginning-of-text token; windows of at most 50 tokens"
+    assert MentaleseLM(model, tokenizer, max_length=20).protocol()["text"].endswith("of at most 20 tokens")
+    marked = MentaleseLM(model, tokenizer, DataConfig(batching="marked")).protocol()["text"]
+    assert marked == "sentences between markers; windows of at most 50 tokens"
+    sentences = MentaleseLM(model, tokenizer, DataConfig(batching="sentences")).protocol()["text"]
+    assert sentences.endswith("memory of earlier sentences; whole texts")
+
+
+def test_what_is_not_finite_is_reported_with_its_text(tokenizer: PreTrainedTokenizerFast) -> None:
+    model = Bigram(tokenizer)
+    model.table.fill_(math.nan)
+    with pytest.raises(FloatingPointError, match="of 'One two' is nan"):
+        MentaleseLM(model, tokenizer).score([("One", " two")])
+
+
+def test_a_model_of_records_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(InputError, match=r"data.batching is 'records'"):
+        MentaleseLM(Bigram(tokenizer), tokenizer, DataConfig(batching="records"))
+
+
+# -- questions -----------------------------------------------------------------------------------------------------
+
+ROWS: dict[str, list[dict[str, Any]]] = {
+    "lambada_test": [{"text": "He said no and yes"}, {"text": "One two\nthree"}],
+    "hellaswag_val": [{"ctx": "A man. he", "endings": ["sits.", "eats wood."], "label": i} for i in (0, 1, 1)],
+    "piqa_validation": [{"goal": "Cut", "sol1": "with a knife ", "sol2": "by hand", "label": 0}],
+    "arc_easy_test": [{"query": "Question: why?\nAnswer:", "choices": ["a", "b", "cc"], "gold": 2}],
+    "arc_challenge_test": [{"query": "Question: how?\nAnswer:", "choices": ["a", "b", "cc", "d", "e"], "gold": 4}],
+    "sciq_validation": [
+        {"question": "Who?", "correct_answer": "me", "distractor1": "a", "distractor2": "b", "distractor3": "c"}
+        | {"support": support}
+        for support in ("", "It is me.")
+    ],
+    "winogrande_validation": [
+        {"sentence": "Sue met Ann as _ was late.", "option1": "Sue", "option2": "Ann", "answer": str(answer)}
+        for answer in (1, 2)
+    ],
+}
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Files in the sets' formats."""
+    for name, rows in ROWS.items():
+        write(tmp_path / f"{name}.jsonl", rows)
+    for part in range(SETS["blimp"].parts):
+        good, bad = ("cats run.", "cats runs.") if part % 3 else ("x", "yyyyyy")
+        write(tmp_path / "blimp" / f"part_{part}.jsonl", [{"sentence_good": good, "sentence_bad": bad}] * 4)
+    return tmp_path
+
+
+class Priced(Bigram):
+    """Each character costs what it is said to, everything else a nat, whatever stands before it."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, **prices: float) -> None:
+        super().__init__(tokenizer)
+        self.prices = torch.ones(len(tokenizer))
+        for character, price in prices.items():
+            self.prices[tokenizer.convert_tokens_to_ids(character)] = price
+
+    def token_nll(self, batch: Batch) -> Tensor:
+        labels = batch["labels"]
+        return torch.where(labels == IGNORED, torch.tensor(0.0), self.prices[labels.clamp(min=0)])
+
+
+def test_the_three_rankings_of_choices_are_what_they_say(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """Nats after `aaaaa ` in sum, a character, and a token of the whole: zz 4, 2, 9/8; yyy 4.3, 1.43, 9.3/9;
+    xxxxxx 8.2, 1.37, 13.2/12. So each ranking has another winner."""
+    rows = [{"query": "aaaaa", "choices": ["zz", "yyy", "xxxxxx"], "gold": gold} for gold in (0, 0, 0, 2, 2, 1)]
+    write(tmp_path / "arc_easy.jsonl", rows)
+    lm = MentaleseLM(Priced(tokenizer, z=1.5, y=1.1, x=1.2), tokenizer)
+    found = zero_shot(lm, read_questions("arc_easy", tmp_path))
+    for name, share in (("acc", 3 / 6), ("acc_norm", 2 / 6), ("acc_perplexity", 1 / 6)):
+        assert found[name] == pytest.approx(share), name
+        assert found[f"{name}_stderr"] == pytest.approx(math.sqrt(share * (1 - share) / 5)), name
+    assert found["items"] == 6
+
+
+def test_perplexity_reads_the_bare_premise_of_piqa(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """After its dear goal alone the longer solution is cheaper a token, after lm-eval's whole prompt the shorter is."""
+    write(tmp_path / "piqa.jsonl", [{"goal": "qqqq", "sol1": "z", "sol2": "zzz", "label": 0}])
+    lm = MentaleseLM(Priced(tokenizer, q=9.0, z=3.0), tokenizer)
+    found = zero_shot(lm, read_questions("piqa", tmp_path))
+    assert (found["acc"], found["acc_perplexity"], found["acc_stderr"]) == (1.0, 0.0, None)
+
+
+def test_winogrande_scores_what_follows_the_options(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    class Listener(Priced):
+        heard: list[tuple[str, str]]
+
+        def token_nll(self, batch: Batch) -> Tensor:
+            for row, label in zip(batch["input_ids"], batch["labels"]):
+                self.heard.append((tokenizer.decode(row[label == IGNORED]), tokenizer.decode(row[label != IGNORED])))
+            return super().token_nll(batch)
+
+    model = Listener(tokenizer, S=0.5)
+    model.heard = []
+    found = zero_shot(MentaleseLM(model, tokenizer, batch_size=1), read_questions("winogrande", folder))
+    asked = {(context.rpartition("|>")[2], continuation) for context, continuation in model.heard}
+    assert asked == {
+        *((f"Sue met Ann as {name}", " was late.") for name in ("Sue", "Ann")),
+        *(("", f"Sue met Ann as {name} was late.") for name in ("Sue", "Ann")),
+    }
+    assert len(model.heard) == 4  # the second question asks the same of the model
+    assert (found["acc"], found["acc_perplexity"]) == (0.5, 0.5)
+
+
+def test_lambada_asks_for_the_final_word(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    model = Bigram(tokenizer)
+    word = model.greedy(tokenizer, "He said ", 3)
+    write(tmp_path / "lambada.jsonl", [{"text": f"He said {word}"}, {"text": "One two three"}])
+    # The space before the word is a token to be guessed as well: here one that is always the likeliest after a "d".
+    model.table[tokenizer.convert_tokens_to_ids("d"), tokenizer.convert_tokens_to_ids("Ġ")] = 20.0
+    lm = MentaleseLM(model, tokenizer)
+    found = zero_shot(lm, read_questions("lambada", tmp_path))
+    scores = lm.score([("He said", f" {word}"), ("One two", " three")])
+    nll = [score.nll for score in scores]
+    assert (found["acc"], found["items"]) == (0.5, 2)
+    assert found["perplexity"] == pytest.approx(math.exp(sum(nll) / 2))
+    assert found["perplexity_stderr"] == pytest.approx(found["perplexity"] * abs(nll[0] - nll[1]) / 2)
+
+
+def test_blimp_is_the_mean_over_its_files(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    write(folder / "blimp" / "part_1.jsonl", [{"sentence_good": a, "sentence_bad": b} for a, b in ("xy", "yx")])
+    questions = read_questions("blimp", folder)
+    found = zero_shot(MentaleseLM(Priced(tokenizer, x=0.5, y=0.25), tokenizer), questions)
+    # `x` is shorter than `yyyyyy` but dearer a token; `cats run.` is shorter than `cats runs.` at the same price.
+    parts = found["subsets"]
+    assert (parts["part_0"]["acc"], parts["part_0"]["acc_perplexity"]) == (1.0, 0.0)
+    assert (parts["part_1"]["acc"], parts["part_1"]["items"]) == (0.5, 2)
+    assert len(parts) == 67
+    for name in ("acc", "acc_perplexity"):
+        assert found[name] == pytest.approx(np.mean([part[name] for part in parts.values()]))
+        squares = sum(part[f"{name}_stderr"] ** 2 for part in parts.values())
+        assert found[f"{name}_stderr"] == pytest.approx(math.sqrt(squares) / 67)
+    assert found["items"] == 66 * 4 + 2
+
+
+@pytest.fixture(scope="module", params=["no recipe", *FAMILIES])
+def saved(
+    request: pytest.FixtureRequest, tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    recipe = get_recipe(FAMILIES[0] if request.param == "no recipe" else request.param)
+    hugging_face_model(build(recipe.name, tokenizer)[0]).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    if request.param != "no recipe":
+        changed = Recipe.from_dict(recipe.to_dict() | {"data": recipe.to_dict()["data"] | {"sequence_length": 32}})
+        (folder / "mentalese.json").write_text(json.dumps({"recipe": changed.to_dict()}))
+    return folder
+
+
+def test_every_set_is_asked_of_a_saved_model(saved: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = folder / "out.json"
+    command = ["eval", str(saved), "--tasks", ",".join(SETS), "--task-files", str(folder), "--limit", "2"]
+    assert cli.main([*command, "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    results = json.loads(out.read_text())
+    assert list(results) == list(SETS)
+    for name, result in results.items():
+        rows = next((rows for file, rows in ROWS.items() if file.startswith(name)), [{}] * 2 * 67)
+        assert result["items"] == (len(rows) if name == "blimp" else min(2, len(rows))), name
+        assert next(iter(result)) == ("acc" if name == "lambada" else "acc_perplexity")
+        assert all(0 <= result[figure] <= 1 for figure in result if figure.startswith("acc") and "std" not in figure)
+        assert result["protocol"]["limit"] == 2
+        assert result["protocol"]["estimator"] == "exact"
+        assert len(result["data_hash"]) == 16
+    assert f"{results['hellaswag']['acc']:.4f} ± {results['hellaswag']['acc_stderr']:.4f}" in shown
+    assert "part_1" not in shown
+    text = results["lambada"]["protocol"]["text"]
+    if (saved / "mentalese.json").is_file():
+        assert text.endswith("at most 32 tokens" if "after" in text else "; whole texts")
+    else:
+        assert text.endswith("at most 256 tokens")  # gpt2/tiny has so many positions
+
+
+def test_a_saved_models_answers_are_those_of_its_scores(saved: Path, folder: Path) -> None:
+    from mentalese.models.auto import load_model, saved_recipe
+
+    found = evaluate_model(str(saved), tasks=["hellaswag"], task_files=folder, show=False)["hellaswag"]
+    recipe = saved_recipe(saved)
+    lm = MentaleseLM(*load_model(saved), recipe.data if recipe else None, max_length=32 if recipe else None)
+    context, endings = ROWS["hellaswag_val"][0]["ctx"], ROWS["hellaswag_val"][0]["endings"]
+    sums = [score.nll for score in lm.score([(context, " " + ending) for ending in endings])]
+    whole = [score.nll / score.tokens for score in lm.score([("", f"{context} {ending}") for ending in endings])]
+    labels = [row["label"] for row in ROWS["hellaswag_val"]]
+    assert found["acc"] == pytest.approx(np.mean([np.argmin(sums) == label for label in labels]))
+    assert found["acc_perplexity"] == pytest.approx(np.mean([np.argmin(whole) == label for label in labels]))
+
+
+# -- refusals ------------------------------------------------------------------------------------------------------
+
+
+def test_files_that_are_missing_or_wrong_are_named(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"task 'piqa' reads its questions from a folder: give it with --task-files"):
+        read_questions("piqa", None)
+    with pytest.raises(InputError, match=r"'piqa' needs one file piqa\*.jsonl or .jsonl.gz in .*there are 0 \(none\)"):
+        read_questions("piqa", folder / "blimp")
+    with pytest.raises(InputError, match="limit is 0: give at least 1"):
+        read_questions("piqa", folder, 0)
+    write(folder / "piqa_train.jsonl", ROWS["piqa_validation"])
+    with pytest.raises(InputError, match=r"there are 2 \(piqa_train.jsonl, piqa_validation.jsonl\)"):
+        read_questions("piqa", folder)
+    (folder / "blimp" / "part_3.jsonl").unlink()
+    with pytest.raises(InputError, match=r"'blimp' needs 67 files .* there are 66 \(part_0.jsonl, .*, \.\.\.\)"):
+        read_questions("blimp", folder)
+    write(folder / "hellaswag_val.jsonl", [{"ctx": "A", "endings": ["b"]}])
+    with pytest.raises(InputError, match=r"hellaswag_val.jsonl, line 1 has no 'label' \(but ctx, endings\)"):
+        read_questions("hellaswag", folder)
+    (folder / "sciq_validation.jsonl").write_text("\n")
+    with pytest.raises(InputError, match=r"sciq_validation.jsonl has no questions"):
+        read_questions("sciq", folder)
+    (folder / "lambada_test.jsonl").write_text("He said no\n")
+    with pytest.raises(InputError, match=r"lambada_test.jsonl, line 1 is not JSON"):
+        read_questions("lambada", folder)
+
+
+def test_without_lm_eval_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(
+        InputError, match=r"task 'piqa' needs lm-eval: install it with pip install 'mentalese\[tasks\]'"
+    ):
+        read_questions("piqa", folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--tasks piqa", "give it with --task-files FOLDER"),
+        ("--tasks piqa --task-files no-such-folder", "'piqa' needs one file"),
+        ("--tasks piqaa", "did you mean 'piqa'"),
+        ("--task-files .", "task_files is '.', which only lambada"),
+        ("--limit 3", "limit is '3', which only lambada"),
+        ("--against model --limit 3", "--limit is '3' with --against"),
+    ],
+)
+def test_questions_are_checked_before_the_model_is_opened(
+    options: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["eval", "no-such-model", *options.split()]) == 2
+    assert says in capsys.readouterr().err
