@@ -1,0 +1,116 @@
+"""CLUTRR: its zip becomes records with three splits, and what is no question is named by file and line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mentalese import InputError
+from mentalese.data.rows import assemble, whole_records
+from mentalese.data.sources import Source, open_source
+from mentalese.data.store import prepare
+from mentalese.data.tokenizers import special_token_ids
+from mentalese.models.base import IGNORED
+from mentalese.recipe import DataConfig
+
+NAMES = ("Ann", "Bob", "Carl", "Dora", "Ed", "Fay", "Gus", "Hal")
+STORIES = [(f'[{a}] took her son [{b}] to the "zoo", in June.', a, b) for a in NAMES for b in NAMES if a != b]
+
+
+def archive(folder: Path, *rows: dict[str, str], test: str = "1.4_test.csv", train: str = "1.2,1.3_train.csv") -> Path:
+    """A zip like the published one; `rows` are test questions."""
+    questions = [{"story": story, "query": str((a, b)), "target": "son"} for story, a, b in STORIES]
+    path = folder / "data.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        for name, content in ((train, questions), (test, rows or [row(story="[Zoe] and her son [Yan] left.")])):
+            text = io.StringIO(newline="")
+            writer = csv.DictWriter(text, ["", "story", "query", "text_query", "target"], extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(content)
+            file.writestr(name, text.getvalue())
+    return path
+
+
+def row(**columns: str) -> dict[str, str]:
+    return {"story": "[Zoe] and [Yan] left.", "query": "('Zoe', 'Yan')", "target": "son"} | columns
+
+
+def texts(source: Source, split: str) -> list[str]:
+    return [document.text for document in source.documents(split)]
+
+
+def test_a_question_is_the_story_and_who_is_asked_about_and_its_answer_the_relation(tmp_path: Path) -> None:
+    source = open_source(f"clutrr:{archive(tmp_path)}")
+    [document] = source.documents("test")
+    assert source.kind == "records"
+    assert document.segments == (
+        "[Zoe] and her son [Yan] left. How is [Yan] related to [Zoe]?\n",
+        "### son",
+    )
+
+
+def test_validation_is_taken_from_train_and_no_split_shares_a_question(tmp_path: Path) -> None:
+    archive(tmp_path)
+    source = open_source(f"clutrr:{tmp_path}")
+    train, validation, test = (texts(source, split) for split in source.splits)
+    assert len(train) + len(validation) == len(STORIES)
+    assert validation
+    assert len(test) == 1
+    assert len({*train, *validation, *test}) == len(STORIES) + 1
+
+
+def test_records_batches_ask_for_the_answer_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MENTALESE_CACHE", str(tmp_path / "cache"))
+    data = DataConfig(source=f"clutrr:{archive(tmp_path)}", tokenizer="bpe:300", batching="records")
+    store, tokenizer = prepare(data, show=False)
+    rows = whole_records(store.splits["test"], 1, data.sequence_length)
+    batch = assemble(store.splits["test"], rows[np.array([0])], data, special_token_ids(tokenizer))
+    asked = batch["labels"][0][batch["labels"][0] != IGNORED]
+    assert tokenizer.decode(asked).startswith("### son")
+    assert "[Yan] left. How is" in tokenizer.decode(batch["input_ids"][0])
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"query": "Zoe, Yan"}, "the query is 'Zoe, Yan', where two names belong"),
+        ({"query": "('Zoe', 'Xu')"}, "asks about 'Xu', who is not in the story"),
+        ({"target": " "}, "there is no target"),
+        ({"story": ""}, "asks about 'Zoe', who is not in the story"),
+    ],
+)
+def test_a_row_that_is_no_question_is_named_by_file_and_line(
+    tmp_path: Path, columns: dict[str, str], says: str
+) -> None:
+    path = archive(tmp_path, row(story="[Zoe] wrote to\n[Yan]."), row(**columns))
+    with pytest.raises(InputError, match=rf"data\.zip/1\.4_test\.csv, line 4: .*{says}"):  # a story of two lines before
+        open_source(f"clutrr:{path}")
+
+
+def test_what_is_not_the_published_zip_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none\.zip does not exist"):
+        open_source(f"clutrr:{tmp_path}/none.zip")
+    with pytest.raises(InputError, match="holds 0 zip files"):
+        open_source(f"clutrr:{tmp_path}")
+    with pytest.raises(InputError, match=r"holds no \*_test\.csv"):
+        open_source(f"clutrr:{archive(tmp_path, test='1.4_valid.csv')}")
+    path = tmp_path / "data.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("a_train.csv", "story,target\nx,y\n")
+        file.writestr("a_test.csv", "story,target\nx,y\n")
+    with pytest.raises(InputError, match=r"a_train\.csv has no column 'query'"):
+        open_source(f"clutrr:{path}")
+    path.write_bytes(b"no zip")
+    with pytest.raises(InputError, match="is no readable zip"):
+        open_source(f"clutrr:{path}")
+
+
+def test_the_published_zip_is_read_whole(shared_data: Path) -> None:
+    source = open_source(f"clutrr:{shared_data}/reasoning/clutrr")
+    assert len(texts(source, "train")) + len(texts(source, "validation")) == 10_094
+    assert len(texts(source, "test")) == 1_146
