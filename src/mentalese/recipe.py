@@ -31,7 +31,7 @@ class DataConfig:
 
     Attributes:
         source: `builtin:NAME`, `file:PATH` (txt, jsonl, jsonl.gz, parquet, or a folder that holds train,
-            validation and test files) or `hub:NAME[:CONFIG]`.
+            validation and test files), `hub:NAME[:CONFIG]` or `clutrr:PATH`.
         text_column: the column that holds the text; found by itself where the file has only one candidate.
         tokenizer: `bpe:SIZE` (trained on the training split, seeded), a folder, or `hub:NAME`.
         sentences: how text is split: `sentencex`, `syntok`, `sat`, `fixed:N` (spans of N tokens) or `none`.
@@ -182,6 +182,8 @@ class EvaluationConfig:
             `context_length - stride` tokens of later windows are context only.
         batch_size: windows or documents at once; results do not depend on it.
         max_documents: score only the first N documents of the split (validation during training).
+        estimator: how the likelihood is found, for models that have several ways (`Contract.estimators`); `None` takes
+            the model's own.
         sample_prompts, sample_tokens: prompts, and new tokens a prompt, of the samples in `result.json`; without
             prompts the openings of two test documents are continued.
     """
@@ -191,6 +193,7 @@ class EvaluationConfig:
     stride: int | None = None
     batch_size: int = 16
     max_documents: int | None = None
+    estimator: str | None = None
     sample_prompts: tuple[str, ...] = ()
     sample_tokens: int = 40
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ from mentalese.models.base import Batch, LatentThoughtModel
 from support import shrink, tiny_recipes
 
 TOLERANCE = {"atol": 2e-5, "rtol": 2e-5}
+# What a recipe's own model does not promise, it promises with these fields: the published Thoughtbubbles lets later
+# tokens decide about the streams of earlier ones.
+CAUSAL = {"thoughtbubbles/tiny": {"selection": "running"}}
 PROMPTS = [
     "The first",
     "She had a son. He was old and lived in",
@@ -55,6 +59,7 @@ class Case:
 @pytest.fixture(params=tiny_recipes())
 def case(request: pytest.FixtureRequest, corpus: Path) -> Case:
     recipe = shrink(get_recipe(request.param), corpus)
+    recipe = dataclasses.replace(recipe, model=recipe.model | CAUSAL.get(recipe.name, {}))
     store, tokenizer = prepare(recipe.data, show=False)
     model = build_model(recipe.model, tokenizer, seed=0).eval()
     with torch.no_grad():  # a freshly initialised tied model repeats one token: larger weights tell caches apart

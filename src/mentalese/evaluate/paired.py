@@ -141,6 +141,6 @@ def compare_models(
             raise InputError(f"{path} and {reference} read {source} in other tokens: compare their bits a byte instead")
         special = special_token_ids(tokenizer, sentences=data.batching in WITH_MARKERS)
         scored.append(token_scores(model, splits[-1], data, evaluation, special, device=device, show=show))
-        protocols.append(protocol(data, dataclasses.replace(evaluation, tokens="lexical")))
+        protocols.append(protocol(model, data, dataclasses.replace(evaluation, tokens="lexical")))
     paired = compare_scores(scored[0], scored[1], splits[0])
     return paired.to_dict() | {"protocol": protocols[0], "reference_protocol": protocols[1], "source": source}

@@ -72,14 +72,15 @@ def perplexity(
     """Scores a split's documents; the result does not depend on the batch size.
 
     Args:
-        model: an `nn.Module` whose `token_nll(batch)` gives [batch, length] nats; left in the mode it came in.
+        model: an `nn.Module` whose `token_nll(batch)` gives [batch, length] nats, in the first of its `estimators` or
+            as `evaluation` says; left in the mode it came in.
         split: what is scored; its documents' bytes are the denominator of bits a byte.
         data: how documents become rows (`batching`, `sequence_length`, sentences).
         evaluation: which tokens count and how far a model may look back.
         special: the tokenizer's marker ids, from `special_token_ids`.
 
     Raises:
-        InputError: there is nothing to score.
+        InputError: there is nothing to score, or the model has no such estimator.
         FloatingPointError: a batch's likelihood is not finite; the message names the batch.
     """
     total, tokens = 0.0, 0
@@ -95,7 +96,7 @@ def perplexity(
         bytes=size,
         perplexity=_exp(total / tokens),
         bits_per_byte=total / math.log(2) / size,
-        protocol=protocol(data, evaluation) | {"documents": documents},
+        protocol=protocol(model, data, evaluation) | {"documents": documents},
     )
 
 
@@ -138,13 +139,14 @@ def _scored(
     """Every evaluation batch with the nats of its labels: float64 [rows, length] on the CPU, 0 where there is none."""
     from mentalese.data.batches import evaluation_batches
 
-    documents = _documents(split, evaluation)
+    documents, estimator = _documents(split, evaluation), _estimator(model, evaluation)
+    settings = {} if evaluation.estimator is None else {"estimator": estimator}
     total, tokens = 0.0, 0
     with progress("Scoring", int(split.documents[documents]), show=show) as bar:
         for number, batch in enumerate(evaluation_batches(split, data, evaluation, special)):
             read = {name: value for name, value in batch.items() if name != "store_index"}
             with evaluation_mode(model), torch.no_grad():
-                nll = model.token_nll(to_device(read, device)).cpu().double()
+                nll = model.token_nll(to_device(read, device), **settings).cpu().double()
             total += float(nll.sum())
             if not math.isfinite(total):
                 rows, length = batch["input_ids"].shape
@@ -164,11 +166,20 @@ def _documents(split: Split, evaluation: EvaluationConfig) -> int:
     return min(len(split.document_bytes), evaluation.max_documents or len(split.document_bytes))
 
 
+def _estimator(model: Any, evaluation: EvaluationConfig) -> str:
+    """How the model's likelihood is found, by name."""
+    if evaluation.estimator not in (None, *model.estimators):
+        raise InputError(
+            f"evaluation.estimator is {evaluation.estimator!r}: this model has {', '.join(model.estimators)}"
+        )
+    return evaluation.estimator or model.estimators[0]
+
+
 def _exp(nll: float) -> float:
     return math.exp(nll) if nll < 700 else math.inf
 
 
-def protocol(data: DataConfig, evaluation: EvaluationConfig) -> dict[str, Any]:
+def protocol(model: Any, data: DataConfig, evaluation: EvaluationConfig) -> dict[str, Any]:
     """The words that a perplexity is published with. The batch size is not among them: it changes nothing."""
     length, stride = evaluation.window(data)
     windows = f"sliding windows of {length} tokens inside a document, {stride} new ones a window"
@@ -198,5 +209,5 @@ def protocol(data: DataConfig, evaluation: EvaluationConfig) -> dict[str, Any]:
         "context": context,
         "first_token": first_token,
         "sentences": data.sentences if data.batching in WITH_MARKERS else None,
-        "estimator": "exact",
+        "estimator": _estimator(model, evaluation),
     }

@@ -391,10 +391,16 @@ class TrainStep(nn.Module):
         for part in parts or ():
             part.compile(dynamic=True, **options)
 
-    def forward(self, batch: Batch, settings: Mapping[str, Any] | None) -> LossOutput | Tensor:
-        """The training loss under these settings; with `settings=None` the tokens' negative log-likelihoods."""
+    def forward(
+        self, batch: Batch, settings: Mapping[str, Any] | None, scoring: Mapping[str, Any] | None = None
+    ) -> LossOutput | Tensor:
+        """The training loss under these settings; with `settings=None` the tokens' negative log-likelihoods.
+
+        Args:
+            scoring: keywords of `token_nll`.
+        """
         if settings is None:
-            return self.model.token_nll(batch)
+            return self.model.token_nll(batch, **(scoring or {}))
         return self.model.training_loss(batch, **settings)
 
 

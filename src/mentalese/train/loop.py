@@ -324,7 +324,7 @@ class Run:
         recipe, device = self.recipe, self.parallel.device
         with self._autocast():
             result = perplexity(
-                _Scorer(self.step),
+                _Scorer(self.step, self.model.estimators),
                 self.store.splits[split],
                 recipe.data,
                 recipe.evaluation,
@@ -446,12 +446,12 @@ class Run:
 class _Scorer(nn.Module):
     """Scores through the wrapped step: sharded parameters are gathered only inside its forward."""
 
-    def __init__(self, step: nn.Module) -> None:
+    def __init__(self, step: nn.Module, estimators: tuple[str, ...]) -> None:
         super().__init__()
-        self.step = step
+        self.step, self.estimators = step, estimators
 
-    def token_nll(self, batch: Batch) -> Tensor:
-        return self.step(batch, None)
+    def token_nll(self, batch: Batch, **scoring: Any) -> Tensor:
+        return self.step(batch, None, scoring)
 
 
 @dataclass

@@ -45,11 +45,11 @@ class Streams:
 
     def renumbered(self, token: Tensor, length: int) -> Streams:
         """The streams whose number in `token` [B, N] is below `length`, as streams of so many tokens."""
-        keep = token < length if self.real is None else (token < length) & self.real
+        keep = token < length
         if bool(keep.all()):
-            index, real = torch.arange(keep.shape[1], device=keep.device).expand_as(keep), None
+            index, real = torch.arange(keep.shape[1], device=keep.device).expand_as(keep), self.real
         else:
-            index, real = pack(keep)
+            index, real = pack(keep if self.real is None else keep & self.real)
         token = token.gather(1, index).clamp(max=length - 1)
         counts = self.counts.new_zeros(len(token), length)
         return replace(
@@ -91,13 +91,11 @@ def pack(keep: Tensor, size: int | None = None) -> tuple[Tensor, Tensor | None]:
     """The places [B, K] where `keep` [B, N] is true, in order, and which of them are; `None`: all.
 
     Args:
-        size: K, where every row is known to keep so many.
+        size: K, where no row keeps more; else the most that one does.
     """
     index = (~keep).to(torch.uint8).sort(dim=1, stable=True).indices
-    if size is not None:
-        return index[:, :size], None
     counts = keep.sum(1)
-    size = int(counts.max())
+    size = int(counts.max()) if size is None else size
     real = torch.arange(size, device=keep.device) < counts[:, None]
     return index[:, :size], None if bool(real.all()) else real
 
@@ -109,7 +107,7 @@ def fork(streams: Streams, log_decisions: Tensor, keep: Tensor, embedding: Tenso
         log_decisions: float32 [B, 2 N], log cumulative scores of the candidates, each stream's fork before itself.
         keep: bool [B, 2 N], the candidates that stay.
         embedding: [d].
-        size: how many stay in each row, where all keep the same number.
+        size: K, where no row keeps more.
     """
     index, real = pack(keep, size)
     source, is_fork = index // 2, index % 2 == 0
@@ -148,7 +146,7 @@ class _Gather(torch.autograd.Function):
 def _rows(x: Tensor, index: Tensor) -> Tensor:
     """x [B, N, d] at index [B, K]: [B, K, d]."""
     start = torch.arange(len(x), device=x.device)[:, None] * x.shape[1]
-    return x.flatten(0, 1).index_select(0, (start + index).flatten()).view(*index.shape, -1)
+    return x.flatten(0, 1).index_select(0, (start + index).flatten()).view(*index.shape, x.shape[2])
 
 
 # ------------------------------------------------------------------------------------------------------ selection rules

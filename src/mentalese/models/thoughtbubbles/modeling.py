@@ -92,8 +92,9 @@ class Attention(nn.Module):
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         width = q.shape[-1]
         q, k = rotate(q, reading.cos, reading.sin), rotate(k, reading.cos, reading.sin)
-        if reading.scores is not None and reading.weights is not None:
+        if reading.weights is not None:
             v = v * reading.weights.to(v.dtype)[:, None]
+        if reading.scores is not None:
             q, k, v = with_scores(q, k, v, reading.scores, overwrite=self.overwrite)
         if reading.cache is not None:
             k, v = (self._append(reading.cache, name, new) for name, new in (("k", k), ("v", v)))
@@ -268,7 +269,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         """
         config, state = self.config, {} if cache is None else cache.state
         selection, budget_mode = selection or config.selection, budget_mode or config.budget_mode
-        streams, columns = self._embed(input_ids, attention_mask, state)
+        streams, columns = self._embed(input_ids, attention_mask, cache)
         if config.fork_layers and budget_mode == "fixed":
             self._check_length(streams)
         forks: list[Tensor] = []
@@ -289,7 +290,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         return Encoding(streams, columns, input_ids.shape[1], forks, attention)
 
     def _embed(
-        self, input_ids: Tensor, attention_mask: Tensor | None, state: dict[str, Tensor]
+        self, input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache | None
     ) -> tuple[Streams, Tensor | None]:
         """One stream a token, or `copies` of it, tokens at the front of their rows; and where the tokens were."""
         (rows, length), device, copies = input_ids.shape, input_ids.device, self.config.copies
@@ -297,7 +298,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         if attention_mask is not None:
             attention_mask = attention_mask[:, -length:].bool()
             empty = ~attention_mask.any(1)
-            if "tokens" not in state and bool(empty.any()):
+            if cache is None and bool(empty.any()):
                 raise InputError(
                     f"attention_mask[{int(empty.nonzero()[0])}] is 0 throughout: every row needs a token, leave it out"
                 )
@@ -315,7 +316,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
             own=place % copies == copies - 1,
             real=None if real is None else real.repeat_interleave(copies, dim=1),
             counts=counts,
-            before=state.get("tokens", torch.zeros_like(input_ids[:, :1])),
+            before=({} if cache is None else cache.state).get("tokens", torch.zeros_like(input_ids[:, :1])),
         )
         return streams, columns
 
@@ -344,8 +345,11 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
             if past is not None:
                 now = torch.ones(real.shape[1], real.shape[1], dtype=torch.bool, device=real.device).tril()
                 mask = F.pad(now, (past.shape[1], 0), value=True) & seen[:, None, None]
-        weights = None if streams.scores is None else streams.scores.exp()[..., None]
-        return Reading(cos, sin, streams.scores, weights, mask, None if cache is None else cache.state, None)
+        scores = streams.scores
+        weights = None if scores is None else scores.exp()[..., None]
+        if scores is None and config.fork_layers and config.score_scale == "overwrite":
+            scores = torch.zeros_like(streams.token, dtype=torch.float32)
+        return Reading(cos, sin, scores, weights, mask, None if cache is None else cache.state, None)
 
     def _fork(
         self, streams: Streams, layer: int, selection: str, budget_mode: str, cache: ThoughtCache | None
@@ -362,15 +366,13 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         if streams.real is not None:
             merit = merit.masked_fill(~streams.real.repeat_interleave(2, dim=1), -math.inf)
         size = None
+        if cache is None:  # as many places as the budget allows, so that shapes do not depend on the scores
+            longest = streams.counts.shape[1]
+            size = min(self._budget(longest, budget_mode), merit.shape[1]) if selection != "threshold" else None
         if selection == "block":
-            tokens, candidates = (streams.counts > 0).sum(1), 2 * streams.counts.sum(1)
-            if streams.real is None:  # all rows are alike, and their numbers are known without looking
-                quota = min(self._budget(streams.counts.shape[1], budget_mode), merit.shape[1])
-                size, quotas = quota, torch.full_like(tokens, quota)
-            else:
-                most = torch.tensor([self._budget(n, budget_mode) for n in tokens.tolist()], device=merit.device)
-                quotas = torch.minimum(most, candidates)
-            keep = merit > -math.inf if size == merit.shape[1] else select_block(merit, quotas)
+            tokens = (streams.counts > 0).sum(1).tolist() if streams.real is not None else [longest] * len(merit)
+            quota = torch.tensor([self._budget(n, budget_mode) for n in tokens], device=merit.device)
+            keep = select_block(merit, quota) & (merit > -math.inf)
             if self.training:
                 self._calibrate(module, merit, keep)
         else:
@@ -484,19 +486,30 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         heads = streams if self.mixes else length
         return 2 * rows * (total + heads * d * config.vocab_size)
 
+    def compiled_parts(self) -> list[nn.Module]:
+        """The blocks: what stays at a fork is decided between them."""
+        return list(self.blocks)
+
     @property
     def estimators(self) -> tuple[str, ...]:  # type: ignore[override]
         """How a text can be scored, the config's own way first.
 
-        `exact`: one pass is the autoregressive likelihood. `block`: the paper's one pass, in which later tokens
-        decide about earlier streams, *not* a likelihood. `prefix-dynamic`, `prefix-fixed`: each token after a pass
+        `exact`: one pass is the autoregressive likelihood. `block-not-causal`: the paper's one pass, in which later
+        tokens decide about earlier streams: not a likelihood. `prefix-dynamic`, `prefix-fixed`: each token after a pass
         over the tokens before it alone, with either budget: exact, and as many passes as tokens. `causal-RULE`: one
         pass under that rule, exact.
         """
         if not self.config.fork_layers:
             return ("exact",)
-        names = ("block", "prefix-dynamic", "prefix-fixed", "causal-running", "causal-threshold", "causal-token")
-        own = "block" if self.config.selection == "block" else f"causal-{self.config.selection}"
+        names = (
+            "block-not-causal",
+            "prefix-dynamic",
+            "prefix-fixed",
+            "causal-running",
+            "causal-threshold",
+            "causal-token",
+        )
+        own = names[0] if self.config.selection == "block" else f"causal-{self.config.selection}"
         return (own, *(name for name in names if name != own))
 
     @torch.no_grad()
@@ -508,7 +521,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         kind, _, rest = estimator.partition("-")
         if kind == "prefix":
             return self._nll_by_prefixes(batch, rest)
-        selection = rest if kind == "causal" else None
+        selection = rest if kind == "causal" else "block" if kind == "block" else None
         encoding = self.encode(batch["input_ids"], batch.get("attention_mask"), selection=selection)
         labels = batch["labels"]
         if not self.mixes:
@@ -521,7 +534,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         mask = batch.get("attention_mask")
         mask = torch.ones_like(ids) if mask is None else mask
         nll = torch.zeros(labels.shape, dtype=torch.float32, device=ids.device)
-        rows, columns = (labels[:, 1:] != IGNORED).nonzero(as_tuple=True)
+        rows, columns = ((labels[:, 1:] != IGNORED) & mask[:, :-1].bool()).nonzero(as_tuple=True)
         for part in columns.argsort(stable=True).split(PREFIXES):
             row, last = rows[part], columns[part]
             prefix = slice(0, int(last.max()) + 1)

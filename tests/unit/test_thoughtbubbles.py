@@ -1,0 +1,405 @@
+"""Thoughtbubbles: held to its plainest form, honest about what is a likelihood, and the same token by token."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mentalese import get_recipe
+from mentalese.errors import InputError
+from mentalese.models.base import count_parameters
+from mentalese.models.thoughtbubbles.configuration import ThoughtbubblesConfig
+from mentalese.models.thoughtbubbles.forking import (
+    Streams,
+    fork,
+    select_block,
+    select_block_reference,
+    select_running,
+    select_token,
+)
+from mentalese.models.thoughtbubbles.modeling import ThoughtbubblesForCausalLM
+from mentalese.models.thoughtbubbles.readout import mixture_cross_entropy, mixture_log_probabilities
+from mentalese.models.thoughtbubbles.reference import log_probabilities_reference
+
+CLOSE = {"atol": 2e-5, "rtol": 1e-4}
+VOCABULARY = 40
+
+
+def config(**fields: Any) -> ThoughtbubblesConfig:
+    defaults = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 16,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 12,
+        "fork_layers": (1, 2, 4),
+    }
+    return ThoughtbubblesConfig(**(defaults | fields))
+
+
+def model(**fields: Any) -> ThoughtbubblesForCausalLM:
+    """Weights large enough for decisions to differ from token to token."""
+    torch.manual_seed(0)
+    made = ThoughtbubblesForCausalLM(config(**fields)).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.ndim >= 2:
+                parameter.mul_(6)
+    return made
+
+
+def text(rows: int = 2, length: int = 12, seed: int = 0) -> Tensor:
+    return torch.randint(VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def batch(ids: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
+    labels = ids if mask is None else ids.masked_fill(mask == 0, -100)
+    return {"input_ids": ids, "labels": labels} | ({} if mask is None else {"attention_mask": mask})
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "no forks": {"fork_layers": ()},
+    "copies": {"fork_layers": (), "copies": 3, "readout": "rightmost"},
+    "mixture": {},
+    "residual": {"readout": "residual"},
+    "residual_ln": {"readout": "residual_ln"},
+    "rightmost": {"readout": "rightmost"},
+    "scale of Eq. 8": {"score_scale": "model"},
+    "overwritten channel": {"score_scale": "overwrite"},
+    "bias": {"fork_bias_init": 1.0},
+    "small budget": {"budget": 1.25},
+    "large budget": {"budget": 4.0},
+    "fork before the first block": {"fork_layers": (0, 3)},
+    "fixed budget": {"budget_mode": "fixed"},
+    "tanh": {"activation": "gelu_tanh"},
+    "running": {"selection": "running"},
+    "running, small budget": {"selection": "running", "budget": 1.5},
+    "token": {"selection": "token"},
+    "threshold": {"selection": "threshold"},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_outputs_and_gradients_are_those_of_the_plain_form(variant: str) -> None:
+    made, ids = model(**VARIANTS[variant]), text(length=9)
+    for decision in made.fork_decisions.values():
+        decision.threshold.fill_(-1.2)
+    expected = torch.stack([log_probabilities_reference(made, row) for row in ids])
+    torch.testing.assert_close(made(ids).logits.log_softmax(-1), expected, **CLOSE)
+    nll = F.nll_loss(expected[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view(len(ids), -1)
+    torch.testing.assert_close(made.token_nll(batch(ids))[:, 1:], nll, **CLOSE)
+    wanted = torch.autograd.grad(nll.mean(), list(made.parameters()), allow_unused=True)
+    output = made.training_loss(batch(ids))
+    assert output.weight == nll.numel()
+    got = torch.autograd.grad(output.loss, list(made.parameters()), allow_unused=True)
+    for (name, parameter), one, other in zip(made.named_parameters(), got, wanted):
+        zero = torch.zeros_like(parameter)
+        torch.testing.assert_close(zero if one is None else one, zero if other is None else other, **CLOSE, msg=name)
+
+
+# ------------------------------------------------------------------------------------------------------------- forking
+
+
+merits = st.lists(
+    st.lists(st.sampled_from([-3.0, -1.0, -0.5, math.inf]), min_size=6, max_size=6), min_size=1, max_size=4
+)
+
+
+@given(merits=merits, data=st.data())
+def test_the_best_stay_and_among_equals_the_earlier(merits: list[list[float]], data: st.DataObject) -> None:
+    quota = torch.tensor(data.draw(st.lists(st.integers(0, 6), min_size=len(merits), max_size=len(merits))))
+    merit = torch.tensor(merits)
+    assert torch.equal(select_block(merit, quota), select_block_reference(merit, quota))
+
+
+def streams(x: Tensor) -> Streams:
+    rows, count, _ = x.shape
+    return Streams(
+        x=x,
+        scores=torch.zeros(rows, count),
+        token=torch.arange(count).expand(rows, -1),
+        own=torch.ones(rows, count, dtype=torch.bool),
+        real=None,
+        counts=torch.ones(rows, count, dtype=torch.long),
+        before=torch.zeros(rows, 1, dtype=torch.long),
+    )
+
+
+@given(keep=st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=3))
+@example(keep=[[True, True, True, True], [False, True, False, True]])
+def test_a_fork_stands_left_of_its_source_and_gradients_come_home(keep: list[list[bool]]) -> None:
+    assume(any(map(any, keep)))  # a token's own stream always stays
+    mask = torch.tensor(keep)
+    x = torch.randn(len(keep), 2, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    decisions, embedding = torch.arange(4.0).expand(len(keep), -1), torch.tensor([10.0, 20.0, 30.0], requires_grad=True)
+    made = fork(streams(x), decisions, mask, embedding, None)
+    for row, kept in enumerate(keep):
+        places = [i for i in range(4) if kept[i]]
+        size = len(places)
+        assert made.real is None or made.real[row].sum() == size
+        expected = [x[row, i // 2] + (embedding if i % 2 == 0 else 0) for i in places]
+        assert torch.equal(made.x[row, :size], torch.stack(expected) if expected else x[row, :0])
+        assert made.scores is not None
+        assert made.scores[row, :size].tolist() == [float(i) for i in places]
+        assert made.token[row, :size].tolist() == [i // 2 for i in places]
+        assert made.own[row, :size].tolist() == [i % 2 == 1 for i in places]
+        assert made.counts[row].tolist() == [kept[0] + kept[1], kept[2] + kept[3]]
+    real = torch.ones_like(made.own) if made.real is None else made.real
+    (gradient,) = torch.autograd.grad(made.x.masked_fill(~real[..., None], 0.0).sum(), x)
+    assert gradient[..., 0].tolist() == [[kept[0] + kept[1], kept[2] + kept[3]] for kept in keep]
+
+
+def test_partial_rotations_follow_the_number_of_forks() -> None:
+    """Eq. 13: a token's streams share the way from the token before it."""
+    keep = torch.tensor([[True, True, False, True]])
+    made = fork(streams(torch.zeros(1, 2, 3)), torch.zeros(1, 4), keep, torch.zeros(3), None)
+    assert made.positions().tolist() == [[0.5, 1.0, 2.0]]
+
+
+def running_reference(merit: list[float], token: list[int], ratio: float) -> list[bool]:
+    kept: set[int] = set()
+    for t in sorted(set(token)):
+        quota = math.ceil(ratio * (t + 1))
+        best = sorted((i for i in range(len(merit)) if token[i] <= t), key=lambda i: (-merit[i], i))[:quota]
+        kept |= set([i for i in best if token[i] == t][: quota - len(kept)])
+    return [i in kept for i in range(len(merit))]
+
+
+@given(
+    scores=st.lists(st.tuples(*[st.sampled_from([-4.0, -2.0, -1.0, -0.5])] * 3), min_size=1, max_size=8),
+    ratio=st.sampled_from([1.0, 1.5, 2.0, 3.0]),
+    cut=st.integers(0, 8),
+)
+def test_running_selection_holds_its_budget_and_never_looks_ahead(
+    scores: list[tuple[float, ...]], ratio: float, cut: int
+) -> None:
+    """Each token has its own stream and three candidates more; in two calls as in one."""
+    merit = torch.tensor([[*more, math.inf] for more in scores]).view(1, -1)
+    token = torch.arange(len(scores)).repeat_interleave(4)[None]
+    none, zero = merit[:, :0], torch.zeros(1, dtype=torch.long)
+    whole = select_running(merit, token, none, zero, zero[:, None], ratio, len(scores))
+    assert whole[0].tolist() == running_reference(merit[0].tolist(), token[0].tolist(), ratio)
+    kept = whole.view(-1, 4).sum(1).cumsum(0)
+    assert (kept <= torch.ceil(ratio * torch.arange(1, len(scores) + 1))).all()
+    assert whole.view(-1, 4)[:, 3].all(), "every token keeps its own stream"
+    cut = min(cut, len(scores))
+    if 0 < cut < len(scores):
+        first = select_running(merit[:, : 4 * cut], token[:, : 4 * cut], none, zero, zero[:, None], ratio, cut)
+        second = select_running(
+            merit[:, 4 * cut :],
+            token[:, 4 * cut :] - cut,
+            merit[:, : 4 * cut],
+            first.sum(1),
+            torch.full((1, 1), cut),
+            ratio,
+            len(scores) - cut,
+        )
+        assert torch.equal(torch.cat((first, second), dim=1), whole)
+
+
+def test_a_tokens_candidates_compete_among_themselves_under_the_token_rule() -> None:
+    merit = torch.tensor([[-1.0, math.inf, -0.1, -0.2, -0.3, math.inf]])
+    token = torch.tensor([[0, 0, 1, 1, 1, 1]])
+    assert select_token(merit, token, 2.0).tolist() == [[True, True, True, False, False, True]]
+
+
+# ------------------------------------------------------------------------------------------------------ the likelihood
+
+
+def changed_at_the_end(ids: Tensor) -> Tensor:
+    changed = ids.clone()
+    changed[:, -1] = (ids[:, -1] + 1) % VOCABULARY
+    return changed
+
+
+@pytest.mark.parametrize(
+    "estimator", ["block-not-causal", "prefix-dynamic", "prefix-fixed", "causal-running", "causal-token"]
+)
+def test_only_the_block_wise_score_changes_with_a_later_token(estimator: str) -> None:
+    """The leak of the paper's selection, and its absence from every other score."""
+    made, ids = model(max_position_embeddings=32), text(rows=4, length=32)
+    before, after = (made.token_nll(batch(x), estimator)[:, :-1] for x in (ids, changed_at_the_end(ids)))
+    if estimator == "block-not-causal":
+        assert (before - after).abs().max() > 1e-2
+    else:
+        torch.testing.assert_close(before, after, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "fixed"])
+@pytest.mark.parametrize("readout", ["mixture", "residual"])
+def test_a_prefix_score_is_a_pass_over_each_prefix(mode: str, readout: str) -> None:
+    made, ids = model(readout=readout), text(rows=1)
+    made.config.budget_mode = mode
+    got = made.token_nll(batch(ids), f"prefix-{mode}")[0]
+    for t in range(1, ids.shape[1]):
+        expected = -made(ids[:, :t]).logits[0, -1].log_softmax(-1)[ids[0, t]]
+        torch.testing.assert_close(got[t], expected, **CLOSE)
+
+
+@pytest.mark.parametrize("estimator", ["block-not-causal", "prefix-dynamic", "causal-running", "causal-token"])
+def test_padding_never_competes_for_streams(estimator: str) -> None:
+    made, ids = model(), text(rows=3)
+    mask = torch.ones_like(ids)
+    mask[1, :5], mask[2, 7:] = 0, 0
+    nll = made.token_nll(batch(ids, mask), estimator)
+    torch.testing.assert_close(nll[1, 6:], made.token_nll(batch(ids[1:2, 5:]), estimator)[0, 1:], **CLOSE)
+    torch.testing.assert_close(nll[2, :7], made.token_nll(batch(ids[2:, :7]), estimator)[0], **CLOSE)
+
+
+def test_every_score_has_its_name() -> None:
+    assert model().estimators[0] == "block-not-causal"
+    assert model(selection="running").estimators[0] == "causal-running"
+    assert model(fork_layers=()).estimators == ("exact",)
+    with pytest.raises(InputError, match="estimator is 'exact': this model has block-not-causal"):
+        model().token_nll(batch(text()), "exact")
+
+
+# ---------------------------------------------------------------------------------------------------------- read-out
+
+
+def test_the_mixtures_loss_and_gradients_are_those_of_its_log_probabilities() -> None:
+    made = model()
+    found = made.encode(text()).streams
+    hidden, weight = found.x.detach().requires_grad_(), made.lm_head.weight.detach().clone().requires_grad_()
+    scores = found.scores.detach().requires_grad_()
+    found.scores = scores
+    targets = text(seed=1)
+    targets[0, 3] = -100
+    loss, nll = mixture_cross_entropy(hidden, weight, targets, found)
+    mixed = mixture_log_probabilities(hidden @ weight.T, found)
+    expected = F.nll_loss(mixed.flatten(0, 1), targets.flatten(), ignore_index=-100)
+    torch.testing.assert_close(loss, expected, **CLOSE)
+    torch.testing.assert_close(nll.sum() / (targets >= 0).sum(), expected.detach(), **CLOSE)
+    for one, other in zip(*(torch.autograd.grad(x, [hidden, weight, scores]) for x in (loss, expected))):
+        torch.testing.assert_close(one, other, **CLOSE)
+
+
+def test_read_outs_are_not_interchangeable() -> None:
+    scores = [model(readout=name).token_nll(batch(text())).mean() for name in ("mixture", "residual", "rightmost")]
+    assert min(abs(a - b) for a, b in pairwise(scores)) > 1e-3
+
+
+# ---------------------------------------------------------------------------------------------------------- generation
+
+
+@pytest.mark.parametrize("fields", [{"selection": "running"}, {"selection": "token"}, {"readout": "residual"}], ids=str)
+@pytest.mark.parametrize("pieces", [[12], [5, 7], [1] * 12, [4, 1, 1, 6]])
+def test_a_text_read_in_pieces_is_the_text(fields: dict[str, Any], pieces: list[int]) -> None:
+    made, ids = model(**({"selection": "running"} | fields)), text(rows=3)
+    mask = torch.ones_like(ids)
+    mask[1, :3] = 0
+    expected, got, cache, end = made(ids, attention_mask=mask).logits, [], made.new_cache(), 0
+    for size in pieces:
+        end += size
+        output = made(ids[:, end - size : end], attention_mask=mask[:, :end], past_key_values=cache, use_cache=True)
+        got.append(output.logits)
+    assert cache.get_seq_length() == 12
+    torch.testing.assert_close(torch.cat(got, dim=1)[mask.bool()], expected[mask.bool()], **CLOSE)
+
+
+def test_block_wise_generation_reads_everything_anew_for_each_token() -> None:
+    made, prompt = model(max_position_embeddings=24), text(rows=2, length=6)
+    out = made.generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=8, do_sample=False, pad_token_id=0
+    )
+    for t in range(6, 14):
+        assert torch.equal(out[:, t], made(out[:, :t]).logits[:, -1].argmax(-1))
+
+
+def test_a_cache_is_refused_where_later_tokens_change_earlier_streams() -> None:
+    made = model()
+    with pytest.raises(InputError, match="use_cache=False, or a causal selection"):
+        made(text(), past_key_values=made.new_cache())
+
+
+# ------------------------------------------------------------------------------------------------------ what it costs
+
+
+@pytest.mark.parametrize(
+    ("size", "regular", "forks"),
+    [
+        ("150m", 152_040_960, 152_052_480),
+        ("319m", 353_822_720, 353_838_080),
+        ("772m", 772_779_520, 772_798_720),
+    ],
+)
+def test_the_papers_sizes(size: str, regular: int, forks: int) -> None:
+    for name, count in (("regular", regular), ("2l", forks), ("4l", forks)):
+        fields = get_recipe(f"thoughtbubbles/table1-openwebtext-{size}-{name}").model
+        with torch.device("meta"):
+            made = ThoughtbubblesForCausalLM(
+                ThoughtbubblesConfig(**{k: v for k, v in fields.items() if k != "model_type"})
+            )
+        assert count_parameters(made)["total"] == count, name
+
+
+def test_nothing_as_large_as_all_pairs_of_streams_is_kept_for_the_backward_pass() -> None:
+    made, shapes = model(hidden_size=8, num_attention_heads=1).train(), []
+
+    def pack(x: Tensor) -> Tensor:
+        shapes.append(x.shape)
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        made.training_loss(batch(text(rows=1, length=300)))
+    assert shapes
+    assert max(math.prod(shape) for shape in shapes) < 600 * 600 // 4
+
+
+def test_scores_stay_in_float32_under_bf16() -> None:
+    made = model()
+    with torch.autocast("cpu", torch.bfloat16):
+        encoding = made.encode(text())
+    assert encoding.streams.scores is not None
+    assert encoding.streams.scores.dtype == torch.float32
+
+
+# ---------------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"budget": 0.5}, "budget is 0.5: kappa is budget"),
+        ({"fork_layers": (1, 5)}, r"fork_layers holds 5: give 0-based blocks below num_hidden_layers \(5\)"),
+        ({"fork_layers": (2, 1)}, "in rising order"),
+        ({"fork_layers": (1, 1)}, "each block once"),
+        ({"copies": 3}, "copies is 3: copies are a baseline without fork_layers"),
+        ({"copies": 0}, "copies is 0"),
+        ({"readout": "mean"}, "readout is 'mean': give mixture or"),
+        ({"num_attention_heads": 16}, "rotary positions need heads of even width"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config(**fields)
+
+
+def test_a_text_over_a_fixed_budget_is_refused_and_a_dynamic_one_reads_it() -> None:
+    with pytest.raises(InputError, match=r"13 tokens and the fixed budget was made for 12.*would keep 26 streams"):
+        model(budget_mode="fixed")(text(length=13))
+    assert model()(text(length=13)).logits.shape == (2, 13, VOCABULARY)
+
+
+def test_a_row_of_padding_is_refused() -> None:
+    mask = torch.ones(2, 12)
+    mask[1] = 0
+    with pytest.raises(InputError, match=r"attention_mask\[1\] is 0 throughout"):
+        model()(text(), attention_mask=mask)
+
+
+def test_a_score_that_is_not_a_number_is_named_by_its_layer() -> None:
+    made = model()
+    with torch.no_grad():
+        made.blocks[1].mlp.out.bias.fill_(math.nan)
+    with pytest.raises(FloatingPointError, match=r"fork_decisions\.2"):
+        made(text())
