@@ -207,6 +207,7 @@ def train(args: list[str]) -> None:
     recipe = _changed_recipe(recipe, options)
     out = options.out or Path("runs") / recipe.name.replace("/", "-")
 
+    from mentalese.evaluate.perplexity import label
     from mentalese.train.loop import train as run
     from mentalese.train.parallel import is_main_process
 
@@ -214,7 +215,8 @@ def train(args: list[str]) -> None:
     if is_main_process():
         test = result["test"]
         print(
-            f"{recipe.name}: test perplexity {test['perplexity']:.2f}, {test['bits_per_byte']:.3f} bits a byte; "
+            f"{recipe.name}: test perplexity {test['perplexity']:.2f}{label(test['protocol'])}, "
+            f"{test['bits_per_byte']:.3f} bits a byte; "
             f"{result['steps']:,} steps, {result['tokens']:,} tokens, {result['seconds']:.0f} s; see {out}"
         )
 
@@ -266,6 +268,12 @@ class _Eval:
     """The folder of the questions of lambada and all after it."""
     limit: int | None = None
     """Ask only the first so many questions of each file."""
+    estimators: str = ""
+    """How to find the likelihood, names joined by commas, for models that have several ways."""
+    documents: int | None = None
+    """Find the perplexity of the first so many documents only."""
+    config: tuple[str, ...] = ()
+    """FIELD=VALUE ...: fields of the model's config that are to have other values, as far as the weights allow."""
     against: str | None = None
     """Another model: both score the same tokens, and the mean difference is shown by place in the sentence."""
     source: Annotated[
@@ -291,6 +299,9 @@ def evaluate(args: list[str]) -> None:
         split=options.split,
         task_files=options.task_files,
         limit=options.limit,
+        estimators=[name.strip() for name in options.estimators.split(",") if name.strip()],
+        documents=options.documents,
+        config=_config_fields(options.config),
         out=options.out,
         device=_device(),
     )
@@ -299,7 +310,7 @@ def evaluate(args: list[str]) -> None:
 
 
 def _against(model: str, reference: str, options: _Eval) -> None:
-    for name in ("tasks", "task_files", "limit"):
+    for name in ("tasks", "task_files", "limit", "estimators", "documents", "config"):
         if (value := getattr(options, name)) != getattr(_Eval, name):
             flag = f"--{name.replace('_', '-')}"
             raise InputError(f"{flag} is {str(value)!r} with --against, which compares perplexities: leave it out")
@@ -325,9 +336,11 @@ def _against(model: str, reference: str, options: _Eval) -> None:
 def _figures(result: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """All numbers of a result with their names, `normal.margin.mean`, and their standard errors where they have some.
 
-    Its protocol is no figure, and its subsets are for the file.
+    Its subsets are for the file, and of its protocol only how the likelihood was found, where there are several ways.
     """
     for name, value in result.items():
+        if name == "protocol" and value.get("estimator", "exact") != "exact":
+            yield f"{prefix}estimator", value["estimator"]
         error = result.get(f"{name}_stderr")
         if isinstance(value, dict) and name not in ("protocol", "subsets"):
             yield from _figures(value, f"{prefix}{name}.")
@@ -353,6 +366,8 @@ class _Generate:
     """Draw tokens; implied by temperature, top-k and top-p."""
     greedy: bool = False
     """Take the likeliest token, whatever the model's own generation settings say."""
+    config: tuple[str, ...] = ()
+    """FIELD=VALUE ...: fields of the model's config that are to have other values, as far as the weights allow."""
     seed: int = 0
 
     def generation(self) -> dict[str, Any]:
@@ -396,7 +411,7 @@ def generate(args: list[str]) -> None:
     from mentalese.models.auto import load_model, saved_recipe
     from mentalese.recipe import DataConfig
 
-    model, tokenizer = load_model(path, _device())
+    model, tokenizer = load_model(path, _device(), fields=_config_fields(options.config))
     recipe = saved_recipe(path)
     data = recipe.data if recipe else DataConfig()
     length: dict[str, Any] = {"max_new_tokens": options.max_new_tokens, "seed": options.seed}
@@ -409,6 +424,20 @@ def generate(args: list[str]) -> None:
         print()
         return
     print("\n\n".join(generate_text(model, tokenizer, prompts, data, **length, **kwargs)))
+
+
+def _config_fields(given: Sequence[str]) -> dict[str, Any]:
+    """`FIELD=VALUE` pairs; a value is JSON, or else a word."""
+    fields: dict[str, Any] = {}
+    for pair in given:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise InputError(f"--config is {pair!r}: give FIELD=VALUE")
+        try:
+            fields[name] = json.loads(value)
+        except json.JSONDecodeError:
+            fields[name] = value
+    return fields
 
 
 def _lines(path: Path) -> list[str]:

@@ -80,6 +80,50 @@ def test_eval_finds_what_training_found(run: Path, tmp_path: Path, capsys: pytes
     assert f"{result:,.4f}" in capsys.readouterr().out
 
 
+@pytest.fixture(scope="module")
+def bubbles(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("bubbles") / "run"
+    options = ("--data", f"file:{corpus}", "--out", out, "--train.steps", "3", *SMALL)
+    assert mentalese("train", "thoughtbubbles/tiny", *options) == 0
+    return out
+
+
+def test_eval_says_by_which_estimator_it_scored(
+    bubbles: Path, gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, names = tmp_path / "eval.json", ["block-not-causal", "causal-running", "prefix-dynamic"]
+    assert mentalese("eval", bubbles, "--estimators", ",".join(names), "--documents", "1", "--out", out) == 0
+    results, table = json.loads(out.read_text())["perplexity"], capsys.readouterr().out
+    assert list(results) == names
+    for name, result in results.items():
+        assert result["protocol"]["estimator"] == name
+        assert result["protocol"]["documents"] == 1
+        assert f"{name}.estimator" in table
+    assert mentalese("eval", bubbles, "--config", "selection=running", "--documents", "1", "--out", out) == 0
+    other = json.loads(out.read_text())["perplexity"]
+    assert other["protocol"]["estimator"] == "causal-running"
+    assert other["nll"] == pytest.approx(results["causal-running"]["nll"], abs=1e-6)
+    for model, options, says in (
+        (gpt2, ["--estimators", "causal-running"], "this model has exact"),
+        (bubbles, ["--config", "selection"], "give FIELD=VALUE"),
+        (bubbles, ["--config", "selektion=running"], "no such field, did you mean selection"),
+        (bubbles, ["--config", "selection=best"], "selection is 'best'"),
+        (bubbles, ["--tasks", "reversal", "--documents", "1"], "which only perplexity uses"),
+    ):
+        assert mentalese("eval", model, *options) == 2
+        refusal(capsys.readouterr().err, says)
+
+
+@pytest.mark.parametrize("selection", ["block", "running"])
+def test_generate_takes_other_values_of_config_fields(
+    selection: str, bubbles: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the paper's selection by whole passes, with a causal one by the cache."""
+    options = ("--prompt", "The first", "--max-new-tokens", "5", "--config", f"selection={selection}")
+    assert mentalese("generate", bubbles, *options) == 0
+    assert capsys.readouterr().out.startswith("The first")
+
+
 def test_eval_scores_another_text_in_the_models_own_tokens(
     gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

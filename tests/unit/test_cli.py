@@ -18,7 +18,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Recipe, Path, bool]]:
 
     def train(recipe: Recipe, out: Path, *, resume: bool = False, show: bool = True) -> dict[str, Any]:
         calls.append((recipe, out, resume))
-        test = {"perplexity": 12.5, "bits_per_byte": 1.25}
+        test = {"perplexity": 12.5, "bits_per_byte": 1.25, "protocol": {}}
         return {"test": test, "steps": 3, "tokens": 3000, "seconds": 1.0}
 
     monkeypatch.setattr("mentalese.train.loop.train", train)

@@ -216,3 +216,10 @@ def test_labels_never_overlap_and_keep_their_order(places: list[float]) -> None:
         assert next_place >= place + 16 - 1e-6 or wanted == next_wanted
     assert all(-1e-6 <= place <= 260 + 1e-6 for place in found)
     assert all(b - a >= 16 - 1e-6 for a, b in itertools.pairwise(sorted(found)))
+
+
+def test_a_perplexity_that_is_no_likelihood_says_so_in_table_and_headline() -> None:
+    compared = comparison()
+    compared["rows"][1]["runs"][0]["test"]["protocol"]["estimator"] = "block-not-causal"
+    assert "98.0 (block-not-causal)" in headline(compared["rows"])
+    assert "98.0 (block-not-causal)" in report(compared)

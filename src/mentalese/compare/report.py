@@ -13,6 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from mentalese.evaluate.perplexity import label
 from mentalese.files import write_text
 
 HEADER = (
@@ -96,16 +97,20 @@ def cells(row: dict[str, Any]) -> list[str]:
         short_count(row["parameters"]["non_embedding"]),
         short_count(row["train_flops_per_token"]["mean"]),
         f"{row['tokens_per_second']['mean']:,.0f}",
-        _value(row["perplexity"], _perplexity_digits(row), runs),
+        _value(row["perplexity"], _perplexity_digits(row), runs) + _label(row),
         _value(row["bits_per_byte"], 3, runs),
         _ratio(row),
     ]
 
 
+def _label(row: dict[str, Any]) -> str:
+    return label(row["runs"][0]["test"]["protocol"])
+
+
 def headline(rows: Sequence[dict[str, Any]]) -> str:
     """The result in a sentence."""
     best = min(rows, key=lambda row: row["perplexity"]["mean"])
-    figure = f"{best['perplexity']['mean']:,.{_perplexity_digits(best)}f}"
+    figure = f"{best['perplexity']['mean']:,.{_perplexity_digits(best)}f}{_label(best)}"
     if best["baseline"] is not None:
         change = 1 - best["ratio"]
         return (

@@ -175,6 +175,12 @@ def _estimator(model: Any, evaluation: EvaluationConfig) -> str:
     return evaluation.estimator or model.estimators[0]
 
 
+def label(protocol: dict[str, Any]) -> str:
+    """What belongs behind a perplexity that is not simply the likelihood by one pass: ` (block-not-causal)`."""
+    estimator = protocol.get("estimator", "exact")
+    return "" if estimator == "exact" else f" ({estimator})"
+
+
 def _exp(nll: float) -> float:
     return math.exp(nll) if nll < 700 else math.inf
 

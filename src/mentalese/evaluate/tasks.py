@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ class Evaluation:
         model: keeps the contract.
         data: the text to score, and how texts become the model's rows.
         protocol: which tokens count and how far the model may look back.
+        estimators: the ways to find a perplexity's likelihood, in place of the protocol's own.
         max_length: the most tokens that a row of questions may have, where the recipe tells.
         questions: those of the zero-shot tasks.
     """
@@ -43,6 +44,7 @@ class Evaluation:
     data: DataConfig
     protocol: EvaluationConfig
     split: str
+    estimators: tuple[str, ...]
     max_length: int | None
     questions: dict[str, Questions]
     device: str | torch.device
@@ -53,10 +55,17 @@ def _perplexity(given: Evaluation) -> dict[str, Any]:
     data, split = given.data, given.split
     store = open_text(given.tokenizer, data, split, given.show)
     special = special_token_ids(given.tokenizer, sentences=data.batching in WITH_MARKERS)
-    result = perplexity(
-        given.model, store.splits[split], data, given.protocol, special, device=given.device, show=given.show
-    )
-    return result.to_dict() | {"split": split, "source": data.source, "data_hash": store.meta["data_hash"]}
+    origin = {"split": split, "source": data.source, "data_hash": store.meta["data_hash"]}
+
+    def score(evaluation: EvaluationConfig) -> dict[str, Any]:
+        scored = perplexity(
+            given.model, store.splits[split], data, evaluation, special, device=given.device, show=given.show
+        )
+        return scored.to_dict() | origin
+
+    if not given.estimators:
+        return score(given.protocol)
+    return {name: score(dataclasses.replace(given.protocol, estimator=name)) for name in given.estimators}
 
 
 def _reversal(given: Evaluation) -> dict[str, Any]:
@@ -94,6 +103,9 @@ def evaluate_model(
     split: str = "test",
     task_files: Path | None = None,
     limit: int | None = None,
+    estimators: Sequence[str] = (),
+    documents: int | None = None,
+    config: dict[str, Any] | None = None,
     out: Path | None = None,
     evaluation: EvaluationConfig | None = None,
     device: str | torch.device = "cpu",
@@ -107,6 +119,9 @@ def evaluate_model(
         source: the text, as in `DataConfig.source`; `None` takes the one that the model was trained on.
         task_files: the folder of the zero-shot tasks' questions.
         limit: ask the first so many questions of each file.
+        estimators: score the perplexity in each of these ways, `{"perplexity": {estimator: result}}`.
+        documents: score the first so many documents; `None`: all.
+        config: fields of the model's config that are to have other values.
         evaluation: another protocol than the recipe's.
 
     Raises:
@@ -121,11 +136,17 @@ def evaluate_model(
         if value is not None and not set(tasks) & set(SETS):
             raise InputError(f"{name} is {str(value)!r}, which only {', '.join(SETS)} use: leave it out")
     questions = {task: read_questions(task, task_files, limit) for task in tasks if task in SETS}
-    model, tokenizer, data, own = open_evaluation(path, source, device)
-    protocol = evaluation or own
+    for name, given_value in (("estimators", estimators), ("documents", documents)):
+        if given_value and "perplexity" not in tasks:
+            raise InputError(f"{name} is {given_value!r}, which only perplexity uses: leave it out")
+    model, tokenizer, data, own = open_evaluation(path, source, device, config)
+    for estimator in estimators:
+        if estimator not in model.estimators:
+            raise InputError(f"estimators holds {estimator!r}: this model has {', '.join(model.estimators)}")
+    protocol = dataclasses.replace(evaluation or own, max_documents=documents)
     # A model of another project is asked with all of its context.
     max_length = protocol.window(data)[0] if saved_recipe(path) else None
-    given = Evaluation(model, tokenizer, data, protocol, split, max_length, questions, device, show)
+    given = Evaluation(model, tokenizer, data, protocol, split, tuple(estimators), max_length, questions, device, show)
     results = {task: TASKS[task](given) for task in tasks}
     if out is not None:
         write_json(out, results)
@@ -133,17 +154,21 @@ def evaluate_model(
 
 
 def open_evaluation(
-    path: str, source: str | None = None, device: str | torch.device = "cpu"
+    path: str,
+    source: str | None = None,
+    device: str | torch.device = "cpu",
+    config: dict[str, Any] | None = None,
 ) -> tuple[Any, PreTrainedTokenizerBase, DataConfig, EvaluationConfig]:
     """A saved model and its tokenizer, and how its recipe reads and scores a text, here whole.
 
     Args:
         source: the text; `None` takes the one that the model was trained on.
+        config: fields of its config that are to have other values.
 
     Raises:
         InputError: see `load_model`.
     """
-    model, tokenizer = load_model(path, device)
+    model, tokenizer = load_model(path, device, fields=config)
     recipe = saved_recipe(path)
     data, evaluation = (recipe.data, recipe.evaluation) if recipe else (_plain_data(model), EvaluationConfig())
     data = dataclasses.replace(data, tokenizer=str(model_folder(path)))

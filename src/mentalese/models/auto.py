@@ -231,15 +231,28 @@ def saved_recipe(path: str | Path) -> Recipe | None:
     return Recipe.from_dict(about["recipe"]) if "recipe" in about else None
 
 
-def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[Any, PreTrainedTokenizerBase]:
+def _with_fields(config: Any, fields: dict[str, Any]) -> Any:
+    """The config with other values, checked as if it were made anew."""
+    known = config.to_dict()
+    for name in fields:
+        if name not in known:
+            raise InputError(f"config.{name}: {config.model_type} has no such field{nearest(name, known)}")
+    return type(config).from_dict(known | fields) if fields else config
+
+
+def load_model(
+    path: str | Path, device: str | torch.device = "cpu", *, fields: dict[str, Any] | None = None
+) -> tuple[Any, PreTrainedTokenizerBase]:
     """A trained model that keeps the contract, in eval mode, and its tokenizer.
 
     Args:
         path: a folder written by `save_pretrained` or by a run (its `model/` is found), `hub:NAME`, or a checkpoint
             `RUN/checkpoints/step-*`, whose weights take the place of those in `RUN/model`.
+        fields: fields of its config that are to have other values, as far as the weights allow.
 
     Raises:
-        InputError: there is no model, its weights are damaged, or its tokenizer is another one.
+        InputError: there is no model, its weights are damaged, its tokenizer is another one, or its config has no such
+            field.
     """
     from mentalese.train.checkpoint import is_checkpoint, load_weights
 
@@ -256,7 +269,7 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[An
             raise InputError(f"{weights} is missing or has changed since it was saved: copy it again, or train anew")
     try:
         with quiet_transformers():
-            config = AutoConfig.from_pretrained(source)
+            config = _with_fields(AutoConfig.from_pretrained(source), fields or {})
             tokenizer = load_pretrained_tokenizer(source)
             if checkpoint:
                 with torch.random.fork_rng(devices=[]):
