@@ -106,7 +106,7 @@ def test_eval_says_by_which_estimator_it_scored(
     for model, options, says in (
         (gpt2, ["--estimators", "causal-running"], "this model has exact"),
         (bubbles, ["--config", "selection"], "give FIELD=VALUE"),
-        (bubbles, ["--config", "selektion=running"], "no such field, did you mean selection"),
+        (bubbles, ["--config", "selektion=running"], "no such field; did you mean 'selection'"),
         (bubbles, ["--config", "selection=best"], "selection is 'best'"),
         (bubbles, ["--tasks", "reversal", "--documents", "1"], "which only perplexity uses"),
     ):
