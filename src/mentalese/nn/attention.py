@@ -37,6 +37,22 @@ def attend_with_scores(q: Tensor, k: Tensor, v: Tensor, *, scale: float, attn_ma
     return F.scaled_dot_product_attention(q, k, v, attn_mask, is_causal=attn_mask is None, scale=scale)
 
 
+def flex_attention_with_scores(q: Tensor, k: Tensor, v: Tensor, scores: Tensor, *, scale: float) -> Tensor:
+    """The same by FlexAttention, causal: [B, heads, T, d_h]; scores keep their precision under bf16.
+
+    Compiled on a GPU. On a CPU torch has its forward pass alone.
+    """
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    def add_score(logit: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return logit + scale * scores[b, j]
+
+    length = q.shape[2]
+    causal = create_block_mask(lambda b, h, i, j: i >= j, None, None, length, length, device=q.device)
+    attend = torch.compile(flex_attention) if q.is_cuda else flex_attention
+    return attend(q, k, v, score_mod=add_score, block_mask=causal, scale=scale)
+
+
 def scored_attention_reference(
     q: Tensor, k: Tensor, v: Tensor, scores: Tensor, *, scale: float, attn_mask: Tensor | None = None
 ) -> Tensor:

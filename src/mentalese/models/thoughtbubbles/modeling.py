@@ -45,7 +45,7 @@ from mentalese.models.thoughtbubbles.forking import (
     select_token,
 )
 from mentalese.models.thoughtbubbles.readout import mixture_cross_entropy, mixture_log_probabilities
-from mentalese.nn.attention import attend_with_scores, with_scores
+from mentalese.nn.attention import attend_with_scores, flex_attention_with_scores, with_scores
 from mentalese.nn.rotary import rotary_table, rotate
 
 LOWEST = -20.0  # of a single decision's log probability
@@ -82,6 +82,7 @@ class Attention(nn.Module):
         super().__init__()
         self.layer, self.heads = layer, config.num_attention_heads
         self.overwrite = config.score_scale == "overwrite"
+        self.flex = config._attn_implementation == "flex_attention" and not self.overwrite
         width = config.hidden_size if config.score_scale == "model" and config.fork_layers else 0
         self.scale = (width or config.hidden_size // config.num_attention_heads) ** -0.5
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
@@ -94,6 +95,9 @@ class Attention(nn.Module):
         q, k = rotate(q, reading.cos, reading.sin), rotate(k, reading.cos, reading.sin)
         if reading.weights is not None:
             v = v * reading.weights.to(v.dtype)[:, None]
+        if self.flex and reading.scores is not None and reading.cache is None:
+            out = flex_attention_with_scores(q, k, v, reading.scores, scale=self.scale)
+            return self.out(out.transpose(1, 2).flatten(2))
         if reading.scores is not None:
             q, k, v = with_scores(q, k, v, reading.scores, overwrite=self.overwrite)
         if reading.cache is not None:
@@ -206,6 +210,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
     """Thoughtbubbles as a causal LM; without `fork_layers` it is the RoPE transformer of the paper's baselines."""
 
     config_class = ThoughtbubblesConfig
+    _supports_flex_attn = True
     _tied_weights_keys = {"lm_head.weight": "embed.weight"}  # noqa: RUF012 (transformers' own attribute)
 
     def __init__(self, config: ThoughtbubblesConfig) -> None:

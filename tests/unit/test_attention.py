@@ -1,0 +1,82 @@
+"""Attention with a score a key, and rotary positions: each held to its plain form."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mentalese.nn.attention import (
+    attend_with_scores,
+    flex_attention_with_scores,
+    scored_attention_reference,
+    with_scores,
+)
+from mentalese.nn.rotary import rotary_table, rotate, rotate_reference
+
+CLOSE = {"atol": 1e-5, "rtol": 1e-5}
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), requires_grad=True)
+
+
+def inputs(length: int = 70, keys: int = 70) -> list[Tensor]:
+    q, k, v = random(2, 3, length, 8), random(2, 3, keys, 8, seed=1), random(2, 3, keys, 8, seed=2)
+    return [q, k, v, random(2, keys, seed=3)]
+
+
+def scored(q: Tensor, k: Tensor, v: Tensor, scores: Tensor, **options: Any) -> Tensor:
+    return attend_with_scores(*with_scores(q, k, v, scores), **options)[..., : q.shape[-1]]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_score_in_a_channel_of_its_own_is_a_bias_of_the_logits(masked: bool) -> None:
+    length = 20 if masked else 70
+    x = inputs(length)
+    mask = (random(2, 1, length, 70, seed=4) > -1) if masked else None
+    got, expected = scored(*x, scale=0.3, attn_mask=mask), scored_attention_reference(*x, scale=0.3, attn_mask=mask)
+    torch.testing.assert_close(got, expected, **CLOSE)
+    weights = torch.linspace(-1, 1, got.numel()).view_as(got)
+    for one, other in zip(*(torch.autograd.grad((out * weights).sum(), x) for out in (got, expected))):
+        torch.testing.assert_close(one, other, **CLOSE)
+
+
+def test_an_overwritten_channel_is_gone_from_the_logits() -> None:
+    q, k, v, scores = inputs()
+    got = attend_with_scores(*with_scores(q, k, v, scores, overwrite=True), scale=0.3)
+    causal = torch.ones(70, 70, dtype=torch.bool).tril()
+    logits = 0.3 * (q[..., :-1] @ k[..., :-1].transpose(-1, -2) + scores[:, None, None])
+    expected = logits.masked_fill(~causal, -torch.inf).softmax(-1) @ v
+    torch.testing.assert_close(got, expected, **CLOSE)
+
+
+def test_flex_attention_gives_the_same() -> None:
+    x = [tensor.detach() for tensor in inputs()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that the uncompiled form is slow
+        got = flex_attention_with_scores(*x, scale=0.3)
+    torch.testing.assert_close(got, scored_attention_reference(*x, scale=0.3), **CLOSE)
+
+
+def test_rotation_is_that_of_pairs_and_turns_back() -> None:
+    x, positions = random(2, 3, 5, 8), random(2, 1, 5, seed=1).detach() * 50
+    cos, sin = rotary_table(positions, 8)
+    got, expected = rotate(x, cos, sin), rotate_reference(x, cos, sin)
+    torch.testing.assert_close(got, expected, **CLOSE)
+    torch.testing.assert_close(rotate(got, cos, -sin), x, **CLOSE)
+    weights = torch.linspace(-1, 1, got.numel()).view_as(got)
+    one, other = (torch.autograd.grad((out * weights).sum(), x)[0] for out in (got, expected))
+    torch.testing.assert_close(one, other, **CLOSE)
+
+
+def test_rotated_products_depend_on_distances_alone() -> None:
+    q, k = random(1, 1, 1, 8), random(1, 1, 1, 8, seed=1)
+    products = [
+        (rotate(q, *rotary_table(torch.tensor([a]), 8)) * rotate(k, *rotary_table(torch.tensor([b]), 8))).sum()
+        for a, b in ((3.5, 1.0), (12.5, 10.0))
+    ]
+    torch.testing.assert_close(*products, **CLOSE)
