@@ -14,4 +14,5 @@ FAMILY = Family(
             f"{_HERE}.modeling:ThoughtbubblesForCausalLM",
         )
     },
+    figures=f"{_HERE}.figures:FIGURES",
 )

@@ -155,5 +155,24 @@ def table4() -> list[Recipe]:
     ]
 
 
+def clutrr() -> list[Recipe]:
+    """Kinship questions (Figure 7): stories of 2 and 3 relations, in test of up to 10; only answers have a loss."""
+    recipe = Recipe(
+        name="thoughtbubbles/clutrr",
+        description="8 layers of width 128, forks before 2, 4 and 6, kappa 2L, 10 epochs of CLUTRR",
+        model=model(128, 4, 8, 512, (2, 4, 6), activation="gelu_tanh"),
+        data=DataConfig(
+            source="clutrr:../shared/data/reasoning/clutrr",
+            tokenizer="bpe:1024",
+            batching="records",
+            sequence_length=512,
+            batch_size=32,
+        ),
+        optimizer=OptimizerConfig(learning_rate=1e-3, warmup=0.05),
+        train=TrainConfig(epochs=10),
+    )
+    return variants(recipe, copies=())
+
+
 TABLE1 = table1()
-RECIPES = [*variants(TINY, copies=(3,)), SMALL, *openstax(), *TABLE1, *table4()]
+RECIPES = [*variants(TINY, copies=(3,)), SMALL, *openstax(), *clutrr(), *TABLE1, *table4()]
