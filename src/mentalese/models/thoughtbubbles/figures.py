@@ -276,7 +276,7 @@ def attention(paths: list[str]) -> tuple[Any, dict[str, Any]]:
         within = None if interval is None else interval[:, column].tolist()
         if within is not None:
             panel.plot(within, [kind, kind], color="0.2", linewidth=1)
-        end = max(mean[column], *(within or ()))
+        end = max([mean[column], *(within or ())])
         panel.annotate(_percent(mean[column]), (end, kind), (4, 0), textcoords="offset points", va="center", fontsize=8)
         numbers["attention"][reader][kind] = {
             "mean": float(mean[column]),
