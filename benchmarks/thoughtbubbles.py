@@ -7,7 +7,7 @@ Forks stand before blocks 1, 2 and 3, kappa is 2L. All turn about in one process
 lowest-highest).
 
 speed       a training step's forward and backward pass, in units of the model without forks, beside the ratio of FLOPs
-memory      the most memory that a process has taken during a training step over what it had before
+memory      the most memory that a process has taken after a training step, in all and over what it had before the step
 generation  512 tokens, one row: a token at a time with the cache, over whole passes
 """
 
@@ -85,7 +85,7 @@ def speed(rounds: int = 9) -> None:
 
 
 def memory() -> None:
-    peaks = {}
+    peaks: dict[str, tuple[int, int]] = {}
     for name, fields in {
         "no forks": {"fork_layers": ()},
         "forks, residual": {"readout": "residual"},
@@ -93,14 +93,17 @@ def memory() -> None:
     }.items():
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             peaks[name] = pool.apply(_peak, (fields,))
-        print(f"{name}: {peaks[name] / 2**20:,.0f} MiB, {peaks[name] / peaks['no forks']:.2f} x no forks")
+        whole, step = (f"{size / 2**20:,.0f} MiB" for size in peaks[name])
+        ratios = [mine / plain for mine, plain in zip(peaks[name], peaks["no forks"])]
+        print(f"{name}: {whole} ({ratios[0]:.2f} x no forks), the step alone {step} ({ratios[1]:.2f} x)")
 
 
-def _peak(fields: dict[str, Any]) -> int:
+def _peak(fields: dict[str, Any]) -> tuple[int, int]:
     model, text = thoughtbubbles(**fields), batch()
     before = peak_memory(torch.device("cpu"))
     model.training_loss(text).loss.backward()
-    return peak_memory(torch.device("cpu")) - before
+    peak = peak_memory(torch.device("cpu"))
+    return peak, peak - before
 
 
 def generation(tokens: int = 512) -> None:

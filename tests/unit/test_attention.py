@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mentalese.nn.attention import (
+    add_weighted,
     attend_with_scores,
     flex_attention_with_scores,
     scored_attention_reference,
@@ -50,8 +51,17 @@ def test_an_overwritten_channel_is_gone_from_the_logits() -> None:
     got = attend_with_scores(*with_scores(q, k, v, scores, overwrite=True), scale=0.3)
     causal = torch.ones(70, 70, dtype=torch.bool).tril()
     logits = 0.3 * (q[..., :-1] @ k[..., :-1].transpose(-1, -2) + scores[:, None, None])
-    expected = logits.masked_fill(~causal, -torch.inf).softmax(-1) @ v
+    expected = logits.masked_fill(~causal, -torch.inf).softmax(-1) @ (v * scores.exp()[:, None, :, None])
     torch.testing.assert_close(got, expected, **CLOSE)
+
+
+def test_a_weighted_sum_gives_its_scores_their_gradients() -> None:
+    x, update, scores = random(2, 5, 8), random(2, 5, 8, seed=1), random(2, 5, seed=2)
+    got, expected = add_weighted(x, update, scores), x + scores.exp()[..., None] * update
+    torch.testing.assert_close(got, expected, **CLOSE)
+    weights = torch.linspace(-1, 1, got.numel()).view_as(got)
+    for one, other in zip(*(torch.autograd.grad((y * weights).sum(), [x, update, scores]) for y in (got, expected))):
+        torch.testing.assert_close(one, other, **CLOSE)
 
 
 def test_flex_attention_gives_the_same() -> None:

@@ -1,4 +1,4 @@
-"""Causal attention with a score for each key, on torch's fused kernels.
+"""Causal attention with a log score a key, on torch's fused kernels: a bias of its logits, a weight of its value.
 
 A score is a bias of the logits that needs a gradient, and fused attention has none for those. It is written as one more
 channel instead: 1 in every query, the key's score in every key; values get a zero, since kernels want equal widths.
@@ -7,6 +7,7 @@ channel instead: 1 in every query, the key's score in every key; values get a ze
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,10 @@ from torch import Tensor
 def with_scores(
     q: Tensor, k: Tensor, v: Tensor, scores: Tensor, *, overwrite: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values [B, heads, m, d_h] with a channel for `scores` [B, m]: [B, heads, m, d_h + 1].
+    """Queries and keys [B, heads, m, d_h] with a channel for `scores` [B, m], values times exp(scores).
+
+    Returns:
+        [B, heads, m, d_h + 1] each; the last channel of values is zero.
 
     Args:
         overwrite: take the last channel of q and k for it, as the authors of Thoughtbubbles do; the width stays.
@@ -25,7 +29,46 @@ def with_scores(
         q, k = q[..., :-1], k[..., :-1]
     q = torch.cat((q, q.new_ones(1).expand(*q.shape[:-1], 1)), dim=-1)
     k = torch.cat((k, scores.to(k.dtype)[:, None, :, None].expand(*k.shape[:-1], 1)), dim=-1)
-    return q, k, v if overwrite else F.pad(v, (0, 1))
+    return q, k, _Weigh.apply(v, scores, 0 if overwrite else 1)
+
+
+class _Weigh(torch.autograd.Function):
+    """exp(s) v and some channels of zeros; the gradient of s needs only this product, so that v need not be kept."""
+
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, scores: Tensor, channels: int) -> Tensor:
+        out = v.new_zeros(*v.shape[:-1], v.shape[-1] + channels)
+        torch.mul(v, scores.exp().to(v.dtype)[:, None, :, None], out=out[..., : v.shape[-1]])
+        ctx.save_for_backward(out, scores)
+        ctx.width = v.shape[-1]
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        out, scores = ctx.saved_tensors
+        score_gradient = (gradient * out).sum((1, 3), dtype=scores.dtype)
+        return gradient[..., : ctx.width] * scores.exp().to(gradient.dtype)[:, None, :, None], score_gradient, None
+
+
+def add_weighted(x: Tensor, update: Tensor, scores: Tensor) -> Tensor:
+    """x + exp(scores) update, for x, update [B, N, d] and scores [B, N]."""
+    return _AddWeighted.apply(x, update, scores)
+
+
+class _AddWeighted(torch.autograd.Function):
+    """The gradient of a score is that of the sum times what was added, so that the update need not be kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, update: Tensor, scores: Tensor) -> Tensor:
+        y = torch.addcmul(x, update, scores.exp()[..., None].to(x.dtype))
+        ctx.save_for_backward(x, y, scores)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, y, scores = ctx.saved_tensors
+        score_gradient = (gradient * (y - x)).sum(-1, dtype=scores.dtype)
+        return gradient, gradient * scores.exp()[..., None].to(gradient.dtype), score_gradient
 
 
 def attend_with_scores(q: Tensor, k: Tensor, v: Tensor, *, scale: float, attn_mask: Tensor | None = None) -> Tensor:
@@ -38,7 +81,7 @@ def attend_with_scores(q: Tensor, k: Tensor, v: Tensor, *, scale: float, attn_ma
 
 
 def flex_attention_with_scores(q: Tensor, k: Tensor, v: Tensor, scores: Tensor, *, scale: float) -> Tensor:
-    """The same by FlexAttention, causal: [B, heads, T, d_h]; scores keep their precision under bf16.
+    """The same by FlexAttention, causal: [B, heads, T, d_h]; scores of keys keep their precision under bf16.
 
     Compiled on a GPU. On a CPU torch has its forward pass alone.
     """
@@ -50,14 +93,15 @@ def flex_attention_with_scores(q: Tensor, k: Tensor, v: Tensor, scores: Tensor, 
     length = q.shape[2]
     causal = create_block_mask(lambda b, h, i, j: i >= j, None, None, length, length, device=q.device)
     attend = torch.compile(flex_attention) if q.is_cuda else flex_attention
+    v = _Weigh.apply(v, scores, 0)
     return attend(q, k, v, score_mod=add_score, block_mask=causal, scale=scale)
 
 
 def scored_attention_reference(
     q: Tensor, k: Tensor, v: Tensor, scores: Tensor, *, scale: float, attn_mask: Tensor | None = None
 ) -> Tensor:
-    """softmax(scale (q k^T + scores)) v with all logits at once; causal where no mask is given."""
+    """softmax(scale (q k^T + scores)) (exp(scores) v) with all logits at once; causal where no mask is given."""
     logits = scale * (q @ k.transpose(-1, -2) + scores[:, None, None, :])
     if attn_mask is None:
         attn_mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    return logits.masked_fill(~attn_mask, -math.inf).softmax(-1) @ v
+    return logits.masked_fill(~attn_mask, -math.inf).softmax(-1) @ (v * scores.exp()[:, None, :, None])

@@ -45,7 +45,7 @@ from mentalese.models.thoughtbubbles.forking import (
     select_token,
 )
 from mentalese.models.thoughtbubbles.readout import mixture_cross_entropy, mixture_log_probabilities
-from mentalese.nn.attention import attend_with_scores, flex_attention_with_scores, with_scores
+from mentalese.nn.attention import add_weighted, attend_with_scores, flex_attention_with_scores, with_scores
 from mentalese.nn.rotary import rotary_table, rotate
 
 LOWEST = -20.0  # of a single decision's log probability
@@ -60,7 +60,7 @@ class Reading:
 
     Attributes:
         cos, sin: [1 or B, 1, N, d_h / 2].
-        scores, weights: float32 [B, N], log p, and p [B, N, 1]; `None` while all streams count in full.
+        scores: float32 [B, N], log p; `None` while all streams count in full.
         mask: bool [B, 1, N, m], who sees whom, where a cache is in use; `None`: every place sees those before it.
         cache: keys and values of earlier calls, `k.LAYER` and `v.LAYER`, [B, heads, m, d_h (+ 1)].
         attention: [B, N, N] a block, mean over heads, where a trace was asked for.
@@ -69,7 +69,6 @@ class Reading:
     cos: Tensor
     sin: Tensor
     scores: Tensor | None
-    weights: Tensor | None
     mask: Tensor | None
     cache: dict[str, Tensor] | None
     attention: list[Tensor] | None
@@ -93,8 +92,6 @@ class Attention(nn.Module):
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         width = q.shape[-1]
         q, k = rotate(q, reading.cos, reading.sin), rotate(k, reading.cos, reading.sin)
-        if reading.weights is not None:
-            v = v * reading.weights.to(v.dtype)[:, None]
         if self.flex and reading.scores is not None and reading.cache is None:
             out = flex_attention_with_scores(q, k, v, reading.scores, scale=self.scale)
             return self.out(out.transpose(1, 2).flatten(2))
@@ -147,7 +144,7 @@ class Block(nn.Module):
 
     @staticmethod
     def _write(x: Tensor, update: Tensor, reading: Reading) -> Tensor:
-        return x + update if reading.weights is None else torch.addcmul(x, update, reading.weights.to(x.dtype))
+        return x + update if reading.scores is None else add_weighted(x, update, reading.scores)
 
 
 class ForkDecision(nn.Module):
@@ -351,10 +348,9 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
                 now = torch.ones(real.shape[1], real.shape[1], dtype=torch.bool, device=real.device).tril()
                 mask = F.pad(now, (past.shape[1], 0), value=True) & seen[:, None, None]
         scores = streams.scores
-        weights = None if scores is None else scores.exp()[..., None]
         if scores is None and config.fork_layers and config.score_scale == "overwrite":
             scores = torch.zeros_like(streams.token, dtype=torch.float32)
-        return Reading(cos, sin, scores, weights, mask, None if cache is None else cache.state, None)
+        return Reading(cos, sin, scores, mask, None if cache is None else cache.state, None)
 
     def _fork(
         self, streams: Streams, layer: int, selection: str, budget_mode: str, cache: ThoughtCache | None
