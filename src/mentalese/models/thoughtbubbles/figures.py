@@ -128,30 +128,29 @@ def entropy(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     count = forks[windows].mean(1)
     if not count.any():
         raise InputError(f"no stream forks in the test split of {opened.data.source}: give another model")
-    picture, (panels,) = canvas(1, len(models), 1.2 + 3.8 * len(models), 3.8, sharey=True)
+    picture, (panels,) = canvas(1, len(models), 1.6 + 3.8 * len(models), 4, sharey=True)
     numbers: dict[str, Any] = opened.about() | {
         "windows": len(windows),
         "documents": int(documents.max()) + 1,
         "forks_per_token": float(count.mean()),
         "entropy_of": [],
     }
-    for panel, color, label, values in zip(panels, COLORS, labels(paths), entropies):
+    for panel, color, path, label, values in zip(panels, COLORS, paths, labels(paths), entropies):
         found = _binned(values[windows].mean(1), count / count.mean(), documents)
         panel.plot(found["entropy"], found["forks"], marker="o", color=color)
         if found["interval"] is not None:
             panel.fill_between(found["entropy"], *found["interval"], color=color, alpha=0.15, linewidth=0)
         panel.axhline(1, color="0.5", linestyle=":", linewidth=1)
         panel.xaxis.set_major_locator(MaxNLocator(6))
-        panel.set(title=f"entropy of {label}", xlabel=f"mean entropy of {WINDOW} predictions, nats")
         rho, interval = found["spearman"], found["spearman_interval"]
         within = "" if interval is None else f" [{interval[0]:.2f}, {interval[1]:.2f}]"
-        text = f"Spearman {rho:.2f}{within}".replace("-", "−")
-        panel.annotate(text, (0.97, 0.04), xycoords="axes fraction", ha="right", fontsize=8, color="0.3")
-        numbers["entropy_of"].append({"path": paths[len(numbers["entropy_of"])], "label": label} | found)
+        rank = f"Spearman {rho:.2f}{within}".replace("-", "−")
+        panel.set(title=f"entropy of {label}\n{rank}", xlabel=f"mean entropy of {WINDOW} predictions, nats")
+        numbers["entropy_of"].append({"path": path, "label": label} | found)
     panels[0].set_ylabel(f"forks in {WINDOW} tokens, times the mean")
     note = (
-        f"{opened.selection()}; {len(windows):,} windows, {numbers['documents']} documents; "
-        f"{numbers['forks_per_token']:.2f} forks a token; 95% over documents"
+        f"{len(windows):,} windows of {numbers['documents']} documents, "
+        f"{numbers['forks_per_token']:.2f} forks a token; 95% over documents\n{opened.selection()}"
     )
     picture.supxlabel(note, fontsize=8, color="0.4")
     return picture, numbers
