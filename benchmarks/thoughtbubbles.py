@@ -107,7 +107,9 @@ def _peak(fields: dict[str, Any]) -> tuple[int, int]:
 
 
 def generation(tokens: int = 512) -> None:
-    model = thoughtbubbles(selection="running").eval()
+    model = thoughtbubbles(selection="causal")
+    model.training_loss(batch())  # finds the thresholds
+    model.eval()
     prompt = batch(rows=1, length=8)["input_ids"]
     times: dict[bool, list[float]] = {True: [], False: []}
     options = {"do_sample": False, "min_new_tokens": tokens, "max_new_tokens": tokens, "pad_token_id": 0}

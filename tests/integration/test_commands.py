@@ -91,7 +91,7 @@ def bubbles(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_eval_says_by_which_estimator_it_scored(
     bubbles: Path, gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, names = tmp_path / "eval.json", ["block-not-causal", "causal-running", "prefix-dynamic"]
+    out, names = tmp_path / "eval.json", ["block-not-causal", "causal", "prefix-dynamic"]
     assert mentalese("eval", bubbles, "--estimators", ",".join(names), "--documents", "1", "--out", out) == 0
     results, table = json.loads(out.read_text())["perplexity"], capsys.readouterr().out
     assert list(results) == names
@@ -99,14 +99,14 @@ def test_eval_says_by_which_estimator_it_scored(
         assert result["protocol"]["estimator"] == name
         assert result["protocol"]["documents"] == 1
         assert f"{name}.estimator" in table
-    assert mentalese("eval", bubbles, "--config", "selection=running", "--documents", "1", "--out", out) == 0
+    assert mentalese("eval", bubbles, "--config", "selection=causal", "--documents", "1", "--out", out) == 0
     other = json.loads(out.read_text())["perplexity"]
-    assert other["protocol"]["estimator"] == "causal-running"
-    assert other["nll"] == pytest.approx(results["causal-running"]["nll"], abs=1e-6)
+    assert other["protocol"]["estimator"] == "causal"
+    assert other["nll"] == pytest.approx(results["causal"]["nll"], abs=1e-6)
     for model, options, says in (
-        (gpt2, ["--estimators", "causal-running"], "this model has exact"),
+        (gpt2, ["--estimators", "causal"], "this model has exact"),
         (bubbles, ["--config", "selection"], "give FIELD=VALUE"),
-        (bubbles, ["--config", "selektion=running"], "no such field; did you mean 'selection'"),
+        (bubbles, ["--config", "selektion=causal"], "no such field; did you mean 'selection'"),
         (bubbles, ["--config", "selection=best"], "selection is 'best'"),
         (bubbles, ["--tasks", "reversal", "--documents", "1"], "which only perplexity uses"),
     ):
@@ -114,7 +114,7 @@ def test_eval_says_by_which_estimator_it_scored(
         refusal(capsys.readouterr().err, says)
 
 
-@pytest.mark.parametrize("selection", ["block", "running"])
+@pytest.mark.parametrize("selection", ["block", "causal"])
 def test_generate_takes_other_values_of_config_fields(
     selection: str, bubbles: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

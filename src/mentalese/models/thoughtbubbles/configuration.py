@@ -8,7 +8,6 @@ from mentalese.errors import InputError
 from mentalese.models.base import LatentThoughtConfig
 
 READOUTS = ("mixture", "residual", "residual_ln", "rightmost")
-SELECTIONS = ("block", "running", "threshold", "token")
 
 
 class ThoughtbubblesConfig(LatentThoughtConfig):
@@ -22,7 +21,7 @@ class ThoughtbubblesConfig(LatentThoughtConfig):
         budget_mode: `dynamic`: a text of n tokens has ceil(budget * n) streams (E.1); `fixed`: ceil(budget * L), for
             every n.
         selection: which streams stay. `block`: the best kappa of the whole text, which lets later tokens decide about
-            earlier ones; otherwise a causal rule (`forking.py`).
+            earlier ones; `causal`: those above their layer's threshold, which leaves kappa to the mean (ours).
         copies: streams a token from the first block on (the baselines copy-3 and copy-5).
         readout: how a token's streams make one prediction. `mixture`: of their distributions (Eq. 11); `residual`:
             LN(sum p x); `residual_ln`: sum p LN(x); `rightmost`: the token's own stream.
@@ -50,7 +49,7 @@ class ThoughtbubblesConfig(LatentThoughtConfig):
         super().validate_architecture()
         choices = {
             "budget_mode": ("dynamic", "fixed"),
-            "selection": SELECTIONS,
+            "selection": ("block", "causal"),
             "readout": READOUTS,
             "score_scale": ("head", "model", "overwrite"),
             "activation": ("gelu", "gelu_tanh"),
@@ -90,4 +89,4 @@ class ThoughtbubblesConfig(LatentThoughtConfig):
     @property
     def causal(self) -> bool:
         """Whether one forward pass is the autoregressive likelihood."""
-        return not self.fork_layers or self.selection != "block"
+        return not self.fork_layers or self.selection == "causal"

@@ -168,61 +168,10 @@ def select_block_reference(merit: Tensor, quota: Tensor) -> Tensor:
     return keep
 
 
-def select_token(merit: Tensor, token: Tensor, ratio: float) -> Tensor:
-    """Causal, without looking back: the streams of each token alone compete for floor(ratio) places.
-
-    Args:
-        merit, token: [B, n]; a token's candidates lie side by side.
-    """
-    rank = _rank(merit, token, merit, token, same_token=True)
-    return (rank < max(1, int(ratio))) & (merit > -math.inf)
-
-
-def select_running(
-    merit: Tensor, token: Tensor, past: Tensor, kept: Tensor, before: Tensor, ratio: float, length: int
-) -> Tensor:
-    """Causal: a token's candidates compete with all of the prefix, decisions about earlier tokens are final.
-
-    A candidate of token t is wanted if it is among the best ceil(ratio (t + 1)) of the candidates of tokens up to t.
-    A ledger holds the budget: no more than ceil(ratio (t + 1)) streams are ever kept up to t, so that of the wanted
-    ones a token's best go first.
-
-    Args:
-        merit, token: [B, n], this call's candidates, -inf where there is none.
-        past: [B, m], those of earlier calls.
-        kept: [B], streams kept in earlier calls.
-        before: [B, 1], tokens of earlier calls.
-        length: tokens of this call.
-    """
-    merits = torch.cat((past, merit), dim=1)
-    tokens = torch.cat((torch.full_like(past, -1, dtype=torch.long), token), dim=1)
-    quota = torch.ceil(ratio * (before + token + 1) - 1e-6)
-    wanted = (_rank(merit, token, merits, tokens) < quota) & (merit > -math.inf)
-    want = wanted.new_zeros(len(merit), length, dtype=torch.long).scatter_add(1, token, wanted.long())
-    allowed = torch.ceil(ratio * (before + torch.arange(length, device=merit.device) + 1) - 1e-6).long()
-    total = want.cumsum(1)
-    # A[t] = min(A[t - 1] + want[t], allowed[t]) from A[-1] = kept.
-    ledger = torch.minimum(kept[:, None] + total, (allowed - total).cummin(1).values + total)
-    room = torch.cat((ledger[:, :1] - kept[:, None], ledger.diff(dim=1)), dim=1)
-    competing = merit.masked_fill(~wanted, -math.inf)
-    return wanted & (_rank(competing, token, competing, token, same_token=True) < room.gather(1, token))
-
-
-def _rank(
-    merit: Tensor, token: Tensor, merits: Tensor, tokens: Tensor, same_token: bool = False, chunk: int = 256
-) -> Tensor:
-    """[B, n]: of `merits` [B, m], how many stand before each of `merit` [B, n], the last n of them.
-
-    Among those of tokens up to its own, or of its own alone; the earlier one among equals.
-    """
-    place = torch.arange(merits.shape[1], device=merit.device)
-    first = merits.shape[1] - merit.shape[1]
-    ranks = []
-    for start in range(0, merit.shape[1], chunk):
-        part = slice(start, start + chunk)
-        mine, whose = merit[:, part, None], token[:, part, None]
-        here = place[first + start : first + start + mine.shape[1], None]
-        better = (merits[:, None] > mine) | ((merits[:, None] == mine) & (place < here))
-        rivals = tokens[:, None] == whose if same_token else tokens[:, None] <= whose
-        ranks.append((better & rivals).sum(-1))
-    return torch.cat(ranks, dim=1)
+def lowest_kept(merit: Tensor, quota: Tensor) -> Tensor:
+    """The merit [B] of the last of the best `quota` [B] candidates; -inf where all stay."""
+    candidates = (merit > -math.inf).sum(1)
+    lowest = merit.sort(dim=1, descending=True).values.gather(1, (quota[:, None] - 1).clamp(max=merit.shape[1] - 1))[
+        :, 0
+    ]
+    return lowest.masked_fill(candidates <= quota, -math.inf)

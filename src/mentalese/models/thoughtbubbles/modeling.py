@@ -7,7 +7,8 @@ a token's streams make one prediction.
 
 The paper chooses the streams of a whole text at once (`selection` = `block`): a later token can take a stream from an
 earlier one, so that one pass is *not* an autoregressive likelihood. Every score says how it was made (`estimators`),
-and `forking.py` has rules that look only back, under which one pass is the likelihood and decoding can be cached.
+and `selection` = `causal` puts a threshold for each layer in place of the top-k: it meets the budget in the mean, looks
+at no other token, and makes one pass the likelihood, and decoding cached.
 
 Sections and equations are the paper's. Letters in shapes: B rows of L tokens, N or K streams, d hidden size.
 """
@@ -39,16 +40,17 @@ from mentalese.models.thoughtbubbles.configuration import ThoughtbubblesConfig
 from mentalese.models.thoughtbubbles.forking import (
     Streams,
     fork,
+    lowest_kept,
     pack,
     select_block,
-    select_running,
-    select_token,
 )
 from mentalese.models.thoughtbubbles.readout import mixture_cross_entropy, mixture_log_probabilities
 from mentalese.nn.attention import add_weighted, attend_with_scores, flex_attention_with_scores, with_scores
 from mentalese.nn.rotary import rotary_table, rotate
 
 LOWEST = -20.0  # of a single decision's log probability
+UNKNOWN = 1.0  # a threshold before training: no log probability
+CALIBRATION = 0.02  # how far a training step moves the thresholds of the causal selection
 PREFIXES = 32  # rows at once where prefixes are scored one by one
 
 # ---------------------------------------------------------------------------------------------------------- the modules
@@ -148,19 +150,34 @@ class Block(nn.Module):
 
 
 class ForkDecision(nn.Module):
-    """Eq. 1 to 3 in log space: log p_cum plus the log probabilities of forking and of keeping."""
+    """Eq. 1 to 3 in log space: log p_cum plus the log probabilities of forking and of keeping.
+
+    `threshold` is the running mean of the lowest log score that a top-k keeps (ours).
+    """
+
+    threshold: Tensor
 
     def __init__(self, config: ThoughtbubblesConfig) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.decide = nn.Linear(config.hidden_size, 2, bias=config.fork_bias_init is not None)
         self.embedding = nn.Parameter(torch.empty(config.hidden_size))
-        self.register_buffer("threshold", torch.tensor(-math.inf))
+        self.register_buffer("threshold", torch.tensor(UNKNOWN))
 
     def forward(self, x: Tensor, scores: Tensor | None) -> Tensor:
         """[B, N, d] and float32 [B, N] to float32 [B, 2 N], each stream's fork before itself."""
         decisions = F.logsigmoid(self.decide(self.norm(x)).float()).clamp(min=LOWEST)
         return (decisions if scores is None else decisions + scores[..., None]).flatten(1)
+
+    @torch.no_grad()
+    def calibrate(self, lowest: Tensor) -> None:
+        """Moves the threshold towards a batch's, the same on all ranks."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(lowest)
+            lowest /= torch.distributed.get_world_size()
+        moved = self.threshold.lerp(lowest, CALIBRATION)
+        keeps = moved.isfinite() & (self.threshold != UNKNOWN)
+        self.threshold.copy_(torch.where(keeps, moved, lowest))
 
 
 # ------------------------------------------------------------------------------------------------------------ the model
@@ -223,7 +240,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         super()._init_weights(module)
         if isinstance(module, ForkDecision):
             init.normal_(module.embedding, std=self.config.hidden_size**-0.5)
-            init.constant_(module.threshold, -math.inf)
+            init.constant_(module.threshold, UNKNOWN)
             if module.decide.bias is not None:
                 init.constant_(module.decide.bias, self.config.fork_bias_init)
 
@@ -279,7 +296,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         reading = self._reading(streams, 0, cache)
         for layer, block in enumerate(self.blocks):
             if layer in config.fork_layers:
-                streams = self._fork(streams, layer, selection, budget_mode, cache)
+                streams = self._fork(streams, layer, selection, budget_mode)
                 forks.append(streams.counts)
                 reading = self._reading(streams, len(forks), cache)
                 if trace and len(forks) == len(config.fork_layers):
@@ -352,9 +369,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
             scores = torch.zeros_like(streams.token, dtype=torch.float32)
         return Reading(cos, sin, scores, mask, None if cache is None else cache.state, None)
 
-    def _fork(
-        self, streams: Streams, layer: int, selection: str, budget_mode: str, cache: ThoughtCache | None
-    ) -> Streams:
+    def _fork(self, streams: Streams, layer: int, selection: str, budget_mode: str) -> Streams:
         """Scores all candidates, selects, and lets streams fork and end (section 2.3)."""
         module: Any = self.fork_decisions[str(layer)]
         decisions = module(streams.x, streams.scores)
@@ -366,49 +381,26 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         merit = decisions.detach().masked_fill(own, math.inf)  # Eq. 4, for the selection alone
         if streams.real is not None:
             merit = merit.masked_fill(~streams.real.repeat_interleave(2, dim=1), -math.inf)
-        size = None
-        if cache is None:  # as many places as the budget allows, so that shapes do not depend on the scores
-            longest = streams.counts.shape[1]
-            size = min(self._budget(longest, budget_mode), merit.shape[1]) if selection != "threshold" else None
+        longest = streams.counts.shape[1]
+        tokens = (streams.counts > 0).sum(1).tolist() if streams.real is not None else [longest] * len(merit)
+        quota = torch.tensor([self._budget(n, budget_mode) for n in tokens], device=merit.device)
+        if self.training:
+            module.calibrate(lowest_kept(merit, quota).mean())
         if selection == "block":
-            tokens = (streams.counts > 0).sum(1).tolist() if streams.real is not None else [longest] * len(merit)
-            quota = torch.tensor([self._budget(n, budget_mode) for n in tokens], device=merit.device)
+            size = min(self._budget(longest, budget_mode), merit.shape[1])  # shapes do not depend on the scores
             keep = select_block(merit, quota) & (merit > -math.inf)
-            if self.training:
-                self._calibrate(module, merit, keep)
         else:
-            keep = self._select_causally(merit, streams, layer, selection, cache)
+            if bool(module.threshold == UNKNOWN):
+                raise InputError(
+                    "selection is 'causal' and this model has no thresholds: train it, they come with that"
+                )
+            size, keep = None, (merit > module.threshold) & (merit > -math.inf) | (merit == math.inf)
         return fork(streams, decisions, keep, module.embedding, size)
 
     def _budget(self, tokens: int, mode: str) -> int:
         """kappa: the most streams of a text of so many tokens."""
         tokens = self.config.max_position_embeddings if mode == "fixed" else tokens
         return math.ceil(self.config.budget * tokens - 1e-6)
-
-    def _select_causally(
-        self, merit: Tensor, streams: Streams, layer: int, selection: str, cache: ThoughtCache | None
-    ) -> Tensor:
-        token = streams.token.repeat_interleave(2, dim=1)
-        if selection == "token":
-            return select_token(merit, token, self.config.budget)
-        if selection == "threshold":
-            threshold: Any = self.fork_decisions[str(layer)].threshold
-            return (merit > threshold) & (merit > -math.inf)
-        state = {} if cache is None else cache.state
-        past = state.get(f"merit.{layer}", merit[:, :0])
-        kept = state.get(f"kept.{layer}", merit.new_zeros(len(merit), dtype=torch.long))
-        ratio, length = self.config.budget, streams.counts.shape[1]
-        keep = select_running(merit, token, past, kept, streams.before, ratio, length)
-        state |= {f"merit.{layer}": torch.cat((past, merit), dim=1), f"kept.{layer}": kept + keep.sum(1)}
-        return keep
-
-    @torch.no_grad()
-    def _calibrate(self, module: Any, merit: Tensor, keep: Tensor) -> None:
-        if bool(keep.all()):
-            return
-        lowest = merit.masked_fill(~keep, math.inf).amin(1).mean()
-        old = module.threshold.clone()
-        module.threshold.copy_(lowest if bool(old.isinf()) else old.lerp(lowest, 0.02))
 
     # ------------------------------------------------------------------------------------- read-out
 
@@ -497,21 +489,15 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
 
         `exact`: one pass is the autoregressive likelihood. `block-not-causal`: the paper's one pass, in which later
         tokens decide about earlier streams: not a likelihood. `prefix-dynamic`, `prefix-fixed`: each token after a pass
-        over the tokens before it alone, with either budget: exact, and as many passes as tokens. `causal-RULE`: one
-        pass under that rule, exact.
+        over the tokens before it alone, with either budget: exact, and as many passes as tokens. `causal`: one pass
+        under the causal selection, exact.
         """
         if not self.config.fork_layers:
             return ("exact",)
-        names = (
-            "block-not-causal",
-            "prefix-dynamic",
-            "prefix-fixed",
-            "causal-running",
-            "causal-threshold",
-            "causal-token",
+        others = ("prefix-dynamic", "prefix-fixed")
+        return (
+            ("causal", "block-not-causal", *others) if self.config.causal else ("block-not-causal", *others, "causal")
         )
-        own = names[0] if self.config.selection == "block" else f"causal-{self.config.selection}"
-        return (own, *(name for name in names if name != own))
 
     @torch.no_grad()
     def token_nll(self, batch: Batch, estimator: str | None = None) -> Tensor:
@@ -522,7 +508,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         kind, _, rest = estimator.partition("-")
         if kind == "prefix":
             return self._nll_by_prefixes(batch, rest)
-        selection = rest if kind == "causal" else "block" if kind == "block" else None
+        selection = {"causal": "causal", "block": "block"}.get(kind)
         encoding = self.encode(batch["input_ids"], batch.get("attention_mask"), selection=selection)
         labels = batch["labels"]
         if not self.mixes:

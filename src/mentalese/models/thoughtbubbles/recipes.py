@@ -96,7 +96,7 @@ def openstax() -> list[Recipe]:
         two,
         name="thoughtbubbles/openstax-2l-causal",
         description=f"{two.description}, trained under the causal selection",
-        model=two.model | {"selection": "running"},
+        model=two.model | {"selection": "causal"},
     )
     return [two, four, causal, regular, copy3]
 

@@ -67,16 +67,8 @@ def fork_reference(
     if selection == "block":
         tokens = config.max_position_embeddings if config.budget_mode == "fixed" else length
         kept = set(by_merit[: math.ceil(config.budget * tokens)])
-    elif selection == "token":
-        for token in range(length):
-            kept |= set([i for i in by_merit if candidates[i].token == token][: int(config.budget)])
-    elif selection == "threshold":
-        kept = {i for i in by_merit if merit[i] > float(module.threshold)}
     else:
-        for token in range(length):
-            quota = math.ceil(config.budget * (token + 1))
-            best = [i for i in by_merit if candidates[i].token <= token][:quota]
-            kept |= set([i for i in best if candidates[i].token == token][: quota - len(kept)])
+        kept = {i for i in by_merit if candidates[i].own or merit[i] > float(module.threshold)}
     return [candidates[i] for i in sorted(kept)]
 
 
