@@ -23,7 +23,7 @@ def model(width: int, heads: int, layers: int, length: int, forks: tuple[int, ..
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "max_position_embeddings": length,
-        "fork_layers": forks,
+        "fork_layers": list(forks),  # as JSON has it
         **fields,
     }
 
@@ -33,7 +33,7 @@ def variants(recipe: Recipe, copies: tuple[int, ...] = (3, 5)) -> list[Recipe]:
     stem = recipe.name
     for suffix in ("-2l", "-4l"):
         stem = stem.removesuffix(suffix)
-    regular = recipe.model | {"fork_layers": ()}
+    regular = recipe.model | {"fork_layers": []}
     made = [recipe]
     for name, text, fields in (
         ("regular", "without forks", regular),
@@ -144,7 +144,7 @@ def table4() -> list[Recipe]:
             paper,
             name=f"thoughtbubbles/table4-{name}",
             description=f"Table 4: 772M, 25,000 steps, forks before {text}",
-            model=paper.model | {"fork_layers": forks},
+            model=paper.model | {"fork_layers": list(forks)},
             train=train,
             baseline=None,
         )
