@@ -8,7 +8,7 @@ lowest-highest).
 
 speed       a training step's forward and backward pass, in units of the model without forks, beside the ratio of FLOPs
 memory      the most memory that a process has taken after a training step, in all and over what it had before the step
-generation  512 tokens, one row: a token at a time with the cache, over whole passes
+generation  512 tokens, one row: whole passes over cached steps, for all of them and for the last 32
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -111,15 +112,29 @@ def generation(tokens: int = 512) -> None:
     model.training_loss(batch())  # finds the thresholds
     model.eval()
     prompt = batch(rows=1, length=8)["input_ids"]
-    times: dict[bool, list[float]] = {True: [], False: []}
     options = {"do_sample": False, "min_new_tokens": tokens, "max_new_tokens": tokens, "pad_token_id": 0}
+    whole: list[float] = []
+    end: list[float] = []
     for _ in range(3):
-        for use_cache, taken in times.items():
-            began = time.perf_counter()
-            model.generate(prompt, attention_mask=torch.ones_like(prompt), use_cache=use_cache, **options)
-            taken.append(time.perf_counter() - began)
-    ratios = [slow / fast for fast, slow in zip(times[True], times[False])]
-    print(f"{tokens} tokens: cached {spread(times[True], '.2f')} s, whole passes over it {spread(ratios, '.1f')}")
+        taken = {}
+        for use_cache in (True, False):
+            times: list[float] = []
+
+            def clock(input_ids: Tensor, scores: Tensor, times: list[float] = times) -> Tensor:
+                times.append(time.perf_counter())
+                return scores
+
+            model.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                use_cache=use_cache,
+                logits_processor=[clock],
+                **options,
+            )
+            taken[use_cache] = [1000 * (b - a) for a, b in pairwise(times)]
+        whole.append(sum(taken[False]) / sum(taken[True]))
+        end.append(statistics.median(taken[False][-32:]) / statistics.median(taken[True][-32:]))
+    print(f"{tokens} tokens: whole passes over cached steps {spread(whole, '.1f')}; the last 32 {spread(end, '.1f')}")
 
 
 def spread(values: Sequence[float], form: str) -> str:
