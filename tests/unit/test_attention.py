@@ -31,13 +31,13 @@ def inputs(length: int = 70, keys: int = 70) -> list[Tensor]:
 
 
 def scored(q: Tensor, k: Tensor, v: Tensor, scores: Tensor, **options: Any) -> Tensor:
-    return attend_with_scores(*with_scores(q, k, v, scores), **options)[..., : q.shape[-1]]
+    out = attend_with_scores(*with_scores(q, k, v, scores), q.shape[-1], **options)
+    return out.unflatten(-1, (3, -1)).transpose(1, 2)
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_a_score_in_a_channel_of_its_own_is_a_bias_of_the_logits(masked: bool) -> None:
-    length = 20 if masked else 70
-    x = inputs(length)
+@pytest.mark.parametrize(("length", "masked"), [(70, False), (20, True), (300, False), (513, False)])
+def test_a_score_in_a_channel_of_its_own_is_a_bias_of_the_logits(length: int, masked: bool) -> None:
+    x = inputs(length, keys=70 if masked else length)
     mask = (random(2, 1, length, 70, seed=4) > -1) if masked else None
     got, expected = scored(*x, scale=0.3, attn_mask=mask), scored_attention_reference(*x, scale=0.3, attn_mask=mask)
     torch.testing.assert_close(got, expected, **CLOSE)
@@ -48,7 +48,8 @@ def test_a_score_in_a_channel_of_its_own_is_a_bias_of_the_logits(masked: bool) -
 
 def test_an_overwritten_channel_is_gone_from_the_logits() -> None:
     q, k, v, scores = inputs()
-    got = attend_with_scores(*with_scores(q, k, v, scores, overwrite=True), scale=0.3)
+    got = attend_with_scores(*with_scores(q, k, v, scores, overwrite=True), 8, scale=0.3)
+    got = got.unflatten(-1, (3, -1)).transpose(1, 2)
     causal = torch.ones(70, 70, dtype=torch.bool).tril()
     logits = 0.3 * (q[..., :-1] @ k[..., :-1].transpose(-1, -2) + scores[:, None, None])
     expected = logits.masked_fill(~causal, -torch.inf).softmax(-1) @ (v * scores.exp()[:, None, :, None])

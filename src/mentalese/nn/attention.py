@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+_QUERIES = 128  # at once: torch's CPU kernel computes all of a causal square that is not above 512 keys
+
 
 def with_scores(
     q: Tensor, k: Tensor, v: Tensor, scores: Tensor, *, overwrite: bool = False
@@ -71,13 +73,29 @@ class _AddWeighted(torch.autograd.Function):
         return gradient, gradient * scores.exp()[..., None].to(gradient.dtype), score_gradient
 
 
-def attend_with_scores(q: Tensor, k: Tensor, v: Tensor, *, scale: float, attn_mask: Tensor | None = None) -> Tensor:
+def attend_with_scores(
+    q: Tensor, k: Tensor, v: Tensor, width: int, *, scale: float, attn_mask: Tensor | None = None
+) -> Tensor:
     """softmax(scale q k^T) v of what `with_scores` made, or of any q, k, v; causal where no mask is given.
 
     Args:
+        width: d_h, the channels of `v` that are wanted.
         attn_mask: bool [B, 1, T, m].
+
+    Returns:
+        [B, T, heads * d_h].
     """
-    return F.scaled_dot_product_attention(q, k, v, attn_mask, is_causal=attn_mask is None, scale=scale)
+    length = q.shape[2]
+    if q.device.type != "cpu" or attn_mask is not None or not _QUERIES < length <= 4 * _QUERIES:
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask, is_causal=attn_mask is None, scale=scale)
+        return out[..., :width].transpose(1, 2).flatten(2)
+    parts = []
+    for start in range(0, length, _QUERIES):
+        end = min(start + _QUERIES, length)
+        causal = torch.ones(end - start, end, dtype=torch.bool).tril(start)
+        part = F.scaled_dot_product_attention(q[:, :, start:end], k[:, :, :end], v[:, :, :end], causal, scale=scale)
+        parts.append(part[..., :width].transpose(1, 2))
+    return torch.cat(parts, dim=1).flatten(2)
 
 
 def flex_attention_with_scores(q: Tensor, k: Tensor, v: Tensor, scores: Tensor, *, scale: float) -> Tensor:

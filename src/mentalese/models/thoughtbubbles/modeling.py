@@ -103,8 +103,7 @@ class Attention(nn.Module):
             k, v = (self._append(reading.cache, name, new) for name, new in (("k", k), ("v", v)))
         if reading.attention is not None:
             reading.attention.append(self._weights(q, k))
-        out = attend_with_scores(q, k, v, scale=self.scale, attn_mask=reading.mask)[..., :width]
-        return self.out(out.transpose(1, 2).flatten(2))
+        return self.out(attend_with_scores(q, k, v, width, scale=self.scale, attn_mask=reading.mask))
 
     def _append(self, cache: dict[str, Tensor], name: str, new: Tensor) -> Tensor:
         held = cache.get(f"{name}.{self.layer}")
@@ -289,7 +288,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         config, state = self.config, {} if cache is None else cache.state
         selection, budget_mode = selection or config.selection, budget_mode or config.budget_mode
         streams, columns = self._embed(input_ids, attention_mask, cache)
-        if config.fork_layers and budget_mode == "fixed":
+        if config.fork_layers and selection == "block" and budget_mode == "fixed":
             self._check_length(streams)
         forks: list[Tensor] = []
         attention: list[Tensor] = []
