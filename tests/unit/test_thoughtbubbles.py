@@ -181,6 +181,13 @@ def test_training_finds_thresholds_that_meet_the_budget() -> None:
         assert counts.sum(1).float().mean() / 12 == pytest.approx(1.5, abs=0.2)
 
 
+def test_training_under_the_causal_selection_meets_the_budget_from_its_first_step() -> None:
+    torch.manual_seed(0)
+    made = ThoughtbubblesForCausalLM(config(selection="causal", budget=1.5)).train()
+    output = made.training_loss(batch(text(rows=64)))
+    assert output.metrics["streams_per_token"].item() == pytest.approx(1.5, abs=0.1)
+
+
 def test_a_causal_selection_without_thresholds_is_refused() -> None:
     made = ThoughtbubblesForCausalLM(config(selection="causal")).eval()
     with pytest.raises(InputError, match="no thresholds: train it"):

@@ -172,6 +172,7 @@ class ForkDecision(nn.Module):
     def calibrate(self, lowest: Tensor) -> None:
         """Moves the threshold towards a batch's, the same on all ranks."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
+            lowest = lowest.clone()
             torch.distributed.all_reduce(lowest)
             lowest /= torch.distributed.get_world_size()
         moved = self.threshold.lerp(lowest, CALIBRATION)
@@ -383,17 +384,19 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         longest = streams.counts.shape[1]
         tokens = (streams.counts > 0).sum(1).tolist() if streams.real is not None else [longest] * len(merit)
         quota = torch.tensor([self._budget(n, budget_mode) for n in tokens], device=merit.device)
-        if self.training:
-            module.calibrate(lowest_kept(merit, quota).mean())
+        threshold = module.threshold
+        if self.training:  # a batch's own threshold, as batch statistics elsewhere; the running mean is for inference
+            threshold = lowest_kept(merit, quota).mean()
+            module.calibrate(threshold)
         if selection == "block":
             size = min(self._budget(longest, budget_mode), merit.shape[1])  # shapes do not depend on the scores
             keep = select_block(merit, quota) & (merit > -math.inf)
         else:
-            if bool(module.threshold == UNKNOWN):
+            if bool(threshold == UNKNOWN):
                 raise InputError(
                     "selection is 'causal' and this model has no thresholds: train it, they come with that"
                 )
-            size, keep = None, (merit > module.threshold) & (merit > -math.inf) | (merit == math.inf)
+            size, keep = None, (merit > threshold) & (merit > -math.inf) | (merit == math.inf)
         return fork(streams, decisions, keep, module.embedding, size)
 
     def _budget(self, tokens: int, mode: str) -> int:

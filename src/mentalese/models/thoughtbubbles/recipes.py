@@ -92,13 +92,7 @@ def openstax() -> list[Recipe]:
         description=two.description.replace("2L", "4L"),
         model=two.model | {"budget": 4.0},
     )
-    causal = dataclasses.replace(
-        two,
-        name="thoughtbubbles/openstax-2l-causal",
-        description=f"{two.description}, trained under the causal selection",
-        model=two.model | {"selection": "causal"},
-    )
-    return [two, four, causal, regular, copy3]
+    return [two, four, regular, copy3]
 
 
 def table1() -> list[Recipe]:
