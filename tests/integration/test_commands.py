@@ -99,6 +99,7 @@ def test_eval_says_by_which_estimator_it_scored(
         assert result["protocol"]["estimator"] == name
         assert result["protocol"]["documents"] == 1
         assert f"{name}.estimator" in table
+    assert mentalese("eval", gpt2, "--estimators", "exact", "--documents", "1") == 0
     assert mentalese("eval", bubbles, "--config", "selection=causal", "--documents", "1", "--out", out) == 0
     other = json.loads(out.read_text())["perplexity"]
     assert other["protocol"]["estimator"] == "causal"
@@ -108,6 +109,8 @@ def test_eval_says_by_which_estimator_it_scored(
         (bubbles, ["--config", "selection"], "give FIELD=VALUE"),
         (bubbles, ["--config", "selektion=causal"], "no such field; did you mean 'selection'"),
         (bubbles, ["--config", "selection=best"], "selection is 'best'"),
+        (bubbles, ["--config", "fork_layers=[2, 3]"], "does not fit the weights"),
+        (bubbles, ["--config", "hidden_size=32"], "give fields that change no sizes"),
         (bubbles, ["--tasks", "reversal", "--documents", "1"], "which only perplexity uses"),
     ):
         assert mentalese("eval", model, *options) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from itertools import pairwise
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from mentalese import get_recipe
 from mentalese.errors import InputError
-from mentalese.models.base import count_parameters
+from mentalese.models.base import TrainStep, count_parameters
 from mentalese.models.thoughtbubbles.configuration import ThoughtbubblesConfig
 from mentalese.models.thoughtbubbles.forking import (
     Streams,
@@ -53,7 +54,7 @@ def model(**fields: Any) -> ThoughtbubblesForCausalLM:
             if parameter.ndim >= 2:
                 parameter.mul_(6)
         for seed in range(3):
-            made.train().encode(text(rows=8, seed=seed), selection="block")
+            made.encode(text(rows=8, seed=seed), selection="block", calibrate=True)
     return made.eval()
 
 
@@ -235,6 +236,52 @@ def test_padding_never_competes_for_streams(estimator: str) -> None:
     torch.testing.assert_close(nll[2, :7], made.token_nll(batch(ids[2:, :7]), estimator)[0], **CLOSE)
 
 
+@pytest.mark.parametrize("fields", [{}, {"budget": 4.0}, {"fork_layers": (1,)}, {"selection": "causal"}], ids=str)
+@pytest.mark.parametrize("short", [1, 2, 5])
+def test_gradients_of_a_ragged_batch_are_those_of_its_rows(fields: dict[str, Any], short: int) -> None:
+    made, ids = model(**fields), text()
+    mask = torch.ones_like(ids)
+    mask[1, short:] = 0
+    parameters = list(made.parameters())
+
+    def gradients(*batches: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        outputs = [made.eval().training_loss(b) for b in batches]
+        total = sum((o.loss * o.weight for o in outputs), torch.zeros(()))
+        return torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True)
+
+    together, apart = gradients(batch(ids, mask)), gradients(batch(ids[:1]), batch(ids[1:, :short]))
+    for one, other in zip(together, apart):
+        torch.testing.assert_close(one, other, **CLOSE)
+
+
+@pytest.mark.parametrize("readout", ["mixture", "residual"])
+def test_a_token_behind_padding_is_no_target(readout: str) -> None:
+    made, ids = model(readout=readout), text()
+    mask = torch.ones_like(ids)
+    mask[1, :5] = 0
+    output = made.training_loss(batch(ids, mask))
+    assert output.weight == 11 + 6
+    assert made.token_nll(batch(ids, mask))[1, :6].tolist() == [0.0] * 6
+
+
+def test_a_short_row_does_not_open_the_thresholds_of_all() -> None:
+    made, ids = model(budget=1.5), text(rows=2)
+    before = [decision.threshold.item() for decision in made.fork_decisions.values()]
+    mask = torch.ones_like(ids)
+    mask[1, 1:] = 0
+    made.encode(ids, mask, calibrate=True)
+    assert all(math.isfinite(decision.threshold.item()) for decision in made.fork_decisions.values())
+    assert [decision.threshold.item() for decision in made.fork_decisions.values()] == pytest.approx(before, abs=0.1)
+
+
+def test_scoring_moves_no_threshold_even_in_training_mode() -> None:
+    made = model().train()
+    before = [decision.threshold.item() for decision in made.fork_decisions.values()]
+    made.token_nll(batch(text()), "prefix-dynamic")
+    made.token_nll(batch(text()), "causal")
+    assert [decision.threshold.item() for decision in made.fork_decisions.values()] == before
+
+
 def test_every_score_has_its_name() -> None:
     assert model().estimators[0] == "block-not-causal"
     assert model(selection="causal").estimators[0] == "causal"
@@ -369,6 +416,36 @@ def test_a_text_over_a_fixed_budget_is_refused_and_a_dynamic_one_reads_it() -> N
     with pytest.raises(InputError, match=r"13 tokens and the fixed budget was made for 12.*would keep 26 streams"):
         model(budget_mode="fixed")(text(length=13))
     assert model()(text(length=13)).logits.shape == (2, 13, VOCABULARY)
+
+
+@pytest.mark.parametrize("readout", ["mixture", "residual"])
+def test_any_logits_may_be_kept(readout: str) -> None:
+    made, ids = model(readout=readout), text()
+    kept = torch.tensor([3, 3, -1, 0])
+    torch.testing.assert_close(made(ids, logits_to_keep=kept).logits, made(ids).logits[:, kept], **CLOSE)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # the compiler's own, while it loads
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # and where it breaks its graph
+def test_a_step_can_be_compiled_and_trained_in_half_precision() -> None:
+    made = model().train()
+    expected = made.training_loss(batch(text()))
+    step = TrainStep(copy.deepcopy(made))
+    step.compile(backend="aot_eager")
+    compiled = step(batch(text()), {})
+    torch.testing.assert_close(compiled.loss, expected.loss, **CLOSE)
+    expected.loss.backward()
+    compiled.loss.backward()
+    for one, other in zip(made.parameters(), step.model.parameters()):
+        torch.testing.assert_close(other.grad, one.grad, **CLOSE)
+    half = copy.deepcopy(made).to(torch.bfloat16)
+    half.training_loss(batch(text())).loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in half.parameters())
+
+
+def test_a_mask_of_another_length_is_refused() -> None:
+    with pytest.raises(InputError, match="attention_mask has 5 columns: give 12"):
+        model()(text(), attention_mask=torch.ones(2, 5))
 
 
 def test_a_row_of_padding_is_refused() -> None:

@@ -140,7 +140,7 @@ def _scored(
     from mentalese.data.batches import evaluation_batches
 
     documents, estimator = _documents(split, evaluation), _estimator(model, evaluation)
-    settings = {} if evaluation.estimator is None else {"estimator": estimator}
+    settings = {} if estimator == model.estimators[0] else {"estimator": estimator}
     total, tokens = 0.0, 0
     with progress("Scoring", int(split.documents[documents]), show=show) as bar:
         for number, batch in enumerate(evaluation_batches(split, data, evaluation, special)):

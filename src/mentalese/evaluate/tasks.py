@@ -143,7 +143,9 @@ def evaluate_model(
     for estimator in estimators:
         if estimator not in model.estimators:
             raise InputError(f"estimators holds {estimator!r}: this model has {', '.join(model.estimators)}")
-    protocol = dataclasses.replace(evaluation or own, max_documents=documents)
+    protocol = evaluation or own
+    if documents is not None:
+        protocol = dataclasses.replace(protocol, max_documents=documents)
     # A model of another project is asked with all of its context.
     max_length = protocol.window(data)[0] if saved_recipe(path) else None
     given = Evaluation(model, tokenizer, data, protocol, split, tuple(estimators), max_length, questions, device, show)

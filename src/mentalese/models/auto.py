@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
@@ -233,11 +233,11 @@ def saved_recipe(path: str | Path) -> Recipe | None:
 
 def _with_fields(config: Any, fields: dict[str, Any]) -> Any:
     """The config with other values, checked as if it were made anew."""
-    known = config.to_dict()
+    known = [field for field in config.__dataclass_fields__ if field not in PreTrainedConfig.__dataclass_fields__]
     for name in fields:
         if name not in known:
             raise InputError(f"config.{name}: {config.model_type} has no such field{nearest(name, known)}")
-    return type(config).from_dict(known | fields) if fields else config
+    return type(config).from_dict(config.to_dict() | fields) if fields else config
 
 
 def load_model(
@@ -276,9 +276,15 @@ def load_model(
                     model = AutoModelForCausalLM.from_config(config)
                 load_weights(Path(name), model)
             else:
-                model = AutoModelForCausalLM.from_pretrained(source, config=config)
+                model, loaded = AutoModelForCausalLM.from_pretrained(source, config=config, output_loading_info=True)
+                if other := sorted([*loaded["missing_keys"], *loaded["unexpected_keys"]]) if fields else []:
+                    raise InputError(f"config {fields} does not fit the weights ({other[0]}): give other fields")
     except InputError:
         raise
+    except RuntimeError as error:
+        if not fields:
+            raise
+        raise InputError(f"config {fields} does not fit the weights: give fields that change no sizes") from error
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{name} cannot be loaded ({' '.join(str(error).split())}): give an intact model") from error
     known = about.get("tokenizer_fingerprint", tokenizer_fingerprint(tokenizer))

@@ -39,8 +39,7 @@ class _Weigh(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, v: Tensor, scores: Tensor, channels: int) -> Tensor:
-        out = v.new_zeros(*v.shape[:-1], v.shape[-1] + channels)
-        torch.mul(v, scores.exp().to(v.dtype)[:, None, :, None], out=out[..., : v.shape[-1]])
+        out = F.pad(v * scores.exp().to(v.dtype)[:, None, :, None], (0, channels))
         ctx.save_for_backward(out, scores)
         ctx.width = v.shape[-1]
         return out
@@ -58,19 +57,25 @@ def add_weighted(x: Tensor, update: Tensor, scores: Tensor) -> Tensor:
 
 
 class _AddWeighted(torch.autograd.Function):
-    """The gradient of a score is that of the sum times what was added, so that the update need not be kept."""
+    """The gradient of a score is that of the sum times what was added, y - x: the update need not be kept.
+
+    The difference is exact to a rounding of x, which in half precision would be too coarse.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, update: Tensor, scores: Tensor) -> Tensor:
-        y = torch.addcmul(x, update, scores.exp()[..., None].to(x.dtype))
-        ctx.save_for_backward(x, y, scores)
+        weights = scores.exp()[..., None].to(x.dtype)
+        y = torch.addcmul(x, update, weights)
+        ctx.half = x.dtype in (torch.bfloat16, torch.float16)
+        ctx.save_for_backward(scores, *((update,) if ctx.half else (x, y)))
         return y
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x, y, scores = ctx.saved_tensors
-        score_gradient = (gradient * (y - x)).sum(-1, dtype=scores.dtype)
-        return gradient, gradient * scores.exp()[..., None].to(gradient.dtype), score_gradient
+        scores, *saved = ctx.saved_tensors
+        weights = scores.exp()[..., None]
+        added = saved[0] * weights if ctx.half else saved[1] - saved[0]
+        return gradient, gradient * weights.to(gradient.dtype), (gradient * added).sum(-1, dtype=scores.dtype)
 
 
 def attend_with_scores(

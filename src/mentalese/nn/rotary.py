@@ -27,7 +27,7 @@ def rotate_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class _Rotate(torch.autograd.Function):
-    """Written half by half into its result; the gradient turns back."""
+    """Keeps its tables alone; the gradient turns back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -41,8 +41,6 @@ class _Rotate(torch.autograd.Function):
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
-    out = torch.empty_like(x)
-    (first, second), (a, b) = x.chunk(2, dim=-1), out.chunk(2, dim=-1)
-    torch.mul(first, cos, out=a).addcmul_(second, sin, value=-direction)
-    torch.mul(second, cos, out=b).addcmul_(first, sin, value=direction)
-    return out
+    first, second = x.chunk(2, dim=-1)
+    turned = (first * cos).addcmul(second, sin, value=-direction), (second * cos).addcmul(first, sin, value=direction)
+    return torch.cat(turned, dim=-1)  # and not into views of one result, which the compiler gets wrong

@@ -21,7 +21,7 @@ class ThoughtbubblesConfig(LatentThoughtConfig):
         budget_mode: `dynamic`: a text of n tokens has ceil(budget * n) streams (E.1); `fixed`: ceil(budget * L), for
             every n.
         selection: which streams stay. `block`: the best kappa of the whole text, which lets later tokens decide about
-            earlier ones; `causal`: those above their layer's threshold, which leaves kappa to the mean (ours).
+            earlier ones; `causal`: those that reach their layer's threshold, which leaves kappa to the mean (ours).
         copies: streams a token from the first block on (the baselines copy-3 and copy-5).
         readout: how a token's streams make one prediction. `mixture`: of their distributions (Eq. 11); `residual`:
             LN(sum p x); `residual_ln`: sum p LN(x); `rightmost`: the token's own stream.
@@ -85,6 +85,10 @@ class ThoughtbubblesConfig(LatentThoughtConfig):
                 f"{self.model_type}.copies is {self.copies}: copies are a baseline without fork_layers, read out at "
                 "the rightmost; give fork_layers=() and readout='rightmost'"
             )
+
+    def streams(self, tokens: int) -> int:
+        """kappa: the most streams that a text of so many tokens has after a fork."""
+        return math.ceil(self.budget * tokens - 1e-6)  # 1.1 times 10 are 11
 
     @property
     def causal(self) -> bool:

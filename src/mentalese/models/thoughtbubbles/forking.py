@@ -76,9 +76,11 @@ class Streams:
 
     def log_normalize(self, scores: Tensor) -> Tensor:
         """`scores` [B, N] minus their log-sum-exp over the streams of a token; -inf where there is no stream."""
-        if self.real is not None:
-            scores = scores.masked_fill(~self.real, -math.inf)
-        return scores - self.log_sum_exp(scores).gather(1, self.token)
+        if self.real is None:
+            return scores - self.log_sum_exp(scores).gather(1, self.token)
+        scores = scores.masked_fill(~self.real, -math.inf)
+        normalized = scores - self.log_sum_exp(scores).gather(1, self.token)
+        return normalized.masked_fill(~self.real, -math.inf)  # a token of padding has no sum either
 
     def log_sum_exp(self, scores: Tensor) -> Tensor:
         """[B, N] to [B, L], over the streams of each token."""

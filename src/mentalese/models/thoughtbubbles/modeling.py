@@ -8,7 +8,7 @@ a token's streams make one prediction.
 The paper chooses the streams of a whole text at once (`selection` = `block`): a later token can take a stream from an
 earlier one, so that one pass is *not* an autoregressive likelihood. Every score says how it was made (`estimators`),
 and `selection` = `causal` puts a threshold for each layer in place of the top-k: it meets the budget in the mean, looks
-at no other token, and makes one pass the likelihood, and decoding cached.
+at no other token, and makes one pass the likelihood, and decoding cached (in training it is the batch's own).
 
 Sections and equations are the paper's. Letters in shapes: B rows of L tokens, N or K streams, d hidden size.
 """
@@ -83,7 +83,9 @@ class Attention(nn.Module):
         super().__init__()
         self.layer, self.heads = layer, config.num_attention_heads
         self.overwrite = config.score_scale == "overwrite"
-        self.flex = config._attn_implementation == "flex_attention" and not self.overwrite
+        self.flex = config._attn_implementation == "flex_attention"
+        if self.flex and self.overwrite:
+            raise InputError("score_scale is 'overwrite', which flex_attention does not do: give one of the two")
         width = config.hidden_size if config.score_scale == "model" and config.fork_layers else 0
         self.scale = (width or config.hidden_size // config.num_attention_heads) ** -0.5
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
@@ -94,7 +96,8 @@ class Attention(nn.Module):
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         width = q.shape[-1]
         q, k = rotate(q, reading.cos, reading.sin), rotate(k, reading.cos, reading.sin)
-        if self.flex and reading.scores is not None and reading.cache is None:
+        plain = reading.cache is None and reading.attention is None
+        if self.flex and plain and reading.scores is not None:
             out = flex_attention_with_scores(q, k, v, reading.scores, scale=self.scale)
             return self.out(out.transpose(1, 2).flatten(2))
         if reading.scores is not None:
@@ -170,12 +173,12 @@ class ForkDecision(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, lowest: Tensor) -> None:
-        """Moves the threshold towards a batch's, the same on all ranks."""
+        """Moves the threshold towards a batch's, `lowest` (scalar), the same on all ranks."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             lowest = lowest.clone()
             torch.distributed.all_reduce(lowest)
             lowest /= torch.distributed.get_world_size()
-        moved = self.threshold.lerp(lowest, CALIBRATION)
+        moved = self.threshold.float().lerp(lowest, CALIBRATION)
         keeps = moved.isfinite() & (self.threshold != UNKNOWN)
         self.threshold.copy_(torch.where(keeps, moved, lowest))
 
@@ -209,6 +212,13 @@ class Encoding:
         values = values.masked_fill((self.streams.counts == 0).view(*self.columns.shape, *extra), 0.0)
         index = self.columns.view(*self.columns.shape, *extra).expand_as(values)
         return values.new_zeros(len(values), self.length, *values.shape[2:]).scatter(1, index, values)
+
+    def predictable(self, labels: Tensor) -> Tensor:
+        """Labels [B, L] without those right behind padding, which nothing predicts."""
+        if self.columns is None:
+            return labels
+        predicts = F.pad(self.spread(self.streams.counts)[:, :-1] > 0, (1, 0))
+        return labels.masked_fill(~predicts, IGNORED)
 
     def keep(self, kept: Tensor) -> Streams:
         """The streams of the tokens in columns [m] or [B, m], tokens counted by those."""
@@ -274,12 +284,15 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         selection: str | None = None,
         budget_mode: str | None = None,
         cache: ThoughtCache | None = None,
+        calibrate: bool = False,
         trace: bool = False,
     ) -> Encoding:
         """All blocks over rows [B, L], from where `cache` left off; the cache moves on.
 
         Args:
             selection, budget_mode: others than the config's.
+            calibrate: find the thresholds of the causal selection; it then takes the batch's own, as batch statistics
+                elsewhere, which meets the budget from the first step and looks ahead as far as one number can.
             trace: keep the attention of the blocks behind the last fork.
 
         Raises:
@@ -296,7 +309,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         reading = self._reading(streams, 0, cache)
         for layer, block in enumerate(self.blocks):
             if layer in config.fork_layers:
-                streams = self._fork(streams, layer, selection, budget_mode)
+                streams = self._fork(streams, layer, selection, budget_mode, calibrate)
                 forks.append(streams.counts)
                 reading = self._reading(streams, len(forks), cache)
                 if trace and len(forks) == len(config.fork_layers):
@@ -315,6 +328,11 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         (rows, length), device, copies = input_ids.shape, input_ids.device, self.config.copies
         columns = real = None
         if attention_mask is not None:
+            seen = length + (0 if cache is None else cache.seen_tokens)
+            if attention_mask.shape[1] != seen:
+                raise InputError(
+                    f"attention_mask has {attention_mask.shape[1]} columns: give {seen}, one for each token read so far"
+                )
             attention_mask = attention_mask[:, -length:].bool()
             empty = ~attention_mask.any(1)
             if cache is None and bool(empty.any()):
@@ -345,7 +363,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         if longest > config.max_position_embeddings:
             raise InputError(
                 f"input_ids has {longest} tokens and the fixed budget was made for {config.max_position_embeddings}: "
-                f"budget_mode='dynamic' would keep {math.ceil(config.budget * longest)} streams for them"
+                f"budget_mode='dynamic' would keep {config.streams(longest)} streams for them"
             )
 
     def _reading(self, streams: Streams, segment: int, cache: ThoughtCache | None) -> Reading:
@@ -369,7 +387,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
             scores = torch.zeros_like(streams.token, dtype=torch.float32)
         return Reading(cos, sin, scores, mask, None if cache is None else cache.state, None)
 
-    def _fork(self, streams: Streams, layer: int, selection: str, budget_mode: str) -> Streams:
+    def _fork(self, streams: Streams, layer: int, selection: str, budget_mode: str, calibrate: bool) -> Streams:
         """Scores all candidates, selects, and lets streams fork and end (section 2.3)."""
         module: Any = self.fork_decisions[str(layer)]
         decisions = module(streams.x, streams.scores)
@@ -385,8 +403,10 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         tokens = (streams.counts > 0).sum(1).tolist() if streams.real is not None else [longest] * len(merit)
         quota = torch.tensor([self._budget(n, budget_mode) for n in tokens], device=merit.device)
         threshold = module.threshold
-        if self.training:  # a batch's own threshold, as batch statistics elsewhere; the running mean is for inference
-            threshold = lowest_kept(merit, quota).mean()
+        if calibrate:
+            lowest = lowest_kept(merit, quota)
+            real = lowest.isfinite()  # short rows keep everything and say nothing of the rest
+            threshold = lowest[real].mean() if bool(real.any()) else lowest.amin()
             module.calibrate(threshold)
         if selection == "block":
             size = min(self._budget(longest, budget_mode), merit.shape[1])  # shapes do not depend on the scores
@@ -396,13 +416,12 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
                 raise InputError(
                     "selection is 'causal' and this model has no thresholds: train it, they come with that"
                 )
-            size, keep = None, (merit > threshold) & (merit > -math.inf) | (merit == math.inf)
+            size, keep = None, (merit >= threshold) & (merit > -math.inf)
         return fork(streams, decisions, keep, module.embedding, size)
 
     def _budget(self, tokens: int, mode: str) -> int:
-        """kappa: the most streams of a text of so many tokens."""
-        tokens = self.config.max_position_embeddings if mode == "fixed" else tokens
-        return math.ceil(self.config.budget * tokens - 1e-6)
+        """kappa of a text of so many tokens, or of the length trained on."""
+        return self.config.streams(self.config.max_position_embeddings if mode == "fixed" else tokens)
 
     # ------------------------------------------------------------------------------------- read-out
 
@@ -439,9 +458,9 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
         """The mean cross-entropy; the selection is the config's."""
         self.target_weights(batch, **settings)
-        encoding = self.encode(batch["input_ids"], batch.get("attention_mask"))
+        encoding = self.encode(batch["input_ids"], batch.get("attention_mask"), calibrate=self.training)
         streams = encoding.streams
-        labels = batch["labels"]
+        labels = encoding.predictable(batch["labels"])
         if self.mixes:
             loss, _ = self._mixture(encoding, labels)
             weight = (labels[:, 1:] != IGNORED).sum().float()
@@ -512,7 +531,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
             return self._nll_by_prefixes(batch, rest)
         selection = {"causal": "causal", "block": "block"}.get(kind)
         encoding = self.encode(batch["input_ids"], batch.get("attention_mask"), selection=selection)
-        labels = batch["labels"]
+        labels = encoding.predictable(batch["labels"])
         if not self.mixes:
             return self.next_token_nll(self._states(encoding), labels)
         return F.pad(encoding.spread(self._mixture(encoding, labels)[1])[:, :-1], (1, 0))
@@ -523,6 +542,8 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         mask = batch.get("attention_mask")
         mask = torch.ones_like(ids) if mask is None else mask
         nll = torch.zeros(labels.shape, dtype=torch.float32, device=ids.device)
+        if not bool((labels[:, 1:] != IGNORED).any()):
+            return nll
         rows, columns = ((labels[:, 1:] != IGNORED) & mask[:, :-1].bool()).nonzero(as_tuple=True)
         for part in columns.argsort(stable=True).split(PREFIXES):
             row, last = rows[part], columns[part]
@@ -538,6 +559,9 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
 
     def _logits(self, encoding: Encoding, kept: Tensor) -> Tensor:
         """[B, m, v] of the tokens in columns `kept` [m] or [B, m]; of a mixture log-probabilities, zero at padding."""
+        if kept.ndim == 1:
+            kept, order = kept.unique(return_inverse=True)
+            return self._logits(encoding, kept.expand(len(encoding.streams.token), -1))[:, order]
         if not self.mixes:
             hidden = self._states(encoding)
             rows = torch.arange(len(hidden), device=hidden.device)[:, None]
@@ -566,6 +590,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         Args:
             input_ids: [B, L].
             attention_mask: [B, L or, with a cache, all tokens so far], 0 at padding on either side.
+            use_cache: without effect where the selection is not causal.
             labels: [B, L], see `Batch`.
             logits_to_keep: only the logits of the last so many positions (0: all), or of these.
             output_thoughts: also return a `ThoughtTrace` a row.
@@ -596,7 +621,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
             if self.mixes:
                 loss, _ = self._mixture(encoding, labels)
             else:
-                loss, _ = self.next_token_loss(self._states(encoding), labels)
+                loss, _ = self.next_token_loss(self._states(encoding), encoding.predictable(labels))
         return CausalLMOutputWithThoughts(
             loss=loss,
             logits=logits,

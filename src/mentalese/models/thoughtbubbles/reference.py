@@ -66,9 +66,9 @@ def fork_reference(
     kept: set[int] = set()
     if selection == "block":
         tokens = config.max_position_embeddings if config.budget_mode == "fixed" else length
-        kept = set(by_merit[: math.ceil(config.budget * tokens)])
+        kept = set(by_merit[: config.streams(tokens)])
     else:
-        kept = {i for i in by_merit if candidates[i].own or merit[i] > float(module.threshold)}
+        kept = {i for i in by_merit if candidates[i].own or merit[i] >= float(module.threshold)}
     return [candidates[i] for i in sorted(kept)]
 
 
