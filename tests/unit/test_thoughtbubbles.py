@@ -79,6 +79,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bias": {"fork_bias_init": 1.0},
     "small budget": {"budget": 1.25},
     "large budget": {"budget": 4.0},
+    "scores without forks": {"budget": 1.0},
     "fork before the first block": {"fork_layers": (0, 3)},
     "fixed budget": {"budget_mode": "fixed"},
     "tanh": {"activation": "gelu_tanh"},
@@ -285,7 +286,7 @@ def test_scoring_moves_no_threshold_even_in_training_mode() -> None:
 def test_every_score_has_its_name() -> None:
     assert model().estimators[0] == "block-not-causal"
     assert model(selection="causal").estimators[0] == "causal"
-    assert model(fork_layers=()).estimators == ("exact",)
+    assert model(fork_layers=()).estimators == model(budget=1.0).estimators == ("exact",)
     with pytest.raises(InputError, match="estimator is 'exact': this model has block-not-causal"):
         model().token_nll(batch(text()), "exact")
 
@@ -318,7 +319,9 @@ def test_read_outs_are_not_interchangeable() -> None:
 # ---------------------------------------------------------------------------------------------------------- generation
 
 
-@pytest.mark.parametrize("fields", [{}, {"readout": "residual"}, {"score_scale": "overwrite"}], ids=str)
+@pytest.mark.parametrize(
+    "fields", [{}, {"readout": "residual"}, {"score_scale": "overwrite"}, {"budget": 1.0}], ids=str
+)
 @pytest.mark.parametrize("pieces", [[12], [5, 7], [1] * 12, [4, 1, 1, 6]])
 def test_a_text_read_in_pieces_is_the_text(fields: dict[str, Any], pieces: list[int]) -> None:
     made, ids = model(selection="causal", **fields), text(rows=3)

@@ -17,7 +17,7 @@ class ThoughtbubblesConfig(LatentThoughtConfig):
         max_position_embeddings: L, the length trained on; positions are rotary, so with a dynamic budget longer text
             can be read.
         fork_layers: 0-based blocks before which streams fork; none makes the regular RoPE transformer.
-        budget: kappa / L, streams a token; a forking layer keeps at most kappa streams.
+        budget: kappa / L, streams a token; a forking layer keeps at most kappa streams. 1 leaves scores without forks.
         budget_mode: `dynamic`: a text of n tokens has ceil(budget * n) streams (E.1); `fixed`: ceil(budget * L), for
             every n.
         selection: which streams stay. `block`: the best kappa of the whole text, which lets later tokens decide about
@@ -92,5 +92,5 @@ class ThoughtbubblesConfig(LatentThoughtConfig):
 
     @property
     def causal(self) -> bool:
-        """Whether one forward pass is the autoregressive likelihood."""
-        return not self.fork_layers or self.selection == "causal"
+        """Whether one forward pass is the autoregressive likelihood: also where only tokens' own streams stay."""
+        return not self.fork_layers or self.budget == 1 or self.selection == "causal"

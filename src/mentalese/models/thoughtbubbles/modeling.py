@@ -513,7 +513,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         over the tokens before it alone, with either budget: exact, and as many passes as tokens. `causal`: one pass
         under the causal selection, exact.
         """
-        if not self.config.fork_layers:
+        if not self.config.fork_layers or self.config.budget == 1:
             return ("exact",)
         others = ("prefix-dynamic", "prefix-fixed")
         return (

@@ -92,7 +92,13 @@ def openstax() -> list[Recipe]:
         description=two.description.replace("2L", "4L"),
         model=two.model | {"budget": 4.0},
     )
-    return [two, four, regular, copy3]
+    one = dataclasses.replace(
+        two,
+        name="thoughtbubbles/openstax-1l",
+        description=two.description.replace("kappa 2L", "kappa L: scores without forks"),
+        model=two.model | {"budget": 1.0},
+    )
+    return [two, four, one, regular, copy3]
 
 
 def table1() -> list[Recipe]:
