@@ -27,7 +27,7 @@ def sizes(name: str, vocabulary: int) -> dict[str, int]:
 def test_every_recipe_builds_a_model(name: str) -> None:
     recipe = get_recipe(name)
     fields = dict(recipe.model)
-    config = AutoConfig.for_model(fields.pop("model_type"), vocab_size=4096, **fields)
+    config = AutoConfig.for_model(fields.pop("model_type"), **({"vocab_size": 4096} | fields))
     for field, value in fields.items():
         kept = getattr(config, field)
         assert kept == value or list(kept) == list(value), f"{field} did not reach the config"

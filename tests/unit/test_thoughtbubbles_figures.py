@@ -35,6 +35,7 @@ def saved(folder: Path, recipe: Recipe, **fields: Any) -> Path:
         model.embed.weight.normal_(std=0.2)
         for decision in model.fork_decisions.values():
             decision.decide.weight.normal_(std=0.2)
+            decision.threshold.fill_(-2.0)
     folder.mkdir()
     save_model(folder / "model", model, tokenizer, recipe=recipe.to_dict())
     (folder / "config.json").write_text(json.dumps({"recipe": recipe.to_dict()}))
@@ -231,9 +232,9 @@ def test_every_token_of_a_text_is_shown_with_its_streams_after_each_fork(run: Pa
 
 
 def test_a_causal_selection_is_said_to_be_one(recipe: Recipe, tmp_path: Path) -> None:
-    folder = saved(tmp_path / "causal", recipe, selection="running")
+    folder = saved(tmp_path / "causal", recipe, selection="causal")
     written = draw("forks", folder, out=tmp_path / "forks.svg", text=TEXT)
-    assert (written["selection"], written["estimator"]) == ("running", "causal-running")
+    assert (written["selection"], written["estimator"]) == ("causal", "causal")
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
