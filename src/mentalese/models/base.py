@@ -338,21 +338,35 @@ class ResidualLinear(nn.Linear):
 class LatentThoughtModel(PreTrainedModel, Contract, GenerationMixin):
     """Base of every family's model: a Hugging Face causal LM that keeps the contract.
 
-    A subclass sets `config_class`, builds its modules in `__init__` (ending in `self.post_init()`), gives every
-    parameter that is not a plain linear, embedding or norm its rule in `_init_weights`, and keeps whatever generation
-    needs between tokens in a `ThoughtCache`.
+    A subclass sets `config_class`, builds its modules in `__init__` (`embed` and `lm_head` among them, ending in
+    `self.post_init()`), gives every parameter that is not a plain linear, embedding or norm its rule in
+    `_init_weights`, and keeps whatever generation needs between tokens in a `ThoughtCache`.
     """
 
     config_class = LatentThoughtConfig
     base_model_prefix = "model"
     _is_stateful = True
     _supports_sdpa = True
+    embed: nn.Embedding
+    lm_head: nn.Linear
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, ResidualLinear):
             std = self.config.initializer_range / math.sqrt(2 * self.config.num_hidden_layers)
             init.normal_(module.weight, std=std)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.embed = value
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        self.lm_head = new_embeddings
 
     def new_cache(self) -> ThoughtCache:
         """An empty cache for `generate`; families whose keys and values live in named states override it."""

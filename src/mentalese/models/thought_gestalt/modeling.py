@@ -297,18 +297,6 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         if isinstance(module, CrossAttention):
             init.constant_(module.gate, self.config.gate_init)
 
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embed
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.embed = value
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        self.lm_head = new_embeddings
-
     def new_cache(self) -> ThoughtCache:
         return ThoughtCache()
 
