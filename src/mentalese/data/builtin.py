@@ -1,6 +1,7 @@
 """Built-in data: nothing is downloaded, nothing of other people's is shipped.
 
-`stdlib` is real English that comes with every CPython; `families` is generated, so that what is true in it is known.
+`stdlib` is real English that comes with every CPython; the rest is generated, so that what is true in it is known:
+`families` here, `prosqa` in prosqa.py and `arithmetic` in arithmetic.py.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
+from mentalese.data.arithmetic import arithmetic
+from mentalese.data.prosqa import prosqa, prosqa_small
 from mentalese.data.sources import Document, Kind
 
 MIN_WORDS = 100
@@ -268,4 +271,7 @@ def _tell(
 BUILTIN: dict[str, Builtin] = {
     "stdlib": Builtin("CPython's documentation: real English, about 340 documents, 2 MB", "text", stdlib),
     "families": Builtin("2,000 generated stories of families, every relation known", "text", families),
+    "prosqa": Builtin("18,686 generated questions like ProsQA's, 3 to 6 steps through a graph", "records", prosqa),
+    "prosqa-small": Builtin("10,000 smaller ones, 2 or 3 steps among about 11 entities", "records", prosqa_small),
+    "arithmetic": Builtin("10,000 generated word problems, 1 to 4 equations each", "records", arithmetic),
 }

@@ -1,0 +1,192 @@
+"""Questions like ProsQA's (Hao et al., "Training Large Language Models to Reason in a Continuous Latent Space", 2024).
+
+People and made-up concepts are the nodes of a directed graph without cycles, `Every lempus is a gerpus.` its edges;
+asked is which of two concepts a person is, where only one can be reached. To answer is to search.
+
+The graphs grow as the published ones seem to have grown. What is fitted to the published validation and test sets is in
+`GraphSize`; generated questions have their numbers of entities, edges, steps and words, as
+`tests/unit/test_reasoning_data.py` shows side by side.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, pairwise
+
+from mentalese.data.sources import Document, record
+from mentalese.errors import InputError
+
+PROSQA_VERSION = 1
+TRAIN, VALIDATION, TEST = 17_886, 300, 500  # questions, as published
+
+# The published words, so that a model trained here can be asked the published questions.
+# ruff: noqa: SIM905
+_NAMES = "Alex Bob Carol Davis Eva Fae Gabriel Jack Max Oliver Polly Rex Sally Sam Stella Tom Wren".split()
+_CONCEPTS = (
+    "bompus boompus brimpus chorpus dumpus felpus fompus gerpus gorpus grimpus gwompus hilpus impus jelpus jompus "
+    "kerpus lempus lorpus numpus quimpus rempus rompus rorpus scrompus shumpus sterpus storpus terpus timpus tumpus "
+    "vumpus worpus wumpus yerpus yimpus yumpus zhorpus zumpus"
+).split()
+
+
+@dataclass(frozen=True)
+class GraphSize:
+    """How large the graph of a question is, and how it grows.
+
+    The first two nodes are people. Each later node gets a Poisson number of parents among the first person's
+    descendants, or the second's, or all nodes. Nodes without parents become people; those without any edge go.
+
+    Attributes:
+        nodes: before those without any edge are left out; at most 40.
+        parents: mean number of parents, before it is cut where there are fewer to choose from.
+        shares: of nodes whose parents descend from the first person alone, and from the second alone.
+        depth_weight: a node d steps from the one of the two that leads to it is taken as a parent 1 + depth_weight * d
+            times as often as a node that both lead to, or neither.
+        steps: fewest and most steps to the answer.
+    """
+
+    nodes: int = 28
+    parents: float = 1.5
+    shares: tuple[float, float] = (0.35, 0.45)
+    depth_weight: float = 1.5
+    steps: tuple[int, int] = (3, 6)
+
+    def __post_init__(self) -> None:
+        fewest, most = self.steps
+        if not 1 <= fewest <= most:
+            raise InputError(f"steps are {self.steps}: give the fewest and the most, at least 1")
+        least, most = 2 * fewest + 2, len(_CONCEPTS) + 2
+        if not least <= self.nodes <= most:
+            raise InputError(f"nodes are {self.nodes}: give {least} ({fewest} steps from each of two people) to {most}")
+
+
+PUBLISHED = GraphSize()
+SMALL = GraphSize(nodes=13, steps=(2, 3))
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with its ground truth.
+
+    Attributes:
+        symbols: each node's word; people are capitalised.
+        edges: (node, node): the first is the second. All lead from lower to higher nodes.
+        root: the node of the person asked about.
+        target: the node that is the answer: of those only root leads to, and that lead nowhere, one of the farthest.
+        negative_target: the other one: only the other person leads to it, and it leads nowhere.
+        question: every edge as a sentence, in random order, then `Is ROOT a A or B?`, in random order too.
+        steps: the edges of one of the shortest paths from root to target, as sentences.
+        answer: `ROOT is a TARGET.`
+    """
+
+    symbols: tuple[str, ...]
+    edges: tuple[tuple[int, int], ...]
+    root: int
+    target: int
+    negative_target: int
+    question: str
+    steps: tuple[str, ...]
+    answer: str
+
+
+@cache
+def prosqa() -> tuple[Document, ...]:
+    """As many questions as the three published splits have, of their size."""
+    return _records(prosqa_questions(TRAIN + VALIDATION + TEST))
+
+
+@cache
+def prosqa_small() -> tuple[Document, ...]:
+    """Questions for small models: about 11 entities, 2 or 3 steps."""
+    return _records(prosqa_questions(10_000, size=SMALL))
+
+
+def prosqa_questions(count: int, seed: int = 0, size: GraphSize = PUBLISHED) -> list[Question]:
+    """The questions behind `prosqa`, with their ground truth; question i is the same whatever `count` is."""
+    return [_question(random.Random(f"prosqa {PROSQA_VERSION} {seed} {i}"), size) for i in range(count)]
+
+
+def _records(questions: list[Question]) -> tuple[Document, ...]:
+    return tuple(record(question.question, question.steps, question.answer) for question in questions)
+
+
+def _question(rng: random.Random, size: GraphSize) -> Question:
+    while True:  # at the published size 1 graph in 13 asks for nothing
+        parents, distances = _graph(rng, size)
+        leaves = [node for node in set(range(size.nodes)).difference(*parents) if parents[node]]
+        ends = [{node: distances[node][i] for node in leaves if distances[node].keys() == {i}} for i in (0, 1)]
+        farthest = max(max(found.values(), default=0) for found in ends)
+        used = sorted({node for child, own in enumerate(parents) if own for node in (child, *own)})
+        people = [node for node in used if not parents[node]]
+        concepts = [node for node in used if parents[node]]
+        if all(ends) and size.steps[0] <= farthest <= size.steps[1] and len(people) <= len(_NAMES):
+            break
+    root, target = rng.choice(
+        [(person, end) for person in (0, 1) for end in ends[person] if ends[person][end] == farthest]
+    )
+    negative_target = rng.choice(list(ends[1 - root]))
+    path = [target]
+    for left in reversed(range(farthest)):
+        path.insert(0, rng.choice([node for node in parents[path[0]] if distances[node].get(root) == left]))
+
+    word = dict(zip(people, rng.sample(_NAMES, len(people)), strict=True))
+    word |= dict(zip(concepts, rng.sample(_CONCEPTS, len(concepts)), strict=True))
+    place = {node: i for i, node in enumerate(used)}
+    edges = [(parent, node) for node in used for parent in parents[node]]
+
+    def tell(node: int, concept: int) -> str:
+        return f"{word[node] if node in people else f'Every {word[node]}'} is a {word[concept]}."
+
+    a, b = rng.sample((word[target], word[negative_target]), 2)
+    facts = [tell(*edge) for edge in rng.sample(edges, len(edges))]
+    return Question(
+        symbols=tuple(word[node] for node in used),
+        edges=tuple((place[parent], place[node]) for parent, node in edges),
+        root=place[root],
+        target=place[target],
+        negative_target=place[negative_target],
+        question=" ".join([*facts, f"Is {word[root]} a {a} or {b}?"]),
+        steps=tuple(tell(*edge) for edge in pairwise(path)),
+        answer=tell(root, target),
+    )
+
+
+def _graph(rng: random.Random, size: GraphSize) -> tuple[list[list[int]], list[dict[int, int]]]:
+    """For each node its parents, and its distances in edges from those of the first two people that lead to it."""
+    parents: list[list[int]] = [[], []]
+    distances: list[dict[int, int]] = [{0: 0}, {1: 0}]
+    weights = [1.0, 1.0]
+    descendants = ([0], [1])  # of one of the two alone, itself included
+    for node in range(2, size.nodes):
+        wanted, branch = _poisson(rng, size.parents), rng.random()
+        candidates: Sequence[int] = range(node)
+        if branch < sum(size.shares):
+            candidates = descendants[branch >= size.shares[0]]
+        own: set[int] = set()
+        cumulative = list(accumulate(weights[candidate] for candidate in candidates))
+        while len(own) < min(wanted, len(candidates)):
+            own.update(rng.choices(candidates, cum_weights=cumulative))
+        reached = {
+            person: 1 + min(found)
+            for person in (0, 1)
+            if (found := [distances[i][person] for i in own if person in distances[i]])
+        }
+        parents.append(sorted(own))
+        distances.append(reached)
+        weights.append(1.0)
+        if len(reached) == 1:
+            [(person, distance)] = reached.items()
+            descendants[person].append(node)
+            weights[node] += size.depth_weight * distance
+    return parents, distances
+
+
+def _poisson(rng: random.Random, mean: float) -> int:
+    count, left = 0, rng.random()
+    while left > math.exp(-mean):
+        count, left = count + 1, left * rng.random()
+    return count
