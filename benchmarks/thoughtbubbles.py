@@ -8,7 +8,7 @@ lowest-highest).
 
 speed       a training step's forward and backward pass, in units of the model without forks, beside the ratio of FLOPs
 memory      the most memory that a process has taken after a training step, in all and over what it had before the step
-generation  512 tokens, one row: whole passes over cached steps, for all of them and for the last 32
+generation  512 tokens, 1 and 8 rows: whole passes (every 16th is run) over cached steps, for all and for the last 32
 """
 
 from __future__ import annotations
@@ -107,34 +107,39 @@ def _peak(fields: dict[str, Any]) -> tuple[int, int]:
     return peak, peak - before
 
 
-def generation(tokens: int = 512) -> None:
+def generation(tokens: int = 512, every: int = 16) -> None:
     model = thoughtbubbles(selection="causal")
     model.training_loss(batch())  # finds the thresholds
     model.eval()
-    prompt = batch(rows=1, length=8)["input_ids"]
     options = {"do_sample": False, "min_new_tokens": tokens, "max_new_tokens": tokens, "pad_token_id": 0}
-    whole: list[float] = []
-    end: list[float] = []
-    for _ in range(3):
-        taken = {}
-        for use_cache in (True, False):
+    for rows in (1, ROWS):
+        prompt = batch(rows=rows, length=8)["input_ids"]
+        whole: list[float] = []
+        end: list[float] = []
+        for _ in range(3):
             times: list[float] = []
 
             def clock(input_ids: Tensor, scores: Tensor, times: list[float] = times) -> Tensor:
                 times.append(time.perf_counter())
                 return scores
 
-            model.generate(
-                prompt,
-                attention_mask=torch.ones_like(prompt),
-                use_cache=use_cache,
-                logits_processor=[clock],
-                **options,
-            )
-            taken[use_cache] = [1000 * (b - a) for a, b in pairwise(times)]
-        whole.append(sum(taken[False]) / sum(taken[True]))
-        end.append(statistics.median(taken[False][-32:]) / statistics.median(taken[True][-32:]))
-    print(f"{tokens} tokens: whole passes over cached steps {spread(whole, '.1f')}; the last 32 {spread(end, '.1f')}")
+            mask = torch.ones_like(prompt)
+            text = model.generate(prompt, attention_mask=mask, logits_processor=[clock], **options)
+            cached = [b - a for a, b in pairwise(times)]
+            passes = [_pass(model, text[:, :length]) for length in range(prompt.shape[1] + every, text.shape[1], every)]
+            whole.append(statistics.fmean(passes) / statistics.fmean(cached))
+            end.append(statistics.median(passes[-2:]) / statistics.median(cached[-2 * every :]))
+        print(
+            f"{rows} x {tokens} tokens: whole passes over cached steps {spread(whole, '.1f')}; "
+            f"the last {2 * every} {spread(end, '.1f')}"
+        )
+
+
+@torch.no_grad()
+def _pass(model: ThoughtbubblesForCausalLM, text: Tensor) -> float:
+    began = time.perf_counter()
+    model(text, use_cache=False, logits_to_keep=1)
+    return time.perf_counter() - began
 
 
 def spread(values: Sequence[float], form: str) -> str:

@@ -1,8 +1,17 @@
-"""CLUTRR (Sinha et al., "CLUTRR: A Diagnostic Benchmark for Inductive Reasoning from Text", 2019) as records.
+"""Published sets of questions, in the files they come in, as records of question, steps and answer.
 
-A story names relatives in brackets, `[Ann] took her son [Bob] to [Carl], Bob's uncle.`; a question asks how two of
-them are related, which follows from 2 to 10 relations in the story. The authors publish a zip of CSV files for each
-task, `1.2,1.3_train.csv` (stories of 2 and 3 relations) to `1.10_test.csv`.
+- GSM8K (Cobbe et al., "Training Verifiers to Solve Math Word Problems", 2021): rows of question and answer, a solution
+  in sentences and, after `####`, a number.
+- GSM8K-Aug (Deng et al., "Implicit Chain of Thought Reasoning via Knowledge Distillation", 2023): lines
+  `question||<<48/2=24>> <<48+24=72>> #### 72`.
+- HotpotQA (Yang et al., "HotpotQA: A Dataset for Diverse, Explainable Multi-hop Question Answering", 2018): questions
+  about two of ten paragraphs, and which of their sentences are needed.
+- CLUTRR (Sinha et al., "CLUTRR: A Diagnostic Benchmark for Inductive Reasoning from Text", 2019): a story names
+  relatives in brackets, `[Ann] took her son [Bob] to [Carl], Bob's uncle.`; a question asks how two of them are
+  related, which follows from 2 to 10 relations in the story. A zip of CSV files for each task, `1.2,1.3_train.csv`
+  (stories of 2 and 3 relations) to `1.10_test.csv`.
+
+ProsQA's files are rows of question, steps and answer, which `file:PATH` reads.
 """
 
 from __future__ import annotations
@@ -11,16 +20,142 @@ import csv
 import io
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from mentalese.data.sources import Document, Source, record
+from mentalese.data.sources import Document, Source, open_text, record, row_reader, split_files
 from mentalese.errors import InputError
 
+_ROWS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
+_LINES = (".txt", ".txt.gz")
+_EQUATION = re.compile(r"<<[^<>]+>>")
 _QUERY = re.compile(r"""\((['"])(?P<of>[^'"]+)\1, (['"])(?P<who>[^'"]+)\3\)""")
 _COLUMNS = ("story", "query", "target")
 _REMEDY = "give the zip of a CLUTRR task, as it was published"
+
+
+def open_gsm8k(spec: str, path: Path) -> Source:
+    """Records whose steps are the lines of the solution, whose answer is the number, without its commas.
+
+    Args:
+        path: a file, jsonl, json or parquet, or a folder with train.jsonl, test.jsonl and the like.
+
+    Raises:
+        InputError: no such file, or a row that is no question.
+    """
+    return _open(spec, path, _ROWS, lambda file: (_gsm8k(*row) for row in row_reader(file)()))
+
+
+def open_gsm8k_aug(spec: str, path: Path) -> Source:
+    """Records whose steps are equations, `<<48/2=24>>`, whose answer is the number, without its commas.
+
+    About one published question in a hundred has no equations, and so no steps.
+
+    Args:
+        path: a file, txt or txt.gz, or a folder with train.txt, valid.txt and test.txt, or icot_train.txt and so on.
+
+    Raises:
+        InputError: no such file, or a line that is no question.
+    """
+    return _open(spec, path, _LINES, _read_gsm8k_aug)
+
+
+def open_hotpotqa(spec: str, path: Path) -> Source:
+    """Records whose question follows the paragraphs it needs, whose steps are the sentences it needs.
+
+    Paragraphs are in the order of the context, sentences in that of the supporting facts. A fact that points behind its
+    paragraph's last sentence is left out.
+
+    Args:
+        path: a file, or a folder with train and validation: the JSON list of the distractor setting as published
+            (hotpot_train_v1.1.json, hotpot_dev_distractor_v1.json), or the hub's parquet or jsonl files of it.
+
+    Raises:
+        InputError: no such file, or a row that is no question.
+    """
+    return _open(spec, path, _ROWS, lambda file: (_hotpotqa(*row) for row in row_reader(file)()))
+
+
+def _open(spec: str, path: Path, suffixes: tuple[str, ...], read: Callable[[Path], Iterator[Document]]) -> Source:
+    def reader(files: list[Path]) -> Iterator[Document]:
+        for file in files:
+            yield from read(file)
+
+    return Source(
+        spec, "records", {split: partial(reader, files) for split, files in split_files(path, suffixes).items()}
+    )
+
+
+def _gsm8k(where: str, row: dict[str, Any]) -> Document:
+    question, answer = row.get("question"), row.get("answer")
+    if not isinstance(question, str) or not isinstance(answer, str):
+        raise InputError(f"{where} is no question of GSM8K: question and answer must be texts")
+    solution, number = _solution(where, answer)
+    steps = [line for line in solution.splitlines() if line.strip()]
+    if not steps:
+        raise InputError(f"{where}: there is no solution before ####: repair or remove it")
+    return _checked(where, question, steps, number)
+
+
+def _read_gsm8k_aug(path: Path) -> Iterator[Document]:
+    with open_text(path) as file:
+        for i, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            where = f"{path}, line {i}"
+            question, bars, answer = line.partition("||")
+            solution, number = _solution(where, answer)
+            if not bars or _EQUATION.sub("", solution).strip():
+                raise InputError(
+                    f"{where} is no question of GSM8K-Aug: write question||<<equation>> <<equation>> #### answer"
+                )
+            yield _checked(where, question, _EQUATION.findall(solution), number)
+
+
+def _solution(where: str, answer: str) -> tuple[str, str]:
+    """The solution, and the number without commas."""
+    solution, mark, number = answer.rpartition("####")
+    if not mark:
+        raise InputError(f"{where}: the answer has no ####, after which the number belongs: repair or remove it")
+    return solution, number.replace(",", "")
+
+
+def _hotpotqa(where: str, row: dict[str, Any]) -> Document:
+    try:
+        paragraphs = {
+            str(title): [str(part).strip() for part in parts] for title, parts in _pairs(row["context"], "sentences")
+        }
+        facts = [(str(title), int(number)) for title, number in _pairs(row["supporting_facts"], "sent_id")]
+        question, answer = str(row["question"]), str(row["answer"])
+    except (KeyError, TypeError, ValueError):
+        raise InputError(
+            f"{where} is no question of HotpotQA: give question, answer, context and supporting_facts as published"
+        ) from None
+    for title, _ in facts:
+        if title not in paragraphs:
+            raise InputError(f"{where}: no paragraph is called {title!r}: give the distractor setting")
+    needed = {title for title, _ in facts}
+    told = [f"{title}: {' '.join(parts)}" for title, parts in paragraphs.items() if title in needed]
+    steps = [paragraphs[title][number] for title, number in facts if number < len(paragraphs[title])]
+    if not steps:
+        raise InputError(f"{where}: there are no supporting facts: repair or remove it")
+    return _checked(where, question, steps, answer, before=told)
+
+
+def _pairs(column: Any, second: str) -> list[tuple[Any, Any]]:
+    """(title, value) of a column as it was published, a list of pairs, or as the hub has it, a list of each."""
+    if isinstance(column, dict):
+        column = zip(column["title"], column[second], strict=True)
+    return [(title, value) for title, value in column]
+
+
+def _checked(where: str, question: str, steps: list[str], answer: str, before: Iterable[str] = ()) -> Document:
+    for name, text in (("question", question), ("answer", answer)):
+        if not text.strip():
+            raise InputError(f"{where}: the {name} is empty: repair or remove it")
+    return record(" ".join([*before, question]), steps, answer)
 
 
 def open_clutrr(spec: str, path: Path) -> Source:
@@ -85,3 +220,11 @@ def _question(where: str, row: dict[str, str | None]) -> Document:
     if not target:
         raise InputError(f"{where}: there is no target, the relation asked for: repair or remove it")
     return record(f"{story} How is [{pair['who']}] related to [{pair['of']}]?", [], target)
+
+
+PUBLISHED: dict[str, Callable[[str, Path], Source]] = {
+    "clutrr": open_clutrr,
+    "gsm8k": open_gsm8k,
+    "gsm8k-aug": open_gsm8k_aug,
+    "hotpotqa": open_hotpotqa,
+}

@@ -14,10 +14,11 @@ import re
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import numpy as np
 
@@ -32,9 +33,10 @@ Row = tuple[str, dict[str, Any]]
 """Where a row stands (for messages), and its columns."""
 
 _ALIASES = {"valid": "validation", "val": "validation", "dev": "validation"}
-_SPLIT_FILE = re.compile(r"(train|validation|valid|val|dev|test)(?:[-_.].*)?\.(?:txt|jsonl|jsonl\.gz|parquet)")
-_SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
+_SPLIT_FILE = re.compile(r"(?:(?P<prefix>.*?)[-_])?(?P<split>train|validation|valid|val|dev|test)(?:[-_.].*)?")
+_SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 _HEADING = re.compile(r" ?= [^=](?:.*[^=])? = ?\n?")
+_BREAK = re.compile(r"\s*[\r\n]\s*")
 _END_OF_DOCUMENT = "<|endoftext|>"
 _RECORD = ("question", "steps", "answer")
 _LONG_TEXT = 100
@@ -58,21 +60,21 @@ Reader = Callable[[], Iterator[Document]]
 
 
 class Source:
-    """Documents in three splits that share none.
+    """Documents in train, validation and test, which share none.
+
+    Where validation or test is not given, it is taken out of train; without a train split, only what is given is there.
 
     Attributes:
         name: as it was asked for.
         kind: `text`, or `records` (question, steps and answer as segments).
         fingerprint: sha256 of every document and its split; the file's name and place do not count.
-        splits: `train`, `validation`, `test`.
+        splits: those there are of `train`, `validation` and `test`.
         dropped: documents of each split that were left out because a later split has them too.
         empty: documents of each split that were left out because they hold nothing but white space.
 
     Raises:
         InputError: a split holds no document, or there are too few to take validation and test from.
     """
-
-    splits = SPLITS
 
     def __init__(self, name: str, kind: Kind, readers: dict[str, Reader]) -> None:
         self.name, self.kind, self._readers = name, kind, readers
@@ -84,22 +86,30 @@ class Source:
                 keys[split], sizes[split] = _scan(name, split, readers[split], digest)
         self.fingerprint = digest.hexdigest()
         self._owner = _assign(name, keys, {split: size == 0 for split, size in sizes.items()})
+        self.splits = SPLITS if "train" in readers else tuple(keys)
         self._sizes = {
-            split: sum(int(sizes[given][owner == number].sum()) for given, owner in self._owner.items())
-            for number, split in enumerate(SPLITS)
+            split: sum(int(sizes[given][owner == SPLITS.index(split)].sum()) for given, owner in self._owner.items())
+            for split in self.splits
         }
         self.dropped = {split: int((owner == _DUPLICATE).sum()) for split, owner in self._owner.items()}
         self.empty = {split: int((owner == _EMPTY).sum()) for split, owner in self._owner.items()}
 
     def documents(self, split: str) -> Iterator[Document]:
-        """The documents of a split, in the source's order, read as one goes."""
+        """The documents of a split, in the source's order, read as one goes.
+
+        Raises:
+            InputError: the source has no such split.
+        """
+        self.size(split)  # checks
         number = SPLITS.index(split)
         for given, owner in self._owner.items():
             if (owner == number).any():
                 yield from (document for document, own in zip(self._readers[given](), owner) if own == number)
 
     def size(self, split: str) -> int:
-        """UTF-8 bytes of the split's text."""
+        """UTF-8 bytes of the split's text. Raises `InputError` where the source has no such split."""
+        if split not in self._sizes:
+            raise InputError(f"{self.name} holds no {split} file, only {' and '.join(self.splits)}: add one")
         return self._sizes[split]
 
 
@@ -135,7 +145,7 @@ def _assign(name: str, keys: dict[str, np.ndarray], empty: dict[str, np.ndarray]
         if (owner[given] < 0).all():
             raise InputError(f"{name}: every document of {given} occurs in another split too: give other documents")
     missing = [split for split in ("test", "validation") if split not in keys]
-    if missing:
+    if missing and "train" in keys:
         distinct = np.unique(keys["train"][owner["train"] >= 0])
         if len(distinct) <= len(missing):
             raise InputError(
@@ -155,9 +165,11 @@ def open_source(spec: str, *, text_column: str | None = None) -> Source:
     """Opens and checks a source.
 
     Args:
-        spec: `builtin:NAME`, `file:PATH`, `hub:NAME[:CONFIG]` or `clutrr:PATH` (`reasoning.py`). PATH is a txt, jsonl,
-            jsonl.gz or parquet file, or a folder with files called train, validation and test (`valid`, `val`, `dev`,
-            `train-00000.parquet` too).
+        spec: `builtin:NAME`, `file:PATH` or `hub:NAME[:CONFIG]`; for published sets of questions (`reasoning.py`)
+            `gsm8k:PATH`, `gsm8k-aug:PATH`, `hotpotqa:PATH` or `clutrr:PATH`.
+            PATH is a txt, jsonl, json (a list of rows) or parquet file, the JSON ones in gzip too, or a folder with
+            files called train, validation and test (`valid`, `val`, `dev`, `train-00000.parquet`; where none is
+            called so, `prosqa_valid.json.gz` too). A folder without train has the splits it has.
             In a txt file a document begins at each level-one heading (`= Title =`, as WikiText writes it) and after
             each line `<|endoftext|>`; a file with neither is one document.
             A row with `question`, `steps` and `answer` is a record. Other rows are documents, or lines of a text as
@@ -181,10 +193,10 @@ def open_source(spec: str, *, text_column: str | None = None) -> Source:
         return _open_files(spec, Path(rest).expanduser(), text_column)
     if kind == "hub" and rest:
         return _open_hub(spec, rest, text_column)
-    if kind == "clutrr" and rest:
-        from mentalese.data.reasoning import open_clutrr
+    if rest and kind in ("clutrr", "gsm8k", "gsm8k-aug", "hotpotqa"):
+        from mentalese.data.reasoning import PUBLISHED
 
-        return open_clutrr(spec, Path(rest).expanduser())
+        return PUBLISHED[kind](spec, Path(rest).expanduser())
     if kind == "store":
         raise InputError(f"data.source is {spec!r}: a prepared store holds tokens, no text; give the text's source")
     remedy = f"write file:{spec}" if Path(spec).exists() else "give builtin:NAME, file:PATH, hub:NAME or store:FOLDER"
@@ -192,23 +204,8 @@ def open_source(spec: str, *, text_column: str | None = None) -> Source:
 
 
 def _open_files(spec: str, path: Path, text_column: str | None) -> Source:
-    if path.is_dir():
-        found: dict[str, list[Path]] = {}
-        for file in sorted(path.iterdir()):
-            if match := _SPLIT_FILE.fullmatch(file.name):
-                found.setdefault(_ALIASES.get(match[1], match[1]), []).append(file)
-        if "train" not in found:
-            raise InputError(f"{path} holds no train file (train.txt, .jsonl, .jsonl.gz or .parquet): add one")
-    elif path.is_file():
-        if not path.name.endswith(_SUFFIXES):
-            raise InputError(f"{path} is of no known kind: give {', '.join(_SUFFIXES)} or a folder of them")
-        found = {"train": [path]}
-    else:
-        raise InputError(f"{path} does not exist: check data.source")
+    found = split_files(path, _SUFFIXES)
     files = [file for paths in found.values() for file in paths]
-    for file in files:
-        if file.stat().st_size == 0:
-            raise InputError(f"{file} is empty: give a file with text")
     plain = [file for file in files if file.suffix == ".txt"]
     if plain and len(plain) < len(files):
         raise InputError(f"{path} mixes .txt and other files: keep one kind")
@@ -216,8 +213,42 @@ def _open_files(spec: str, path: Path, text_column: str | None) -> Source:
         if text_column is not None:
             raise InputError(f"data.text_column is {text_column!r}: a txt file has no columns, leave it out")
         return Source(spec, "text", {split: _chain(map(_text_reader, paths)) for split, paths in found.items()})
-    rows = {split: [_row_reader(file) for file in paths] for split, paths in found.items()}
+    rows = {split: [row_reader(file) for file in paths] for split, paths in found.items()}
     return _open_rows(spec, rows, text_column)
+
+
+def split_files(path: Path, suffixes: tuple[str, ...]) -> dict[str, list[Path]]:
+    """The files of each split, sorted: a lone file is train, those of a folder are told by their names.
+
+    A name begins with its split's (`train-00000.parquet`). Only in a folder without such names it may follow one prefix
+    (`prosqa_valid.json.gz`), the same for all.
+
+    Raises:
+        InputError: nothing is there, or nothing of these kinds; a file is empty.
+    """
+    kinds = ", ".join(suffixes)
+    if path.is_file():
+        if not path.name.endswith(suffixes):
+            raise InputError(f"{path} is of no known kind: give {kinds} or a folder of them")
+        found = {"train": [path]}
+    elif path.is_dir():
+        by_prefix: dict[str, dict[str, list[Path]]] = {}
+        for file in sorted(path.iterdir()):
+            suffix = next((suffix for suffix in suffixes if file.name.endswith(suffix)), None)
+            if suffix and (match := _SPLIT_FILE.fullmatch(file.name.removesuffix(suffix))):
+                split = _ALIASES.get(match["split"], match["split"])
+                by_prefix.setdefault(match["prefix"] or "", {}).setdefault(split, []).append(file)
+        if not by_prefix:
+            raise InputError(f"{path} holds no train file (train{kinds.replace(' ', ' train')}): add one")
+        if "" not in by_prefix and len(by_prefix) > 1:
+            raise InputError(f"{path} holds files of several sets ({', '.join(sorted(by_prefix))}): give each a folder")
+        found = by_prefix.get("") or next(iter(by_prefix.values()))
+    else:
+        raise InputError(f"{path} does not exist: check data.source")
+    for file in chain.from_iterable(found.values()):
+        if file.stat().st_size == 0:
+            raise InputError(f"{file} is empty: give a file with text")
+    return found
 
 
 def _chain(readers: Iterable[Reader]) -> Reader:
@@ -253,30 +284,54 @@ def _join_lines(lines: Iterable[str]) -> Iterator[Document]:
             held.append(line)
 
 
-def _row_reader(path: Path) -> Callable[[], Iterator[Row]]:
-    return lambda: _read_parquet(path) if path.suffix == ".parquet" else read_json_lines(path)
+def row_reader(path: Path) -> Callable[[], Iterator[Row]]:
+    """What reads a parquet, jsonl or json file, the latter two in gzip too."""
+    if path.suffix == ".parquet":
+        return lambda: _read_parquet(path)
+    return lambda: (_read_json_list if path.name.endswith((".json", ".json.gz")) else read_json_lines)(path)
 
 
-def read_json_lines(path: Path) -> Iterator[Row]:
-    """`(where, row)` of each line, for messages; gzip by the file's ending. Raises `InputError` for what is no JSON."""
+@contextmanager
+def open_text(path: Path) -> Iterator[TextIO]:
+    """A UTF-8 file, gzip by its ending. Raises `InputError` for what turns out, while it is read, to be neither."""
     opener: Any = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rt", encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                where = f"{path}, line {number}"
-                try:
-                    row = json.loads(line)
-                except ValueError as error:
-                    raise InputError(f"{where} is not JSON ({error}): repair or remove it") from error
-                if not isinstance(row, dict):
-                    raise InputError(f"{where} is not a JSON object: give one object with named columns a line")
-                yield where, row
+            yield file
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 text: convert it") from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InputError(f"{path} is no whole gzip file ({error}): fetch it again") from error
+
+
+def read_json_lines(path: Path) -> Iterator[Row]:
+    """`(where, row)` of each line, for messages; gzip by the file's ending. Raises `InputError` for what is no JSON."""
+    with open_text(path) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            where = f"{path}, line {number}"
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise InputError(f"{where} is not JSON ({error}): repair or remove it") from error
+            if not isinstance(row, dict):
+                raise InputError(f"{where} is not a JSON object: give one object with named columns a line")
+            yield where, row
+
+
+def _read_json_list(path: Path) -> Iterator[Row]:
+    try:
+        with open_text(path) as file:
+            rows = json.load(file)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path} is not JSON ({error}): repair it, or call it .jsonl if each line is a row") from error
+    if not isinstance(rows, list):
+        raise InputError(f"{path} is no JSON list: give a list of objects, or .jsonl with one object a line")
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise InputError(f"{path}, row {number} is not a JSON object: give objects with named columns")
+        yield f"{path}, row {number}", row
 
 
 def _read_parquet(path: Path) -> Iterator[Row]:
@@ -316,7 +371,7 @@ def _open_hub(spec: str, name: str, text_column: str | None) -> Source:
 
 
 def _open_rows(spec: str, rows: dict[str, list[Callable[[], Iterator[Row]]]], text_column: str | None) -> Source:
-    first = list(islice(rows["train"][0](), 100))
+    first = list(islice(next(rows[split] for split in SPLITS if split in rows)[0](), 100))
     column = _find_column(spec, [row for _, row in first], text_column)
     if column is not None and _are_lines([_text(where, row, column).text for where, row in first]):
         return Source(spec, "text", {split: _line_reader(parts, column) for split, parts in rows.items()})
@@ -384,11 +439,17 @@ def _text(where: str, row: dict[str, Any], column: str) -> Document:
 def _record(where: str, row: dict[str, Any]) -> Document:
     question, steps, answer = (row.get(name) for name in _RECORD)
     texts = [question, answer, *(steps if isinstance(steps, list) else [None])]
-    if not all(isinstance(text, str) for text in texts):
-        raise InputError(f"{where} is no record: question and answer must be texts and steps a list of texts")
+    if not all(isinstance(text, str) and text.strip() for text in texts):
+        raise InputError(
+            f"{where} is no record: question and answer must be texts and steps a list of texts, none of them empty"
+        )
     return record(str(question), [str(step) for step in steps or ()], str(answer))
 
 
 def record(question: str, steps: Iterable[str], answer: str) -> Document:
-    """A document of kind `records`: the question and each step on a line of its own, then `### answer`."""
+    """A document of kind `records`: the question and each step on a line of its own, then `### answer`.
+
+    Line breaks within one of them become spaces.
+    """
+    question, answer, *steps = (_BREAK.sub(" ", text.strip()) for text in (question, answer, *steps))
     return Document.join([f"{question}\n", *(f"{step}\n" for step in steps), f"### {answer}"])

@@ -31,7 +31,12 @@ def with_scores(
         q, k = q[..., :-1], k[..., :-1]
     q = torch.cat((q, q.new_ones(1).expand(*q.shape[:-1], 1)), dim=-1)
     k = torch.cat((k, scores.to(k.dtype)[:, None, :, None].expand(*k.shape[:-1], 1)), dim=-1)
-    return q, k, _Weigh.apply(v, scores, 0 if overwrite else 1)
+    channels = 0 if overwrite else 1
+    return q, k, _Weigh.apply(v, scores, channels) if torch.is_grad_enabled() else _weighed(v, scores, channels)
+
+
+def _weighed(v: Tensor, scores: Tensor, channels: int) -> Tensor:
+    return F.pad(v * scores.exp().to(v.dtype)[:, None, :, None], (0, channels))
 
 
 class _Weigh(torch.autograd.Function):
@@ -39,7 +44,7 @@ class _Weigh(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, v: Tensor, scores: Tensor, channels: int) -> Tensor:
-        out = F.pad(v * scores.exp().to(v.dtype)[:, None, :, None], (0, channels))
+        out = _weighed(v, scores, channels)
         ctx.save_for_backward(out, scores)
         ctx.width = v.shape[-1]
         return out
@@ -53,7 +58,11 @@ class _Weigh(torch.autograd.Function):
 
 def add_weighted(x: Tensor, update: Tensor, scores: Tensor) -> Tensor:
     """x + exp(scores) update, for x, update [B, N, d] and scores [B, N]."""
-    return _AddWeighted.apply(x, update, scores)
+    return _AddWeighted.apply(x, update, scores) if torch.is_grad_enabled() else _added(x, update, scores)
+
+
+def _added(x: Tensor, update: Tensor, scores: Tensor) -> Tensor:
+    return torch.addcmul(x, update, scores.exp()[..., None].to(x.dtype))
 
 
 class _AddWeighted(torch.autograd.Function):
@@ -64,8 +73,7 @@ class _AddWeighted(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, update: Tensor, scores: Tensor) -> Tensor:
-        weights = scores.exp()[..., None].to(x.dtype)
-        y = torch.addcmul(x, update, weights)
+        y = _added(x, update, scores)
         ctx.half = x.dtype in (torch.bfloat16, torch.float16)
         ctx.save_for_backward(scores, *((update,) if ctx.half else (x, y)))
         return y
@@ -81,24 +89,25 @@ class _AddWeighted(torch.autograd.Function):
 def attend_with_scores(
     q: Tensor, k: Tensor, v: Tensor, width: int, *, scale: float, attn_mask: Tensor | None = None
 ) -> Tensor:
-    """softmax(scale q k^T) v of what `with_scores` made, or of any q, k, v; causal where no mask is given.
+    """softmax(scale q k^T) v of what `with_scores` made, or of any q, k, v.
 
     Args:
         width: d_h, the channels of `v` that are wanted.
-        attn_mask: bool [B, 1, T, m].
+        attn_mask: bool [B, 1, T, m]; `None`: a single query sees all keys, several see those up to their own.
 
     Returns:
         [B, T, heads * d_h].
     """
     length = q.shape[2]
     if q.device.type != "cpu" or attn_mask is not None or not _QUERIES < length <= 4 * _QUERIES:
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask, is_causal=attn_mask is None, scale=scale)
+        causal = attn_mask is None and length > 1
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask, is_causal=causal, scale=scale)
         return out[..., :width].transpose(1, 2).flatten(2)
     parts = []
     for start in range(0, length, _QUERIES):
         end = min(start + _QUERIES, length)
-        causal = torch.ones(end - start, end, dtype=torch.bool).tril(start)
-        part = F.scaled_dot_product_attention(q[:, :, start:end], k[:, :, :end], v[:, :, :end], causal, scale=scale)
+        mask = torch.ones(end - start, end, dtype=torch.bool).tril(start)
+        part = F.scaled_dot_product_attention(q[:, :, start:end], k[:, :, :end], v[:, :, :end], mask, scale=scale)
         parts.append(part[..., :width].transpose(1, 2))
     return torch.cat(parts, dim=1).flatten(2)
 

@@ -17,7 +17,8 @@ def rotary_table(positions: Tensor, width: int, theta: float = 10_000.0) -> tupl
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turns x [.., d_h] by tables that broadcast to [.., d_h / 2]."""
-    return _Rotate.apply(x, cos.to(x.dtype), sin.to(x.dtype))
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+    return _Rotate.apply(x, cos, sin) if torch.is_grad_enabled() else _turned(x, cos, sin, 1)
 
 
 def rotate_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -42,5 +43,8 @@ class _Rotate(torch.autograd.Function):
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
     first, second = x.chunk(2, dim=-1)
-    turned = (first * cos).addcmul(second, sin, value=-direction), (second * cos).addcmul(first, sin, value=direction)
-    return torch.cat(turned, dim=-1)  # and not into views of one result, which the compiler gets wrong
+    turned = x * torch.cat((cos, cos), dim=-1)
+    turned_first, turned_second = turned.chunk(2, dim=-1)
+    turned_first.addcmul_(second, sin, value=-direction)
+    turned_second.addcmul_(first, sin, value=direction)
+    return turned

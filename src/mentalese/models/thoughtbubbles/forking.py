@@ -113,7 +113,7 @@ def fork(streams: Streams, log_decisions: Tensor, keep: Tensor, embedding: Tenso
     """
     index, real = pack(keep, size)
     source, is_fork = index // 2, index % 2 == 0
-    x = _Gather.apply(streams.x, index, keep)
+    x = _Gather.apply(streams.x, index, keep) if torch.is_grad_enabled() else _rows(streams.x, source)
     token = streams.token.gather(1, source)
     counts = torch.zeros_like(streams.counts)
     counts.scatter_add_(1, token, torch.ones_like(token) if real is None else real.long())

@@ -64,7 +64,8 @@ class Reading:
         cos, sin: [1 or B, 1, N, d_h / 2].
         scores: float32 [B, N], log p; `None` while all streams count in full.
         mask: bool [B, 1, N, m], who sees whom, where a cache is in use; `None`: every place sees those before it.
-        cache: keys and values of earlier calls, `k.LAYER` and `v.LAYER`, [B, heads, m, d_h (+ 1)].
+        past: streams of earlier calls, of which `cache` holds keys and values, `k.LAYER` and `v.LAYER`,
+            [B, heads, room, d_h (+ 1)].
         attention: [B, N, N] a block, mean over heads, where a trace was asked for.
     """
 
@@ -72,6 +73,7 @@ class Reading:
     sin: Tensor
     scores: Tensor | None
     mask: Tensor | None
+    past: int
     cache: dict[str, Tensor] | None
     attention: list[Tensor] | None
 
@@ -103,15 +105,23 @@ class Attention(nn.Module):
         if reading.scores is not None:
             q, k, v = with_scores(q, k, v, reading.scores, overwrite=self.overwrite)
         if reading.cache is not None:
-            k, v = (self._append(reading.cache, name, new) for name, new in (("k", k), ("v", v)))
+            k, v = (self._append(reading, name, new) for name, new in (("k", k), ("v", v)))
         if reading.attention is not None:
             reading.attention.append(self._weights(q, k))
         return self.out(attend_with_scores(q, k, v, width, scale=self.scale, attn_mask=reading.mask))
 
-    def _append(self, cache: dict[str, Tensor], name: str, new: Tensor) -> Tensor:
-        held = cache.get(f"{name}.{self.layer}")
-        cache[f"{name}.{self.layer}"] = new = new if held is None else torch.cat((held, new), dim=2)
-        return new
+    def _append(self, reading: Reading, name: str, new: Tensor) -> Tensor:
+        """All keys or values so far, [B, heads, m, d_h (+ 1)]."""
+        name, past, end = f"{name}.{self.layer}", reading.past, reading.past + new.shape[2]
+        assert reading.cache is not None
+        held = reading.cache.get(name)
+        if held is None or held.shape[2] < end or new.requires_grad:
+            # Room for as much again, so that most steps copy nothing; what needs a gradient is not written over.
+            room = new.new_empty(*new.shape[:2], 0 if new.requires_grad else end, new.shape[3])
+            reading.cache[name] = torch.cat((*(() if held is None else (held[:, :, :past],)), new, room), dim=2)
+        else:
+            held[:, :, past:end] = new
+        return reading.cache[name][:, :, :end]
 
     def _weights(self, q: Tensor, k: Tensor) -> Tensor:
         """[B, N, N], mean over heads, for traces."""
@@ -361,19 +371,20 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         if streams.real is None and cache is None and not segment:
             positions = positions[:1]  # rows are alike
         cos, sin = rotary_table(positions[:, None], config.hidden_size // config.num_attention_heads, config.rope_theta)
-        mask = None
+        mask, past = None, 0
         if cache is not None:
             real = torch.ones_like(streams.own) if streams.real is None else streams.real
-            past = cache.state.get(f"real.{segment}")
-            seen = real if past is None else torch.cat((past, real), dim=1)
+            held = cache.state.get(f"real.{segment}")
+            seen = real if held is None else torch.cat((held, real), dim=1)
             cache.state[f"real.{segment}"] = seen
-            if past is not None:
-                now = torch.ones(real.shape[1], real.shape[1], dtype=torch.bool, device=real.device).tril()
-                mask = F.pad(now, (past.shape[1], 0), value=True) & seen[:, None, None]
+            past, new = seen.shape[1] - real.shape[1], real.shape[1]
+            if past and (new > 1 or not bool(seen.all())):
+                now = torch.ones(new, new, dtype=torch.bool, device=real.device).tril()
+                mask = F.pad(now, (past, 0), value=True) & seen[:, None, None]
         scores = streams.scores
         if scores is None and config.fork_layers and config.score_scale == "overwrite":
             scores = torch.zeros_like(streams.token, dtype=torch.float32)
-        return Reading(cos, sin, scores, mask, None if cache is None else cache.state, None)
+        return Reading(cos, sin, scores, mask, past, None if cache is None else cache.state, None)
 
     def _fork(self, streams: Streams, layer: int, selection: str, budget_mode: str, calibrate: bool) -> Streams:
         """Scores all candidates, selects, and lets streams fork and end (section 2.3)."""
@@ -387,18 +398,16 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         merit = decisions.detach().masked_fill(own, math.inf)  # Eq. 4, for the selection alone
         if streams.real is not None:
             merit = merit.masked_fill(~streams.real.repeat_interleave(2, dim=1), -math.inf)
-        longest = streams.counts.shape[1]
-        tokens = (streams.counts > 0).sum(1).tolist() if streams.real is not None else [longest] * len(merit)
-        quota = torch.tensor([self._budget(n, budget_mode) for n in tokens], device=merit.device)
         threshold = module.threshold
         if calibrate:
-            lowest = lowest_kept(merit, quota)
+            lowest = lowest_kept(merit, self._quota(streams, budget_mode))
             real = lowest.isfinite()  # short rows keep everything and say nothing of the rest
             threshold = lowest[real].mean() if bool(real.any()) else lowest.amin()
             module.calibrate(threshold)
         if selection == "block":
-            size = min(self._budget(longest, budget_mode), merit.shape[1])  # shapes do not depend on the scores
-            keep = select_block(merit, quota) & (merit > -math.inf)
+            size = self._budget(streams.counts.shape[1], budget_mode)  # shapes do not depend on the scores
+            size = min(size, merit.shape[1])
+            keep = select_block(merit, self._quota(streams, budget_mode)) & (merit > -math.inf)
         else:
             if bool(threshold == UNKNOWN):
                 raise InputError(
@@ -406,6 +415,12 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
                 )
             size, keep = None, (merit >= threshold) & (merit > -math.inf)
         return fork(streams, decisions, keep, module.embedding, size)
+
+    def _quota(self, streams: Streams, mode: str) -> Tensor:
+        """[B], streams that each row may keep."""
+        rows, longest = streams.counts.shape
+        tokens = [longest] * rows if streams.real is None else (streams.counts > 0).sum(1).tolist()
+        return torch.tensor([self._budget(n, mode) for n in tokens], device=streams.counts.device)
 
     def _budget(self, tokens: int, mode: str) -> int:
         """kappa of a text of so many tokens, or of the length trained on."""
