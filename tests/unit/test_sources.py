@@ -14,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mentalese import InputError
-from mentalese.data.sources import SPLITS, Document, Source, open_source
+from mentalese.data.sources import SPLITS, Document, Source, open_source, record, split_files
+from mentalese.data.store import prepare
+from mentalese.recipe import DataConfig
 
 LONG = "A sentence that is long enough to be taken for a text, again and again, until it has a hundred characters. "
 
@@ -86,10 +88,14 @@ def test_all_formats_give_the_same_documents_and_fingerprint(tmp_path: Path) -> 
     jsonl(tmp_path / "a.jsonl", rows)
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "c.parquet")
+    (tmp_path / "e.json").write_text(json.dumps(rows, indent=1))
+    (tmp_path / "f.json.gz").write_bytes(gzip.compress((tmp_path / "e.json").read_bytes()))
     (tmp_path / "d.txt").write_text("\n<|endoftext|>\n".join(row["text"] for row in rows))
-    sources = [open_source(f"file:{tmp_path / name}") for name in ("a.jsonl", "b.jsonl.gz", "c.parquet")]
+    sources = [
+        open_source(f"file:{tmp_path / name}") for name in ("a.jsonl", "b.jsonl.gz", "c.parquet", "e.json", "f.json.gz")
+    ]
     assert len({source.fingerprint for source in sources}) == 1
-    assert texts(sources[0]) == texts(sources[1]) == texts(sources[2])
+    assert all(texts(source) == texts(sources[0]) for source in sources)
     plain = every_text(open_source(f"file:{tmp_path / 'd.txt'}"))
     assert sorted(text.strip() for text in plain) == sorted(row["text"] for row in rows)
 
@@ -172,9 +178,48 @@ def test_records_know_their_question_steps_and_answer(tmp_path: Path) -> None:
     assert document.segments == (f"What is {number} + 1 + 1?\n", f"{number} + 1\n", "+ 1\n", f"### {number}")
     assert document.text == "".join(document.segments)
 
-    rows[4]["steps"] = "none"  # type: ignore[assignment]
+    for wrong in ({"steps": "none"}, {"steps": ["1", " "]}, {"question": ""}, {"answer": " "}, {"answer": 3}):
+        with pytest.raises(InputError, match="line 5 is no record"):
+            open_source(f"file:{jsonl(tmp_path / 'r.jsonl', [*rows[:4], rows[4] | wrong])}")
+    lacking = {name: value for name, value in rows[4].items() if name != "steps"}
     with pytest.raises(InputError, match="line 5 is no record"):
-        open_source(f"file:{jsonl(tmp_path / 'r.jsonl', rows)}")
+        open_source(f"file:{jsonl(tmp_path / 'r.jsonl', [*rows[:4], lacking])}")
+
+
+def test_each_part_of_a_record_is_one_line() -> None:
+    document = record("Two\r\n lines?\n", [" a\n\nb"], "c\nd")
+    assert document.segments == ("Two lines?\n", "a b\n", "### c d")
+
+
+def test_a_folder_without_train_has_the_splits_it_has(tmp_path: Path) -> None:
+    jsonl(tmp_path / "some_valid.jsonl", numbered(5))
+    jsonl(tmp_path / "some_test.jsonl", numbered(3))
+    source = open_source(f"file:{tmp_path}")
+    assert source.splits == ("validation", "test")
+    assert source.dropped == {"validation": 3, "test": 0}
+    assert [len(list(source.documents(split))) for split in source.splits] == [2, 3]
+    with pytest.raises(InputError, match="holds no train file, only validation and test: add one"):
+        next(source.documents("train"))
+    with pytest.raises(InputError, match="holds no train file"):
+        prepare(DataConfig(source=f"file:{tmp_path}", tokenizer="bpe:300"), show=False)
+
+
+def test_splits_are_told_by_names_and_behind_a_prefix_only_where_no_name_is_plain(tmp_path: Path) -> None:
+    def found() -> dict[str, list[str]]:
+        return {split: [path.name for path in paths] for split, paths in split_files(tmp_path, (".jsonl",)).items()}
+
+    for name in ("set_train.jsonl", "set_val.jsonl", "set-test-2024.jsonl", "notes.jsonl", "latest.jsonl"):
+        jsonl(tmp_path / name, numbered(1))
+    assert found() == {
+        "test": ["set-test-2024.jsonl"],
+        "train": ["set_train.jsonl"],
+        "validation": ["set_val.jsonl"],
+    }
+    jsonl(tmp_path / "other_test.jsonl", numbered(1))
+    with pytest.raises(InputError, match=r"files of several sets \(other, set\)"):
+        found()
+    jsonl(tmp_path / "train_test.jsonl", numbered(1))
+    assert found() == {"train": ["train_test.jsonl"]}
 
 
 def test_malformed_files_are_named_in_one_sentence(tmp_path: Path) -> None:
@@ -194,6 +239,10 @@ def test_malformed_files_are_named_in_one_sentence(tmp_path: Path) -> None:
         "cut.jsonl.gz": (gzip.compress(good * 1000)[:-20], "no whole gzip file"),
         "plain.jsonl.gz": (good, "no whole gzip file"),
         "not.parquet": (good, "no readable parquet file"),
+        "broken.json": (b"[1,", "is not JSON"),
+        "lines.json": (good * 2, "call it .jsonl"),
+        "object.json": (good, "is no JSON list"),
+        "items.json": (b'[{"text": "fine"}, 1]', "row 2 is not a JSON object"),
         "what.csv": (good, "no known kind"),
     }
     for name, (content, message) in cases.items():

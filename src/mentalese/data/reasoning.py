@@ -65,8 +65,8 @@ def open_gsm8k_aug(spec: str, path: Path) -> Source:
 def open_hotpotqa(spec: str, path: Path) -> Source:
     """Records whose question follows the paragraphs it needs, whose steps are the sentences it needs.
 
-    Paragraphs are in the order of the context, sentences in that of the supporting facts. A fact that points behind its
-    paragraph's last sentence is left out.
+    Paragraphs are in the order of the context, sentences in that of the supporting facts. A fact that points at no
+    sentence of its paragraph, or at an empty one, is left out.
 
     Args:
         path: a file, or a folder with train and validation: the JSON list of the distractor setting as published
@@ -125,10 +125,11 @@ def _solution(where: str, answer: str) -> tuple[str, str]:
 def _hotpotqa(where: str, row: dict[str, Any]) -> Document:
     try:
         paragraphs = {
-            str(title): [str(part).strip() for part in parts] for title, parts in _pairs(row["context"], "sentences")
+            _text(title): [_text(sentence).strip() for sentence in sentences]
+            for title, sentences in _pairs(row["context"], "sentences")
         }
-        facts = [(str(title), int(number)) for title, number in _pairs(row["supporting_facts"], "sent_id")]
-        question, answer = str(row["question"]), str(row["answer"])
+        facts = [(_text(title), int(number)) for title, number in _pairs(row["supporting_facts"], "sent_id")]
+        question, answer = _text(row["question"]), _text(row["answer"])
     except (KeyError, TypeError, ValueError):
         raise InputError(
             f"{where} is no question of HotpotQA: give question, answer, context and supporting_facts as published"
@@ -137,11 +138,11 @@ def _hotpotqa(where: str, row: dict[str, Any]) -> Document:
         if title not in paragraphs:
             raise InputError(f"{where}: no paragraph is called {title!r}: give the distractor setting")
     needed = {title for title, _ in facts}
-    told = [f"{title}: {' '.join(parts)}" for title, parts in paragraphs.items() if title in needed]
-    steps = [paragraphs[title][number] for title, number in facts if number < len(paragraphs[title])]
-    if not steps:
+    told = [f"{title}: {' '.join(sentences)}" for title, sentences in paragraphs.items() if title in needed]
+    steps = [paragraphs[title][number] for title, number in facts if 0 <= number < len(paragraphs[title])]
+    if not any(steps):
         raise InputError(f"{where}: there are no supporting facts: repair or remove it")
-    return _checked(where, question, steps, answer, before=told)
+    return _checked(where, question, [step for step in steps if step], answer, before=told)
 
 
 def _pairs(column: Any, second: str) -> list[tuple[Any, Any]]:
@@ -149,6 +150,12 @@ def _pairs(column: Any, second: str) -> list[tuple[Any, Any]]:
     if isinstance(column, dict):
         column = zip(column["title"], column[second], strict=True)
     return [(title, value) for title, value in column]
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} is no text")
+    return value
 
 
 def _checked(where: str, question: str, steps: list[str], answer: str, before: Iterable[str] = ()) -> Document:

@@ -33,7 +33,7 @@ Row = tuple[str, dict[str, Any]]
 """Where a row stands (for messages), and its columns."""
 
 _ALIASES = {"valid": "validation", "val": "validation", "dev": "validation"}
-_SPLIT_FILE = re.compile(r"(?:(?P<prefix>.*?)[-_])?(?P<split>train|validation|valid|val|dev|test)(?:[-_.].*)?")
+_SPLIT_FILE = re.compile(r"(?:(?P<prefix>.*?)[-_])??(?P<split>train|validation|valid|val|dev|test)(?:[-_.].*)?")
 _SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 _HEADING = re.compile(r" ?= [^=](?:.*[^=])? = ?\n?")
 _BREAK = re.compile(r"\s*[\r\n]\s*")
