@@ -20,6 +20,10 @@ WITH_MARKERS = ("sentences", "marked")
 """The kinds of `DataConfig.batching` whose text has its sentences between markers."""
 
 
+_OF_RECORDS: dict[str, Any] = {"stage": 0, "removal": "steps", "uniform_prob": 0.0, "latents_per_step": None}
+_OF_RECORDS |= {"latents": None}
+
+
 def _require(condition: bool, name: str, value: object, remedy: str) -> None:
     if not condition:
         raise InputError(f"{name} is {value!r}: {remedy}")
@@ -30,8 +34,9 @@ class DataConfig:
     """Which text, in which tokens, in which batches.
 
     Attributes:
-        source: `builtin:NAME`, `file:PATH` (txt, jsonl, jsonl.gz, parquet, or a folder that holds train,
-            validation and test files), `hub:NAME[:CONFIG]` or `clutrr:PATH`.
+        source: `builtin:NAME`, `file:PATH` (txt, jsonl, json or parquet, or a folder with train, validation and test
+            files), `hub:NAME[:CONFIG]`, or a published set of questions: `gsm8k:PATH`, `gsm8k-aug:PATH`,
+            `hotpotqa:PATH`, `clutrr:PATH`.
         text_column: the column that holds the text; found by itself where the file has only one candidate.
         tokenizer: `bpe:SIZE` (trained on the training split, seeded), a folder, or `hub:NAME`.
         sentences: how text is split: `sentencex`, `syntok`, `sat`, `fixed:N` (spans of N tokens) or `none`.
@@ -39,13 +44,23 @@ class DataConfig:
         max_sentence_tokens: longer sentences are cut, after punctuation where there is some.
         batching: `blocks` (documents joined and cut), `documents` (a block never crosses a document),
             `marked` (as blocks, with a marker before and after each sentence), `sentences` (streams of whole sentences
-            with markers) or `records` (question, steps, answer).
+            with markers) or `records` (question, steps, answer: the question is given, the rest is to be said).
         train_tokens: train on the first whole documents that hold this many tokens; `None` takes all of them.
         sequence_length: tokens a block, markers included, or the most tokens a record may have.
         batch_size: blocks, documents or records an optimiser step, over all ranks and micro-batches.
         max_sentences: the most sentences a stream may have (Thought Gestalt's S).
         tokens_per_batch: lexical tokens an optimiser step for `sentences` batches, over all ranks.
         bucket_width: streams are grouped by their number of sentences in buckets of this width.
+        stage: records are read without their first so many steps, and above `stages` without any (the curriculum of
+            Coconut; phases raise it).
+        stages: the last stage that leaves steps where there are more.
+        removal: what a stage counts: `steps` (Coconut), or `tokens` of the steps (iCoT).
+        removal_smoothing: iCoT's lambda: in training a record loses o more tokens with a probability proportional to
+            exp(-lambda o); `None`: never.
+        uniform_prob: the share of an epoch's records that are read at a stage drawn from 0 to `stages`.
+        latents_per_step: latents between markers behind a record's question, for each stage up to `stages`; `None`:
+            neither latents nor markers.
+        latents: so many latents whatever the stage.
     """
 
     source: str = "builtin:stdlib"
@@ -61,6 +76,13 @@ class DataConfig:
     max_sentences: int = 30
     tokens_per_batch: int = 4096
     bucket_width: int = 5
+    stage: int = 0
+    stages: int = 0
+    removal: Literal["steps", "tokens"] = "steps"
+    removal_smoothing: float | None = None
+    uniform_prob: float = 0.0
+    latents_per_step: int | None = None
+    latents: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "max_sentences", "tokens_per_batch", "bucket_width", "min_sentence_tokens"):
@@ -76,6 +98,28 @@ class DataConfig:
             self.max_sentence_tokens,
             f"give more than data.min_sentence_tokens ({self.min_sentence_tokens})",
         )
+        for name in ("stage", "stages", "latents_per_step", "latents"):
+            value = getattr(self, name)
+            _require(value is None or value >= 0, f"data.{name}", value, "give 0 or more")
+        _require(0 <= self.uniform_prob <= 1, "data.uniform_prob", self.uniform_prob, "give a number in [0, 1]")
+        smoothing = self.removal_smoothing
+        _require(smoothing is None or smoothing > 0, "data.removal_smoothing", smoothing, "give a positive number")
+        asked = [name for name in _OF_RECORDS if getattr(self, name) != _OF_RECORDS[name]]
+        if self.batching != "records" and asked:
+            raise InputError(f"data.{asked[0]} is {getattr(self, asked[0])!r}: it needs data.batching 'records'")
+        if smoothing is not None and self.removal != "tokens":
+            raise InputError(f"data.removal_smoothing is {smoothing}: it needs data.removal 'tokens'")
+        if self.uniform_prob and self.removal == "tokens":
+            raise InputError(f"data.uniform_prob is {self.uniform_prob}: it draws stages of data.removal 'steps'")
+
+    @property
+    def has_latents(self) -> bool:
+        """Whether records have markers behind the question, and perhaps latents between them."""
+        return self.latents is not None or self.latents_per_step is not None
+
+    def latents_at(self, stage: int) -> int:
+        """Latents of a record that is read at this stage."""
+        return min(stage, self.stages) * (self.latents_per_step or 0) if self.latents is None else self.latents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,6 +254,10 @@ class EvaluationConfig:
                 self.stride,
                 f"give less than evaluation.context_length ({self.context_length})",
             )
+
+    def documents(self, available: int) -> int:
+        """How many of a split's documents are scored."""
+        return min(available, self.max_documents or available)
 
     def window(self, data: DataConfig) -> tuple[int, int]:
         """Tokens a window for models of blocks, and how many of them are new."""

@@ -68,7 +68,7 @@ def test_records_batches_ask_for_the_answer_alone(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("MENTALESE_CACHE", str(tmp_path / "cache"))
     data = DataConfig(source=f"clutrr:{archive(tmp_path)}", tokenizer="bpe:300", batching="records")
     store, tokenizer = prepare(data, show=False)
-    rows = whole_records(store.splits["test"], 1, data.sequence_length)
+    rows = whole_records(store.splits["test"], 1, data)
     batch = assemble(store.splits["test"], rows[np.array([0])], data, special_token_ids(tokenizer))
     asked = batch["labels"][0][batch["labels"][0] != IGNORED]
     assert tokenizer.decode(asked).startswith("### son")

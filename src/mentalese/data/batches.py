@@ -18,6 +18,7 @@ from mentalese.data.rows import (
     Epoch,
     as_arrays,
     assemble,
+    check_latents,
     document_windows,
     pack_epoch,
     passes,
@@ -28,7 +29,7 @@ from mentalese.data.rows import (
 )
 from mentalese.data.sentences import SentenceEncoder, cut_and_merge
 from mentalese.data.store import Split
-from mentalese.data.tokenizers import corpus_encoder, special_token_ids
+from mentalese.data.tokenizers import LATENT_MARKERS, corpus_encoder, special_token_ids
 from mentalese.errors import InputError
 from mentalese.models.base import IGNORED, Batch
 from mentalese.recipe import WITH_MARKERS, Clock, DataConfig, EvaluationConfig, Recipe
@@ -36,7 +37,16 @@ from mentalese.recipe import WITH_MARKERS, Clock, DataConfig, EvaluationConfig, 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_CHANGEABLE = ("sequence_length", "batch_size", "max_sentences", "tokens_per_batch", "bucket_width")
+_CHANGEABLE = (
+    "sequence_length",
+    "batch_size",
+    "max_sentences",
+    "tokens_per_batch",
+    "bucket_width",
+    "stage",
+    "latents",
+    "uniform_prob",
+)
 
 
 # -- the plan of a run -------------------------------------------------------------------------------------------------
@@ -115,7 +125,7 @@ class Plan:
         everything = epoch.order[epoch.bounds[index] : epoch.bounds[index + 1]]
         share = everything[rank + world_size * micro :: world_size * self.recipe.train.gradient_accumulation_steps]
         chosen = share if len(share) else everything[-1:]
-        batch = assemble(self.split, epoch.rows[chosen], self._data(number), self.special)
+        batch = assemble(self.split, epoch.rows[chosen], self._data_of(number), self.special)
         if not len(share):
             batch["labels"].fill_(IGNORED)
         return batch
@@ -129,6 +139,10 @@ class Plan:
                     ramp = isinstance(value, (tuple, list)) and len(value) == 2
                     settings[name] = self._ramp(number, step, *value) if ramp else value
         return settings
+
+    def data(self, step: int) -> DataConfig:
+        """The data settings that hold at a step."""
+        return self._data_of(self._locate(step)[0])
 
     def reset_optimizer(self, step: int) -> bool:
         """True at the first step of a phase that forgets the optimiser's moments, never at step 0."""
@@ -151,6 +165,10 @@ class Plan:
                     f"data.batch_size is {config.batch_size}: give a multiple of {parts}, which is {world_size} ranks "
                     f"times train.gradient_accumulation_steps {self.recipe.train.gradient_accumulation_steps}"
                 )
+            if config.batching == "records":
+                check_latents(config, self.special)
+                for stage in range(config.stages + 1) if config.uniform_prob else (config.stage,):
+                    whole_records(self.split, len(self.split.document_bytes), dataclasses.replace(config, stage=stage))
 
     def _count_steps(self) -> int:
         train = self.recipe.train
@@ -168,7 +186,7 @@ class Plan:
         return self._first_steps[-2] + int(np.searchsorted(self._clocks[-1][:, 0], train.tokens))
 
     def _build(self, epoch: int) -> Epoch:
-        return pack_epoch(self.split, self._data(epoch), self.recipe.train.seed, epoch)
+        return pack_epoch(self.split, self._data_of(epoch), self.recipe.train.seed, epoch)
 
     def _extend(self) -> None:
         """Counts one more epoch."""
@@ -193,7 +211,7 @@ class Plan:
             return epoch + (index / (len(self._clocks[epoch]) - 1) if index else 0)
         return int(tokens if clock == "tokens" else sentence_steps)
 
-    def _data(self, epoch: int) -> DataConfig:
+    def _data_of(self, epoch: int) -> DataConfig:
         """The data settings of an epoch: phases take effect at the first epoch that begins at or after their start."""
         data, step = self.recipe.data, self._first_steps[epoch]
         for phase in self.recipe.phases:
@@ -229,11 +247,12 @@ def evaluation_batches(
         InputError: a stride that does not fit the context, or records above `sequence_length`; at the call.
     """
     split = as_arrays(split)
-    documents = min(len(split.document_bytes), evaluation.max_documents or len(split.document_bytes))
+    documents = evaluation.documents(len(split.document_bytes))
     if data.batching == "sentences":
         rows = sentence_streams(split, documents, max(1, len(split.segments)))
     elif data.batching == "records":
-        rows = whole_records(split, documents, data.sequence_length)
+        check_latents(data, special)
+        rows = whole_records(split, documents, data)
     else:
         length, stride = evaluation.window(data)
         if not 0 < stride < length:
@@ -258,22 +277,50 @@ def evaluation_batches(
     )
 
 
+def question_batches(
+    split: Split, data: DataConfig, evaluation: EvaluationConfig, special: dict[str, int]
+) -> Iterator[Batch]:
+    """A split's records up to where a model goes on: questions, and latents where `data` has them, for `generate`.
+
+    Returns:
+        Batches of `input_ids`, `attention_mask`, int64 [rows, length], padded on the left, and `documents` int64
+        [rows], which of the split's documents each row asks; the longest first.
+
+    Raises:
+        InputError: latents without tokens for them, or records above `sequence_length`; at the call.
+    """
+    split = as_arrays(split)
+    check_latents(data, special)
+    rows = whole_records(split, evaluation.documents(len(split.document_bytes)), data)
+    assert rows.rest is not None
+    rows = dataclasses.replace(rows, stop=rows.rest)
+    order = np.argsort(-rows.lengths, kind="stable")
+
+    def batch(documents: np.ndarray) -> Batch:
+        made = assemble(split, rows[documents], data, special, left=True)
+        mask = made.get("attention_mask", torch.ones_like(made["input_ids"]))
+        return {"input_ids": made["input_ids"], "attention_mask": mask, "documents": torch.from_numpy(documents)}
+
+    size = evaluation.batch_size
+    return (batch(order[i : i + size]) for i in range(0, len(order), size))
+
+
 # -- text in, text out -------------------------------------------------------------------------------------------------
 
 
 def encode_prompts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> Batch:
     """Prompts as a model of this data reads them, to be continued.
 
-    A document starts after EOD, as in training (another project's model reads its own beginning of a text); a record's
-    question starts the row. For `sentences` and `marked` each
-    complete sentence is `BOS .. EOS` and the last one is left open, so that the model decides whether it goes on. A
-    marker's name in a prompt is plain text.
+    A document starts after EOD, as in training (another project's model reads its own beginning of a text). A record's
+    question starts the row and stands on a line of its own; latents follow it where `data` has them. For `sentences`
+    and `marked` each complete sentence is `BOS .. EOS` and the last one is left open, so that the model decides whether
+    it goes on. A marker's name in a prompt is plain text.
 
     Returns:
         `input_ids` and `attention_mask`, int64 [texts, length], padded on the left.
 
     Raises:
-        InputError: a prompt without any text.
+        InputError: a prompt without any text, or latents that the tokenizer has no tokens for.
     """
     for index, text in enumerate(texts):
         if not text.strip():
@@ -284,8 +331,14 @@ def encode_prompts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, dat
         rows = [_open_sentences(text, encoder, special) for text in texts]
     else:
         backend = corpus_encoder(tokenizer)
-        start = [] if data.batching == "records" else [special["bos_token_id"]]
-        rows = [start + backend.encode(text, add_special_tokens=False).ids for text in texts]
+        start, end = [special["bos_token_id"]], []
+        if data.batching == "records":
+            check_latents(data, special)
+            texts, start = [f"{text.rstrip()}\n" for text in texts], []
+            if data.has_latents:
+                first, latent, last = (special[name] for name in LATENT_MARKERS)
+                end = [first, *[latent] * data.latents_at(data.stage), last]
+        rows = [start + backend.encode(text, add_special_tokens=False).ids + end for text in texts]
     ids = torch.full((len(rows), max(map(len, rows))), special["pad_token_id"])
     mask = torch.zeros_like(ids)
     for i, row in enumerate(rows):

@@ -36,7 +36,8 @@ class Rows:
     """Row i holds tokens start[i] to stop[i] - 1, of which those from target[i] on are targets; int64 [rows] each.
 
     Offsets are those of the store, or where `first` and `last` are there, of the stream with markers; row i then lies
-    within segments first[i] to last[i] - 1.
+    within segments first[i] to last[i] - 1. Where `rest` is there, row i holds tokens start[i] to target[i] - 1, then
+    `gap[i]` markers and latents, then the tokens from rest[i] on, the targets.
     """
 
     start: np.ndarray
@@ -44,6 +45,8 @@ class Rows:
     stop: np.ndarray
     first: np.ndarray | None = None
     last: np.ndarray | None = None
+    rest: np.ndarray | None = None
+    gap: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.start)
@@ -53,12 +56,14 @@ class Rows:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens in a row, sentence markers included."""
-        return self.stop - self.start
+        """Tokens in a row, markers and latents included."""
+        if self.rest is None or self.gap is None:
+            return self.stop - self.start
+        return self.target - self.start + self.gap + self.stop - self.rest
 
     def lexical_targets(self, split: Split) -> np.ndarray:
         """Targets in a row that are text: no EOD, no sentence marker."""
-        start, stop = self.target, self.stop
+        start, stop = self.target if self.rest is None else self.rest, self.stop
         if self.first is not None:
             start, stop = tokens_before(split, start), tokens_before(split, stop)
         ends = split.documents[1:] - 1
@@ -130,24 +135,54 @@ def sentence_streams(split: Split, documents: int, max_sentences: int, min_sente
     return Rows(start, start, sentence_start(split, last), first, last)
 
 
-def whole_records(split: Split, documents: int, length: int) -> Rows:
-    """One record a row; its first segment is the question."""
+def whole_records(split: Split, documents: int, data: DataConfig, generator: np.random.Generator | None = None) -> Rows:
+    """One record a row, at the stage of `data`; its first segment is the question, its last one the answer.
+
+    Args:
+        generator: draws what is drawn in training; `None`: nothing is.
+
+    Raises:
+        InputError: a document that is no record, or rows above `data.sequence_length`.
+    """
     start, stop = split.documents[:documents], split.documents[1 : documents + 1]
-    first = split.document_segments[:documents]
-    target = split.segments[first + 1]
-    broken = int(((split.document_segments[1 : documents + 1] - first < 2) | (target == start)).sum())
+    first, last = split.document_segments[:documents], split.document_segments[1 : documents + 1] - 1
+    target = split.segments[np.minimum(first + 1, last)]
+    broken = int(((last == first) | (target == start)).sum())
     if broken:
         raise InputError(f"data.batching is 'records': {broken} of {documents} documents lack a question or an answer")
-    longer = int((stop - start > length).sum())
+    answer, stage = split.segments[last], np.full(documents, data.stage)
+    if generator is not None and data.uniform_prob:
+        drawn = generator.integers(0, data.stages, documents, endpoint=True)
+        stage = np.where(generator.random(documents) < data.uniform_prob, drawn, stage)
+    if data.removal == "tokens":
+        removed = stage
+        if generator is not None and data.removal_smoothing is not None:
+            removed = stage + generator.geometric(1 - np.exp(-data.removal_smoothing), documents) - 1
+        rest = np.minimum(target + removed, answer)
+    else:
+        rest = split.segments[np.minimum(first + 1 + stage, last)]
+    rest = np.where(stage > data.stages, answer, rest)
+    latents = np.array([data.latents_at(number) for number in range(max(data.stage, data.stages) + 1)])
+    rows = Rows(start, target, stop, rest=rest, gap=latents[stage] + 2 if data.has_latents else np.zeros_like(start))
+    longer = int((rows.lengths > data.sequence_length).sum())
     if longer:
         raise InputError(
-            f"data.sequence_length is {length}: {longer} of {documents} records are longer, "
-            f"give at least {int((stop - start).max())} or leave them out"
+            f"data.sequence_length is {data.sequence_length}: {longer} of {documents} records are longer, "
+            f"give at least {int(rows.lengths.max())} or leave them out"
         )
-    return Rows(start, target, stop)
+    return rows
 
 
-def _training_rows(split: Split, data: DataConfig) -> Rows:
+def check_latents(data: DataConfig, special: dict[str, int]) -> None:
+    """Raises `InputError` where records are to have latents and the tokenizer has no such tokens."""
+    if data.has_latents and "latent_token_id" not in special:
+        raise InputError(
+            "data asks for latents and the tokenizer has no tokens for them: "
+            "add them with mentalese.data.tokenizers.add_markers(tokenizer, latents=True), or use `mentalese grow`"
+        )
+
+
+def _training_rows(split: Split, data: DataConfig, generator: np.random.Generator) -> Rows:
     tokens, segments = len(split.tokens), len(split.segments) - 1
     if data.batching == "blocks":
         return _blocks(0, tokens, data.sequence_length)
@@ -167,7 +202,7 @@ def _training_rows(split: Split, data: DataConfig) -> Rows:
                 "splitter or other batching"
             )
         return rows
-    return whole_records(split, len(split.document_bytes), data.sequence_length)
+    return whole_records(split, len(split.document_bytes), data, generator)
 
 
 # -- packing -----------------------------------------------------------------------------------------------------------
@@ -199,7 +234,7 @@ class Epoch:
 def pack_epoch(split: Split, data: DataConfig, seed: int, epoch: int) -> Epoch:
     """An epoch's batches; a pure function of its arguments."""
     generator = np.random.Generator(np.random.Philox(key=[seed % 2**64, epoch]))
-    rows = _training_rows(split, data)
+    rows = _training_rows(split, data, generator)
     pack = _pack_streams if data.batching == "sentences" else _pack_rows
     return Epoch(rows, *pack(rows, split, data, generator))
 
@@ -274,20 +309,40 @@ def _pack_streams(
 # -- one batch ---------------------------------------------------------------------------------------------------------
 
 
-_BOS, _EOS, _PAD = -1, -2, -3  # what is no token of the store, in place of its index
+# What is no token of the store, in place of its index, and which marker it is.
+_BOS, _EOS, _PAD, _LATENT_START, _LATENT, _LATENT_END = -1, -2, -3, -4, -5, -6
+_MARKERS = (
+    "latent_end_token_id",
+    "latent_token_id",
+    "latent_start_token_id",
+    "pad_token_id",
+    "sentence_end_token_id",
+    "sentence_start_token_id",
+)
 
 
 def assemble(
-    split: Split, rows: Rows, data: DataConfig, special: dict[str, int], scored: Literal["lexical", "all"] | None = None
+    split: Split,
+    rows: Rows,
+    data: DataConfig,
+    special: dict[str, int],
+    scored: Literal["lexical", "all"] | None = None,
+    *,
+    left: bool = False,
 ) -> Batch:
-    """Copies rows out of the store, to train on, or to score what `scored` says (see `EvaluationConfig.tokens`)."""
-    column = np.arange(int(rows.lengths.max()))
-    real = column < rows.lengths[:, None]
+    """Copies rows out of the store, to train on, or to score what `scored` says (see `EvaluationConfig.tokens`).
+
+    Args:
+        left: pad on the left, to be continued.
+    """
+    column, lengths = np.arange(int(rows.lengths.max())), rows.lengths[:, None]
+    real = column >= len(column) - lengths if left else column < lengths
     index = np.full(real.shape, _PAD)
     index[real] = _indices(split, rows)
-    markers = np.array([special[name] for name in ("pad_token_id", "sentence_end_token_id", "sentence_start_token_id")])
+    markers = np.array([special.get(name, -1) for name in _MARKERS])
     ids = np.where(index < 0, markers[np.minimum(index, -1)], split.tokens[np.maximum(index, 0)])
-    labels = np.where(real & (rows.start[:, None] + column >= rows.target[:, None]), ids, IGNORED)
+    given = rows.target - rows.start + (0 if rows.gap is None else rows.gap)
+    labels = np.where(real & (column >= given[:, None]), ids, IGNORED)
     if scored or data.batching == "sentences":
         labels[index == _BOS] = IGNORED
     if scored == "lexical":
@@ -303,7 +358,17 @@ def assemble(
 
 
 def _indices(split: Split, rows: Rows) -> np.ndarray:
-    """Index in the store of every token, row by row; `_BOS` and `_EOS` at markers."""
+    """Index in the store of every token, row by row; below 0 at markers and latents."""
+    if rows.rest is not None and rows.gap is not None:
+        row, place = np.repeat(np.arange(len(rows)), rows.lengths), _ordinals(rows.lengths)
+        inside = place - (rows.target - rows.start)[row]  # of the gap, from 0 on
+        behind = inside - rows.gap[row]
+        index = np.where(behind >= 0, rows.rest[row] + behind, rows.start[row] + place)
+        gap = (inside >= 0) & (behind < 0)
+        index[gap] = _LATENT
+        index[gap & (inside == 0)] = _LATENT_START
+        index[gap & (behind == -1)] = _LATENT_END
+        return index
     if rows.first is None or rows.last is None:
         return (np.repeat(rows.start, rows.lengths) + _ordinals(rows.lengths)) % len(split.tokens)
     sentences = rows.last - rows.first

@@ -161,7 +161,7 @@ def prepare(
     if store.meta["key"] != key:
         raise InputError(f"{folder} holds a token store of other data or settings: choose another folder")
     _check_parts(store, config)
-    return store, tokenizer
+    return store, add_markers(tokenizer, latents=config.batching == "records")
 
 
 def _check_kind(config: DataConfig, kind: str) -> None:
@@ -219,7 +219,8 @@ def _open_prepared(config: DataConfig) -> tuple[TokenStore, PreTrainedTokenizerF
             )
     _check_kind(config, store.meta["kind"])
     _check_parts(store, config)
-    return store, add_markers(load_pretrained_tokenizer(str(store.folder / "tokenizer")))
+    tokenizer = load_pretrained_tokenizer(str(store.folder / "tokenizer"))
+    return store, add_markers(tokenizer, latents=config.batching == "records")
 
 
 def _checksum(content: dict[str, Any]) -> str:

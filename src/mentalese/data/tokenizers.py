@@ -1,4 +1,4 @@
-"""Tokenizers: trained on the source, from a folder, or from the hub; all with the same four markers.
+"""Tokenizers: trained on the source, from a folder, or from the hub; all with the same markers.
 
 Markers are tokens that no text can produce: `corpus_encoder` reads a marker's name in a text as plain characters.
 """
@@ -25,6 +25,14 @@ PAD, BOS, EOS, EOD = "<|pad|>", "<|bos|>", "<|eos|>", "<|endoftext|>"
 """Padding, start and end of a sentence, end of a document."""
 
 MARKERS = (PAD, BOS, EOS, EOD)
+
+LATENT_MARKERS = {
+    "latent_start_token_id": "<|start-latent|>",
+    "latent_token_id": "<|latent|>",
+    "latent_end_token_id": "<|end-latent|>",
+}
+"""Latent positions and what stands around them, by the names that model configs use; tokenizers of records have
+them."""
 
 _TRAINING_VERSION = 1
 _TRAINING_BYTES = 20_000_000
@@ -55,7 +63,8 @@ def special_token_ids(tokenizer: PreTrainedTokenizerBase, *, sentences: bool = T
             f"the tokenizer lacks the markers {', '.join(missing)}: "
             "add them with mentalese.data.tokenizers.add_markers(tokenizer) and resize the model's embeddings"
         )
-    return {
+    latent = {name: vocabulary[marker] for name, marker in LATENT_MARKERS.items() if marker in vocabulary}
+    return latent | {
         "pad_token_id": vocabulary[PAD],
         "bos_token_id": vocabulary[EOD],
         "eos_token_id": vocabulary[EOD],
@@ -64,8 +73,11 @@ def special_token_ids(tokenizer: PreTrainedTokenizerBase, *, sentences: bool = T
     }
 
 
-def add_markers(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerFast:
-    """A copy of `tokenizer` that has all four markers; missing ones get the next free ids, others keep theirs.
+def add_markers(tokenizer: PreTrainedTokenizerBase, *, latents: bool = False) -> PreTrainedTokenizerFast:
+    """A copy of `tokenizer` that has all markers; missing ones get the next free ids, others keep theirs.
+
+    Args:
+        latents: those of latent positions too.
 
     The copy adds nothing to what it encodes (no start or end of text), and keeps spaces when it decodes.
 
@@ -78,13 +90,15 @@ def add_markers(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerFast:
     backend.no_padding()
     backend.no_truncation()
     backend.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B:1", special_tokens=[])
-    backend.add_special_tokens([AddedToken(marker, special=True, normalized=False) for marker in MARKERS])
+    known = tokenizer.get_vocab()
+    markers = [*MARKERS, *(marker for marker in LATENT_MARKERS.values() if latents or marker in known)]
+    backend.add_special_tokens([AddedToken(marker, special=True, normalized=False) for marker in markers])
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         bos_token=EOD,
         eos_token=EOD,
         pad_token=PAD,
-        extra_special_tokens=[BOS, EOS],
+        extra_special_tokens=[marker for marker in markers if marker not in (PAD, EOD)],
         clean_up_tokenization_spaces=False,
     )
 

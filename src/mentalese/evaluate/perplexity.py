@@ -88,7 +88,7 @@ def perplexity(
         # Sums in float64: a float32 sum of millions of tokens would depend on the batch size.
         total += float(nll.sum())
         tokens += int((batch["labels"][:, 1:] != IGNORED).sum())
-    documents = _documents(split, evaluation)
+    documents = evaluation.documents(len(split.document_bytes))
     size = int(split.document_bytes[:documents].sum())
     return Perplexity(
         nll=total / tokens,
@@ -139,7 +139,7 @@ def _scored(
     """Every evaluation batch with the nats of its labels: float64 [rows, length] on the CPU, 0 where there is none."""
     from mentalese.data.batches import evaluation_batches
 
-    documents, estimator = _documents(split, evaluation), _estimator(model, evaluation)
+    documents, estimator = evaluation.documents(len(split.document_bytes)), _estimator(model, evaluation)
     settings = {} if estimator == model.estimators[0] else {"estimator": estimator}
     total, tokens = 0.0, 0
     with progress("Scoring", int(split.documents[documents]), show=show) as bar:
@@ -159,11 +159,6 @@ def _scored(
             yield batch, nll
     if tokens == 0:
         raise InputError(f"the split has {documents} documents and no tokens to score: give one with text")
-
-
-def _documents(split: Split, evaluation: EvaluationConfig) -> int:
-    """How many of the split's documents are scored."""
-    return min(len(split.document_bytes), evaluation.max_documents or len(split.document_bytes))
 
 
 def _estimator(model: Any, evaluation: EvaluationConfig) -> str:
