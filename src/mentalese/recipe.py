@@ -171,8 +171,8 @@ class TrainConfig:
         precision: `fp32`, or `bf16` autocast (weights and optimiser state stay float32).
         parallel: `ddp` or `fsdp` (FSDP2), when launched by `torchrun`.
         eval_every: steps between validations; `None` validates at the end of each epoch and of the run.
-        early_stopping_patience: validations without an improvement of `early_stopping_min_delta` perplexity
-            after which the run ends; `None` never ends early.
+        early_stopping_patience: validations without an improvement of `early_stopping_min_delta` in perplexity (or in
+            accuracy, from 0 to 1, where that is `evaluation.metric`) after which the run ends; `None` never ends early.
         checkpoint_every: steps between checkpoints; 0 keeps only the one that an interruption writes.
         keep_checkpoints: the newest N are kept.
         trackers: any of `trackio`, `wandb`, `tensorboard`; `metrics.jsonl` is always written.
@@ -215,9 +215,12 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """The protocol of a perplexity; it is written beside every figure.
+    """The protocol of a perplexity, or of answers to questions; it is written beside every figure.
 
     Attributes:
+        metric: what decides which model is the best and what `compare` is about. `accuracy` asks the questions of
+            records at the stage that training is at, and the best model is the best of the last stage reached.
+        answer_tokens: the most new tokens of an answer, steps included.
         tokens: `lexical` scores the text alone; `all` also scores the end of each document and, for models of
             sentences, the end of each sentence.
         context_length: tokens a model of blocks may look back on; `None` takes `data.sequence_length`. Models of
@@ -229,9 +232,11 @@ class EvaluationConfig:
         estimator: how the likelihood is found, for models that have several ways (`Contract.estimators`); `None` takes
             the model's own.
         sample_prompts, sample_tokens: prompts, and new tokens a prompt, of the samples in `result.json`; without
-            prompts the openings of two test documents are continued.
+            prompts the openings of two test documents are continued, or two test questions are answered.
     """
 
+    metric: Literal["perplexity", "accuracy"] = "perplexity"
+    answer_tokens: int = 64
     tokens: Literal["lexical", "all"] = "lexical"
     context_length: int | None = None
     stride: int | None = None
@@ -245,7 +250,7 @@ class EvaluationConfig:
         for name, least in (("context_length", 2), ("stride", 1), ("max_documents", 1)):
             value = getattr(self, name)
             _require(value is None or value >= least, f"evaluation.{name}", value, f"give at least {least}, or None")
-        for name in ("batch_size", "sample_tokens"):
+        for name in ("batch_size", "sample_tokens", "answer_tokens"):
             _require(getattr(self, name) >= 1, f"evaluation.{name}", getattr(self, name), "give at least 1")
         if self.context_length is not None and self.stride is not None:
             _require(
@@ -320,6 +325,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         _require("model_type" in self.model, "model", sorted(self.model), "name its model_type")
+        if self.evaluation.metric == "accuracy" and self.data.batching != "records":
+            raise InputError("evaluation.metric is 'accuracy': it needs data.batching 'records'")
 
     def to_dict(self) -> dict[str, Any]:
         """The recipe as JSON-ready data (tuples become lists)."""
