@@ -1,0 +1,12 @@
+"""Coconut (Hao et al.) and AGCLR: continuous thoughts, with a gated memory, on any Hugging Face decoder."""
+
+from mentalese.registry import Family
+
+_HERE = "mentalese.models.coconut"
+
+FAMILY = Family(
+    name="coconut",
+    description="Coconut and AGCLR: hidden states fed back as input embeddings, with a gated memory across the passes",
+    recipes=f"{_HERE}.recipes:RECIPES",
+    classes={"coconut": (f"{_HERE}.configuration:CoconutConfig", f"{_HERE}.modeling:CoconutForCausalLM")},
+)

@@ -1,0 +1,89 @@
+"""Another project's decoder inside a model of ours: how it is built, what is asked of it, what it costs."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.pytorch_utils import Conv1D
+
+from mentalese.errors import InputError, nearest
+from mentalese.models.base import LatentThoughtConfig
+
+
+def decoder_config(where: str, fields: dict[str, Any]) -> Any:
+    """The Hugging Face config of a decoder from its `model_type` and fields.
+
+    Args:
+        where: the field that holds them, for messages.
+
+    Raises:
+        InputError: no causal LM of that type, one of our own, an unknown field, or a value that its config refuses.
+    """
+    # Imported here: it registers our classes too, whose configs may be what is being imported.
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    values = dict(fields)
+    kind = values.pop("model_type", None)
+    if kind not in CONFIG_MAPPING or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        hint = nearest(str(kind), CONFIG_MAPPING.keys())
+        raise InputError(f"{where}.model_type is {kind!r}: give the type of a transformers decoder (gpt2, llama){hint}")
+    cls = CONFIG_MAPPING[kind]
+    if issubclass(cls, LatentThoughtConfig):
+        raise InputError(f"{where}.model_type is {kind!r}: give a decoder of transformers itself, as gpt2 or llama")
+    known = set(cls.__dataclass_fields__) | set(cls.attribute_map)
+    for name in values:
+        if name not in known:
+            raise InputError(f"{where}.{name}: {kind} has no such field{nearest(name, known)}")
+    try:
+        config = cls(**values)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{where}: {' '.join(str(error).split())}") from error
+    encoder = hasattr(config, "add_cross_attention") and getattr(config, "is_decoder", True) is False
+    if config.is_encoder_decoder or encoder:
+        raise InputError(f"{where}.model_type is {kind!r}: it is no decoder alone, give one that is (gpt2, llama)")
+    return config
+
+
+def build_decoder(where: str, config: Any) -> PreTrainedModel:
+    """A decoder that reads `inputs_embeds` and whose logits are one matrix times its last hidden state.
+
+    Raises:
+        InputError: one that is or does something else.
+    """
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(config)
+    if "inputs_embeds" not in inspect.signature(model.base_model.forward).parameters:
+        raise InputError(f"{where}.model_type is {config.model_type!r}: it does not read inputs_embeds, give another")
+    check_head(model)
+    return model
+
+
+def check_head(model: PreTrainedModel) -> None:
+    """Raises `InputError` where logits are more than the output embedding applied to the last hidden state."""
+    head = model.get_output_embeddings()
+    caps = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier_scale")
+    capped = [name for name in caps if getattr(model.config, name, None) not in (None, 1, 1.0)]
+    if head is None or getattr(head, "bias", None) is not None or capped:
+        why = f"config.{capped[0]}" if capped else "no output embedding without bias"
+        raise InputError(
+            f"{type(model).__name__} turns hidden states into logits in its own way ({why}): "
+            "only heads that are one matrix are supported"
+        )
+
+
+def linear_weights(model: nn.Module) -> int:
+    """Weights of all linear maps but the head: what multiplies each token once."""
+    head: Any = model.get_output_embeddings()  # type: ignore[operator]
+    maps = {id(m): m for m in model.modules() if isinstance(m, (nn.Linear, Conv1D)) and m is not head}
+    return sum(m.weight.numel() for m in maps.values())
+
+
+def attention_width(config: Any) -> int:
+    """Channels of all heads of all layers: what a pair of a query and a key costs, twice."""
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return width * config.num_attention_heads * config.num_hidden_layers

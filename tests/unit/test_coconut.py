@@ -1,0 +1,257 @@
+"""Coconut and AGCLR against their plain form, on every kind of backbone; layouts, gates, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mentalese.errors import InputError
+from mentalese.models.base import IGNORED
+from mentalese.models.coconut import reference
+from mentalese.models.coconut.configuration import CoconutConfig
+from mentalese.models.coconut.modeling import CoconutForCausalLM, lay_out
+
+START, LATENT, END = 1, 2, 3
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+BACKBONES: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+    "gpt_neox": SIZES,
+    "llama": SIZES | {"num_key_value_heads": 2},
+    "qwen2": SIZES | {"num_key_value_heads": 2},
+}
+ROWS = [
+    [10, 11, 12, START, LATENT, LATENT, LATENT, END, 20, 21, 22],
+    [13, 14, 15, 16, 17, 18, START, END, 23, 24],  # no latents: cut where the longest question ends
+    [10, START, LATENT, END, 30, 31, 32, 33],
+    [9, 8, 7, 6, 5, 4, START, LATENT, LATENT, END, 40],
+]
+
+
+def made(backbone: str = "gpt2", **fields: Any) -> CoconutForCausalLM:
+    """A random model whose gates say something: W is zero at the start."""
+    torch.manual_seed(0)
+    inner = {"model_type": backbone, "max_position_embeddings": 64} | BACKBONES[backbone]
+    config = CoconutConfig(backbone=inner, vocab_size=60, latent_token_id=LATENT, pad_token_id=0, **fields)
+    model = CoconutForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim >= 2:
+                parameter.mul_(3)
+        for gate in model.concept_stream.gates.values() if model.concept_stream is not None else ():
+            gate.weight.normal_(std=0.3)
+    return model
+
+
+def padded(rows: list[list[int]], left: bool = False) -> tuple[Tensor, Tensor]:
+    length = max(map(len, rows))
+    ids, mask = torch.zeros(2, len(rows), length, dtype=torch.long)
+    for i, row in enumerate(rows):
+        where = slice(length - len(row), None) if left else slice(len(row))
+        ids[i, where], mask[i, where] = torch.tensor(row), 1
+    return ids, mask
+
+
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    *((backbone, {"mode": mode}) for backbone in BACKBONES for mode in ("coconut", "agclr", "pause")),
+    *(
+        ("gpt2", {"mode": "agclr", "gates": tuple({"read", "forget", "write"} - {name})})
+        for name in ("read", "forget", "write")
+    ),
+    ("gpt2", {"mode": "agclr", "write_passes": 2}),
+]
+
+
+@pytest.mark.parametrize(("backbone", "fields"), VARIANTS)
+def test_a_ragged_batch_equals_its_rows_read_one_by_one_outputs_and_gradients(
+    backbone: str, fields: dict[str, Any]
+) -> None:
+    model = made(backbone, **fields)
+    ids, mask = padded(ROWS)
+    hidden = model.encode(ids, mask)
+    weights = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(1))
+    (hidden * weights).sum().backward()
+    fast = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    plain = [reference.hidden_states(model, torch.tensor(row)) for row in ROWS]
+    sum((h * weights[i, : len(h)]).sum() for i, h in enumerate(plain)).backward()  # type: ignore[union-attr]
+    for i, states in enumerate(plain):
+        torch.testing.assert_close(hidden[i, : len(states)], states, atol=1e-5, rtol=1e-5)
+        assert not hidden[i, len(states) :].any()
+    for name, parameter in model.named_parameters():
+        expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        torch.testing.assert_close(
+            fast.get(name, torch.zeros_like(parameter)), expected, atol=2e-4, rtol=2e-4, msg=name
+        )
+
+
+@pytest.mark.parametrize("mode", ["coconut", "agclr", "pause"])
+def test_generation_in_a_batch_equals_reading_everything_anew_for_every_token(mode: str) -> None:
+    model = made(mode=mode)
+    ids, mask = padded(ROWS, left=True)
+    new = model.generate(ids, attention_mask=mask, max_new_tokens=8, do_sample=False, pad_token_id=0)
+    for row, tokens in zip(ROWS, new[:, ids.shape[1] :]):
+        assert torch.equal(tokens, reference.generate(model, torch.tensor(row), 8, None))
+    assert len(new[:, ids.shape[1] :].unique()) > 3, "a model that repeats itself proves nothing"
+
+
+@pytest.mark.parametrize("fields", [{}, {"write_passes": 2}])
+@pytest.mark.parametrize("cut", [2, 4, 5, 6, 9])
+def test_a_text_in_two_pieces_is_the_text_even_cut_between_latents(cut: int, fields: dict[str, Any]) -> None:
+    model = made(mode="agclr", **fields)
+    ids = torch.tensor([ROWS[0], [7, 9, 12, START, LATENT, LATENT, LATENT, END, 30, 31, 32]])
+    cache = model.new_cache()
+    pieces = [model.encode(part, cache=cache) for part in (ids[:, :cut], ids[:, cut:])]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), model.encode(ids), atol=1e-5, rtol=1e-5)
+
+
+def test_a_latent_reads_the_state_before_it_and_a_pause_does_not() -> None:
+    ids = torch.tensor([[10, START, LATENT, END, 20]])
+    for mode, same in (("coconut", True), ("pause", False)):
+        model = made(mode=mode)
+        before = model(ids).logits
+        with torch.no_grad():
+            model.get_input_embeddings().weight[LATENT] = torch.randn(32)  # the head is tied: compare another token
+        assert torch.allclose(before[..., 9], model(ids).logits[..., 9], atol=1e-5) == same
+
+
+def test_the_gates_start_where_the_paper_has_them_and_add_its_parameters() -> None:
+    with torch.device("meta"):
+        paper = CoconutForCausalLM(CoconutConfig(backbone={"model_type": "gpt2"}, mode="agclr", vocab_size=50260))
+    stream = paper.concept_stream
+    assert stream is not None
+    added = sum(p.numel() for p in stream.parameters())
+    assert added == 1_774_848
+    assert added / sum(p.numel() for p in paper.parameters()) == pytest.approx(0.0141, abs=5e-5)
+
+    torch.manual_seed(0)
+    model = CoconutForCausalLM(
+        CoconutConfig(backbone={"model_type": "gpt2"} | BACKBONES["gpt2"], mode="agclr", vocab_size=60)
+    )
+    assert model.concept_stream is not None
+    hidden = torch.randn(5, 32)
+    with torch.no_grad():
+        _, _, gates = model.concept_stream(hidden, torch.zeros(5, 32), torch.zeros(5))
+    found = {name: round(float(values.mean()), 2) for name, values in gates.items()}
+    assert found == {"read": 0.43, "forget": 0.27, "write": 0.18}  # Table 3
+    assert all(float(values.std()) < 1e-6 for values in gates.values())
+
+
+def test_a_row_leaves_its_memory_alone_after_its_last_latent() -> None:
+    model = made(mode="agclr")
+    ids, mask = padded(ROWS)
+    cache = model.new_cache()
+    model.encode(ids, mask, cache=cache)
+    for i, row in enumerate(ROWS):
+        alone = model.new_cache()
+        model.encode(torch.tensor([row]), cache=alone)
+        expected = alone.state.get("memory", torch.zeros(1, 32))[0]
+        torch.testing.assert_close(cache.state["memory"][i], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_the_memory_is_frozen_after_the_pass_that_is_asked_for() -> None:
+    model = made(mode="agclr", write_passes=2)
+    [trace] = model(torch.tensor([ROWS[0]]), output_thoughts=True).thoughts
+    concepts = [thought.vector for thought in trace.thoughts if thought.label == "concept"]
+    assert len(concepts) == 3
+    assert not torch.equal(concepts[0], concepts[1])
+    assert torch.equal(concepts[1], concepts[2])
+
+
+def test_a_trace_holds_every_latent_and_what_the_gates_were() -> None:
+    model = made(mode="agclr")
+    ids, mask = padded(ROWS)
+    traces = model(ids, attention_mask=mask, output_thoughts=True).thoughts
+    assert [len(trace.thoughts) for trace in traces] == [6, 0, 2, 4]
+    assert [(t.start, t.end, t.label) for t in traces[2].thoughts] == [(2, 3, "latent"), (2, 3, "concept")]
+    assert {name: len(curve) for name, curve in traces[3].curves.items()} == {"read": 2, "forget": 2, "write": 2}
+    hidden = model.encode(ids, mask)
+    torch.testing.assert_close(  # the second latent of coconut's kind would be the state at the first
+        traces[0].thoughts[0].vector,
+        reference.concept_stream(model, hidden[0, 3], torch.zeros(32), 0)[0],
+        atol=1e-5,
+        rtol=1e-5,
+    )
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=4),
+    st.booleans(),
+)
+def test_every_token_has_one_place_and_latents_share_columns(shapes: list[tuple[int, int, int]], left: bool) -> None:
+    rows = [[10] * prompt + [LATENT] * latents + [20] * rest for prompt, latents, rest in shapes]
+    ids, mask = padded(rows, left)
+    layout = lay_out(ids == LATENT, mask.bool())
+    for i, (row, (_, latents, _)) in enumerate(zip(rows, shapes)):
+        columns = mask[i].nonzero()[:, 0]
+        places = layout.place[i, columns]
+        assert layout.source[i, places].tolist() == columns.tolist()
+        assert places.tolist() == sorted(set(places.tolist()))
+        assert layout.real[i].sum() == len(row)
+        assert places[ids[i, columns] == LATENT].tolist() == [layout.prompt + n for n in range(latents)]
+
+
+def test_a_batch_without_latents_still_gives_the_gates_a_gradient() -> None:
+    model = made(mode="agclr").train()
+    ids = torch.tensor([[10, START, END, 20]])
+    model.training_loss({"input_ids": ids, "labels": ids}).loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_scores_are_the_same_whatever_else_is_in_the_batch() -> None:
+    model = made(mode="agclr")
+    ids, mask = padded(ROWS)
+    labels = ids.masked_fill(mask == 0, IGNORED)
+    together = model.token_nll({"input_ids": ids, "attention_mask": mask, "labels": labels})
+    for i, row in enumerate(ROWS):
+        alone = model.token_nll({"input_ids": torch.tensor([row]), "labels": torch.tensor([row])})
+        torch.testing.assert_close(together[i, : len(row)], alone[0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        (
+            {"backbone": {"model_type": "bert"}},
+            r"coconut.backbone.model_type is 'bert': it is no decoder alone",
+        ),
+        (
+            {"backbone": {"model_type": "thoughtbubbles"}},
+            "give the type of a transformers|give a decoder of transformers",
+        ),
+        ({"backbone": {"n_embd": 8}}, r"coconut.backbone.model_type is None"),
+        (
+            {"backbone": {"model_type": "gpt2", "n_embed": 8}},
+            r"coconut.backbone.n_embed: gpt2 has no such field.*n_embd",
+        ),
+        ({"gates": ("read", "reset")}, r"coconut.gates is \('read', 'reset'\): give some of read, forget, write"),
+        ({"gate_biases": (0.0,)}, "coconut.gate_biases is .* give three"),
+        ({"write_passes": 0}, "coconut.write_passes is 0: give at least 1"),
+    ],
+)
+def test_a_config_that_cannot_be_built_says_which_field(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        CoconutConfig(**fields)
+
+
+@pytest.mark.parametrize(
+    ("ids", "says"),
+    [
+        ([LATENT, 10], "begins with a latent token"),
+        ([10, LATENT, 11, LATENT], "latent tokens apart from each other"),
+    ],
+)
+def test_latents_that_cannot_be_read_are_refused(ids: list[int], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        made()(torch.tensor([ids]))
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable. is deprecated")
+def test_checkpointed_gradients_would_lose_the_cache_and_are_refused() -> None:
+    with pytest.raises(ValueError, match="does not support .* checkpointing"):
+        made().gradient_checkpointing_enable()
