@@ -37,7 +37,8 @@ def generate_text(
         generation_kwargs: Hugging Face's own: `do_sample`, `temperature`, `top_p`, `num_beams`, ...
 
     Returns:
-        One text a prompt, in order (`num_return_sequences` of them a prompt where that is given).
+        One text a prompt, in order (`num_return_sequences` of them a prompt where that is given), each beginning with
+        its prompt, see `shown_prompt`.
 
     Raises:
         InputError: an empty prompt, or one that leaves no room for `max_new_tokens` in the model's context.
@@ -57,8 +58,15 @@ def generate_text(
             rows = {name: tensor[:, -length:].to(plain.device) for name, tensor in rows.items()}
             new = plain.generate(**rows, **options)[:, length:]
             each = len(new) // len(rows["input_ids"])
-            texts += [prompts[start + i // each] + decode(ids, tokenizer) for i, ids in enumerate(new)]
+            texts += [
+                shown_prompt(prompts[start + i // each], data) + decode(ids, tokenizer) for i, ids in enumerate(new)
+            ]
     return texts
+
+
+def shown_prompt(prompt: str, data: DataConfig) -> str:
+    """A prompt as new text follows it: a record's question stands on a line of its own."""
+    return f"{prompt.rstrip()}\n" if data.batching == "records" else prompt
 
 
 def stream_text(

@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from mentalese.data.batches import Plan, encode_prompts, evaluation_batches
 from mentalese.data.store import TokenStore, prepare, report
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
+from mentalese.evaluate.answers import answers, check_room
 from mentalese.evaluate.generation import generate_text
 from mentalese.evaluate.perplexity import perplexity
 from mentalese.files import write_json
@@ -47,7 +49,7 @@ from mentalese.models.auto import (
     saved_about,
 )
 from mentalese.models.base import Batch, LossOutput, TrainStep, count_parameters, to_device
-from mentalese.recipe import WITH_MARKERS, Recipe
+from mentalese.recipe import WITH_MARKERS, DataConfig, EvaluationConfig, Recipe
 from mentalese.screen import progress
 from mentalese.train import provenance
 from mentalese.train.checkpoint import Checkpointer
@@ -77,12 +79,20 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass
 class State:
-    """What a checkpoint keeps beside tensors; all else follows from the step."""
+    """What a checkpoint keeps beside tensors; all else follows from the step.
+
+    Attributes:
+        stage: of the last validation; the bests are those of this stage.
+        best, best_nll: the recipe's metric and the likelihood at `best_step`.
+        to_beat: the metric that early stopping looks back on.
+    """
 
     step: int = 0
+    stage: int = 0
     best_step: int | None = None
-    best_perplexity: float | None = None
-    perplexity_to_beat: float | None = None
+    best: float | None = None
+    best_nll: float | None = None
+    to_beat: float | None = None
     validations_without_gain: int = 0
     flops: int = 0
     seconds: float = 0.0
@@ -123,6 +133,12 @@ class Run:
 
     def __init__(self, recipe: Recipe, out: Path, parallel: Parallel, *, show: bool) -> None:
         self.recipe, self.out, self.parallel, self.show = recipe, out, parallel, show
+        self.asks = recipe.evaluation.metric == "accuracy"
+        if self.asks and parallel.world_size > 1 and recipe.train.parallel == "fsdp":
+            raise InputError(
+                "train.parallel is 'fsdp': weights that processes share cannot answer questions, so give 'ddp', one "
+                "process, or evaluation.metric 'perplexity'"
+            )
         self.store, self.tokenizer = _prepare(recipe, parallel, show)
         self.special = special_token_ids(self.tokenizer)
         self.plan = Plan(self.store.splits["train"], recipe, self.special, world_size=parallel.world_size)
@@ -135,7 +151,7 @@ class Run:
         self.step = wrap(step, parallel, recipe.train.parallel)
         self.optimizer = build_optimizer(self.model.parameters(), recipe.optimizer)
         self.prompts, self.sample_tokens = self._sample_prompts()
-        evaluation_batches(self.store.splits["validation"], recipe.data, recipe.evaluation, self.special)  # checks
+        self._check_evaluation()
         forget_peak_memory(parallel.device)
         self.peak_memory = 0
         self.flops = 0  # of this rank, since the last log line
@@ -150,7 +166,7 @@ class Run:
             self.state = State(**checkpoints.load(hugging_face_model(self.model), self.optimizer))
             if saved_about(self.out).get("step") != self.state.best_step:
                 # The model on disk is from after this checkpoint: the next validation saves one anew.
-                self.state.best_step = self.state.best_perplexity = None
+                self.state.best_step = self.state.best = self.state.best_nll = None
         trackers = open_trackers(self.recipe, self.out, self.state.step) if self.parallel.is_main else []
 
         def log(metrics: dict[str, Any]) -> None:
@@ -272,8 +288,9 @@ class Run:
         } | {name: float(value) for name, value in window.metrics.items()}
         log(metrics)
         window.clear()
-        best = self.state.best_perplexity
-        validated = "" if best is None else f"  best perplexity {best:.1f}"
+        best = self.state.best
+        shown = "" if best is None else f"accuracy {best:.1%}" if self.asks else f"perplexity {best:.1f}"
+        validated = f"  best {shown}" if shown else ""
         return f"loss {metrics['loss']:.3f}{validated}  {rate:,.0f} tokens/s"
 
     def _raise_not_finite(self, step: int, what: str) -> None:
@@ -306,32 +323,63 @@ class Run:
         return patience is not None and self.state.validations_without_gain >= patience
 
     def _validate(self, log: Any) -> None:
-        state, recipe = self.state, self.recipe
+        state, data = self.state, self._data_at(self.state.step)
         # Every rank scores the whole split: sharded parameters need all ranks, and rank 0's figure decides for all.
-        figure = self.parallel.broadcast_object(self._perplexity("validation"))
+        with self._autocast():
+            scorer = _Scorer(self.step, self.model.estimators)
+            figure = self._figure("validation", data, self.recipe.evaluation, scorer, self.model)
+        figure = self.parallel.broadcast_object(figure)
         position = self.plan.position(state.step)
         log({"step": state.step, "tokens": position.tokens, "flops": state.flops, "validation": figure})
-        value = figure["perplexity"]
-        if _beats(value, state.perplexity_to_beat, by=recipe.train.early_stopping_min_delta):
-            state.perplexity_to_beat, state.validations_without_gain = value, 0
+        if data.stage != state.stage:  # what was best at another stage says nothing about this one
+            state.stage, state.validations_without_gain = data.stage, 0
+            state.best_step = state.best = state.best_nll = state.to_beat = None
+        value, nll = figure[self.recipe.evaluation.metric], figure["nll"]
+        if self._gains(value, state.to_beat, by=self.recipe.train.early_stopping_min_delta):
+            state.to_beat, state.validations_without_gain = value, 0
         else:
             state.validations_without_gain += 1
-        if _beats(value, state.best_perplexity):
-            state.best_perplexity, state.best_step = value, state.step
+        if self._gains(value, state.best) or (self.asks and value == state.best and nll < (state.best_nll or 0.0)):
+            state.best, state.best_nll, state.best_step = value, nll, state.step
             self._save_model()
 
-    def _perplexity(self, split: str) -> dict[str, Any]:
-        recipe, device = self.recipe, self.parallel.device
-        with self._autocast():
-            result = perplexity(
-                _Scorer(self.step, self.model.estimators),
-                self.store.splits[split],
-                recipe.data,
-                recipe.evaluation,
-                self.special,
-                device=device,
-            )
-        return result.to_dict()
+    def _gains(self, value: float, before: float | None, by: float = 0.0) -> bool:
+        """Whether the metric is better than it was, by more than `by`."""
+        return before is None or (value > before + by if self.asks else value < before - by)
+
+    def _data_at(self, step: int) -> DataConfig:
+        """How evaluation reads after a step: questions as training last read them, text always in the same way."""
+        return self.plan.data(step - 1) if self.asks else self.recipe.data
+
+    def _figure(
+        self, split: str, data: DataConfig, evaluation: EvaluationConfig, scorer: nn.Module, model: Any, **options: Any
+    ) -> dict[str, Any]:
+        """Perplexity, and where the recipe asks questions, also how many were answered right, and at which stage."""
+        options = {"device": self.parallel.device} | options
+        text = self.store.splits[split]
+        scored = perplexity(scorer, text, data, evaluation, self.special, **options).to_dict()
+        if not self.asks:
+            return scored
+        asked = answers(model, self.tokenizer, text, data, evaluation, self.special, **options).to_dict()
+        return scored | asked | {"stage": data.stage, "protocol": scored["protocol"] | asked["protocol"]}
+
+    def _check_evaluation(self) -> None:
+        """What evaluation would refuse is refused now, rather than after training."""
+        evaluation, config = self.recipe.evaluation, hugging_face_model(self.model).config
+        whole = dataclasses.replace(evaluation, max_documents=None)
+        for data in self._readings():
+            evaluation_batches(self.store.splits["validation"], data, evaluation, self.special)
+            if self.asks:
+                evaluation_batches(self.store.splits["test"], data, whole, self.special)
+                check_room(config, self.store.splits["validation"], data, evaluation, self.special)
+                check_room(config, self.store.splits["test"], data, whole, self.special)
+
+    def _readings(self) -> list[DataConfig]:
+        """The ways in which evaluation may come to read: one for text, one a phase for questions."""
+        phases = self.recipe.phases if self.asks else ()
+        return list(
+            accumulate(phases, lambda data, phase: dataclasses.replace(data, **phase.data), initial=self.recipe.data)
+        )
 
     # -- files -------------------------------------------------------------------------------------------------------
 
@@ -353,8 +401,9 @@ class Run:
     def _sample_prompts(self) -> tuple[list[str], int]:
         """What the samples of `result.json` go on from, and how far; refused now rather than after training."""
         recipe, model = self.recipe, hugging_face_model(self.model)
-        prompts = list(recipe.evaluation.sample_prompts) or openings(self.store, self.tokenizer)
-        longest = int(encode_prompts(prompts, self.tokenizer, recipe.data)["attention_mask"].sum(1).max())
+        questions = recipe.data.batching == "records"
+        prompts = list(recipe.evaluation.sample_prompts) or openings(self.store, self.tokenizer, questions=questions)
+        longest = max(encode_prompts(prompts, self.tokenizer, data)["input_ids"].shape[1] for data in self._readings())
         room = (context_length(model.config) or math.inf) - longest
         if room < 1:
             raise InputError(
@@ -387,7 +436,8 @@ class Run:
             if weights is not None:
                 model = AutoModelForCausalLM.from_config(model.config)
                 model.load_state_dict(weights)
-            save_model(self.out / "model", model, self.tokenizer, recipe=self.recipe.to_dict(), step=self.state.step)
+            recipe = dataclasses.replace(self.recipe, data=self._data_at(self.state.step))
+            save_model(self.out / "model", model, self.tokenizer, recipe=recipe.to_dict(), step=self.state.step)
         self.parallel.barrier()
 
     def _finish(self) -> dict[str, Any]:
@@ -401,24 +451,21 @@ class Run:
     def _result(self) -> dict[str, Any]:
         recipe, state, device = self.recipe, self.state, self.parallel.device
         model, tokenizer = load_model(self.out, device)
-        test = perplexity(  # in float32 whatever the run's precision, as `mentalese eval` scores
-            model,
-            self.store.splits["test"],
-            recipe.data,
-            dataclasses.replace(recipe.evaluation, max_documents=None),
-            self.special,
-            device=device,
-            show=self.show,
-        )
+        assert state.best_step is not None
+        data = self._data_at(state.best_step)
+        whole = dataclasses.replace(recipe.evaluation, max_documents=None)
+        # In float32 whatever the run's precision, as `mentalese eval` scores.
+        test = self._figure("test", data, whole, model, model, show=self.show)
+        # Greedy decoding of a small model repeats itself; an answer is what the model is surest of.
+        sampling = {"do_sample": False} if self.asks else {"do_sample": True, "top_p": 0.9}
         texts = generate_text(
             model,
             tokenizer,
             self.prompts,
-            recipe.data,
+            data,
             max_new_tokens=self.sample_tokens,
             seed=recipe.train.seed,
-            do_sample=True,  # greedy decoding of a small model repeats itself
-            top_p=0.9,
+            **sampling,
         )
         records = read_metrics(self.out / "metrics.jsonl")
         tokens = self.plan.position(state.step).tokens
@@ -436,7 +483,7 @@ class Run:
             "tokens_per_second": statistics.median(r["tokens_per_second"] for r in records if "loss" in r),
             "peak_memory_bytes": self.peak_memory,
             "validation": best,
-            "test": test.to_dict(),
+            "test": test,
             "samples": [{"prompt": prompt, "text": text} for prompt, text in zip(self.prompts, texts)],
             "curve": learning_curve(records),
             "config": recipe.to_dict(),
@@ -505,10 +552,6 @@ def _prepare(recipe: Recipe, parallel: Parallel, show: bool) -> tuple[TokenStore
     for line in report(prepared[0], sentences=recipe.data.batching in WITH_MARKERS) if show else ():
         print(f"{recipe.data.source}: {line}", file=sys.stderr)
     return prepared
-
-
-def _beats(value: float, before: float | None, by: float = 0.0) -> bool:
-    return before is None or value < before - by
 
 
 def _step_seed(seed: int, step: int, rank: int, micro: int) -> int:

@@ -55,22 +55,33 @@ def _changes(before: Any, after: Any, where: str = "") -> str:
     return f"{where} was {before!r} and is {after!r}"
 
 
-def openings(store: TokenStore, tokenizer: PreTrainedTokenizerBase, count: int = 2, length: int = 12) -> list[str]:
-    """The first words of some test documents: prompts that fit any corpus."""
+def openings(
+    store: TokenStore, tokenizer: PreTrainedTokenizerBase, count: int = 2, length: int = 12, *, questions: bool = False
+) -> list[str]:
+    """The first words of some test documents, or of records the questions: prompts that fit any corpus."""
     split = store.splits["test"]
+    if questions:
+        first = split.document_segments[:-1][:count]
+        return [
+            tokenizer.decode(split.tokens[start:stop].astype("int64")).strip()
+            for start, stop in zip(split.segments[first], split.segments[first + 1])
+        ]
     starts = split.documents[:-1][split.documents[1:] - split.documents[:-1] > 2 * length][:count]
     return [tokenizer.decode(split.tokens[start : start + length].astype("int64")) for start in starts] or ["The"]
 
 
 def learning_curve(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The learning curve: training loss, and validation perplexity where it was taken."""
+    """The learning curve: training loss, and where it was validated perplexity, for questions accuracy and stage."""
     curve = []
     seconds = 0.0
     for record in records:
         seconds = record.get("seconds", seconds)
         point = {"step": record["step"], "tokens": record["tokens"], "flops": record["flops"], "seconds": seconds}
-        if "validation" in record:
-            curve.append(point | {"validation_perplexity": record["validation"]["perplexity"]})
+        if figure := record.get("validation"):
+            point["validation_perplexity"] = figure["perplexity"]
+            if "accuracy" in figure:
+                point |= {"validation_accuracy": figure["accuracy"], "stage": figure["stage"]}
         else:
-            curve.append(point | {"loss": record["loss"]})
+            point["loss"] = record["loss"]
+        curve.append(point)
     return curve

@@ -1,0 +1,169 @@
+"""From questions to answers: a curriculum is trained, asked at its stage, resumed, evaluated and compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mentalese import DataConfig, EvaluationConfig, Phase, Recipe, TrainConfig
+from mentalese.data.batches import Plan
+from mentalese.errors import InputError
+from mentalese.evaluate.answers import Answers
+from mentalese.evaluate.perplexity import Perplexity
+from mentalese.models.auto import saved_recipe
+from mentalese.train import loop
+from mentalese.train.loop import train
+from mentalese.train.parallel import Parallel
+from support import assert_same, checkpoint, losses, metrics, weights
+
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
+EPOCH = 8  # steps
+
+
+@pytest.fixture(scope="module")
+def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of 64 + 8 + 8 questions: `3+4+1?`, two steps and an answer."""
+    folder = tmp_path_factory.mktemp("sums")
+    rows = []
+    for a in range(80):
+        b, c = (7 * a) % 10, (3 * a) % 10
+        steps = [f"{a}+{b}={a + b}", f"{a + b}+{c}={a + b + c}"]
+        rows.append({"question": f"{a}+{b}+{c}?", "steps": steps, "answer": str(a + b + c)})
+    for name, some in (("train", rows[16:]), ("validation", rows[:8]), ("test", rows[8:16])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    return folder
+
+
+@pytest.fixture
+def recipe(sums: Path) -> Recipe:
+    """Two steps of text, then one and a latent, then two latents; an epoch each."""
+    return Recipe(
+        name="sums/latents",
+        description="sums in latent steps",
+        model=GPT2,
+        data=DataConfig(
+            source=f"file:{sums}", tokenizer="bpe:280", batching="records", sequence_length=40, batch_size=8, stages=2,
+            latents_per_step=1,
+        ),
+        train=TrainConfig(epochs=3, eval_every=EPOCH // 2, log_every=1, checkpoint_every=5, device="cpu"),
+        evaluation=EvaluationConfig(metric="accuracy", answer_tokens=6, sample_tokens=6),
+        phases=tuple(Phase(start=s, clock="epochs", data={"stage": s}, reset_optimizer=True) for s in (1, 2)),
+    )  # fmt: skip
+
+
+def changed(recipe: Recipe, section: str, **fields: object) -> Recipe:
+    return dataclasses.replace(recipe, **{section: dataclasses.replace(getattr(recipe, section), **fields)})
+
+
+def test_a_curriculum_is_asked_at_the_stage_that_training_is_at(recipe: Recipe, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = train(recipe, out, show=False)
+    validations = [record for record in metrics(out) if "validation" in record]
+    assert [(v["step"], v["validation"]["stage"]) for v in validations] == [
+        (4, 0), (8, 0), (12, 1), (16, 1), (20, 2), (24, 2)
+    ]  # fmt: skip
+    for record in validations:
+        figure = record["validation"]
+        assert figure["questions"] == 8
+        assert figure["protocol"]["latents"] == figure["stage"]
+        assert figure["perplexity"] == pytest.approx(math.exp(figure["nll"]))
+    assert len({v["validation"]["tokens"] for v in validations}) == 3, "each stage leaves fewer steps to score"
+
+    assert result["best_step"] in (20, 24)
+    assert result["validation"] == next(v["validation"] for v in validations if v["step"] == result["best_step"])
+    assert (result["test"]["stage"], result["test"]["questions"]) == (2, 8)
+    points = [p for p in result["curve"] if "validation_accuracy" in p]
+    assert [(p["step"], p["stage"]) for p in points] == [(v["step"], v["validation"]["stage"]) for v in validations]
+    assert [sample["prompt"] for sample in result["samples"]] == ["8+6+4?", "9+3+7?"]
+    assert all(sample["text"].startswith(f"{sample['prompt']}\n") for sample in result["samples"])
+
+    saved = saved_recipe(out)
+    assert saved == dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, stage=2))
+    assert Recipe.from_dict(json.loads((out / "config.json").read_text())["recipe"]) == recipe
+    assert train(recipe, out, resume=True, show=False) == result
+
+
+def test_an_interrupted_curriculum_resumes_bit_for_bit(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The power fails at step 13, after the first validation of stage 1; the checkpoint is from stage 0."""
+    recipe = changed(recipe, "train", checkpoint_every=10)
+    whole = train(recipe, tmp_path / "whole", show=False)
+    batch = Plan.batch
+
+    def fail(plan: Plan, step: int, *args: Any, **kwargs: Any) -> Any:
+        if step == 13:
+            raise RuntimeError("power cut")
+        return batch(plan, step, *args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Plan, "batch", fail)
+        with pytest.raises(RuntimeError, match="power cut"):
+            train(recipe, tmp_path / "cut", show=False)
+    resumed = train(recipe, tmp_path / "cut", resume=True, show=False)
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    assert_same(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
+    assert_same(checkpoint(tmp_path / "cut"), checkpoint(tmp_path / "whole"))
+    for name in ("best_step", "validation", "test", "flops"):
+        assert resumed[name] == whole[name]
+    validations = [[r["validation"] for r in metrics(tmp_path / n) if "validation" in r] for n in ("cut", "whole")]
+    assert validations[0] == validations[1]
+
+
+@pytest.mark.parametrize(
+    ("figures", "options", "end", "best"),
+    [
+        ([(0.9, 1), (0.8, 1), (0.7, 1), (0.6, 1), (0.2, 1), (0.1, 1)], {}, 24, 20),  # the last stage's best
+        ([(0.9, 1), (0.8, 1), (0.7, 1), (0.6, 1), (0.2, 1), (0.3, 1)], {}, 24, 24),
+        ([(0.0, 1), (0.0, 1), (0.0, 1), (0.0, 1), (0.2, 2), (0.2, 1)], {}, 24, 24),  # as many right, and likelier
+        ([(0.0, 1), (0.0, 1), (0.0, 1), (0.0, 1), (0.2, 1), (0.2, 2)], {}, 24, 20),
+        ([(0.9, 1), (0.9, 2), (0.3, 1), (0.2, 1), (0.2, 1), (0.2, 2)], {"early_stopping_patience": 2}, 24, 20),
+        ([(0.5, 1), (0.55, 1), (0.3, 1), (0.6, 1)], {"early_stopping_patience": 1}, 8, 8),  # gained too little
+    ],
+)
+def test_the_best_model_is_the_best_of_the_last_stage(
+    recipe: Recipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    figures: list[tuple[float, float]],
+    options: dict[str, Any],
+    end: int,
+    best: int,
+) -> None:
+    asked: list[DataConfig] = []
+
+    def answers(model: Any, tokenizer: Any, split: Any, data: DataConfig, *args: Any, **kwargs: Any) -> Answers:
+        asked.append(data)
+        return Answers(figures[min(len(asked), len(figures)) - 1][0], 0.0, 0.0, 8, {})
+
+    def perplexity(scorer: Any, split: Any, data: DataConfig, *args: Any, **kwargs: Any) -> Perplexity:
+        return Perplexity(figures[min(len(asked), len(figures) - 1)][1], 1, 1, 9.0, 1.0, {})
+
+    monkeypatch.setattr(loop, "answers", answers)
+    monkeypatch.setattr(loop, "perplexity", perplexity)
+    result = train(changed(recipe, "train", **options), tmp_path / "run", show=False)
+    assert (result["steps"], result["best_step"]) == (end, best)
+    assert asked[-1].stage == (best - 1) // EPOCH, "the test split is asked as the best model was"
+
+
+def test_weights_in_pieces_and_questions_without_room_are_refused_before_anything_is_written(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    shared = Parallel(0, 2, 0, torch.device("cpu"))
+    with pytest.raises(InputError, match=r"train.parallel is 'fsdp': .* cannot answer questions"):
+        loop.Run(changed(recipe, "train", parallel="fsdp"), tmp_path / "run", shared, show=False)
+
+    def longest(answer_tokens: int) -> int:
+        with pytest.raises(InputError, match=r"evaluation.answer_tokens is \d+: the longest question has") as refused:
+            train(changed(recipe, "evaluation", answer_tokens=answer_tokens), tmp_path / "run", show=False)
+        return int(str(refused.value).partition("has ")[2].partition(" ")[0])
+
+    first = longest(63)
+    assert longest(64 - first) == first + 1, "there was room at stage 0, and stage 1 brings a latent"
+    assert not (tmp_path / "run").exists()
