@@ -207,18 +207,23 @@ def train(args: list[str]) -> None:
     recipe = _changed_recipe(recipe, options)
     out = options.out or Path("runs") / recipe.name.replace("/", "-")
 
-    from mentalese.evaluate.perplexity import label
     from mentalese.train.loop import train as run
     from mentalese.train.parallel import is_main_process
 
     result = run(recipe, out, resume=options.resume)
     if is_main_process():
-        test = result["test"]
         print(
-            f"{recipe.name}: test perplexity {test['perplexity']:.2f}{label(test['protocol'])}, "
-            f"{test['bits_per_byte']:.3f} bits a byte; "
+            f"{recipe.name}: {_score(result['test'])}; "
             f"{result['steps']:,} steps, {result['tokens']:,} tokens, {result['seconds']:.0f} s; see {out}"
         )
+
+
+def _score(test: dict[str, Any]) -> str:
+    from mentalese.evaluate.perplexity import label
+
+    if "accuracy" in test:
+        return f"test accuracy {test['accuracy']:.1%} of {test['questions']:,} questions"
+    return f"test perplexity {test['perplexity']:.2f}{label(test['protocol'])}, {test['bits_per_byte']:.3f} bits a byte"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -262,8 +267,8 @@ class _Eval:
     """Evaluates a saved model in its own tokens."""
 
     tasks: str = "perplexity"
-    """Names joined by commas: perplexity, reversal, lambada, hellaswag, blimp, piqa, arc_easy, arc_challenge, sciq,
-    winogrande."""
+    """Names joined by commas: perplexity, accuracy, reversal, lambada, hellaswag, blimp, piqa, arc_easy,
+    arc_challenge, sciq, winogrande."""
     task_files: Path | None = None
     """The folder of the questions of lambada and all after it."""
     limit: int | None = None
@@ -271,7 +276,11 @@ class _Eval:
     estimators: str = ""
     """How to find the likelihood, names joined by commas, for models that have several ways."""
     documents: int | None = None
-    """Find the perplexity of the first so many documents only."""
+    """Find the perplexity, or the accuracy, of the first so many documents only."""
+    stage: int | None = None
+    """Read records at this stage instead of the one that the model was trained to."""
+    latents: int | None = None
+    """So many latents behind a question instead of those of the stage."""
     config: tuple[str, ...] = ()
     """FIELD=VALUE ...: fields of the model's config that are to have other values, as far as the weights allow."""
     against: str | None = None
@@ -301,6 +310,8 @@ def evaluate(args: list[str]) -> None:
         limit=options.limit,
         estimators=[name.strip() for name in options.estimators.split(",") if name.strip()],
         documents=options.documents,
+        stage=options.stage,
+        latents=options.latents,
         config=_config_fields(options.config),
         out=options.out,
         device=_device(),
@@ -310,7 +321,7 @@ def evaluate(args: list[str]) -> None:
 
 
 def _against(model: str, reference: str, options: _Eval) -> None:
-    for name in ("tasks", "task_files", "limit", "estimators", "documents", "config"):
+    for name in ("tasks", "task_files", "limit", "estimators", "documents", "stage", "latents", "config"):
         if (value := getattr(options, name)) != getattr(_Eval, name):
             flag = f"--{name.replace('_', '-')}"
             raise InputError(f"{flag} is {str(value)!r} with --against, which compares perplexities: leave it out")
@@ -368,6 +379,10 @@ class _Generate:
     """Take the likeliest token, whatever the model's own generation settings say."""
     config: tuple[str, ...] = ()
     """FIELD=VALUE ...: fields of the model's config that are to have other values, as far as the weights allow."""
+    stage: int | None = None
+    """Ask at this stage instead of the one that the model was trained to."""
+    latents: int | None = None
+    """So many latents behind a question instead of those of the stage."""
     seed: int = 0
 
     def generation(self) -> dict[str, Any]:
@@ -407,18 +422,19 @@ def generate(args: list[str]) -> None:
     if not prompts:
         raise InputError("there is no prompt: give --prompt TEXT or --file FILE")
 
-    from mentalese.evaluate.generation import generate_text, stream_text
+    from mentalese.evaluate.generation import generate_text, shown_prompt, stream_text
+    from mentalese.evaluate.tasks import at_stage
     from mentalese.models.auto import load_model, saved_recipe
     from mentalese.recipe import DataConfig
 
     model, tokenizer = load_model(path, _device(), fields=_config_fields(options.config))
     recipe = saved_recipe(path)
-    data = recipe.data if recipe else DataConfig()
+    data = at_stage(recipe.data if recipe else DataConfig(), options.stage, options.latents)
     length: dict[str, Any] = {"max_new_tokens": options.max_new_tokens, "seed": options.seed}
     if len(prompts) == 1 and options.num_beams == 1 and sys.stdout.isatty():
         pieces = stream_text(model, tokenizer, prompts[0], data, **length, **kwargs)
         first = next(pieces, "")  # an error comes before anything is printed
-        print(prompts[0] + first, end="", flush=True)
+        print(shown_prompt(prompts[0], data) + first, end="", flush=True)
         for piece in pieces:
             print(piece, end="", flush=True)
         print()
@@ -577,7 +593,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], None], str, str]] = {
     "train": (train, "RECIPE [--data SOURCE] [--out DIR] [--resume] [--seed N] [--FIELD VALUE ...]", "trains a recipe"),
     "eval": (
         evaluate,
-        "MODEL [--tasks perplexity,lambada,... [--task-files DIR]] [--against MODEL] [--data SOURCE] [--out FILE]",
+        "MODEL [--tasks perplexity,accuracy,... [--task-files DIR]] [--against MODEL] [--data SOURCE] [--out FILE]",
         "scores a model",
     ),
     "generate": (generate, "MODEL --prompt TEXT ... | --file FILE [OPTIONS]", "goes on with a text"),

@@ -111,7 +111,7 @@ def test_eval_says_by_which_estimator_it_scored(
         (bubbles, ["--config", "selection=best"], "selection is 'best'"),
         (bubbles, ["--config", "fork_layers=[2, 3]"], "does not fit the weights"),
         (bubbles, ["--config", "hidden_size=32"], "give fields that change no sizes"),
-        (bubbles, ["--tasks", "reversal", "--documents", "1"], "which only perplexity uses"),
+        (bubbles, ["--tasks", "reversal", "--documents", "1"], "which only perplexity and accuracy use"),
     ):
         assert mentalese("eval", model, *options) == 2
         refusal(capsys.readouterr().err, says)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from mentalese import DataConfig, EvaluationConfig, Phase, Recipe, TrainConfig
+from mentalese import DataConfig, EvaluationConfig, Phase, Recipe, TrainConfig, cli
 from mentalese.data.batches import Plan
 from mentalese.errors import InputError
 from mentalese.evaluate.answers import Answers
@@ -42,6 +42,10 @@ def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def recipe(sums: Path) -> Recipe:
+    return curriculum(sums)
+
+
+def curriculum(sums: Path) -> Recipe:
     """Two steps of text, then one and a latent, then two latents; an epoch each."""
     return Recipe(
         name="sums/latents",
@@ -167,3 +171,95 @@ def test_weights_in_pieces_and_questions_without_room_are_refused_before_anythin
     first = longest(63)
     assert longest(64 - first) == first + 1, "there was room at stage 0, and stage 1 brings a latent"
     assert not (tmp_path / "run").exists()
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+def mentalese(*arguments: str | Path) -> int:
+    return cli.main([str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def run(sums: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run") / "run"
+    recipe = dataclasses.replace(curriculum(sums), train=TrainConfig(epochs=3, device="cpu"))
+    train(recipe, out, show=False)
+    return out
+
+
+def test_eval_finds_the_accuracy_that_training_found(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, result = tmp_path / "eval.json", json.loads((run / "result.json").read_text())
+    assert mentalese("eval", run, "--tasks", "accuracy,perplexity", "--out", out) == 0
+    found = json.loads(out.read_text())
+    for name in ("accuracy", "exact_match", "f1", "questions"):
+        assert found["accuracy"][name] == result["test"][name]
+    assert found["perplexity"]["nll"] == pytest.approx(result["test"]["nll"], rel=1e-6)
+    shown = capsys.readouterr().out
+    assert f"{result['test']['f1']:,.4f}" in shown
+    assert found["accuracy"]["protocol"] | {"stage": 2, "latents": 2} == found["accuracy"]["protocol"]
+
+
+@pytest.mark.parametrize(
+    ("options", "stage", "latents"),
+    [("", 2, 2), ("--latents 5", 2, 5), ("--stage 1", 1, 1), ("--stage 0 --latents 0", 0, 0)],
+)
+def test_the_number_of_thoughts_is_a_knob(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str, stage: int, latents: int
+) -> None:
+    out, more = tmp_path / "eval.json", options.split()
+    assert mentalese("eval", run, "--tasks", "accuracy", "--documents", "3", "--out", out, *more) == 0
+    protocol = json.loads(out.read_text())["accuracy"]["protocol"]
+    assert (protocol["stage"], protocol["latents"], protocol["documents"]) == (stage, latents, 3)
+    capsys.readouterr()
+    assert mentalese("generate", run, "--prompt", "3+4+1?", "--max-new-tokens", "4", *more) == 0
+    assert capsys.readouterr().out.startswith("3+4+1?\n")
+
+
+def test_another_set_of_questions_needs_nothing_to_train_on(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = tmp_path / "set", tmp_path / "eval.json"
+    folder.mkdir()
+    rows = [{"question": f"{'1+' * 12}{i}?", "steps": ["a long step"] * 9, "answer": str(12 + i)} for i in range(4)]
+    for name in ("sums_valid", "sums_test"):
+        (folder / f"{name}.json").write_text(json.dumps([row | {"question": name + row["question"]} for row in rows]))
+    asked = ("eval", run, "--tasks", "accuracy", "--data", f"file:{folder}", "--out", out)
+    assert mentalese(*asked) == 0
+    result = json.loads(out.read_text())["accuracy"]
+    assert (result["questions"], result["split"], result["source"]) == (4, "test", f"file:{folder}")
+    assert mentalese(*asked, "--split", "train") == 2
+    assert "has validation, test" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--tasks reversal --latents 2", "latents is 2, which only perplexity and accuracy use: leave it out"),
+        ("--tasks accuracy --estimators exact", "which only perplexity uses"),
+        ("--tasks accuracy --latents -1", "data.latents is -1: give 0 or more"),
+        ("--tasks accuracy --latents 50", "evaluation.answer_tokens is 6: the longest question has"),
+    ],
+)
+def test_what_evaluation_cannot_use_is_refused(
+    run: Path, capsys: pytest.CaptureFixture[str], options: str, says: str
+) -> None:
+    assert mentalese("eval", run, *options.split()) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_model_of_texts_is_not_asked(sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = Recipe(
+        name="sums/text",
+        description="the same as text",
+        model=GPT2,
+        data=DataConfig(source=f"file:{sums}", tokenizer="bpe:280", batching="documents", sequence_length=40),
+        train=TrainConfig(steps=1, device="cpu"),
+    )
+    train(plain, tmp_path / "run", show=False)
+    assert mentalese("eval", tmp_path / "run", "--tasks", "accuracy") == 2
+    assert "was not trained on questions" in capsys.readouterr().err
+    assert mentalese("generate", tmp_path / "run", "--prompt", "3", "--latents", "2") == 2
+    assert "data.latents is 2: it needs data.batching 'records'" in capsys.readouterr().err

@@ -19,8 +19,8 @@ from transformers import PreTrainedTokenizerFast
 
 from mentalese import DataConfig, InputError, get_recipe
 from mentalese.data.sentences import open_splitter
-from mentalese.data.sources import open_source
-from mentalese.data.store import SPLITS, open_store, prepare, report
+from mentalese.data.sources import SPLITS, open_source
+from mentalese.data.store import open_store, prepare, report
 from mentalese.data.tokenizers import special_token_ids, tokenizer_fingerprint
 from mentalese.train.loop import Run
 from mentalese.train.parallel import setup
@@ -248,6 +248,27 @@ def test_texts_are_no_records_and_long_parts_of_records_no_sentences(config: Dat
     for source in (records.source, f"store:{tmp_path / 'store'}"):
         with pytest.raises(InputError, match=r"data.max_sentence_tokens is 9: .* parts are never cut, and one has"):
             prepare(dataclasses.replace(records, source=source, batching="sentences"), show=False)
+
+
+def test_a_folder_without_training_questions_is_prepared_to_evaluate_only(config: DataConfig, tmp_path: Path) -> None:
+    folder = tmp_path / "questions"
+    folder.mkdir()
+    for split in ("valid", "test"):
+        rows: list[dict[str, object]] = [{"question": f"{split} {i}?", "steps": [], "answer": "yes"} for i in range(5)]
+        write_rows(folder / f"set_{split}.jsonl", rows)
+    tokenizer = prepare(config, show=False)[1]
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    asked = DataConfig(source=f"file:{folder}", tokenizer=str(tmp_path / "tokenizer"), batching="records")
+    store, _ = prepare(asked, out=tmp_path / "store", to_train=False, show=False)
+    assert {name: len(split.document_bytes) for name, split in store.splits.items()} == {"validation": 5, "test": 5}
+    again = dataclasses.replace(asked, source=f"store:{tmp_path / 'store'}")
+    assert list(prepare(again, to_train=False, show=False)[0].splits) == ["validation", "test"]
+    with pytest.raises(InputError, match=r"questions holds no train file, only validation and test: add one"):
+        prepare(asked, show=False)
+    with pytest.raises(InputError, match=r"store holds only validation and test: give a store with a training split"):
+        prepare(again, show=False)
+    with pytest.raises(InputError, match="no train file"):  # nor a tokenizer to learn
+        prepare(dataclasses.replace(asked, tokenizer="bpe:300"), to_train=False, show=False)
 
 
 def test_records_keep_their_parts(tmp_path: Path) -> None:

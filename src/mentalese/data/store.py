@@ -21,7 +21,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from mentalese.data.sentences import SentenceEncoder, fixed_length, open_splitter
-from mentalese.data.sources import SPLITS, Document, Source, open_source
+from mentalese.data.sources import Document, Source, open_source
 from mentalese.data.tokenizers import (
     add_markers,
     load_pretrained_tokenizer,
@@ -74,7 +74,7 @@ class Split:
 
 @dataclass(frozen=True)
 class TokenStore:
-    """A prepared corpus; `splits` has `train`, `validation` and `test`."""
+    """A prepared corpus; `splits` has `train`, `validation` and `test`, those of them that its source has."""
 
     folder: Path
     meta: dict[str, Any]
@@ -115,11 +115,11 @@ def open_store(folder: Path | str, *, verify: bool = True) -> TokenStore:
             raise InputError(f"{path} is missing or cut short: {remedy}")
         if verify and _describe(path) != expected:
             raise InputError(f"{path} has changed since it was written (checksum): {remedy}")
-    return TokenStore(folder, meta, {split: _open_split(folder / split, dtype) for split in SPLITS})
+    return TokenStore(folder, meta, {split: _open_split(folder / split, dtype) for split in meta["counts"]})
 
 
 def prepare(
-    config: DataConfig, *, out: Path | None = None, show: bool = True
+    config: DataConfig, *, out: Path | None = None, to_train: bool = True, show: bool = True
 ) -> tuple[TokenStore, PreTrainedTokenizerFast]:
     """The token store and the tokenizer that `config` asks for; reused where inputs and settings are the same.
 
@@ -127,12 +127,13 @@ def prepare(
 
     Args:
         out: the store's folder; by default one under `cache_dir()`, named by all that goes into it.
+        to_train: whether there must be something to train on; without, the store has the splits that the source has.
 
     Raises:
         InputError: bad input, found before anything is written; `out` holds something else; the disk is full.
     """
     if config.source.startswith("store:"):
-        return _open_prepared(config)
+        return _open_prepared(config, to_train)
     if out is not None and out.exists() and not (out / "meta.json").is_file() and (out.is_file() or any(out.iterdir())):
         raise InputError(f"{out} holds something else than a token store: choose another folder")
     cap = config.max_sentence_tokens
@@ -141,6 +142,8 @@ def prepare(
     _, splitter = open_splitter(config.sentences)
     source = open_source(config.source, text_column=config.text_column)
     _check_kind(config, source.kind)
+    if to_train:
+        source.size("train")  # checks
     tokenizer = open_tokenizer(config.tokenizer, source, cache=cache_dir(), show=show)
     inputs = {
         "format_version": FORMAT_VERSION,
@@ -208,8 +211,10 @@ def source_fingerprint(config: DataConfig) -> str:
     return open_source(config.source, text_column=config.text_column).fingerprint
 
 
-def _open_prepared(config: DataConfig) -> tuple[TokenStore, PreTrainedTokenizerFast]:
+def _open_prepared(config: DataConfig, to_train: bool) -> tuple[TokenStore, PreTrainedTokenizerFast]:
     store = open_store(config.source.removeprefix("store:"))
+    if to_train and "train" not in store.splits:
+        raise InputError(f"{config.source} holds only {' and '.join(store.splits)}: give a store with a training split")
     for name in _SENTENCE_FIELDS if config.batching in WITH_MARKERS else ():
         asked, prepared = getattr(config, name), store.meta["settings"][name]
         if asked != prepared:
@@ -232,7 +237,7 @@ def _write(
 ) -> None:
     dtype = np.dtype("<u2" if vocabulary < 2**16 else "<u4")
     counts, done = {}, 0
-    with progress(f"preparing {source.name}", sum(map(source.size, SPLITS)), show=show) as shown:
+    with progress(f"preparing {source.name}", sum(map(source.size, source.splits)), show=show) as shown:
 
         def report(documents: Iterator[Document]) -> Iterator[Document]:
             nonlocal done
@@ -241,7 +246,7 @@ def _write(
                 done += len(document.text.encode())
                 shown.update(done, split)
 
-        for split in SPLITS:
+        for split in source.splits:
             counts[split] = _write_split(folder / split, report(source.documents(split)), encoder, eod, dtype)
             counts[split]["dropped_documents"] = source.dropped.get(split, 0)
             counts[split]["empty_documents"] = source.empty.get(split, 0)

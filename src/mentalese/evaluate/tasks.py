@@ -15,6 +15,7 @@ import torch
 from mentalese.data.store import TokenStore, prepare
 from mentalese.data.tokenizers import MARKERS, add_markers, special_token_ids, tokenizer_fingerprint
 from mentalese.errors import InputError, nearest
+from mentalese.evaluate.answers import answers
 from mentalese.evaluate.perplexity import perplexity
 from mentalese.evaluate.reversal import reversal
 from mentalese.evaluate.zero_shot import SETS, Questions, read_questions, zero_shot
@@ -68,6 +69,23 @@ def _perplexity(given: Evaluation) -> dict[str, Any]:
     return {name: score(dataclasses.replace(given.protocol, estimator=name)) for name in given.estimators}
 
 
+def _accuracy(given: Evaluation) -> dict[str, Any]:
+    data, split = given.data, given.split
+    store = open_text(given.tokenizer, data, split, given.show)
+    special = special_token_ids(given.tokenizer, sentences=False)
+    asked = answers(
+        given.model,
+        given.tokenizer,
+        store.splits[split],
+        data,
+        given.protocol,
+        special,
+        device=given.device,
+        show=given.show,
+    )
+    return asked.to_dict() | {"split": split, "source": data.source, "data_hash": store.meta["data_hash"]}
+
+
 def _reversal(given: Evaluation) -> dict[str, Any]:
     return reversal(given.model, given.tokenizer, given.data, device=given.device, show=given.show)
 
@@ -89,6 +107,7 @@ def _zero_shot(name: str, given: Evaluation) -> dict[str, Any]:
 
 TASKS: dict[str, Callable[[Evaluation], dict[str, Any]]] = {
     "perplexity": _perplexity,
+    "accuracy": _accuracy,
     "reversal": _reversal,
     **{name: partial(_zero_shot, name) for name in SETS},
 }
@@ -105,6 +124,8 @@ def evaluate_model(
     limit: int | None = None,
     estimators: Sequence[str] = (),
     documents: int | None = None,
+    stage: int | None = None,
+    latents: int | None = None,
     config: dict[str, Any] | None = None,
     out: Path | None = None,
     evaluation: EvaluationConfig | None = None,
@@ -120,7 +141,10 @@ def evaluate_model(
         task_files: the folder of the zero-shot tasks' questions.
         limit: ask the first so many questions of each file.
         estimators: score the perplexity in each of these ways, `{"perplexity": {estimator: result}}`.
-        documents: score the first so many documents; `None`: all.
+        documents: score, or ask, the first so many documents; `None`: all.
+        stage: read records at this stage; `None` takes the one that the model was trained to.
+        latents: so many behind each question; `None` takes what belongs to the stage. With neither stage nor latents
+            (0 and 0) a model of latents has to write its steps.
         config: fields of the model's config that are to have other values.
         evaluation: another protocol than the recipe's.
 
@@ -136,10 +160,15 @@ def evaluate_model(
         if value is not None and not set(tasks) & set(SETS):
             raise InputError(f"{name} is {str(value)!r}, which only {', '.join(SETS)} use: leave it out")
     questions = {task: read_questions(task, task_files, limit) for task in tasks if task in SETS}
-    for name, given_value in (("estimators", estimators), ("documents", documents)):
-        if given_value and "perplexity" not in tasks:
-            raise InputError(f"{name} is {given_value!r}, which only perplexity uses: leave it out")
+    if estimators and "perplexity" not in tasks:
+        raise InputError(f"estimators is {estimators!r}, which only perplexity uses: leave it out")
+    for name, number in (("documents", documents), ("stage", stage), ("latents", latents)):
+        if number is not None and not {"perplexity", "accuracy"} & set(tasks):
+            raise InputError(f"{name} is {number}, which only perplexity and accuracy use: leave it out")
     model, tokenizer, data, own = open_evaluation(path, source, device, config)
+    data = at_stage(data, stage, latents)
+    if "accuracy" in tasks and data.batching != "records":
+        raise InputError(f"tasks holds 'accuracy': {path} was not trained on questions (data.batching 'records')")
     for estimator in estimators:
         if estimator not in model.estimators:
             raise InputError(f"estimators holds {estimator!r}: this model has {', '.join(model.estimators)}")
@@ -179,13 +208,21 @@ def open_evaluation(
     return model, tokenizer, data, dataclasses.replace(evaluation, max_documents=None)
 
 
+def at_stage(data: DataConfig, stage: int | None, latents: int | None) -> DataConfig:
+    """The data with records read at this stage, with so many latents, where these are given."""
+    asked: dict[str, Any] = {
+        name: value for name, value in (("stage", stage), ("latents", latents)) if value is not None
+    }
+    return dataclasses.replace(data, **asked)
+
+
 def open_text(tokenizer: PreTrainedTokenizerBase, data: DataConfig, split: str, show: bool) -> TokenStore:
     """The text in a saved model's own tokens; where these are another project's, documents end in its end of text.
 
     Raises:
         InputError: what `prepare` refuses, a tokenizer that lacks the markers, or an unknown split.
     """
-    store, prepared = prepare(data, show=show)
+    store, prepared = prepare(data, to_train=False, show=show)
     special = special_token_ids(tokenizer, sentences=data.batching in WITH_MARKERS)
     known = MARKERS[0] in tokenizer.get_vocab()
     if tokenizer_fingerprint(prepared) != tokenizer_fingerprint(tokenizer if known else add_markers(tokenizer)):
