@@ -32,13 +32,16 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """120 short generated documents as jsonl, the same in every run."""
+    """120 short generated documents as jsonl, and beside them 120 `questions.jsonl`, the same in every run."""
+    from mentalese.data.arithmetic import word_problems
     from mentalese.data.sources import open_source
 
     path = tmp_path_factory.mktemp("corpus") / "families.jsonl"
     documents = open_source("builtin:families").documents("train")
     texts = [next(documents).text for _ in range(120)]
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    problems = [problem for problem in word_problems(400) if len(problem.question) < 120][:120]
+    path.with_name("questions.jsonl").write_text("".join(json.dumps(vars(problem)) + "\n" for problem in problems))
     return path
 
 

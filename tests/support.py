@@ -40,19 +40,23 @@ def tiny_recipes() -> list[str]:
 
 
 def shrink(recipe: Recipe, corpus: Path, *, steps: int = 6, **train: object) -> Recipe:
-    """The recipe on the small corpus, a few hundred tokens a step, for a few steps."""
+    """The recipe on the small corpus, a few hundred tokens a step, for a few steps; questions at all stages at once."""
+    asks = recipe.data.batching == "records"
     data = dataclasses.replace(
         recipe.data,
-        source=f"file:{corpus}",
+        source=f"file:{corpus.with_name('questions.jsonl') if asks else corpus}",
         tokenizer="bpe:512",
         batch_size=4,
-        sequence_length=min(recipe.data.sequence_length, 64),
+        sequence_length=min(recipe.data.sequence_length, 128 if asks else 64),
         tokens_per_batch=400,
         max_sentences=6,
+        train_tokens=None,
+        **({"stage": recipe.data.stages, "uniform_prob": 0.5} if asks else {}),
     )
     config = TrainConfig(steps=steps, log_every=1, device="cpu", **train)  # type: ignore[arg-type]
     evaluation = dataclasses.replace(recipe.evaluation, max_documents=4, sample_tokens=8)
-    return dataclasses.replace(recipe, data=data, train=config, evaluation=evaluation)
+    phases = () if asks else recipe.phases
+    return dataclasses.replace(recipe, data=data, train=config, evaluation=evaluation, phases=phases)
 
 
 # -- runs in processes of their own ------------------------------------------------------------------------------------

@@ -26,6 +26,8 @@ TOLERANCE = {"atol": 2e-5, "rtol": 2e-5}
 # The published Thoughtbubbles lets later tokens decide about the streams of earlier ones; what needs causality is asked
 # of its causal selection.
 NOT_CAUSAL = {"thoughtbubbles/tiny": {"selection": "causal"}}
+# Other ways through a family's code than its `tiny` recipe takes.
+MODES = ["coconut/tiny-coconut", "coconut/tiny-pause"]
 PROMPTS = [
     "The first",
     "She had a son. He was old and lived in",
@@ -55,7 +57,7 @@ class Case:
         return encode_prompts(texts, self.tokenizer, self.recipe.data)
 
 
-@pytest.fixture(params=tiny_recipes())
+@pytest.fixture(params=[*tiny_recipes(), *MODES])
 def case(request: pytest.FixtureRequest, corpus: Path) -> Case:
     recipe = shrink(get_recipe(request.param), corpus)
     store, tokenizer = prepare(recipe.data, show=False)

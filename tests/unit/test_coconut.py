@@ -253,5 +253,5 @@ def test_latents_that_cannot_be_read_are_refused(ids: list[int], says: str) -> N
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable. is deprecated")
 def test_checkpointed_gradients_would_lose_the_cache_and_are_refused() -> None:
-    with pytest.raises(ValueError, match="does not support .* checkpointing"):
+    with pytest.raises(ValueError, match=r"does not support .* checkpointing"):
         made().gradient_checkpointing_enable()

@@ -1,1 +1,227 @@
-RECIPES: list = []
+"""Recipes of Coconut and AGCLR with every method that they are compared with, on the same questions.
+
+`method(recipe, name)` turns a recipe of questions into one way to learn them:
+
+    cot                 the steps are written out
+    no-cot              the answer alone
+    icot                tokens of the steps are left out from the left, more each epoch (Deng et al., 2024)
+    no-thoughts         Coconut's curriculum, nothing in the steps' place
+    pause               the answer after learned tokens (Goyal et al., 2023)
+    pause-curriculum    the same under Coconut's curriculum: what feedback adds to it (ours)
+    coconut             hidden states fed back
+    agclr               the same with the concept stream
+
+Table 1 is `table1-DATA-METHOD`, Tables 2 and 3 and Figure 5 are `table2-*`, `table3-*` and `figure5-*`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from mentalese.models.baselines.recipes import gpt2
+from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Phase, Recipe, TrainConfig
+
+METHODS = ("cot", "no-cot", "icot", "no-thoughts", "pause", "pause-curriculum", "coconut", "agclr")
+TITLES = {
+    "cot": "the steps written out",
+    "no-cot": "the answer alone",
+    "icot": "the steps' tokens removed from the left, a few more each epoch",
+    "no-thoughts": "Coconut's curriculum with nothing in the steps' place",
+    "pause": "the answer after learned tokens",
+    "pause-curriculum": "learned tokens under Coconut's curriculum",
+    "coconut": "Coconut",
+    "agclr": "AGCLR",
+}
+PROSQA_BIASES = (-0.28, -1.5, -0.28)
+"""Of the read, forget and write gate: sigmoid gives .43, .18, .43 (Table 3)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Curriculum:
+    """How steps give way to latents.
+
+    Attributes:
+        stages: the last stage that may leave steps; the stage after it leaves none.
+        latents_per_step: c.
+        epochs: of each stage before the last one.
+        removed_tokens: tokens that iCoT leaves out more each epoch.
+        step_tokens: the most tokens that a record's steps have, for iCoT; after those all are gone.
+    """
+
+    stages: int
+    latents_per_step: int
+    epochs: int
+    removed_tokens: int
+    step_tokens: int
+
+    def phases(self) -> tuple[Phase, ...]:
+        """Coconut's: stage s from epoch s * `epochs` on; the last one is all latent."""
+        return tuple(
+            Phase(
+                start=stage * self.epochs,
+                clock="epochs",
+                data={"stage": stage if stage < self.stages else self.stages + 1},
+                reset_optimizer=True,
+            )
+            for stage in range(1, self.stages + 1)
+        )
+
+    def implicit_phases(self) -> tuple[Phase, ...]:
+        """iCoT's: some tokens more each epoch."""
+        count = -(-self.step_tokens // self.removed_tokens)
+        return tuple(
+            Phase(start=epoch, clock="epochs", data={"stage": self.removed_tokens * epoch}, reset_optimizer=True)
+            for epoch in range(1, count + 1)
+        )
+
+
+def method(recipe: Recipe, name: str, curriculum: Curriculum, **fields: Any) -> Recipe:
+    """The recipe, whose model is a decoder, as one of `METHODS`.
+
+    Args:
+        fields: of `CoconutConfig`.
+    """
+    stages, per_step = curriculum.stages, curriculum.latents_per_step
+    data: dict[str, Any] = {
+        "cot": {},
+        "no-cot": {"stage": 1},
+        "icot": {"removal": "tokens", "removal_smoothing": 4.0, "stages": curriculum.step_tokens},
+        "no-thoughts": {"stages": stages},
+        "pause": {"stage": 1, "latents": stages * per_step},
+    }.get(name, {"stages": stages, "latents_per_step": per_step})
+    phases = {"cot": (), "no-cot": (), "pause": (), "icot": curriculum.implicit_phases()}.get(name, curriculum.phases())
+    model = recipe.model
+    if name in ("pause", "pause-curriculum", "coconut", "agclr"):
+        mode = "pause" if name.startswith("pause") else name
+        model = {"model_type": "coconut", "mode": mode, "backbone": recipe.model, **fields}
+    return dataclasses.replace(
+        recipe,
+        name=f"{recipe.name}-{name}",
+        description=f"{recipe.description}: {TITLES[name]}",
+        model=model,
+        data=dataclasses.replace(recipe.data, **data),
+        phases=phases,
+        baseline=None if name == "cot" else f"{recipe.name}-cot",
+    )
+
+
+def without_curriculum(recipe: Recipe) -> Recipe:
+    """All latents and no step from the first epoch on (Coconut's "w/o curriculum")."""
+    data = dataclasses.replace(recipe.data, stage=recipe.data.stages + 1)
+    return dataclasses.replace(
+        recipe,
+        name=f"{recipe.name}-no-curriculum",
+        description=f"{recipe.description}, all latent from the first epoch on",
+        data=data,
+        phases=(),
+    )
+
+
+# -------------------------------------------------------------------------------------------------------- small ones
+
+TINY = Recipe(
+    name="coconut/tiny",
+    description="4 layers of width 64 on small graphs",
+    model=gpt2(64, 4, layers=4, context=256),
+    data=DataConfig(source="builtin:prosqa-small", tokenizer="bpe:400", batching="records", train_tokens=40_000),
+    optimizer=OptimizerConfig(learning_rate=2e-3, weight_decay=0.01, schedule="constant"),
+    train=TrainConfig(epochs=8),
+    evaluation=EvaluationConfig(metric="accuracy", max_documents=50, answer_tokens=40),
+)
+SMALL_GRAPHS = Curriculum(stages=3, latents_per_step=1, epochs=2, removed_tokens=4, step_tokens=24)
+
+
+def tiny() -> list[Recipe]:
+    """`coconut/tiny` is AGCLR; the others are named by their method."""
+    made = {name: method(TINY, name, SMALL_GRAPHS) for name in METHODS}
+    agclr = dataclasses.replace(made.pop("agclr"), name="coconut/tiny", baseline="coconut/tiny-coconut")
+    return [agclr, *made.values()]
+
+
+# ---------------------------------------------------------------------------------------------------- the paper's own
+
+GPT2 = {"model_type": "gpt2", "activation_function": "gelu_pytorch_tanh"}
+GPT2_TOKENS = "hub:openai-community/gpt2"
+
+
+def paper(name: str, source: str, description: str, epochs: int, answer_tokens: int) -> Recipe:
+    """Section 4.2: GPT-2, AdamW at a constant 1e-4 (B.1 says 5e-5), weight decay 0.01, 128 a step, no clipping."""
+    return Recipe(
+        name=f"coconut/{name}",
+        description=description,
+        model=GPT2,
+        data=DataConfig(source=source, tokenizer=GPT2_TOKENS, batching="records", batch_size=128, sequence_length=1024),
+        optimizer=OptimizerConfig(
+            learning_rate=1e-4,
+            betas=(0.9, 0.999),
+            weight_decay=0.01,
+            schedule="constant",
+            warmup=0,
+            max_grad_norm=None,
+        ),
+        train=TrainConfig(epochs=epochs, gradient_accumulation_steps=4, precision="bf16", checkpoint_every=500),
+        evaluation=EvaluationConfig(metric="accuracy", answer_tokens=answer_tokens, batch_size=64, max_documents=500),
+    )
+
+
+def table1() -> list[Recipe]:
+    """Every method on each data set, the paper's plan; ProsQA's is ours, as the paper's does not fit its 20 epochs."""
+    word_problems = Curriculum(stages=3, latents_per_step=2, epochs=3, removed_tokens=8, step_tokens=128)
+    graphs = Curriculum(stages=6, latents_per_step=1, epochs=3, removed_tokens=8, step_tokens=96)
+    sets = [
+        (paper("table1-gsm8k", "gsm8k-aug:data/gsm8k", "GPT-2 on GSM8K-Aug", 15, 96), word_problems, {}),
+        (paper("table1-hotpotqa", "hotpotqa:data/hotpotqa", "GPT-2 on HotpotQA", 15, 256), word_problems, {}),
+        (
+            paper("table1-prosqa", "builtin:prosqa", "GPT-2 on ProsQA", 20, 128),
+            graphs,
+            {"gate_biases": list(PROSQA_BIASES)},
+        ),
+    ]
+    made = []
+    for recipe, curriculum, fields in sets:
+        for name in METHODS:
+            made.append(method(recipe, name, curriculum, **(fields if name == "agclr" else {})))
+        made += [without_curriculum(one) for one in made[-2:]]
+    prosqa, _, fields = sets[2]
+    longer = dataclasses.replace(
+        prosqa,
+        name="coconut/table1-prosqa-long",
+        description=f"{prosqa.description}, 5 epochs a stage",
+        train=dataclasses.replace(prosqa.train, epochs=50),
+    )
+    made += [
+        method(longer, name, dataclasses.replace(graphs, epochs=5), **(fields if name == "agclr" else {}))
+        for name in ("cot", "coconut", "agclr")
+    ]
+    return [dataclasses.replace(recipe, paper="Table 1") for recipe in made]
+
+
+def ablations() -> list[Recipe]:
+    """AGCLR on HotpotQA without one gate (Table 2), with the memory frozen after pass 2 (Figure 5), and with the other
+    gates at the start (Table 3)."""
+    [full] = [recipe for recipe in table1() if recipe.name == "coconut/table1-hotpotqa-agclr"]
+    changes: list[tuple[str, str, str, dict[str, Any]]] = [
+        *(
+            (f"table2-no-{gate}", f"without the {gate} gate", "Table 2", {"gates": [g for g in GATES if g != gate]})
+            for gate in GATES
+        ),
+        ("figure5-freeze", "the memory frozen after pass 2", "Figure 5", {"write_passes": 2}),
+        ("table3-prosqa", "ProsQA's gates at the start", "Table 3", {"gate_biases": list(PROSQA_BIASES)}),
+    ]
+    return [
+        dataclasses.replace(
+            full,
+            name=f"coconut/{name}",
+            description=f"{full.description}, {text}",
+            model=full.model | fields,
+            baseline=full.name,
+            paper=where,
+        )
+        for name, text, where, fields in changes
+    ]
+
+
+GATES = ("read", "forget", "write")
+
+RECIPES: list[Recipe] = [*tiny(), *table1(), *ablations()]
