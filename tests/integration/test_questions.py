@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from mentalese import DataConfig, EvaluationConfig, Phase, Recipe, TrainConfig, cli
+from mentalese.compare.compare import Match, compare, print_comparison
 from mentalese.data.batches import Plan
 from mentalese.errors import InputError
 from mentalese.evaluate.answers import Answers
@@ -263,3 +264,28 @@ def test_a_model_of_texts_is_not_asked(sums: Path, tmp_path: Path, capsys: pytes
     assert "was not trained on questions" in capsys.readouterr().err
     assert mentalese("generate", tmp_path / "run", "--prompt", "3", "--latents", "2") == 2
     assert "data.latents is 2: it needs data.batching 'records'" in capsys.readouterr().err
+
+
+# -- comparison --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("match", [None, "tokens", "flops"])
+def test_curricula_are_compared_by_their_answers(
+    recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str], match: Match | None
+) -> None:
+    """Against answers without any step, which cost fewer tokens an epoch: at equal cost there are more epochs."""
+    direct = changed(dataclasses.replace(recipe, name="sums/direct", phases=()), "data", stage=1, latents_per_step=None)
+    direct = changed(changed(direct, "data", stages=0), "train", epochs=1)
+    compared = compare([recipe, direct], tmp_path / "out", match=match, show=False)
+    first, second = compared["rows"]
+    assert (first["runs"][0]["test"]["stage"], second["runs"][0]["test"]["stage"]) == (2, 1)
+    assert second["difference"] == second["accuracy"]["mean"] - first["accuracy"]["mean"]
+    if match:
+        assert second["runs"][0]["steps"] > EPOCH
+        assert second[match]["mean"] == pytest.approx(first[match]["mean"], rel=0.15)
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Validation accuracy by training steps" in page
+    assert page.count('<path class="stage m0"') == 2 * 3
+    assert '<path class="stage m1"' not in page
+    print_comparison(compared)
+    assert "test accuracy, %" in capsys.readouterr().out

@@ -28,7 +28,8 @@ def recipe(name: str, **changes: Any) -> Recipe:
 class FakeTrainer:
     """Keeps the promises of `mentalese.train.loop.train` in no time: a run folder, a result, reuse of a finished one.
 
-    `perplexities[recipe name][seed]` are the results; every token costs `cost[recipe name]` FLOPs.
+    `perplexities[recipe name][seed]` are the results, or accuracies in percent; every token costs
+    `cost[recipe name]` FLOPs.
     """
 
     def __init__(self, perplexities: dict[str, list[float]], cost: dict[str, int] | None = None) -> None:
@@ -47,6 +48,8 @@ class FakeTrainer:
             "nll": math.log(value), "tokens": 50, "bytes": 200, "perplexity": value,
             "bits_per_byte": math.log2(value) / 4, "protocol": {"tokens": "lexical"},
         }  # fmt: skip
+        if recipe.evaluation.metric == "accuracy":
+            score |= {"accuracy": value / 100, "exact_match": value / 100, "f1": value / 100, "questions": 50}
         point = {"step": 1, "tokens": tokens, "flops": flops, "seconds": 1.0}
         result = {
             "recipe": recipe.name, "parameters": {"total": 2000, "non_embedding": 1000}, "steps": 1, "tokens": tokens,
@@ -99,6 +102,31 @@ def test_a_recipes_own_baseline_goes_before_the_first_one(tmp_path: Path) -> Non
     rows = compare(recipes, tmp_path, show=False, train=FakeTrainer(SCORES))["rows"]
     assert [row["baseline"] for row in rows] == [None, "c/x", "a/x"]
     assert rows[1]["ratio"] == pytest.approx(90 / 99)
+
+
+def asking(name: str, **changes: Any) -> Recipe:
+    data = DataConfig(batching="records") if "data" not in changes else changes.pop("data")
+    return recipe(name, data=data, evaluation=EvaluationConfig(metric="accuracy"), **changes)
+
+
+def test_accuracies_are_compared_in_points(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scores = {"a/x": [60.0, 64.0, 58.0], "b/x": [70.0, 75.0, 68.0]}
+    # The curriculum is each recipe's own.
+    other = DataConfig(batching="records", stage=3, stages=3, latents_per_step=1)
+    result = compare([asking("a/x"), asking("b/x", data=other)], tmp_path, seeds=3, train=FakeTrainer(scores))
+    first, second = result["rows"]
+    assert first["accuracy"]["mean"] == pytest.approx(0.6067, abs=1e-4)
+    assert (first["difference"], first["paired_test"]) == (0.0, None)
+    assert second["difference"] == pytest.approx((10 + 11 + 10) / 300)
+    assert second["paired_test"]["difference"] == pytest.approx(second["difference"])
+    assert second["paired_test"]["p"] < 0.01
+    assert not {"perplexity", "bits_per_byte", "ratio"} & second.keys()
+    capsys.readouterr()
+    print_comparison(result)
+    table = capsys.readouterr().out
+    assert re.search(r"a/x .* 60\.7 ± 3\.1 +60\.7 ± 3\.1 +baseline", table)
+    assert re.search(r"b/x .* 71\.0 ± 3\.6 +71\.0 ± 3\.6 +\+10\.3 on a/x \(p = 0\.00\d, n = 3\)", table)
+    assert "perplexity" not in table
 
 
 # -- equal cost --------------------------------------------------------------------------------------------------------
@@ -203,6 +231,7 @@ def _changed(section: str, **fields: Any) -> Recipe:
         (_changed("data", source="file:x.txt"), "data.source is 'builtin:stdlib' in a/x and 'file:x.txt' in b/x"),
         (_changed("data", tokenizer="bpe:512"), "data.tokenizer is 'bpe:4096' in a/x and 'bpe:512' in b/x"),
         (_changed("evaluation", tokens="all"), "evaluation.tokens is 'lexical' in a/x and 'all' in b/x"),
+        (asking("b/x"), "evaluation.metric is 'perplexity' in a/x and 'accuracy' in b/x"),
         (recipe("a/x"), "recipes name 'a/x' twice"),
         (None, r"recipes are ['a/x']: give at least two"),
     ],

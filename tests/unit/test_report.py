@@ -223,3 +223,76 @@ def test_a_perplexity_that_is_no_likelihood_says_so_in_table_and_headline() -> N
     compared["rows"][1]["runs"][0]["test"]["protocol"]["estimator"] = "block-not-causal"
     assert "98.0 (block-not-causal)" in headline(compared["rows"])
     assert "98.0 (block-not-causal)" in report(compared)
+
+
+# -- questions ---------------------------------------------------------------------------------------------------------
+
+
+def questions(models: int = 2, seeds: int = 1) -> dict[str, Any]:
+    """A comparison of accuracies, 0.5 for the first model and 0.1 more for each next one, at two stages."""
+    from mentalese.evaluate.statistics import paired_t_test, summary
+
+    compared = comparison(models, seeds)
+    first: list[float] = []
+    for index, row in enumerate(compared["rows"]):
+        values = [0.5 + index / 10 + seed * (1 + index) / 100 for seed in range(seeds)]
+        first = first or values
+        for run, value in zip(row["runs"], values):
+            score = {"nll": 1.0, "perplexity": 2.718, "accuracy": value, "exact_match": value, "f1": value + 0.05}
+            run["test"] = score | {"questions": 500, "protocol": {"decoding": "greedy", "latents": index}}
+            for point in run["curve"]:
+                if "validation_perplexity" in point:
+                    point |= {"validation_accuracy": value * point["step"] / 500, "stage": int(point["step"] > 250)}
+        for name in ("perplexity", "bits_per_byte", "ratio"):
+            del row[name]
+        row["accuracy"], row["f1"] = summary(values), summary([value + 0.05 for value in values])
+        row["difference"] = sum(values) / seeds - sum(first) / seeds
+        row["paired_test"] = paired_t_test(values, first).to_dict() if index and seeds > 2 else None
+    return compared
+
+
+def test_a_comparison_of_answers_speaks_of_accuracy_alone() -> None:
+    text = report(questions(3, 3))
+    page = Page(text)
+    for expected in (
+        "test accuracy, %", "51.0 ± 1.0", "73.0 ± 3.0", "+22.0", "on family0/tiny", "n = 3", "500 questions", "greedy",
+        "Validation accuracy by training steps", "questions are asked at the stage that training is at",
+    ):  # fmt: skip
+        assert expected in page.text, expected
+    recipes = text.index("<details>")
+    assert "perplexity" not in text[:recipes]
+    assert "bits" not in page.text
+    assert not re.search(r"\bnan\b|\binf\b", text)
+
+
+def test_stages_are_where_the_curriculum_changes() -> None:
+    compared = questions()
+    drawn = curve(0, "a", compared["rows"][0]["runs"], "step", "validation_accuracy")
+    assert drawn.stages == [250]
+    assert curve(0, "a", compared["rows"][0]["runs"], "step", "loss").stages == []
+    lines = [a for _, a in Page(report(compared)).elements if (a.get("class") or "").startswith("stage ")]
+    assert len(lines) == 2 * 3  # two models; steps, FLOPs and time
+    assert lines[0]["d"] == "M500.0 0V260"
+    assert 'class="stage' not in report(comparison())
+
+
+def test_the_headline_names_who_answers_best() -> None:
+    rows = questions(3, 3)["rows"]
+    assert headline(rows).startswith("family2/tiny reaches a test accuracy of 73.0%, 22.0 points above family0/tiny (p")
+    lost = questions(2)["rows"]
+    lost[1]["accuracy"]["mean"] = 0.25
+    assert (
+        headline(lost)
+        == "family0/tiny reaches the highest test accuracy, 50.0%; the next is family1/tiny, 25.0 points below."
+    )
+
+
+def test_models_that_answer_nothing_right_leave_a_page_all_the_same() -> None:
+    compared = questions()
+    for row in compared["rows"]:
+        row["accuracy"] = {"mean": 0.0, "std": 0.0, "min": 0.0, "max": 0.0}
+        for point in row["runs"][0]["curve"]:
+            point |= {"validation_accuracy": 0.0} if "stage" in point else {}
+    text = report(compared)
+    assert "0.0%" in Page(text).text
+    assert not re.search(r"\bnan\b|\binf\b", text)

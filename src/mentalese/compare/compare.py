@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 
-from mentalese.compare.report import HEADER, cells, write_report
+from mentalese.compare.report import cells, header, metric, write_report
 from mentalese.data.batches import Plan
 from mentalese.data.store import prepare
 from mentalese.data.tokenizers import special_token_ids
@@ -45,7 +45,12 @@ _SHARED = (
     ("data", "tokenizer"),
     ("data", "train_tokens"),
     ("evaluation", "tokens"),
+    ("evaluation", "metric"),
+    ("evaluation", "answer_tokens"),
 )
+
+# What a row of the table has of its runs' test splits.
+_FIGURES = {"perplexity": ("perplexity", "bits_per_byte"), "accuracy": ("accuracy", "exact_match", "f1")}
 
 
 def compare(
@@ -225,31 +230,35 @@ def _row(
     def over_seeds(name: str) -> dict[str, float]:
         return summary([run[name] for run in runs])
 
+    metric = recipe.evaluation.metric
     row = {
         "name": recipe.name,
         "description": recipe.description,
         "parameters": runs[0]["parameters"],
-        "perplexity": summary([run["test"]["perplexity"] for run in runs]),
-        "bits_per_byte": summary([run["test"]["bits_per_byte"] for run in runs]),
-        "validation_perplexity": summary([run["validation"]["perplexity"] for run in runs]),
+        **{name: summary([run["test"][name] for run in runs]) for name in _FIGURES[metric]},
+        f"validation_{metric}": summary([run["validation"][metric] for run in runs]),
         **{name: over_seeds(name) for name in ("train_flops_per_token", "tokens_per_second")},
         **{name: over_seeds(name) for name in ("tokens", "flops", "seconds", "steps")},
         "baseline": None,
-        "ratio": 1.0,
+        **({"difference": 0.0} if metric == "accuracy" else {"ratio": 1.0}),
         "paired_test": None,
         "runs": runs,
     }
     if baseline != recipe.name:
-        nll, reference = ([run["test"]["nll"] for run in some] for some in (runs, baseline_runs))
+        tested = "accuracy" if metric == "accuracy" else "nll"
+        values, reference = ([run["test"][tested] for run in some] for some in (runs, baseline_runs))
+        difference = statistics.fmean(values) - statistics.fmean(reference)
         row["baseline"] = baseline
-        # Of the geometric means: the ratio that the test on log-perplexities is about.
-        row["ratio"] = math.exp(statistics.fmean(nll) - statistics.fmean(reference))
+        if metric == "accuracy":
+            row["difference"] = difference
+        else:  # of the geometric means: the ratio that the test on log-perplexities is about
+            row["ratio"] = math.exp(difference)
         if len(runs) >= SEEDS_FOR_A_TEST:
-            row["paired_test"] = paired_t_test(nll, reference).to_dict()
+            row["paired_test"] = paired_t_test(values, reference).to_dict()
     return row
 
 
 def print_comparison(comparison: dict[str, Any]) -> None:
     """The table on standard output."""
-    rows = [cells(row) for row in comparison["rows"]]
-    print_table(HEADER, rows, title=f"Test perplexity on {comparison['source']}")
+    rows = comparison["rows"]
+    print_table(header(rows), [cells(row) for row in rows], title=f"Test {metric(rows)} on {comparison['source']}")

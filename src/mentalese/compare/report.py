@@ -10,22 +10,28 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from mentalese.evaluate.perplexity import label
 from mentalese.files import write_text
 
-HEADER = (
-    "model",
-    "parameters",
-    "non-embedding",
-    "train FLOPs/token",
-    "tokens/s",
-    "test perplexity",
-    "bits/byte",
-    "ratio to baseline",
-)
+_HEADER = ("model", "parameters", "non-embedding", "train FLOPs/token", "tokens/s")
+_RESULTS = {
+    "perplexity": ("test perplexity", "bits/byte", "ratio to baseline"),
+    "accuracy": ("test accuracy, %", "F1, %", "points to baseline"),
+}
+
+
+def metric(rows: Sequence[dict[str, Any]]) -> str:
+    """What a comparison is about, `perplexity` or `accuracy`: the same for all of its rows."""
+    return "accuracy" if "accuracy" in rows[0] else "perplexity"
+
+
+def header(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    """The names of the table's columns."""
+    return _HEADER + _RESULTS[metric(rows)]
 
 
 def write_report(comparison: dict[str, Any], path: Path) -> None:
@@ -74,10 +80,22 @@ def _perplexity_digits(row: dict[str, Any]) -> int:
     return 2 if row["perplexity"]["mean"] < 20 else 1
 
 
-def _ratio(row: dict[str, Any]) -> str:
+def _figure(row: dict[str, Any]) -> str:
+    """The mean of what the comparison is about, with its unit or estimator."""
+    if "accuracy" in row:
+        return f"{row['accuracy']['mean']:.1%}"
+    return f"{row['perplexity']['mean']:,.{_perplexity_digits(row)}f}{_label(row)}"
+
+
+def _change(row: dict[str, Any]) -> tuple[str, str]:
+    """A row against its baseline, and the word between the two."""
+    return (f"{100 * row['difference']:+.1f}", "on") if "accuracy" in row else (f"{row['ratio']:.3f}", "of")
+
+
+def _against(row: dict[str, Any]) -> str:
     if row["baseline"] is None:
         return "baseline"
-    return f"{row['ratio']:.3f} of {row['baseline']}{_test(row)}"
+    return f"{' '.join(_change(row))} {row['baseline']}{_test(row)}"
 
 
 def _test(row: dict[str, Any]) -> str:
@@ -89,17 +107,22 @@ def _test(row: dict[str, Any]) -> str:
 
 
 def cells(row: dict[str, Any]) -> list[str]:
-    """A row of the table as text, in the order of `HEADER`."""
+    """A row of the table as text, in the order of `header`."""
     runs = len(row["runs"])
+    if "accuracy" in row:
+        shares = ({name: 100 * value for name, value in row[field].items()} for field in ("accuracy", "f1"))
+        result = [_value(share, 1, runs) for share in shares]
+    else:
+        perplexity = _value(row["perplexity"], _perplexity_digits(row), runs) + _label(row)
+        result = [perplexity, _value(row["bits_per_byte"], 3, runs)]
     return [
         row["name"],
         short_count(row["parameters"]["total"]),
         short_count(row["parameters"]["non_embedding"]),
         short_count(row["train_flops_per_token"]["mean"]),
         f"{row['tokens_per_second']['mean']:,.0f}",
-        _value(row["perplexity"], _perplexity_digits(row), runs) + _label(row),
-        _value(row["bits_per_byte"], 3, runs),
-        _ratio(row),
+        *result,
+        _against(row),
     ]
 
 
@@ -109,19 +132,28 @@ def _label(row: dict[str, Any]) -> str:
 
 def headline(rows: Sequence[dict[str, Any]]) -> str:
     """The result in a sentence."""
-    best = min(rows, key=lambda row: row["perplexity"]["mean"])
-    figure = f"{best['perplexity']['mean']:,.{_perplexity_digits(best)}f}{_label(best)}"
+    best, *others = _ranked(rows)
     if best["baseline"] is not None:
-        change = 1 - best["ratio"]
-        return (
-            f"{best['name']} reaches a test perplexity of {figure}, {change:.1%} below {best['baseline']}{_test(best)}."
-        )
-    others = [row for row in rows if row is not best]
-    second = min(others, key=lambda row: row["perplexity"]["mean"])
-    above = second["perplexity"]["mean"] / best["perplexity"]["mean"] - 1
+        reached = f"{best['name']} reaches a test {metric(rows)} of {_figure(best)}"
+        if "accuracy" in best:
+            gain = f"{100 * best['difference']:.1f} points above"
+        else:
+            gain = f"{1 - best['ratio']:.1%} below"
+        return f"{reached}, {gain} {best['baseline']}{_test(best)}."
+    second = others[0]
+    if "accuracy" in best:
+        most, gap = "highest", f"{100 * (best['accuracy']['mean'] - second['accuracy']['mean']):.1f} points below"
+    else:
+        most, gap = "lowest", f"{second['perplexity']['mean'] / best['perplexity']['mean'] - 1:.1%} above"
     return (
-        f"{best['name']} reaches the lowest test perplexity, {figure}; the next is {second['name']}, {above:.1%} above."
+        f"{best['name']} reaches the {most} test {metric(rows)}, {_figure(best)}; the next is {second['name']}, {gap}."
     )
+
+
+def _ranked(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The best first; where two are equal, in their order."""
+    name = metric(rows)
+    return sorted(rows, key=lambda row: row[name]["mean"], reverse=name == "accuracy")
 
 
 def short_names(names: Sequence[str]) -> list[str]:
@@ -163,19 +195,21 @@ def _swatch(index: int) -> str:
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    worst = max(row["perplexity"]["mean"] for row in rows)
-    best = min(row["perplexity"]["mean"] for row in rows)
+    name, ranked = metric(rows), _ranked(rows)
+    best, worst = (row[name]["mean"] for row in (ranked[0], ranked[-1]))
+    full = 1.0 if name == "accuracy" else worst  # what a whole bar stands for
     order = (0, 5, 7, 6, 1, 2, 3, 4)  # the result first, so that a phone shows it without scrolling
-    head = "".join(f'<th scope="col">{HEADER[i]}</th>' for i in order)
+    head = "".join(f'<th scope="col">{header(rows)[i]}</th>' for i in order)
     body = ""
     for index, row in enumerate(rows):
-        perplexity = row["perplexity"]["mean"]
-        bar = f'<i class="bar" style="width:{100 * perplexity / worst:.1f}%"></i>'
+        value = row[name]["mean"]
+        bar = f'<i class="bar" style="width:{100 * value / full:.1f}%"></i>'
         values = [escape(cell) for cell in cells(row)]
-        values[5] = f"{'<strong>' + values[5] + '</strong>' if perplexity == best else values[5]}{bar}"
+        values[5] = f"{'<strong>' + values[5] + '</strong>' if value == best else values[5]}{bar}"
         if row["baseline"] is not None:
+            change, word = _change(row)
             test = escape(_test(row).strip(" ()"))
-            values[7] = f"{row['ratio']:.3f}<small>of {escape(row['baseline'])}<br>{test}</small>"
+            values[7] = f"{change}<small>{word} {escape(row['baseline'])}<br>{test}</small>"
         label = f'<span class="name">{_swatch(index)}{_breakable(row["name"])}</span>'
         body += f'<tr class="m{index}"><th scope="row">{label}<small>{escape(row["description"])}</small></th>'
         body += "".join(f"<td>{values[i]}</td>" for i in order[1:]) + "</tr>\n"
@@ -198,7 +232,10 @@ POINTS = 200  # of a line at most
 
 @dataclass(frozen=True)
 class Curve:
-    """A line: x, mean, least and greatest over seeds at each of the steps that all seeds share."""
+    """A line: x, mean, least and greatest over seeds at each of the steps that all seeds share.
+
+    `stages` has the x where a stage of the model's curriculum ends, as far as validations tell.
+    """
 
     model: int
     label: str
@@ -206,6 +243,7 @@ class Curve:
     y: list[float]
     low: list[float]
     high: list[float]
+    stages: list[float]
 
 
 def curve(model: int, label: str, runs: list[dict[str, Any]], x: str, y: str) -> Curve:
@@ -214,45 +252,66 @@ def curve(model: int, label: str, runs: list[dict[str, Any]], x: str, y: str) ->
         {p["step"]: p for p in run["curve"] if y in p and math.isfinite(p[y]) and math.isfinite(p[x])} for run in runs
     ]
     steps = sorted(set.intersection(*(set(points) for points in by_step)))
+    stage = {step: point.get("stage") for step, point in by_step[0].items()}
+    ends = [step for step, following in pairwise(steps) if stage[step] != stage[following]]
     width = max(1, math.ceil(len(steps) / POINTS))
     columns: list[list[float]] = [[], [], [], []]
     for start in range(0, len(steps), width):
         some = steps[start : start + width]
         seeds = [sum(points[s][y] for s in some) / len(some) for points in by_step]
-        at = sum(points[s][x] for points in by_step for s in some) / (len(some) * len(by_step))
-        for column, value in zip(columns, (at, sum(seeds) / len(seeds), min(seeds), max(seeds))):
+        place = sum(points[s][x] for points in by_step for s in some) / (len(some) * len(by_step))
+        for column, value in zip(columns, (place, sum(seeds) / len(seeds), min(seeds), max(seeds))):
             column.append(value)
-    return Curve(model, label, *columns)
+    at, mean, low, high = columns
+    stages = [_mean([points[end][x] for points in by_step]) for end in ends]
+    return Curve(model, label, at, mean, low, high, stages)
 
 
 def _charts(rows: list[dict[str, Any]], names: list[str]) -> str:
     seconds = max((point["seconds"] for row in rows for run in row["runs"] for point in run["curve"]), default=0)
     unit, size = ("hours", 3600) if seconds > 3 * 3600 else ("minutes", 60) if seconds > 300 else ("seconds", 1)
     plain = short_count
+    name, score = metric(rows), f"validation_{metric(rows)}"
+    # Where a stage leaves steps out, tokens are other tokens than before: then steps tell how far a run is.
+    clock, clocks = ("step", "steps") if name == "accuracy" else ("tokens", "tokens")
     charts = [
-        ("Validation perplexity by training tokens", "tokens", "validation_perplexity", plain, "tokens"),
-        ("Validation perplexity by training FLOPs", "flops", "validation_perplexity", plain, "FLOPs"),
-        ("Validation perplexity by time", "seconds", "validation_perplexity", lambda s: f"{s / size:g}", unit),
-        ("Training loss by training tokens", "tokens", "loss", plain, "tokens"),
+        (f"Validation {name} by training {clocks}", clock, score, plain, clocks),
+        (f"Validation {name} by training FLOPs", "flops", score, plain, "FLOPs"),
+        (f"Validation {name} by time", "seconds", score, lambda s: f"{s / size:g}", unit),
+        (f"Training loss by training {clocks}", clock, "loss", plain, clocks),
     ]
-    drawn = []
+    drawn, staged = [], False
     for title, x, y, show, axis in charts:
         curves = [curve(i, names[i], row["runs"], x, y) for i, row in enumerate(rows)]
         curves = [c for c in curves if c.x]
         if curves:
-            drawn.append(chart(title, curves, axis, show, logarithmic=y != "loss", step=size if x == "seconds" else 1))
+            scale: dict[str, Any] = {"logarithmic": y == "validation_perplexity", "percent": y == "validation_accuracy"}
+            staged |= any(c.stages for c in curves)
+            drawn.append(chart(title, curves, axis, show, step=size if x == "seconds" else 1, **scale))
     legend = "".join(f'<span class="m{i}">{_swatch(i)}{escape(name)}</span>' for i, name in enumerate(names))
     band = len(rows[0]["runs"]) > 1
     note = (
         "<p class=note>Lines are means over seeds; the bands reach from the least to the greatest.</p>" if band else ""
     )
+    if staged:
+        note += (
+            "<p class=note>At an upright line the next stage of a model's curriculum begins; "
+            "questions are asked at the stage that training is at.</p>"
+        )
     width = max(len(name) for name in names) + 8
     grid = f'<div class="charts" style="--label-width:{width}ch">{"".join(drawn)}</div>'
     return f'<div class="legend">{legend}</div>{grid}{note}' if drawn else ""
 
 
 def chart(
-    title: str, curves: list[Curve], axis: str, show: Callable[[float], str], *, logarithmic: bool, step: float = 1
+    title: str,
+    curves: list[Curve],
+    axis: str,
+    show: Callable[[float], str],
+    *,
+    logarithmic: bool,
+    percent: bool = False,
+    step: float = 1,
 ) -> str:
     """One chart as HTML; `show` words a tick of the x axis, whose ticks are round multiples of `step`."""
     right = max(c.x[-1] for c in curves)
@@ -277,6 +336,7 @@ def chart(
     shapes = "".join(f'<path class="grid" d="M0 {at_y(t):.1f}H1000"/>' for t in y_ticks)
     lines = ""
     for c in curves:
+        lines += "".join(f'<path class="stage m{c.model}" d="M{at_x(x):.1f} 0V{HEIGHT}"/>' for x in c.stages)
         points = [f"{at_x(x):.1f} {at_y(y):.1f}" for x, y in zip(c.x, c.y)]
         if c.low != c.high:
             upper = [f"{at_x(x):.1f} {at_y(y):.1f}" for x, y in zip(c.x, c.high)]
@@ -287,15 +347,17 @@ def chart(
             lines += f'<path class="rest m{c.model}" d="M{points[-1]}H1000"/>'
         if len(points) <= 40:
             for point, x, y in zip(points, c.x, c.y):
-                tip = escape(f"{c.label}: {y:,.4g} at {show(x)} {axis}")
+                tip = escape(f"{c.label}: {f'{y:.1%}' if percent else f'{y:,.4g}'} at {show(x)} {axis}")
                 lines += f'<path class="dot m{c.model}" d="M{point}h0"><title>{tip}</title></path>'
     last = [at_y(c.y[-1]) for c in curves]
     labels, leaders = "", ""
     for c, end, place in zip(curves, last, spread(last, LINE, HEIGHT)):
         leaders += f'<path class="leader m{c.model}" d="M1 {end:.1f}L15 {place:.1f}"/>'
-        figure = f"{c.y[-1]:,.{2 if c.y[-1] < 10 else 1}f}"
+        figure = f"{c.y[-1]:.1%}" if percent else f"{c.y[-1]:,.{2 if c.y[-1] < 10 else 1}f}"
         labels += f'<li class="m{c.model}" style="top:{place:.1f}px"><b>{figure}</b> {escape(c.label)}</li>'
-    ys = "".join(f'<li style="top:{at_y(t):.1f}px">{escape(_tick(t))}</li>' for t in y_ticks)
+    ys = "".join(
+        f'<li style="top:{at_y(t):.1f}px">{escape(f"{100 * t:g}%" if percent else _tick(t))}</li>' for t in y_ticks
+    )
     xs = "".join(f'<li style="left:{at_x(t) / 10:.2f}%">{escape(show(t))}</li>' for t in x_ticks)
     scale = " (log scale)" if logarithmic else ""
     return (
@@ -387,6 +449,8 @@ def _protocol(rows: list[dict[str, Any]]) -> str:
             text = "<br>".join(f"<b>{escape(r['name'])}</b> {escape(_said(v))}" for r, v in zip(rows, values))
         body += f"<dt>{escape(name.replace('_', ' '))}</dt><dd>{text}</dd>"
     test = rows[0]["runs"][0]["test"]
+    if metric(rows) == "accuracy":
+        return f"<dl>{body}<dt>asked</dt><dd>{test['questions']:,} questions</dd></dl>"
     size = f"{test['tokens']:,} tokens, {test['bytes']:,} bytes"
     same = all(run["test"]["tokens"] == test["tokens"] for row in rows for run in row["runs"])
     warning = "" if same else "<p class=warning>The models scored different numbers of tokens: compare bits a byte.</p>"
@@ -408,9 +472,9 @@ def _provenance(comparison: dict[str, Any]) -> str:
         "versions": ", ".join(f"{name} {value}" for name, value in _items(first["versions"])),
     }
     body = "".join(f"<dt>{name}</dt><dd>{escape(_said(value))}</dd>" for name, value in facts.items())
-    head = (
-        "<th>model</th><th>seed</th><th>steps</th><th>tokens</th><th>FLOPs</th><th>seconds</th><th>test perplexity</th>"
-    )
+    result, name = _RESULTS[metric(rows)][0], metric(rows)
+    columns = ("model", "seed", "steps", "tokens", "FLOPs", "seconds", result)
+    head = "".join(f"<th>{column}</th>" for column in columns)
     runs, configs = "", ""
     for index, row in enumerate(rows):
         for run in row["runs"]:
@@ -420,7 +484,7 @@ def _provenance(comparison: dict[str, Any]) -> str:
                 short_count(run["tokens"]),
                 short_count(run["flops"]),
                 f"{run['seconds']:,.0f}",
-                f"{run['test']['perplexity']:,.2f}",
+                f"{run['test'][name] * (100 if name == 'accuracy' else 1):,.2f}",
             )
             runs += f'<tr class="m{index}"><th scope="row">{_swatch(index)} {escape(row["name"])}</th>'
             runs += "".join(f"<td>{figure}</td>" for figure in figures) + "</tr>"
@@ -508,6 +572,7 @@ min(.84*var(--label-width),170px);font-size:12.5px}
 .dot{stroke:var(--c);stroke-width:7;stroke-linecap:round}
 .rest,.leader{stroke:var(--c);stroke-width:1;opacity:.55}
 .rest{stroke-dasharray:2 4}
+.stage{stroke:var(--c);stroke-width:1;opacity:.45;stroke-dasharray:5 4}
 .chart .band{fill:var(--c);opacity:.16}
 .chart .labels{margin-left:4px}
 .labels li{transform:translateY(-50%);color:var(--c);max-width:100%;overflow:hidden;text-overflow:ellipsis}
