@@ -190,30 +190,60 @@ def ticks_at(axis: Any, values: Sequence[float]) -> None:
 
 
 def _curves(paths: list[str]) -> tuple[Any, dict[str, Any]]:
-    """Validation perplexity and training loss against tokens."""
+    """Validation perplexity and training loss against tokens; of runs that answer questions, accuracy against steps."""
     results = [read_result(path) for path in paths]
+    asked = ["accuracy" in result["test"] for result in results]
+    if len(set(asked)) > 1:
+        text, questions = paths[asked.index(False)], paths[asked.index(True)]
+        raise InputError(f"{questions} tells an accuracy and {text} a perplexity: draw them apart")
+    metric, x, clocks = ("accuracy", "step", "steps") if asked[0] else ("perplexity", "tokens", "tokens")
     picture, ((left, right),) = canvas(1, 2, 10, 3.6)
     numbers: dict[str, Any] = {"runs": []}
     for i, (path, result) in enumerate(zip(paths, results)):
-        color, test = COLORS[i % len(COLORS)], result["test"]["perplexity"]
-        series = {}
+        color, test = COLORS[i % len(COLORS)], result["test"][metric]
+        label = f"{result['recipe']}, test {f'{test:.1%}' if asked[0] else f'{test:.1f}'}"
+        series: dict[str, Any] = {}
         for axes, name, style in (
-            (left, "validation_perplexity", {"marker": MARKERS[i % len(MARKERS)], "markersize": 3}),
+            (left, f"validation_{metric}", {"marker": MARKERS[i % len(MARKERS)], "markersize": 3}),
             (right, "loss", {"linewidth": 1}),
         ):
-            points = [(point["tokens"], point[name]) for point in result["curve"] if name in point]
-            axes.plot(*zip(*points), color=color, label=f"{result['recipe']}, test {test:.1f}", **style)
+            points = [(point[x], point[name]) for point in result["curve"] if name in point]
+            axes.plot(*zip(*points), color=color, label=label, **style)
             series[name] = [list(point) for point in points]
-        numbers["runs"].append({"path": path, "recipe": result["recipe"], "test_perplexity": test} | series)
-    # The steep start is cut off, or it would leave the ends, which are compared, a few pixels.
-    left.set(title="validation perplexity", yscale="log", ylim=(None, 1000))
-    right.set(title="training loss, nats a token", ylim=(None, 7.5))
-    for formatter in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
-        formatter("{x:.0f}")
+        if asked[0]:
+            series["stages"] = _stages(result["curve"])
+            for end, stage in series["stages"]:
+                if end < series["stages"][-1][0]:
+                    left.axvline(end, color=color, linewidth=0.8, linestyle="--", alpha=0.6)
+                left.annotate(
+                    f"stage {stage}", (end, 1), xycoords=("data", "axes fraction"), xytext=(-3, -3 - 9 * i),
+                    textcoords="offset points", ha="right", va="top", fontsize=7, color=color,
+                )  # fmt: skip
+        numbers["runs"].append({"path": path, "recipe": result["recipe"], f"test_{metric}": test} | series)
+    if asked[0]:
+        left.set(title="validation accuracy at the stage of training", ylim=(-0.02, 1.12))
+        left.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        right.set(title="training loss, nats a token", ylim=(0, None))
+    else:
+        # The steep start is cut off, or it would leave the ends, which are compared, a few pixels.
+        left.set(title="validation perplexity", yscale="log", ylim=(None, 1000))
+        right.set(title="training loss, nats a token", ylim=(None, 7.5))
+        for formatter in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
+            formatter("{x:.0f}")
     for axes in (left, right):
-        count_axis(axes.xaxis, "training tokens")
+        count_axis(axes.xaxis, f"training {clocks}")
     left.legend()
     return picture, numbers
 
 
-CURVES = Figure(description="validation perplexity and training loss against tokens", takes="RESULT ...", draw=_curves)
+def _stages(curve: list[dict[str, Any]]) -> list[list[int]]:
+    """`[last step, stage]` of each stage of a curriculum, in order, as far as validations tell."""
+    last = {point["stage"]: point["step"] for point in curve if "stage" in point}
+    return [[step, stage] for stage, step in last.items()]
+
+
+CURVES = Figure(
+    description="training loss and validation perplexity against tokens, or accuracy and stages against steps",
+    takes="RESULT ...",
+    draw=_curves,
+)

@@ -94,6 +94,26 @@ def test_a_curriculum_is_asked_at_the_stage_that_training_is_at(recipe: Recipe, 
     assert train(recipe, out, resume=True, show=False) == result
 
 
+def test_a_model_that_has_learnt_the_answer_says_it_and_stops(recipe: Recipe, tmp_path: Path) -> None:
+    """At first it has to write a step before the answer, then a latent stands in the place of the step."""
+    rows = [{"question": f"{n}?", "steps": ["so"], "answer": "Yes, sir"} for n in range(200)]
+    source = tmp_path / "numbers.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = changed(recipe, "data", source=f"file:{source}", tokenizer="bpe:300", stages=1)
+    recipe = changed(recipe, "optimizer", learning_rate=5e-3, schedule="constant")
+    recipe = changed(recipe, "evaluation", answer_tokens=12)
+    phase = dataclasses.replace(recipe.phases[0], start=2)
+    recipe = dataclasses.replace(recipe, phases=(phase,), train=TrainConfig(epochs=4, device="cpu"))
+    result = train(recipe, tmp_path / "run", show=False)
+    found = [point["validation_accuracy"] for point in result["curve"] if "validation_accuracy" in point]
+    assert (found[1], found[3]) == (1.0, 1.0)
+    assert result["test"]["accuracy"] == 1.0
+    assert [s["text"] for s in result["samples"]] == [f"{s['prompt']}\n### Yes, sir" for s in result["samples"]]
+    out = tmp_path / "steps.json"
+    assert mentalese("eval", tmp_path / "run", "--tasks", "accuracy", "--out", out) == 0
+    assert json.loads(out.read_text())["accuracy"]["accuracy"] == 1.0
+
+
 def test_an_interrupted_curriculum_resumes_bit_for_bit(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

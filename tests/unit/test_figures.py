@@ -163,6 +163,28 @@ def test_learning_curves_are_those_of_the_results(tmp_path: Path, suffix: str) -
     assert first["validation_perplexity"] == [[1000, 400.0]]
 
 
+def test_learning_curves_of_answers_show_their_stages(tmp_path: Path) -> None:
+    def answers(name: str) -> Path:
+        path = result(tmp_path, name, 100)
+        content = json.loads(path.read_text())
+        content["test"] |= {"accuracy": 0.75}
+        content["curve"][2] |= {"validation_accuracy": 0.25, "stage": 0}
+        later = [{"validation_accuracy": 0.5, "stage": 0}, {"validation_accuracy": 0.375, "stage": 3}]
+        content["curve"] += [{"step": 4 * i, "tokens": 2000 * i} | point for i, point in enumerate(later, 1)]
+        path.write_text(json.dumps(content))
+        return path
+
+    written = draw("curves", answers("coconut/a"), answers("coconut/b"), out=tmp_path / "curves.svg")
+    for name, run in zip("ab", written["runs"]):
+        assert (run["recipe"], run["test_accuracy"]) == (f"coconut/{name}", 0.75)
+        assert run["validation_accuracy"] == [[2, 0.25], [4, 0.5], [8, 0.375]]
+        assert run["stages"] == [[4, 0], [8, 3]]
+        assert run["loss"] == [[1, 7.0], [2, 6.0]]
+    paths = [result(tmp_path, "gpt2/text", 100), answers("coconut/b")]
+    with pytest.raises(InputError, match=r"b\.json tells an accuracy and .*text\.json a perplexity: draw them apart"):
+        write_figure("curves", [str(path) for path in paths], tmp_path / "both.svg")
+
+
 def test_the_same_numbers_give_the_same_file(tmp_path: Path) -> None:
     path = result(tmp_path, "gpt2/a", 100)
     for name in ("one", "two"):
