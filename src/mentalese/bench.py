@@ -58,7 +58,8 @@ class Side:
     def __init__(self, recipe: Recipe, parallel: Parallel, folder: Path = Path("bench")) -> None:
         self.recipe = recipe
         self.run = loop.Run(recipe, folder, parallel, show=False)
-        self.prompts = openings(self.run.store, self.run.tokenizer, count=PROMPTS)
+        questions = recipe.data.batching == "records"
+        self.prompts = openings(self.run.store, self.run.tokenizer, count=PROMPTS, questions=questions)
 
     def train(self, steps: int) -> float:
         """Lexical tokens a second over the next `steps` optimiser steps."""

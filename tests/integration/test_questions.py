@@ -21,7 +21,7 @@ from mentalese.models.auto import saved_recipe
 from mentalese.train import loop
 from mentalese.train.loop import train
 from mentalese.train.parallel import Parallel
-from support import assert_same, checkpoint, losses, metrics, weights
+from support import assert_same, checkpoint, finish, launch, losses, metrics, weights
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
 EPOCH = 8  # steps
@@ -309,3 +309,15 @@ def test_curricula_are_compared_by_their_answers(
     assert '<path class="stage m1"' not in page
     print_comparison(compared)
     assert "test accuracy, %" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_two_processes_answer_as_one_does(recipe: Recipe, tmp_path: Path) -> None:
+    without_dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    recipe = dataclasses.replace(recipe, model=GPT2 | without_dropout)
+    one = train(recipe, tmp_path / "one", show=False)
+    two = finish(launch(recipe, tmp_path / "two", processes=2), tmp_path / "two")
+    assert two["best_step"] == one["best_step"]
+    for split in ("validation", "test"):
+        assert two[split]["accuracy"] == one[split]["accuracy"]
+        assert two[split]["nll"] == pytest.approx(one[split]["nll"], rel=1e-4)
