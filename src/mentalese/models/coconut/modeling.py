@@ -16,6 +16,8 @@ so that pass p is one column for all rows. Letters in shapes: B rows of L tokens
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -153,6 +155,36 @@ def lay_out(is_latent: Tensor, real: Tensor, passes: int | None = None) -> Layou
     return Layout(source, filled, place.masked_fill(~real, 0), latents, prompt, passes, has & (start == 0))
 
 
+@contextmanager
+def _keys_kept_once(keys: Any) -> Iterator[None]:
+    """Inside, what a pass keeps of keys and values for its gradient is taken from the last pass's.
+
+    Theirs are the beginning of those; a copy for each pass would be kept otherwise.
+    """
+    layers = keys.layers
+    last: dict[tuple[int, str], Tensor] = {}  # without a graph, which would hold itself alive through this
+
+    def pack(tensor: Tensor) -> Any:
+        if tensor.ndim == 4:
+            for number, layer in enumerate(layers):
+                for name in ("keys", "values"):
+                    held = getattr(layer, name)
+                    if held is not None and tensor.data_ptr() == held.data_ptr() and tensor.shape == held.shape:
+                        return number, name, tensor.shape[2]
+        return tensor
+
+    def unpack(packed: Any) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        number, name, length = packed
+        return last[number, name][:, :, :length]
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield
+    for number, layer in enumerate(layers):
+        last[number, "keys"], last[number, "values"] = layer.keys.detach(), layer.values.detach()
+
+
 @dataclass
 class Thoughts:
     """What the latents of a batch were: one entry a pass, [B, d] each, and the gates' values by name."""
@@ -246,7 +278,9 @@ class CoconutForCausalLM(LatentThoughtModel):
         if layout is None:
             hidden = read(embedded, 0)
         else:
-            hidden = self._think(embedded, layout, read, state, thoughts)
+            once = cache is None and torch.is_grad_enabled()
+            with _keys_kept_once(keys) if once else nullcontext():
+                hidden = self._think(embedded, layout, read, state, thoughts)
             hidden = hidden.gather(1, layout.place[..., None].expand(-1, -1, hidden.shape[-1]))
         if not bool(real.all()):
             hidden = hidden.masked_fill(~real[..., None], 0.0)

@@ -83,14 +83,17 @@ def method(recipe: Recipe, name: str, curriculum: Curriculum, **fields: Any) -> 
         fields: of `CoconutConfig`.
     """
     stages, per_step = curriculum.stages, curriculum.latents_per_step
-    data: dict[str, Any] = {
+    changes: dict[str, dict[str, Any]] = {
         "cot": {},
         "no-cot": {"stage": 1},
         "icot": {"removal": "tokens", "removal_smoothing": 4.0, "stages": curriculum.step_tokens},
         "no-thoughts": {"stages": stages},
         "pause": {"stage": 1, "latents": stages * per_step},
-    }.get(name, {"stages": stages, "latents_per_step": per_step})
-    phases = {"cot": (), "no-cot": (), "pause": (), "icot": curriculum.implicit_phases()}.get(name, curriculum.phases())
+    }
+    data = changes.get(name, {"stages": stages, "latents_per_step": per_step})
+    phases: tuple[Phase, ...] = () if name in ("cot", "no-cot", "pause") else curriculum.phases()
+    if name == "icot":
+        phases = curriculum.implicit_phases()
     model = recipe.model
     if name in ("pause", "pause-curriculum", "coconut", "agclr"):
         mode = "pause" if name.startswith("pause") else name

@@ -1,0 +1,129 @@
+"""Speed, memory and decoding of Coconut and AGCLR: what latents cost.
+
+    python benchmarks/coconut.py [speed] [memory] [generation]
+
+GPT-2 with 6 layers of width 256, 8 heads and a vocabulary of 8,192; the text is random, 8 rows of 256 tokens, of which
+6 are latents after 128 tokens. All turn about in one process; ratios are taken turn by turn (median, lowest-highest).
+
+speed       a training step's forward and backward pass, in units of the step on the same rows without latents
+memory      the most memory that a process has taken after a training step, in all and over what it had before the step
+generation  32 new tokens after 6 latents: 32 prompts at once over one at a time, read anew for every token
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mentalese.models.base import Batch
+from mentalese.models.coconut import reference
+from mentalese.models.coconut.configuration import CoconutConfig
+from mentalese.models.coconut.modeling import CoconutForCausalLM
+from mentalese.train.memory import peak_memory
+
+VOCABULARY, WIDTH, LAYERS, HEADS, LENGTH, ROWS = 8192, 256, 6, 8, 256, 8
+QUESTION, LATENTS, NEW = 128, 6, 32
+LATENT = 0
+
+
+def coconut(mode: str) -> CoconutForCausalLM:
+    torch.manual_seed(0)
+    backbone = {
+        "model_type": "gpt2",
+        "activation_function": "gelu_pytorch_tanh",
+        "n_embd": WIDTH,
+        "n_layer": LAYERS,
+        "n_head": HEADS,
+        "n_positions": LENGTH,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+    }
+    config = CoconutConfig(backbone=backbone, mode=mode, vocab_size=VOCABULARY, latent_token_id=LATENT)  # type: ignore[arg-type]
+    return CoconutForCausalLM(config).train()
+
+
+def batch(latents: int, rows: int = ROWS, length: int = LENGTH) -> Batch:
+    """Rows of `length` tokens, of which some behind the question are latents."""
+    ids = torch.randint(1, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(1))
+    ids[:, QUESTION : QUESTION + latents] = LATENT
+    labels = ids.clone()
+    labels[:, : QUESTION + LATENTS] = -100
+    return {"input_ids": ids, "labels": labels}
+
+
+def speed(rounds: int = 15) -> None:
+    sides = {
+        "0 latents": (coconut("coconut"), batch(0)),
+        f"{LATENTS} latents, Coconut": (coconut("coconut"), batch(LATENTS)),
+        f"{LATENTS} latents, AGCLR": (coconut("agclr"), batch(LATENTS)),
+    }
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(rounds + 1):
+        for name, (model, text) in sides.items():
+            began = time.perf_counter()
+            model.training_loss(text).loss.backward()
+            if turn:
+                times[name].append(time.perf_counter() - began)
+    for name, values in times.items():
+        ratios = [ours / theirs for ours, theirs in zip(values, times["0 latents"])]
+        print(f"{name}: {spread([1000 * v for v in values], '.0f')} ms, {spread(ratios, '.2f')} x 0 latents")
+
+
+def memory() -> None:
+    peaks: dict[str, tuple[int, int]] = {}
+    for name, latents, mode in (
+        ("0 latents", 0, "coconut"),
+        ("Coconut", LATENTS, "coconut"),
+        ("AGCLR", LATENTS, "agclr"),
+    ):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            peaks[name] = pool.apply(_peak, (latents, mode))
+        whole, step = (f"{size / 2**20:,.0f} MiB" for size in peaks[name])
+        ratios = [mine / plain for mine, plain in zip(peaks[name], peaks["0 latents"])]
+        print(f"{name}: {whole} ({ratios[0]:.2f} x 0 latents), the step alone {step} ({ratios[1]:.2f} x)")
+
+
+def _peak(latents: int, mode: str) -> tuple[int, int]:
+    model, text = coconut(mode), batch(latents)
+    before = peak_memory(torch.device("cpu"))
+    model.training_loss(text).loss.backward()
+    peak = peak_memory(torch.device("cpu"))
+    return peak, peak - before
+
+
+def generation(prompts: int = 32, alone: int = 3) -> None:
+    model = coconut("agclr").eval()
+    text = batch(LATENTS, prompts, QUESTION + LATENTS)["input_ids"]
+    options: dict[str, Any] = {"do_sample": False, "min_new_tokens": NEW, "max_new_tokens": NEW, "pad_token_id": LATENT}
+    mask = torch.ones_like(text)
+    model.generate(text, attention_mask=mask, **options)
+    ratios = []
+    for turn in range(alone):
+        began = time.perf_counter()
+        ours = model.generate(text, attention_mask=mask, **options)[:, text.shape[1] :]
+        ours_a_token = (time.perf_counter() - began) / (prompts * NEW)
+        began = time.perf_counter()
+        theirs: Tensor = reference.generate(model, text[turn], NEW, None)
+        ratios.append((time.perf_counter() - began) / NEW / ours_a_token)
+        assert torch.equal(ours[turn], theirs)
+    print(
+        f"{prompts} prompts at once over one at a time without a cache: {spread(ratios, '.0f')} x the tokens a second"
+    )
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    return f"{statistics.median(values):{form}} ({min(values):{form}}-{max(values):{form}})"
+
+
+if __name__ == "__main__":
+    parts = {"speed": speed, "memory": memory, "generation": generation}
+    for part in sys.argv[1:] or parts:
+        parts[part]()
