@@ -470,6 +470,37 @@ def _text(path: Path) -> str:
 
 
 @dataclasses.dataclass(kw_only=True)
+class _Grow:
+    """Latent thought on a trained Hugging Face decoder: a checkpoint that trains on as the family does."""
+
+    family: str | None = None
+    """What to grow, needed; `mentalese list` names the families."""
+    out: Path | None = None
+    """The new model's folder, needed."""
+    mode: str | None = None
+    """The family's kind of thought, where it has several (coconut, agclr, pause)."""
+    config: tuple[str, ...] = ()
+    """FIELD=VALUE ...: other fields of the family's config."""
+    seed: int = 0
+    """Of the weights that the base does not have."""
+
+
+def grow(args: list[str]) -> None:
+    names, rest = _positionals(args)
+    base = _one(names, rest, "grow", "BASE", _Grow)
+    options = _parse(_Grow, rest, "grow")
+    if options.family is None or options.out is None:
+        missing = "--family NAME" if options.family is None else "--out DIR"
+        raise InputError(f"`mentalese grow` needs {missing}")
+    fields = _config_fields(options.config) | ({} if options.mode is None else {"mode": options.mode})
+
+    from mentalese.models import grow as growing
+
+    growing.grow(base, options.family, options.out, seed=options.seed, **fields)
+    print(f"{options.out} starts as {base}: train it with --train.init {options.out}")
+
+
+@dataclasses.dataclass(kw_only=True)
 class _List:
     """Families, recipes, built-in data and figures."""
 
@@ -603,6 +634,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], None], str, str]] = {
         "trains recipes on the same text and compares them",
     ),
     "figure": (figure, "NAME PATH ... --out FILE.svg [--text TEXT | --file FILE]", "draws runs, results and models"),
+    "grow": (grow, "BASE --family NAME --out DIR [--mode M]", "latent thought on a trained Hugging Face model"),
     "bench": (bench, "[FAMILY ...] [--out FILE]", "speed, memory and cost against the baselines"),
     "data": (data, "prepare SOURCE --out DIR [OPTIONS]", "makes a token store"),
 }

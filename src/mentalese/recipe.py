@@ -167,6 +167,8 @@ class TrainConfig:
 
     Attributes:
         steps, epochs, tokens: the length of the run, in one of the three; the schedule's horizon is the same.
+        init: a saved model whose weights the run starts from, a folder or `hub:NAME`: one of the recipe's own class, or
+            of the decoder inside it (`mentalese.models.grow.start_from`).
         gradient_accumulation_steps: micro-batches an optimiser step and rank; the global batch stays the same.
         precision: `fp32`, or `bf16` autocast (weights and optimiser state stay float32).
         parallel: `ddp` or `fsdp` (FSDP2), when launched by `torchrun`.
@@ -181,6 +183,7 @@ class TrainConfig:
     steps: int | None = None
     epochs: float | None = None
     tokens: int | None = None
+    init: str | None = None
     gradient_accumulation_steps: int = 1
     precision: Literal["fp32", "bf16"] = "fp32"
     compile: bool = False

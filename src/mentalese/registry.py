@@ -39,6 +39,8 @@ class Family:
         recipes: `module:attribute` of a list of `Recipe`; the module imports neither torch nor transformers.
         classes: model type -> (`module:ConfigClass`, `module:ModelClass`), registered with transformers' Auto classes.
             Empty for families made of transformers' own classes.
+        grow: `module:function` that makes a recipe's `model` of a decoder's fields and of fields of its own config, for
+            `mentalese grow`.
         figures: `module:attribute` of a dict of `mentalese.figures.Figure` by name, for `mentalese figure NAME/..`; the
             module imports neither torch nor transformers nor matplotlib by itself.
     """
@@ -47,6 +49,7 @@ class Family:
     description: str
     recipes: str
     classes: dict[str, tuple[str, str]]
+    grow: str | None = None
     figures: str | None = None
 
 

@@ -49,6 +49,7 @@ from mentalese.models.auto import (
     saved_about,
 )
 from mentalese.models.base import Batch, LossOutput, TrainStep, count_parameters, to_device
+from mentalese.models.grow import start_from
 from mentalese.recipe import WITH_MARKERS, DataConfig, EvaluationConfig, Recipe
 from mentalese.screen import progress
 from mentalese.train import provenance
@@ -142,7 +143,10 @@ class Run:
         self.store, self.tokenizer = _prepare(recipe, parallel, show)
         self.special = special_token_ids(self.tokenizer)
         self.plan = Plan(self.store.splits["train"], recipe, self.special, world_size=parallel.world_size)
-        self.model = build_model(recipe.model, self.tokenizer, recipe.train.seed).to(parallel.device)
+        self.model = build_model(recipe.model, self.tokenizer, recipe.train.seed)
+        if recipe.train.init is not None:
+            start_from(self.model, self.tokenizer, recipe.train.init)
+        self.model.to(parallel.device)
         check_context(self.model.config, recipe)
         self.parameters = count_parameters(hugging_face_model(self.model))
         step = TrainStep(self.model)

@@ -9,4 +9,5 @@ FAMILY = Family(
     description="Coconut and AGCLR: hidden states fed back as input embeddings, with a gated memory across the passes",
     recipes=f"{_HERE}.recipes:RECIPES",
     classes={"coconut": (f"{_HERE}.configuration:CoconutConfig", f"{_HERE}.modeling:CoconutForCausalLM")},
+    grow=f"{_HERE}.configuration:grown",
 )

@@ -65,3 +65,8 @@ class CoconutConfig(LatentThoughtConfig):
             raise InputError(
                 f"coconut.write_passes is {self.write_passes}: give at least 1, or leave out the write gate"
             )
+
+
+def grown(backbone: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """The `model` of a recipe whose backbone is this decoder."""
+    return {"model_type": "coconut", "backbone": backbone} | fields

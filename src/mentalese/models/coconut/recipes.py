@@ -145,7 +145,7 @@ def tiny() -> list[Recipe]:
 # ---------------------------------------------------------------------------------------------------- the paper's own
 
 GPT2 = {"model_type": "gpt2", "activation_function": "gelu_pytorch_tanh"}
-GPT2_TOKENS = "hub:openai-community/gpt2"
+GPT2_HUB = "hub:openai-community/gpt2"
 
 
 def paper(name: str, source: str, description: str, epochs: int, answer_tokens: int) -> Recipe:
@@ -154,7 +154,7 @@ def paper(name: str, source: str, description: str, epochs: int, answer_tokens: 
         name=f"coconut/{name}",
         description=description,
         model=GPT2,
-        data=DataConfig(source=source, tokenizer=GPT2_TOKENS, batching="records", batch_size=128, sequence_length=1024),
+        data=DataConfig(source=source, tokenizer=GPT2_HUB, batching="records", batch_size=128, sequence_length=1024),
         optimizer=OptimizerConfig(
             learning_rate=1e-4,
             betas=(0.9, 0.999),
@@ -163,7 +163,13 @@ def paper(name: str, source: str, description: str, epochs: int, answer_tokens: 
             warmup=0,
             max_grad_norm=None,
         ),
-        train=TrainConfig(epochs=epochs, gradient_accumulation_steps=4, precision="bf16", checkpoint_every=500),
+        train=TrainConfig(
+            epochs=epochs,
+            init=GPT2_HUB,
+            gradient_accumulation_steps=4,
+            precision="bf16",
+            checkpoint_every=500,
+        ),
         evaluation=EvaluationConfig(metric="accuracy", answer_tokens=answer_tokens, batch_size=64, max_documents=500),
     )
 

@@ -1,0 +1,122 @@
+"""Latent thought on a trained model: another checkpoint's weights inside a model of ours.
+
+`mentalese grow BASE --family NAME` makes a checkpoint that `from_pretrained` opens; `train.init` starts a run from a
+saved model, grown or not. A family that grows declares `Family.grow`, which makes its config of a base's config.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+
+from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS, add_markers
+from mentalese.errors import InputError
+from mentalese.models.auto import build_model, hugging_face_model, load_model, save_model
+from mentalese.registry import families, load
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+LIKENESS = "<<"
+"""Whose embedding the tokens of latent positions start as (Coconut's release): the beginning of a calculation."""
+
+
+def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: Any) -> None:
+    """Writes a model of `family` whose decoder is `base`, and a tokenizer with the markers it needs, into `out`.
+
+    Args:
+        base: a folder that `save_pretrained` wrote, a run's folder, or `hub:NAME`.
+        fields: of the family's config.
+        seed: of the weights that the base does not have.
+
+    Raises:
+        InputError: a family that grows on nothing, a field that it does not have, a base that is no plain decoder, or
+            `out` holds something.
+    """
+    known = families()
+    growing = [name for name, declared in known.items() if declared.grow is not None]
+    if family not in growing:
+        raise InputError(f"family is {family!r}: give one that grows on a trained model ({', '.join(growing)})")
+    if out.exists() and (out.is_file() or any(out.iterdir())):
+        raise InputError(f"out is {str(out)!r}, which holds something: give another folder")
+    grown, tokenizer = load_model(base)
+    inner = hugging_face_model(grown)
+    marked = add_markers(tokenizer, latents=True)
+    config = load(known[family].grow or "")(backbone_fields(inner.config), **fields)
+    model = build_model(config, marked, seed)
+    start_from(model, marked, base)
+    save_model(out, hugging_face_model(model), marked, base=base)
+
+
+def backbone_fields(config: PreTrainedConfig) -> dict[str, Any]:
+    """A decoder's `model_type` and the fields of its config that say what it is, without those of its vocabulary."""
+    common = set(PreTrainedConfig.__dataclass_fields__) | {"vocab_size"}
+    values = config.to_diff_dict()
+    fields = {
+        name: value for name, value in values.items() if name in config.__dataclass_fields__ and name not in common
+    }
+    return {"model_type": config.model_type, **fields, "tie_word_embeddings": config.tie_word_embeddings}
+
+
+def start_from(model: nn.Module, tokenizer: PreTrainedTokenizerBase, path: str) -> None:
+    """Copies the weights of a saved model into a built one: of its own class, or of the decoder inside it.
+
+    Embeddings are copied token by token. A token that the saved model has not starts as the mean of all, one of the
+    latent markers as what stands before a calculation, `<<`. Parts that the saved model has not stay as they are.
+
+    Raises:
+        InputError: what `load_model` refuses, another tokenizer, another class, or weights of other sizes.
+    """
+    loaded, own_tokenizer = load_model(path)
+    base, target = hugging_face_model(loaded), hugging_face_model(model)
+    if type(base) is not type(target):
+        target = getattr(target, "backbone", target)
+    if type(base) is not type(target):
+        raise InputError(
+            f"train.init is {path!r}, a {type(base).__name__}: the model is {_named(model)}; give a checkpoint of that"
+        )
+    rows = _rows(tokenizer, own_tokenizer, path)
+    tables = {id(m.weight) for m in (base.get_input_embeddings(), base.get_output_embeddings())}
+    given, held = base.state_dict(keep_vars=True), target.state_dict(keep_vars=True)
+    for name, value in given.items():
+        if name not in held or (id(value) not in tables and value.shape != held[name].shape):
+            there = tuple(held[name].shape) if name in held else "no such weights"
+            raise InputError(
+                f"train.init is {path!r}, which was made from another base: {name} is {tuple(value.shape)} there and "
+                f"{there} here; give a checkpoint of the recipe's own model, or grow one"
+            )
+    with torch.no_grad():
+        for name, value in given.items():
+            held[name].copy_(_embeddings(value, rows) if id(value) in tables else value)
+
+
+def _named(model: nn.Module) -> str:
+    target = hugging_face_model(model)
+    inner = getattr(target, "backbone", None)
+    return type(target).__name__ + (f" on {type(inner).__name__}" if inner is not None else "")
+
+
+def _rows(tokenizer: PreTrainedTokenizerBase, base: PreTrainedTokenizerBase, path: str) -> list[list[int]]:
+    """For each token the base's tokens whose mean its embedding starts as; none stands for all of them."""
+    known, vocabulary = base.get_vocab(), tokenizer.get_vocab()
+    if strange := [
+        token for token in vocabulary if token not in known and token not in (*MARKERS, *LATENT_MARKERS.values())
+    ]:
+        raise InputError(
+            f"train.init is {path!r}, whose tokenizer lacks {len(strange)} tokens of data.tokenizer, as "
+            f"{strange[0]!r}: set data.tokenizer to that model's own"
+        )
+    calculation = base(LIKENESS, add_special_tokens=False)["input_ids"]
+    rows: list[list[int]] = [[] for _ in range(len(tokenizer))]
+    for token, index in vocabulary.items():
+        rows[index] = [known[token]] if token in known else calculation if token in LATENT_MARKERS.values() else []
+    return rows
+
+
+def _embeddings(table: Tensor, rows: list[list[int]]) -> Tensor:
+    mean = table.mean(0)
+    return torch.stack([table[row].mean(0) if row else mean for row in rows])

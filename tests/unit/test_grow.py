@@ -1,0 +1,146 @@
+"""Latent thought on trained decoders: what is kept, what is new, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from mentalese.cli import main
+from mentalese.data.tokenizers import LATENT_MARKERS, special_token_ids
+from mentalese.errors import InputError
+from mentalese.models.auto import load_model
+from mentalese.models.coconut.modeling import CoconutForCausalLM
+from mentalese.models.grow import grow, start_from
+from mentalese.recipe import DataConfig, EvaluationConfig, Recipe, TrainConfig
+from mentalese.train.loop import train
+
+
+def llama(vocabulary: int) -> LlamaForCausalLM:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, num_key_value_heads=2, **sizes))
+
+
+def gpt2(vocabulary: int, width: int = 32) -> GPT2LMHeadModel:
+    return GPT2LMHeadModel(GPT2Config(vocab_size=vocabulary, n_embd=width, n_layer=2, n_head=4, n_positions=256))
+
+
+@pytest.fixture(params=[gpt2, llama])
+def base(request: pytest.FixtureRequest, tokenizer: Any, tmp_path: Path) -> Path:
+    """A small decoder and its tokenizer, as another project saves them; the table has room for more tokens."""
+    torch.manual_seed(0)
+    request.param(len(tokenizer) + 5).save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    return tmp_path / "base"
+
+
+def test_a_grown_model_says_what_its_base_says_until_it_thinks(base: Path, tmp_path: Path) -> None:
+    grow(str(base), "coconut", tmp_path / "grown", mode="agclr")
+    grown = AutoModelForCausalLM.from_pretrained(tmp_path / "grown").eval()
+    assert isinstance(grown, CoconutForCausalLM)
+    assert grown.config.mode == "agclr"
+    plain = AutoModelForCausalLM.from_pretrained(base).eval()
+    model, tokenizer = load_model(tmp_path / "grown")
+    ids = torch.tensor([tokenizer("12 + 3 is 15.", add_special_tokens=False)["input_ids"]])
+    known = len(tokenizer) - len(LATENT_MARKERS)
+    assert torch.equal(grown(ids).logits[..., :known], plain(ids).logits[..., :known])
+    assert model.config.latent_token_id == special_token_ids(tokenizer)["latent_token_id"]
+
+
+def test_markers_of_latents_start_as_the_beginning_of_a_calculation(base: Path, tmp_path: Path) -> None:
+    grow(str(base), "coconut", tmp_path / "grown")
+    model, tokenizer = load_model(tmp_path / "grown")
+    pieces = tokenizer("<<", add_special_tokens=False)["input_ids"]
+    plain = AutoModelForCausalLM.from_pretrained(base)
+    for table, before in (
+        (model.get_input_embeddings().weight, plain.get_input_embeddings().weight),
+        (model.get_output_embeddings().weight, plain.get_output_embeddings().weight),
+    ):
+        for name in LATENT_MARKERS:
+            row = table[special_token_ids(tokenizer)[name]]
+            torch.testing.assert_close(row, before[pieces].mean(0))
+
+
+def recipe(corpus: Path, start: Path, model: dict[str, Any], tokenizer: Path) -> Recipe:
+    return Recipe(
+        name="coconut/test",
+        description="",
+        model=model,
+        data=DataConfig(
+            source=f"file:{corpus.with_name('questions.jsonl')}",
+            tokenizer=str(tokenizer),
+            batching="records",
+            batch_size=4,
+            stage=1,
+            stages=2,
+            latents_per_step=1,
+        ),
+        train=TrainConfig(steps=2, init=str(start), device="cpu"),
+        evaluation=EvaluationConfig(max_documents=2, sample_tokens=2, batch_size=2),
+    )
+
+
+def test_a_run_starts_from_a_grown_model_or_from_its_base(corpus: Path, tokenizer: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    gpt2(len(tokenizer)).save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    grow(str(tmp_path / "base"), "coconut", tmp_path / "grown")
+    inner = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}
+    inner |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    model = {"model_type": "coconut", "backbone": inner}
+    results = [
+        train(recipe(corpus, tmp_path / start, model, tmp_path / start), tmp_path / f"run-{start}", show=False)
+        for start in ("base", "grown")
+    ]
+    losses = [result["curve"][0]["loss"] for result in results]
+    assert losses[0] == losses[1]
+    plain = recipe(corpus, tmp_path / "base", inner, tmp_path / "base")
+    plain = dataclasses.replace(plain, data=dataclasses.replace(plain.data, latents_per_step=None))
+    assert train(plain, tmp_path / "run-plain", show=False)["curve"][0]["loss"] == pytest.approx(losses[0], abs=0.5)
+
+
+def test_weights_of_another_base_are_refused_by_name(tokenizer: Any, tmp_path: Path) -> None:
+    for name, model in (("base", gpt2(len(tokenizer))), ("wide", gpt2(len(tokenizer), 64)), ("llama", llama(300))):
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    grow(str(tmp_path / "base"), "coconut", tmp_path / "grown")
+    model, marked = load_model(tmp_path / "grown")
+    with pytest.raises(
+        InputError, match=r"made from another base: transformer.wpe.weight is \(256, 64\) there and \(256, 32\)"
+    ):
+        start_from(model, marked, str(tmp_path / "wide"))
+    with pytest.raises(InputError, match=r"a LlamaForCausalLM: the model is CoconutForCausalLM on GPT2LMHeadModel"):
+        start_from(model, marked, str(tmp_path / "llama"))
+    grow(str(tmp_path / "base"), "coconut", tmp_path / "gated", mode="agclr")
+    with pytest.raises(InputError, match=r"concept_stream.* there and no such weights here"):
+        start_from(model, marked, str(tmp_path / "gated"))
+
+
+def test_the_command_grows_a_checkpoint_that_opens(base: Path, tmp_path: Path, capsys: Any) -> None:
+    assert main(["grow", str(base), "--family", "coconut", "--mode", "agclr", "--out", str(tmp_path / "out")]) == 0
+    assert "--train.init" in capsys.readouterr().out
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.mode == "agclr"
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "says"),
+    [
+        ("gpt2", {}, "family is 'gpt2': give one that grows on a trained model"),
+        ("coconut", {"mood": 1}, "model.mood: coconut has no such field"),
+        ("coconut", {"mode": "cot"}, "coconut.mode is 'cot'"),
+    ],
+)
+def test_what_cannot_grow_says_why_and_leaves_nothing_behind(
+    base: Path, tmp_path: Path, family: str, fields: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InputError, match=says):
+        grow(str(base), family, tmp_path / "out", **fields)
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("")
+    with pytest.raises(InputError, match="holds something: give another folder"):
+        grow(str(base), "coconut", tmp_path / "out")
