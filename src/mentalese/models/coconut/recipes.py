@@ -70,10 +70,10 @@ class Curriculum:
 
     def implicit_phases(self) -> tuple[Phase, ...]:
         """iCoT's: some tokens more each epoch."""
-        count = -(-self.step_tokens // self.removed_tokens)
+        removed = [*range(self.removed_tokens, self.step_tokens, self.removed_tokens), self.step_tokens + 1]
         return tuple(
-            Phase(start=epoch, clock="epochs", data={"stage": self.removed_tokens * epoch}, reset_optimizer=True)
-            for epoch in range(1, count + 1)
+            Phase(start=epoch, clock="epochs", data={"stage": tokens}, reset_optimizer=True)
+            for epoch, tokens in enumerate(removed, 1)
         )
 
 
