@@ -7,6 +7,7 @@ measured in a process of its own for each side.
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import statistics
 import time
@@ -47,6 +48,14 @@ def peak_flops(device_name: str) -> float | None:
     return next((peak for name, peak in PEAK_BF16_FLOPS.items() if name in device_name), None)
 
 
+def _at_its_last_stage(recipe: Recipe) -> Recipe:
+    """A recipe of questions as its curriculum ends: before that there may be no thoughts to pay for."""
+    if recipe.data.batching != "records":
+        return recipe
+    changes = {name: value for phase in recipe.phases for name, value in phase.data.items()}
+    return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, **changes), phases=())
+
+
 class Side:
     """One recipe, built as the training loop builds it, that trains and generates turn by turn.
 
@@ -56,7 +65,7 @@ class Side:
     """
 
     def __init__(self, recipe: Recipe, parallel: Parallel, folder: Path = Path("bench")) -> None:
-        self.recipe = recipe
+        self.recipe = recipe = _at_its_last_stage(recipe)
         self.run = loop.Run(recipe, folder, parallel, show=False)
         questions = recipe.data.batching == "records"
         self.prompts = openings(self.run.store, self.run.tokenizer, count=PROMPTS, questions=questions)

@@ -9,6 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from transformers.cache_utils import DynamicLayer
 
 from mentalese.errors import InputError
 from mentalese.models.base import IGNORED
@@ -87,6 +89,24 @@ def test_a_ragged_batch_equals_its_rows_read_one_by_one_outputs_and_gradients(
         torch.testing.assert_close(
             fast.get(name, torch.zeros_like(parameter)), expected, atol=2e-4, rtol=2e-4, msg=name
         )
+
+
+def test_the_passes_share_one_copy_of_keys_and_values_for_their_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[StorageWeakRef] = []
+    update = DynamicLayer.update
+
+    def recorded(layer: DynamicLayer, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        keys, values = update(layer, *args, **kwargs)
+        kept.append(StorageWeakRef(keys.untyped_storage()))
+        return keys, values
+
+    monkeypatch.setattr(DynamicLayer, "update", recorded)
+    hidden = made().encode(torch.tensor([ROWS[0]]))
+    alive = [
+        not keys.expired() for keys in kept
+    ]  # the question, two latents, the last latent with the rest; two layers
+    assert alive == [False] * 6 + [True] * 2
+    hidden.sum().backward()
 
 
 @pytest.mark.parametrize("mode", ["coconut", "agclr", "pause"])
