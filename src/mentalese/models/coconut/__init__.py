@@ -10,4 +10,5 @@ FAMILY = Family(
     recipes=f"{_HERE}.recipes:RECIPES",
     classes={"coconut": (f"{_HERE}.configuration:CoconutConfig", f"{_HERE}.modeling:CoconutForCausalLM")},
     grow=f"{_HERE}.configuration:grown",
+    figures=f"{_HERE}.figures:FIGURES",
 )
