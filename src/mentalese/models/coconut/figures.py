@@ -297,7 +297,7 @@ def _draw_nearest(numbers: dict[str, Any]) -> Any:
     titles = {"latent": "what latents read", "concept": "concept stream"}
     found = [np.array(stream["similarity"]) for stream in streams.values()]
     rows = found[0].shape[1]
-    picture, panels = canvas(len(streams), 1, max(5.5, 1.6 + 1.05 * passes), 0.8 + len(streams) * (0.8 + 0.4 * rows))
+    picture, panels = canvas(len(streams), 1, max(7.0, 1.6 + 1.05 * passes), 0.8 + len(streams) * (0.8 + 0.4 * rows))
     scale = {"vmin": min(part.min() for part in found), "vmax": max(part.max() for part in found)}
     for (panel,), (name, stream), similarity in zip(panels, streams.items(), found):
         shown = [
@@ -428,7 +428,7 @@ def _draw_cases(numbers: dict[str, Any]) -> Any:
     cases, passes = numbers["cases"][:CASES], numbers["latents"]
     shown = [np.array(case["similarity"])[:, :SHOWN] for case in cases]
     width = max(part.shape[1] for part in shown)
-    picture, panels = canvas(len(cases), 1, max(7.0, 1.6 + 0.75 * width), 0.6 + len(cases) * (1.1 + 0.26 * passes))
+    picture, panels = canvas(len(cases), 1, max(7.5, 1.6 + 0.85 * width), 0.6 + len(cases) * (1.1 + 0.26 * passes))
     scale = {"vmin": min(part.min() for part in shown), "vmax": max(part.max() for part in shown)}
     for (panel,), case, similarity in zip(panels, cases, shown):
         ranked = [
@@ -437,25 +437,29 @@ def _draw_cases(numbers: dict[str, Any]) -> Any:
         ]
         image = _heat_map(panel, similarity, ranked, scale)
         names = [_visible(token) for token in case["tokens"][:SHOWN]]
-        panel.set_xticks(np.arange(len(names)) + 0.5, names, parse_math=False)
+        panel.set_xticks(np.arange(len(names)) + 0.5, names, fontsize=8, parse_math=False)
         panel.set_yticks(np.arange(passes) + 0.5, [f"pass {i + 1}" for i in range(passes)])
         panel.set_xlim(0, width)
-        said = [f"{label}: {_short(answer)}" for label, answer in zip(numbers["labels"], case["answers"])]
+        said = [
+            f"{label}: {_short(answer, WIDTH - len(label))}"
+            for label, answer in zip(numbers["labels"], case["answers"])
+        ]
         panel.set_title("\n".join([_short(case["question"]), *said]), fontsize=8, parse_math=False)
     picture.colorbar(image, ax=list(panels[:, 0]), fraction=0.04, pad=0.02, label="cosine with the token's embedding")
     right = numbers["right"]
+    first, second = numbers["labels"]
     note = (
-        f"the first {len(cases)} of {right['first']} questions that only {numbers['labels'][0]} answers right; only "
-        f"{numbers['labels'][1]}: {right['second']}, both: {right['both']}, of {numbers['questions']}\n"
-        "#: the token's rank by cosine among all tokens"
+        f"{len(cases)} of {len(numbers['cases'])} cases, the first; #: rank by cosine among all tokens\n"
+        f"right of {numbers['questions']}: both {right['both']}, only {first} {right['first']}, "
+        f"only {second} {right['second']}"
     )
     picture.supxlabel(note, fontsize=8, color="0.4")
     return picture
 
 
-def _short(text: str) -> str:
+def _short(text: str, width: int = WIDTH) -> str:
     """The end of a text, where a question stands behind what it is about."""
-    return text if len(text) <= WIDTH else f"… {text[2 - WIDTH :]}"
+    return text if len(text) <= width else f"… {text[2 - width :]}"
 
 
 # -- so many latents at test time --------------------------------------------------------------------------------------
