@@ -310,6 +310,8 @@ def test_cases_are_what_the_first_answers_right_and_the_second_wrong(
     picture.savefig(tmp_path / "contrast.png")
     with pytest.raises(InputError, match=r"of 6 questions agclr answers none right that coconut answers wrong"):
         figures.contrast([str(agclr), str(coconut)])
+    with pytest.raises(InputError, match=rf"both right {len(picked)}, neither {6 - len(picked)}"):
+        figures.contrast([str(agclr), str(agclr)], source=asked_of)
 
 
 def test_accuracy_is_of_so_many_latents_up_to_twice_as_many(
