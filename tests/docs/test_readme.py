@@ -27,7 +27,8 @@ arguments = sys.argv[1:]
 if arguments[0] in ("train", "compare"):
     arguments += "--train.steps 2 --data.batch-size 2 --data.tokens-per-batch 600 --evaluation.sample-tokens 4".split()
     if "--data" not in arguments:
-        arguments += "--data file:{corpus} --data.tokenizer bpe:512".split()
+        text = "{questions}" if "coconut" in arguments[1] else "{corpus}"
+        arguments += f"--data file:{{text}} --data.tokenizer bpe:512".split()
 sys.exit(main(arguments))
 """
 
@@ -43,7 +44,8 @@ def folder(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reader")
     command = folder / "bin" / "mentalese"
     command.parent.mkdir()
-    command.write_text(SHORT.format(python=sys.executable, corpus=corpus))
+    questions = corpus.with_name("questions.jsonl")
+    command.write_text(SHORT.format(python=sys.executable, corpus=corpus, questions=questions))
     command.chmod(command.stat().st_mode | stat.S_IXUSR)
     return folder
 
