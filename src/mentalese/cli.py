@@ -540,6 +540,10 @@ class _Figure:
     """For figures of what a model makes of a text."""
     file: Path | None = None
     """A text file in its place."""
+    data: str | None = None
+    """For figures that ask questions: others than the model's own."""
+    documents: int | None = None
+    """Ask so many of them."""
 
 
 def figure(args: list[str]) -> None:
@@ -553,7 +557,7 @@ def figure(args: list[str]) -> None:
     text = options.text if options.file is None else _text(options.file)
     from mentalese.figures import write_figure
 
-    write_figure(name, names[1:], options.out, text)
+    write_figure(name, names[1:], options.out, text, source=options.data, documents=options.documents)
     print(f"{options.out}, and its numbers in {options.out.with_suffix('.json')}")
 
 

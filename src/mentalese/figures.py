@@ -47,12 +47,14 @@ class Figure:
         takes: what the paths are, e.g. `RUN ...`.
         draw: from paths (and `text=` where `reads_text`) to a matplotlib figure and its numbers, ready for JSON.
         reads_text: whether it shows what a model makes of a text.
+        asks: whether it asks questions; `draw` then takes `source=` and `documents=`.
     """
 
     description: str
     takes: str
     draw: Callable[..., tuple[Any, dict[str, Any]]]
     reads_text: bool = False
+    asks: bool = False
 
 
 def figures() -> dict[str, Figure]:
@@ -66,7 +68,15 @@ def figures() -> dict[str, Figure]:
     return found
 
 
-def write_figure(name: str, paths: Sequence[str], out: Path, text: str | None = None) -> dict[str, Any]:
+def write_figure(
+    name: str,
+    paths: Sequence[str],
+    out: Path,
+    text: str | None = None,
+    *,
+    source: str | None = None,
+    documents: int | None = None,
+) -> dict[str, Any]:
     """Draws a figure into `out` and writes its numbers beside it, as JSON; returns these.
 
     Args:
@@ -74,6 +84,8 @@ def write_figure(name: str, paths: Sequence[str], out: Path, text: str | None = 
         paths: runs, results or models, as the figure takes them.
         out: the picture; its suffix says in which format.
         text: for figures that show what a model makes of a text.
+        source, documents: for figures that ask questions: which (`DataConfig.source`), where not the model's own, and
+            how many.
 
     Raises:
         InputError: no such figure, nothing to draw, a place that cannot be written, or matplotlib is not installed.
@@ -91,6 +103,9 @@ def write_figure(name: str, paths: Sequence[str], out: Path, text: str | None = 
         raise InputError(
             f"the figure {name} {'needs a text: give --text or --file' if figure.reads_text else _NO_TEXT}"
         )
+    asked = {name: value for name, value in (("source", source), ("documents", documents)) if value is not None}
+    if asked and not figure.asks:
+        raise InputError(f"the figure {name} asks no questions: leave out --data and --documents")
     try:
         import matplotlib
     except ImportError as error:
@@ -99,7 +114,7 @@ def write_figure(name: str, paths: Sequence[str], out: Path, text: str | None = 
     from mentalese.files import write_json
     from mentalese.train import provenance
 
-    options = {"text": text} if figure.reads_text else {}
+    options = asked | ({"text": text} if figure.reads_text else {})
     with matplotlib.rc_context(_STYLE):
         picture, numbers = figure.draw(list(paths), **options)
         temporary = out.with_name(f".{out.stem}{out.suffix}")

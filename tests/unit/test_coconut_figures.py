@@ -335,6 +335,14 @@ def test_accuracy_is_of_so_many_latents_up_to_twice_as_many(
     assert fewer["models"][0]["questions"] == 2
 
 
+def test_other_questions_can_be_asked_and_fewer_of_them(agclr: Path, source: str, tmp_path: Path) -> None:
+    numbers = write_figure("coconut/gates", [str(agclr)], tmp_path / "few.svg", source=source, documents=2)
+    whole = write_figure("coconut/gates", [str(agclr)], tmp_path / "all.svg")
+    assert numbers["questions"] == 2 < whole["questions"]
+    with pytest.raises(InputError, match="coconut/tokens asks no questions: leave out --data and --documents"):
+        write_figure("coconut/tokens", [str(agclr)], tmp_path / "tokens.svg", QUESTION, documents=2)
+
+
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 

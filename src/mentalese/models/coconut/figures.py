@@ -523,9 +523,12 @@ def latents(paths: list[str], *, source: str | None = None, documents: int = ANS
 
 FIGURES = {
     "retention": Figure(
-        description="cosine of each pass's hidden state with the first one's", takes="MODEL ...", draw=retention
+        description="cosine of each pass's hidden state with the first one's",
+        takes="MODEL ...",
+        draw=retention,
+        asks=True,
     ),
-    "gates": Figure(description="AGCLR's gates by pass", takes="MODEL", draw=gates),
+    "gates": Figure(description="AGCLR's gates by pass", takes="MODEL", draw=gates, asks=True),
     "tokens": Figure(
         description="the tokens nearest to each latent and to the concept stream",
         takes="MODEL",
@@ -536,6 +539,9 @@ FIGURES = {
         description="questions that AGCLR alone answers right, and the answer's tokens in its memory",
         takes="AGCLR OTHER",
         draw=contrast,
+        asks=True,
     ),
-    "latents": Figure(description="accuracy by the number of latents at test time", takes="MODEL ...", draw=latents),
+    "latents": Figure(
+        description="accuracy by the number of latents at test time", takes="MODEL ...", draw=latents, asks=True
+    ),
 }
