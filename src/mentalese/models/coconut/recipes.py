@@ -146,11 +146,25 @@ TINY = Recipe(
 SMALL_GRAPHS = Curriculum(stages=3, latents_per_step=1, epochs=2, removed_tokens=4, step_tokens=24)
 
 
-def tiny() -> list[Recipe]:
-    """`coconut/tiny` is AGCLR; the others are named by their method."""
-    made = {name: method(TINY, name, SMALL_GRAPHS) for name in METHODS}
-    agclr = dataclasses.replace(made.pop("agclr"), name="coconut/tiny", baseline="coconut/tiny-coconut")
-    return [agclr, *made.values()]
+SMALL = Recipe(
+    name="coconut/small",
+    description="8 layers of width 256 on graphs as large as ProsQA's, 40 epochs",
+    model=llama(256, 8, layers=8, mlp=704, key_value_heads=8, tied=True, context=512, theta=10_000.0),
+    data=DataConfig(
+        source="builtin:prosqa", tokenizer="bpe:400", batching="records", batch_size=64, sequence_length=512
+    ),
+    optimizer=OptimizerConfig(learning_rate=1e-3, weight_decay=0.01, schedule="constant"),
+    train=TrainConfig(epochs=40, precision="bf16", checkpoint_every=1000),
+    evaluation=EvaluationConfig(metric="accuracy", max_documents=300, answer_tokens=64, batch_size=100),
+)
+GRAPHS = Curriculum(stages=6, latents_per_step=1, epochs=5, removed_tokens=2, step_tokens=44)
+
+
+def named(recipe: Recipe, curriculum: Curriculum) -> list[Recipe]:
+    """All methods; AGCLR has the recipe's own name."""
+    made = {name: method(recipe, name, curriculum) for name in METHODS}
+    own = dataclasses.replace(made.pop("agclr"), name=recipe.name, baseline=f"{recipe.name}-coconut")
+    return [own, *made.values()]
 
 
 def graphs() -> list[Recipe]:
@@ -260,4 +274,10 @@ def ablations() -> list[Recipe]:
     ]
 
 
-RECIPES: list[Recipe] = [*tiny(), *graphs(), *table1(), *ablations()]
+RECIPES: list[Recipe] = [
+    *named(TINY, SMALL_GRAPHS),
+    *named(SMALL, GRAPHS),
+    *graphs(),
+    *table1(),
+    *ablations(),
+]
