@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal
 
 from mentalese.errors import InputError, nearest
@@ -174,7 +175,8 @@ class TrainConfig:
         parallel: `ddp` or `fsdp` (FSDP2), when launched by `torchrun`.
         eval_every: steps between validations; `None` validates at the end of each epoch and of the run.
         early_stopping_patience: validations without an improvement of `early_stopping_min_delta` in perplexity (or in
-            accuracy, from 0 to 1, where that is `evaluation.metric`) after which the run ends; `None` never ends early.
+            accuracy, from 0 to 1, where that is `evaluation.metric`) after which the run ends, if it has several stages
+            at the last of them; `None` never ends early.
         checkpoint_every: steps between checkpoints; 0 keeps only the one that an interruption writes.
         keep_checkpoints: the newest N are kept.
         trackers: any of `trackio`, `wandb`, `tensorboard`; `metrics.jsonl` is always written.
@@ -330,6 +332,11 @@ class Recipe:
         _require("model_type" in self.model, "model", sorted(self.model), "name its model_type")
         if self.evaluation.metric == "accuracy" and self.data.batching != "records":
             raise InputError("evaluation.metric is 'accuracy': it needs data.batching 'records'")
+
+    def readings(self) -> list[DataConfig]:
+        """The data settings at the start and after each phase, where all earlier ones have begun."""
+        changes = (phase.data for phase in self.phases)
+        return list(accumulate(changes, lambda data, change: dataclasses.replace(data, **change), initial=self.data))
 
     def to_dict(self) -> dict[str, Any]:
         """The recipe as JSON-ready data (tuples become lists)."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from transformers.cache_utils import DynamicLayer
 
+from mentalese import recipes
 from mentalese.errors import InputError
 from mentalese.models.base import IGNORED
 from mentalese.models.coconut import reference
@@ -107,6 +110,85 @@ def test_the_passes_share_one_copy_of_keys_and_values_for_their_gradients(monkey
     ]  # the question, two latents, the last latent with the rest; two layers
     assert alive == [False] * 6 + [True] * 2
     hidden.sum().backward()
+
+
+@pytest.mark.parametrize("mode", ["coconut", "agclr"])
+@pytest.mark.parametrize("trained", [True, False])
+def test_nothing_of_a_step_outlives_it(mode: str, trained: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[StorageWeakRef] = []
+    update = DynamicLayer.update
+
+    def recorded(layer: DynamicLayer, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        keys, values = update(layer, *args, **kwargs)
+        kept.append(StorageWeakRef(keys.untyped_storage()))
+        return keys, values
+
+    monkeypatch.setattr(DynamicLayer, "update", recorded)
+    model = made(mode=mode)
+    hidden = model.encode(*padded(ROWS))
+    if trained:
+        hidden.sum().backward()
+    del hidden
+    gc.collect()
+    assert kept
+    assert all(keys.expired() for keys in kept)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "says"),
+    [
+        ({"model_type": "mistral"} | SIZES, "coconut.backbone.sliding_window is 4096"),
+        ({"model_type": "gpt_neo"}, "'gpt_neo': it does not attend in full"),
+        ({"model_type": "mpt"}, "'mpt': it does not attend in full|'mpt'"),
+        ({"model_type": "mamba"}, "'mamba': it has no attention"),
+        ({"model_type": "gemma3_text"} | SIZES, "sliding_window is"),
+    ],
+)
+def test_a_backbone_that_counts_columns_is_refused(backbone: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        CoconutConfig(backbone=backbone)
+
+
+def test_a_window_that_holds_every_position_is_full_attention() -> None:
+    inner = {"model_type": "mistral", "sliding_window": None, "max_position_embeddings": 64, "num_key_value_heads": 2}
+    CoconutConfig(backbone=SIZES | inner)
+    CoconutConfig(backbone=SIZES | inner | {"sliding_window": 64})
+
+
+def test_a_model_that_has_no_token_for_latents_says_so() -> None:
+    model = made()
+    model.config.latent_token_id = None
+    with pytest.raises(InputError, match=r"coconut.latent_token_id is None"):
+        model(torch.tensor([[10, 11]]))
+
+
+def test_a_model_never_says_a_latent() -> None:
+    model = made()
+    with torch.no_grad():
+        model.get_output_embeddings().weight[LATENT] = 100 * model.encode(torch.tensor([[10, 11]]))[0, -1]
+    assert int(model(torch.tensor([[10, 11]])).logits[0, -1].argmax()) == LATENT
+    assert LATENT not in model.generate(torch.tensor([[10, 11]]), max_new_tokens=4, do_sample=False, pad_token_id=0)
+
+
+def test_the_backbone_attends_as_the_model_is_asked_to(tmp_path: Path) -> None:
+    made().save_pretrained(tmp_path)
+    model = CoconutForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    assert model.backbone.config._attn_implementation == "eager"
+
+
+def test_a_trace_of_a_later_piece_of_text_knows_its_padding() -> None:
+    model = made(mode="agclr")
+    ids, mask = padded(ROWS, left=True)
+    cache = model.new_cache()
+    model(ids[:, :6], attention_mask=mask[:, :6], past_key_values=cache)
+    traces = model(ids[:, 6:], attention_mask=mask, past_key_values=cache, output_thoughts=True).thoughts
+    assert [len(trace.input_ids) for trace in traces] == [ids.shape[1] - 6] * len(ROWS)
+
+
+@pytest.mark.parametrize("name", [name for name in recipes() if name.startswith("coconut/")])
+def test_every_curriculum_ends_before_its_run_does(name: str) -> None:
+    recipe = recipes()[name]
+    assert all(phase.start <= (recipe.train.epochs or 0) - 2 for phase in recipe.phases)
 
 
 @pytest.mark.parametrize("mode", ["coconut", "agclr", "pause"])

@@ -159,7 +159,7 @@ class Plan:
             for name in phase.data:
                 if name not in _CHANGEABLE:
                     raise InputError(f"phases.data is {name!r}: only {', '.join(_CHANGEABLE)} can change during a run")
-        for config in (data, *(dataclasses.replace(data, **phase.data) for phase in self.recipe.phases)):
+        for config in self.recipe.readings():
             if config.batching != "sentences" and config.batch_size % parts:
                 raise InputError(
                     f"data.batch_size is {config.batch_size}: give a multiple of {parts}, which is {world_size} ranks "

@@ -211,4 +211,5 @@ def protocol(model: Any, data: DataConfig, evaluation: EvaluationConfig) -> dict
         "first_token": first_token,
         "sentences": data.sentences if data.batching in WITH_MARKERS else None,
         "estimator": _estimator(model, evaluation),
+        **({"stage": data.stage, "latents": data.latents_at(data.stage)} if data.batching == "records" else {}),
     }

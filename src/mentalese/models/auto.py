@@ -14,7 +14,6 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
 from mentalese.data.sentences import fixed_length
@@ -22,6 +21,7 @@ from mentalese.data.tokenizers import load_pretrained_tokenizer, special_token_i
 from mentalese.errors import InputError, nearest
 from mentalese.files import sha256, whole_folder, write_json
 from mentalese.models.base import Batch, Contract, LatentThoughtModel
+from mentalese.models.decoder import attention_width, check_head, linear_weights
 from mentalese.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -45,15 +45,7 @@ class CausalLMAdapter(nn.Module, Contract):
         super().__init__()
         self.model = model
         self.config = model.config
-        head = model.get_output_embeddings()
-        caps = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier_scale")
-        capped = [name for name in caps if getattr(model.config, name, None) not in (None, 1, 1.0)]
-        if head is None or getattr(head, "bias", None) is not None or capped:
-            why = f"config.{capped[0]}" if capped else "no output embedding without bias"
-            raise InputError(
-                f"{type(model).__name__} turns hidden states into logits in its own way ({why}): "
-                "only heads that are one matrix are supported"
-            )
+        check_head(model)
 
     def get_output_embeddings(self) -> nn.Module:
         return self.model.get_output_embeddings()
@@ -75,17 +67,13 @@ class CausalLMAdapter(nn.Module, Contract):
     def forward_flops(self, batch: Batch) -> int:
         """Every linear map once a token, attention in full over the row, the head once a token."""
         rows, length = batch["input_ids"].shape
-        config = self.model.config
-        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        attention = 2 * length * width * config.num_attention_heads * config.num_hidden_layers
+        attention = 2 * length * attention_width(self.model.config)
         return 2 * rows * length * (self._linear_weights + attention)
 
     @cached_property
     def _linear_weights(self) -> int:
-        """Weights that multiply each token: all linear maps, the head among them even where it is tied."""
-        head = self.get_output_embeddings()
-        maps = {id(m): m for m in self.model.modules() if isinstance(m, (nn.Linear, Conv1D))} | {id(head): head}
-        return sum(m.weight.numel() for m in maps.values())
+        """Weights that multiply each token, the head's among them even where it is tied."""
+        return linear_weights(self.model) + self.output_weight().numel()
 
 
 def as_contract(model: PreTrainedModel) -> Any:

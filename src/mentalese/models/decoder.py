@@ -42,13 +42,39 @@ def decoder_config(where: str, fields: dict[str, Any]) -> Any:
         config = cls(**values)
     except (ValueError, TypeError) as error:
         raise InputError(f"{where}: {' '.join(str(error).split())}") from error
+    if not all(hasattr(config, name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")):
+        raise InputError(f"{where}.model_type is {kind!r}: it has no attention, give one that has (gpt2, llama)")
+    if any(hasattr(config, name) for name in ("layers_block_type", "block_types")):
+        raise InputError(f"{where}.model_type is {kind!r}: some layers are no attention, give another (gpt2, llama)")
     encoder = hasattr(config, "add_cross_attention") and getattr(config, "is_decoder", True) is False
     if config.is_encoder_decoder or encoder:
         raise InputError(f"{where}.model_type is {kind!r}: it is no decoder alone, give one that is (gpt2, llama)")
     return config
 
 
-def build_decoder(where: str, config: Any) -> PreTrainedModel:
+def check_full_attention(where: str, config: Any) -> None:
+    """Raises `InputError` for a decoder that counts columns of its cache: masked ones would take room in its window."""
+    kinds = set(getattr(config, "layer_types", None) or ()) | set(getattr(config, "attention_layers", None) or ())
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    positions = getattr(config, "max_position_embeddings", 0)
+    if "sliding_attention" in kinds or (window is not None and not kinds):
+        if (window or 0) < positions:
+            raise InputError(
+                f"{where}.sliding_window is {window} and max_position_embeddings {positions}: latents need "
+                "attention in full, so give a window of all positions, or None where the type allows it"
+            )
+        kinds.discard("sliding_attention")
+    if kinds - {"full_attention", "global"} or config.model_type in _BY_COLUMN:
+        raise InputError(
+            f"{where}.model_type is {config.model_type!r}: it does not attend in full to what lies before, give a "
+            "decoder that does (gpt2, llama)"
+        )
+
+
+_BY_COLUMN = {"mpt"}  # whose bias counts columns
+
+
+def build_decoder(where: str, config: Any, attn_implementation: str | None = None) -> PreTrainedModel:
     """A decoder that reads `inputs_embeds` and whose logits are one matrix times its last hidden state.
 
     Raises:
@@ -56,7 +82,7 @@ def build_decoder(where: str, config: Any) -> PreTrainedModel:
     """
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_config(config)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attn_implementation)
     if "inputs_embeds" not in inspect.signature(model.base_model.forward).parameters:
         raise InputError(f"{where}.model_type is {config.model_type!r}: it does not read inputs_embeds, give another")
     check_head(model)

@@ -28,6 +28,8 @@ LIKENESS = "<<"
 def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: Any) -> None:
     """Writes a model of `family` whose decoder is `base`, and a tokenizer with the markers it needs, into `out`.
 
+    Weights are written in float32, in which they are trained on.
+
     Args:
         base: a folder that `save_pretrained` wrote, a run's folder, or `hub:NAME`.
         fields: of the family's config.

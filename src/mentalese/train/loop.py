@@ -23,7 +23,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -324,7 +323,9 @@ class Run:
 
     def _out_of_patience(self) -> bool:
         patience = self.recipe.train.early_stopping_patience
-        return patience is not None and self.state.validations_without_gain >= patience
+        if patience is None or self._data_at(self.state.step).stage != self.recipe.readings()[-1].stage:
+            return False
+        return self.state.validations_without_gain >= patience
 
     def _validate(self, log: Any) -> None:
         state, data = self.state, self._data_at(self.state.step)
@@ -353,7 +354,8 @@ class Run:
 
     def _data_at(self, step: int) -> DataConfig:
         """How evaluation reads after a step: questions as training last read them, text always in the same way."""
-        return self.plan.data(step - 1) if self.asks else self.recipe.data
+        records = self.recipe.data.batching == "records"
+        return self.plan.data(max(step - 1, 0)) if records else self.recipe.data
 
     def _figure(
         self, split: str, data: DataConfig, evaluation: EvaluationConfig, scorer: nn.Module, model: Any, **options: Any
@@ -380,10 +382,7 @@ class Run:
 
     def _readings(self) -> list[DataConfig]:
         """The ways in which evaluation may come to read: one for text, one a phase for questions."""
-        phases = self.recipe.phases if self.asks else ()
-        return list(
-            accumulate(phases, lambda data, phase: dataclasses.replace(data, **phase.data), initial=self.recipe.data)
-        )
+        return self.recipe.readings() if self.recipe.data.batching == "records" else [self.recipe.data]
 
     # -- files -------------------------------------------------------------------------------------------------------
 

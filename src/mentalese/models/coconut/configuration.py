@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from mentalese.errors import InputError
 from mentalese.models.base import LatentThoughtConfig
-from mentalese.models.decoder import decoder_config
+from mentalese.models.decoder import check_full_attention, decoder_config
 
 GATES = ("read", "forget", "write")
 
@@ -51,11 +51,14 @@ class CoconutConfig(LatentThoughtConfig):
     @property
     def backbone_config(self) -> Any:
         """The backbone's own config, with the vocabulary and special tokens of this one."""
-        names = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
-        return decoder_config("coconut.backbone", (self.backbone or {}) | {name: getattr(self, name) for name in names})
+        config = decoder_config("coconut.backbone", self.backbone or {})
+        for name in ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id"):
+            setattr(config, name, getattr(self, name))
+        return config
 
     def validate_architecture(self) -> None:
         super().validate_architecture()
+        check_full_attention("coconut.backbone", self.backbone_config)
         for gate in self.gates:
             if gate not in GATES or self.gates.count(gate) > 1:
                 raise InputError(f"coconut.gates is {self.gates}: give some of {', '.join(GATES)}, each once")

@@ -122,7 +122,7 @@ class Layout:
 def lay_out(is_latent: Tensor, real: Tensor, passes: int | None = None) -> Layout:
     """The layout of a batch by its latents and its tokens, both bool [B, L].
 
-    A row without latents is cut where the longest question ends.
+    A row without latents is cut where the longest question ends; without any in the batch all tokens are rest.
 
     Args:
         passes: N, where it is to be more than the batch's own.
@@ -161,8 +161,9 @@ def _keys_kept_once(keys: Any) -> Iterator[None]:
 
     Theirs are the beginning of those; a copy for each pass would be kept otherwise.
     """
-    layers = keys.layers
-    last: dict[tuple[int, str], Tensor] = {}  # without a graph, which would hold itself alive through this
+    # What is kept must hold no graph, or it keeps itself alive: no tensor as it is, and in the end no layer either.
+    layers = list(keys.layers)
+    last: dict[tuple[int, str], Tensor] = {}
 
     def pack(tensor: Tensor) -> Any:
         if tensor.ndim == 4:
@@ -171,7 +172,7 @@ def _keys_kept_once(keys: Any) -> Iterator[None]:
                     held = getattr(layer, name)
                     if held is not None and tensor.data_ptr() == held.data_ptr() and tensor.shape == held.shape:
                         return number, name, tensor.shape[2]
-        return tensor
+        return tensor.detach()
 
     def unpack(packed: Any) -> Tensor:
         if isinstance(packed, Tensor):
@@ -179,10 +180,13 @@ def _keys_kept_once(keys: Any) -> Iterator[None]:
         number, name, length = packed
         return last[number, name][:, :, :length]
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        yield
-    for number, layer in enumerate(layers):
-        last[number, "keys"], last[number, "values"] = layer.keys.detach(), layer.values.detach()
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            yield
+        for number, layer in enumerate(layers):
+            last[number, "keys"], last[number, "values"] = layer.keys.detach(), layer.values.detach()
+    finally:
+        layers.clear()
 
 
 @dataclass
@@ -205,9 +209,11 @@ class CoconutForCausalLM(LatentThoughtModel):
 
     def __init__(self, config: CoconutConfig) -> None:
         super().__init__(config)
-        self.backbone = build_decoder("coconut.backbone", config.backbone_config)
+        self.backbone = build_decoder("coconut.backbone", config.backbone_config, config._attn_implementation)
         self.concept_stream = ConceptStream(config) if config.mode == "agclr" else None
         self.post_init()
+        if config.latent_token_id is not None:  # a latent is asked for, never said
+            self.generation_config.suppress_tokens = [config.latent_token_id]
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -245,6 +251,11 @@ class CoconutForCausalLM(LatentThoughtModel):
         Raises:
             InputError: a latent before any token, or latents apart from each other.
         """
+        if self.config.latent_token_id is None:
+            raise InputError(
+                "coconut.latent_token_id is None, so that nothing is a latent: give the token that marks one "
+                "(`mentalese grow` adds it to a tokenizer)"
+            )
         batch, length = input_ids.shape
         state = {} if cache is None else cache.state
         real = self._real(input_ids, attention_mask, cache)
@@ -410,25 +421,22 @@ class CoconutForCausalLM(LatentThoughtModel):
             raise InputError("inputs_embeds is given: latents are found by their tokens, so give input_ids alone")
         cache = self.check_cache(past_key_values)
         cache = self.new_cache() if use_cache and cache is None else cache
-        thoughts = Thoughts() if output_thoughts else None
+        thoughts, real = Thoughts() if output_thoughts else None, self._real(input_ids, attention_mask, cache)
         hidden = self.encode(input_ids, attention_mask, cache=cache, thoughts=thoughts)
         kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
         return CausalLMOutputWithThoughts(
             loss=None if labels is None else self.next_token_loss(hidden, labels)[0],
             logits=self.get_output_embeddings()(hidden[:, kept]),
             past_key_values=cache,
-            thoughts=None if thoughts is None else self._traces(input_ids, attention_mask, hidden, thoughts),
+            thoughts=None if thoughts is None else self._traces(input_ids, real, hidden, thoughts),
         )
 
     @torch.no_grad()
-    def _traces(
-        self, input_ids: Tensor, attention_mask: Tensor | None, hidden: Tensor, thoughts: Thoughts
-    ) -> list[ThoughtTrace]:
+    def _traces(self, input_ids: Tensor, real: Tensor, hidden: Tensor, thoughts: Thoughts) -> list[ThoughtTrace]:
         """A trace a row: each latent as it was read and, of AGCLR, the concept stream after it.
 
         `surprise` is a token's negative log-likelihood; `curves` holds each gate's mean by pass.
         """
-        real = self._real(input_ids, attention_mask, None)
         is_latent = (input_ids == self.config.latent_token_id) & real
         surprise = self.next_token_nll(hidden, input_ids.masked_fill(is_latent | ~real, IGNORED))
         embedded = self.get_input_embeddings()(input_ids)
