@@ -164,7 +164,7 @@ def test_a_question_tells_every_edge_once_and_the_order_gives_nothing_away(size:
 
 def test_small_questions_are_small() -> None:
     small = questions(SMALL)
-    assert 9 < fmean(len(question.symbols) for question in small) < 12
+    assert 6 < fmean(len(question.symbols) for question in small) < 8
     assert {len(question.steps) for question in small} == {2, 3}
 
 

@@ -272,6 +272,6 @@ BUILTIN: dict[str, Builtin] = {
     "stdlib": Builtin("CPython's documentation: real English, about 340 documents, 2 MB", "text", stdlib),
     "families": Builtin("2,000 generated stories of families, every relation known", "text", families),
     "prosqa": Builtin("18,686 generated questions like ProsQA's, 3 to 6 steps through a graph", "records", prosqa),
-    "prosqa-small": Builtin("10,000 smaller ones, 2 or 3 steps among about 11 entities", "records", prosqa_small),
+    "prosqa-small": Builtin("20,000 smaller ones, 2 or 3 steps among about 7 entities", "records", prosqa_small),
     "arithmetic": Builtin("10,000 generated word problems, 1 to 4 equations each", "records", arithmetic),
 }

@@ -143,7 +143,7 @@ TINY = Recipe(
     train=TrainConfig(epochs=8),
     evaluation=EvaluationConfig(metric="accuracy", max_documents=50, answer_tokens=40),
 )
-SMALL_GRAPHS = Curriculum(stages=3, latents_per_step=1, epochs=2, removed_tokens=4, step_tokens=24)
+SMALL_GRAPHS = Curriculum(stages=2, latents_per_step=1, epochs=3, removed_tokens=6, step_tokens=22)
 
 
 SMALL = Recipe(
@@ -171,14 +171,14 @@ def graphs() -> list[Recipe]:
     """Those behind `results/`: from scratch, minutes on a CPU; AGCLR pays for its gates by a narrower MLP."""
     recipe = Recipe(
         name="coconut/graphs",
-        description="4 layers of width 64 from scratch on small graphs, 12 epochs",
+        description="4 layers of width 64 from scratch on small graphs, 14 epochs",
         model=DECODER,
         data=DataConfig(source="builtin:prosqa-small", tokenizer="bpe:400", batching="records", sequence_length=512),
         optimizer=OptimizerConfig(learning_rate=3e-3, weight_decay=0.01, schedule="constant"),
-        train=TrainConfig(epochs=12, log_every=50),
+        train=TrainConfig(epochs=14, log_every=100),
         evaluation=EvaluationConfig(metric="accuracy", max_documents=200, answer_tokens=40, batch_size=50),
     )
-    curriculum = Curriculum(stages=3, latents_per_step=1, epochs=3, removed_tokens=3, step_tokens=22)
+    curriculum = Curriculum(stages=2, latents_per_step=1, epochs=5, removed_tokens=2, step_tokens=22)
     made = {name: method(recipe, name, curriculum) for name in METHODS if name != "agclr"}
     paid = dataclasses.replace(recipe, model=recipe.model | {"intermediate_size": 175})
     made["agclr"] = method(paid, "agclr", curriculum, gate_biases=list(PROSQA_BIASES))
