@@ -149,7 +149,8 @@ def test_an_interrupted_curriculum_resumes_bit_for_bit(
         ([(0.0, 1), (0.0, 1), (0.0, 1), (0.0, 1), (0.2, 2), (0.2, 1)], {}, 24, 24),  # as many right, and likelier
         ([(0.0, 1), (0.0, 1), (0.0, 1), (0.0, 1), (0.2, 1), (0.2, 2)], {}, 24, 20),
         ([(0.9, 1), (0.9, 2), (0.3, 1), (0.2, 1), (0.2, 1), (0.2, 2)], {"early_stopping_patience": 2}, 24, 20),
-        ([(0.5, 1), (0.55, 1), (0.3, 1), (0.6, 1)], {"early_stopping_patience": 1}, 24, 20),  # not before the last stage
+        # Patience ends nothing before the last stage.
+        ([(0.5, 1), (0.55, 1), (0.3, 1), (0.6, 1)], {"early_stopping_patience": 1}, 24, 20),
     ],
 )
 def test_the_best_model_is_the_best_of_the_last_stage(

@@ -141,7 +141,7 @@ TINY = Recipe(
     ),
     optimizer=OptimizerConfig(learning_rate=3e-3, weight_decay=0.01, schedule="constant"),
     train=TrainConfig(epochs=8),
-    evaluation=EvaluationConfig(metric="accuracy", max_documents=50, answer_tokens=40),
+    evaluation=EvaluationConfig(metric="accuracy", max_documents=50, answer_tokens=40, batch_size=100),
 )
 SMALL_GRAPHS = Curriculum(stages=2, latents_per_step=1, epochs=3, removed_tokens=6, step_tokens=22)
 
