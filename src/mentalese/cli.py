@@ -281,6 +281,8 @@ class _Eval:
     """Read records at this stage instead of the one that the model was trained to."""
     latents: int | None = None
     """So many latents behind a question instead of those of the stage."""
+    answer_tokens: int | None = None
+    """The most new tokens of an answer."""
     config: tuple[str, ...] = ()
     """FIELD=VALUE ...: fields of the model's config that are to have other values, as far as the weights allow."""
     against: str | None = None
@@ -312,6 +314,7 @@ def evaluate(args: list[str]) -> None:
         documents=options.documents,
         stage=options.stage,
         latents=options.latents,
+        answer_tokens=options.answer_tokens,
         config=_config_fields(options.config),
         out=options.out,
         device=_device(),
@@ -321,7 +324,17 @@ def evaluate(args: list[str]) -> None:
 
 
 def _against(model: str, reference: str, options: _Eval) -> None:
-    for name in ("tasks", "task_files", "limit", "estimators", "documents", "stage", "latents", "config"):
+    for name in (
+        "tasks",
+        "task_files",
+        "limit",
+        "estimators",
+        "documents",
+        "stage",
+        "latents",
+        "answer_tokens",
+        "config",
+    ):
         if (value := getattr(options, name)) != getattr(_Eval, name):
             flag = f"--{name.replace('_', '-')}"
             raise InputError(f"{flag} is {str(value)!r} with --against, which compares perplexities: leave it out")

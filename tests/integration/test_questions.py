@@ -249,8 +249,9 @@ def test_another_set_of_questions_needs_nothing_to_train_on(
     for name in ("sums_valid", "sums_test"):
         (folder / f"{name}.json").write_text(json.dumps([row | {"question": name + row["question"]} for row in rows]))
     asked = ("eval", run, "--tasks", "accuracy", "--data", f"file:{folder}", "--out", out)
-    assert mentalese(*asked) == 0
+    assert mentalese(*asked, "--answer-tokens", "3") == 0
     result = json.loads(out.read_text())["accuracy"]
+    assert result["protocol"]["answer_tokens"] == 3
     assert (result["questions"], result["split"], result["source"]) == (4, "test", f"file:{folder}")
     assert mentalese(*asked, "--split", "train") == 2
     assert "has validation, test" in capsys.readouterr().err
@@ -261,6 +262,7 @@ def test_another_set_of_questions_needs_nothing_to_train_on(
     [
         ("--tasks reversal --latents 2", "latents is 2, which only perplexity and accuracy use: leave it out"),
         ("--tasks accuracy --estimators exact", "which only perplexity uses"),
+        ("--tasks perplexity --answer-tokens 4", "answer_tokens is 4, which only accuracy uses"),
         ("--tasks accuracy --latents -1", "data.latents is -1: give 0 or more"),
         ("--tasks accuracy --latents 50", "evaluation.answer_tokens is 6: the longest question has"),
     ],

@@ -126,6 +126,7 @@ def evaluate_model(
     documents: int | None = None,
     stage: int | None = None,
     latents: int | None = None,
+    answer_tokens: int | None = None,
     config: dict[str, Any] | None = None,
     out: Path | None = None,
     evaluation: EvaluationConfig | None = None,
@@ -142,6 +143,7 @@ def evaluate_model(
         limit: ask the first so many questions of each file.
         estimators: score the perplexity in each of these ways, `{"perplexity": {estimator: result}}`.
         documents: score, or ask, the first so many documents; `None`: all.
+        answer_tokens: the most new tokens of an answer, in place of the protocol's.
         stage: read records at this stage; `None` takes the one that the model was trained to.
         latents: so many behind each question; `None` takes what belongs to the stage. With neither stage nor latents
             (0 and 0) a model of latents has to write its steps.
@@ -165,6 +167,8 @@ def evaluate_model(
     for name, number in (("documents", documents), ("stage", stage), ("latents", latents)):
         if number is not None and not {"perplexity", "accuracy"} & set(tasks):
             raise InputError(f"{name} is {number}, which only perplexity and accuracy use: leave it out")
+    if answer_tokens is not None and "accuracy" not in tasks:
+        raise InputError(f"answer_tokens is {answer_tokens}, which only accuracy uses: leave it out")
     model, tokenizer, data, own = open_evaluation(path, source, device, config)
     data = at_stage(data, stage, latents)
     if "accuracy" in tasks and data.batching != "records":
@@ -173,8 +177,8 @@ def evaluate_model(
         if estimator not in model.estimators:
             raise InputError(f"estimators holds {estimator!r}: this model has {', '.join(model.estimators)}")
     protocol = evaluation or own
-    if documents is not None:
-        protocol = dataclasses.replace(protocol, max_documents=documents)
+    changes = {"max_documents": documents, "answer_tokens": answer_tokens}
+    protocol = dataclasses.replace(protocol, **{name: value for name, value in changes.items() if value is not None})
     # A model of another project is asked with all of its context.
     max_length = protocol.window(data)[0] if saved_recipe(path) else None
     given = Evaluation(model, tokenizer, data, protocol, split, tuple(estimators), max_length, questions, device, show)
