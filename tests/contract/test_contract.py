@@ -98,6 +98,8 @@ def test_a_token_never_changes_what_was_predicted_before_it(causal: Case) -> Non
 
 
 def test_scores_are_the_log_likelihood_of_the_logits(case: Case) -> None:
+    if case.model.estimators[0].endswith("-bound"):
+        pytest.skip("a bound is no likelihood of these logits")
     batch = case.batch()
     expected = torch.zeros(batch["labels"].shape)
     log_probabilities = case.logits(batch)[:, :-1].log_softmax(-1)

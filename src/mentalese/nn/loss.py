@@ -59,6 +59,15 @@ def linear_nll(hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk_size: i
     return _apply(hidden, weight, targets, None, chunk_size or _CHUNK, False, False)[1]
 
 
+def linear_nll_sum(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk_size: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """The sum of all targets' negative log-likelihoods, differentiable as `linear_cross_entropy`, and `linear_nll`."""
+    needs = torch.is_grad_enabled() and hidden.requires_grad, torch.is_grad_enabled() and weight.requires_grad
+    counted = (targets != IGNORED).to(torch.float32)
+    return _apply(hidden, weight, targets, counted, chunk_size or _CHUNK, *needs)
+
+
 def linear_cross_entropy_reference(
     hidden: Tensor, weight: Tensor, targets: Tensor, *, target_weights: Tensor | None = None
 ) -> Tensor:

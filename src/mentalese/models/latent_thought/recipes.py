@@ -1,0 +1,147 @@
+"""Recipes of Latent Thought Models: small ones for everybody, and the paper's tables and figures.
+
+`*-ar` is the same decoder without thoughts. Table 1's three models are `table1-*`, and with them its autoregressive
+row: `table1-ar` has as many parameters as Large (the paper's AR-Retrained), `table1-large-ar` has Large's blocks.
+Figures 1 and 4 vary T_fast and N_z, `figure1-SIZE-tT-zN`; table 4 compares ways to infer thoughts.
+
+The paper gives `optimizer` but for the warm-up and weight decay, which are the release's, and no length of training but
+Table 1's tokens. Likelihoods are of non-overlapping blocks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Phase, Recipe, TrainConfig
+
+LAYERS = {"small": 3, "medium": 6, "large": 12}
+RISING = (Phase(model={"fast_learning_rate": (0.3, 0.34)}),)
+
+
+def model(width: int, heads: int, layers: int, length: int, window: int, latents: int, **fields: Any) -> dict[str, Any]:
+    """A decoder trained on blocks of `length`, with so many thoughts in all."""
+    return {
+        "model_type": "ltm",
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "max_position_embeddings": length,
+        "window_size": window,
+        "num_latents": latents,
+        **fields,
+    }
+
+
+def blocks(length: int, **fields: Any) -> EvaluationConfig:
+    """Non-overlapping blocks (section 3.3): each next one is given the last token before it."""
+    return EvaluationConfig(context_length=length, stride=length - 1, **fields)
+
+
+def without_thoughts(recipe: Recipe) -> Recipe:
+    """`-ar`, the same blocks without cross-attention; it has nothing to infer."""
+    plain = {k: v for k, v in recipe.model.items() if not k.startswith(("fast_", "langevin_")) and k != "inference"}
+    return dataclasses.replace(
+        recipe,
+        name=f"{recipe.name}-ar",
+        description=f"the baseline of {recipe.name}: the same blocks without thoughts",
+        model=plain | {"num_latents": 0},
+        phases=(),
+        baseline=None,
+    )
+
+
+def with_baseline(recipe: Recipe) -> list[Recipe]:
+    """The recipe and its `-ar`."""
+    baseline = without_thoughts(recipe)
+    return [dataclasses.replace(recipe, baseline=baseline.name), baseline]
+
+
+TINY = Recipe(
+    name="latent_thought/tiny",
+    description="6 layers of width 64, 4 thoughts a layer, 4 fast steps, 50,000 tokens: seconds on two CPU cores",
+    model=model(64, 4, 6, 256, 64, 24, fast_steps=4),
+    data=DataConfig(batch_size=4),
+    optimizer=OptimizerConfig(learning_rate=3e-3, warmup=0.1),
+    train=TrainConfig(tokens=50_000, eval_every=20),
+    evaluation=blocks(256, max_documents=4),
+    phases=RISING,
+)
+
+SMALL = Recipe(
+    name="latent_thought/small",
+    description="6 layers of width 384, 4 thoughts a layer, 16 fast steps, 100M tokens of WikiText-103",
+    model=model(384, 6, 6, 512, 128, 24),
+    data=DataConfig(
+        source="hub:Salesforce/wikitext:wikitext-103-raw-v1", tokenizer="bpe:16384", sequence_length=512, batch_size=64
+    ),
+    optimizer=OptimizerConfig(learning_rate=1e-3),
+    train=TrainConfig(tokens=100_000_000, precision="bf16", eval_every=500, checkpoint_every=500),
+    evaluation=blocks(512),
+    phases=RISING,
+)
+
+
+def paper(
+    name: str, text: str, layers: int, steps: int, latents: int, tokens: int = 3_000_000_000, **fields: Any
+) -> Recipe:
+    """Width 512 on OpenWebText (sections 3.1 and A); large T_fast decays its learning rate (section 3.2)."""
+    schedule = {"fast_schedule": "cosine"} if steps > 16 else {}
+    return Recipe(
+        name=f"latent_thought/{name}",
+        description=text,
+        model=model(512, 8, layers, 1024, 256, latents, fast_steps=steps, vocab_size=50_257, **schedule, **fields),
+        data=DataConfig(
+            source="hub:Skylion007/openwebtext",
+            tokenizer="hub:openai-community/gpt2",
+            sequence_length=1024,
+            batch_size=512,
+        ),
+        optimizer=OptimizerConfig(learning_rate=4e-4, warmup=1000),
+        train=TrainConfig(
+            tokens=tokens, precision="bf16", gradient_accumulation_steps=8, eval_every=500, checkpoint_every=500
+        ),
+        evaluation=blocks(1024),
+        phases=RISING,
+        paper=text.split(":")[0],
+    )
+
+
+def table1() -> list[Recipe]:
+    small, medium, large = (
+        paper(f"table1-{size}", f"Table 1: {size}, T_fast {steps}, N_z 24", LAYERS[size], steps, 24, tokens)
+        for size, steps, tokens in (
+            ("small", 16, 7_000_000_000),
+            ("medium", 16, 5_200_000_000),
+            ("large", 64, 900_000_000),
+        )
+    )
+    matched = dataclasses.replace(
+        without_thoughts(large),
+        name="latent_thought/table1-ar",
+        description="Table 1: AR-Retrained, 16 layers of width 512 without thoughts, 76M, 105B tokens",
+        train=dataclasses.replace(large.train, tokens=105_000_000_000),
+    )
+    matched = dataclasses.replace(matched, model=matched.model | {"num_hidden_layers": 16})
+    return [*with_baseline(small), *with_baseline(medium), *with_baseline(large), matched]
+
+
+FIGURE1 = [
+    paper(
+        f"figure1-{size}-t{steps}-z{latents}",
+        f"Figures 1 and 4: {size}, T_fast {steps}, N_z {latents}",
+        layers,
+        steps,
+        latents,
+    )
+    for size, layers in LAYERS.items()
+    for steps in (16, 32, 64, 128)
+    for latents in (24, 48, 96, 192)
+]
+
+ABLATIONS = [
+    paper("table4-langevin", "Table 4: large, Langevin sampling", 12, 64, 24, inference="langevin"),
+    paper("shared", "Section 2.1: large, one set of thoughts for all layers", 12, 64, 24, shared_latents=True),
+]
+
+RECIPES = [*with_baseline(TINY), *with_baseline(SMALL), *table1(), *FIGURE1, *ABLATIONS]

@@ -1,0 +1,489 @@
+"""Latent Thought Models: held to their plainest form, honest about what is a bound, and the same row by row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from mentalese import get_recipe, recipes
+from mentalese.errors import InputError
+from mentalese.models.base import count_parameters
+from mentalese.models.latent_thought.configuration import LTMConfig
+from mentalese.models.latent_thought.inference import Noise, fit, infer, schedule
+from mentalese.models.latent_thought.modeling import LTMForCausalLM
+from mentalese.models.latent_thought.reference import learn_reference, logits_reference, loss_reference
+
+CLOSE = {"atol": 1e-5, "rtol": 1e-4}
+VOCABULARY = 40
+
+
+def config(**fields: Any) -> LTMConfig:
+    defaults = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 16,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 64,
+        "window_size": 6,
+        "num_latents": 6,
+        "fast_steps": 4,
+    }
+    return LTMConfig(**(defaults | fields))
+
+
+def model(**fields: Any) -> LTMForCausalLM:
+    """Weights large enough for thoughts to matter."""
+    torch.manual_seed(0)
+    made = LTMForCausalLM(config(**fields)).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.ndim >= 2:
+                parameter.mul_(5)
+    return made
+
+
+def text(rows: int = 2, length: int = 40, seed: int = 0) -> Tensor:
+    return torch.randint(VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def batch(ids: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
+    labels = ids if mask is None else ids.masked_fill(mask == 0, -100)
+    return {"input_ids": ids, "labels": labels} | ({} if mask is None else {"attention_mask": mask})
+
+
+def padded(ids: Tensor) -> Tensor:
+    """A mask of the first row whole, the second with padding before it, the third with padding behind it."""
+    mask = torch.ones_like(ids)
+    mask[1, :9], mask[2, 25:] = 0, 0
+    return mask
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "release": {
+        "noise": "fixed",
+        "fast_optimizer": "adamw",
+        "fast_schedule": "cosine",
+        "fast_learning_rate": 0.34,
+        "slow_grad": "accumulate",
+    },
+    "linear": {"fast_schedule": "linear"},
+    "shared": {"shared_latents": True, "num_latents": 5},
+    "langevin": {"inference": "langevin", "langevin_step_size": 0.02},
+    "langevin, accumulated": {"inference": "langevin", "slow_grad": "accumulate"},
+    "one layer": {"num_hidden_layers": 1, "window_size": 1},
+    "whole window": {"window_size": 64},
+    "one step": {"fast_steps": 1},
+}
+
+# ------------------------------------------------------------------------------------------------------ the plain form
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_thoughts_losses_and_gradients_are_those_of_the_plain_form(
+    variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, ids = model(**VARIANTS[variant]), text()
+    monkeypatch.setattr("mentalese.models.latent_thought.modeling.shared_seed", lambda: 7)
+    posterior, expected = infer(made, batch(ids), seed=7), learn_reference(made, ids, seed=7)
+    torch.testing.assert_close(posterior.mu, expected.mu, **CLOSE)
+    torch.testing.assert_close(posterior.log_var, expected.log_var, **CLOSE)
+    torch.testing.assert_close(posterior.sample(), expected.z, **CLOSE)
+    torch.testing.assert_close(posterior.nll, torch.stack(expected.nll), **CLOSE)
+    torch.testing.assert_close(posterior.kl, torch.stack(expected.kl), **CLOSE)
+    loss, gradients = loss_reference(made, ids, seed=7)
+    output = made.training_loss(batch(ids))
+    torch.testing.assert_close(output.loss, loss, **CLOSE)
+    output.loss.backward()
+    for (name, parameter), gradient in zip(made.named_parameters(), gradients):
+        size = gradient.abs().max()
+        torch.testing.assert_close(parameter.grad / size, gradient / size, atol=1e-4, rtol=1e-4, msg=name)
+
+
+def test_a_fast_step_leaves_no_gradient_in_the_weights() -> None:
+    made = model()
+    infer(made, batch(text()))
+    made.token_nll(batch(text()))
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in made.parameters())
+
+
+def test_accumulated_gradients_outweigh_the_slow_one() -> None:
+    """Where the release goes wrong: sums over tokens and steps beside a mean over tokens."""
+    norms = []
+    for slow_grad in ("final", "accumulate"):
+        made = model(slow_grad=slow_grad)
+        made.training_loss(batch(text())).loss.backward()
+        norms.append(torch.cat([p.grad.flatten() for p in made.parameters()]).norm())
+    assert norms[1] > 20 * norms[0]
+
+
+def test_a_phase_sets_the_fast_learning_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mentalese.models.latent_thought.modeling.shared_seed", lambda: 0)
+    made, ids = model(), text()
+    loss = made.training_loss(batch(ids), fast_learning_rate=0.1).loss
+    torch.testing.assert_close(loss, loss_reference(made, ids, 0, rate=0.1)[0], **CLOSE)
+    assert abs(loss - made.training_loss(batch(ids)).loss) > 1e-3
+    with pytest.raises(InputError, match="fast_learning_rate: LTMForCausalLM has no such training setting"):
+        model(num_latents=0).training_loss(batch(ids), fast_learning_rate=0.1)
+
+
+def test_a_schedule_ends_at_a_tenth() -> None:
+    for kind, last in (("constant", 1.0), ("linear", 0.1), ("cosine", 0.1)):
+        assert [schedule(kind, step, 5) for step in (0, 4)] == pytest.approx([1.0, last])
+        assert schedule(kind, 0, 1) == 1.0
+
+
+# --------------------------------------------------------------------------------------------------------- rows alone
+
+
+@pytest.mark.parametrize("fields", [{}, {"inference": "langevin"}, {"tolerance": 0.5}], ids=str)
+def test_a_row_has_the_same_posterior_alone_and_behind_padding(fields: dict[str, Any]) -> None:
+    made, ids = model(**fields), text(rows=3)
+    together = infer(made, batch(ids, padded(ids)))
+    for row, alone in enumerate((ids[:1], ids[1:2, 9:], ids[2:, :25])):
+        posterior = infer(made, batch(alone))
+        torch.testing.assert_close(together.sample()[row], posterior.sample()[0], atol=1e-4, rtol=1e-4)
+        steps = len(posterior.nll)
+        torch.testing.assert_close(together.elbo[:steps, row], posterior.elbo[:, 0], atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("estimator", ["elbo-bound", "prefix"])
+def test_padding_changes_no_score(estimator: str) -> None:
+    made, ids = model(), text(rows=3)
+    nll = made.token_nll(batch(ids, padded(ids)), estimator)
+    for row, alone in ((0, slice(0, 40)), (1, slice(9, 40)), (2, slice(0, 25))):
+        expected = made.token_nll(batch(ids[row : row + 1, alone]), estimator)[0]
+        torch.testing.assert_close(nll[row, alone], expected, atol=1e-4, rtol=1e-4)
+    assert nll[1, :10].tolist() == [0.0] * 10
+    assert nll[2, 25:].tolist() == [0.0] * 15
+
+
+def test_noise_is_normal_and_belongs_to_a_row_and_a_draw() -> None:
+    targets = text(rows=6, length=20)
+    numbers = Noise.of(targets, seed=1).draw(0, (200, 100))
+    assert numbers.mean().item() == pytest.approx(0, abs=0.01)
+    assert numbers.var().item() == pytest.approx(1, abs=0.01)
+    assert numbers.pow(4).mean().item() == pytest.approx(3, abs=0.1)
+    others = [
+        Noise.of(targets, seed=2).draw(0, (200, 100)),
+        Noise.of(targets, seed=1).draw(1, (200, 100)),
+        numbers.roll(1, 0),
+        numbers.roll(1, 1),
+    ]
+    for other in others:
+        assert abs(torch.corrcoef(torch.stack((numbers.flatten(), other.flatten())))[0, 1]) < 0.02
+    alone = Noise.of(F.pad(targets[2:3], (0, 5), value=-100), seed=1).draw(0, (200, 100))
+    assert torch.equal(alone[0], numbers[2])
+
+
+# ------------------------------------------------------------------------------------------------------ the likelihood
+
+
+def test_the_bound_is_likelihood_plus_divergence() -> None:
+    made, ids = model(), text()
+    posterior = infer(made, batch(ids))
+    mu, log_var = posterior.mu.double(), posterior.log_var.double()
+    q = torch.distributions.Normal(mu, (0.5 * log_var).exp())
+    kl = torch.distributions.kl_divergence(q, torch.distributions.Normal(0.0, 1.0)).sum((1, 2))
+    log_p = made(ids, z=posterior.sample()).logits.log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None]).sum((1, 2))
+    torch.testing.assert_close(made.token_nll(batch(ids)).sum(1), (kl - log_p).float(), **CLOSE)
+    torch.testing.assert_close(posterior.kl_by_layer(3).sum(1), kl.float(), **CLOSE)
+
+
+def test_inference_raises_the_bound_and_more_steps_raise_it_further() -> None:
+    made, data = model(), batch(text(rows=8))
+    scores = [made.token_nll(data, fast_steps=steps).mean().item() for steps in (1, 8, 32)]
+    assert scores[0] > scores[1] > scores[2]
+    elbo = infer(made, data, fast_steps=32).elbo.mean(1)
+    assert elbo.shape == (32,)
+    assert elbo[-1] > elbo[0]
+
+
+def test_a_prefix_score_knows_nothing_of_what_it_scores() -> None:
+    made, ids = model(), text(rows=4, length=41)
+    changed = ids.clone()
+    changed[:, -1] = (ids[:, -1] + 1) % VOCABULARY
+    before, after = (made.token_nll(batch(x), "prefix") for x in (ids, changed))
+    torch.testing.assert_close(before[:, :-1], after[:, :-1], atol=1e-5, rtol=0)
+    assert (before[:, :21] == 0).all(), "the first half of 40 labels is what thoughts are inferred from"
+    assert (before[:, 21:] > 0).all()
+    z = infer(made, batch(ids[:, :21])).sample()
+    nll = F.cross_entropy(made(ids, z=z).logits[:, 20:-1].transpose(1, 2), ids[:, 21:], reduction="none")
+    torch.testing.assert_close(before[:, 21:], nll, atol=1e-4, rtol=1e-4)
+    bound = [made.token_nll(batch(x))[:, :-1] for x in (ids, changed)]
+    assert (bound[0] - bound[1]).abs().max() > 1e-3, "the bound reads the whole row, which its KL is there to pay for"
+
+
+def test_scored_labels_are_what_a_score_is_a_mean_over() -> None:
+    made, ids = model(), text(rows=3)
+    mask = padded(ids)
+    assert (made.scored_labels(batch(ids, mask), "elbo-bound") != -100).sum(1).tolist() == [39, 30, 24]
+    assert (made.scored_labels(batch(ids, mask), "prefix") != -100).sum(1).tolist() == [20, 15, 12]
+    assert torch.equal(
+        made.scored_labels(batch(ids, mask), "prefix") != -100, made.token_nll(batch(ids, mask), "prefix") > 0
+    )
+
+
+def test_only_given_labels_are_evidence() -> None:
+    """A window's context is read, and says nothing about the thoughts but through what it makes of the labels."""
+    made, ids = model(), text(length=20)
+    labels = ids.clone()
+    labels[:, :12] = -100
+    nll = made.token_nll({"input_ids": ids, "labels": labels})
+    assert (nll[:, :12] == 0).all()
+    assert (nll[:, 12:] > 0).all()
+    labels[:] = -100
+    assert (made.token_nll({"input_ids": ids, "labels": labels}) == 0).all()
+
+
+def test_every_score_has_its_name() -> None:
+    assert model().estimators == ("elbo-bound",)
+    assert model(num_latents=0).estimators == ("exact",)
+    with pytest.raises(InputError, match="estimator is 'exact': this model has elbo-bound, prefix"):
+        model().token_nll(batch(text()), "exact")
+
+
+def test_without_thoughts_it_is_an_autoregressive_model() -> None:
+    made, ids = model(num_latents=0), text()
+    assert not any("cross" in name for name, _ in made.named_parameters())
+    nll = F.cross_entropy(made(ids).logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
+    torch.testing.assert_close(made.token_nll(batch(ids))[:, 1:], nll, **CLOSE)
+    assert made.training_loss(batch(ids)).loss.item() == pytest.approx(nll.mean().item(), rel=1e-5)
+
+
+def test_training_watches_for_collapse() -> None:
+    metrics = model().training_loss(batch(text(rows=4))).metrics
+    assert metrics["elbo"].item() == pytest.approx(-metrics["nll"].item() - metrics["kl"].item(), rel=1e-5)
+    assert metrics["kl"].item() == pytest.approx(sum(metrics[f"kl.layer_{i}"].item() for i in range(3)), rel=1e-5)
+    assert 0 < metrics["active_units"] <= 1
+    assert set(model(inference="langevin").training_loss(batch(text())).metrics) == {"nll", "active_units"}
+
+
+# ---------------------------------------------------------------------------------------------------- thoughts outside
+
+
+def test_without_thoughts_forward_takes_the_prior_mean_and_says_so() -> None:
+    made, ids = model(), text()
+    z = torch.randn(2, 6, 16)
+    assert made(ids).z_given is False
+    assert made(ids, z=z).z_given is True
+    torch.testing.assert_close(made(ids).logits, logits_reference(made, ids, torch.zeros(2, 6, 16)), **CLOSE)
+    torch.testing.assert_close(made(ids, z=z).logits, logits_reference(made, ids, z), **CLOSE)
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("pieces", [[40], [15, 25], [10, *[1] * 30], [10, 1, 1, 12, 1, 15]], ids=len)
+def test_a_text_read_in_pieces_is_the_text(pieces: list[int], given: bool) -> None:
+    """Padding on either side, and pieces longer and shorter than the window."""
+    made, ids = model(), text(rows=3)
+    mask = padded(ids)
+    z = torch.randn(3, 6, 16) if given else None
+    expected = made(ids, attention_mask=mask, z=z).logits
+    cache, end, logits = made.new_cache(), 0, []
+    for piece in pieces:
+        start, end = end, end + piece
+        output = made(
+            ids[:, start:end], attention_mask=mask[:, :end], past_key_values=cache, z=z if start == 0 else None
+        )
+        assert output.z_given is given
+        logits.append(output.logits)
+    real = mask.bool()
+    torch.testing.assert_close(torch.cat(logits, dim=1)[real], expected[real], **CLOSE)
+    assert cache.state["k.0"].shape[2] == made.config.window_size
+
+
+def test_generation_goes_on_under_thoughts_inferred_from_the_prompts() -> None:
+    made, ids = model(), text(length=12)
+    options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+    z = infer(made, batch(ids)).sample()
+    out = made.generate(ids, **options)
+    assert torch.equal(out, made.generate(ids, z=z, **options))
+    assert torch.equal(out, made.generate(input_ids=ids, use_cache=False, **options))
+    assert not torch.equal(out, made.generate(ids, z=-z, **options))
+    sampled = made.generate(ids, num_return_sequences=3, **options | {"do_sample": True})
+    assert sampled.shape == (6, 32)
+    seeds = [made.generate(ids, z=infer(made, batch(ids), seed=seed).sample(), **options) for seed in (0, 5)]
+    assert torch.equal(seeds[1], made.generate(ids, posterior_seed=5, **options))
+
+
+def test_a_prompt_of_one_token_has_the_prior() -> None:
+    made, ids = model(), text(length=1)
+    posterior = infer(made, batch(ids))
+    assert not posterior.mu.any()
+    assert not posterior.log_var.any()
+    assert posterior.sample().std() > 0.8
+    assert made.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0).shape == (2, 4)
+
+
+def test_inference_works_under_inference_mode() -> None:
+    made, ids = model(), text()
+    with torch.inference_mode():
+        inside = infer(made, batch(text())).mu
+    assert torch.equal(inside, infer(made, batch(ids)).mu)
+
+
+def test_rows_that_gain_too_little_stop_by_themselves() -> None:
+    data = batch(text(rows=4))
+    assert len(infer(model(tolerance=1e9), data).nll) == 2
+    assert len(infer(model(tolerance=0.0, fast_steps=300, fast_learning_rate=1e-3), data).nll) < 300
+    first = infer(model(tolerance=1e9), data)
+    torch.testing.assert_close(first.mu, infer(model(fast_steps=1), data).mu)
+
+
+def test_a_trace_shows_thoughts_and_how_they_were_found() -> None:
+    made, ids = model(), text(rows=3)
+    traces = made(ids, attention_mask=padded(ids), output_thoughts=True).thoughts
+    assert [(t.thoughts[0].start, t.thoughts[0].end) for t in traces] == [(0, 40), (9, 40), (0, 25)]
+    assert [thought.label for thought in traces[0].thoughts] == [f"layer {i}" for i in (0, 0, 1, 1, 2, 2)]
+    assert {name: len(curve) for name, curve in traces[0].curves.items()} == {
+        "elbo": 4,
+        "nll": 4,
+        "kl": 4,
+        "kl_by_layer": 3,
+    }
+    z = torch.randn(3, 6, 16)
+    given = made(ids, z=z, output_thoughts=True).thoughts
+    assert torch.equal(torch.stack([thought.vector for thought in given[1].thoughts]), z[1])
+    assert not given[1].curves
+    assert made(ids, output_thoughts=True).z_given is False, "a trace puts nothing into the logits"
+
+
+# -------------------------------------------------------------------------------------------------------- cost and size
+
+
+@pytest.mark.parametrize(
+    ("layers", "latents", "parameters"),
+    [(3, 24, 38_368_768), (6, 24, 51_005_440), (12, 24, 76_278_784), (12, 0, 63_689_728), (16, 0, 76_342_272)],
+)
+def test_sizes_are_the_papers(layers: int, latents: int, parameters: int) -> None:
+    """38M, 51M, 76M; the blocks of Large without thoughts, and the paper's AR-Retrained."""
+    sizes = {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": layers, "num_latents": latents}
+    with torch.device("meta"):
+        made = LTMForCausalLM(LTMConfig(vocab_size=50_257, **sizes))
+    assert count_parameters(made)["total"] == parameters
+
+
+@pytest.mark.parametrize("fields", [{}, {"shared_latents": True}, {"num_latents": 0}, {"fast_steps": 9}], ids=str)
+def test_the_cost_of_training_is_what_pytorch_counts(fields: dict[str, Any]) -> None:
+    made, data = model(**{"num_hidden_layers": 6, **fields}), batch(text(length=64))
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        made.training_loss(data).loss.backward()
+    # The head reads one position fewer, and the first block's queries of thoughts need no gradient in a fast step.
+    assert made.training_flops(data) == pytest.approx(counter.get_total_flops(), rel=0.03)
+
+
+@pytest.mark.parametrize(("size", "gigaflops"), [("small", 4.07), ("medium", 5.52), ("large", 32.2)])
+def test_a_token_costs_two_thirds_of_what_the_paper_counts(size: str, gigaflops: float) -> None:
+    """Table 1 counts T_fast + 1 whole steps, and attention between all of 1024 tokens."""
+    recipe = get_recipe(f"latent_thought/table1-{size}")
+    fields = {k: v for k, v in recipe.model.items() if k != "model_type"}
+    with torch.device("meta"):
+        made, whole = (LTMForCausalLM(LTMConfig(**fields | other)) for other in ({}, {"window_size": 1024}))
+        data = {"input_ids": torch.zeros(1, 1024, dtype=torch.long)}
+    paper = (fields["fast_steps"] + 1) * 3 * whole.forward_flops(data)
+    assert paper / 1024 == pytest.approx(gigaflops * 1e9, rel=0.01)
+    assert 0.6 < made.training_flops(data) / paper < 0.68
+
+
+# ------------------------------------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_latents": 7}, r"ltm.num_latents is 7: every layer has as many, so give a multiple .* \(3\)"),
+        ({"num_latents": -3}, "ltm.num_latents is -3: give 0 or more"),
+        ({"num_latents": 66}, "ltm.num_latents is 66: give at most max_position_embeddings"),
+        ({"window_size": 65}, r"ltm.window_size is 65: give at most max_position_embeddings \(64\)"),
+        ({"window_size": 0}, "ltm.window_size is 0: give 1 or more"),
+        ({"fast_steps": 0}, "ltm.fast_steps is 0: give 1 or more"),
+        ({"fast_learning_rate": -1.0}, "ltm.fast_learning_rate is -1.0: give a positive number"),
+        ({"langevin_step_size": float("nan")}, "ltm.langevin_step_size is nan: give a positive number"),
+        ({"tolerance": -0.1}, "ltm.tolerance is -0.1: give nats a target"),
+        ({"inference": "vae"}, "ltm.inference is 'vae': give variational or langevin"),
+        ({"fast_schedule": "step"}, "ltm.fast_schedule is 'step': give constant or linear or cosine"),
+        ({"fast_optimizer": "sgd"}, "ltm.fast_optimizer is 'sgd': give adam or adamw"),
+        ({"noise": "none"}, "ltm.noise is 'none': give resampled or fixed"),
+        ({"slow_grad": "all"}, "ltm.slow_grad is 'all': give final or accumulate"),
+        ({"intermediate_size": 0}, "ltm.intermediate_size is 0: give 1 or more, or None"),
+        ({"hidden_size": 6}, "ltm.num_attention_heads is 2: rotary positions need heads of even width"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        config(**fields)
+
+
+def test_arguments_that_cannot_be_are_refused() -> None:
+    made, ids = model(), text()
+    with pytest.raises(InputError, match=r"z has the shape \[2, 5, 16\]: give \[2, 6, 16\]"):
+        made(ids, z=torch.zeros(2, 5, 16))
+    with pytest.raises(InputError, match=r"z has the shape \[1, 6, 16\]: give \[2, 6, 16\]"):
+        made.generate(ids, z=torch.zeros(1, 6, 16), max_new_tokens=2)
+    with pytest.raises(InputError, match="this model has no thoughts"):
+        model(num_latents=0)(ids, z=torch.zeros(2, 6, 16))
+    with pytest.raises(InputError, match="num_latents is 0: this model has no thoughts to infer"):
+        infer(model(num_latents=0), batch(ids))
+    with pytest.raises(InputError, match="fast_steps is 0: give 1 or more"):
+        infer(made, batch(ids), fast_steps=0)
+    with pytest.raises(InputError, match="inference is 'vae': give variational or langevin"):
+        infer(made, batch(ids), inference="vae")
+    with pytest.raises(InputError, match=r"attention_mask\[1\] is 0 throughout"):
+        made(ids, attention_mask=torch.tensor([[1] * 40, [0] * 40]))
+    with pytest.raises(InputError, match="attention_mask has 3 columns: give 40"):
+        made(ids, attention_mask=torch.ones(2, 3))
+    with pytest.raises(InputError, match="give input_ids alone"):
+        made(inputs_embeds=torch.zeros(2, 3, 16))
+    with pytest.raises(InputError, match="inputs is None"):
+        made.generate()
+
+
+def test_an_elbo_that_is_not_finite_is_named_by_step_and_row() -> None:
+    made, ids = model(tie_word_embeddings=False), text().clamp(min=1)
+    ids[1, 20] = 0
+    with torch.no_grad():
+        made.embed.weight[0] = float("inf")
+    with pytest.raises(FloatingPointError, match="the ELBO of row 1 is nan at fast step 0"):
+        made.training_loss(batch(ids))
+    with pytest.raises(FloatingPointError, match=r"at fast step 1: lower model.fast_learning_rate"):
+        infer(model(), batch(ids), fast_learning_rate=1e20)
+
+
+# -------------------------------------------------------------------------------------------------------------- recipes
+
+
+def test_a_tiny_model_and_its_baseline_differ_in_thoughts_alone() -> None:
+    tiny, plain = get_recipe("latent_thought/tiny"), get_recipe("latent_thought/tiny-ar")
+    assert tiny.baseline == plain.name
+    assert plain.model["num_latents"] == 0
+    assert plain.model.items() <= (tiny.model | {"num_latents": 0}).items()
+    for part in ("data", "optimizer", "train", "evaluation"):
+        assert getattr(tiny, part) == getattr(plain, part)
+
+
+def test_every_recipe_is_a_model_that_can_be() -> None:
+    made = [recipe for recipe in recipes().values() if recipe.name.startswith("latent_thought/")]
+    assert len(made) > 50
+    for recipe in made:
+        fields = {k: v for k, v in recipe.model.items() if k != "model_type"}
+        LTMConfig(**fields)
+        assert recipe.data.sequence_length <= recipe.model["max_position_embeddings"]
+        assert recipe.evaluation.stride == recipe.data.sequence_length - 1, "blocks do not overlap"
+
+
+def test_weights_and_streams_get_gradients_of_the_fast_steps_alone() -> None:
+    made, ids = model(), text()
+    x, reading = made.read(ids)
+    posterior, gradients = fit(made, x, reading, ids[:, 1:], seed=3, weights=list(made.parameters()))
+    expected = learn_reference(made, ids, seed=3)
+    torch.testing.assert_close(posterior.mu, expected.mu, **CLOSE)
+    names = [name for name, _ in made.named_parameters()]
+    for name, one, other in zip(names, gradients[1:], expected.accumulated):
+        if not name.startswith(("embed", "blocks.0.attention")):  # these work through the stream too
+            torch.testing.assert_close(one / other.abs().max(), other / other.abs().max(), atol=1e-4, rtol=1e-4)
