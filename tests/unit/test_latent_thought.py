@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,8 @@ from mentalese.models.latent_thought.configuration import LTMConfig
 from mentalese.models.latent_thought.inference import Noise, fit, infer, schedule
 from mentalese.models.latent_thought.modeling import LTMForCausalLM
 from mentalese.models.latent_thought.reference import learn_reference, logits_reference, loss_reference
+from mentalese.train.loop import train
+from support import finish, launch, losses, shrink
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-4}
 VOCABULARY = 40
@@ -487,3 +491,12 @@ def test_weights_and_streams_get_gradients_of_the_fast_steps_alone() -> None:
     for name, one, other in zip(names, gradients[1:], expected.accumulated):
         if not name.startswith(("embed", "blocks.0.attention")):  # these work through the stream too
             torch.testing.assert_close(one / other.abs().max(), other / other.abs().max(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_sharded_weights_stay_gathered_through_the_fast_steps(corpus: Path, tmp_path: Path) -> None:
+    recipe = shrink(get_recipe("latent_thought/tiny"), corpus)
+    sharded = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, parallel="fsdp"))
+    train(recipe, tmp_path / "one", show=False)
+    finish(launch(sharded, tmp_path / "two", processes=2), tmp_path / "two")
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
