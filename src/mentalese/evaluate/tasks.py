@@ -177,7 +177,7 @@ def evaluate_model(
         if estimator not in model.estimators:
             raise InputError(f"estimators holds {estimator!r}: this model has {', '.join(model.estimators)}")
     protocol = evaluation or own
-    changes = {"max_documents": documents, "answer_tokens": answer_tokens}
+    changes: dict[str, Any] = {"max_documents": documents, "answer_tokens": answer_tokens}
     protocol = dataclasses.replace(protocol, **{name: value for name, value in changes.items() if value is not None})
     # A model of another project is asked with all of its context.
     max_length = protocol.window(data)[0] if saved_recipe(path) else None
