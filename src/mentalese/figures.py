@@ -214,6 +214,7 @@ def _curves(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     metric, x, clocks = ("accuracy", "step", "steps") if asked[0] else ("perplexity", "tokens", "tokens")
     picture, ((left, right),) = canvas(1, 2, 10, 3.6)
     numbers: dict[str, Any] = {"runs": []}
+    ends: dict[int, set[int]] = {}  # the last steps of stages, and which
     for i, (path, result) in enumerate(zip(paths, results)):
         color, test = COLORS[i % len(COLORS)], result["test"][metric]
         label = f"{result['recipe']}, test {f'{test:.1%}' if asked[0] else f'{test:.1f}'}"
@@ -226,16 +227,18 @@ def _curves(paths: list[str]) -> tuple[Any, dict[str, Any]]:
             axes.plot(*zip(*points), color=color, label=label, **style)
             series[name] = [list(point) for point in points]
         if asked[0]:
-            series["stages"] = _stages(result["curve"])
-            for end, stage in series["stages"]:
-                if end < series["stages"][-1][0]:
-                    left.axvline(end, color=color, linewidth=0.8, linestyle="--", alpha=0.6)
-                left.annotate(
-                    f"stage {stage}", (end, 1), xycoords=("data", "axes fraction"), xytext=(-3, -3 - 9 * i),
-                    textcoords="offset points", ha="right", va="top", fontsize=7, color=color,
-                )  # fmt: skip
+            series["stages"] = stages = _stages(result["curve"])
+            if len(stages) <= 4:  # a stage an epoch would hide the curves
+                for end, stage in stages[:-1]:
+                    ends.setdefault(end, set()).add(stage)
         numbers["runs"].append({"path": path, "recipe": result["recipe"], f"test_{metric}": test} | series)
     if asked[0]:
+        for end, which in ends.items():
+            left.axvline(end, color="0.5", linewidth=0.8, linestyle="--")
+            left.annotate(
+                f"stage {', '.join(map(str, sorted(which)))} ends", (end, 1), xycoords=("data", "axes fraction"),
+                xytext=(-3, -3), textcoords="offset points", ha="right", va="top", fontsize=7, color="0.4",
+            )  # fmt: skip
         left.set(title="validation accuracy at the stage of training", ylim=(-0.02, 1.12))
         left.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
         right.set(title="training loss, nats a token", ylim=(0, None))
