@@ -52,8 +52,7 @@ def _at_its_last_stage(recipe: Recipe) -> Recipe:
     """A recipe of questions as its curriculum ends: before that there may be no thoughts to pay for."""
     if recipe.data.batching != "records":
         return recipe
-    changes = {name: value for phase in recipe.phases for name, value in phase.data.items()}
-    return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, **changes), phases=())
+    return dataclasses.replace(recipe, data=recipe.readings()[-1], phases=())
 
 
 class Side:

@@ -94,16 +94,22 @@ def test_a_ragged_batch_equals_its_rows_read_one_by_one_outputs_and_gradients(
         )
 
 
-def test_the_passes_share_one_copy_of_keys_and_values_for_their_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[StorageWeakRef] = []
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> list[StorageWeakRef]:
+    """The memory of every layer's keys after each pass."""
+    refs: list[StorageWeakRef] = []
     update = DynamicLayer.update
 
     def recorded(layer: DynamicLayer, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         keys, values = update(layer, *args, **kwargs)
-        kept.append(StorageWeakRef(keys.untyped_storage()))
+        refs.append(StorageWeakRef(keys.untyped_storage()))
         return keys, values
 
     monkeypatch.setattr(DynamicLayer, "update", recorded)
+    return refs
+
+
+def test_the_passes_share_one_copy_of_keys_and_values_for_their_gradients(kept: list[StorageWeakRef]) -> None:
     hidden = made().encode(torch.tensor([ROWS[0]]))
     alive = [
         not keys.expired() for keys in kept
@@ -114,16 +120,7 @@ def test_the_passes_share_one_copy_of_keys_and_values_for_their_gradients(monkey
 
 @pytest.mark.parametrize("mode", ["coconut", "agclr"])
 @pytest.mark.parametrize("trained", [True, False])
-def test_nothing_of_a_step_outlives_it(mode: str, trained: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[StorageWeakRef] = []
-    update = DynamicLayer.update
-
-    def recorded(layer: DynamicLayer, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        keys, values = update(layer, *args, **kwargs)
-        kept.append(StorageWeakRef(keys.untyped_storage()))
-        return keys, values
-
-    monkeypatch.setattr(DynamicLayer, "update", recorded)
+def test_nothing_of_a_step_outlives_it(mode: str, trained: bool, kept: list[StorageWeakRef]) -> None:
     model = made(mode=mode)
     hidden = model.encode(*padded(ROWS))
     if trained:

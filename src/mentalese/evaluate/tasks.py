@@ -56,13 +56,12 @@ def _perplexity(given: Evaluation) -> dict[str, Any]:
     data, split = given.data, given.split
     store = open_text(given.tokenizer, data, split, given.show)
     special = special_token_ids(given.tokenizer, sentences=data.batching in WITH_MARKERS)
-    origin = {"split": split, "source": data.source, "data_hash": store.meta["data_hash"]}
 
     def score(evaluation: EvaluationConfig) -> dict[str, Any]:
         scored = perplexity(
             given.model, store.splits[split], data, evaluation, special, device=given.device, show=given.show
         )
-        return scored.to_dict() | origin
+        return scored.to_dict() | _origin(given, store)
 
     if not given.estimators:
         return score(given.protocol)
@@ -83,7 +82,12 @@ def _accuracy(given: Evaluation) -> dict[str, Any]:
         device=given.device,
         show=given.show,
     )
-    return asked.to_dict() | {"split": split, "source": data.source, "data_hash": store.meta["data_hash"]}
+    return asked.to_dict() | _origin(given, store)
+
+
+def _origin(given: Evaluation, store: TokenStore) -> dict[str, str]:
+    """Which text a figure is of."""
+    return {"split": given.split, "source": given.data.source, "data_hash": store.meta["data_hash"]}
 
 
 def _reversal(given: Evaluation) -> dict[str, Any]:

@@ -378,6 +378,34 @@ class LatentThoughtModel(PreTrainedModel, Contract, GenerationMixin):
         if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
             model_kwargs["past_key_values"] = self.new_cache()
 
+    @staticmethod
+    def real_tokens(input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache | None) -> Tensor:
+        """bool [batch, length], which tokens of this call are no padding.
+
+        Args:
+            attention_mask: [batch, length or, with a cache, all tokens so far].
+
+        Raises:
+            InputError: a mask of another width.
+        """
+        if attention_mask is None:
+            return torch.ones_like(input_ids, dtype=torch.bool)
+        seen = input_ids.shape[1] + (0 if cache is None else cache.seen_tokens)
+        if attention_mask.shape[1] != seen:
+            raise InputError(
+                f"attention_mask has {attention_mask.shape[1]} columns: give {seen}, one for each token read so far"
+            )
+        return attention_mask[:, -input_ids.shape[1] :].bool()
+
+    @staticmethod
+    def check_rows(real: Tensor) -> None:
+        """Raises `InputError` where a row of `real` [batch, length] is padding alone."""
+        empty = ~real.any(1)
+        if bool(empty.any()):
+            raise InputError(
+                f"attention_mask[{int(empty.nonzero()[0])}] is 0 throughout: every row needs a token, leave it out"
+            )
+
     def check_cache(self, cache: Any) -> ThoughtCache | None:
         """The cache given to `forward`, refused where it is not one of ours."""
         if cache is not None and not isinstance(cache, ThoughtCache):

@@ -45,9 +45,7 @@ def linear_cross_entropy(
         coefficients = coefficients * target_weights.detach()
     total = coefficients.sum()
     coefficients = torch.where(total == 0, 0.0, coefficients / total)
-    # Inside a Function `needs_input_grad` is true even under no_grad, so what is needed is asked for out here.
-    needs = torch.is_grad_enabled() and hidden.requires_grad, torch.is_grad_enabled() and weight.requires_grad
-    return _apply(hidden, weight, targets, coefficients, chunk_size or _CHUNK, *needs)[0]
+    return _apply(hidden, weight, targets, coefficients, chunk_size or _CHUNK, *_needs(hidden, weight))[0]
 
 
 @torch.no_grad()
@@ -63,9 +61,13 @@ def linear_nll_sum(
     hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk_size: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """The sum of all targets' negative log-likelihoods, differentiable as `linear_cross_entropy`, and `linear_nll`."""
-    needs = torch.is_grad_enabled() and hidden.requires_grad, torch.is_grad_enabled() and weight.requires_grad
     counted = (targets != IGNORED).to(torch.float32)
-    return _apply(hidden, weight, targets, counted, chunk_size or _CHUNK, *needs)
+    return _apply(hidden, weight, targets, counted, chunk_size or _CHUNK, *_needs(hidden, weight))
+
+
+def _needs(hidden: Tensor, weight: Tensor) -> tuple[bool, bool]:
+    """Which gradients to make; inside a Function `needs_input_grad` is true even under no_grad."""
+    return torch.is_grad_enabled() and hidden.requires_grad, torch.is_grad_enabled() and weight.requires_grad
 
 
 def linear_cross_entropy_reference(

@@ -191,11 +191,16 @@ def _keys_kept_once(keys: Any) -> Iterator[None]:
 
 @dataclass
 class Thoughts:
-    """What the latents of a batch were: one entry a pass, [B, d] each, and the gates' values by name."""
+    """What the latents of a batch were: one entry a pass, [B, d] each, and the gates' values by name.
+
+    `is_latent` and `real` say where they and all tokens lie, bool [B, L].
+    """
 
     latents: list[Tensor] = field(default_factory=list)
     concepts: list[Tensor] = field(default_factory=list)
     gates: list[dict[str, Tensor]] = field(default_factory=list)
+    is_latent: Tensor = field(default_factory=lambda: torch.empty(0))
+    real: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
 # ------------------------------------------------------------------------------------------------------------ the model
@@ -258,8 +263,10 @@ class CoconutForCausalLM(LatentThoughtModel):
             )
         batch, length = input_ids.shape
         state = {} if cache is None else cache.state
-        real = self._real(input_ids, attention_mask, cache)
+        real = self.real_tokens(input_ids, attention_mask, cache)
         is_latent = (input_ids == self.config.latent_token_id) & real
+        if thoughts is not None:
+            thoughts.is_latent, thoughts.real = is_latent, real
         passes = 0 if self.config.mode == "pause" else self._passes(is_latent)
         if passes:
             layout = lay_out(is_latent, real, passes)
@@ -337,17 +344,6 @@ class CoconutForCausalLM(LatentThoughtModel):
             state["memory"], state["latents"] = memory, earlier + layout.latents
         return torch.cat(parts, dim=1)
 
-    def _real(self, input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache | None) -> Tensor:
-        """bool [B, L], which of these tokens are no padding."""
-        if attention_mask is None:
-            return torch.ones_like(input_ids, dtype=torch.bool)
-        seen = input_ids.shape[1] + (0 if cache is None else cache.seen_tokens)
-        if attention_mask.shape[1] != seen:
-            raise InputError(
-                f"attention_mask has {attention_mask.shape[1]} columns: give {seen}, one for each token read so far"
-            )
-        return attention_mask[:, -input_ids.shape[1] :].bool()
-
     def _passes(self, is_latent: Tensor) -> int:
         """The most latents of a row; in training that of all ranks, which under FSDP must run alike."""
         passes = is_latent.sum(1).max()
@@ -421,24 +417,24 @@ class CoconutForCausalLM(LatentThoughtModel):
             raise InputError("inputs_embeds is given: latents are found by their tokens, so give input_ids alone")
         cache = self.check_cache(past_key_values)
         cache = self.new_cache() if use_cache and cache is None else cache
-        thoughts, real = Thoughts() if output_thoughts else None, self._real(input_ids, attention_mask, cache)
+        thoughts = Thoughts() if output_thoughts else None
         hidden = self.encode(input_ids, attention_mask, cache=cache, thoughts=thoughts)
         kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
         return CausalLMOutputWithThoughts(
             loss=None if labels is None else self.next_token_loss(hidden, labels)[0],
             logits=self.get_output_embeddings()(hidden[:, kept]),
             past_key_values=cache,
-            thoughts=None if thoughts is None else self._traces(input_ids, real, hidden, thoughts),
+            thoughts=None if thoughts is None else self._traces(input_ids, hidden, thoughts),
         )
 
     @torch.no_grad()
-    def _traces(self, input_ids: Tensor, real: Tensor, hidden: Tensor, thoughts: Thoughts) -> list[ThoughtTrace]:
+    def _traces(self, input_ids: Tensor, hidden: Tensor, thoughts: Thoughts) -> list[ThoughtTrace]:
         """A trace a row: each latent as it was read and, of AGCLR, the concept stream after it.
 
         `surprise` is a token's negative log-likelihood; `curves` holds each gate's mean by pass.
         """
-        is_latent = (input_ids == self.config.latent_token_id) & real
-        surprise = self.next_token_nll(hidden, input_ids.masked_fill(is_latent | ~real, IGNORED))
+        is_latent = thoughts.is_latent
+        surprise = self.next_token_nll(hidden, input_ids.masked_fill(is_latent | ~thoughts.real, IGNORED))
         embedded = self.get_input_embeddings()(input_ids)
         traces = []
         for row, ids in enumerate(input_ids):

@@ -289,16 +289,10 @@ class LTMForCausalLM(LatentThoughtModel):
         """`columns` and `lengths` of `Reading`."""
         rows, width = input_ids.shape
         if attention_mask is not None:
-            seen = width + (0 if cache is None else cache.seen_tokens)
-            if attention_mask.shape[1] != seen:
-                raise InputError(
-                    f"attention_mask has {attention_mask.shape[1]} columns: give {seen}, one for each token read so far"
-                )
-            real = attention_mask[:, -width:].bool()
+            real = self.real_tokens(input_ids, attention_mask, cache)
+            if cache is None or not cache.seen_tokens:
+                self.check_rows(real)
             lengths = real.sum(1)
-            if (cache is None or not cache.seen_tokens) and bool((lengths == 0).any()):
-                row = int((lengths == 0).nonzero()[0])
-                raise InputError(f"attention_mask[{row}] is 0 throughout: every row needs a token, leave it out")
             if not bool(real.all()):
                 order = (~real).to(torch.uint8).sort(dim=1, stable=True).indices
                 return order[:, : max(int(lengths.max()), 1)], lengths

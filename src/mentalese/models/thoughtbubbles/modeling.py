@@ -323,22 +323,14 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         self, input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache | None
     ) -> tuple[Streams, Tensor | None]:
         """One stream a token, or `copies` of it, tokens at the front of their rows; and where the tokens were."""
-        (rows, length), device, copies = input_ids.shape, input_ids.device, self.config.copies
+        rows, device, copies = len(input_ids), input_ids.device, self.config.copies
         columns = real = None
         if attention_mask is not None:
-            seen = length + (0 if cache is None else cache.seen_tokens)
-            if attention_mask.shape[1] != seen:
-                raise InputError(
-                    f"attention_mask has {attention_mask.shape[1]} columns: give {seen}, one for each token read so far"
-                )
-            attention_mask = attention_mask[:, -length:].bool()
-            empty = ~attention_mask.any(1)
-            if cache is None and bool(empty.any()):
-                raise InputError(
-                    f"attention_mask[{int(empty.nonzero()[0])}] is 0 throughout: every row needs a token, leave it out"
-                )
-            if not bool(attention_mask.all()):
-                columns, real = pack(attention_mask)
+            tokens = self.real_tokens(input_ids, attention_mask, cache)
+            if cache is None:
+                self.check_rows(tokens)
+            if not bool(tokens.all()):
+                columns, real = pack(tokens)
                 input_ids = input_ids.gather(1, columns)
         x = self.embed(input_ids)
         x = x if copies == 1 else x.repeat_interleave(copies, dim=1)
