@@ -12,21 +12,18 @@ generation  32 new tokens after 6 latents: 32 prompts at once over one at a time
 
 from __future__ import annotations
 
-import multiprocessing
-import statistics
 import sys
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from measuring import print_peaks, spread, step_peak
 from mentalese.models.base import Batch
 from mentalese.models.coconut import reference
 from mentalese.models.coconut.configuration import CoconutConfig
 from mentalese.models.coconut.modeling import CoconutForCausalLM
-from mentalese.train.memory import peak_memory
 
 VOCABULARY, WIDTH, LAYERS, HEADS, LENGTH, ROWS = 8192, 256, 6, 8, 256, 8
 QUESTION, LATENTS, NEW = 128, 6, 32
@@ -78,25 +75,13 @@ def speed(rounds: int = 15) -> None:
 
 
 def memory() -> None:
-    peaks: dict[str, tuple[int, int]] = {}
-    for name, latents, mode in (
-        ("0 latents", 0, "coconut"),
-        ("Coconut", LATENTS, "coconut"),
-        ("AGCLR", LATENTS, "agclr"),
-    ):
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            peaks[name] = pool.apply(_peak, (latents, mode))
-        whole, step = (f"{size / 2**20:,.0f} MiB" for size in peaks[name])
-        ratios = [mine / plain for mine, plain in zip(peaks[name], peaks["0 latents"])]
-        print(f"{name}: {whole} ({ratios[0]:.2f} x 0 latents), the step alone {step} ({ratios[1]:.2f} x)")
+    cases = {"0 latents": (0, "coconut"), "Coconut": (LATENTS, "coconut"), "AGCLR": (LATENTS, "agclr")}
+    print_peaks(_peak, cases)
 
 
 def _peak(latents: int, mode: str) -> tuple[int, int]:
     model, text = coconut(mode), batch(latents)
-    before = peak_memory(torch.device("cpu"))
-    model.training_loss(text).loss.backward()
-    peak = peak_memory(torch.device("cpu"))
-    return peak, peak - before
+    return step_peak(lambda: model.training_loss(text).loss.backward())
 
 
 def generation(prompts: int = 32, alone: int = 3) -> None:
@@ -117,10 +102,6 @@ def generation(prompts: int = 32, alone: int = 3) -> None:
     print(
         f"{prompts} prompts at once over one at a time without a cache: {spread(ratios, '.0f')} x the tokens a second"
     )
-
-
-def spread(values: Sequence[float], form: str) -> str:
-    return f"{statistics.median(values):{form}} ({min(values):{form}}-{max(values):{form}})"
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from measuring import spread
 from mentalese.models.auto import as_contract
 from mentalese.models.base import Batch
 from mentalese.models.thought_gestalt.configuration import ThoughtGestaltConfig
@@ -129,10 +130,6 @@ def generation(sentences: int = 201) -> None:
     taken = [1000 * (b - a) for a, b in pairwise(times)]
     early, late = (statistics.median(taken[18 * a : 18 * b]) for a, b in ((1, 11), (190, 200)))
     print(f"sentences 2-11: {early:.2f} ms a token; 191-200: {late:.2f} ms; ratio {late / early:.3f}")
-
-
-def spread(values: Sequence[float], form: str) -> str:
-    return f"{statistics.median(values):{form}} ({min(values):{form}}-{max(values):{form}})"
 
 
 if __name__ == "__main__":

@@ -13,11 +13,10 @@ generation  512 tokens, 1 and 8 rows: whole passes (every 16th is run) over cach
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -25,10 +24,10 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from measuring import print_peaks, spread, step_peak
 from mentalese.models.base import Batch
 from mentalese.models.thoughtbubbles.configuration import ThoughtbubblesConfig
 from mentalese.models.thoughtbubbles.modeling import ThoughtbubblesForCausalLM
-from mentalese.train.memory import peak_memory
 
 VOCABULARY, WIDTH, LAYERS, HEADS, LENGTH, ROWS = 8192, 256, 6, 8, 256, 8
 FORKS = (1, 2, 3)
@@ -86,25 +85,13 @@ def speed(rounds: int = 9) -> None:
 
 
 def memory() -> None:
-    peaks: dict[str, tuple[int, int]] = {}
-    for name, fields in {
-        "no forks": {"fork_layers": ()},
-        "forks, residual": {"readout": "residual"},
-        "forks, mixture": {},
-    }.items():
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            peaks[name] = pool.apply(_peak, (fields,))
-        whole, step = (f"{size / 2**20:,.0f} MiB" for size in peaks[name])
-        ratios = [mine / plain for mine, plain in zip(peaks[name], peaks["no forks"])]
-        print(f"{name}: {whole} ({ratios[0]:.2f} x no forks), the step alone {step} ({ratios[1]:.2f} x)")
+    cases = {"no forks": {"fork_layers": ()}, "forks, residual": {"readout": "residual"}, "forks, mixture": {}}
+    print_peaks(_peak, {name: (fields,) for name, fields in cases.items()})
 
 
 def _peak(fields: dict[str, Any]) -> tuple[int, int]:
     model, text = thoughtbubbles(**fields), batch()
-    before = peak_memory(torch.device("cpu"))
-    model.training_loss(text).loss.backward()
-    peak = peak_memory(torch.device("cpu"))
-    return peak, peak - before
+    return step_peak(lambda: model.training_loss(text).loss.backward())
 
 
 def generation(tokens: int = 512, every: int = 16) -> None:
@@ -140,10 +127,6 @@ def _pass(model: ThoughtbubblesForCausalLM, text: Tensor) -> float:
     began = time.perf_counter()
     model(text, use_cache=False, logits_to_keep=1)
     return time.perf_counter() - began
-
-
-def spread(values: Sequence[float], form: str) -> str:
-    return f"{statistics.median(values):{form}} ({min(values):{form}}-{max(values):{form}})"
 
 
 if __name__ == "__main__":
