@@ -82,6 +82,29 @@ SMALL = Recipe(
 )
 
 
+def openstax() -> list[Recipe]:
+    """Small models for textbooks on a CPU: 4 layers of width 96, 4, 8 and 16 fast steps, 1M tokens.
+
+    However few they are, fast steps take a log variance from where it starts, -5, to about the prior's.
+    """
+    made = [
+        Recipe(
+            name=f"latent_thought/openstax-t{steps}",
+            description=f"4 layers of width 96, 2 thoughts a layer, {steps} fast steps, 1M tokens of OpenStax",
+            model=model(96, 4, 4, 256, 64, 8, fast_steps=steps, fast_learning_rate=5 / steps),
+            data=DataConfig(
+                source="file:../shared/data/corpora/openstax", tokenizer="bpe:4096", sequence_length=256, batch_size=8
+            ),
+            optimizer=OptimizerConfig(learning_rate=2e-3, warmup=0.02),
+            train=TrainConfig(tokens=1_000_000, eval_every=100),
+            evaluation=blocks(256, max_documents=8),
+            baseline="latent_thought/openstax-ar",
+        )
+        for steps in (4, 8, 16)
+    ]
+    return [*made, dataclasses.replace(without_thoughts(made[0]), name="latent_thought/openstax-ar")]
+
+
 def paper(
     name: str, text: str, layers: int, steps: int, latents: int, tokens: int = 3_000_000_000, **fields: Any
 ) -> Recipe:
@@ -144,4 +167,4 @@ ABLATIONS = [
     paper("shared", "Section 2.1: large, one set of thoughts for all layers", 12, 64, 24, shared_latents=True),
 ]
 
-RECIPES = [*with_baseline(TINY), *with_baseline(SMALL), *table1(), *FIGURE1, *ABLATIONS]
+RECIPES = [*with_baseline(TINY), *with_baseline(SMALL), *openstax(), *table1(), *FIGURE1, *ABLATIONS]
