@@ -36,9 +36,11 @@ class DataConfig:
 
     Attributes:
         source: `builtin:NAME`, `file:PATH` (txt, jsonl, json or parquet, or a folder with train, validation and test
-            files), `hub:NAME[:CONFIG]`, or a published set of questions: `gsm8k:PATH`, `gsm8k-aug:PATH`,
-            `hotpotqa:PATH`, `clutrr:PATH`.
+            files), `hub:NAME[@REVISION][:CONFIG[:SPLIT]]`, or a published set of questions: `gsm8k:PATH`,
+            `gsm8k-aug:PATH`, `hotpotqa:PATH`, `clutrr:PATH`.
         text_column: the column that holds the text; found by itself where the file has only one candidate.
+        detokenizer: the format of a tokenised set that is to be read as running text (`mentalese.data.detokenizers`):
+            bytes, and so bits a byte, are of the running text. `None`: read as it is.
         tokenizer: `bpe:SIZE` (trained on the training split, seeded), a folder, or `hub:NAME`.
         sentences: how text is split: `sentencex`, `syntok`, `sat`, `fixed:N` (spans of N tokens) or `none`.
         min_sentence_tokens: shorter sentences are merged with the next one.
@@ -66,6 +68,7 @@ class DataConfig:
 
     source: str = "builtin:stdlib"
     text_column: str | None = None
+    detokenizer: Literal["wikitext", "ptb", "lm1b", "lambada", "scientific_papers"] | None = None
     tokenizer: str = "bpe:4096"
     sentences: str = "sentencex"
     min_sentence_tokens: int = 3

@@ -135,7 +135,7 @@ def test_rows_that_are_lines_with_headings_make_the_documents_of_the_txt_file(
             assert source.fingerprint == plain.fingerprint
 
     found = datasets.DatasetDict({"train": datasets.Dataset.from_list(blank_lost)})
-    monkeypatch.setattr(datasets, "load_dataset", lambda name, config: found)
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, config, **where: found)
     assert open_source("hub:Salesforce/wikitext:wikitext-103-raw-v1").fingerprint == plain.fingerprint
 
 
@@ -267,27 +267,48 @@ def test_unknown_sources_say_what_would_do(tmp_path: Path) -> None:
 
 
 def test_a_hub_set_is_read_by_its_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `datasets.load_dataset` returns is a mapping of splits to rows, as here."""
+    """What `datasets.load_dataset` returns is a mapping of splits to rows, or the rows of one split, as here."""
     import datasets
 
     asked = []
 
-    def load_dataset(name: str, config: str | None) -> datasets.DatasetDict:
-        asked.append((name, config))
+    def load_dataset(name: str, config: str | None, *, split: str | None, revision: str | None) -> object:
+        asked.append((name, config, split, revision))
         rows = {"train": numbered(20), "validation": [{"text": "held out"}]}
-        return datasets.DatasetDict({split: datasets.Dataset.from_list(part) for split, part in rows.items()})
+        found = datasets.DatasetDict({split: datasets.Dataset.from_list(part) for split, part in rows.items()})
+        return found[split] if split else found
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     found = texts(open_source("hub:someone/stories:small"))
-    assert asked == [("someone/stories", "small")]
     assert found["validation"] == ["held out"]
     assert len(found["train"]) + len(found["test"]) == 20
+
+    source = open_source("hub:someone/stories@refs/convert/parquet::validation")
+    assert source.splits == ("validation",)
+    assert [document.text for document in source.documents("validation")] == ["held out"]
+    assert asked == [
+        ("someone/stories", "small", None, None),
+        ("someone/stories", None, "validation", "refs/convert/parquet"),
+    ]
+
+
+def test_a_hub_set_without_a_training_split_has_the_splits_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    for split in ("test", "all"):
+        found = datasets.DatasetDict({split: datasets.Dataset.from_list(numbered(3))})
+        monkeypatch.setattr(datasets, "load_dataset", lambda name, config, found=found, **where: found)
+        if split == "test":
+            assert open_source("hub:someone/stories").splits == ("test",)
+        else:
+            with pytest.raises(InputError, match="it has no train, validation, test split, only all"):
+                open_source("hub:someone/stories")
 
 
 def test_a_hub_set_that_cannot_be_had_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
-    def load_dataset(name: str, config: str | None) -> None:
+    def load_dataset(name: str, config: str | None, **where: object) -> None:
         raise ConnectionError("no network\nwith details")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)

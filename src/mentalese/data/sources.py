@@ -22,6 +22,7 @@ from typing import Any, Literal, TextIO
 
 import numpy as np
 
+from mentalese.data.detokenizers import check_detokenizer, detokenize
 from mentalese.errors import InputError, nearest
 
 VERSION = 1
@@ -161,12 +162,13 @@ def _assign(name: str, keys: dict[str, np.ndarray], empty: dict[str, np.ndarray]
     return owner
 
 
-def open_source(spec: str, *, text_column: str | None = None) -> Source:
+def open_source(spec: str, *, text_column: str | None = None, detokenizer: str | None = None) -> Source:
     """Opens and checks a source.
 
     Args:
-        spec: `builtin:NAME`, `file:PATH` or `hub:NAME[:CONFIG]`; for published sets of questions (`reasoning.py`)
-            `gsm8k:PATH`, `gsm8k-aug:PATH`, `hotpotqa:PATH` or `clutrr:PATH`.
+        spec: `builtin:NAME`, `file:PATH` or `hub:NAME[@REVISION][:CONFIG[:SPLIT]]`, CONFIG empty for the only one, all
+            splits unless one is named; for published sets of questions (`reasoning.py`) `gsm8k:PATH`,
+            `gsm8k-aug:PATH`, `hotpotqa:PATH` or `clutrr:PATH`.
             PATH is a txt, jsonl, json (a list of rows) or parquet file, the JSON ones in gzip too, or a folder with
             files called train, validation and test (`valid`, `val`, `dev`, `train-00000.parquet`; where none is
             called so, `prosqa_valid.json.gz` too). A folder without train has the splits it has.
@@ -177,10 +179,37 @@ def open_source(spec: str, *, text_column: str | None = None) -> Source:
             WikiText); such lines are joined over all files of a split.
         text_column: the column that holds the text. By default `text`, or else the only one with strings, or else
             the only one with long strings (100 characters and more on average).
+        detokenizer: the format of texts that are to be read as running text, one of `DETOKENIZERS`.
 
     Raises:
-        InputError: no such source or column, or a file that is missing, empty, binary or malformed.
+        InputError: no such source, column or format, a file that is missing, empty, binary or malformed, or a format
+            for records.
     """
+    if detokenizer is not None:
+        check_detokenizer(detokenizer)
+    kind, _, rest = spec.partition(":")
+    if rest and kind in ("clutrr", "gsm8k", "gsm8k-aug", "hotpotqa"):
+        from mentalese.data.reasoning import PUBLISHED
+
+        _check_text(spec, "records", detokenizer)
+        return PUBLISHED[kind](spec, Path(rest).expanduser())
+    holds, readers = _open(spec, text_column)
+    _check_text(spec, holds, detokenizer)
+    if detokenizer is not None:
+        readers = {split: _detokenized(reader, detokenizer) for split, reader in readers.items()}
+    return Source(spec, holds, readers)
+
+
+def _check_text(spec: str, kind: Kind, detokenizer: str | None) -> None:
+    if detokenizer is not None and kind == "records":
+        raise InputError(f"data.detokenizer is {detokenizer!r}: {spec} holds questions, leave it out")
+
+
+def _detokenized(reader: Reader, detokenizer: str) -> Reader:
+    return lambda: (Document(detokenize(document.text, detokenizer)) for document in reader())
+
+
+def _open(spec: str, text_column: str | None) -> tuple[Kind, dict[str, Reader]]:
     kind, _, rest = spec.partition(":")
     if kind == "builtin":
         from mentalese.data.builtin import BUILTIN
@@ -188,22 +217,18 @@ def open_source(spec: str, *, text_column: str | None = None) -> Source:
         if rest not in BUILTIN:
             raise InputError(f"data.source is {spec!r}: no such built-in data{nearest(rest, BUILTIN)}")
         builtin = BUILTIN[rest]
-        return Source(spec, builtin.kind, {"train": lambda: iter(builtin.documents())})
+        return builtin.kind, {"train": lambda: iter(builtin.documents())}
     if kind == "file" and rest:
         return _open_files(spec, Path(rest).expanduser(), text_column)
     if kind == "hub" and rest:
         return _open_hub(spec, rest, text_column)
-    if rest and kind in ("clutrr", "gsm8k", "gsm8k-aug", "hotpotqa"):
-        from mentalese.data.reasoning import PUBLISHED
-
-        return PUBLISHED[kind](spec, Path(rest).expanduser())
     if kind == "store":
         raise InputError(f"data.source is {spec!r}: a prepared store holds tokens, no text; give the text's source")
     remedy = f"write file:{spec}" if Path(spec).exists() else "give builtin:NAME, file:PATH, hub:NAME or store:FOLDER"
     raise InputError(f"data.source is {spec!r}: {remedy}")
 
 
-def _open_files(spec: str, path: Path, text_column: str | None) -> Source:
+def _open_files(spec: str, path: Path, text_column: str | None) -> tuple[Kind, dict[str, Reader]]:
     found = split_files(path, _SUFFIXES)
     files = [file for paths in found.values() for file in paths]
     plain = [file for file in files if file.suffix == ".txt"]
@@ -212,7 +237,7 @@ def _open_files(spec: str, path: Path, text_column: str | None) -> Source:
     if plain:
         if text_column is not None:
             raise InputError(f"data.text_column is {text_column!r}: a txt file has no columns, leave it out")
-        return Source(spec, "text", {split: _chain(map(_text_reader, paths)) for split, paths in found.items()})
+        return "text", {split: _chain(map(_text_reader, paths)) for split, paths in found.items()}
     rows = {split: [row_reader(file) for file in paths] for split, paths in found.items()}
     return _open_rows(spec, rows, text_column)
 
@@ -351,18 +376,20 @@ def _read_parquet(path: Path) -> Iterator[Row]:
         ) from error
 
 
-def _open_hub(spec: str, name: str, text_column: str | None) -> Source:
+def _open_hub(spec: str, name: str, text_column: str | None) -> tuple[Kind, dict[str, Reader]]:
     import datasets
 
-    name, _, config = name.partition(":")
+    name, _, place = name.partition(":")
+    name, _, revision = name.partition("@")
+    config, _, split = place.partition(":")
     try:
-        found = datasets.load_dataset(name, config or None)
+        found = datasets.load_dataset(name, config or None, split=split or None, revision=revision or None)
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"data.source is {spec!r}: the hub's data set cannot be had ({reason})") from error
-    splits = {_ALIASES.get(split, split): rows for split, rows in found.items()}
-    if "train" not in splits:
-        raise InputError(f"data.source is {spec!r}: it has no train split (it has {', '.join(splits)})")
+    splits = {_ALIASES.get(own, own): rows for own, rows in ({split: found} if split else found).items()}
+    if not set(splits) & set(SPLITS):
+        raise InputError(f"data.source is {spec!r}: it has no {', '.join(SPLITS)} split, only {', '.join(splits)}")
 
     def reader(split: str) -> Callable[[], Iterator[Row]]:
         return lambda: ((f"{spec}, {split} row {i}", row) for i, row in enumerate(splits[split], 1))
@@ -370,11 +397,13 @@ def _open_hub(spec: str, name: str, text_column: str | None) -> Source:
     return _open_rows(spec, {split: [reader(split)] for split in SPLITS if split in splits}, text_column)
 
 
-def _open_rows(spec: str, rows: dict[str, list[Callable[[], Iterator[Row]]]], text_column: str | None) -> Source:
+def _open_rows(
+    spec: str, rows: dict[str, list[Callable[[], Iterator[Row]]]], text_column: str | None
+) -> tuple[Kind, dict[str, Reader]]:
     first = list(islice(next(rows[split] for split in SPLITS if split in rows)[0](), 100))
     column = _find_column(spec, [row for _, row in first], text_column)
     if column is not None and _are_lines([_text(where, row, column).text for where, row in first]):
-        return Source(spec, "text", {split: _line_reader(parts, column) for split, parts in rows.items()})
+        return "text", {split: _line_reader(parts, column) for split, parts in rows.items()}
 
     def reader(part: Callable[[], Iterator[Row]]) -> Reader:
         def read() -> Iterator[Document]:
@@ -384,7 +413,7 @@ def _open_rows(spec: str, rows: dict[str, list[Callable[[], Iterator[Row]]]], te
         return read
 
     kind: Kind = "records" if column is None else "text"
-    return Source(spec, kind, {split: _chain(map(reader, parts)) for split, parts in rows.items()})
+    return kind, {split: _chain(map(reader, parts)) for split, parts in rows.items()}
 
 
 def _are_lines(texts: list[str]) -> bool:

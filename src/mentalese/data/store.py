@@ -140,7 +140,7 @@ def prepare(
     if (fixed_length(config.sentences) or 0) > cap:
         raise InputError(f"data.sentences is {config.sentences!r}: give at most data.max_sentence_tokens ({cap})")
     _, splitter = open_splitter(config.sentences)
-    source = open_source(config.source, text_column=config.text_column)
+    source = _open_source(config)
     _check_kind(config, source.kind)
     if to_train:
         source.size("train")  # checks
@@ -158,7 +158,8 @@ def prepare(
         encoder = SentenceEncoder(tokenizer, config, source.kind)
         with whole_folder(folder) as temporary:
             tokenizer.save_pretrained(temporary / "tokenizer")
-            meta = inputs | {"key": key, "source": config.source, "kind": source.kind, "tokenizer": config.tokenizer}
+            meta = inputs | {"key": key, "kind": source.kind}
+            meta |= {name: getattr(config, name) for name in ("source", "detokenizer", "tokenizer")}
             _write(temporary, meta, source, encoder, special_token_ids(tokenizer)["eos_token_id"], len(tokenizer), show)
     store = open_store(folder)
     if store.meta["key"] != key:
@@ -208,11 +209,19 @@ def source_fingerprint(config: DataConfig) -> str:
     """A hash of the text that `config` names, without preparing it."""
     if config.source.startswith("store:"):
         return open_store(config.source.removeprefix("store:")).meta["source_fingerprint"]
-    return open_source(config.source, text_column=config.text_column).fingerprint
+    return _open_source(config).fingerprint
+
+
+def _open_source(config: DataConfig) -> Source:
+    return open_source(config.source, text_column=config.text_column, detokenizer=config.detokenizer)
 
 
 def _open_prepared(config: DataConfig, to_train: bool) -> tuple[TokenStore, PreTrainedTokenizerFast]:
     store = open_store(config.source.removeprefix("store:"))
+    if config.detokenizer is not None:
+        raise InputError(
+            f"data.detokenizer is {config.detokenizer!r}: {config.source} holds tokens, give it when they are prepared"
+        )
     if to_train and "train" not in store.splits:
         raise InputError(f"{config.source} holds only {' and '.join(store.splits)}: give a store with a training split")
     for name in _SENTENCE_FIELDS if config.batching in WITH_MARKERS else ():

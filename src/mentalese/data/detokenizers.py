@@ -1,0 +1,63 @@
+"""Tokenised sets as running text: their spaces, escapes and quotes undone, for models that learnt running text.
+
+Zero-shot perplexities are of such text (Radford et al., "Language Models are Unsupervised Multitask Learners", 2019,
+section 3.1). The rules here follow the sets' formats; other projects' undo a little more or less, and perplexities of
+the same set differ with them.
+"""
+
+from __future__ import annotations
+
+import re
+
+from mentalese.errors import InputError, nearest
+
+# The Penn Treebank's, which open by ` and close by ', and typographic ones.
+_QUOTES = [
+    (r"`` ?| ?''|[“”]", '"'),
+    (r"(?<!\S)` | '(?=\s|$)|[‘’]", "'"),
+]
+# Double quotes are told apart by turns, single ones from the apostrophe of a plural: `the ships ' crews`.
+_SPACES = [
+    (r" (n't|'(?:s|m|d|t|re|ve|ll))(?!\w)", r"\1"),
+    (r"(?<!\S)([(\[{]) +", r"\1"),
+    (r" +([)\]}])", r"\1"),
+    (r'(?<![^\s(\[{])" +([^"\n]*?) +"(?!\w)', r'"\1"'),
+    (r"""(?<![^\s(\[{"])(?<!s )' +((?:[^'\n]|(?<=\w)'(?=\w))+?) +'(?!\w)""", r"'\1'"),
+    (r" '(?=\s|$)", "'"),
+    (r""" +([.,:;?!]+)(?=[\s"')\]}]|$)""", r"\1"),
+    (r"(?<!\S)([$£€#]) +(?=\d)", r"\1"),
+    (r"(?<=\d) +%", "%"),
+    (r" *\n *", "\n"),
+    (r"^ +| +$", ""),
+]
+_FORMATS = {
+    # `2 @.@ 5`, `red @-@ tipped`, `= = Part = =`, `20 ° C`
+    "wikitext": [
+        (r" @([-,.])@ ", r"\1"),
+        (r"(?<==) (?==)", ""),
+        (r"(?<=\d) ° (?=[CF]\b)", " °"),
+        (r"(?<=\d) °(?=\s)", "°"),
+        *_SPACES,
+    ],
+    # In lower case, so that each N is a number; without punctuation; rare words are `<unk>`
+    "ptb": [(r"\bN\b", "1"), (r"\\/", "/"), *_SPACES, (r"<unk>", "?")],
+    "lm1b": [(r"(https?) : / / ", r"\1://"), (r"(?<=\S) / (?=\S)", "/"), *_SPACES],
+    "lambada": [*_QUOTES, *_SPACES],
+    "scientific_papers": [*_QUOTES, *_SPACES],
+}
+DETOKENIZERS = {name: [(re.compile(found), new) for found, new in rules] for name, rules in _FORMATS.items()}
+"""The rules of each format, applied one after the other."""
+
+
+def check_detokenizer(name: str) -> None:
+    """Raises `InputError` where no format is called so."""
+    if name not in DETOKENIZERS:
+        hint = nearest(name, DETOKENIZERS)
+        raise InputError(f"data.detokenizer is {name!r}: no such format{hint} (known: {', '.join(DETOKENIZERS)})")
+
+
+def detokenize(text: str, name: str) -> str:
+    """A text of the named format as running text."""
+    for found, new in DETOKENIZERS[name]:
+        text = found.sub(new, text)
+    return text
