@@ -223,7 +223,9 @@ def _score(test: dict[str, Any]) -> str:
 
     if "accuracy" in test:
         return f"test accuracy {test['accuracy']:.1%} of {test['questions']:,} questions"
-    return f"test perplexity {test['perplexity']:.2f}{label(test['protocol'])}, {test['bits_per_byte']:.3f} bits a byte"
+    bits = test["bits_per_byte"]
+    shown = f"test perplexity {test['perplexity']:.2f}{label(test['protocol'])}"
+    return shown if bits is None else f"{shown}, {bits:.3f} bits a byte"
 
 
 @dataclasses.dataclass(kw_only=True)

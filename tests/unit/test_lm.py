@@ -28,7 +28,7 @@ from mentalese.evaluate.lm import MentaleseLM
 from mentalese.evaluate.tasks import evaluate_model
 from mentalese.evaluate.zero_shot import SETS, read_questions, zero_shot
 from mentalese.models.auto import build_model, hugging_face_model
-from mentalese.models.base import Batch
+from mentalese.models.base import Batch, Contract
 from mentalese.nn.loss import IGNORED
 from mentalese.recipe import DataConfig
 
@@ -58,10 +58,8 @@ def lm(request: pytest.FixtureRequest, tokenizer: PreTrainedTokenizerFast) -> Me
     return MentaleseLM(model, tokenizer, data, batch_size=2)
 
 
-class Bigram(nn.Module):
+class Bigram(nn.Module, Contract):
     """Logits follow from the last token alone, printable characters are all it would say, and no row may be longer."""
-
-    estimators = ("exact",)
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, longest: int = 1000) -> None:
         super().__init__()

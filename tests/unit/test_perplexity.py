@@ -19,7 +19,7 @@ from mentalese.errors import InputError
 from mentalese.evaluate.perplexity import perplexity, protocol, token_scores
 from mentalese.evaluate.tasks import evaluate_model
 from mentalese.models.auto import CausalLMAdapter
-from mentalese.models.base import Batch
+from mentalese.models.base import Batch, Contract
 from mentalese.recipe import DataConfig, EvaluationConfig, Recipe, TrainConfig
 from support import SPECIAL, make_split
 
@@ -52,10 +52,8 @@ def model(tokenizer: PreTrainedTokenizerFast) -> CausalLMAdapter:
     return CausalLMAdapter(GPT2LMHeadModel(config)).eval()
 
 
-class Uniform(nn.Module):
+class Uniform(nn.Module, Contract):
     """Gives every token the same likelihood: its perplexity is known."""
-
-    estimators = ("exact",)
 
     def __init__(self, choices: float) -> None:
         super().__init__()
@@ -156,10 +154,8 @@ def test_a_likelihood_that_is_not_finite_names_its_batch(split: Split, tokenizer
 BATCHINGS = ("blocks", "documents", "marked", "sentences")
 
 
-class ByToken(nn.Module):
+class ByToken(nn.Module, Contract):
     """A token's likelihood is its own, whatever stands before it."""
-
-    estimators = ("exact",)
 
     def token_nll(self, batch: Batch) -> Tensor:
         return torch.where(batch["labels"] == -100, 0.0, 1 + batch["labels"].float() / 7)
@@ -175,6 +171,40 @@ def test_every_batching_scores_the_same_tokens_each_in_its_place(batching: str, 
     text = split.tokens >= 10
     np.testing.assert_allclose(scores[text], 1 + split.tokens[text] / 7, rtol=1e-6)
     assert np.isnan(scores[~text]).all()
+
+
+class Bound(Uniform):
+    """Pays 3 nats a token for what it knows of the text; by its other way it scores the second token of each row."""
+
+    estimators = ("elbo-bound", "second")
+
+    def scored_labels(self, batch: Batch, estimator: str) -> Tensor:
+        labels = super().scored_labels(batch, estimator).clone()
+        if estimator == "second":
+            labels[:, 2:] = -100
+        return labels
+
+    def nll_parts(self, batch: Batch, estimator: str = "elbo-bound") -> dict[str, Tensor]:
+        scored = self.scored_labels(batch, estimator) != -100
+        parts = {"nll": self.token_nll(batch), "kl": torch.full(scored.shape, 3.0)}
+        return {name: parts[name] * scored for name in (["nll"] if estimator == "second" else parts)}
+
+
+def test_a_bound_is_published_with_its_parts(split: Split, tokenizer: PreTrainedTokenizerFast) -> None:
+    result = score(Bound(2), split, tokenizer)
+    assert result.parts == pytest.approx({"nll": math.log(2), "kl": 3.0})
+    assert result.nll == pytest.approx(sum(result.parts.values()))
+    assert "parts" not in score(Uniform(2), split, tokenizer).to_dict()
+
+
+def test_what_an_estimator_leaves_out_does_not_count(split: Split, tokenizer: PreTrainedTokenizerFast) -> None:
+    """And bits a byte have no meaning then: nobody knows which bytes were scored."""
+    result = score(Bound(2), split, tokenizer, estimator="second", context_length=1000, stride=999)
+    assert (result.tokens, result.parts, result.bits_per_byte) == (len(TEXTS), {}, None)
+    assert result.perplexity == pytest.approx(2)
+    data, evaluation = DATA, EvaluationConfig(estimator="second", context_length=1000, stride=999)
+    scores = token_scores(Bound(2), split, data, evaluation, special_token_ids(tokenizer))
+    assert (~np.isnan(scores)).sum() == len(TEXTS)
 
 
 @pytest.mark.parametrize("batching", ["blocks", "documents", "marked"])

@@ -13,7 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mentalese.compare.report import POINTS, curve, headline, report, short_count, short_names, spread, write_report
+from mentalese.compare.report import (
+    POINTS,
+    cells,
+    curve,
+    headline,
+    report,
+    short_count,
+    short_names,
+    spread,
+    write_report,
+)
 
 HOSTILE = '</script><script>alert("1")</script><img src=x onerror=alert(2)> & "quoted"'
 
@@ -223,6 +233,13 @@ def test_a_perplexity_that_is_no_likelihood_says_so_in_table_and_headline() -> N
     compared["rows"][1]["runs"][0]["test"]["protocol"]["estimator"] = "block-not-causal"
     assert "98.0 (block-not-causal)" in headline(compared["rows"])
     assert "98.0 (block-not-causal)" in report(compared)
+
+
+def test_a_score_of_a_part_of_the_text_has_no_bits_a_byte() -> None:
+    row = comparison(2)["rows"][1]
+    assert cells(row)[6] != "-"
+    del row["bits_per_byte"]
+    assert cells(row)[6] == "-"
 
 
 # -- questions ---------------------------------------------------------------------------------------------------------

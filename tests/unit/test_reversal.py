@@ -21,7 +21,7 @@ from mentalese.evaluate.generation import generate_text, stream_text
 from mentalese.evaluate.reversal import NAMES, reversal, reversal_scores, single_token_names, trend
 from mentalese.evaluate.tasks import evaluate_model
 from mentalese.models.auto import as_contract, build_model
-from mentalese.models.base import Batch
+from mentalese.models.base import Batch, Contract
 from mentalese.recipe import DataConfig
 
 PEOPLE = ["James", "John", "Mark", "Paul"]
@@ -58,7 +58,7 @@ def plain() -> PreTrainedTokenizerFast:
     return words(*PEOPLE, end="</s>")
 
 
-class Copycat(nn.Module):
+class Copycat(nn.Module, Contract):
     """Gives 0.5 nats to the son of the context and 2 nats to everybody else, and keeps what it was asked."""
 
     def __init__(self, names: dict[str, int]) -> None:

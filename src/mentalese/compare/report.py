@@ -114,7 +114,7 @@ def cells(row: dict[str, Any]) -> list[str]:
         result = [_value(share, 1, runs) for share in shares]
     else:
         perplexity = _value(row["perplexity"], _perplexity_digits(row), runs) + _label(row)
-        result = [perplexity, _value(row["bits_per_byte"], 3, runs)]
+        result = [perplexity, _value(row["bits_per_byte"], 3, runs) if "bits_per_byte" in row else "-"]
     return [
         row["name"],
         short_count(row["parameters"]["total"]),

@@ -107,7 +107,7 @@ class MentaleseLM(LM):
         return {
             "text": f"{begins}; {longer}",
             "tokens": "every token of the continuation",
-            "estimator": self.model.estimators[0],
+            "estimator": self.model.continuation_estimator or self.model.estimators[0],
             "lm_eval": version("lm-eval"),
         }
 
@@ -158,7 +158,7 @@ class MentaleseLM(LM):
         """The likelihood of each continuation after its context; the context may be empty.
 
         Labels are on the continuation alone, so that a model whose likelihood is that of all its labels gives the
-        conditional one.
+        conditional one; a model that infers something from a text does so from the context.
 
         Args:
             pairs: (context, continuation), joined as they are.
@@ -181,7 +181,8 @@ class MentaleseLM(LM):
             for start in range(0, len(windows), self.batch_size):
                 part = windows[start : start + self.batch_size]
                 batch = to_device(self._batch(part, rows, labels), self._device)
-                nats = self.model.token_nll(batch).cpu().double().sum(1).numpy()  # float64: a sum of many tokens
+                by_token = self.model.token_nll(batch, **self.model.continuation_scoring())
+                nats = by_token.cpu().double().sum(1).numpy()  # float64: a sum of many tokens
                 for window, value in zip(part, nats):
                     if not np.isfinite(value):
                         raise FloatingPointError(
@@ -248,7 +249,7 @@ class MentaleseLM(LM):
 
     def _is_greedy(self, batch: Batch) -> np.ndarray:
         """bool [rows]: every label has the largest logit."""
-        logits = self.model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        logits = self.model(**self.model.continuation_inputs(batch)).logits
         labels = batch["labels"][:, 1:]
         return ((logits[:, :-1].argmax(-1) == labels) | (labels == IGNORED)).all(1).cpu().numpy()
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,19 +33,25 @@ class Perplexity:
         tokens: scored tokens.
         bytes: UTF-8 bytes of the scored documents' text.
         perplexity: `exp(nll)`; depends on the tokenizer.
-        bits_per_byte: total bits over `bytes`; comparable across tokenizers.
+        bits_per_byte: total bits over `bytes`; comparable across tokenizers. `None` where the estimator scores a part
+            of the text.
         protocol: what was scored, given what context, and how.
+        parts: what `nll` is the sum of, by name (`nll` and `kl` of a bound); empty where it is one thing.
     """
 
     nll: float
     tokens: int
     bytes: int
     perplexity: float
-    bits_per_byte: float
+    bits_per_byte: float | None
     protocol: dict[str, Any]
+    parts: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        figures = dataclasses.asdict(self)
+        if not self.parts:
+            del figures["parts"]
+        return figures
 
 
 @contextmanager
@@ -72,8 +79,8 @@ def perplexity(
     """Scores a split's documents; the result does not depend on the batch size.
 
     Args:
-        model: an `nn.Module` whose `token_nll(batch)` gives [batch, length] nats, in the first of its `estimators` or
-            as `evaluation` says; left in the mode it came in.
+        model: an `nn.Module` that scores as `Contract` says, by the first of its `estimators` or the one that
+            `evaluation` names; left in the mode it came in.
         split: what is scored; its documents' bytes are the denominator of bits a byte.
         data: how documents become rows (`batching`, `sequence_length`, sentences).
         evaluation: which tokens count and how far a model may look back.
@@ -83,11 +90,14 @@ def perplexity(
         InputError: there is nothing to score, or the model has no such estimator.
         FloatingPointError: a batch's likelihood is not finite; the message names the batch.
     """
-    total, tokens = 0.0, 0
-    for batch, nll in _scored(model, split, data, evaluation, special, device, show):
+    totals: Counter[str] = Counter()
+    tokens, left_out = 0, 0
+    for batch, labels, parts in _scored(model, split, data, evaluation, special, device, show):
         # Sums in float64: a float32 sum of millions of tokens would depend on the batch size.
-        total += float(nll.sum())
-        tokens += int((batch["labels"][:, 1:] != IGNORED).sum())
+        totals.update({name: float(nats.sum()) for name, nats in parts.items()})
+        counted = int((labels != IGNORED).sum())
+        tokens, left_out = tokens + counted, left_out + int((batch["labels"][:, 1:] != IGNORED).sum()) - counted
+    total = totals.total()
     documents = evaluation.documents(len(split.document_bytes))
     size = int(split.document_bytes[:documents].sum())
     return Perplexity(
@@ -95,8 +105,9 @@ def perplexity(
         tokens=tokens,
         bytes=size,
         perplexity=_exp(total / tokens),
-        bits_per_byte=total / math.log(2) / size,
+        bits_per_byte=None if left_out else total / math.log(2) / size,
         protocol=protocol(model, data, evaluation) | {"documents": documents},
+        parts={name: nats / tokens for name, nats in totals.items()} if len(totals) > 1 else {},
     )
 
 
@@ -117,13 +128,14 @@ def token_scores(
 
     Returns:
         float32 [len(split.tokens)]: nats of each lexical token, in the store's order; NaN where nothing was scored
-        (ends of documents, questions of records, documents after `evaluation.max_documents`).
+        (ends of documents, questions of records, documents after `evaluation.max_documents`, what the estimator leaves
+        out).
     """
     evaluation = dataclasses.replace(evaluation, tokens="lexical")
     scores = np.full(len(split.tokens), np.nan, dtype=np.float32)
-    for batch, nll in _scored(model, split, data, evaluation, special, device, show):
-        index = batch["store_index"]
-        scores[index[index >= 0].numpy()] = nll[index >= 0].numpy()
+    for batch, labels, parts in _scored(model, split, data, evaluation, special, device, show):
+        index = batch["store_index"].masked_fill(labels == IGNORED, -1)
+        scores[index[index >= 0].numpy()] = torch.stack([*parts.values()]).sum(0)[index >= 0].numpy()
     return scores
 
 
@@ -135,8 +147,10 @@ def _scored(
     special: dict[str, int],
     device: str | torch.device,
     show: bool,
-) -> Iterator[tuple[Batch, Tensor]]:
-    """Every evaluation batch with the nats of its labels: float64 [rows, length] on the CPU, 0 where there is none."""
+) -> Iterator[tuple[Batch, Tensor, dict[str, Tensor]]]:
+    """Every evaluation batch with the labels that were scored, and their nats by part: float64 [rows, length], on the
+    CPU, 0 where there is none.
+    """
     from mentalese.data.batches import evaluation_batches
 
     documents, estimator = evaluation.documents(len(split.document_bytes)), _estimator(model, evaluation)
@@ -146,17 +160,19 @@ def _scored(
         for number, batch in enumerate(evaluation_batches(split, data, evaluation, special)):
             read = {name: value for name, value in batch.items() if name != "store_index"}
             with evaluation_mode(model), torch.no_grad():
-                nll = model.token_nll(to_device(read, device), **settings).cpu().double()
-            total += float(nll.sum())
+                found = model.nll_parts(to_device(read, device), **settings)
+                labels = model.scored_labels(read, estimator)
+            parts = {name: nats.cpu().double() for name, nats in found.items()}
+            total += sum(float(nats.sum()) for nats in parts.values())
             if not math.isfinite(total):
                 rows, length = batch["input_ids"].shape
                 raise FloatingPointError(
                     f"the log-likelihood of evaluation batch {number} ({rows} rows of {length} tokens) is "
-                    f"{float(nll.sum())}: the model's weights or activations are not finite"
+                    f"{total}: the model's weights or activations are not finite"
                 )
-            tokens += int((batch["labels"][:, 1:] != IGNORED).sum())
+            tokens += int((labels != IGNORED).sum())
             bar.update(tokens, f"perplexity {_exp(total / max(tokens, 1)):.1f}")
-            yield batch, nll
+            yield batch, labels, parts
     if tokens == 0:
         raise InputError(f"the split has {documents} documents and no tokens to score: give one with text")
 
@@ -205,11 +221,13 @@ def protocol(model: Any, data: DataConfig, evaluation: EvaluationConfig) -> dict
             "the first token after the question is scored given the question",
         ),
     }["blocks" if data.batching == "documents" else data.batching]
+    estimator = _estimator(model, evaluation)
     return {
         "tokens": evaluation.tokens,
         "context": context,
         "first_token": first_token,
         "sentences": data.sentences if data.batching in WITH_MARKERS else None,
-        "estimator": _estimator(model, evaluation),
+        "estimator": estimator,
+        **model.scoring_protocol(estimator),
         **({"stage": data.stage, "latents": data.latents_at(data.stage)} if data.batching == "records" else {}),
     }

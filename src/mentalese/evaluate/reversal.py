@@ -97,7 +97,9 @@ def reversal_scores(
             found = []
             for start in range(0, len(rows), batch_size):
                 part = {name: value[start : start + batch_size] for name, value in batch.items()}
-                found.append(model.token_nll(to_device(part, device))[:, -1].cpu().double())
+                found.append(
+                    model.token_nll(to_device(part, device), **model.continuation_scoring())[:, -1].cpu().double()
+                )
                 bar.update(done * len(rows) + start + len(found[-1]))
             fathers, sons = zip(*pairs)
             scores[condition][fathers, sons] = torch.cat(found).view(-1, 2).numpy()

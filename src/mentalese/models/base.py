@@ -249,11 +249,14 @@ class Contract:
             parameters gathered until the step is over.
         estimators: the ways in which `token_nll` can score a text, its own way first; `exact` is the autoregressive
             likelihood. A family that has several takes `token_nll(batch, estimator)`.
+        continuation_estimator: the one for labels that follow a given text and must not be read before they are
+            scored (questions and choices); `None`: its own way is such a one.
     """
 
     shard_blocks = True
     inner_gradients = False
     estimators: tuple[str, ...] = ("exact",)
+    continuation_estimator: str | None = None
 
     def final_hidden_states(self, batch: Batch) -> Tensor:
         """[batch, length, hidden]: what the output embedding turns into logits; position t predicts token t + 1."""
@@ -321,6 +324,30 @@ class Contract:
         Zero where `labels` is -100 and at position 0, which nothing precedes.
         """
         return self.next_token_nll(self.final_hidden_states(batch), batch["labels"])
+
+    def nll_parts(self, batch: Batch, **scoring: Any) -> dict[str, Tensor]:
+        """What `token_nll` is the sum of, by name, each [batch, length]: of a bound more than a likelihood.
+
+        Args:
+            scoring: keywords of `token_nll`.
+        """
+        return {"nll": self.token_nll(batch, **scoring)}
+
+    def scored_labels(self, batch: Batch, estimator: str) -> Tensor:
+        """The labels [batch, length] that an estimator scores, -100 elsewhere: all but those of position 0."""
+        return nn.functional.pad(batch["labels"][:, 1:], (1, 0), value=IGNORED)
+
+    def scoring_protocol(self, estimator: str) -> dict[str, Any]:
+        """What else of the model a figure by this estimator depends on, in words and numbers to publish."""
+        return {}
+
+    def continuation_scoring(self) -> dict[str, str]:
+        """Keywords of `token_nll` that score labels which follow a given text, see `continuation_estimator`."""
+        return {} if self.continuation_estimator is None else {"estimator": self.continuation_estimator}
+
+    def continuation_inputs(self, batch: Batch) -> dict[str, Tensor]:
+        """What `forward` takes to predict a batch's labels, of which it may not read any before its turn."""
+        return {name: batch[name] for name in ("input_ids", "attention_mask")}
 
     def next_token_nll(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """What `token_nll` gives, of final hidden states [batch, length, hidden]."""
@@ -435,14 +462,14 @@ class TrainStep(nn.Module):
 
     def forward(
         self, batch: Batch, settings: Mapping[str, Any] | None, scoring: Mapping[str, Any] | None = None
-    ) -> LossOutput | Tensor:
-        """The training loss under these settings; with `settings=None` the tokens' negative log-likelihoods.
+    ) -> LossOutput | dict[str, Tensor]:
+        """The training loss under these settings; with `settings=None` the tokens' scores, `Contract.nll_parts`.
 
         Args:
             scoring: keywords of `token_nll`.
         """
         if settings is None:
-            return self.model.token_nll(batch, **(scoring or {}))
+            return self.model.nll_parts(batch, **(scoring or {}))
         return self.model.training_loss(batch, **settings)
 
 

@@ -331,7 +331,7 @@ class Run:
         state, data = self.state, self._data_at(self.state.step)
         # Every rank scores the whole split: sharded parameters need all ranks, and rank 0's figure decides for all.
         with self._autocast():
-            scorer = _Scorer(self.step, self.model.estimators)
+            scorer = _Scorer(self.step, self.model)
             figure = self._figure("validation", data, self.recipe.evaluation, scorer, self.model)
         figure = self.parallel.broadcast_object(figure)
         position = self.plan.position(state.step)
@@ -496,11 +496,12 @@ class Run:
 class _Scorer(nn.Module):
     """Scores through the wrapped step: sharded parameters are gathered only inside its forward."""
 
-    def __init__(self, step: nn.Module, estimators: tuple[str, ...]) -> None:
+    def __init__(self, step: nn.Module, model: Any) -> None:
         super().__init__()
-        self.step, self.estimators = step, estimators
+        self.step, self.estimators = step, model.estimators
+        self.scored_labels, self.scoring_protocol = model.scored_labels, model.scoring_protocol
 
-    def token_nll(self, batch: Batch, **scoring: Any) -> Tensor:
+    def nll_parts(self, batch: Batch, **scoring: Any) -> dict[str, Tensor]:
         return self.step(batch, None, scoring)
 
 
