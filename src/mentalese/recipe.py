@@ -233,8 +233,10 @@ class EvaluationConfig:
             sentences, the end of each sentence.
         context_length: tokens a model of blocks may look back on; `None` takes `data.sequence_length`. Models of
             sentences read whole documents.
-        stride: new tokens scored a window; `None` takes half of `context_length`. The first
-            `context_length - stride` tokens of later windows are context only.
+        stride: new tokens scored a window; `None` takes half of `context_length`, of joined documents all but one. The
+            first `context_length - stride` tokens of later windows are context only.
+        joined: windows lie in the documents joined by their ends, as blocks do in training, instead of each in one
+            document; with the stride that `None` takes they are blocks that share no more than one token.
         batch_size: windows or documents at once; results do not depend on it.
         max_documents: score only the first N documents of the split (validation during training).
         estimator: how the likelihood is found, for models that have several ways (`Contract.estimators`); `None` takes
@@ -248,6 +250,7 @@ class EvaluationConfig:
     tokens: Literal["lexical", "all"] = "lexical"
     context_length: int | None = None
     stride: int | None = None
+    joined: bool = False
     batch_size: int = 16
     max_documents: int | None = None
     estimator: str | None = None
@@ -273,9 +276,18 @@ class EvaluationConfig:
         return min(available, self.max_documents or available)
 
     def window(self, data: DataConfig) -> tuple[int, int]:
-        """Tokens a window for models of blocks, and how many of them are new."""
+        """Tokens a window for models of blocks, and how many of them are new.
+
+        Raises:
+            InputError: documents are to be joined for a model that does not read blocks.
+        """
+        if self.joined and data.batching not in ("blocks", "documents"):
+            raise InputError(
+                f"evaluation.joined is True: it needs data.batching 'blocks' or 'documents', here it is "
+                f"{data.batching!r}"
+            )
         length = self.context_length or data.sequence_length
-        return length, self.stride or length // 2
+        return length, self.stride or (length - 1 if self.joined else length // 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,6 +347,7 @@ class Recipe:
         _require("model_type" in self.model, "model", sorted(self.model), "name its model_type")
         if self.evaluation.metric == "accuracy" and self.data.batching != "records":
             raise InputError("evaluation.metric is 'accuracy': it needs data.batching 'records'")
+        self.evaluation.window(self.data)  # checks
 
     def readings(self) -> list[DataConfig]:
         """The data settings at the start and after each phase, where all earlier ones have begun."""

@@ -44,7 +44,7 @@ class Scripted(nn.Module):
     def __init__(self, said: list[str], tokenizer: Any, context: int | None = None) -> None:
         super().__init__()
         self.said, self.tokenizer, self.asked = list(said), tokenizer, []  # type: ignore[var-annotated]
-        self.config = SimpleNamespace(max_position_embeddings=context)
+        self.config, self.device = SimpleNamespace(max_position_embeddings=context), torch.device("cpu")
 
     def generate(self, input_ids: Tensor, attention_mask: Tensor, **options: Any) -> Tensor:
         assert not self.training

@@ -86,6 +86,43 @@ def test_windows_stay_inside_a_document_and_start_after_its_eod(documents: Any, 
             assert row[1:] == split.tokens[at : at + len(row) - 1].tolist()
 
 
+@few
+@given(corpora, st.integers(2, 12), st.data(), st.sampled_from(["blocks", "documents"]))
+def test_joined_documents_are_scored_once_in_blocks_that_share_one_token(
+    documents: Any, length: int, data: Any, batching: str
+) -> None:
+    split, count = make_split(*documents), data.draw(st.integers(1, len(documents)))
+    tokens = split.tokens[: split.documents[count]].tolist()
+    options = {"context_length": length, "joined": True, "max_documents": count, "batch_size": 3}
+    for scoring, wanted in (("lexical", [t for t in tokens if t >= 10]), ("all", tokens)):
+        batches = batches_of(split, batching, tokens=scoring, **options)
+        assert scored(batches) == sorted(wanted)
+        rows, places = [], []
+        for batch in batches:
+            mask = batch.get("attention_mask", torch.ones_like(batch["labels"])).bool()
+            rows += [ids[real].tolist() for ids, real in zip(batch["input_ids"], mask)]
+            stored = batch["store_index"] >= 0
+            assert batch["labels"][stored].tolist() == split.tokens[batch["store_index"][stored].numpy()].tolist()
+            places += batch["store_index"][stored].tolist()
+        assert len(places) == len(set(places)) == len(wanted)
+        text = [3, *tokens[: len(tokens) - (scoring == "lexical")]]
+        blocks = [text[i : i + length] for i in range(0, len(text) - 1, length - 1)]
+        assert sorted(rows) == sorted(blocks)
+
+
+def test_joined_windows_may_overlap_and_are_of_blocks_alone() -> None:
+    batches = batches_of(make_split([2], [3]), "blocks", context_length=4, stride=2, joined=True, batch_size=1)
+    rows = sorted((b["input_ids"].tolist()[0], b["labels"].tolist()[0]) for b in batches)
+    assert rows == [
+        ([3, 10, 11, 3], [-100, 10, 11, -100]),
+        ([11, 3, 13, 14], [-100, -100, 13, 14]),
+        ([13, 14, 15], [-100, -100, 15]),
+    ]
+    for batching in ("marked", "sentences", "records"):
+        with pytest.raises(InputError, match=rf"evaluation.joined is True: .* here it is '{batching}'"):
+            batches_of(make_split([2], [3]), batching, joined=True)
+
+
 def test_later_windows_score_stride_new_tokens_after_the_context() -> None:
     batches = batches_of(make_split([10]), "blocks", context_length=6, stride=2, batch_size=1)
     rows = sorted((b["input_ids"].tolist()[0], b["labels"].tolist()[0]) for b in batches)

@@ -207,6 +207,44 @@ def test_what_an_estimator_leaves_out_does_not_count(split: Split, tokenizer: Pr
     assert (~np.isnan(scores)).sum() == len(TEXTS)
 
 
+@pytest.mark.parametrize("batching", ["blocks", "documents"])
+@pytest.mark.parametrize("length", [2, 8, 1024])
+def test_blocks_of_joined_documents_score_the_same_tokens_each_in_its_place(batching: str, length: int) -> None:
+    split = make_split([2, 7, 1], [0], [5], [1] * 9, [40, 3])
+    data, evaluation = DataConfig(batching=batching, sequence_length=length), EvaluationConfig(joined=True)
+    scores = token_scores(ByToken(), split, data, evaluation, SPECIAL)
+    text = split.tokens >= 10
+    np.testing.assert_allclose(scores[text], 1 + split.tokens[text] / 7, rtol=1e-6)
+    assert np.isnan(scores[~text]).all()
+
+
+def test_joined_documents_are_context_of_each_other(
+    model: CausalLMAdapter, split: Split, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """Against a plain loop: blocks of the joined text one by one, Hugging Face's own logits."""
+    special = special_token_ids(tokenizer)
+    text = torch.from_numpy(np.concatenate([[special["eos_token_id"]], split.tokens]).astype(np.int64))
+    expected = np.full(len(split.tokens), np.nan)
+    for start in range(0, len(text) - 1, 15):
+        ids = text[None, start : start + 16]
+        with torch.no_grad():
+            nll = -model.model(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+        expected[start : start + 15] = nll
+    expected[split.documents[1:] - 1] = np.nan
+    evaluation = EvaluationConfig(context_length=16, joined=True, batch_size=3)
+    scores = token_scores(model, split, DATA, evaluation, special)
+    np.testing.assert_allclose(scores, expected, rtol=1e-4)
+    assert protocol(model, DATA, evaluation)["context"] == (
+        "windows of 16 tokens of the documents joined by end-of-document tokens, 15 new ones a window"
+    )
+
+
+def test_the_protocol_of_records_tells_markers_without_latents_from_none() -> None:
+    for fields, latents in (({}, None), ({"latents": 0}, 0), ({"latents_per_step": 2, "stage": 3, "stages": 3}, 6)):
+        data = DataConfig(batching="records", **fields)
+        assert protocol(ByToken(), data, EvaluationConfig())["latents"] == latents
+
+
 @pytest.mark.parametrize("batching", ["blocks", "documents", "marked"])
 def test_a_perplexity_is_the_mean_of_its_tokens(
     batching: str, model: CausalLMAdapter, split: Split, tokenizer: PreTrainedTokenizerFast

@@ -42,6 +42,7 @@ SEEDS_FOR_A_TEST = 3
 _SHARED = (
     ("data", "source"),
     ("data", "text_column"),
+    ("data", "detokenizer"),
     ("data", "tokenizer"),
     ("data", "train_tokens"),
     ("evaluation", "tokens"),
@@ -235,7 +236,11 @@ def _row(
         "name": recipe.name,
         "description": recipe.description,
         "parameters": runs[0]["parameters"],
-        **{name: summary([run["test"][name] for run in runs]) for name in _FIGURES[metric]},
+        **{
+            name: summary([run["test"][name] for run in runs])
+            for name in _FIGURES[metric]
+            if runs[0]["test"][name] is not None  # bits a byte of an estimator that scores a part of the text
+        },
         f"validation_{metric}": summary([run["validation"][metric] for run in runs]),
         **{name: over_seeds(name) for name in ("train_flops_per_token", "tokens_per_second")},
         **{name: over_seeds(name) for name in ("tokens", "flops", "seconds", "steps")},

@@ -236,25 +236,27 @@ def evaluation_batches(
 ) -> Iterator[Batch]:
     """A split's documents in batches whose labels hold every lexical token exactly once, whatever the batching.
 
-    Blocks and documents become sliding windows inside each document; a document's first token is predicted from an
-    EOD. `marked` is the same with its markers, and a sentence's first token is predicted from its BOS. Sentences become
-    whole documents, records whole records. `evaluation.tokens="all"` labels the documents' ends and, where there are
-    markers, the sentences' ends too. Rows are sorted by length, the longest first.
+    Blocks and documents become sliding windows inside each document, or in all of them joined where
+    `evaluation.joined`; a document's first token is predicted from an EOD. `marked` is the same with its markers,
+    document by document, and a sentence's first token is predicted from its BOS. Sentences become whole documents,
+    records whole records. `evaluation.tokens="all"` labels the documents' ends and, where there are markers, the
+    sentences' ends too. Rows are sorted by length, the longest first.
 
     Batches also hold `store_index` [rows, length]: where a label stands in `split.tokens`, -1 where it does not.
 
     Raises:
-        InputError: a stride that does not fit the context, or records above `sequence_length`; at the call.
+        InputError: a stride that does not fit the context, documents to be joined for a model that does not read
+            blocks, or records above `sequence_length`; at the call.
     """
     split = as_arrays(split)
     documents = evaluation.documents(len(split.document_bytes))
+    length, stride = evaluation.window(data)
     if data.batching == "sentences":
         rows = sentence_streams(split, documents, max(1, len(split.segments)))
     elif data.batching == "records":
         check_latents(data, special)
         rows = whole_records(split, documents, data)
     else:
-        length, stride = evaluation.window(data)
         if not 0 < stride < length:
             field, value = ("stride", stride) if evaluation.stride else ("context_length", length)
             raise InputError(
@@ -267,9 +269,8 @@ def evaluation_batches(
             rows = document_windows(starts[:-1] + 1, starts[1:] - 2 * lexical, length, stride)
             rows = within_sentences(split, rows)
         else:
-            rows = document_windows(
-                split.documents[:documents], split.documents[1 : documents + 1] - lexical, length, stride
-            )
+            bounds = split.documents[[0, documents]] if evaluation.joined else split.documents[: documents + 1]
+            rows = document_windows(bounds[:-1], bounds[1:] - lexical, length, stride)
     order = np.lexsort((-rows.lengths, -passes(rows, data)))
     return (
         assemble(split, rows[order[i : i + evaluation.batch_size]], data, special, evaluation.tokens)
@@ -308,6 +309,11 @@ def question_batches(
 # -- text in, text out -------------------------------------------------------------------------------------------------
 
 
+def shown_prompt(prompt: str, data: DataConfig) -> str:
+    """A prompt as new text follows it: a record's question stands on a line of its own."""
+    return f"{prompt.rstrip()}\n" if data.batching == "records" else prompt
+
+
 def encode_prompts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> Batch:
     """Prompts as a model of this data reads them, to be continued.
 
@@ -334,11 +340,12 @@ def encode_prompts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, dat
         start, end = [special["bos_token_id"]], []
         if data.batching == "records":
             check_latents(data, special)
-            texts, start = [f"{text.rstrip()}\n" for text in texts], []
+            start = []
             if data.has_latents:
                 first, latent, last = (special[name] for name in LATENT_MARKERS)
                 end = [first, *[latent] * data.latents_at(data.stage), last]
-        rows = [start + backend.encode(text, add_special_tokens=False).ids + end for text in texts]
+        shown = [shown_prompt(text, data) for text in texts]
+        rows = [start + backend.encode(text, add_special_tokens=False).ids + end for text in shown]
     ids = torch.full((len(rows), max(map(len, rows))), special["pad_token_id"])
     mask = torch.zeros_like(ids)
     for i, row in enumerate(rows):

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextIteratorStreamer
 
+from mentalese.data.batches import decode, encode_prompts, shown_prompt
+from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluate.perplexity import evaluation_mode
 from mentalese.models.auto import context_length, hugging_face_model
@@ -43,15 +45,13 @@ def generate_text(
     Raises:
         InputError: an empty prompt, or one that leaves no room for `max_new_tokens` in the model's context.
     """
-    from mentalese.data.batches import decode
-
     if not prompts:
         return []
     plain = hugging_face_model(model)
     everything = _encode(plain, tokenizer, prompts, data, max_new_tokens)
     options = _options(tokenizer, max_new_tokens) | generation_kwargs
     texts = []
-    with _seeded(plain, seed):
+    with seeded(plain, seed):
         for start in range(0, len(prompts), batch_size):
             rows = {name: tensor[start : start + batch_size] for name, tensor in everything.items()}
             length = int(rows["attention_mask"].sum(1).max())
@@ -62,11 +62,6 @@ def generate_text(
                 shown_prompt(prompts[start + i // each], data) + decode(ids, tokenizer) for i, ids in enumerate(new)
             ]
     return texts
-
-
-def shown_prompt(prompt: str, data: DataConfig) -> str:
-    """A prompt as new text follows it: a record's question stands on a line of its own."""
-    return f"{prompt.rstrip()}\n" if data.batching == "records" else prompt
 
 
 def stream_text(
@@ -103,7 +98,7 @@ def _stream(
 
     def run() -> None:
         try:
-            with _seeded(model, seed):
+            with seeded(model, seed):
                 rows = {name: tensor.to(model.device) for name, tensor in batch.items()}
                 model.generate(**rows, **options, streamer=streamer, stopping_criteria=[stop])
         except BaseException as error:
@@ -130,8 +125,6 @@ def _encode(
     max_new_tokens: int,
 ) -> Batch:
     """Left-padded prompts that fit the context with `max_new_tokens` to come."""
-    from mentalese.data.batches import encode_prompts
-
     if max_new_tokens < 1:
         raise InputError(f"max_new_tokens is {max_new_tokens}: give at least 1")
     batch = encode_prompts(prompts, tokenizer, data)
@@ -151,14 +144,12 @@ def _shortened(text: str) -> str:
 
 
 def _options(tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> dict[str, Any]:
-    from mentalese.data.tokenizers import special_token_ids
-
     special = special_token_ids(tokenizer, sentences=False)
     return {"max_new_tokens": max_new_tokens, "pad_token_id": special["pad_token_id"]}
 
 
 @contextmanager
-def _seeded(model: PreTrainedModel, seed: int) -> Iterator[None]:
+def seeded(model: PreTrainedModel, seed: int) -> Iterator[None]:
     """Eval mode and a generator of its own: whoever trains goes on undisturbed."""
     devices = [model.device] if model.device.type == "cuda" else []
     with evaluation_mode(model), torch.random.fork_rng(devices=devices):

@@ -196,13 +196,19 @@ def _exp(nll: float) -> float:
     return math.exp(nll) if nll < 700 else math.inf
 
 
+def asked_at(data: DataConfig) -> dict[str, int | None]:
+    """The stage that records are read at, and latents a record, `None` where there are not even their markers."""
+    return {"stage": data.stage, "latents": data.latents_at(data.stage) if data.has_latents else None}
+
+
 def protocol(model: Any, data: DataConfig, evaluation: EvaluationConfig) -> dict[str, Any]:
     """The words that a perplexity is published with. The batch size is not among them: it changes nothing."""
     length, stride = evaluation.window(data)
     windows = f"sliding windows of {length} tokens inside a document, {stride} new ones a window"
+    joined = f"windows of {length} tokens of the documents joined by end-of-document tokens, {stride} new ones a window"
     context, first_token = {
         "blocks": (
-            windows,
+            joined if evaluation.joined else windows,
             "a document's first token is scored after the end-of-document token; a sentence's first token after the "
             "sentence before it, like any other token",
         ),
@@ -229,5 +235,5 @@ def protocol(model: Any, data: DataConfig, evaluation: EvaluationConfig) -> dict
         "sentences": data.sentences if data.batching in WITH_MARKERS else None,
         "estimator": estimator,
         **model.scoring_protocol(estimator),
-        **({"stage": data.stage, "latents": data.latents_at(data.stage)} if data.batching == "records" else {}),
+        **(asked_at(data) if data.batching == "records" else {}),
     }
