@@ -9,4 +9,5 @@ FAMILY = Family(
     description="Latent Thought Models: thoughts of a whole text, inferred by gradient steps, to which layers attend",
     recipes=f"{_HERE}.recipes:RECIPES",
     classes={"ltm": (f"{_HERE}.configuration:LTMConfig", f"{_HERE}.modeling:LTMForCausalLM")},
+    figures=f"{_HERE}.figures:FIGURES",
 )
