@@ -27,7 +27,7 @@ TOLERANCE = {"atol": 2e-5, "rtol": 2e-5}
 # of its causal selection.
 NOT_CAUSAL = {"thoughtbubbles/tiny": {"selection": "causal"}}
 # Other ways through a family's code than its `tiny` recipe takes.
-MODES = ["coconut/tiny-coconut", "coconut/tiny-pause"]
+MODES = ["coconut/tiny-coconut", "coconut/tiny-pause", "latent_thought/tiny-langevin", "latent_thought/tiny-vae"]
 PROMPTS = [
     "The first",
     "She had a son. He was old and lived in",

@@ -18,7 +18,8 @@ import pytest
 from mentalese import Recipe, TrainConfig, get_recipe, recipes
 
 FOLDER = Path(__file__).parent
-TINY = [name for name in recipes() if name.endswith("/tiny")]
+MODES = ["latent_thought/tiny-langevin", "latent_thought/tiny-vae"]  # other ways to train than the `tiny` recipe's
+TINY = [*(name for name in recipes() if name.endswith("/tiny")), *MODES]
 
 
 def golden_recipe(name: str) -> Recipe:

@@ -247,10 +247,33 @@ def test_only_given_labels_are_evidence() -> None:
 
 
 def test_every_score_has_its_name() -> None:
-    assert model().estimators == ("elbo-bound",)
+    assert model().estimators == ("elbo-bound", "prefix", "context")
     assert model(num_latents=0).estimators == ("exact",)
-    with pytest.raises(InputError, match="estimator is 'exact': this model has elbo-bound, prefix"):
+    with pytest.raises(InputError, match="estimator is 'exact': this model has elbo-bound, prefix, context"):
         model().token_nll(batch(text()), "exact")
+
+
+def test_a_bound_is_a_likelihood_and_what_its_thoughts_cost() -> None:
+    made, data = model(), batch(text(rows=3))
+    parts = made.nll_parts(data)
+    torch.testing.assert_close(parts["nll"] + parts["kl"], made.token_nll(data))
+    posterior = infer(made, data)
+    torch.testing.assert_close(parts["kl"].sum(1), posterior.kl_by_layer(1)[:, 0], **CLOSE)
+    assert [*made.nll_parts(data, "prefix")] == ["nll"]
+
+
+def test_a_continuation_is_scored_under_thoughts_of_its_context_alone() -> None:
+    made, ids, mask = model(), text(rows=3), padded(text(rows=3))
+    data = batch(ids, mask)
+    data["labels"] = data["labels"].index_fill(1, torch.arange(30), -100)
+    scored = made.token_nll(data, **made.continuation_scoring())
+    logits = made(**made.continuation_inputs(data)).logits
+    nll = F.cross_entropy(logits[:, :-1].transpose(1, 2), data["labels"][:, 1:], reduction="none")
+    torch.testing.assert_close(scored[:, 1:], nll, **CLOSE)
+    for row, alone in enumerate((slice(0, 40), slice(9, 40), slice(0, 25))):
+        context = ids[row : row + 1, alone]
+        z = infer(made, batch(context[:, : int((data["labels"][row, alone] == -100).sum())])).sample()
+        torch.testing.assert_close(made.continuation_inputs(data)["z"][row], z[0], atol=1e-4, rtol=1e-4)
 
 
 def test_without_thoughts_it_is_an_autoregressive_model() -> None:
@@ -410,7 +433,7 @@ def test_a_token_costs_two_thirds_of_what_the_paper_counts(size: str, gigaflops:
         ({"fast_learning_rate": -1.0}, "ltm.fast_learning_rate is -1.0: give a positive number"),
         ({"langevin_step_size": float("nan")}, "ltm.langevin_step_size is nan: give a positive number"),
         ({"tolerance": -0.1}, "ltm.tolerance is -0.1: give nats a target"),
-        ({"inference": "vae"}, "ltm.inference is 'vae': give variational or langevin"),
+        ({"inference": "vae"}, "ltm.inference is 'vae': give variational or langevin or amortised"),
         ({"fast_schedule": "step"}, "ltm.fast_schedule is 'step': give constant or linear or cosine"),
         ({"fast_optimizer": "sgd"}, "ltm.fast_optimizer is 'sgd': give adam or adamw"),
         ({"noise": "none"}, "ltm.noise is 'none': give resampled or fixed"),
@@ -436,7 +459,7 @@ def test_arguments_that_cannot_be_are_refused() -> None:
         infer(model(num_latents=0), batch(ids))
     with pytest.raises(InputError, match="fast_steps is 0: give 1 or more"):
         infer(made, batch(ids), fast_steps=0)
-    with pytest.raises(InputError, match="inference is 'vae': give variational or langevin"):
+    with pytest.raises(InputError, match="inference is 'vae': this model has variational, langevin"):
         infer(made, batch(ids), inference="vae")
     with pytest.raises(InputError, match=r"attention_mask\[1\] is 0 throughout"):
         made(ids, attention_mask=torch.tensor([[1] * 40, [0] * 40]))

@@ -18,7 +18,9 @@ class LTMConfig(LatentThoughtConfig):
         num_latents: N_z, thought vectors in all, as many for each layer; 0: the same blocks without cross-attention,
             an autoregressive baseline.
         shared_latents: one set of `num_latents` that all layers attend to (section 2.1).
-        inference: of training, `variational` (Algorithm 1) or `langevin` (Eq. 4).
+        inference: of training, `variational` (Algorithm 1), `langevin` (Eq. 4), or `amortised`: a VAE, whose encoder
+            gives the posterior in no steps; what says how steps are taken is then of inference on demand alone.
+        encoder_layers: of `amortised`.
         fast_steps: T_fast, gradient steps on a batch's thoughts.
         fast_learning_rate: of these; a phase may set it (`phases[].model`).
         fast_schedule: of the learning rate over the fast steps: `constant`, or down to a tenth of it at the last step,
@@ -40,6 +42,7 @@ class LTMConfig(LatentThoughtConfig):
     num_latents: int = 24
     shared_latents: bool = False
     inference: str = "variational"
+    encoder_layers: int = 12
     fast_steps: int = 16
     fast_learning_rate: float = 0.3
     fast_schedule: str = "constant"
@@ -52,7 +55,7 @@ class LTMConfig(LatentThoughtConfig):
     def validate_architecture(self) -> None:
         super().validate_architecture()
         choices = {
-            "inference": ("variational", "langevin"),
+            "inference": ("variational", "langevin", "amortised"),
             "fast_schedule": ("constant", "linear", "cosine"),
             "fast_optimizer": ("adam", "adamw"),
             "noise": ("resampled", "fixed"),
@@ -61,9 +64,18 @@ class LTMConfig(LatentThoughtConfig):
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 self._refuse(name, f"give {' or '.join(known)}")
-        for name, least in (("max_position_embeddings", 1), ("window_size", 1), ("fast_steps", 1), ("num_latents", 0)):
+        positive = ("max_position_embeddings", "window_size", "fast_steps", "encoder_layers")
+        for name, least in (*((name, 1) for name in positive), ("num_latents", 0)):
             if getattr(self, name) < least:
                 self._refuse(name, f"give {least} or more")
+        if self.inference == "amortised":
+            if not self.num_latents:
+                self._refuse(
+                    "num_latents", "an encoder needs thoughts to infer, so give 1 or more, or another inference"
+                )
+            for name, wanted in (("slow_grad", "final"), ("tolerance", None)):
+                if getattr(self, name) != wanted:
+                    self._refuse(name, f"an encoder infers in no steps, so give {wanted!r}")
         for name in ("fast_learning_rate", "langevin_step_size"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 self._refuse(name, "give a positive number")
@@ -91,6 +103,11 @@ class LTMConfig(LatentThoughtConfig):
     def latents_per_layer(self) -> int:
         """n, the thoughts that a layer attends to."""
         return self.num_latents if self.shared_latents else self.num_latents // self.num_hidden_layers
+
+    @property
+    def scoring(self) -> str:
+        """How thoughts are inferred where a text is scored, which needs a divergence: `langevin` has none."""
+        return "amortised" if self.inference == "amortised" else "variational"
 
     @property
     def width(self) -> int:

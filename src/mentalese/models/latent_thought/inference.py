@@ -1,4 +1,4 @@
-"""Fast learning: the posterior over a text's thoughts, by gradient steps (Kong et al., section 2.2).
+"""The posterior over a text's thoughts: fast learning, by gradient steps (Kong et al., section 2.2), or by an encoder.
 
 Only the parameters of the posterior get gradients, and what does not depend on thoughts was computed once
 (`LTMForCausalLM.read`). Rows never mix: a row's noise is a function of the seed and of the row's own targets, so that
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mentalese.errors import InputError
@@ -45,25 +46,27 @@ class Noise:
 
     Attributes:
         keys: int64 [B], one a row.
+        dtype: of the numbers; they have 24 random bits in any.
     """
 
     keys: Tensor
+    dtype: torch.dtype = torch.float32
 
     @classmethod
-    def of(cls, targets: Tensor, seed: int) -> Noise:
-        """That of rows with these targets [B, N]; what is -100 has no say."""
+    def of(cls, targets: Tensor, seed: int | Tensor, dtype: torch.dtype = torch.float32) -> Noise:
+        """That of rows with these targets [B, N], where -100 has no say; a seed of all rows or of each, int64 [B]."""
         place = torch.arange(1, targets.shape[1] + 1, device=targets.device)
         words = _scrambled(targets + _scrambled(place * _GOLDEN)).masked_fill(targets == IGNORED, 0)
-        return cls(_scrambled(words.sum(1) + _scrambled(torch.tensor(seed, device=targets.device))))
+        return cls(_scrambled(words.sum(1) + _scrambled(torch.as_tensor(seed, device=targets.device))), dtype)
 
     def draw(self, number: int, shape: Sequence[int]) -> Tensor:
-        """float32 [B, *shape]."""
+        """[B, *shape]."""
         places = torch.arange(math.prod(shape), device=self.keys.device)
         state = _scrambled(self.keys + torch.full_like(self.keys, number) * _GOLDEN)[:, None] + places * _GOLDEN
         bits = _scrambled(state)
         radius = (((bits >> 40 & 0xFFFFFF) + 0.5) * 2.0**-24).log().mul(-2).clamp(min=0).sqrt()
         angle = (bits >> 8 & 0xFFFFFF) * (2 * math.pi * 2.0**-24)
-        return (radius * angle.cos()).view(-1, *shape)
+        return (radius * angle.cos()).view(-1, *shape).to(self.dtype)
 
 
 def shared_seed() -> int:
@@ -85,6 +88,7 @@ class Posterior:
         mu: [B, N_z, d], the means; of `langevin` the end of the chain.
         log_var: [B, N_z, d]; `None` of `langevin`.
         nll, kl: float32 [steps, B], nats of a row before each fast step; of `langevin`, |z|^2 / 2 in place of the KL.
+            `amortised` takes no steps.
         noise, last: where `sample` draws from.
     """
 
@@ -124,7 +128,7 @@ def infer(
     inference: str | None = None,
     fast_steps: int | None = None,
     fast_learning_rate: float | None = None,
-    seed: int = 0,
+    seed: int | Tensor = 0,
     show: bool = False,
 ) -> Posterior:
     """The posterior over the thoughts behind a batch's labels; each row has its own.
@@ -133,8 +137,8 @@ def infer(
 
     Args:
         batch: see `Batch`; thoughts explain `labels`, given the tokens before each.
-        inference, fast_steps, fast_learning_rate: in place of the config's.
-        seed: of the noise.
+        inference, fast_steps, fast_learning_rate: in place of the config's; an encoder takes no steps.
+        seed: of the noise, of all rows or of each, [B].
         show: progress on standard error.
 
     Raises:
@@ -160,7 +164,7 @@ def fit(
     method: str | None = None,
     steps: int | None = None,
     learning_rate: float | None = None,
-    seed: int = 0,
+    seed: int | Tensor = 0,
     weights: Sequence[nn.Parameter] | None = None,
     together: bool = False,
     show: bool = False,
@@ -177,15 +181,21 @@ def fit(
         The posterior, and the gradients of `x` and of each of `weights`; empty without `weights`.
     """
     config = model.config
+    method = config.inference if method is None else method
+    known = ("variational", "langevin") if model.encoder is None else ("variational", "langevin", "amortised")
+    if method not in known:
+        raise InputError(f"inference is {method!r}: this model has {', '.join(known)}")
+    if method == "amortised":
+        for name, value in (("fast_steps", steps), ("fast_learning_rate", learning_rate)):
+            if value is not None:
+                raise InputError(f"{name} is {value}: an encoder takes no steps, so leave it out, or infer otherwise")
+        return encode(model, reading, targets, seed=seed), []
     steps = config.fast_steps if steps is None else steps
     if steps < 1:
         raise InputError(f"fast_steps is {steps}: give 1 or more")
-    method = config.inference if method is None else method
-    if method not in ("variational", "langevin"):
-        raise InputError(f"inference is {method!r}: give variational or langevin")
     counts = (targets != IGNORED).sum(1)
     live = counts > 0
-    noise = Noise.of(targets, seed)
+    noise = _noise(x, targets, seed)
     shape = (config.num_latents, config.hidden_size)
     with torch.inference_mode(False), torch.enable_grad():
         x, head = x.detach(), model.output_weight()
@@ -213,8 +223,30 @@ def fit(
                 gradients = [g if a is None else a if g is None else a + g for a, g in zip(gradients, found[own:])]
                 bar.update(step + 1)
     posterior = search.result(torch.stack(nlls), torch.stack(kls))
-    _check_finite(posterior)
+    check_finite(posterior.elbo, "model.fast_learning_rate (langevin_step_size)")
     return posterior, gradients
+
+
+def encode(model: LTMForCausalLM, reading: Reading, targets: Tensor, *, seed: int | Tensor = 0) -> Posterior:
+    """The posterior that the encoder of a VAE gives (section 2.2), differentiable in its weights.
+
+    It reads a row's first token and those that are `targets` [B, N - 1], so that nothing else has a say. A row without
+    targets has the prior.
+    """
+    assert model.encoder is not None
+    tokens = model.embed(reading.ids)
+    counted = targets != IGNORED
+    live = counted.any(1)[:, None, None]
+    mu, log_var = model.encoder(tokens, F.pad(counted, (1, 0), value=True), reading)
+    noise = _noise(mu, targets, seed)
+    mu, log_var = (torch.where(live, value.to(noise.dtype), 0.0) for value in (mu, log_var))
+    none = mu.new_zeros(0, len(mu))
+    return Posterior(mu, log_var, none, none, noise)
+
+
+def _noise(x: Tensor, targets: Tensor, seed: int | Tensor) -> Noise:
+    """Noise in the precision of x, float32 at least: thoughts are sums of small steps."""
+    return Noise.of(targets, seed, torch.promote_types(x.dtype, torch.float32))
 
 
 def _still(live: Tensor, nlls: list[Tensor], kls: list[Tensor], counts: Tensor, tolerance: float | None) -> Tensor:
@@ -233,13 +265,15 @@ def _none(live: Tensor, together: bool) -> bool:
     return not bool(some)
 
 
-def _check_finite(posterior: Posterior) -> None:
-    broken = ~posterior.elbo.isfinite()
-    if bool(broken.any()):
-        step, row = broken.nonzero()[0].tolist()
+def check_finite(elbo: Tensor, rate: str) -> None:
+    """Raises `FloatingPointError` where an ELBO [B] or [steps, B] is not finite; `rate` is what a user may lower."""
+    broken = (~elbo.isfinite()).nonzero().tolist()
+    if broken:
+        *step, row = broken[0]
+        place = f" at fast step {step[0]}" if step else ""
         raise FloatingPointError(
-            f"the ELBO of row {row} is {float(posterior.elbo[step, row])} at fast step {step}: lower "
-            "model.fast_learning_rate (langevin_step_size), or look at the weights and at this row"
+            f"the ELBO of row {row} is {float(elbo[tuple(broken[0])])}{place}: lower {rate}, or look at the weights "
+            "and at this row"
         )
 
 
@@ -249,7 +283,7 @@ class _Variational:
     def __init__(self, config: Any, noise: Noise, shape: Sequence[int], live: Tensor, rate: float | None) -> None:
         self.config, self.noise, self.shape = config, noise, shape
         self.rate = config.fast_learning_rate if rate is None else rate
-        some = live[:, None, None].float()
+        some = live[:, None, None].to(noise.dtype)
         self.mu = (some * 0.01 * noise.draw(_MEANS, shape)).requires_grad_()
         self.log_var = (some * (0.1 * noise.draw(_VARIANCES, shape) - 5)).requires_grad_()
         self.parameters = [self.mu, self.log_var]

@@ -13,12 +13,14 @@ size. Rows are packed: they begin at their first token, wherever padding was.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import initialization as init
 
 from mentalese.errors import InputError
 from mentalese.models.base import (
@@ -33,8 +35,15 @@ from mentalese.models.base import (
     ThoughtTrace,
 )
 from mentalese.models.latent_thought.configuration import LTMConfig
-from mentalese.models.latent_thought.inference import Posterior, fit, infer, shared_seed
-from mentalese.nn.loss import linear_cross_entropy, linear_nll
+from mentalese.models.latent_thought.inference import (
+    Posterior,
+    check_finite,
+    encode,
+    fit,
+    infer,
+    shared_seed,
+)
+from mentalese.nn.loss import linear_cross_entropy, linear_nll, linear_nll_sum
 from mentalese.nn.rotary import rotary_table, rotate
 from mentalese.nn.window import window_attention, window_mask, window_pairs
 
@@ -46,6 +55,7 @@ class Reading:
     """What all blocks of a pass share, and where its tokens were.
 
     Attributes:
+        ids: [B, N], the tokens.
         columns: [B, N], where each token lay in its row; `None`: there is no padding.
         lengths: [B], tokens a row.
         width: columns of the batch.
@@ -55,6 +65,7 @@ class Reading:
         past: of a pass that goes on from a cache.
     """
 
+    ids: Tensor
     columns: Tensor | None
     lengths: Tensor
     width: int
@@ -205,6 +216,57 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
+class EncoderBlock(nn.Module):
+    """Self-attention in both directions and SwiGLU, each behind its norm and added to the stream."""
+
+    def __init__(self, config: LTMConfig) -> None:
+        super().__init__()
+        self.heads = config.num_attention_heads
+        self.attention_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
+        self.out = ResidualLinear(config.hidden_size, config.hidden_size, bias=False)
+        self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp = SwiGLU(config)
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], seen: Tensor | None) -> Tensor:
+        """[B, m, d] to [B, m, d]; seen: bool [B, 1, 1, m], `None`: all."""
+        qkv = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1))
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        out = F.scaled_dot_product_attention(rotate(q, *rotary), rotate(k, *rotary), v, seen)
+        x = x + self.out(out.transpose(1, 2).flatten(2))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Encoder(nn.Module):
+    """The inference model of a VAE (section 2.2, table 4): a learned query a thought reads the text along with it.
+
+    Queries stand at the positions of their thoughts. Tokens are embedded as for the decoder.
+    """
+
+    def __init__(self, config: LTMConfig) -> None:
+        super().__init__()
+        self.queries = nn.Parameter(torch.empty(config.num_latents, config.hidden_size))
+        self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.encoder_layers))
+        self.final_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.posterior = nn.Linear(config.hidden_size, 2 * config.hidden_size, bias=False)
+
+    def forward(self, tokens: Tensor, read: Tensor, reading: Reading) -> tuple[Tensor, Tensor]:
+        """Means and log variances [B, N_z, d], of embedded tokens [B, N, d].
+
+        Args:
+            read: bool [B, N], the tokens that have a say.
+        """
+        count = len(self.queries)
+        x = torch.cat((self.queries.to(tokens.dtype).expand(len(tokens), -1, -1), tokens), dim=1)
+        seen = None if bool(read.all()) else F.pad(read, (count, 0), value=True)[:, None, None]
+        layers = count // len(reading.latent_rotary[0])
+        rotary = [torch.cat((z.repeat(layers, 1), x[0, 0])) for z, x in zip(reading.latent_rotary, reading.rotary)]
+        for block in self.blocks:
+            x = block(x, (rotary[0], rotary[1]), seen)
+        mu, log_var = self.posterior(self.final_norm(x[:, :count])).chunk(2, dim=-1)
+        return mu, log_var
+
+
 # ----------------------------------------------------------------------------------------------------------- the model
 
 
@@ -213,6 +275,25 @@ class LTMOutput(CausalLMOutputWithThoughts):
     """`z_given`: whether logits are given thoughts that the caller (or the cache) brought, or the prior mean."""
 
     z_given: bool | None = None
+
+
+@dataclass
+class Reinference:
+    """How `generate` goes on to infer thoughts: after `every` tokens behind the `prompt` columns of all rows.
+
+    Attributes:
+        seeds: int64 [prompts].
+    """
+
+    every: int
+    prompt: int
+    fast_steps: int | None
+    seeds: Tensor
+
+    def due(self, width: int) -> int:
+        """The columns, of so many, that thoughts are to be inferred from; 0: those from the prompt stay."""
+        new = width - self.prompt
+        return width - new % self.every if new >= self.every else 0
 
 
 class LTMForCausalLM(LatentThoughtModel):
@@ -228,7 +309,13 @@ class LTMForCausalLM(LatentThoughtModel):
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.final_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.encoder = Encoder(config) if config.inference == "amortised" else None
         self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, Encoder):
+            init.normal_(module.queries, std=self.config.initializer_range)
 
     def new_cache(self) -> ThoughtCache:
         return ThoughtCache()
@@ -273,6 +360,7 @@ class LTMForCausalLM(LatentThoughtModel):
         apart = config.max_position_embeddings // max(config.num_latents, 1)
         latents = apart * torch.arange(config.latents_per_layer, device=device)
         reading = Reading(
+            ids=input_ids,
             columns=columns,
             lengths=lengths,
             width=width,
@@ -307,6 +395,7 @@ class LTMForCausalLM(LatentThoughtModel):
         if z is None and config.num_latents:
             z = x.new_zeros(len(x), config.num_latents, config.hidden_size)
         n = config.latents_per_layer
+        z = z if z is None else z.to(x.dtype)
         for layer, block in enumerate(self.blocks):
             own = z if z is None or config.shared_latents else z[:, layer * n : (layer + 1) * n]
             x = block(x, own, reading, before_z=layer > 0)
@@ -334,9 +423,11 @@ class LTMForCausalLM(LatentThoughtModel):
         With `slow_grad="accumulate"` the loss has the same value, and its gradient is that plus what each fast step's
         negative ELBO gives the weights: sums over a row's targets, mean over rows, summed over steps.
 
+        With `inference="amortised"` one pass: the negative ELBO a target, under a draw from the encoder's posterior.
+
         Args:
             batch: see `Batch`.
-            settings: `fast_learning_rate`, in place of the config's.
+            settings: `fast_learning_rate`, in place of the config's; `kl_weight` of an encoder's ELBO, 1 by default.
 
         Raises:
             FloatingPointError: an ELBO is not finite; the message names step and row.
@@ -344,6 +435,8 @@ class LTMForCausalLM(LatentThoughtModel):
         config = self.config
         if not config.num_latents:
             return super().training_loss(batch, **settings)
+        if self.encoder is not None:
+            return self._amortised_loss(batch, **settings)
         rate = settings.pop("fast_learning_rate", None)
         self.target_weights(batch, **settings)
         x, reading = self.read(batch["input_ids"], batch.get("attention_mask"))
@@ -369,6 +462,25 @@ class LTMForCausalLM(LatentThoughtModel):
         weight = (targets != IGNORED).sum().float()
         return LossOutput(loss, weight, {"nll": nll} | self._metrics(posterior, nll, weight.clamp(min=1)))
 
+    def _amortised_loss(self, batch: Batch, kl_weight: float = 1.0, **settings: Any) -> LossOutput:
+        """Eq. 5 under the encoder's posterior, reparametrised, with a weight of the KL that a phase may anneal."""
+        self.target_weights(batch, **settings)
+        if not (math.isfinite(kl_weight) and kl_weight >= 0):
+            raise InputError(f"phases.model.kl_weight is {kl_weight}: give a number of 0 or more")
+        x, reading = self.read(batch["input_ids"], batch.get("attention_mask"))
+        targets = reading.targets(batch["labels"])
+        posterior = encode(self, reading, targets, seed=shared_seed())
+        hidden = self.decode(x, posterior.sample(), reading)
+        total, nll = linear_nll_sum(hidden[:, :-1].flatten(0, 1), self.output_weight(), targets.flatten())
+        kl = posterior.kl_by_layer(1)[:, 0]
+        check_finite(-(nll.view(targets.shape).sum(1) + kl.detach()), "optimizer.learning_rate")
+        weight = (targets != IGNORED).sum().float()
+        count = weight.clamp(min=1)
+        loss = (total + kl_weight * kl.sum()) / count
+        nll = total.detach() / count
+        return LossOutput(loss, weight, {"nll": nll} | self._metrics(posterior, nll, count))
+
+    @torch.no_grad()
     def _metrics(self, posterior: Posterior, nll: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Nats a target, and the share of channels of thoughts whose means differ between rows."""
         active = (posterior.mu.var(0, unbiased=False) > 0.01).float().mean()
@@ -384,19 +496,30 @@ class LTMForCausalLM(LatentThoughtModel):
 
     @property
     def estimators(self) -> tuple[str, ...]:  # type: ignore[override]
-        """`elbo-bound`: nats of each label under thoughts inferred from the row itself, and the KL of these spread
-        evenly over the row's labels; the sum is the negative ELBO, a bound. `exact`: there are no thoughts.
+        """How thoughts are found for a row whose labels are scored; `exact`: there are none.
 
-        `token_nll` also knows `prefix`; see `scored_labels`.
+        `elbo-bound`: from the labels themselves. The KL of the thoughts, spread evenly over the row's labels, is what
+        that costs; the sum is the negative ELBO, a bound.
+        `prefix`: from the first half of the labels; the second half alone is scored, an ordinary prediction.
+        `context`: from the tokens that are no labels; where there are none, thoughts are a draw from the prior.
         """
-        return ("elbo-bound",) if self.config.num_latents else ("exact",)
+        return ("elbo-bound", "prefix", "context") if self.config.num_latents else ("exact",)
+
+    @property
+    def continuation_estimator(self) -> str | None:  # type: ignore[override]
+        return "context" if self.config.num_latents else None
+
+    def scoring_protocol(self, estimator: str) -> dict[str, Any]:
+        """See `Contract.scoring_protocol`."""
+        config = self.config
+        if not config.num_latents:
+            return {}
+        steps = ("fast_steps", "fast_learning_rate", "fast_schedule", "fast_optimizer", "noise")
+        names = ("num_latents", *(steps if self.encoder is None else ("encoder_layers",)))
+        return {"inference": {name: getattr(config, name) for name in names}}
 
     def scored_labels(self, batch: Batch, estimator: str) -> Tensor:
-        """The batch's labels [B, width] that an estimator scores, -100 elsewhere.
-
-        Those of a row's first token never count; `prefix` gives the first half of the others to inference, and scores
-        the second alone.
-        """
+        """See `Contract.scored_labels`, and `estimators`; labels of a row's first token never count."""
         labels, mask = batch["labels"], batch.get("attention_mask")
         real = torch.ones_like(labels) if mask is None else mask
         labels = labels.masked_fill((real == 0) | (real.cumsum(1) == 1), IGNORED)
@@ -409,32 +532,53 @@ class LTMForCausalLM(LatentThoughtModel):
     def token_nll(
         self, batch: Batch, estimator: str | None = None, *, fast_steps: int | None = None, seed: int = 0
     ) -> Tensor:
-        """See `Contract.token_nll` and `estimators`; inference is Algorithm 1, whatever training's is.
+        """See `Contract.token_nll`; the arguments are those of `nll_parts`."""
+        parts = self.nll_parts(batch, estimator, fast_steps=fast_steps, seed=seed)
+        return torch.stack([*parts.values()]).sum(0)
 
-        `prefix` infers them from the first half of a row's labels and scores the second: an ordinary prediction.
+    @torch.no_grad()
+    def nll_parts(  # type: ignore[override]
+        self, batch: Batch, estimator: str | None = None, *, fast_steps: int | None = None, seed: int = 0
+    ) -> dict[str, Tensor]:
+        """`nll` of each label, and of a bound its share of the row's `kl`; inference is Algorithm 1, or the encoder's.
 
         Args:
+            estimator: one of `estimators`.
             fast_steps: T_fast, in place of the config's.
             seed: of the noise; with the same seed a row has the same score in every batch.
         """
         estimator = estimator or self.estimators[0]
-        known = (*self.estimators, "prefix") if self.config.num_latents else self.estimators
-        if estimator not in known:
-            raise InputError(f"estimator is {estimator!r}: this model has {', '.join(known)}")
+        if estimator not in self.estimators:
+            raise InputError(f"estimator is {estimator!r}: this model has {', '.join(self.estimators)}")
         if not self.config.num_latents:
-            return super().token_nll(batch)
+            return {"nll": super().token_nll(batch)}
         x, reading = self.read(batch["input_ids"], batch.get("attention_mask"))
         labels = self.scored_labels(batch, estimator)
-        targets = reading.targets(labels)
-        evidence = targets
-        if estimator == "prefix":
-            evidence = reading.targets(batch["labels"].masked_fill(labels != IGNORED, IGNORED))
-        posterior, _ = fit(self, x, reading, evidence, method="variational", steps=fast_steps, seed=seed)
-        nll = self._nll(self.decode(x, posterior.sample(), reading), targets)
-        if estimator != "prefix":
+        targets = evidence = reading.targets(labels)
+        if estimator != "elbo-bound":
+            evidence = reading.targets(self._given(batch, labels))
+        posterior, _ = fit(self, x, reading, evidence, method=self.config.scoring, steps=fast_steps, seed=seed)
+        parts = {"nll": self._nll(self.decode(x, posterior.sample(), reading), targets)}
+        if estimator == "elbo-bound":
             counted = targets != IGNORED
-            nll = nll + posterior.kl_by_layer(1) / counted.sum(1, keepdim=True).clamp(min=1) * counted
-        return reading.spread(F.pad(nll, (1, 0)))
+            parts["kl"] = posterior.kl_by_layer(1) / counted.sum(1, keepdim=True).clamp(min=1) * counted
+        return {name: reading.spread(F.pad(nats, (1, 0))) for name, nats in parts.items()}
+
+    @staticmethod
+    def _given(batch: Batch, labels: Tensor) -> Tensor:
+        """The tokens [B, width] that are not scored, as labels to infer thoughts from; padding is -100 too."""
+        mask = batch.get("attention_mask")
+        scored = labels != IGNORED
+        return batch["input_ids"].masked_fill(scored if mask is None else scored | (mask == 0), IGNORED)
+
+    def continuation_inputs(self, batch: Batch) -> dict[str, Tensor]:
+        """Thoughts too, inferred as by the estimator `context`."""
+        inputs = super().continuation_inputs(batch)
+        if not self.config.num_latents:
+            return inputs
+        given = self._given(batch, self.scored_labels(batch, "context"))
+        posterior = infer(self, batch | {"labels": given}, inference=self.config.scoring)
+        return inputs | {"z": posterior.sample()}
 
     def _nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """[B, N - 1] nats."""
@@ -458,24 +602,37 @@ class LTMForCausalLM(LatentThoughtModel):
         rest += attention + width * d * config.vocab_size
         return rows * first, rows * rest, rows * pairs, rows * attention
 
+    def _encoder_flops(self, batch: Batch) -> int:
+        """Multiply-adds of the encoder for one pass over a batch."""
+        config = self.config
+        if self.encoder is None:
+            return 0
+        rows, width = batch["input_ids"].shape
+        mask = batch.get("attention_mask")
+        d, n = config.hidden_size, config.num_latents
+        length = n + (width if mask is None else int(mask.sum(1).max()))
+        block = 4 * d * d * length + 2 * d * length**2 + 3 * d * config.width * length
+        return rows * (config.encoder_layers * block + 2 * d * d * n)
+
     def forward_flops(self, batch: Batch) -> int:
         """See `Contract.forward_flops`; thoughts are given."""
         first, rest, _, _ = self._flops(batch)
         return 2 * (first + rest)
 
     def training_flops(self, batch: Batch, **settings: Any) -> int:
-        """T_fast passes with gradients of activations alone, and one with those of weights too.
+        """T_fast passes with gradients of activations alone, and one with those of weights too; with an encoder the
+        latter alone, through the encoder as well.
 
         Gradients of activations cost a pass, and attention once more. The paper counts (T_fast + 1) whole steps.
         """
         first, rest, _, attention = self._flops(batch)
-        if not self.config.num_latents:
-            return 6 * (first + rest)
+        if not self.config.num_latents or self.encoder is not None:
+            return 6 * (first + rest + self._encoder_flops(batch))
         return self.config.fast_steps * 2 * (2 * rest + attention) + 6 * (first + rest)
 
     def compiled_parts(self) -> list[nn.Module]:
         """The blocks: what runs them a number of times is not traced."""
-        return list(self.blocks)
+        return [*self.blocks, *([] if self.encoder is None else self.encoder.blocks)]
 
     # ------------------------------------------------------------------------------------- Hugging Face's side
 
@@ -542,18 +699,18 @@ class LTMForCausalLM(LatentThoughtModel):
         """A trace a row: its thoughts, each of the whole row, and what inference did.
 
         `surprise` is a token's negative log-likelihood under the thoughts; `elbo`, `nll` and `kl` are nats of the row
-        by fast step, `kl_by_layer` those at the end.
+        by fast step where there are such, `kl_by_layer` those at the end.
         """
         config = self.config
         batch = prompt_batch(input_ids, attention_mask)
         mask = batch["attention_mask"]
         traces = [ThoughtTrace(ids) for ids in input_ids]
         if config.num_latents and z is None:
-            posterior = infer(self, batch, inference="variational")
+            posterior = infer(self, batch, inference=config.scoring)
             z = posterior.mu
             layers = posterior.kl_by_layer(1 if config.shared_latents else config.num_hidden_layers)
             for row, trace in enumerate(traces):
-                for name in ("elbo", "nll", "kl"):
+                for name in ("elbo", "nll", "kl") if len(posterior.nll) else ():
                     trace.curves[name] = getattr(posterior, name)[:, row]
                 trace.curves["kl_by_layer"] = layers[row]
         x, reading = self.read(input_ids, attention_mask)
@@ -576,33 +733,98 @@ class LTMForCausalLM(LatentThoughtModel):
         *,
         z: Tensor | None = None,
         fast_steps: int | None = None,
-        posterior_seed: int = 0,
+        infer_every: int | None = None,
+        posterior_seed: int | None = None,
         show_progress: bool = False,
         **kwargs: Any,
     ) -> Any:
         """Hugging Face's `generate`, under thoughts inferred from the prompts (section 2.3, Eq. 7).
 
-        A prompt of one token says nothing about its thoughts: they are drawn from the prior.
+        A prompt of one token says nothing about its thoughts: they are drawn from the prior. Sampled sequences of one
+        prompt (`num_return_sequences`) have each a draw of their own, under the seeds `posterior_seed`,
+        `posterior_seed + 1` ..; the beams of a search share one.
 
         Args:
             inputs: [B, L], or `input_ids`; with padding give `attention_mask` too.
             z: [B, N_z, d], thoughts to go on under instead.
             fast_steps: T_fast, in place of the config's.
-            posterior_seed: of inference and of the draw from the posterior; `num_return_sequences` share the draw.
-            show_progress: of inference, on standard error.
+            infer_every: after so many new tokens thoughts are inferred anew, from the prompt and all that follows it,
+                and the text is read again under them; `None`: never. Without a cache that is done for each token.
+            posterior_seed: of inference and of the draw from the posterior; `None`: 0, or from torch's generator where
+                tokens are sampled.
+            show_progress: of inference from the prompts, on standard error.
 
         Raises:
-            InputError: no prompt, or z of another shape.
+            InputError: no prompt, z of another shape, or a setting of inference where nothing is inferred.
         """
-        prompts = kwargs.get("input_ids") if inputs is None else inputs
-        if prompts is None:
+        inputs = kwargs.pop("input_ids", None) if inputs is None else inputs
+        if inputs is None:
             raise InputError("inputs is None: thoughts are inferred from a prompt, so give token ids")
-        if z is None and self.config.num_latents:
-            batch = prompt_batch(prompts, kwargs.get("attention_mask"))
-            posterior = infer(self, batch, fast_steps=fast_steps, seed=posterior_seed, show=show_progress)
-            z = posterior.sample()
-        z = self.check_z(z, len(prompts))
-        return super().generate(inputs, generation_config, **kwargs, **({} if z is None else {"z": z}))
+        z = self.check_z(z, len(inputs))
+        cache = self.check_cache(kwargs.get("past_key_values"))
+        reasons = {
+            "z is given": z is not None,
+            "the cache has its thoughts": cache is not None and cache.seen_tokens > 0,
+            "num_latents is 0": not self.config.num_latents,
+        }
+        known = next((reason for reason, holds in reasons.items() if holds), None)
+        if known is not None:
+            asked = {"fast_steps": fast_steps, "infer_every": infer_every, "posterior_seed": posterior_seed}
+            for name, value in asked.items():
+                if value is not None:
+                    raise InputError(f"{name} is {value}, and {known}: nothing is to be inferred, so leave it out")
+            return super().generate(inputs, generation_config, **kwargs, **({} if z is None else {"z": z}))
+        if infer_every is not None and infer_every < 1:
+            raise InputError(f"infer_every is {infer_every}: give 1 or more tokens, or None")
+
+        def setting(name: str, default: int) -> int:
+            places = kwargs.get(name), getattr(generation_config, name, None), getattr(self.generation_config, name)
+            return next((value for value in places if value is not None), default)
+
+        sampled = bool(setting("do_sample", 0))
+        if posterior_seed is None:
+            posterior_seed = int(torch.randint(2**62, ())) if sampled else 0
+        seeds = torch.full((len(inputs),), posterior_seed, device=inputs.device)
+        copies = setting("num_return_sequences", 1)
+        if sampled and copies > 1 and setting("num_beams", 1) == 1:
+            inputs = inputs.repeat_interleave(copies, dim=0)
+            seeds = seeds.repeat_interleave(copies) + torch.arange(copies, device=seeds.device).repeat(len(seeds))
+            if (mask := kwargs.get("attention_mask")) is not None:
+                kwargs["attention_mask"] = mask.repeat_interleave(copies, dim=0)
+            kwargs["num_return_sequences"] = 1
+        batch = prompt_batch(inputs, kwargs.get("attention_mask"))
+        z = infer(self, batch, fast_steps=fast_steps, seed=seeds, show=show_progress).sample()
+        if infer_every is not None:
+            kwargs["again"] = Reinference(infer_every, inputs.shape[1], fast_steps, seeds)
+        return super().generate(inputs, generation_config, z=z, **kwargs)
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        past_key_values: ThoughtCache | None = None,
+        attention_mask: Tensor | None = None,
+        z: Tensor | None = None,
+        again: Reinference | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Hugging Face's hook for each token. Thoughts that are due `again` are inferred, and the cache emptied."""
+        end = 0 if again is None else again.due(input_ids.shape[1])
+        if again is not None and end and (past_key_values is None or end == input_ids.shape[1]):
+            batch = prompt_batch(input_ids[:, :end], None if attention_mask is None else attention_mask[:, :end])
+            seeds = again.seeds.repeat_interleave(len(input_ids) // len(again.seeds))  # beams of a prompt share one
+            z = infer(self, batch, fast_steps=again.fast_steps, seed=seeds).sample()
+            if past_key_values is not None:
+                past_key_values.reset()
+                next_sequence_length = None
+        return super().prepare_inputs_for_generation(
+            input_ids,
+            next_sequence_length=next_sequence_length,
+            past_key_values=past_key_values,
+            attention_mask=attention_mask,
+            **({} if z is None else {"z": z}),
+            **kwargs,
+        )
 
 
 def prompt_batch(input_ids: Tensor, attention_mask: Tensor | None) -> Batch:

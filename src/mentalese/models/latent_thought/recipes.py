@@ -16,6 +16,7 @@ from typing import Any
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Phase, Recipe, TrainConfig
 
 LAYERS = {"small": 3, "medium": 6, "large": 12}
+ANNEALED = (Phase(model={"kl_weight": [0.0, 1.0]}),)
 RISING = (Phase(model={"fast_learning_rate": [0.3, 0.34]}),)
 
 
@@ -40,7 +41,8 @@ def blocks(length: int, **fields: Any) -> EvaluationConfig:
 
 def without_thoughts(recipe: Recipe) -> Recipe:
     """`-ar`, the same blocks without cross-attention; it has nothing to infer."""
-    plain = {k: v for k, v in recipe.model.items() if not k.startswith(("fast_", "langevin_")) and k != "inference"}
+    own = ("fast_", "langevin_", "encoder_", "inference")
+    plain = {k: v for k, v in recipe.model.items() if not k.startswith(own)}
     return dataclasses.replace(
         recipe,
         name=f"{recipe.name}-ar",
@@ -66,6 +68,22 @@ TINY = Recipe(
     optimizer=OptimizerConfig(learning_rate=3e-3, warmup=0.1),
     train=TrainConfig(tokens=50_000, eval_every=20),
     evaluation=blocks(256, max_documents=4),
+)
+
+TINY_LANGEVIN = dataclasses.replace(
+    TINY,
+    name="latent_thought/tiny-langevin",
+    description="latent_thought/tiny by Langevin sampling",
+    model=model(64, 4, 3, 256, 64, 3, inference="langevin", fast_steps=8, langevin_step_size=0.02),
+    baseline="latent_thought/tiny-ar",
+)
+TINY_VAE = dataclasses.replace(
+    TINY,
+    name="latent_thought/tiny-vae",
+    description="latent_thought/tiny as a VAE: an encoder of 3 layers in place of fast steps, the KL annealed",
+    model=model(64, 4, 3, 256, 64, 3, inference="amortised", encoder_layers=3),
+    phases=ANNEALED,
+    baseline="latent_thought/tiny-ar",
 )
 
 SMALL = Recipe(
@@ -163,8 +181,24 @@ FIGURE1 = [
 ]
 
 ABLATIONS = [
-    paper("table4-langevin", "Table 4: large, Langevin sampling", 12, 64, 24, inference="langevin"),
+    dataclasses.replace(
+        paper("table4-vae", "Table 4: a VAE, large's decoder and an encoder of 12 layers", 12, 1, 24),
+        model=model(512, 8, 12, 1024, 256, 24, inference="amortised", encoder_layers=12, vocab_size=50_257),
+        phases=ANNEALED,
+    ),
+    dataclasses.replace(
+        paper("table4-langevin", "Table 4: large, Langevin sampling", 12, 64, 24, inference="langevin"), phases=()
+    ),
     paper("shared", "Section 2.1: large, one set of thoughts for all layers", 12, 64, 24, shared_latents=True),
 ]
 
-RECIPES = [*with_baseline(TINY), *with_baseline(SMALL), *openstax(), *table1(), *FIGURE1, *ABLATIONS]
+RECIPES = [
+    *with_baseline(TINY),
+    TINY_LANGEVIN,
+    TINY_VAE,
+    *with_baseline(SMALL),
+    *openstax(),
+    *table1(),
+    *FIGURE1,
+    *ABLATIONS,
+]
