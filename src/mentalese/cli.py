@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import tyro
 
 from mentalese.errors import InputError, nearest
-from mentalese.recipe import Recipe
+from mentalese.recipe import Detokenizer, Recipe
 from mentalese.registry import families, get_recipe, match_recipes, recipes
 from mentalese.screen import print_table
 
@@ -159,7 +159,7 @@ def _changed_recipe(recipe: Recipe, options: Any) -> Recipe:
             if getattr(given, field.name) != field.default:
                 changed[field.name] = getattr(given, field.name)
     if options.source is not None:
-        changes["data"] |= {"source": options.source} | ({} if changes["data"].get("text_column") else _NO_COLUMN)
+        changes["data"] = _AS_IT_IS | changes["data"] | {"source": options.source}
     if options.seed is not None:
         changes["train"]["seed"] = options.seed
     if any(name in changes["train"] for name in _LENGTHS):  # one length replaces the other
@@ -178,7 +178,7 @@ def _changed_recipe(recipe: Recipe, options: Any) -> Recipe:
     return dataclasses.replace(recipe, model=model, **sections)
 
 
-_NO_COLUMN = {"text_column": None}
+_AS_IT_IS = {"text_column": None, "detokenizer": None}  # what a recipe says of its own text
 
 Source = Annotated[
     str | None, tyro.conf.arg(name="data", help="builtin:NAME, file:PATH or hub:NAME[:CONFIG] instead of the recipe's")
@@ -269,14 +269,18 @@ class _Eval:
     """Evaluates a saved model in its own tokens."""
 
     tasks: str = "perplexity"
-    """Names joined by commas: perplexity, accuracy, reversal, lambada, hellaswag, blimp, piqa, arc_easy,
-    arc_challenge, sciq, winogrande."""
+    """Names joined by commas: perplexity, accuracy, reversal, unconditional, conditional, lambada, hellaswag, blimp,
+    piqa, arc_easy, arc_challenge, sciq, winogrande."""
     task_files: Path | None = None
     """The folder of the questions of lambada and all after it."""
     limit: int | None = None
     """Ask only the first so many questions of each file."""
     estimators: str = ""
     """How to find the likelihood, names joined by commas, for models that have several ways."""
+    joined: bool = False
+    """Find the perplexity of all documents joined by their ends, in blocks, instead of each by itself."""
+    context_length: int | None = None
+    """Tokens a block, or a window, of a perplexity."""
     documents: int | None = None
     """Find the perplexity, or the accuracy, of the first so many documents only."""
     stage: int | None = None
@@ -285,6 +289,28 @@ class _Eval:
     """So many latents behind a question instead of those of the stage."""
     answer_tokens: int | None = None
     """The most new tokens of an answer."""
+    shots: int | None = None
+    """So many questions of the training split with their answers before each question."""
+    answer_samples: int | None = None
+    """Draw so many answers to each question: it is passed where any is right."""
+    num_beams: int | None = None
+    """In their place all beams of a search so wide."""
+    judge: str | None = None
+    """The model, PATH or hub:NAME, that scores samples (unconditional, conditional)."""
+    samples: int | None = None
+    """So many sequences (64 unless given), or prompts (1,000, or all there are)."""
+    sample_tokens: int | None = None
+    """New tokens a sample: as many as the model's context holds, at most 1,024; after a prompt 50."""
+    prompt_tokens: int | None = None
+    """Tokens of a prompt, 50 unless given."""
+    draws: int | None = None
+    """Multinomial continuations of each prompt, 5 unless given."""
+    decoding: Literal["greedy", "multinomial"] | None = None
+    """Of samples; both unless given."""
+    temperature: float | None = None
+    """Of drawn answers and samples, 1 unless given."""
+    seed: int | None = None
+    """Of shots, drawn answers and samples."""
     config: tuple[str, ...] = ()
     """FIELD=VALUE ...: fields of the model's config that are to have other values, as far as the weights allow."""
     against: str | None = None
@@ -292,9 +318,17 @@ class _Eval:
     source: Annotated[
         str | None, tyro.conf.arg(name="data", help="the text; what the model was trained on unless given")
     ] = None
+    text_column: str | None = None
+    """The column of the text, where a file has several."""
+    detokenizer: Detokenizer | None = None
+    """Read a tokenised set of this format as running text."""
     split: Literal["train", "validation", "test"] = "test"
     out: Path | None = None
     """A JSON file for the results."""
+
+    def given(self, *names: str) -> dict[str, Any]:
+        """Those of these options that were given."""
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
 def evaluate(args: list[str]) -> None:
@@ -303,20 +337,34 @@ def evaluate(args: list[str]) -> None:
     options = _parse(_Eval, rest, "eval")
     if options.against is not None:
         return _against(model, options.against, options)
+    from mentalese.evaluate.answers import Asking
+    from mentalese.evaluate.samples import Sampling
     from mentalese.evaluate.tasks import evaluate_model
 
+    tasks = [task.strip() for task in options.tasks.split(",")]
+    drawn, samples = options.given("temperature", "seed"), {"unconditional", "conditional"} & set(tasks)
+    asking = options.given("shots", "answer_samples", "num_beams")
+    sampling = options.given("judge", "samples", "sample_tokens", "prompt_tokens", "draws", "decoding")
+    if drawn and not samples and "accuracy" not in tasks:
+        raise InputError(f"--{next(iter(drawn))} is only of drawn answers and samples: leave it out")
     results = evaluate_model(
         model,
-        tasks=[task.strip() for task in options.tasks.split(",")],
+        tasks=tasks,
         source=options.source,
+        text_column=options.text_column,
+        detokenizer=options.detokenizer,
         split=options.split,
         task_files=options.task_files,
         limit=options.limit,
-        estimators=[name.strip() for name in options.estimators.split(",") if name.strip()],
+        estimators=tuple(name.strip() for name in options.estimators.split(",") if name.strip()),
+        joined=options.joined,
+        context_length=options.context_length,
         documents=options.documents,
         stage=options.stage,
         latents=options.latents,
         answer_tokens=options.answer_tokens,
+        asking=Asking(**asking, **(drawn if "accuracy" in tasks else {})),
+        sampling=Sampling(**sampling, **(drawn if samples else {})),
         config=_config_fields(options.config),
         out=options.out,
         device=_device(),
@@ -326,18 +374,9 @@ def evaluate(args: list[str]) -> None:
 
 
 def _against(model: str, reference: str, options: _Eval) -> None:
-    for name in (
-        "tasks",
-        "task_files",
-        "limit",
-        "estimators",
-        "documents",
-        "stage",
-        "latents",
-        "answer_tokens",
-        "config",
-    ):
-        if (value := getattr(options, name)) != getattr(_Eval, name):
+    for name in (field.name for field in dataclasses.fields(_Eval)):
+        used = name in ("against", "source", "split", "out")
+        if not used and (value := getattr(options, name)) != getattr(_Eval, name):
             flag = f"--{name.replace('_', '-')}"
             raise InputError(f"{flag} is {str(value)!r} with --against, which compares perplexities: leave it out")
     from mentalese.evaluate.paired import compare_models
@@ -602,6 +641,8 @@ class _Prepare:
     out: Path | None = None
     """The store's folder; needed."""
     text_column: str | None = None
+    detokenizer: Detokenizer | None = None
+    """Read a tokenised set of this format as running text."""
     tokenizer: str = "bpe:4096"
     """bpe:SIZE, a folder, or hub:NAME."""
     sentences: str = "sentencex"

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from mentalese.errors import InputError, nearest
 
 Clock = Literal["steps", "epochs", "tokens", "sentence_steps"]
+Detokenizer = Literal["wikitext", "ptb", "lm1b", "lambada", "scientific_papers"]
 
 WITH_MARKERS = ("sentences", "marked")
 """The kinds of `DataConfig.batching` whose text has its sentences between markers."""
@@ -68,7 +69,7 @@ class DataConfig:
 
     source: str = "builtin:stdlib"
     text_column: str | None = None
-    detokenizer: Literal["wikitext", "ptb", "lm1b", "lambada", "scientific_papers"] | None = None
+    detokenizer: Detokenizer | None = None
     tokenizer: str = "bpe:4096"
     sentences: str = "sentencex"
     min_sentence_tokens: int = 3

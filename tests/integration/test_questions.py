@@ -274,7 +274,9 @@ def test_what_evaluation_cannot_use_is_refused(
     assert says in capsys.readouterr().err
 
 
-def test_a_model_of_texts_is_not_asked(sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_of_texts_is_asked_what_it_can_read(
+    sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plain = Recipe(
         name="sums/text",
         description="the same as text",
@@ -283,8 +285,14 @@ def test_a_model_of_texts_is_not_asked(sums: Path, tmp_path: Path, capsys: pytes
         train=TrainConfig(steps=1, device="cpu"),
     )
     train(plain, tmp_path / "run", show=False)
-    assert mentalese("eval", tmp_path / "run", "--tasks", "accuracy") == 2
-    assert "was not trained on questions" in capsys.readouterr().err
+    out = tmp_path / "asked.json"
+    asked = ("eval", tmp_path / "run", "--tasks", "accuracy", "--answer-tokens", "4", "--documents", "3")
+    assert mentalese(*asked, "--shots", "1", "--answer-samples", "2", "--seed", "1", "--out", out) == 0
+    result = json.loads(out.read_text())["accuracy"]
+    assert (result["questions"], result["protocol"]["attempts"]["k"], result["protocol"]["shots"]["seed"]) == (3, 2, 1)
+    assert 0 <= result["pass_at_k"] <= 1
+    assert mentalese(*asked, "--data", "builtin:stdlib") == 2
+    assert "tasks holds 'accuracy': builtin:stdlib holds texts" in capsys.readouterr().err
     assert mentalese("generate", tmp_path / "run", "--prompt", "3", "--latents", "2") == 2
     assert "data.latents is 2: it needs data.batching 'records'" in capsys.readouterr().err
 

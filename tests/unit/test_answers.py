@@ -16,7 +16,7 @@ from mentalese import Recipe, TrainConfig
 from mentalese.data.store import TokenStore, prepare
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
-from mentalese.evaluate.answers import Answers, answered, answers, final_answer
+from mentalese.evaluate.answers import Answers, Asking, answered, answers, final_answer, free_answer
 from mentalese.models.auto import CausalLMAdapter
 from mentalese.recipe import DataConfig, EvaluationConfig
 
@@ -38,29 +38,47 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[TokenStore, Any,
     return store, tokenizer, data
 
 
+def gpt2(tokenizer: Any) -> CausalLMAdapter:
+    """Untied and with large weights: a tied random model would repeat one token, whatever the prompt."""
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=len(tokenizer), n_positions=96, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    return CausalLMAdapter(GPT2LMHeadModel(config)).train()
+
+
 class Scripted(nn.Module):
     """Says `said[i]` to the i-th question that it is asked, whatever the question."""
 
     def __init__(self, said: list[str], tokenizer: Any, context: int | None = None) -> None:
         super().__init__()
-        self.said, self.tokenizer, self.asked = list(said), tokenizer, []  # type: ignore[var-annotated]
+        self.said, self.tokenizer = list(said), tokenizer
+        self.asked: list[list[int]] = []
+        self.options: list[dict[str, Any]] = []
         self.config, self.device = SimpleNamespace(max_position_embeddings=context), torch.device("cpu")
 
     def generate(self, input_ids: Tensor, attention_mask: Tensor, **options: Any) -> Tensor:
         assert not self.training
         self.asked += [ids[mask.bool()].tolist() for ids, mask in zip(input_ids, attention_mask)]
+        self.options.append(options)
+        input_ids = input_ids.repeat_interleave(options.get("num_return_sequences", 1), 0)
         end, pad = options["eos_token_id"], options["pad_token_id"]
         rows = [[*self.tokenizer(self.said.pop(0))["input_ids"], end] for _ in input_ids]
         longest = max(map(len, rows))
         return torch.cat([input_ids, torch.tensor([row + [pad] * (longest - len(row)) for row in rows])], dim=1)
 
 
-def ask(prepared: tuple[TokenStore, Any, DataConfig], said: list[str], **fields: Any) -> tuple[Answers, Scripted]:
+def ask(
+    prepared: tuple[TokenStore, Any, DataConfig], said: list[str], *, count: int | None = None, **fields: Any
+) -> tuple[Answers, Scripted]:
     store, tokenizer, data = prepared
-    model = Scripted(said, tokenizer)
-    data, settings = dataclasses.replace(data, **fields), dataclasses.replace(SETTINGS, max_documents=len(said))
-    split = store.splits["train"]
-    return answers(model, tokenizer, split, data, settings, special_token_ids(tokenizer)), model
+    asking = fields.pop("asking", Asking())
+    context, settings = fields.pop("context", None), dataclasses.replace(SETTINGS, max_documents=count or len(said))
+    model, data = Scripted(said, tokenizer, context), dataclasses.replace(data, **fields)
+    train = store.splits["train"]
+    special = special_token_ids(tokenizer)
+    return answers(model, tokenizer, train, data, settings, special, asking=asking, examples=train), model
 
 
 @pytest.mark.parametrize(
@@ -127,12 +145,7 @@ def _segment(store: TokenStore, index: int) -> tuple[int, int]:
 
 def test_answers_do_not_depend_on_the_batch_size(prepared: tuple[TokenStore, Any, DataConfig]) -> None:
     store, tokenizer, data = prepared
-    torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=len(tokenizer), n_positions=96, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3,
-        tie_word_embeddings=False,
-    )  # fmt: skip
-    model = CausalLMAdapter(GPT2LMHeadModel(config)).train()
+    model = gpt2(tokenizer)
     special = special_token_ids(tokenizer)
 
     def texts(batch_size: int) -> list[str]:
@@ -159,6 +172,137 @@ def test_a_question_without_room_for_its_answer_is_refused_before_any_is_asked(
         assert not model.asked
     model = Scripted(["no"] * 20, tokenizer, longest + 24)
     answers(model, tokenizer, store.splits["train"], data, settings, special_token_ids(tokenizer))
+
+
+# -- several attempts, and examples ------------------------------------------------------------------------------------
+
+
+def right(prepared: tuple[TokenStore, Any, DataConfig], count: int) -> list[str]:
+    """The answers of the first questions, in the order that they are asked in: the longest first."""
+    tokenizer = prepared[1]
+    asked = ask(prepared, ["?"] * count)[1].asked
+    questions = [tokenizer.decode(row) for row in asked]
+    sums = (sum(map(int, question.split()[3:-1])) for question in questions)
+    return [f"### The {total}." for total in sums]
+
+
+def test_a_question_is_passed_where_any_attempt_is_right(prepared: tuple[TokenStore, Any, DataConfig]) -> None:
+    first, second, third = right(prepared, 3)
+    said = ["no", "no", third, "no", second, "no", first, "no", "no"]  # greedily, then drawn twice
+    result, model = ask(prepared, said, count=3, asking=Asking(answer_samples=2, temperature=0.7, seed=5))
+    assert (result.accuracy, result.pass_at_k) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
+    assert result.protocol["attempts"] == {
+        "k": 2, "decoding": "sampled", "temperature": 0.7, "seed": 5, "batch_size": 4
+    }  # fmt: skip
+    assert [options["do_sample"] for options in model.options] == [False, True, True]
+    drawn = {"temperature": 0.7, "top_k": 0, "top_p": 1.0}
+    assert model.options[1].items() >= drawn.items()
+
+    beams = ["no", "no", "no", "no", first, "no", "no", "no", "no"]
+    result, model = ask(prepared, beams, count=3, asking=Asking(num_beams=2))
+    assert (result.accuracy, result.pass_at_k) == (0, pytest.approx(1 / 3))
+    assert result.protocol["attempts"] == {"k": 2, "decoding": "beams"}
+    assert model.options[1]["num_return_sequences"] == 2
+
+    result, _ = ask(prepared, ["no"])
+    assert result.pass_at_k is None
+    assert "pass_at_k" not in result.to_dict()
+
+
+def test_drawn_answers_follow_from_the_seed(prepared: tuple[TokenStore, Any, DataConfig]) -> None:
+    store, tokenizer, data = prepared
+    model, special = gpt2(tokenizer), special_token_ids(tokenizer)
+
+    def drawn(seed: int) -> list[tuple[str, ...]]:
+        settings = dataclasses.replace(SETTINGS, max_documents=6)
+        asking = Asking(answer_samples=2, seed=seed)
+        given = answered(model, tokenizer, store.splits["train"], data, settings, special, asking=asking)
+        return [each.attempts for each in given]
+
+    assert drawn(1) == drawn(1) != drawn(2)
+    assert any(one != other for one, other in drawn(1))
+
+
+def test_shots_are_other_records_before_the_question(prepared: tuple[TokenStore, Any, DataConfig]) -> None:
+    store, tokenizer, _ = prepared
+    split = store.splits["train"]
+    _, plain = ask(prepared, ["no"] * 8)
+    result, model = ask(prepared, ["no"] * 8, asking=Asking(shots=2, seed=3))
+    assert result.protocol["shots"] == {"records": 2, "seed": 3}
+    records = [tokenizer.decode(split.tokens[a : b - 1]) for a, b in zip(split.documents, split.documents[1:])]
+    texts = [tokenizer.decode(row) for row in model.asked]
+    questions = {tokenizer.decode(row) for row in plain.asked}
+    assert {text.rpartition("\n\n")[2] for text in texts} == questions
+    for text in texts:
+        *shots, question = text.split("\n\n")
+        assert len(shots) == 2
+        assert set(shots) <= set(records)
+        assert not any(shot.startswith(question) for shot in shots)
+    assert [model.asked for _, model in (ask(prepared, ["no"] * 8, asking=Asking(shots=2, seed=3)),)] == [model.asked]
+    assert ask(prepared, ["no"] * 8, asking=Asking(shots=2, seed=4))[1].asked != model.asked
+
+
+def test_shots_leave_room_for_question_and_answer(prepared: tuple[TokenStore, Any, DataConfig]) -> None:
+    _, plain = ask(prepared, ["no"] * 8, asking=Asking(shots=2))
+    free = max(map(len, plain.asked))
+    _, model = ask(prepared, ["no"] * 8, asking=Asking(shots=2), context=free + 14)
+    assert max(map(len, model.asked)) + SETTINGS.answer_tokens <= free + 14
+    with pytest.raises(InputError, match=r"shots is 9: only \d+ of \d+ training records are so short"):
+        ask(prepared, ["no"] * 8, asking=Asking(shots=9), context=free + 14)
+    store, tokenizer, data = prepared
+    with pytest.raises(InputError, match="shots is 1: the source has no train split"):
+        answered(
+            Scripted([], tokenizer), tokenizer, store.splits["test"], data, SETTINGS, special_token_ids(tokenizer),
+            asking=Asking(shots=1),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("batching", ["blocks", "sentences"])
+def test_a_model_of_texts_reads_a_question_as_it_reads_texts(
+    prepared: tuple[TokenStore, Any, DataConfig], batching: Any
+) -> None:
+    store, tokenizer, _ = prepared
+    data, special = DataConfig(batching=batching), special_token_ids(tokenizer)
+    settings = dataclasses.replace(SETTINGS, max_documents=2)
+    model = Scripted(["So #### 7\nmore\n\n### 8", "it is 3, or 4"], tokenizer)
+    given = answers(model, tokenizer, store.splits["train"], data, settings, special)
+    assert given.protocol["answer"].startswith("what follows the first #s")
+    assert "stage" not in given.protocol
+    start = special["eos_token_id" if batching == "blocks" else "sentence_start_token_id"]
+    for row in model.asked:
+        assert row[0] == start
+        assert tokenizer.decode(row[1:]).startswith("The sum of")
+        assert tokenizer.decode(row[1:]).endswith("is?\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "answer"),
+    [
+        ("We add.\n#### 1,234 apples\nQ", "5", "1234 apples"),
+        ("### 18\n\nAnother question\n### 7", "5", "18"),
+        (" That is 3 and 4.50 dollars.\n\nNext 7", "5", "4.50"),
+        ("-3,000", "5", "-3000"),
+        ("none", "5", ""),
+        ("Rex is a jelpus", "a jelpus", "Rex is a jelpus"),
+    ],
+)
+def test_an_answer_in_free_text_is_what_stands_where_an_answer_would(text: str, expected: str, answer: str) -> None:
+    assert free_answer(text, expected) == answer
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"shots": -1}, "shots is -1: give at least 0"),
+        ({"answer_samples": 0}, "answer_samples is 0: give at least 1"),
+        ({"num_beams": 1}, "num_beams is 1: give at least 2"),
+        ({"num_beams": 2, "answer_samples": 2}, "answer_samples is 2 and num_beams is 2: give one of them"),
+        ({"temperature": 0}, "temperature is 0: give a positive number"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        Asking(**fields)
 
 
 def test_only_records_are_asked() -> None:

@@ -430,7 +430,7 @@ def test_without_lm_eval_the_extra_is_named(folder: Path, monkeypatch: pytest.Mo
         ("--tasks piqa --task-files no-such-folder", "'piqa' needs one file"),
         ("--tasks piqaa", "did you mean 'piqa'"),
         ("--task-files .", "task_files is '.', which only lambada"),
-        ("--limit 3", "limit is '3', which only lambada"),
+        ("--limit 3", "limit is 3, which only lambada"),
         ("--against model --limit 3", "--limit is '3' with --against"),
     ],
 )

@@ -43,36 +43,35 @@ class Asking:
     Attributes:
         shots: so many records of the training split stand before each question, as text, an empty line after each;
             they are drawn anew for each question, from those that leave room for all in the model's context.
-        samples: answers drawn for each question, each by a call of `generate` of its own, so that a model that infers
-            its thoughts infers them anew.
+        answer_samples: answers drawn for each question, each by a call of `generate` of its own, so that a model that
+            infers its thoughts infers them anew.
         num_beams: in their place all beams of a search so wide.
-        temperature: of the samples.
-        seed: of shots and samples.
+        temperature: of the drawn answers.
+        seed: of shots and drawn answers.
     """
 
     shots: int = 0
-    samples: int | None = None
+    answer_samples: int | None = None
     num_beams: int | None = None
     temperature: float = 1.0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, value, least in (
-            ("shots", self.shots, 0),
-            ("samples", self.samples, 1),
-            ("beams", self.num_beams, 2),
-        ):
+        for name, least in (("shots", 0), ("answer_samples", 1), ("num_beams", 2)):
+            value = getattr(self, name)
             if value is not None and value < least:
                 raise InputError(f"{name} is {value}: give at least {least}")
-        if self.samples is not None and self.num_beams is not None:
-            raise InputError(f"samples is {self.samples} and beams is {self.num_beams}: give one of them")
+        if self.answer_samples is not None and self.num_beams is not None:
+            raise InputError(
+                f"answer_samples is {self.answer_samples} and num_beams is {self.num_beams}: give one of them"
+            )
         if not self.temperature > 0:
             raise InputError(f"temperature is {self.temperature}: give a positive number")
 
     @property
     def attempts(self) -> int:
         """Answers to each question beside the greedy one."""
-        return self.samples or self.num_beams or 0
+        return self.answer_samples or self.num_beams or 0
 
 
 ONCE = Asking()
@@ -156,7 +155,7 @@ def answers(
         protocol["shots"] = {"records": asking.shots, "seed": asking.seed}
     if asking.attempts:
         drawn = {"temperature": asking.temperature, "seed": asking.seed, "batch_size": evaluation.batch_size}
-        how = {"decoding": "sampled"} | drawn if asking.samples else {"decoding": "beams"}
+        how = {"decoding": "sampled"} | drawn if asking.answer_samples else {"decoding": "beams"}
         protocol["attempts"] = {"k": asking.attempts} | how
     return Answers(
         accuracy=statistics.fmean(each.correct for each in given),

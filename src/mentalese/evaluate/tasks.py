@@ -15,12 +15,13 @@ import torch
 from mentalese.data.store import TokenStore, prepare
 from mentalese.data.tokenizers import MARKERS, add_markers, special_token_ids, tokenizer_fingerprint
 from mentalese.errors import InputError, nearest
-from mentalese.evaluate.answers import answers
+from mentalese.evaluate.answers import ONCE, Asking, answers
 from mentalese.evaluate.perplexity import perplexity
 from mentalese.evaluate.reversal import reversal
+from mentalese.evaluate.samples import UNASKED, Judge, Sampling, conditional, open_judge, unconditional
 from mentalese.evaluate.zero_shot import SETS, Questions, read_questions, zero_shot
 from mentalese.files import check_place, write_json
-from mentalese.models.auto import context_length, load_model, model_folder, saved_recipe
+from mentalese.models.auto import check_length, context_length, load_model, model_folder, saved_recipe
 from mentalese.recipe import WITH_MARKERS, DataConfig, EvaluationConfig
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class Evaluation:
         estimators: the ways to find a perplexity's likelihood, in place of the protocol's own.
         max_length: the most tokens that a row of questions may have, where the recipe tells.
         questions: those of the zero-shot tasks.
+        asking: how the questions of records are asked.
+        sampling: what is generated for `judge`.
     """
 
     model: Any
@@ -48,6 +51,9 @@ class Evaluation:
     estimators: tuple[str, ...]
     max_length: int | None
     questions: dict[str, Questions]
+    asking: Asking
+    sampling: Sampling
+    judge: Judge | None
     device: str | torch.device
     show: bool
 
@@ -70,24 +76,50 @@ def _perplexity(given: Evaluation) -> dict[str, Any]:
 
 def _accuracy(given: Evaluation) -> dict[str, Any]:
     data, split = given.data, given.split
-    store = open_text(given.tokenizer, data, split, given.show)
-    special = special_token_ids(given.tokenizer, sentences=False)
+    # A model of texts reads questions as text; in the store they have their parts all the same.
+    stored = data if data.batching == "records" else dataclasses.replace(data, batching="blocks")
+    store = open_text(given.tokenizer, stored, split, given.show)
+    if store.meta["kind"] != "records":
+        raise InputError(
+            f"tasks holds 'accuracy': {data.source} holds texts; give rows of question, steps and answer, or a set "
+            "such as gsm8k:PATH, by --data"
+        )
     asked = answers(
         given.model,
         given.tokenizer,
         store.splits[split],
         data,
         given.protocol,
-        special,
+        special_token_ids(given.tokenizer, sentences=False),
+        asking=given.asking,
+        examples=store.splits.get("train"),
         device=given.device,
         show=given.show,
     )
     return asked.to_dict() | _origin(given, store)
 
 
-def _origin(given: Evaluation, store: TokenStore) -> dict[str, str]:
+def _origin(given: Evaluation, store: TokenStore) -> dict[str, str | None]:
     """Which text a figure is of."""
-    return {"split": given.split, "source": given.data.source, "data_hash": store.meta["data_hash"]}
+    return {
+        "split": given.split,
+        "source": given.data.source,
+        "detokenizer": given.data.detokenizer,
+        "data_hash": store.meta["data_hash"],
+    }
+
+
+def _unconditional(given: Evaluation) -> dict[str, Any]:
+    assert given.judge is not None
+    return unconditional(given.model, given.tokenizer, given.data, given.sampling, given.judge, show=given.show)
+
+
+def _conditional(given: Evaluation) -> dict[str, Any]:
+    assert given.judge is not None
+    store = open_text(given.tokenizer, given.data, given.split, given.show)
+    split = store.splits[given.split]
+    figures = conditional(given.model, given.tokenizer, split, given.data, given.sampling, given.judge, show=given.show)
+    return figures | _origin(given, store)
 
 
 def _reversal(given: Evaluation) -> dict[str, Any]:
@@ -113,9 +145,28 @@ TASKS: dict[str, Callable[[Evaluation], dict[str, Any]]] = {
     "perplexity": _perplexity,
     "accuracy": _accuracy,
     "reversal": _reversal,
+    "unconditional": _unconditional,
+    "conditional": _conditional,
     **{name: partial(_zero_shot, name) for name in SETS},
 }
 """What `mentalese eval --tasks` knows."""
+
+
+_SAMPLED = ("unconditional", "conditional")
+_USERS: dict[str, Sequence[str]] = {
+    "task_files": tuple(SETS),
+    "limit": tuple(SETS),
+    "estimators": ("perplexity",),
+    "joined": ("perplexity",),
+    "context_length": ("perplexity",),
+    "documents": ("perplexity", "accuracy"),
+    "stage": ("perplexity", "accuracy"),
+    "latents": ("perplexity", "accuracy"),
+    "answer_tokens": ("accuracy",),
+    "text_column": ("perplexity", "accuracy", "conditional"),
+    "detokenizer": ("perplexity", "conditional"),
+}
+"""Which tasks use an argument of `evaluate_model`, where not all do."""
 
 
 def evaluate_model(
@@ -123,14 +174,20 @@ def evaluate_model(
     *,
     tasks: list[str],
     source: str | None = None,
+    text_column: str | None = None,
+    detokenizer: str | None = None,
     split: str = "test",
     task_files: Path | None = None,
     limit: int | None = None,
     estimators: Sequence[str] = (),
+    joined: bool = False,
+    context_length: int | None = None,
     documents: int | None = None,
     stage: int | None = None,
     latents: int | None = None,
     answer_tokens: int | None = None,
+    asking: Asking = ONCE,
+    sampling: Sampling = UNASKED,
     config: dict[str, Any] | None = None,
     out: Path | None = None,
     evaluation: EvaluationConfig | None = None,
@@ -143,11 +200,16 @@ def evaluate_model(
         path: a run's folder, a saved model's, or `hub:NAME`.
         tasks: names from `TASKS`.
         source: the text, as in `DataConfig.source`; `None` takes the one that the model was trained on.
+        text_column, detokenizer: how it is read, as in `DataConfig`.
         task_files: the folder of the zero-shot tasks' questions.
         limit: ask the first so many questions of each file.
         estimators: score the perplexity in each of these ways, `{"perplexity": {estimator: result}}`.
+        joined: score documents joined by their ends, in blocks, in place of the protocol's windows.
+        context_length: tokens a block or window, in place of the protocol's.
         documents: score, or ask, the first so many documents; `None`: all.
         answer_tokens: the most new tokens of an answer, in place of the protocol's.
+        asking: how questions are asked beyond once and as they are.
+        sampling: what is generated, and which model judges it.
         stage: read records at this stage; `None` takes the one that the model was trained to.
         latents: so many behind each question; `None` takes what belongs to the stage. With neither stage nor latents
             (0 and 0) a model of latents has to write its steps.
@@ -155,41 +217,72 @@ def evaluate_model(
         evaluation: another protocol than the recipe's.
 
     Raises:
-        InputError: an unknown task or split, no model, a tokenizer that is not the checkpoint's, or what
-            `read_questions` refuses.
+        InputError: an unknown task or split, no model, a tokenizer that is not the checkpoint's, an argument that none
+            of the tasks uses, or what `read_questions` and `open_judge` refuse.
     """
+    given = {name: value for name, value in locals().items() if name in _USERS}
     for task in tasks:
         if task not in TASKS:
             raise InputError(f"tasks: no task is called {task!r}{nearest(task, TASKS)} (known: {', '.join(TASKS)})")
     check_place(out, "out")
-    for name, value in (("task_files", task_files), ("limit", limit)):
-        if value is not None and not set(tasks) & set(SETS):
-            raise InputError(f"{name} is {str(value)!r}, which only {', '.join(SETS)} use: leave it out")
+    _check_used(tasks, given, asking, sampling)
     questions = {task: read_questions(task, task_files, limit) for task in tasks if task in SETS}
-    if estimators and "perplexity" not in tasks:
-        raise InputError(f"estimators is {estimators!r}, which only perplexity uses: leave it out")
-    for name, number in (("documents", documents), ("stage", stage), ("latents", latents)):
-        if number is not None and not {"perplexity", "accuracy"} & set(tasks):
-            raise InputError(f"{name} is {number}, which only perplexity and accuracy use: leave it out")
-    if answer_tokens is not None and "accuracy" not in tasks:
-        raise InputError(f"answer_tokens is {answer_tokens}, which only accuracy uses: leave it out")
+    sampled = set(tasks) & set(_SAMPLED)
+    judge = open_judge(sampling, device, mauve="conditional" in sampled) if sampled else None
     model, tokenizer, data, own = open_evaluation(path, source, device, config)
-    data = at_stage(data, stage, latents)
-    if "accuracy" in tasks and data.batching != "records":
-        raise InputError(f"tasks holds 'accuracy': {path} was not trained on questions (data.batching 'records')")
+    read = {name: given[name] for name in ("text_column", "detokenizer") if given[name] is not None}
+    data = dataclasses.replace(at_stage(data, stage, latents), **read)
     for estimator in estimators:
         if estimator not in model.estimators:
             raise InputError(f"estimators holds {estimator!r}: this model has {', '.join(model.estimators)}")
     protocol = evaluation or own
-    changes: dict[str, Any] = {"max_documents": documents, "answer_tokens": answer_tokens}
-    protocol = dataclasses.replace(protocol, **{name: value for name, value in changes.items() if value is not None})
     # A model of another project is asked with all of its context.
     max_length = protocol.window(data)[0] if saved_recipe(path) else None
-    given = Evaluation(model, tokenizer, data, protocol, split, tuple(estimators), max_length, questions, device, show)
-    results = {task: TASKS[task](given) for task in tasks}
+    changes: dict[str, Any] = {"max_documents": documents, "answer_tokens": answer_tokens}
+    if joined or context_length is not None:  # the recipe's stride belongs to its own windows
+        if data.batching in ("sentences", "records"):
+            name, value = ("joined", joined) if joined else ("context_length", context_length)
+            raise InputError(f"{name} is {value}: {path} reads {data.batching} as they are, leave it out")
+        check_length(model.config, "context_length", context_length)
+        protocol = dataclasses.replace(protocol, stride=None, joined=joined or protocol.joined)
+        changes["context_length"] = context_length
+    protocol = dataclasses.replace(protocol, **{name: value for name, value in changes.items() if value is not None})
+    protocol.window(data)  # checks
+    wanted = Evaluation(
+        model=model,
+        tokenizer=tokenizer,
+        data=data,
+        protocol=protocol,
+        split=split,
+        estimators=tuple(estimators),
+        max_length=max_length,
+        questions=questions,
+        asking=asking,
+        sampling=sampling,
+        judge=judge,
+        device=device,
+        show=show,
+    )
+    results = {task: TASKS[task](wanted) for task in tasks}
     if out is not None:
         write_json(out, results)
     return results
+
+
+def _check_used(tasks: list[str], given: dict[str, Any], asking: Asking, sampling: Sampling) -> None:
+    """Raises `InputError` for an argument that was given and that none of the tasks uses."""
+    users = dict(_USERS)
+    for group, of in ((asking, ("accuracy",)), (sampling, _SAMPLED)):
+        for field in dataclasses.fields(group):
+            if getattr(group, field.name) != field.default:
+                given, users = given | {field.name: getattr(group, field.name)}, users | {field.name: of}
+    for name, value in given.items():
+        if value is None or value is False or value == () or set(tasks) & set(users[name]):
+            continue
+        *most, last = users[name]
+        use = f"{', '.join(most)} and {last} use" if most else f"{last} uses"
+        shown = repr(str(value)) if isinstance(value, Path) else repr(value)
+        raise InputError(f"{name} is {shown}, which only {use}: leave it out")
 
 
 def open_evaluation(
@@ -212,7 +305,7 @@ def open_evaluation(
     data, evaluation = (recipe.data, recipe.evaluation) if recipe else (_plain_data(model), EvaluationConfig())
     data = dataclasses.replace(data, tokenizer=str(model_folder(path)))
     if source is not None:
-        data = dataclasses.replace(data, source=source, text_column=None)
+        data = dataclasses.replace(data, source=source, text_column=None, detokenizer=None)
     return model, tokenizer, data, dataclasses.replace(evaluation, max_documents=None)
 
 

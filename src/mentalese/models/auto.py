@@ -155,16 +155,17 @@ def check_context(config: Any, recipe: Recipe) -> None:
                 f"data.{name} is {getattr(data, name)!r}: the model has positions for sentences of {sentence} tokens, "
                 "so split into such, or give a larger model.max_sentence_tokens"
             )
-    context = context_length(config)
-    if context is None or recipe.data.batching == "sentences":
+    if recipe.data.batching == "sentences":
         return
-    lengths = {
-        "data.sequence_length": recipe.data.sequence_length,
-        "evaluation.context_length": recipe.evaluation.context_length,
-    }
-    for name, length in lengths.items():
-        if length is not None and length > context:
-            raise InputError(f"{name} is {length}: the model's context is {context}, give at most that")
+    check_length(config, "data.sequence_length", recipe.data.sequence_length)
+    check_length(config, "evaluation.context_length", recipe.evaluation.context_length)
+
+
+def check_length(config: Any, name: str, length: int | None) -> None:
+    """Raises `InputError` where a length of that name is above what the model can look at."""
+    context = context_length(config)
+    if length is not None and context is not None and length > context:
+        raise InputError(f"{name} is {length}: the model's context is {context}, give at most that")
 
 
 @contextmanager

@@ -1,0 +1,303 @@
+"""Samples are whole, drawn from the model alone, and judged by another model in its own tokens."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from mentalese import Recipe, TrainConfig, cli
+from mentalese.data.store import Split
+from mentalese.data.tokenizers import special_token_ids
+from mentalese.errors import InputError
+from mentalese.evaluate import samples
+from mentalese.evaluate.samples import (
+    Judge,
+    Sampling,
+    conditional,
+    judge_texts,
+    mauve,
+    open_judge,
+    text_features,
+    token_entropy,
+    unconditional,
+)
+from mentalese.models.auto import CausalLMAdapter
+from mentalese.recipe import DataConfig
+
+DATA = DataConfig(batching="blocks")
+LENGTH = 48
+
+
+def gpt2(tokenizer: Any, context: int = 128, seed: int = 0) -> CausalLMAdapter:
+    """Untied and with large weights: a tied random model would repeat one token, whatever the prompt."""
+    torch.manual_seed(seed)
+    special = special_token_ids(tokenizer)
+    config = GPT2Config(
+        vocab_size=len(tokenizer), n_positions=context, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3,
+        tie_word_embeddings=False, **{name: special[name] for name in ("pad_token_id", "bos_token_id", "eos_token_id")},
+    )  # fmt: skip
+    return CausalLMAdapter(GPT2LMHeadModel(config)).eval()
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer: PreTrainedTokenizerFast) -> CausalLMAdapter:
+    return gpt2(tokenizer)
+
+
+@pytest.fixture(scope="module")
+def judge(tokenizer: PreTrainedTokenizerFast) -> Judge:
+    return Judge("judge", gpt2(tokenizer, LENGTH, seed=1), tokenizer, LENGTH, "cpu")
+
+
+def nats(judge: Judge, ids: list[int]) -> Tensor:
+    """Of each token after an end of document, by Hugging Face's own logits."""
+    row = torch.tensor([[judge.special["bos_token_id"], *ids]])
+    with torch.no_grad():
+        return -judge.model.model(row).logits[0, :-1].log_softmax(-1).gather(-1, row[0, 1:, None])[:, 0]
+
+
+def test_the_entropy_of_a_sample_is_that_of_its_tokens() -> None:
+    assert token_entropy(torch.tensor([7] * 9)) == 0
+    assert token_entropy(torch.arange(9)) == pytest.approx(math.log(9))
+    assert token_entropy(torch.tensor([1, 1, 2, 2, 3, 3, 3, 3])) == pytest.approx(1.5 * math.log(2))
+
+
+def test_the_judge_scores_each_text_after_what_is_given(judge: Judge, tokenizer: PreTrainedTokenizerFast) -> None:
+    pairs = [("", "A dog ran."), ("It was ", "fast."), ("only given", "")]
+    found = [nats(judge, tokenizer(pairs[0][1])["input_ids"])]
+    found.append(nats(judge, tokenizer("It was fast.")["input_ids"])[7:])
+    assert judge_texts(judge, pairs) == pytest.approx(float(torch.cat(found).mean().exp()), rel=1e-5)
+    assert judge_texts(judge, [("", ""), ("x", "")]) is None
+
+    long = "A dog ran. " * 10  # above the judge's context
+    assert math.isfinite(judge_texts(judge, [("", long)]) or math.nan)
+
+
+def test_features_are_the_last_hidden_state_of_the_last_token(judge: Judge, tokenizer: PreTrainedTokenizerFast) -> None:
+    texts = ["A dog", "x", "Once upon a time", "y" * 60, *["again"] * 7]
+    found = text_features(judge, texts)
+    for text, features in zip(texts, found):
+        ids = torch.tensor([tokenizer(text)["input_ids"][:LENGTH]])
+        with torch.no_grad():
+            hidden = judge.model.model.base_model(ids).last_hidden_state[0, -1]
+        np.testing.assert_allclose(features, hidden, atol=1e-5)
+
+
+def test_mauve_is_high_for_the_same_texts_and_low_for_others() -> None:
+    generator = np.random.default_rng(0)
+    human, same = generator.normal(size=(2, 60, 8)).astype(np.float32)
+    assert mauve(human, human) > 0.99
+    assert mauve(human, same) > mauve(human, same + 4)
+    assert mauve(human, same + 4) < 0.1
+
+
+# -- from nothing ------------------------------------------------------------------------------------------------------
+
+
+def test_samples_from_nothing_have_their_full_length_and_are_judged_text_by_text(
+    model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast, judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Tensor] = []
+    monkeypatch.setattr(samples, "token_entropy", lambda ids: made.append(ids) or token_entropy(ids))
+    model.model.generation_config = own = GenerationConfig(top_k=1, do_sample=True, eos_token_id=5)
+    sampling = Sampling(samples=11, sample_tokens=40, seed=3)
+    found = unconditional(model, tokenizer, DATA, sampling, judge, show=False)
+    assert model.model.generation_config is own
+    assert [len(ids) for ids in made] == [40] * 22
+    greedy, drawn = made[:11], made[11:]
+    assert all(torch.equal(ids, greedy[0]) for ids in greedy)
+    assert len({tuple(ids.tolist()) for ids in drawn}) == 11
+
+    end, pieces = special_token_ids(tokenizer)["eos_token_id"], []
+    for ids in drawn:
+        text: list[int] = []
+        for token in [*ids.tolist(), end]:
+            if token == end:
+                pieces.append(tokenizer.decode(text, skip_special_tokens=True))
+                text = []
+            else:
+                text.append(token)
+    pieces = [piece for piece in pieces if piece]
+    assert len(pieces) > 11  # some ended before their full length
+    score = judge_texts(judge, [("", piece) for piece in pieces])
+    assert found["multinomial"]["generative_perplexity"] == pytest.approx(score)
+    assert found["multinomial"]["entropy"] == pytest.approx(np.mean([token_entropy(ids) for ids in drawn]))
+    for figures in (found["greedy"], found["multinomial"]):
+        assert figures["samples_per_second"] > 0
+        assert len(figures["texts"]) == 3
+    said = found["protocol"]
+    assert (said["samples"], said["sample_tokens"], said["batch_size"], said["seed"]) == (11, 40, 8, 3)
+    assert said["judge"]["name"] == "judge"
+    assert said["judge"]["context"].startswith(f"sliding windows of {LENGTH} tokens")
+
+
+def test_samples_follow_from_the_seed_and_fill_the_context(
+    model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast, judge: Judge
+) -> None:
+    def texts(**fields: Any) -> list[str]:
+        sampling = Sampling(samples=3, decoding="multinomial", **fields)
+        found = unconditional(model, tokenizer, DATA, sampling, judge, show=False)
+        assert "greedy" not in found
+        assert found["protocol"]["sample_tokens"] == fields.get("sample_tokens", 127)
+        return found["multinomial"]["texts"]
+
+    assert texts() == texts()
+    assert texts(sample_tokens=9) == texts(sample_tokens=9) != texts(sample_tokens=9, seed=1)
+    with pytest.raises(InputError, match=r"sample_tokens is 128: the model's context is 128 .* give at most 127"):
+        texts(sample_tokens=128)
+
+
+class WithoutCache(torch.nn.Module):
+    """A model of another kind: all it has is `generate`, and it begins where it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.device, self.generation_config, self.config = torch.device("cpu"), GenerationConfig(), GPT2Config()
+        self.begun: set[int] = set()
+
+    def generate(self, input_ids: Tensor, attention_mask: Tensor, max_new_tokens: int, do_sample: bool) -> Tensor:
+        assert not self.training
+        self.begun |= set(input_ids[:, 0].tolist())
+        return torch.cat([input_ids, torch.randint(20, 40, (len(input_ids), max_new_tokens))], dim=1)
+
+
+def test_any_model_that_generates_is_sampled_from_where_its_documents_begin(
+    tokenizer: PreTrainedTokenizerFast, judge: Judge
+) -> None:
+    special = special_token_ids(tokenizer)
+    for batching, begins in (("blocks", "bos_token_id"), ("sentences", "sentence_start_token_id")):
+        model = WithoutCache()
+        data, sampling = DataConfig(batching=batching), Sampling(samples=2, sample_tokens=5)
+        unconditional(model, tokenizer, data, sampling, judge, show=False)
+        assert model.begun == {special[begins]}
+    with pytest.raises(InputError, match="this one answers questions"):
+        unconditional(model, tokenizer, DataConfig(batching="records"), sampling, judge, show=False)
+
+
+# -- after prompts -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def split(tokenizer: PreTrainedTokenizerFast) -> Split:
+    """Documents of 10 to 69 bytes, each a token; 50 of them have 20 and more."""
+    end = special_token_ids(tokenizer)["eos_token_id"]
+    texts = [f"{i} {'abcdefgh '[i % 8 :] * 70}"[: 10 + i] for i in range(60)]
+    documents = [[*tokenizer(text)["input_ids"], end] for text in texts]
+    offsets = np.cumsum([0, *map(len, documents)])
+    return Split(
+        tokens=np.concatenate(documents).astype(np.uint16),
+        documents=offsets,
+        segments=offsets,
+        document_segments=np.arange(61),
+        document_bytes=np.array([len(text) for text in texts]),
+    )
+
+
+SHORT = {"prompt_tokens": 12, "sample_tokens": 8}
+
+
+def test_continuations_follow_the_beginnings_of_documents_that_are_long_enough(
+    model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast, split: Split, judge: Judge
+) -> None:
+    sampling = Sampling(samples=24, draws=2, **SHORT)
+    found = conditional(model, tokenizer, split, DATA, sampling, judge, show=False)
+    first = split.documents[10]  # the first of 20 tokens
+    prompt = tokenizer.decode(split.tokens[first : first + 12])
+    for figures in (found["greedy"], found["multinomial"]):
+        assert figures["texts"][0].startswith(prompt)
+        assert 0 < figures["mauve"] < 1
+        assert figures["generative_perplexity"] > 1
+    assert found["greedy"]["mauve_stderr"] is None
+    assert found["multinomial"]["mauve_stderr"] > 0
+    assert (found["protocol"]["samples"], found["protocol"]["draws"], found["protocol"]["prompt_tokens"]) == (24, 2, 12)
+
+    everything = conditional(WithoutCache(), tokenizer, split, DATA, Sampling(draws=1, **SHORT), judge, show=False)
+    assert everything["protocol"]["samples"] == 50
+
+
+def test_too_few_or_too_long_prompts_are_refused(
+    model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast, split: Split, judge: Judge
+) -> None:
+    for count in (51, 19):
+        with pytest.raises(InputError, match=rf"samples is {count}: 50 documents have the 20 tokens"):
+            conditional(model, tokenizer, split, DATA, Sampling(samples=count, **SHORT), judge, show=False)
+    with pytest.raises(InputError, match=r"sample_tokens is 8: the model's context is 20 and holds 13 before them"):
+        conditional(gpt2(tokenizer, 20), tokenizer, split, DATA, Sampling(**SHORT), judge, show=False)
+
+
+# -- what is needed ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def saved(model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    model.model.generation_config = GenerationConfig()
+    model.model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_eval_keeps_samples_with_their_figures(saved: Path, corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "samples.json"
+    options = f"--judge {saved} --samples 20 --sample-tokens 6 --prompt-tokens 8 --draws 1 --seed 2 --split train"
+    command = ["eval", str(saved), "--tasks", "unconditional,conditional", "--data", f"file:{corpus}", *options.split()]
+    assert cli.main([*command, "--out", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert found["unconditional"]["protocol"]["judge"]["name"] == str(saved)
+    assert found["conditional"]["source"] == f"file:{corpus}"
+    assert found["conditional"]["greedy"]["texts"]
+    assert found["conditional"]["protocol"]["seed"] == found["unconditional"]["protocol"]["seed"] == 2
+
+
+def test_a_judge_reads_plain_text(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="give it with --judge"):
+        open_judge(Sampling())
+    with pytest.raises(InputError, match="holds no model"):
+        open_judge(Sampling(judge=str(tmp_path)))
+    for file in saved.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    recipe = Recipe(
+        name="x/y", description="", model={"model_type": "gpt2"}, train=TrainConfig(steps=1),
+        data=DataConfig(batching="marked"),
+    )  # fmt: skip
+    (tmp_path / "mentalese.json").write_text(json.dumps({"recipe": recipe.to_dict()}))
+    with pytest.raises(InputError, match="which reads marked: give a model of plain text"):
+        open_judge(Sampling(judge=str(tmp_path)))
+
+
+def test_without_mauve_its_extra_is_named(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mauve", None)
+    with pytest.raises(InputError, match=r"pip install 'mentalese\[mauve\]'"):
+        open_judge(Sampling(judge=str(saved)), mauve=True)
+    open_judge(Sampling(judge=str(saved)))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--tasks unconditional", "give it with --judge"),
+        ("--tasks unconditional --judge no-such-model", "no-such-model holds no model"),
+        ("--tasks perplexity --judge gpt2", "judge is 'gpt2', which only unconditional and conditional use"),
+        ("--tasks perplexity --shots 5", "shots is 5, which only accuracy uses"),
+        ("--tasks perplexity --temperature 0.5", "--temperature is only of drawn answers and samples"),
+        ("--tasks conditional --samples 0", "samples is 0: give at least 1"),
+        ("--tasks unconditional --temperature 0", "temperature is 0.0: give a positive number"),
+        ("--tasks accuracy --joined", "joined is True, which only perplexity uses"),
+        ("--tasks reversal --detokenizer ptb", "detokenizer is 'ptb', which only perplexity and conditional use"),
+        ("--against x --judge gpt2", "--judge is 'gpt2' with --against"),
+    ],
+)
+def test_what_a_task_cannot_use_is_refused_before_the_model_is_opened(
+    options: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["eval", "no-such-run", *options.split()]) == 2
+    assert says in capsys.readouterr().err
