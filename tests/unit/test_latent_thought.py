@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
+from transformers.generation.streamers import BaseStreamer
 
 from mentalese import get_recipe, recipes
 from mentalese.errors import InputError
@@ -19,11 +21,19 @@ from mentalese.models.base import count_parameters
 from mentalese.models.latent_thought.configuration import LTMConfig
 from mentalese.models.latent_thought.inference import Noise, fit, infer, schedule
 from mentalese.models.latent_thought.modeling import LTMForCausalLM
-from mentalese.models.latent_thought.reference import learn_reference, logits_reference, loss_reference
+from mentalese.models.latent_thought.reference import (
+    amortised_loss_reference,
+    encode_reference,
+    learn_reference,
+    logits_reference,
+    loss_reference,
+)
 from mentalese.train.loop import train
 from support import finish, launch, losses, shrink
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-4}
+EXACT = {"atol": 1e-6, "rtol": 1e-6}
+VAE: dict[str, Any] = {"inference": "amortised", "encoder_layers": 2}
 VOCABULARY = 40
 
 
@@ -93,21 +103,42 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def test_thoughts_losses_and_gradients_are_those_of_the_plain_form(
     variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, ids = model(**VARIANTS[variant]), text()
+    """In double precision, so that what is left is rounding: of rotary tables and of the loss's weights."""
+    made, ids = model(**VARIANTS[variant]).double(), text()
     monkeypatch.setattr("mentalese.models.latent_thought.modeling.shared_seed", lambda: 7)
     posterior, expected = infer(made, batch(ids), seed=7), learn_reference(made, ids, seed=7)
-    torch.testing.assert_close(posterior.mu, expected.mu, **CLOSE)
-    torch.testing.assert_close(posterior.log_var, expected.log_var, **CLOSE)
-    torch.testing.assert_close(posterior.sample(), expected.z, **CLOSE)
-    torch.testing.assert_close(posterior.nll, torch.stack(expected.nll), **CLOSE)
-    torch.testing.assert_close(posterior.kl, torch.stack(expected.kl), **CLOSE)
+    torch.testing.assert_close(posterior.mu, expected.mu, **EXACT)
+    torch.testing.assert_close(posterior.log_var, expected.log_var, **EXACT)
+    torch.testing.assert_close(posterior.sample(), expected.z, **EXACT)
+    torch.testing.assert_close(posterior.nll, torch.stack(expected.nll), **EXACT)
+    torch.testing.assert_close(posterior.kl, torch.stack(expected.kl), **EXACT)
     loss, gradients = loss_reference(made, ids, seed=7)
     output = made.training_loss(batch(ids))
-    torch.testing.assert_close(output.loss, loss, **CLOSE)
+    torch.testing.assert_close(output.loss, loss, **EXACT)
     output.loss.backward()
-    for (name, parameter), gradient in zip(made.named_parameters(), gradients):
+    check_gradients(made, gradients)
+
+
+@pytest.mark.parametrize("fields", [{}, {"shared_latents": True, "num_latents": 5}, {"window_size": 64}], ids=str)
+def test_an_encoders_posterior_loss_and_gradients_are_those_of_the_plain_form(
+    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, ids = model(**VAE | fields).double(), text()
+    monkeypatch.setattr("mentalese.models.latent_thought.modeling.shared_seed", lambda: 7)
+    posterior, (mu, log_var) = infer(made, batch(ids)), encode_reference(made, ids)
+    torch.testing.assert_close(posterior.mu, mu, **EXACT)
+    torch.testing.assert_close(posterior.log_var, log_var, **EXACT)
+    loss = amortised_loss_reference(made, ids, 7, kl_weight=0.3)
+    output = made.training_loss(batch(ids), kl_weight=0.3)
+    torch.testing.assert_close(output.loss, loss, **EXACT)
+    output.loss.backward()
+    check_gradients(made, torch.autograd.grad(loss, list(made.parameters())))
+
+
+def check_gradients(made: LTMForCausalLM, expected: Sequence[Tensor]) -> None:
+    for (name, parameter), gradient in zip(made.named_parameters(), expected):
         size = gradient.abs().max()
-        torch.testing.assert_close(parameter.grad / size, gradient / size, atol=1e-4, rtol=1e-4, msg=name)
+        torch.testing.assert_close(parameter.grad / size, gradient / size, atol=1e-6, rtol=0, msg=name)
 
 
 def test_a_fast_step_leaves_no_gradient_in_the_weights() -> None:
@@ -146,7 +177,7 @@ def test_a_schedule_ends_at_a_tenth() -> None:
 # --------------------------------------------------------------------------------------------------------- rows alone
 
 
-@pytest.mark.parametrize("fields", [{}, {"inference": "langevin"}, {"tolerance": 0.5}], ids=str)
+@pytest.mark.parametrize("fields", [{}, {"inference": "langevin"}, {"tolerance": 0.5}, VAE], ids=str)
 def test_a_row_has_the_same_posterior_alone_and_behind_padding(fields: dict[str, Any]) -> None:
     made, ids = model(**fields), text(rows=3)
     together = infer(made, batch(ids, padded(ids)))
@@ -158,8 +189,9 @@ def test_a_row_has_the_same_posterior_alone_and_behind_padding(fields: dict[str,
 
 
 @pytest.mark.parametrize("estimator", ["elbo-bound", "prefix"])
-def test_padding_changes_no_score(estimator: str) -> None:
-    made, ids = model(), text(rows=3)
+@pytest.mark.parametrize("fields", [{}, VAE], ids=["", "VAE"])
+def test_padding_changes_no_score(estimator: str, fields: dict[str, Any]) -> None:
+    made, ids = model(**fields), text(rows=3)
     nll = made.token_nll(batch(ids, padded(ids)), estimator)
     for row, alone in ((0, slice(0, 40)), (1, slice(9, 40)), (2, slice(0, 25))):
         expected = made.token_nll(batch(ids[row : row + 1, alone]), estimator)[0]
@@ -189,8 +221,9 @@ def test_noise_is_normal_and_belongs_to_a_row_and_a_draw() -> None:
 # ------------------------------------------------------------------------------------------------------ the likelihood
 
 
-def test_the_bound_is_likelihood_plus_divergence() -> None:
-    made, ids = model(), text()
+@pytest.mark.parametrize("fields", [{}, VAE], ids=["", "VAE"])
+def test_the_bound_is_likelihood_plus_divergence(fields: dict[str, Any]) -> None:
+    made, ids = model(**fields), text()
     posterior = infer(made, batch(ids))
     mu, log_var = posterior.mu.double(), posterior.log_var.double()
     q = torch.distributions.Normal(mu, (0.5 * log_var).exp())
@@ -209,8 +242,9 @@ def test_inference_raises_the_bound_and_more_steps_raise_it_further() -> None:
     assert elbo[-1] > elbo[0]
 
 
-def test_a_prefix_score_knows_nothing_of_what_it_scores() -> None:
-    made, ids = model(), text(rows=4, length=41)
+@pytest.mark.parametrize("fields", [{}, VAE], ids=["", "VAE"])
+def test_a_prefix_score_knows_nothing_of_what_it_scores(fields: dict[str, Any]) -> None:
+    made, ids = model(**fields), text(rows=4, length=41)
     changed = ids.clone()
     changed[:, -1] = (ids[:, -1] + 1) % VOCABULARY
     before, after = (made.token_nll(batch(x), "prefix") for x in (ids, changed))
@@ -234,9 +268,10 @@ def test_scored_labels_are_what_a_score_is_a_mean_over() -> None:
     )
 
 
-def test_only_given_labels_are_evidence() -> None:
+@pytest.mark.parametrize("fields", [{}, VAE], ids=["", "VAE"])
+def test_only_given_labels_are_evidence(fields: dict[str, Any]) -> None:
     """A window's context is read, and says nothing about the thoughts but through what it makes of the labels."""
-    made, ids = model(), text(length=20)
+    made, ids = model(**fields), text(length=20)
     labels = ids.clone()
     labels[:, :12] = -100
     nll = made.token_nll({"input_ids": ids, "labels": labels})
@@ -290,6 +325,35 @@ def test_training_watches_for_collapse() -> None:
     assert metrics["kl"].item() == pytest.approx(sum(metrics[f"kl.layer_{i}"].item() for i in range(3)), rel=1e-5)
     assert 0 < metrics["active_units"] <= 1
     assert set(model(inference="langevin").training_loss(batch(text())).metrics) == {"nll", "active_units"}
+    output = model(**VAE).training_loss(batch(text(rows=4)), kl_weight=0.25)
+    assert metrics.keys() == output.metrics.keys()
+    nll, kl = output.metrics["nll"].item(), output.metrics["kl"].item()
+    assert output.metrics["elbo"].item() == pytest.approx(-nll - kl, rel=1e-5)
+    assert output.loss.item() == pytest.approx(nll + 0.25 * kl, rel=1e-5)
+
+
+def test_an_encoder_takes_no_steps() -> None:
+    made, data = model(**VAE), batch(text())
+    assert infer(made, data).elbo.shape == (0, 2)
+    assert infer(made, data, inference="variational").elbo.shape == (4, 2), "Algorithm 1 knows its decoder too"
+    for setting in ({"fast_steps": 3}, {"fast_learning_rate": 0.1}):
+        with pytest.raises(InputError, match=r"is (3|0.1): an encoder takes no steps, so leave it out"):
+            infer(made, data, **setting)
+    with pytest.raises(InputError, match="inference is 'amortised': this model has variational, langevin"):
+        infer(model(), data, inference="amortised")
+
+
+def test_a_phase_anneals_the_divergence_of_a_vae_alone() -> None:
+    made, data = model(**VAE), batch(text())
+    for weight in (-0.1, float("nan")):
+        with pytest.raises(InputError, match=f"phases.model.kl_weight is {weight}: give a number of 0 or more"):
+            made.training_loss(data, kl_weight=weight)
+    with pytest.raises(InputError, match=r"phases.model.fast_learning_rate: .* no such training setting"):
+        made.training_loss(data, fast_learning_rate=0.1)
+    with pytest.raises(InputError, match=r"phases.model.kl_weight: .* no such training setting"):
+        model().training_loss(data, kl_weight=0.5)
+    for recipe in ("tiny-vae", "table4-vae"):
+        assert get_recipe(f"latent_thought/{recipe}").phases[0].model == {"kl_weight": [0.0, 1.0]}
 
 
 # ---------------------------------------------------------------------------------------------------- thoughts outside
@@ -333,10 +397,132 @@ def test_generation_goes_on_under_thoughts_inferred_from_the_prompts() -> None:
     assert torch.equal(out, made.generate(ids, z=z, **options))
     assert torch.equal(out, made.generate(input_ids=ids, use_cache=False, **options))
     assert not torch.equal(out, made.generate(ids, z=-z, **options))
-    sampled = made.generate(ids, num_return_sequences=3, **options | {"do_sample": True})
-    assert sampled.shape == (6, 32)
     seeds = [made.generate(ids, z=infer(made, batch(ids), seed=seed).sample(), **options) for seed in (0, 5)]
     assert torch.equal(seeds[1], made.generate(ids, posterior_seed=5, **options))
+
+
+def talkative(**fields: Any) -> LTMForCausalLM:
+    """A model whose tied weights do not make it repeat one token."""
+    return model(tie_word_embeddings=False, **fields)
+
+
+PROMPTS = text(length=12, rows=3)
+PADDING = torch.ones_like(PROMPTS)
+PADDING[1, :5] = 0
+
+
+@pytest.mark.parametrize("fields", [{}, VAE], ids=["", "VAE"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"do_sample": False},
+        {"do_sample": False, "use_cache": False},
+        {"do_sample": False, "posterior_seed": 3},
+        {"do_sample": True, "posterior_seed": 3},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("given", [None, PADDING], ids=["", "padded"])
+def test_thoughts_inferred_anew_are_those_of_the_text_so_far(
+    given: Tensor | None, options: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    """As by calls that go on with what the one before them gave."""
+    made, ids, mask = talkative(**fields), PROMPTS, given
+    options = options | {"pad_token_id": 0}
+    torch.manual_seed(0)
+    out = made.generate(ids, attention_mask=mask, infer_every=4, max_new_tokens=11, **options)
+    torch.manual_seed(0)
+    for new in (4, 4, 3):
+        ids = made.generate(ids, attention_mask=mask, max_new_tokens=new, **options)
+        mask = None if mask is None else F.pad(mask, (0, new), value=1)
+    assert torch.equal(out, ids)
+    if not options["do_sample"]:
+        once = made.generate(PROMPTS, attention_mask=given, max_new_tokens=11, **options)
+        assert not torch.equal(out, once), "other thoughts matter"
+
+
+def test_a_row_that_has_ended_changes_nothing_for_the_others() -> None:
+    made = talkative()
+    options: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0, "infer_every": 3}
+    free = made.generate(PROMPTS, **options)
+    end = int(free[0, 17])
+    assert (free[:, 12:] != end).all(1).any(), "a row goes on"
+    out = made.generate(PROMPTS, eos_token_id=end, **options)
+    for row, expected in zip(out, free):
+        length = 13 + (expected[12:] == end).tolist().index(True) if end in expected[12:] else 28
+        assert torch.equal(row[:length], expected[:length])
+        assert (row[length:] == 0).all()
+
+
+def test_beams_carry_the_thoughts_inferred_anew_for_each() -> None:
+    made = talkative()
+    options: dict[str, Any] = {"max_new_tokens": 10, "num_beams": 3, "do_sample": False, "pad_token_id": 0}
+    cached = made.generate(PROMPTS, infer_every=3, num_return_sequences=2, **options)
+    assert cached.shape == (6, 22)
+    assert torch.equal(
+        cached, made.generate(PROMPTS, infer_every=3, num_return_sequences=2, use_cache=False, **options)
+    )
+    assert not torch.equal(cached[::2], made.generate(PROMPTS, **options))
+
+
+def test_a_streamer_is_given_each_token_once() -> None:
+    class Streamer(BaseStreamer):
+        tokens: ClassVar[list[int]] = []
+        ends = 0
+
+        def put(self, value: Tensor) -> None:
+            self.tokens.extend(value.flatten().tolist())
+
+        def end(self) -> None:
+            self.ends += 1
+
+    streamer = Streamer()
+    options: dict[str, Any] = {"max_new_tokens": 9, "do_sample": False, "pad_token_id": 0}
+    out = talkative().generate(PROMPTS[:1], infer_every=2, streamer=streamer, **options)
+    assert streamer.tokens == out[0].tolist()
+    assert streamer.ends == 1
+
+
+@pytest.mark.parametrize("infer_every", [None, 4])
+def test_each_sampled_sequence_has_an_inference_of_its_own(infer_every: int | None) -> None:
+    """Of the likeliest token alone, so that sequences differ by their thoughts."""
+    made = talkative()
+    options: dict[str, Any] = {"max_new_tokens": 9, "pad_token_id": 0, "infer_every": infer_every}
+    sampled = made.generate(
+        PROMPTS, attention_mask=PADDING, do_sample=True, top_k=1, num_return_sequences=3, posterior_seed=5, **options
+    )
+    for k in range(3):
+        alone = made.generate(PROMPTS, attention_mask=PADDING, do_sample=False, posterior_seed=5 + k, **options)
+        assert torch.equal(sampled[k::3], alone)
+    assert len(sampled.unique(dim=0)) > 3
+
+
+def test_sampling_draws_its_inference_from_torchs_generator() -> None:
+    made = talkative()
+    options: dict[str, Any] = {"max_new_tokens": 9, "pad_token_id": 0, "do_sample": True, "top_k": 1}
+
+    def drawn(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return made.generate(PROMPTS, **options)
+
+    assert torch.equal(drawn(1), drawn(1))
+    assert not torch.equal(drawn(1), drawn(2))
+    greedy = [made.generate(PROMPTS, **options | {"do_sample": False, "top_k": None}) for _ in range(2)]
+    assert torch.equal(*greedy)
+
+
+def test_text_goes_on_between_two_thoughts_and_from_the_prior() -> None:
+    """As the family's README shows."""
+    made, a, b = talkative(), text(length=20), text(length=15, seed=1)
+    options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    ends = [infer(made, batch(ids)).mu for ids in (a, b)]
+    ways = [made.generate(PROMPTS[:2], z=torch.lerp(*ends, t), **options) for t in (0.0, 0.5, 1.0)]
+    for way, end in zip(ways[::2], ends):
+        assert torch.equal(way, made.generate(PROMPTS[:2], z=end, **options))
+    assert not torch.equal(ways[1], ways[0])
+    assert not torch.equal(ways[1], ways[2])
+    z = torch.randn(2, made.config.num_latents, made.config.hidden_size)
+    assert made.generate(PROMPTS[:2, :1], z=z, **options).shape == (2, 13)
 
 
 def test_a_prompt_of_one_token_has_the_prior() -> None:
@@ -379,24 +565,35 @@ def test_a_trace_shows_thoughts_and_how_they_were_found() -> None:
     assert torch.equal(torch.stack([thought.vector for thought in given[1].thoughts]), z[1])
     assert not given[1].curves
     assert made(ids, output_thoughts=True).z_given is False, "a trace puts nothing into the logits"
+    encoded = model(**VAE)
+    trace = encoded(ids, output_thoughts=True).thoughts[0]
+    assert torch.equal(torch.stack([thought.vector for thought in trace.thoughts]), infer(encoded, batch(ids)).mu[0])
+    assert [*trace.curves] == ["kl_by_layer"]
 
 
 # -------------------------------------------------------------------------------------------------------- cost and size
 
 
 @pytest.mark.parametrize(
-    ("layers", "latents", "parameters"),
-    [(3, 24, 38_368_768), (6, 24, 51_005_440), (12, 24, 76_278_784), (12, 0, 63_689_728), (16, 0, 76_342_272)],
+    ("layers", "latents", "fields", "parameters"),
+    [
+        (3, 24, {}, 38_368_768),
+        (6, 24, {}, 51_005_440),
+        (12, 24, {}, 76_278_784),
+        (12, 0, {}, 63_689_728),
+        (16, 0, {}, 76_342_272),
+        (12, 24, {"inference": "amortised"}, 114_773_504),
+    ],
 )
-def test_sizes_are_the_papers(layers: int, latents: int, parameters: int) -> None:
-    """38M, 51M, 76M; the blocks of Large without thoughts, and the paper's AR-Retrained."""
+def test_sizes_are_the_papers(layers: int, latents: int, fields: dict[str, Any], parameters: int) -> None:
+    """38M, 51M, 76M; the blocks of Large without thoughts, the paper's AR-Retrained, and its VAE of 114M."""
     sizes = {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": layers, "num_latents": latents}
     with torch.device("meta"):
-        made = LTMForCausalLM(LTMConfig(vocab_size=50_257, **sizes))
+        made = LTMForCausalLM(LTMConfig(vocab_size=50_257, **sizes, **fields))
     assert count_parameters(made)["total"] == parameters
 
 
-@pytest.mark.parametrize("fields", [{}, {"shared_latents": True}, {"num_latents": 0}, {"fast_steps": 9}], ids=str)
+@pytest.mark.parametrize("fields", [{}, {"shared_latents": True}, {"num_latents": 0}, {"fast_steps": 9}, VAE], ids=str)
 def test_the_cost_of_training_is_what_pytorch_counts(fields: dict[str, Any]) -> None:
     made, data = model(**{"num_hidden_layers": 6, **fields}), batch(text(length=64))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
@@ -432,6 +629,10 @@ def test_a_token_costs_two_thirds_of_what_the_paper_counts(size: str, gigaflops:
         ({"fast_steps": 0}, "ltm.fast_steps is 0: give 1 or more"),
         ({"fast_learning_rate": -1.0}, "ltm.fast_learning_rate is -1.0: give a positive number"),
         ({"langevin_step_size": float("nan")}, "ltm.langevin_step_size is nan: give a positive number"),
+        ({"encoder_layers": 0}, "ltm.encoder_layers is 0: give 1 or more"),
+        (VAE | {"num_latents": 0}, "ltm.num_latents is 0: an encoder needs thoughts to infer"),
+        (VAE | {"slow_grad": "accumulate"}, "is 'accumulate': an encoder infers in no steps, so give 'final'"),
+        (VAE | {"tolerance": 0.1}, "ltm.tolerance is 0.1: an encoder infers in no steps, so give None"),
         ({"tolerance": -0.1}, "ltm.tolerance is -0.1: give nats a target"),
         ({"inference": "vae"}, "ltm.inference is 'vae': give variational or langevin or amortised"),
         ({"fast_schedule": "step"}, "ltm.fast_schedule is 'step': give constant or linear or cosine"),
@@ -469,6 +670,26 @@ def test_arguments_that_cannot_be_are_refused() -> None:
         made(inputs_embeds=torch.zeros(2, 3, 16))
     with pytest.raises(InputError, match="inputs is None"):
         made.generate()
+    with pytest.raises(InputError, match="infer_every is 0: give 1 or more tokens, or None"):
+        made.generate(ids, infer_every=0)
+    with pytest.raises(InputError, match="fast_steps is 2: an encoder takes no steps"):
+        model(**VAE).generate(ids, fast_steps=2)
+    with pytest.raises(InputError, match="infer_every is 2, and num_latents is 0: nothing is to be inferred"):
+        model(num_latents=0).generate(ids, infer_every=2)
+    with pytest.raises(InputError, match="fast_steps is 2, and z is given: nothing is to be inferred"):
+        made.generate(ids, z=torch.zeros(2, 6, 16), fast_steps=2)
+    kept = made.generate(ids, max_new_tokens=2, do_sample=False, pad_token_id=0, return_dict_in_generate=True)
+    with pytest.raises(InputError, match="posterior_seed is 1, and the cache has its thoughts"):
+        made.generate(kept.sequences, past_key_values=kept.past_key_values, posterior_seed=1)
+    all_padding = torch.tensor([[1] * 40, [0] * 40])
+    for call in (made.generate, made.token_nll, made.training_loss, infer):
+        arguments = (
+            {"inputs": ids, "attention_mask": all_padding}
+            if call == made.generate
+            else {"batch": batch(ids, all_padding)}
+        )
+        with pytest.raises(InputError, match=r"attention_mask\[1\] is 0 throughout"):
+            call(**arguments | ({"model": made} if call is infer else {}))
 
 
 def test_an_elbo_that_is_not_finite_is_named_by_step_and_row() -> None:
@@ -477,6 +698,11 @@ def test_an_elbo_that_is_not_finite_is_named_by_step_and_row() -> None:
     with torch.no_grad():
         made.embed.weight[0] = float("inf")
     with pytest.raises(FloatingPointError, match="the ELBO of row 1 is nan at fast step 0"):
+        made.training_loss(batch(ids))
+    made = model(tie_word_embeddings=False, **VAE)
+    with torch.no_grad():
+        made.embed.weight[0] = float("inf")
+    with pytest.raises(FloatingPointError, match=r"the ELBO of row 1 is nan: lower optimizer.learning_rate"):
         made.training_loss(batch(ids))
     with pytest.raises(FloatingPointError, match=r"at fast step 1: lower model.fast_learning_rate"):
         infer(model(), batch(ids), fast_learning_rate=1e20)
@@ -517,8 +743,9 @@ def test_weights_and_streams_get_gradients_of_the_fast_steps_alone() -> None:
 
 
 @pytest.mark.slow
-def test_sharded_weights_stay_gathered_through_the_fast_steps(corpus: Path, tmp_path: Path) -> None:
-    recipe = shrink(get_recipe("latent_thought/tiny"), corpus)
+@pytest.mark.parametrize("name", ["tiny", "tiny-vae"])
+def test_sharded_weights_stay_gathered_through_the_fast_steps(name: str, corpus: Path, tmp_path: Path) -> None:
+    recipe = shrink(get_recipe(f"latent_thought/{name}"), corpus)
     sharded = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, parallel="fsdp"))
     train(recipe, tmp_path / "one", show=False)
     finish(launch(sharded, tmp_path / "two", processes=2), tmp_path / "two")

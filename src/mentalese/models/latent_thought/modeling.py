@@ -745,7 +745,7 @@ class LTMForCausalLM(LatentThoughtModel):
         `posterior_seed + 1` ..; the beams of a search share one.
 
         Args:
-            inputs: [B, L], or `input_ids`; with padding give `attention_mask` too.
+            inputs: [B, L], or `input_ids`; without `attention_mask` there is no padding.
             z: [B, N_z, d], thoughts to go on under instead.
             fast_steps: T_fast, in place of the config's.
             infer_every: after so many new tokens thoughts are inferred anew, from the prompt and all that follows it,
@@ -762,9 +762,13 @@ class LTMForCausalLM(LatentThoughtModel):
             raise InputError("inputs is None: thoughts are inferred from a prompt, so give token ids")
         z = self.check_z(z, len(inputs))
         cache = self.check_cache(kwargs.get("past_key_values"))
+        used = cache is not None and cache.seen_tokens > 0
+        mask = kwargs.pop("attention_mask", None)
+        if mask is None and not used:  # Hugging Face would take the padding token for padding wherever it is
+            mask = torch.ones_like(inputs)
         reasons = {
             "z is given": z is not None,
-            "the cache has its thoughts": cache is not None and cache.seen_tokens > 0,
+            "the cache has its thoughts": used,
             "num_latents is 0": not self.config.num_latents,
         }
         known = next((reason for reason, holds in reasons.items() if holds), None)
@@ -773,7 +777,8 @@ class LTMForCausalLM(LatentThoughtModel):
             for name, value in asked.items():
                 if value is not None:
                     raise InputError(f"{name} is {value}, and {known}: nothing is to be inferred, so leave it out")
-            return super().generate(inputs, generation_config, **kwargs, **({} if z is None else {"z": z}))
+            given = {} if z is None else {"z": z}
+            return super().generate(inputs, generation_config, attention_mask=mask, **given, **kwargs)
         if infer_every is not None and infer_every < 1:
             raise InputError(f"infer_every is {infer_every}: give 1 or more tokens, or None")
 
@@ -789,14 +794,13 @@ class LTMForCausalLM(LatentThoughtModel):
         if sampled and copies > 1 and setting("num_beams", 1) == 1:
             inputs = inputs.repeat_interleave(copies, dim=0)
             seeds = seeds.repeat_interleave(copies) + torch.arange(copies, device=seeds.device).repeat(len(seeds))
-            if (mask := kwargs.get("attention_mask")) is not None:
-                kwargs["attention_mask"] = mask.repeat_interleave(copies, dim=0)
+            mask = None if mask is None else mask.repeat_interleave(copies, dim=0)
             kwargs["num_return_sequences"] = 1
-        batch = prompt_batch(inputs, kwargs.get("attention_mask"))
+        batch = prompt_batch(inputs, mask)
         z = infer(self, batch, fast_steps=fast_steps, seed=seeds, show=show_progress).sample()
         if infer_every is not None:
             kwargs["again"] = Reinference(infer_every, inputs.shape[1], fast_steps, seeds)
-        return super().generate(inputs, generation_config, z=z, **kwargs)
+        return super().generate(inputs, generation_config, attention_mask=mask, z=z, **kwargs)
 
     def prepare_inputs_for_generation(
         self,

@@ -42,7 +42,7 @@ def loss_reference(model: Any, ids: Tensor, seed: int, rate: float | None = None
 def learn_reference(model: Any, ids: Tensor, seed: int, rate: float | None = None) -> Learnt:
     """Fast learning on a batch [B, N]."""
     config = model.config
-    noise, shape = Noise.of(ids[:, 1:], seed), (config.num_latents, config.hidden_size)
+    noise, shape = Noise.of(ids[:, 1:], seed, model.dtype), (config.num_latents, config.hidden_size)
     langevin = config.inference == "langevin"
     parameters = [0.01 * noise.draw(-3, shape)] + ([] if langevin else [0.1 * noise.draw(-2, shape) - 5])
     first = [torch.zeros_like(p) for p in parameters]
@@ -84,6 +84,31 @@ def learn_reference(model: Any, ids: Tensor, seed: int, rate: float | None = Non
     return found
 
 
+def amortised_loss_reference(model: Any, ids: Tensor, seed: int, kl_weight: float) -> Tensor:
+    """Eq. 5 of a batch [B, N] under the posterior of a VAE's encoder, in nats a target."""
+    mu, log_var = encode_reference(model, ids)
+    z = mu + (log_var / 2).exp() * Noise.of(ids[:, 1:], seed, model.dtype).draw(-1, mu.shape[1:])
+    kl = ((mu.square() + log_var.exp() - 1 - log_var) / 2).sum()
+    return (nll_reference(model, ids, z).sum() + kl_weight * kl) / ids[:, 1:].numel()
+
+
+def encode_reference(model: Any, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Means and log variances [B, N_z, d]: queries, at their thoughts' positions, and tokens see all of each other."""
+    config, encoder, rows = model.config, model.encoder, len(ids)
+    x = torch.cat((encoder.queries.expand(rows, -1, -1), model.embed.weight[ids]), dim=1)
+    places = latent_positions(config) * (config.num_latents // config.latents_per_layer) + list(range(ids.shape[1]))
+    seen = torch.ones(len(places), len(places), dtype=torch.bool)
+    for block in encoder.blocks:
+        q, k, v = (norm_reference(x, block.attention_norm) @ block.qkv.weight.T).chunk(3, dim=-1)
+        heads = config.num_attention_heads
+        x = x + attention_reference(q, k, v, places, places, seen, heads, config) @ block.out.weight.T
+        x = x + swiglu_reference(norm_reference(x, block.mlp_norm), block.mlp)
+    mu, log_var = (norm_reference(x[:, : config.num_latents], encoder.final_norm) @ encoder.posterior.weight.T).chunk(
+        2, dim=-1
+    )
+    return mu, log_var
+
+
 def nll_reference(model: Any, ids: Tensor, z: Tensor) -> Tensor:
     """[B], Eq. 1 in nats, of rows [B, N] and thoughts [B, N_z, d]."""
     logits = logits_reference(model, ids, z)[:, :-1]
@@ -95,7 +120,7 @@ def logits_reference(model: Any, ids: Tensor, z: Tensor) -> Tensor:
     config = model.config
     n, heads = config.latents_per_layer, config.num_attention_heads
     tokens = list(range(ids.shape[1]))
-    latents = [j * (config.max_position_embeddings // config.num_latents) for j in range(n)]
+    latents = latent_positions(config)
     ago = torch.arange(len(tokens))[:, None] - torch.arange(len(tokens))
     x = model.embed.weight[ids]
     for layer, block in enumerate(model.blocks):
@@ -109,9 +134,18 @@ def logits_reference(model: Any, ids: Tensor, z: Tensor) -> Tensor:
         k, v = (own @ cross.key_value.weight.T).chunk(2, dim=-1)
         seen = torch.ones(len(tokens), n, dtype=torch.bool)
         x = x + attention_reference(q, k, v, tokens, latents, seen, heads, config) @ cross.out.weight.T
-        gate, up = (norm_reference(x, block.mlp_norm) @ block.mlp.gate_up.weight.T).chunk(2, dim=-1)
-        x = x + (gate * gate.sigmoid() * up) @ block.mlp.out.weight.T
+        x = x + swiglu_reference(norm_reference(x, block.mlp_norm), block.mlp)
     return norm_reference(x, model.final_norm) @ model.lm_head.weight.T
+
+
+def latent_positions(config: Any) -> list[int]:
+    """Of a layer's thoughts."""
+    return [j * (config.max_position_embeddings // config.num_latents) for j in range(config.latents_per_layer)]
+
+
+def swiglu_reference(x: Tensor, mlp: Any) -> Tensor:
+    gate, up = (x @ mlp.gate_up.weight.T).chunk(2, dim=-1)
+    return (gate * gate.sigmoid() * up) @ mlp.out.weight.T
 
 
 def norm_reference(x: Tensor, norm: Any) -> Tensor:
