@@ -1,0 +1,175 @@
+"""Speed and decoding of Latent Thought Models: what fast steps, the window and the cache cost and save.
+
+    python benchmarks/latent_thought.py [speed] [window] [generation]
+
+All models have 6 layers of width 256, 8 heads, a vocabulary of 8,192, a window of 64 and 8 thoughts a layer; the text
+is random, 8 rows. All turn about in one process; ratios are taken turn by turn (median, lowest-highest).
+
+speed       a training step of 256 tokens a row, 16 fast steps, over the plain form, which shares nothing between fast
+            steps and back-propagates into all weights in each; beside it ours with gradients of all weights, the same
+            kernels. Loss and gradients are checked to be the plain form's
+window      forward and backward pass of attention in a window over 1,024 tokens, in units of blocks as long as the
+            window that see nothing before them: the kernel alone, and a whole layer of self-attention
+generation  512 tokens, cached: tokens a second along the way, and whole passes at 512 tokens over cached steps
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from measuring import spread
+from mentalese.models.base import Batch
+from mentalese.models.latent_thought.configuration import LTMConfig
+from mentalese.models.latent_thought.modeling import LTMForCausalLM, SelfAttention
+from mentalese.models.latent_thought.reference import loss_reference
+from mentalese.nn.window import window_attention
+
+VOCABULARY, WIDTH, LAYERS, HEADS, LENGTH, ROWS = 8192, 256, 6, 8, 256, 8
+WINDOW, LATENTS, STEPS = 64, 8, 16
+LONG, NEW = 1024, 512
+
+
+def ltm(**fields: Any) -> LTMForCausalLM:
+    torch.manual_seed(0)
+    config = LTMConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_latents=LATENTS * LAYERS,
+        window_size=WINDOW,
+        fast_steps=STEPS,
+        **({"max_position_embeddings": LENGTH} | fields),
+    )
+    return LTMForCausalLM(config).train()
+
+
+def batch(rows: int = ROWS, length: int = LENGTH) -> Batch:
+    ids = torch.randint(VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(1))
+    return {"input_ids": ids, "labels": ids}
+
+
+def turns(sides: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each side in each round but the first."""
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(rounds + 1):
+        for name, side in sides.items():
+            began = time.perf_counter()
+            side()
+            if turn:
+                times[name].append(time.perf_counter() - began)
+    return times
+
+
+def print_times(times: dict[str, list[float]], unit: str) -> None:
+    for name, values in times.items():
+        ratios = [ours / theirs for ours, theirs in zip(values, times[unit])]
+        print(f"{name}: {spread([1000 * v for v in values], '.1f')} ms, {spread(ratios, '.2f')} x {unit}")
+
+
+# -- a training step ---------------------------------------------------------------------------------------------------
+
+
+def speed(rounds: int = 3) -> None:
+    models = {"ours": ltm(), "ours, all weights": ltm(slow_grad="accumulate")}
+    text = batch()
+    torch.manual_seed(1)
+    loss = models["ours"].training_loss(text).loss
+    gradients = torch.autograd.grad(loss, list(models["ours"].parameters()))
+    torch.manual_seed(1)
+    seed = int(torch.randint(2**62, ()))  # the one that training drew
+    expected, wanted = loss_reference(models["ours"], text["input_ids"], seed)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
+    for ours, theirs in zip(gradients, wanted):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+    sides: dict[str, Callable[[], Any]] = {
+        name: lambda model=model: model.training_loss(text).loss.backward() for name, model in models.items()
+    }
+    sides["plain form"] = lambda: loss_reference(models["ours"], text["input_ids"], seed)
+    print_times(turns(sides, rounds), "plain form")
+
+
+# -- the window --------------------------------------------------------------------------------------------------------
+
+
+def window(rounds: int = 15) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(ROWS, LONG, HEADS, WIDTH // HEADS).transpose(1, 2).requires_grad_() for _ in range(3))
+    blocks = LONG // WINDOW
+
+    def in_blocks() -> Tensor:
+        parts = [x.unflatten(2, (blocks, WINDOW)).transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
+        out = F.scaled_dot_product_attention(*parts, is_causal=True)
+        return out.unflatten(0, (ROWS, blocks)).transpose(1, 2).flatten(2, 3)
+
+    def both(forward: Callable[[], Tensor]) -> Callable[[], Any]:
+        weights = torch.randn_like(forward().detach())
+        return lambda: forward().backward(weights)
+
+    kernels = {"in a window": lambda: window_attention(q, k, v, WINDOW), "in blocks": in_blocks}
+    print("kernel")
+    print_times(turns({name: both(forward) for name, forward in kernels.items()}, rounds), "in blocks")
+
+    model = ltm(max_position_embeddings=LONG)
+    layer = model.blocks[0].attention
+    assert isinstance(layer, SelfAttention)
+    x = torch.randn(ROWS, LONG, WIDTH, requires_grad=True)
+    with torch.no_grad():
+        (_, long), (_, short) = (model.read(batch(1, length)["input_ids"]) for length in (LONG, WINDOW))
+    layers = {
+        "in a window": lambda: layer(x, long),
+        "in blocks": lambda: layer(x.view(-1, WINDOW, WIDTH), short),
+    }
+    print("layer")
+    print_times(turns({name: both(forward) for name, forward in layers.items()}, rounds), "in blocks")
+
+
+# -- decoding ----------------------------------------------------------------------------------------------------------
+
+
+def generation(tokens: int = NEW, stretch: int = 64) -> None:
+    model = ltm(max_position_embeddings=NEW + 8).eval()
+    options: dict[str, Any] = {
+        "do_sample": False,
+        "min_new_tokens": tokens,
+        "max_new_tokens": tokens,
+        "pad_token_id": 0,
+    }
+    for rows in (1, ROWS):
+        prompt = batch(rows, 8)["input_ids"]
+        times: list[float] = []
+
+        def clock(input_ids: Tensor, scores: Tensor, times: list[float] = times) -> Tensor:
+            times.append(time.perf_counter())
+            return scores
+
+        text = model.generate(prompt, attention_mask=torch.ones_like(prompt), logits_processor=[clock], **options)
+        steps = [b - a for a, b in pairwise(times)]
+        whole = [_pass(model, text) for _ in range(5)]
+        cached = {n: statistics.median(steps[n - stretch : n]) for n in range(stretch, tokens + 1, stretch)}
+        speeds = ", ".join(f"{rows / seconds:,.0f} at {n}" for n, seconds in cached.items())
+        print(f"{rows} x {tokens} tokens: tokens a second {speeds}")
+        ratios = [seconds / statistics.median(steps[-stretch:]) for seconds in whole]
+        print(f"  whole passes over the last {stretch} cached steps: {spread(ratios, '.1f')}")
+
+
+@torch.no_grad()
+def _pass(model: LTMForCausalLM, text: Tensor) -> float:
+    began = time.perf_counter()
+    model(text, use_cache=False, logits_to_keep=1)
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    parts = {"speed": speed, "window": window, "generation": generation}
+    for part in sys.argv[1:] or parts:
+        parts[part]()
