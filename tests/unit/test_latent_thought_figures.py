@@ -240,6 +240,17 @@ def test_without_thoughts_the_same_second_halves_are_scored(run: Path, plain: Pa
     assert baseline["prefix"] != pytest.approx(baseline["nll"], rel=1e-5)
 
 
+def test_an_encoder_takes_no_steps_and_is_a_line(recipe: Recipe, tmp_path: Path) -> None:
+    encoder = saved(tmp_path / "encoder", recipe, inference="amortised", encoder_layers=1)
+    (found,) = draw("steps", encoder, out=tmp_path / "steps.svg")["models"]
+    split, data, protocol, special = validation(encoder)
+    expected = perplexity(load_model(encoder)[0], split, data, protocol, special)
+    assert found["steps"] == [None]
+    assert found["bound"] == pytest.approx([expected.nll], rel=1e-5)
+    with pytest.raises(InputError, match="has an encoder and takes no fast steps: give a model that does"):
+        write_figure("latent_thought/inference", [str(encoder)], tmp_path / "inference.svg")
+
+
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
