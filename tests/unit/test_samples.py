@@ -188,16 +188,16 @@ def test_any_model_that_generates_is_sampled_from_where_its_documents_begin(
 
 @pytest.fixture(scope="module")
 def split(tokenizer: PreTrainedTokenizerFast) -> Split:
-    """Documents of 10 to 69 bytes, each a token; 50 of them have 20 and more."""
+    """Documents of 10 to 139 bytes, each a token; 120 of them have 20 and more."""
     end = special_token_ids(tokenizer)["eos_token_id"]
-    texts = [f"{i} {'abcdefgh '[i % 8 :] * 70}"[: 10 + i] for i in range(60)]
+    texts = [f"{i} {'abcdefgh '[i % 8 :] * 140}"[: 10 + i] for i in range(130)]
     documents = [[*tokenizer(text)["input_ids"], end] for text in texts]
     offsets = np.cumsum([0, *map(len, documents)])
     return Split(
         tokens=np.concatenate(documents).astype(np.uint16),
         documents=offsets,
         segments=offsets,
-        document_segments=np.arange(61),
+        document_segments=np.arange(131),
         document_bytes=np.array([len(text) for text in texts]),
     )
 
@@ -208,7 +208,7 @@ SHORT = {"prompt_tokens": 12, "sample_tokens": 8}
 def test_continuations_follow_the_beginnings_of_documents_that_are_long_enough(
     model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast, split: Split, judge: Judge
 ) -> None:
-    sampling = Sampling(samples=24, draws=2, **SHORT)
+    sampling = Sampling(samples=100, draws=2, **SHORT)
     found = conditional(model, tokenizer, split, DATA, sampling, judge, show=False)
     first = split.documents[10]  # the first of 20 tokens
     prompt = tokenizer.decode(split.tokens[first : first + 12])
@@ -218,17 +218,21 @@ def test_continuations_follow_the_beginnings_of_documents_that_are_long_enough(
         assert figures["generative_perplexity"] > 1
     assert found["greedy"]["mauve_stderr"] is None
     assert found["multinomial"]["mauve_stderr"] > 0
-    assert (found["protocol"]["samples"], found["protocol"]["draws"], found["protocol"]["prompt_tokens"]) == (24, 2, 12)
+    assert (found["protocol"]["samples"], found["protocol"]["draws"], found["protocol"]["prompt_tokens"]) == (
+        100,
+        2,
+        12,
+    )
 
     everything = conditional(WithoutCache(), tokenizer, split, DATA, Sampling(draws=1, **SHORT), judge, show=False)
-    assert everything["protocol"]["samples"] == 50
+    assert everything["protocol"]["samples"] == 120
 
 
 def test_too_few_or_too_long_prompts_are_refused(
     model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast, split: Split, judge: Judge
 ) -> None:
-    for count in (51, 19):
-        with pytest.raises(InputError, match=rf"samples is {count}: 50 documents have the 20 tokens"):
+    for count in (121, 99):
+        with pytest.raises(InputError, match=rf"samples is {count}: 120 documents have the 20 tokens"):
             conditional(model, tokenizer, split, DATA, Sampling(samples=count, **SHORT), judge, show=False)
     with pytest.raises(InputError, match=r"sample_tokens is 8: the model's context is 20 and holds 13 before them"):
         conditional(gpt2(tokenizer, 20), tokenizer, split, DATA, Sampling(**SHORT), judge, show=False)
@@ -248,7 +252,7 @@ def saved(model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast, tmp_path_f
 
 def test_eval_keeps_samples_with_their_figures(saved: Path, corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "samples.json"
-    options = f"--judge {saved} --samples 20 --sample-tokens 6 --prompt-tokens 8 --draws 1 --seed 2 --split train"
+    options = f"--judge {saved} --samples 100 --sample-tokens 4 --prompt-tokens 8 --draws 1 --seed 2 --split train"
     command = ["eval", str(saved), "--tasks", "unconditional,conditional", "--data", f"file:{corpus}", *options.split()]
     assert cli.main([*command, "--out", str(out)]) == 0
     found = json.loads(out.read_text())
