@@ -437,7 +437,23 @@ class _Generate:
     """Ask at this stage instead of the one that the model was trained to."""
     latents: int | None = None
     """So many latents behind a question instead of those of the stage."""
+    fast_steps: int | None = None
+    """Infer thoughts from the prompt in so many steps, for models that infer them."""
+    infer_every: int | None = None
+    """Infer them anew after so many new tokens."""
+    posterior_seed: int | None = None
+    """Of their inference; 0, or of --seed where tokens are drawn, unless given."""
     seed: int = 0
+
+    def inference(self, generate: Callable[..., Any]) -> dict[str, Any]:
+        """Keywords of a model's own `generate` where it infers thoughts, which takes a while: progress is shown."""
+        takes = inspect.signature(generate).parameters
+        names = ("fast_steps", "infer_every", "posterior_seed")
+        kwargs = {name: value for name in names if (value := getattr(self, name)) is not None}
+        for name, value in kwargs.items():
+            if name not in takes:
+                raise InputError(f"--{name.replace('_', '-')} is {value}: this model infers no thoughts, leave it out")
+        return kwargs | ({"show_progress": True} if "show_progress" in takes else {})
 
     def generation(self) -> dict[str, Any]:
         """Hugging Face's own keywords, those that were given."""
@@ -478,10 +494,11 @@ def generate(args: list[str]) -> None:
 
     from mentalese.evaluate.generation import generate_text, shown_prompt, stream_text
     from mentalese.evaluate.tasks import at_stage
-    from mentalese.models.auto import load_model, saved_recipe
+    from mentalese.models.auto import hugging_face_model, load_model, saved_recipe
     from mentalese.recipe import DataConfig
 
     model, tokenizer = load_model(path, _device(), fields=_config_fields(options.config))
+    kwargs |= options.inference(hugging_face_model(model).generate)
     recipe = saved_recipe(path)
     data = at_stage(recipe.data if recipe else DataConfig(), options.stage, options.latents)
     length: dict[str, Any] = {"max_new_tokens": options.max_new_tokens, "seed": options.seed}

@@ -180,6 +180,42 @@ def test_generate_goes_on_with_every_prompt(run: Path, tmp_path: Path, capsys: p
     assert mentalese("generate", run, "--prompt", "One", "--num-beams", "2", "--max-new-tokens", "5") == 0
 
 
+def test_generate_infers_thoughts_as_asked(
+    corpus: Path, gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By models whose generation has such settings; progress is on standard error alone."""
+    run = tmp_path / "run"
+    assert mentalese("train", "latent_thought/tiny", "--out", run, *small("latent_thought/tiny", corpus)) == 0
+    monkeypatch.setattr("mentalese.screen.SECONDS_BETWEEN_LINES", 0.0)
+    prompt = ("--prompt", "She had a son.", "--max-new-tokens", "6", "--fast-steps", "3", "--posterior-seed", "2")
+    capsys.readouterr()
+    assert mentalese("generate", run, *prompt, "--infer-every", "2") == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("She had a son.")
+    assert shown.err.count("Inferring thoughts: ") == 3
+    for model, options, says in (
+        (gpt2, ["--fast-steps", "3"], "--fast-steps is 3: this model infers no thoughts"),
+        (gpt2, ["--infer-every", "3"], "--infer-every is 3: this model infers no thoughts"),
+        (gpt2, ["--posterior-seed", "3"], "--posterior-seed is 3: this model infers no thoughts"),
+        (run, ["--fast-steps", "0"], "fast_steps is 0: give 1 or more"),
+        (run, ["--infer-every", "0"], "infer_every is 0: give 1 or more"),
+    ):
+        assert mentalese("generate", model, "--prompt", "One", *options) == 2
+        refusal(capsys.readouterr().err, says)
+
+
+def test_an_elbo_that_is_not_finite_stops_a_run_in_one_sentence(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    arguments = [*small("latent_thought/tiny", corpus), "--model.fast-learning-rate", "1e20"]
+    assert mentalese("train", "latent_thought/tiny", "--out", out, *arguments) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("mentalese: error: the ELBO of row 0 is nan at fast step 1: lower model.fast_learning_rate")
+    assert not (out / "result.json").exists()
+    assert not (out / "model").exists()
+
+
 def test_one_prompt_streams_on_a_terminal(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
