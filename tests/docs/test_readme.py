@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from mentalese import cli
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^(<!-- not run -->\n)?```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -72,6 +75,16 @@ def test_only_what_installs_is_left_out() -> None:
     assert lines == NOT_RUN
 
 
+def test_the_commands_of_evaluation_have_options_that_exist() -> None:
+    """They need a model, and some of them the hub, so that they are read and not run."""
+    lines = [line for _, _, code in blocks("docs/evaluation.md") for line in code.splitlines()]
+    assert len(lines) > 10
+    for line in lines:
+        command, task, model, *options = shlex.split(line)
+        assert (command, task, model) == ("mentalese", "eval", "MODEL")
+        cli._parse(cli._Eval, options, "eval")
+
+
 def test_the_family_that_contributing_declares_is_one() -> None:
     code = BLOCK_IN_LIST.search((ROOT / "CONTRIBUTING.md").read_text())
     assert code is not None
@@ -83,7 +96,7 @@ def test_the_family_that_contributing_declares_is_one() -> None:
 BLOCK_IN_LIST = re.compile(r"^   ```python\n(.*?)^   ```", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/architecture.md"])
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/evaluation.md"])
 def test_links_and_paths_lead_somewhere(document: str) -> None:
     text = (ROOT / document).read_text()
     base = (ROOT / document).parent
