@@ -154,15 +154,15 @@ def unconditional(
     first = torch.full((sampling.samples or 64, 1), start)
     prompts = {"input_ids": first, "attention_mask": torch.ones_like(first)}
 
-    def judged(ids: Tensor) -> dict[str, Any]:
+    figures = {}
+    for decoding in sampling.decodings:
+        ids, measured = _sampled(plain, prompts, tokens, decoding, 1, special, sampling, show)
         texts = [[decode(piece, tokenizer) for piece in _between_ends(row, special)] for row in ids.tolist()]
-        score = judge_texts(judge, [("", text) for pieces in texts for text in pieces])
-        return {"generative_perplexity": score, "texts": ["\n\n".join(pieces) for pieces in texts[:_KEPT]]}
-
-    figures = {
-        decoding: _sampled(plain, prompts, tokens, 1, decoding, special, sampling, judged, show)
-        for decoding in sampling.decodings
-    }
+        figures[decoding] = {
+            "generative_perplexity": judge_texts(judge, [("", text) for pieces in texts for text in pieces]),
+            **measured,
+            "texts": ["\n\n".join(pieces) for pieces in texts[:_KEPT]],
+        }
     return figures | {"protocol": _protocol(judge, sampling, len(first), tokens)}
 
 
@@ -197,34 +197,22 @@ def conditional(
     _check_room(context_length(plain.config), prompts["input_ids"].shape[1], tokens)
     human = text_features(judge, whole)
 
-    def judged(ids: Tensor) -> dict[str, Any]:
+    figures = {}
+    for decoding in sampling.decodings:
+        draws = sampling.draws if decoding == "multinomial" else 1
+        ids, measured = _sampled(plain, prompts, tokens, decoding, draws, special, sampling, show)
         said = ["\n\n".join(decode(piece, tokenizer) for piece in _between_ends(row, special)) for row in ids.tolist()]
-        pairs = [(begun[i % len(begun)], text) for i, text in enumerate(said)]
-        texts = [prompt + text for prompt, text in pairs]
-        draws = [texts[i : i + len(begun)] for i in range(0, len(texts), len(begun))]
-        scores = [mauve(human, text_features(judge, draw)) for draw in draws]
-        error = statistics.stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else None
-        return {
-            "generative_perplexity": judge_texts(judge, pairs),
+        texts = [prompt + text for prompt, text in zip(begun * draws, said)]
+        scores = [
+            mauve(human, text_features(judge, texts[i : i + len(begun)])) for i in range(0, len(texts), len(begun))
+        ]
+        figures[decoding] = {
+            "generative_perplexity": judge_texts(judge, list(zip(begun * draws, said))),
             "mauve": statistics.fmean(scores),
-            "mauve_stderr": error,
+            "mauve_stderr": statistics.stdev(scores) / math.sqrt(draws) if draws > 1 else None,
+            **measured,
             "texts": texts[:_KEPT],
         }
-
-    figures = {
-        decoding: _sampled(
-            plain,
-            prompts,
-            tokens,
-            sampling.draws if decoding == "multinomial" else 1,
-            decoding,
-            special,
-            sampling,
-            judged,
-            show,
-        )
-        for decoding in sampling.decodings
-    }
     about = {"prompt_tokens": sampling.prompt_tokens, "draws": sampling.draws}
     return figures | {"protocol": _protocol(judge, sampling, len(begun), tokens) | about}
 
@@ -250,14 +238,13 @@ def _sampled(
     model: Any,
     prompts: Batch,
     tokens: int,
-    draws: int,
     decoding: Decoding,
+    draws: int,
     special: dict[str, int],
     sampling: Sampling,
-    judged: Any,
     show: bool,
-) -> dict[str, Any]:
-    """The figures of one decoding; `judged` gives those of the new tokens [draws * prompts, tokens], draw by draw."""
+) -> tuple[Tensor, dict[str, float]]:
+    """New tokens [draws * prompts, tokens], draw by draw, with their entropy and the speed."""
     made: list[Tensor] = []
     count = len(prompts["input_ids"])
     with (
@@ -274,10 +261,8 @@ def _sampled(
             bar.update(sum(map(len, made)))
         seconds = time.perf_counter() - began
     ids = torch.cat(made)
-    return judged(ids) | {
-        "entropy": statistics.fmean(token_entropy(row) for row in ids),
-        "samples_per_second": len(ids) / seconds,
-    }
+    entropy = statistics.fmean(token_entropy(row) for row in ids)
+    return ids, {"entropy": entropy, "samples_per_second": len(ids) / seconds}
 
 
 @contextmanager
