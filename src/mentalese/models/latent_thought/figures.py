@@ -220,7 +220,7 @@ def _draw_words(label: str, said: list[str], right: np.ndarray, tokens: np.ndarr
     rows.append(("the text", "", np.ones(len(said), dtype=bool)))
     lines = textwrap.wrap(" ".join(said), WIDTH, break_on_hyphens=False, break_long_words=False)
     ends = np.cumsum([len(line.split()) for line in lines]).tolist()
-    picture, panels = canvas(len(rows), 1, 0.3 + 0.068 * WIDTH, 0.4 + len(rows) * (0.33 + 0.137 * len(lines)))
+    picture, panels = canvas(len(rows), 1, 0.3 + 0.067 * WIDTH, 0.4 + len(rows) * (0.33 + 0.137 * len(lines)))
     for (panel,), (name, share, kept) in zip(panels, rows):
         panel.set_axis_off()
         panel.set_title(name, fontsize=9, fontweight="bold")
@@ -232,9 +232,11 @@ def _draw_words(label: str, said: list[str], right: np.ndarray, tokens: np.ndarr
             cut = "\n".join(" ".join(parts[a:b]) for a, b in zip([0, *ends], ends))
             panel.text(
                 0, 1, cut, transform=panel.transAxes, va="top", family="monospace", fontsize=8, color=color,
-                parse_math=False,
+                parse_math=False, in_layout=False,
             )  # fmt: skip
-    picture.suptitle(f"words that come back, {label}", fontsize=10, x=0.01, ha="left")
+    picture.suptitle(
+        f"words that come back from the thoughts of the first layers, {label}", fontsize=10, x=0.01, ha="left"
+    )
     return picture
 
 
