@@ -27,7 +27,12 @@ TOLERANCE = {"atol": 2e-5, "rtol": 2e-5}
 # of its causal selection.
 NOT_CAUSAL = {"thoughtbubbles/tiny": {"selection": "causal"}}
 # Other ways through a family's code than its `tiny` recipe takes.
-MODES = ["coconut/tiny-coconut", "coconut/tiny-pause", "latent_thought/tiny-langevin", "latent_thought/tiny-vae"]
+MODES = [
+    *("coconut/tiny-coconut", "coconut/tiny-pause"),
+    *("latent_thought/tiny-langevin", "latent_thought/tiny-vae"),
+    *(f"conceptlm/tiny-{name}" for name in ("l1", "context", "mtp", "neox", "llama")),
+]
+STEPS_BY_HEART = {"conceptlm/tiny-context": 100, "conceptlm/tiny-mtp": 100}
 PROMPTS = [
     "The first",
     "She had a son. He was old and lived in",
@@ -199,7 +204,7 @@ def test_a_small_batch_is_learnt_by_heart(case: Case) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     torch.manual_seed(0)
     first = None
-    for _ in range(80):
+    for _ in range(STEPS_BY_HEART.get(case.recipe.name, 80)):
         output = model.training_loss(batch)
         first = first or output.loss.item()
         output.loss.backward()

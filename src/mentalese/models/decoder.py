@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -74,6 +75,43 @@ def check_full_attention(where: str, config: Any) -> None:
 _BY_COLUMN = {"mpt"}  # whose bias counts columns
 
 
+@dataclass(frozen=True)
+class Places:
+    """Where a decoder's body keeps what a module of ours beside its layers needs.
+
+    Attributes:
+        layers: the list of its layers, called with hidden states first and made of (config, index).
+        norm: its final norm.
+        rotary: what makes a layer's `position_embeddings`, where layers take them.
+        cache: the keyword by which a layer takes a cache.
+    """
+
+    layers: str = "layers"
+    norm: str = "norm"
+    rotary: str | None = "rotary_emb"
+    cache: str = "past_key_values"
+
+
+PLACES = {
+    "gpt2": Places("h", "ln_f", None),
+    "gpt_neox": Places("layers", "final_layer_norm", "rotary_emb", "layer_past"),
+    "llama": Places(),
+    "mistral": Places(),
+    "qwen2": Places(),
+    "qwen3": Places(),
+}
+"""By `model_type`."""
+
+
+def places(where: str, config: Any) -> Places:
+    """Where a decoder of this config keeps its layers; raises `InputError` for a type that is not known."""
+    if config.model_type not in PLACES:
+        raise InputError(
+            f"{where}.model_type is {config.model_type!r}, whose layers are not known: give one of {', '.join(PLACES)}"
+        )
+    return PLACES[config.model_type]
+
+
 def build_decoder(where: str, config: Any, attn_implementation: str | None = None) -> PreTrainedModel:
     """A decoder that reads `inputs_embeds` and whose logits are one matrix times its last hidden state.
 
@@ -103,8 +141,8 @@ def check_head(model: PreTrainedModel) -> None:
 
 
 def linear_weights(model: nn.Module) -> int:
-    """Weights of all linear maps but the head: what multiplies each token once."""
-    head: Any = model.get_output_embeddings()  # type: ignore[operator]
+    """Weights of all linear maps but a model's head: what multiplies each token once."""
+    head: Any = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     maps = {id(m): m for m in model.modules() if isinstance(m, (nn.Linear, Conv1D)) and m is not head}
     return sum(m.weight.numel() for m in maps.values())
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 
 from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS, add_markers
 from mentalese.errors import InputError
-from mentalese.models.auto import build_model, hugging_face_model, load_model, save_model
+from mentalese.models.auto import build_model, config_class, hugging_face_model, load_model, save_model
 from mentalese.registry import families, load
 
 if TYPE_CHECKING:
@@ -47,8 +47,9 @@ def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: Any) -> 
         raise InputError(f"out is {str(out)!r}, which holds something: give another folder")
     grown, tokenizer = load_model(base)
     inner = hugging_face_model(grown)
-    marked = add_markers(tokenizer, latents=True)
     config = load(known[family].grow or "")(backbone_fields(inner.config), **fields)
+    latents = "latent_token_id" in config_class(config["model_type"]).__dataclass_fields__
+    marked = add_markers(tokenizer, latents=latents)
     model = build_model(config, marked, seed)
     start_from(model, marked, base)
     save_model(out, hugging_face_model(model), marked, base=base)
@@ -68,15 +69,15 @@ def start_from(model: nn.Module, tokenizer: PreTrainedTokenizerBase, path: str) 
     """Copies the weights of a saved model into a built one: of its own class, or of the decoder inside it.
 
     Embeddings are copied token by token. A token that the saved model has not starts as the mean of all, one of the
-    latent markers as what stands before a calculation, `<<`. Parts that the saved model has not stay as they are.
+    latent markers as what stands before a calculation, `<<`. Parts that the saved model has not stay as they are, or
+    start as the model's `start_from_backbone` has it.
 
     Raises:
         InputError: what `load_model` refuses, another tokenizer, another class, or weights of other sizes.
     """
     loaded, own_tokenizer = load_model(path)
-    base, target = hugging_face_model(loaded), hugging_face_model(model)
-    if type(base) is not type(target):
-        target = getattr(target, "backbone", target)
+    base, whole = hugging_face_model(loaded), hugging_face_model(model)
+    target = whole if type(base) is type(whole) else getattr(whole, "backbone", whole)
     if type(base) is not type(target):
         raise InputError(
             f"train.init is {path!r}, a {type(base).__name__}: the model is {_named(model)}; give a checkpoint of that"
@@ -94,6 +95,8 @@ def start_from(model: nn.Module, tokenizer: PreTrainedTokenizerBase, path: str) 
     with torch.no_grad():
         for name, value in given.items():
             held[name].copy_(_embeddings(value, rows) if id(value) in tables else value)
+        if target is not whole and hasattr(whole, "start_from_backbone"):
+            whole.start_from_backbone()
 
 
 def _named(model: nn.Module) -> str:

@@ -1,0 +1,16 @@
+"""ConceptLM: next-concept prediction beside next-token prediction on any Hugging Face decoder; ContextLM and MTP."""
+
+from mentalese.registry import Family
+
+_HERE = "mentalese.models.conceptlm"
+
+FAMILY = Family(
+    name="conceptlm",
+    description="ConceptLM, ContextLM and MTP: a decoder that predicts the next concept, a vector for several tokens",
+    recipes=f"{_HERE}.recipes:RECIPES",
+    classes={
+        "conceptlm": (f"{_HERE}.configuration:ConceptLMConfig", f"{_HERE}.modeling:ConceptLMForCausalLM"),
+        "mtp": (f"{_HERE}.configuration:MTPConfig", f"{_HERE}.mtp:MTPForCausalLM"),
+    },
+    grow=f"{_HERE}.configuration:grown",
+)

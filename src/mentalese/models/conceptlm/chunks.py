@@ -1,0 +1,95 @@
+"""How a batch's tokens fall into chunks of k: sums a chunk, and what each token reads, whatever the padding.
+
+Letters in shapes: B rows of L tokens, d hidden size, C chunks that end in a call, of the row that has most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass
+class Chunks:
+    """How the tokens of a call fall into chunks of k.
+
+    A call may begin inside a chunk: `first` counts the tokens of that chunk before it, so that token r of a row takes
+    slot `first + r`. Where all rows are alike, `first` is a number and nothing has to be gathered.
+
+    Attributes:
+        size: k.
+        first: slots taken before this call, below k; [B] or one number.
+        before: concepts before this call; [B] or one number.
+        ended: concepts that end in this call; [B] or one number.
+        count: C, the most of any row.
+        slot: [B, L], each token's; `None` where all rows are alike.
+        real: bool [B, L], tokens that are no padding; `None` where all are.
+    """
+
+    size: int
+    first: Tensor | int
+    before: Tensor | int
+    ended: Tensor | int
+    count: int
+    slot: Tensor | None = None
+    real: Tensor | None = None
+
+    @classmethod
+    def of(cls, size: int, length: int, seen: Tensor | int, real: Tensor | None = None) -> Chunks:
+        """The chunks of a call.
+
+        Args:
+            length: L.
+            seen: tokens read before, padding not counted; [B] or one number.
+            real: bool [B, L]; `None` where no token is padding.
+        """
+        if real is None:
+            assert isinstance(seen, int)
+            ended = (seen + length) // size - seen // size
+            return cls(size, seen % size, seen // size, ended, ended)
+        seen = torch.as_tensor(seen, device=real.device).expand(len(real))
+        counts = real.sum(1)
+        ends = (seen + counts) // size - seen // size
+        slot = (seen % size)[:, None] + (real.cumsum(1) - 1)
+        return cls(size, seen % size, seen // size, ends, int(ends.max()), slot, real)
+
+    def valid(self, rows: int, device: torch.device) -> Tensor:
+        """bool [B, C], which of the concepts a row really has."""
+        ended = torch.as_tensor(self.ended, device=device).expand(rows)
+        return torch.arange(self.count, device=device) < ended[:, None]
+
+    def sums(self, hidden: Tensor, held: Tensor | None) -> Tensor:
+        """The sum of each chunk's states so far [B, C + 1, d]: row i's chunks, its unfinished one among them.
+
+        Args:
+            hidden: [B, L, d].
+            held: [B, d], the sum of the chunk in which the call begins; `None` where it begins none.
+        """
+        width = (self.count + 1) * self.size
+        if self.slot is None:
+            assert isinstance(self.first, int)
+            laid = F.pad(hidden, (0, 0, self.first, width - self.first - hidden.shape[1]))
+        else:
+            assert self.real is not None
+            trash = self.slot.masked_fill(~self.real, width)[..., None].expand_as(hidden)
+            laid = hidden.new_zeros(len(hidden), width + 1, hidden.shape[2]).scatter(1, trash, hidden)[:, :-1]
+        sums = laid.unflatten(1, (-1, self.size)).sum(2)
+        return sums if held is None else torch.cat((sums[:, :1] + held[:, None], sums[:, 1:]), dim=1)
+
+    def spread(self, table: Tensor, length: int) -> Tensor:
+        """What each token reads [B, L, d] of the concept before this call and those that end in it [B, 1 + C, d]."""
+        if self.slot is None:
+            assert isinstance(self.first, int)
+            repeated = table[:, :, None].expand(-1, -1, self.size, -1).flatten(1, 2)
+            return repeated[:, self.first + 1 : self.first + 1 + length]
+        index = (self.slot + 1).clamp(min=0).div(self.size, rounding_mode="floor")
+        return table.gather(1, index[..., None].expand(-1, -1, table.shape[2]))
+
+    def last(self, table: Tensor) -> Tensor:
+        """Each row's entry after its last whole chunk [B, d] of [B, C + 1, d]."""
+        if isinstance(self.ended, int):
+            return table[:, self.ended]
+        return table[torch.arange(len(table), device=table.device), self.ended]

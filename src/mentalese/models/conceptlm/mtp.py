@@ -1,0 +1,134 @@
+"""Multi-token prediction (Gloeckle et al., "Better & Faster Large Language Models via Multi-token Prediction").
+
+The trunk is the backbone without its last layer; each of n heads is one layer on what the trunk gives; all share the
+final norm and the output embedding. The first head is the backbone's own last layer, so that the model says what its
+backbone says; the others, which predict the tokens after the next one, are trained and scored only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mentalese.errors import InputError
+from mentalese.models.base import (
+    IGNORED,
+    Batch,
+    CausalLMOutputWithThoughts,
+    LossOutput,
+    Thought,
+    ThoughtCache,
+    ThoughtTrace,
+)
+from mentalese.models.conceptlm.configuration import MTPConfig
+from mentalese.models.conceptlm.wrapped import WrappedDecoder
+from mentalese.models.decoder import attention_width, linear_weights
+
+
+class MTPForCausalLM(WrappedDecoder):
+    """A Hugging Face decoder that also predicts the tokens after the next one."""
+
+    config_class = MTPConfig
+
+    def __init__(self, config: MTPConfig) -> None:
+        super().__init__(config)
+        self.future_layers = self.new_layers(config.num_future_tokens - 1)
+        self.layers[-1].register_forward_pre_hook(self._look_ahead, with_kwargs=True)
+        self.post_init()
+
+    def _look_ahead(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Before the last layer: the other heads read what it reads."""
+        future: list[Tensor] | None = kwargs.pop("future", None)
+        if future is None:
+            return None
+        for head in self.future_layers:
+            future.append(self.final_norm(head(*args, **kwargs)))
+        return args, kwargs
+
+    def encode(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, *, cache: ThoughtCache | None = None
+    ) -> Tensor:
+        """Final hidden states of the next token's head [B, L, d], from where `cache` left off; the cache moves on."""
+        return self.read(input_ids, self.reading(input_ids, attention_mask, cache), cache)
+
+    def encode_all(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> list[Tensor]:
+        """Final hidden states of all n heads, [B, L, d] each: head i's at t predict token t + i, counted from 1."""
+        future: list[Tensor] = []
+        hidden = self.read(input_ids, self.reading(input_ids, attention_mask, None), None, future=future)
+        return [hidden, *future]
+
+    def final_hidden_states(self, batch: Batch) -> Tensor:
+        return self.encode(batch["input_ids"], batch.get("attention_mask"))
+
+    def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
+        """The sum of all heads' mean losses (Gloeckle et al., Eq. 2); `metrics` holds them apart, `ntp` the first."""
+        weights = self.target_weights(batch, **settings)
+        heads = self.encode_all(batch["input_ids"], batch.get("attention_mask"))
+        loss, weight = self.next_token_loss(heads[0], batch["labels"], weights)
+        metrics = {"ntp": loss.detach()}
+        for ahead, hidden in enumerate(heads[1:], 1):
+            later, _ = self.next_token_loss(hidden[:, : hidden.shape[1] - ahead], batch["labels"][:, ahead:])
+            metrics[f"mtp.{ahead + 1}"] = later.detach()
+            loss = loss + self.config.mtp_weight * later
+        return LossOutput(loss, weight, metrics)
+
+    def forward_flops(self, batch: Batch) -> int:
+        return self.backbone_flops(*batch["input_ids"].shape)
+
+    def training_flops(self, batch: Batch, **settings: Any) -> int:
+        rows, length = batch["input_ids"].shape
+        inner, heads = self.backbone.config, len(self.future_layers)
+        attention = 2 * length * attention_width(inner) * heads // inner.num_hidden_layers
+        each = linear_weights(self.future_layers) + attention + heads * self.output_weight().numel()
+        return 3 * (self.forward_flops(batch) + 2 * rows * length * each)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: ThoughtCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        labels: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_thoughts: bool = False,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithThoughts:
+        """Logits [B, L, v] of the token after each. Arguments are those of `ConceptLMForCausalLM.forward`."""
+        if input_ids is None or inputs_embeds is not None:
+            raise InputError("inputs_embeds is given: give input_ids alone")
+        cache = self.check_cache(past_key_values)
+        cache = self.new_cache() if use_cache and cache is None else cache
+        if output_thoughts and cache is not None:
+            raise InputError("output_thoughts is True with a cache: give the whole text at once, without one")
+        heads = self.encode_all(input_ids, attention_mask) if output_thoughts else []
+        hidden = heads[0] if heads else self.encode(input_ids, attention_mask, cache=cache)
+        kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        return CausalLMOutputWithThoughts(
+            loss=None if labels is None else self.next_token_loss(hidden, labels)[0],
+            logits=self.get_output_embeddings()(hidden[:, kept]),
+            past_key_values=cache,
+            thoughts=self._traces(input_ids, attention_mask, heads) if output_thoughts else None,
+        )
+
+    @torch.no_grad()
+    def _traces(self, input_ids: Tensor, attention_mask: Tensor | None, heads: list[Tensor]) -> list[ThoughtTrace]:
+        """A trace a row: each later head's state over the token that it predicts, and that token's `surprise`."""
+        real = self.real_tokens(input_ids, attention_mask, None)
+        labels = input_ids.masked_fill(~real, IGNORED)
+        scores = {"surprise": self.next_token_nll(heads[0], labels)}
+        for ahead, hidden in enumerate(heads[1:], 1):
+            later = self.next_token_nll(hidden[:, : hidden.shape[1] - ahead], labels[:, ahead:])
+            scores[f"surprise.{ahead + 1}"] = nn.functional.pad(later, (ahead, 0))
+        traces = []
+        for row, ids in enumerate(input_ids):
+            trace = ThoughtTrace(ids, scores={name: values[row] for name, values in scores.items()})
+            columns = real[row].nonzero()[:, 0].tolist()
+            for ahead, hidden in enumerate(heads[1:], 2):
+                for here, there in zip(columns, columns[ahead:]):
+                    trace.thoughts.append(Thought(hidden[row, here], there, there + 1, f"{ahead} ahead"))
+            traces.append(trace)
+        return traces

@@ -1,0 +1,510 @@
+"""ConceptLM, ContextLM and MTP: against their plain form on every kind of backbone, cached, padded, grown, refused."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from mentalese import get_recipe
+from mentalese.errors import InputError
+from mentalese.models.auto import as_contract, config_class, load_model
+from mentalese.models.base import ThoughtCache
+from mentalese.models.conceptlm import reference
+from mentalese.models.conceptlm.chunks import Chunks
+from mentalese.models.conceptlm.codebook import usage
+from mentalese.models.conceptlm.configuration import ConceptLMConfig, MTPConfig
+from mentalese.models.conceptlm.modeling import ConceptLMForCausalLM, layer_flops
+from mentalese.models.conceptlm.mtp import MTPForCausalLM
+from mentalese.models.grow import grow
+from support import assert_same
+
+SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+BACKBONES: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 16, "n_layer": 3, "n_head": 4, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+    "gpt_neox": SIZES,
+    "llama": SIZES | {"num_key_value_heads": 2},
+}
+ROWS = [[5, 9, 2, 7, 7, 1, 8, 4, 30, 21, 3], [6, 6, 40, 3], [11, 12], [13, 50, 15, 16, 17, 18, 33, 20, 41]]
+
+
+def made(backbone: str = "gpt2", **fields: Any) -> ConceptLMForCausalLM:
+    """A random model whose every part says something."""
+    torch.manual_seed(0)
+    inner = {"model_type": backbone, "max_position_embeddings": 64} | BACKBONES.get(backbone, SIZES)
+    inner |= fields.pop("inner", {})
+    config = ConceptLMConfig(backbone=inner, vocab_size=60, **({"num_codes": 5} | fields))
+    model = ConceptLMForCausalLM(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim >= 2:
+                parameter.mul_(30 if "codebook" in name or "heads" in name else 8)
+            elif "norm" not in name and "ln_" not in name:
+                parameter.normal_(std=0.1)
+            else:
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return model
+
+
+def padded(rows: list[list[int]], left: bool = False) -> tuple[Tensor, Tensor]:
+    length = max(map(len, rows))
+    ids, mask = torch.zeros(2, len(rows), length, dtype=torch.long)
+    for i, row in enumerate(rows):
+        where = slice(length - len(row), None) if left else slice(len(row))
+        ids[i, where], mask[i, where] = torch.tensor(row), 1
+    return ids, mask
+
+
+def batch(rows: list[list[int]], left: bool = False) -> dict[str, Tensor]:
+    """Every token but a row's first, which nothing precedes, is a target."""
+    ids, mask = padded(rows, left)
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask.cumsum(1) * mask < 2, -100)}
+
+
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    *((backbone, {"insert_depth": depth}) for backbone in BACKBONES for depth in (0, 1, 2)),
+    ("gpt2", {"insert_depth": 0, "fusion": "norm_sum", "inner": {"tie_word_embeddings": False}}),
+    ("llama", {"fusion": "norm_sum", "insert_depth": 0}),
+    ("gpt2", {"ncp_weight": 0.0}),
+    ("gpt2", {"vq_weight": 0.0}),
+    ("gpt_neox", {"ncp_weight": 0.0, "vq_weight": 0.0}),
+    ("gpt2", {"ntp_weight": 0.5, "ncp_weight": 2.0, "vq_weight": 3.0}),
+    ("gpt2", {"concept_weights": "softmax"}),
+    ("gpt2", {"codebook": "linear"}),
+    ("gpt2", {"codebook": None, "ncp_weight": 0.0, "vq_weight": 0.0}),
+    ("gpt2", {"codebook": None, "vq_weight": 0.0}),
+    ("gpt2", {"concept_norm": True}),
+    ("gpt_neox", {"concept_norm": False}),
+    ("llama", {"concept_norm": True, "chunk_size": 3, "num_segments": 2, "num_codes": 7, "concept_layers": 3}),
+    ("gpt2", {"chunk_size": 2, "num_segments": 16, "concept_layers": 1}),
+]
+
+
+def gradients(model: ConceptLMForCausalLM, loss: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize(("backbone", "fields"), VARIANTS)
+def test_a_padded_batch_is_what_its_rows_are_in_plain_words_outputs_losses_and_gradients(
+    backbone: str, fields: dict[str, Any], left: bool
+) -> None:
+    model = made(backbone, **dict(fields))
+    text = batch(ROWS, left)
+    hidden = model.final_hidden_states(text)
+    for i, row in enumerate(ROWS):
+        plain, _, _ = reference.hidden_states(model, torch.tensor(row))
+        torch.testing.assert_close(hidden[i, text["attention_mask"][i].bool()], plain, atol=1e-5, rtol=1e-5)
+    output = model.training_loss(text)
+    plainly = reference.losses(model, [torch.tensor(row) for row in ROWS])
+    for name, value in plainly.items():
+        torch.testing.assert_close(output.metrics[name], value.detach(), atol=1e-5, rtol=1e-5)
+    weighed = sum(getattr(model.config, f"{name}_weight") * value for name, value in plainly.items())
+    assert isinstance(weighed, Tensor)
+    torch.testing.assert_close(output.loss, weighed, atol=1e-5, rtol=1e-5)
+    expected = gradients(model, weighed)
+    for name, found in gradients(model, output.loss).items():
+        torch.testing.assert_close(found, expected[name], atol=2e-5, rtol=2e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize(("backbone", "depth"), [("gpt2", 0), ("gpt2", 2), ("gpt_neox", 1), ("llama", 1)])
+def test_cached_steps_are_the_full_pass_whatever_the_prompts_and_the_padding(
+    backbone: str, depth: int, left: bool, implementation: str
+) -> None:
+    model = made(backbone, insert_depth=depth)
+    model.set_attn_implementation(implementation)
+    rows = [[*row, *range(42, 57)] for row in ROWS]
+    rows = [row[:longest] for row, longest in zip(rows, (26, 19, 14, 24))]
+    ids, mask = padded(rows, left)
+    whole = model(ids, attention_mask=mask).logits
+    for pieces in ([1] * 26, [5, *[1] * 21], [4, 9, 1, 12], [26], [3, 1, 8, 8, 6]):
+        cache, start = model.new_cache(), 0
+        for size in pieces:
+            end = start + size
+            with torch.no_grad():
+                step = model(ids[:, start:end], attention_mask=mask[:, :end], past_key_values=cache).logits
+            real = mask[:, start:end].bool()
+            torch.testing.assert_close(step[real], whole[:, start:end][real], atol=1e-5, rtol=1e-5)
+            start = end
+        assert cache.get_seq_length() == ids.shape[1]
+
+
+def test_a_cache_without_padding_needs_no_mask_and_keeps_a_kth_of_the_keys() -> None:
+    model = made(insert_depth=1)
+    ids = torch.randint(60, (3, 22), generator=torch.Generator().manual_seed(1))
+    whole, cache = model(ids).logits, model.new_cache()
+    steps = [model(ids[:, t : t + 1], past_key_values=cache).logits for t in range(22)]
+    torch.testing.assert_close(torch.cat(steps, dim=1), whole, atol=1e-5, rtol=1e-5)
+    assert cache.layers[0].keys.shape[2] == 22
+    assert [cache.state[f"concept_keys.{layer}"].shape[2] for layer in (0, 1)] == [5, 5]
+    mask, padding = torch.ones_like(ids), model.new_cache()
+    mask[1, :3] = 0
+    for t in range(22):
+        model(ids[:, t : t + 1], attention_mask=mask[:, : t + 1], past_key_values=padding)
+    assert padding.state["concept_keys.0"].shape[2] == 5
+
+
+def test_a_cache_may_go_on_from_a_prompt_with_no_mask_at_all() -> None:
+    model = made()
+    ids, mask = padded(ROWS, left=True)
+    more = torch.tensor([[3, 4, 5, 6, 7]] * len(ROWS))
+    cache = model.new_cache()
+    model(ids, attention_mask=mask, past_key_values=cache)
+    after = model(more, past_key_values=cache).logits
+    whole = model(torch.cat((ids, more), 1), attention_mask=torch.cat((mask, torch.ones_like(more)), 1)).logits
+    torch.testing.assert_close(after, whole[:, ids.shape[1] :], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_no_token_reads_a_later_one_and_a_chunks_last_token_has_the_next_concept(backbone: str, depth: int) -> None:
+    model = made(backbone, insert_depth=depth)
+    ids = torch.tensor([ROWS[0]])
+    embedded = []
+    model.get_input_embeddings().register_forward_hook(lambda m, i, out: embedded.append(out) or out.retain_grad())
+    hidden, concepts = model.encode(ids)
+    for t in range(ids.shape[1]):
+        [read] = torch.autograd.grad(hidden[0, t].sum(), embedded[0], retain_graph=True)
+        assert not read[0, t + 1 :].any()
+        assert read[0, : t + 1].any(1).all()
+    assert concepts is not None
+    for t in range(ids.shape[1]):
+        [read] = torch.autograd.grad(hidden[0, t].sum(), concepts.predicted, retain_graph=True)
+        seen = read[0].any(1).tolist()  # through attention, earlier ones too
+        assert seen == [j <= (t + 1) // 4 - 1 for j in range(2)]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(2, 5),
+    st.lists(st.lists(st.booleans(), min_size=9, max_size=9), min_size=1, max_size=3),
+    st.lists(st.integers(0, 9), max_size=3),
+)
+def test_chunks_are_counted_in_a_rows_own_tokens_however_it_is_padded_and_cut(
+    size: int, rows: list[list[bool]], cuts: list[int]
+) -> None:
+    real = torch.tensor(rows)
+    tokens = torch.arange(1.0, 10)[None, :, None].expand(len(rows), -1, 1)
+    held, seen, ended = None, torch.zeros(len(rows), dtype=torch.long), [[] for _ in rows]
+    edges = [0, *sorted(cuts), 9]
+    for start, end in pairwise(edges):
+        if start == end:
+            continue
+        chunks = Chunks.of(size, end - start, seen, real[:, start:end])
+        sums = chunks.sums(tokens[:, start:end], held)
+        for found, row, valid in zip(ended, sums, chunks.valid(len(rows), real.device)):
+            found += row[:-1, 0][valid].tolist()
+        held, seen = chunks.last(sums), seen + real[:, start:end].sum(1)
+    for found, row, rest in zip(ended, real, held if held is not None else ()):
+        own = (torch.arange(1.0, 10)[row]).tolist()
+        whole = len(own) // size
+        assert found == [sum(own[j * size : (j + 1) * size]) for j in range(whole)]
+        assert rest.item() == sum(own[whole * size :])
+
+
+@pytest.mark.parametrize("rows", [[[5, 9, 2]], [[5], [6]], [[5, 9, 2, 7]], [[5, 9, 2, 7, 7, 1]]])
+def test_texts_without_a_next_concept_have_a_loss_of_zero_and_whole_gradients(rows: list[list[int]]) -> None:
+    model = made(insert_depth=0)
+    output = model.training_loss(batch(rows) if len(rows[0]) > 1 else batch(rows) | {"labels": torch.tensor(rows)})
+    assert output.metrics["ncp"] == 0
+    assert (output.metrics["vq"] == 0) == (len(rows[0]) < 4)
+    output.loss.backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+    if len(rows[0]) < 4:  # zeros are fused
+        ids = torch.tensor(rows)
+        plain = model.backbone(ids).logits
+        assert torch.equal(model(ids).logits, plain)
+
+
+def test_the_losses_reach_what_they_are_to_train_and_nothing_else() -> None:
+    text = batch(ROWS)
+
+    def moved(name: str) -> set[str]:
+        model = made(insert_depth=1)
+        _, concepts = model.encode(text["input_ids"], text["attention_mask"])
+        assert concepts is not None
+        found = gradients(model, model.concept_losses(concepts)[name])
+        return {parameter for parameter, value in found.items() if value.abs().max() > 0}
+
+    assert moved("vq") == {f"codebook.{name}" for name in ("up", "up_bias", "down", "down_bias")}
+    prediction = moved("ncp")
+    assert {"codebook.up", "heads.weight", "backbone.transformer.h.0.mlp.c_fc.weight"} <= prediction
+    assert any(name.startswith("concept_layers.1") for name in prediction)
+    assert not any(name.startswith(("backbone.transformer.h.1", "backbone.transformer.ln_f")) for name in prediction)
+
+
+def test_only_unquantised_targets_and_detached_ones_are_regressed_to() -> None:
+    model = made(insert_depth=0)
+    _, concepts = model.encode(torch.tensor([ROWS[0]]))
+    assert concepts is not None
+    concepts.pooled.retain_grad()
+    last = concepts.pooled[:, -1].detach()
+    model.concept_losses(concepts)["ncp"].backward()
+    assert concepts.pooled.grad is not None
+    assert not concepts.pooled.grad[:, -1].any()  # the last concept is a target alone
+    expected = (concepts.predicted[:, :-1] - torch.cat((concepts.pooled[:, 1:-1], last[:, None]), 1)).square().mean()
+    torch.testing.assert_close(model.concept_losses(concepts)["ncp"], expected)
+
+
+def test_the_backbone_called_by_itself_is_the_plain_decoder() -> None:
+    model = made()
+    plain = type(model.backbone)(model.backbone.config).eval()
+    plain.load_state_dict(model.backbone.state_dict())
+    ids = torch.tensor([ROWS[0]])
+    assert torch.equal(model.backbone(ids).logits, plain(ids).logits)
+    assert not torch.equal(model(ids).logits, plain(ids).logits)
+
+
+@pytest.mark.parametrize("backbone", ["mistral", "qwen2", "qwen3"])
+def test_every_known_decoder_has_its_layers_where_they_are_looked_for(backbone: str) -> None:
+    inner = {"sliding_window": None} if backbone == "mistral" else {}
+    model = made(backbone, inner=inner | {"num_key_value_heads": 2})
+    text = batch(ROWS, left=True)
+    hidden = model.final_hidden_states(text)
+    for i, row in enumerate(ROWS):
+        plain, _, _ = reference.hidden_states(model, torch.tensor(row))
+        torch.testing.assert_close(hidden[i, text["attention_mask"][i].bool()], plain, atol=1e-5, rtol=1e-5)
+
+
+def test_a_trace_holds_each_concept_with_its_tokens_codes_and_what_was_predicted() -> None:
+    model = made(insert_depth=0)
+    ids, mask = padded(ROWS, left=True)
+    traces = model(ids, attention_mask=mask, output_thoughts=True).thoughts
+    spans = [[(t.start, t.end, t.label.split()[0]) for t in trace.thoughts] for trace in traces]
+    assert spans[0] == [(0, 4, "concept"), (4, 8, "concept"), (4, 8, "predicted")]
+    assert spans[1] == [(7, 11, "concept")]
+    assert spans[2] == []
+    assert spans[3] == [(2, 6, "concept"), (6, 10, "concept"), (6, 10, "predicted")]
+    _, pooled, predicted = reference.hidden_states(model, torch.tensor(ROWS[3]))
+    torch.testing.assert_close(traces[3].thoughts[1].vector, pooled[1], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(traces[3].thoughts[2].vector, predicted[0], atol=1e-5, rtol=1e-5)
+    codes = traces[3].thoughts[0].label.split()[1:]
+    assert len(codes) == 4
+    assert all(0 <= int(code) < 5 for code in codes)
+    error = (predicted[0] - pooled[1]).square().mean()
+    torch.testing.assert_close(traces[3].curves["concept_error"], error[None], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(traces[3].scores["concept_error"][6:10], error.expand(4), atol=1e-5, rtol=1e-5)
+    assert not traces[3].scores["concept_error"][:6].any()
+
+
+def test_codes_are_counted_by_segment() -> None:
+    chosen = torch.tensor([[0, 3], [1, 3], [0, 3], [1, 3]])
+    used = usage(chosen, 4)
+    assert used.counts.tolist() == [[2, 2, 0, 0], [0, 0, 0, 4]]
+    assert used.utilisation.tolist() == [0.5, 0.25]
+    torch.testing.assert_close(used.perplexity, torch.tensor([2.0, 1.0]))
+    model = made(insert_depth=0)
+    over = model.codebook_usage([batch(ROWS), batch(ROWS[:1])])
+    assert over.counts.sum(1).tolist() == [7] * 4
+
+
+def test_a_collapsed_codebook_is_said_once() -> None:
+    model = made(insert_depth=0, num_codes=30)
+    with torch.no_grad():  # one code is near, the others are far
+        model.codebook.down.zero_()
+    text = batch(ROWS)
+    one_code = usage(torch.zeros(7, 4, dtype=torch.long), 30)
+    for _ in range(99):
+        model._watch(one_code)
+    with pytest.warns(UserWarning, match="the last 100 steps used 3% of the codes"):
+        model._watch(one_code)
+    for _ in range(200):
+        model._watch(one_code)
+    assert float(model.training_loss(text).metrics["codebook_utilisation"]) == pytest.approx(1 / 30)
+
+
+def test_a_quantity_of_codes_in_use_says_nothing() -> None:
+    model = made(num_codes=30)
+    for step in range(200):
+        model._watch(usage(torch.full((2, 4), step % 9), 30))
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        (
+            {"backbone": {"model_type": "bloom"}},
+            r"'bloom', whose layers are not known: give one of gpt2, gpt_neox, llama",
+        ),
+        ({"backbone": {"model_type": "gpt2", "n_embed": 8}}, r"backbone.n_embed: gpt2 has no such field.*n_embd"),
+        ({"backbone": {"model_type": "mistral"}}, r"conceptlm.backbone.sliding_window is 4096"),
+        ({"chunk_size": 1}, r"conceptlm.chunk_size is 1: give at least 2"),
+        ({"num_codes": 1}, r"conceptlm.num_codes is 1: give at least 2"),
+        ({"num_segments": 7}, r"conceptlm.num_segments is 7: give a divisor of the backbone's width \(768\)"),
+        ({"insert_depth": 12}, r"conceptlm.insert_depth is 12: the backbone has 12 layers, give at most 11"),
+        ({"insert_depth": -1}, r"conceptlm.insert_depth is -1: give at least 0"),
+        ({"concept_layers": 0}, r"conceptlm.concept_layers is 0: give at least 1"),
+        ({"vq_weight": -1}, r"conceptlm.vq_weight is -1.0: give at least 0"),
+        ({"ntp_weight": 0, "ncp_weight": 0, "vq_weight": 0}, r"are 0: give one that is not"),
+        ({"codebook": None}, r"conceptlm.vq_weight is 1.0: without a codebook give 0.0"),
+        ({"codebook": "conv"}, r"conceptlm.codebook is 'conv'"),
+        ({"silent_start": True, "fusion": "norm_sum"}, r"with fusion 'norm_sum' zeros add something"),
+        ({"silent_start": True, "concept_weights": "softmax"}, r"with concept_weights 'softmax' zeros add something"),
+        (
+            {"backbone": {"model_type": "qwen2", "num_hidden_layers": 2}, "concept_layers": 3},
+            r"conceptlm.concept_layers is 3: qwen2 has a kind of attention for each",
+        ),
+        ({"hidden": 1}, r"conceptlm.hidden: no such field"),
+    ],
+)
+def test_a_config_that_cannot_be_built_says_which_field(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        ConceptLMConfig(**fields)
+
+
+def test_what_a_pass_cannot_read_is_refused() -> None:
+    model = made()
+    ids = torch.tensor([ROWS[0]])
+    with pytest.raises(InputError, match="inputs_embeds is given: chunks are counted in tokens"):
+        model(inputs_embeds=torch.zeros(1, 3, 16))
+    with pytest.raises(InputError, match=r"past_key_values is a ThoughtCache: .* needs a ConceptCache"):
+        model(ids, past_key_values=ThoughtCache(3))
+    cache = model(ids, use_cache=True).past_key_values
+    with pytest.raises(InputError, match="output_thoughts is True with a cache of earlier tokens"):
+        model(ids, past_key_values=cache, output_thoughts=True)
+    with pytest.raises(InputError, match="attention_mask has 3 columns: give 11"):
+        model(ids, attention_mask=torch.ones(1, 3))
+
+
+# ------------------------------------------------------------------------------------------------------ on trained ones
+
+
+def saved_base(kind: str, tokenizer: Any, folder: Path) -> Path:
+    """A decoder as another project saves it."""
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](vocab_size=len(tokenizer), **BACKBONES[kind]))
+    base.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_concept_layers_grow_as_copies_of_the_bases_first_two(backbone: str, tokenizer: Any, tmp_path: Path) -> None:
+    base = saved_base(backbone, tokenizer, tmp_path / "base")
+    grow(str(base), "conceptlm", tmp_path / "grown", chunk_size=2)
+    model, grown_tokenizer = load_model(tmp_path / "grown")
+    assert model.config.chunk_size == 2
+    assert len(grown_tokenizer) == len(tokenizer), "no marker of latents is needed"
+    for copy, layer in zip(model.concept_layers, model.layers):
+        assert_same(copy.state_dict(), layer.state_dict())
+    assert_same(model.backbone.state_dict(), AutoModelForCausalLM.from_pretrained(base).state_dict())
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_a_silent_start_says_exactly_what_the_base_says_and_then_learns_to_speak(
+    backbone: str, tokenizer: Any, tmp_path: Path
+) -> None:
+    base = saved_base(backbone, tokenizer, tmp_path / "base")
+    grow(str(base), "conceptlm", tmp_path / "grown", silent_start=True)
+    model, _ = load_model(tmp_path / "grown")
+    plain = AutoModelForCausalLM.from_pretrained(base).eval()
+    ids = torch.randint(len(tokenizer), (2, 19), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(model(ids).logits, plain(ids).logits)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model.training_loss({"input_ids": ids, "labels": ids}).loss.backward()
+        optimizer.step()
+    assert all(p.grad.abs().max() > 0 for p in model.concept_layers.parameters() if p.grad is not None and p.ndim > 1)
+
+
+# ----------------------------------------------------------------------------------------------- what is compared with
+
+
+def mtp(backbone: str = "gpt2", **fields: Any) -> MTPForCausalLM:
+    torch.manual_seed(0)
+    config = MTPConfig(backbone={"model_type": backbone, **BACKBONES[backbone]}, vocab_size=60, **fields)
+    return MTPForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_multi_token_prediction_is_the_backbone_and_heads_that_look_further(backbone: str) -> None:
+    model = mtp(backbone, num_future_tokens=3, mtp_weight=0.5)
+    text = batch(ROWS[:1])
+    ids, body = text["input_ids"], model.backbone.base_model
+    assert torch.equal(model(ids).logits, model.backbone(ids).logits)
+    inputs: list[Tensor] = []
+    handle = model.layers[-1].register_forward_pre_hook(
+        lambda layer, args, kwargs: inputs.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+    )
+    body(ids)
+    handle.remove()
+    total = F.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:])
+    positions = torch.arange(ids.shape[1])
+    for ahead, head in enumerate(model.future_layers, 2):
+        state = model.final_norm(reference.run(model, [head], inputs[0][0], positions))
+        logits = state @ model.get_output_embeddings().weight.T
+        total = total + 0.5 * F.cross_entropy(logits[:-ahead], ids[0, ahead:])
+    torch.testing.assert_close(model.training_loss(text).loss, total, atol=1e-5, rtol=1e-5)
+
+
+def test_heads_that_look_further_do_not_see_what_they_predict() -> None:
+    model = mtp()
+    ids = torch.tensor([ROWS[0]])
+    changed = ids.clone()
+    changed[0, 6] = 59
+    for before, after in zip(model.encode_all(ids), model.encode_all(changed)):
+        torch.testing.assert_close(before[:, :6], after[:, :6])
+        assert not torch.allclose(before[:, 6:], after[:, 6:], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"num_future_tokens": 1}, "mtp.num_future_tokens is 1: give at least 2"),
+        ({"mtp_weight": -1.0}, "mtp.mtp_weight is -1.0: give at least 0"),
+        ({"backbone": {"model_type": "bloom"}}, "mtp.backbone.model_type is 'bloom', whose layers are not known"),
+    ],
+)
+def test_multi_token_prediction_that_cannot_be_built_says_why(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        MTPConfig(**fields)
+
+
+# ------------------------------------------------------------------------------------------------------------ the paper
+
+
+def empty(name: str) -> Any:
+    """A recipe's model without memory for its weights, its vocabulary GPT-2's, Pythia's or Llama's."""
+    fields = dict(get_recipe(name).model)
+    vocabulary = 50_257 if "gpt2" in name else 128_256 if "llama" in name else 50_304
+    config = config_class(fields.pop("model_type"))(**fields, vocab_size=vocabulary)
+    with torch.device("meta"):
+        return as_contract(AutoModelForCausalLM.from_config(config))
+
+
+def test_two_concept_layers_in_place_of_two_of_34_token_layers_save_the_papers_469_percent() -> None:
+    # Appendix C counts 24 n d^2 + 4 n^2 d a layer, as GPT-2's layers are.
+    token, concept = layer_flops(8192, 4096), layer_flops(8192, 4096, chunk_size=4)
+    assert (32 * token + 2 * concept) / (34 * token) == pytest.approx(1 - 0.0469, abs=5e-5)
+    # Llama's own layers have wider MLPs and fewer key heads; heads and codes, which the paper leaves out, cost a bit.
+    ids = {"input_ids": torch.zeros(1, 8192, dtype=torch.long)}
+    ours, pm = empty("conceptlm/table3-llama-8b"), empty("conceptlm/table3-llama-8b-pm")
+    head = 2 * 8192 * pm.output_weight().numel()
+    with_codes = 1 - (ours.forward_flops(ids) - head) / (pm.forward_flops(ids) - head)
+    ours.codebook = ours.heads = None
+    layers_alone = 1 - (ours.forward_flops(ids) - head) / (pm.forward_flops(ids) - head)
+    assert layers_alone == pytest.approx(0.0467, abs=5e-5)
+    assert with_codes == pytest.approx(0.0463, abs=1e-3)
+
+
+@pytest.mark.parametrize(("size", "share"), [("124m", 0.0057), ("355m", 0.0035), ("774m", 0.0024), ("1.5b", 0.0018)])
+def test_two_token_layers_match_two_concept_layers_but_for_heads_and_codebook(size: str, share: float) -> None:
+    ours, matched = (empty(f"conceptlm/table1-gpt2-{size}{suffix}") for suffix in ("", "-pm"))
+    total, of_matched = (sum(p.numel() for p in model.parameters()) for model in (ours, matched))
+    left_out = sum(p.numel() for part in (ours.heads, ours.codebook) for p in part.parameters())
+    assert total - of_matched == left_out
+    assert left_out / of_matched == pytest.approx(share, abs=5e-5)
+    assert sum(p.numel() for p in ours.codebook.parameters()) < 2_000_000  # section 4.2
