@@ -359,13 +359,17 @@ class ConceptLMForCausalLM(WrappedDecoder):
         return 2 * (rows * count * each + once)
 
     def training_flops(self, batch: Batch, **settings: Any) -> int:
-        """See `Contract.training_flops`; nearest codes are found without a backward pass."""
-        forward, config = 3 * self.forward_flops(batch), self.config
+        """See `Contract.training_flops`; nearest codes are found without a backward pass.
+
+        Making the code tables is left out: it costs the same for any batch, and each process does it.
+        """
+        forward, config = self.forward_flops(batch), self.config
         if self.codebook is None:
-            return forward
+            return 3 * forward
         chunks, rows = self._chunks(batch), batch["input_ids"].shape[0]
         concepts = rows * chunks.ended if isinstance(chunks.ended, int) else int(chunks.ended.sum())
-        return forward + 2 * concepts * config.num_codes * config.hidden_size
+        forward -= 2 * self.codebook.multiply_adds()
+        return 3 * forward + 2 * concepts * config.num_codes * config.hidden_size
 
     # ---------------------------------------------------------------------------------------- Hugging Face's side
 
