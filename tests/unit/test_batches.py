@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from mentalese import Recipe, TrainConfig
 from mentalese.data.batches import decode, encode_prompts, evaluation_batches
 from mentalese.data.sentences import SentenceEncoder
 from mentalese.data.sources import Document
@@ -121,6 +122,11 @@ def test_joined_windows_may_overlap_and_are_of_blocks_alone() -> None:
     for batching in ("marked", "sentences", "records"):
         with pytest.raises(InputError, match=rf"evaluation.joined is True: .* here it is '{batching}'"):
             batches_of(make_split([2], [3]), batching, joined=True)
+    with pytest.raises(InputError, match=r"evaluation\.joined is True"):
+        Recipe(
+            name="x/y", description="", model={"model_type": "gpt2"}, train=TrainConfig(steps=1),
+            data=DataConfig(batching="sentences"), evaluation=EvaluationConfig(joined=True),
+        )  # fmt: skip
 
 
 def test_later_windows_score_stride_new_tokens_after_the_context() -> None:
