@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,10 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import PreTrainedTokenizerFast
 from transformers.generation.streamers import BaseStreamer
 
 from mentalese import get_recipe, recipes
+from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
+from mentalese.models import latent_thought
 from mentalese.models.base import count_parameters
 from mentalese.models.latent_thought.configuration import LTMConfig
 from mentalese.models.latent_thought.inference import Noise, fit, infer, schedule
@@ -511,8 +515,20 @@ def test_sampling_draws_its_inference_from_torchs_generator() -> None:
     assert torch.equal(*greedy)
 
 
+def test_the_familys_readme_does_what_it_says(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    end = special_token_ids(tokenizer)["eos_token_id"]
+    for part in (talkative(vocab_size=len(tokenizer), eos_token_id=end, pad_token_id=end), tokenizer):
+        part.save_pretrained("runs/latent_thought-tiny")
+    document = Path(latent_thought.__file__).with_name("README.md").read_text()
+    program = "".join(re.findall(r"```python\n(.*?)```", document, re.DOTALL))
+    exec(program, shown := {})
+    assert shown["model"].generate(shown["end"], z=shown["z"], max_new_tokens=5).shape[0] == 8
+
+
 def test_text_goes_on_between_two_thoughts_and_from_the_prior() -> None:
-    """As the family's README shows."""
     made, a, b = talkative(), text(length=20), text(length=15, seed=1)
     options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
     ends = [infer(made, batch(ids)).mu for ids in (a, b)]
@@ -539,6 +555,16 @@ def test_inference_works_under_inference_mode() -> None:
     with torch.inference_mode():
         inside = infer(made, batch(text())).mu
     assert torch.equal(inside, infer(made, batch(ids)).mu)
+
+
+@pytest.mark.parametrize("fields", [{}, VAE], ids=["", "VAE"])
+def test_half_precision_weights_keep_thoughts_in_single_precision(fields: dict[str, Any]) -> None:
+    made, data = model(**fields), batch(text())
+    expected = made.token_nll(data).mean().item()
+    made.bfloat16()
+    assert infer(made, data).mu.dtype == torch.float32
+    assert made.token_nll(data).mean().item() == pytest.approx(expected, rel=0.03)
+    assert made.generate(data["input_ids"], max_new_tokens=3, do_sample=False, pad_token_id=0).shape == (2, 43)
 
 
 def test_rows_that_gain_too_little_stop_by_themselves() -> None:

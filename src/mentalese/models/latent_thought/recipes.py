@@ -74,7 +74,7 @@ TINY_LANGEVIN = dataclasses.replace(
     TINY,
     name="latent_thought/tiny-langevin",
     description="latent_thought/tiny by Langevin sampling",
-    model=model(64, 4, 3, 256, 64, 3, inference="langevin", fast_steps=8, langevin_step_size=0.02),
+    model=TINY.model | {"inference": "langevin", "langevin_step_size": 0.02},
     baseline="latent_thought/tiny-ar",
 )
 TINY_VAE = dataclasses.replace(
