@@ -54,7 +54,7 @@ class _Opened:
     @property
     def method(self) -> str:
         """How thoughts are found."""
-        return "amortised" if self.model.config.inference == "amortised" else "variational"
+        return self.model.config.scoring
 
     @property
     def takes_steps(self) -> bool:
