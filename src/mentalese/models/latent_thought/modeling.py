@@ -621,14 +621,15 @@ class LTMForCausalLM(LatentThoughtModel):
 
     def training_flops(self, batch: Batch, **settings: Any) -> int:
         """T_fast passes with gradients of activations alone, and one with those of weights too; with an encoder the
-        latter alone, through the encoder as well.
+        latter alone, through the encoder as well. With `slow_grad="accumulate"` all are of the second kind.
 
         Gradients of activations cost a pass, and attention once more. The paper counts (T_fast + 1) whole steps.
         """
         first, rest, _, attention = self._flops(batch)
         if not self.config.num_latents or self.encoder is not None:
             return 6 * (first + rest + self._encoder_flops(batch))
-        return self.config.fast_steps * 2 * (2 * rest + attention) + 6 * (first + rest)
+        fast = 3 * rest if self.config.slow_grad == "accumulate" else 2 * rest + attention
+        return self.config.fast_steps * 2 * fast + 6 * (first + rest)
 
     def compiled_parts(self) -> list[nn.Module]:
         """The blocks: what runs them a number of times is not traced."""

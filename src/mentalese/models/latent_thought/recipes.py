@@ -101,26 +101,34 @@ SMALL = Recipe(
 
 
 def openstax() -> list[Recipe]:
-    """Small models for textbooks on a CPU: 4 layers of width 96, 4, 8 and 16 fast steps, 1M tokens.
+    """Small models for textbooks on a CPU: 3 layers of width 64 with a window of 32, 1M tokens.
 
-    However few they are, fast steps take a log variance from where it starts, -5, to about the prior's.
+    However many they are, fast steps take a log variance from where it starts, -5, to about the prior's; many ones
+    decay (section 3.2).
     """
-    made = [
-        Recipe(
-            name=f"latent_thought/openstax-t{steps}",
-            description=f"4 layers of width 96, 2 thoughts a layer, {steps} fast steps, 1M tokens of OpenStax",
-            model=model(96, 4, 4, 256, 64, 8, fast_steps=steps, fast_learning_rate=5 / steps),
+
+    def thoughts(steps: int, rate: float, schedule: str, name: str = "", **fields: Any) -> Recipe:
+        fast = {"fast_steps": steps, "fast_learning_rate": rate, "fast_schedule": schedule, **fields}
+        return Recipe(
+            name=f"latent_thought/openstax-t{steps}{name}",
+            description=f"3 layers of width 64, 2 thoughts a layer, {steps} fast steps, 1M tokens of OpenStax",
+            model=model(64, 4, 3, 256, 32, 6, **fast),
             data=DataConfig(
                 source="file:../shared/data/corpora/openstax", tokenizer="bpe:4096", sequence_length=256, batch_size=8
             ),
-            optimizer=OptimizerConfig(learning_rate=2e-3, warmup=0.02),
+            optimizer=OptimizerConfig(learning_rate=3e-3, warmup=0.02),
             train=TrainConfig(tokens=1_000_000, eval_every=100),
             evaluation=blocks(256, max_documents=8),
             baseline="latent_thought/openstax-ar",
         )
-        for steps in (4, 8, 16)
-    ]
-    return [*made, dataclasses.replace(without_thoughts(made[0]), name="latent_thought/openstax-ar")]
+
+    made = [thoughts(8, 0.6, "constant"), thoughts(16, 0.3, "constant"), thoughts(32, 0.3, "cosine")]
+    accumulated = dataclasses.replace(
+        thoughts(16, 0.3, "constant", "-accumulate", slow_grad="accumulate"),
+        description="latent_thought/openstax-t16 whose weights follow the gradients of all fast steps too",
+    )
+    plain = dataclasses.replace(without_thoughts(made[0]), name="latent_thought/openstax-ar")
+    return [*made, accumulated, plain]
 
 
 def paper(
