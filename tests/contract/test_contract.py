@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from mentalese.data.store import prepare
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.evaluate.perplexity import perplexity
 from mentalese.models.auto import as_contract, build_model, hugging_face_model
-from mentalese.models.base import Batch, LatentThoughtModel
+from mentalese.models.base import Batch
 from support import shrink, tiny_recipes
 
 TOLERANCE = {"atol": 2e-5, "rtol": 2e-5}
@@ -78,6 +79,8 @@ def case(request: pytest.FixtureRequest, corpus: Path) -> Case:
 @pytest.fixture
 def causal(case: Case) -> Case:
     """The case in the form of it that is causal, its thresholds found by a training step."""
+    if not case.model.causal:
+        pytest.skip("it reads in both directions: a later token changes what it says of an earlier one")
     for name, value in NOT_CAUSAL.get(case.recipe.name, {}).items():
         with torch.no_grad():
             case.model.train().training_loss(case.batch())
@@ -203,14 +206,17 @@ def test_a_small_batch_is_learnt_by_heart(case: Case) -> None:
     batch = case.batch()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     torch.manual_seed(0)
-    first = None
-    for _ in range(STEPS_BY_HEART.get(case.recipe.name, 80)):
+    # Masks hide other words at each step: what is learnt of a row takes longer, and one loss says little.
+    steps, share, averaged = (80, 0.35, 1) if model.causal else (250, 0.45, 20)
+    steps = STEPS_BY_HEART.get(case.recipe.name, steps)
+    losses = []
+    for _ in range(steps):
         output = model.training_loss(batch)
-        first = first or output.loss.item()
+        losses.append(output.loss.item())
         output.loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert output.loss.item() < 0.35 * first
+    assert sum(losses[-averaged:]) / averaged < share * losses[0]
 
 
 def test_every_parameter_gets_a_gradient(case: Case) -> None:
@@ -225,7 +231,7 @@ def test_an_unknown_training_setting_is_refused(case: Case) -> None:
 
 
 def test_a_latent_thought_model_shows_its_thoughts(case: Case) -> None:
-    if not isinstance(case.model, LatentThoughtModel):
+    if "output_thoughts" not in inspect.signature(case.hugging_face.forward).parameters:
         pytest.skip("a baseline has no thoughts")
     batch = case.batch()
     output = case.model(batch["input_ids"], attention_mask=batch.get("attention_mask"), output_thoughts=True)

@@ -244,6 +244,7 @@ class Contract:
     """Training, scoring and cost, in terms of final hidden states and the output embedding.
 
     Attributes:
+        causal: logits of a position are of the next token and see nothing behind it, so that a cache is of use.
         shard_blocks: FSDP2 may shard each block by itself; not where a step uses a block's weights outside its forward.
         inner_gradients: the training step calls `autograd.grad` itself (an inner optimisation); FSDP2 then keeps
             parameters gathered until the step is over.
@@ -253,6 +254,7 @@ class Contract:
             scored (questions and choices); `None`: its own way is such a one.
     """
 
+    causal = True
     shard_blocks = True
     inner_gradients = False
     estimators: tuple[str, ...] = ("exact",)

@@ -1,6 +1,7 @@
 """Baselines by size: `gpt2/`, `gpt2-rope/`, `neox/`, `llama/` are transformers' own classes.
 
 `gpt2-boundaries/` is GPT-2 on text with its sentences between markers, `gpt2-gist/` the same under a gist mask.
+`mdlm/`, `md4/` and `sedd/` are masked diffusion, what Latent Thought Models are compared with.
 
 Sizes are non-embedding parameters for the small ones (as scaling laws count) and totals where a published model is
 known by its total. `builtin:stdlib` is small: the recipes "for any text" are meant for `--data`, and run without it.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from mentalese.models.latent_thought.recipes import RECIPES as LATENT_THOUGHT
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
 
 WIKITEXT = "hub:Salesforce/wikitext:wikitext-103-raw-v1"
@@ -183,6 +185,53 @@ def with_markers(
     )
 
 
+def masked_diffusion(objective: str, twin: str, name: str, description: str, **fields: Any) -> Recipe:
+    """The run of an autoregressive baseline of Latent Thought Models with masks in place of causality.
+
+    The published models know 128 channels of the time, which would be half of the weights of a narrow one: 1/6 of the
+    width here.
+    """
+    recipe = next(recipe for recipe in LATENT_THOUGHT if recipe.name == twin)
+    kept = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings", "vocab_size")
+    sizes = {name: recipe.model[name] for name in kept if name in recipe.model}
+    if objective != "mdlm":
+        sizes["conditioning_size"] = min(128, recipe.model["hidden_size"] // 6)
+    return dataclasses.replace(
+        recipe,
+        name=f"{objective}/{name}",
+        description=f"{MASKED_DIFFUSION[objective]}, {description}",
+        model={"model_type": "masked_diffusion", "objective": objective, **sizes, **fields},
+        baseline=twin,
+    )
+
+
+def diffusion_table1(objective: str, size: str, steps: int, optimizer: OptimizerConfig) -> Recipe:
+    """A masked diffusion model of Table 1 of Latent Thought Models' paper."""
+    width, heads, layers, _ = GPT2_PUBLISHED[size]
+    sizes = {"hidden_size": width, "num_attention_heads": heads, "num_hidden_layers": layers}
+    if objective != "mdlm":
+        sizes["conditioning_size"] = 128
+    suffix = "-110m" if (objective, size) == ("sedd", "124m") else ""
+    name = f"table1{suffix}"
+    paper = "Latent Thought Models, Table 1"
+    description = f"{layers} layers of width {width}, {steps:,} steps of OpenWebText"
+    recipe = masked_diffusion(objective, "latent_thought/table1-ar", name, description, **sizes)
+    train = dataclasses.replace(recipe.train, tokens=None, steps=steps)
+    return dataclasses.replace(recipe, optimizer=optimizer, train=train, baseline=None, paper=paper)
+
+
+MASKED_DIFFUSION = {
+    "mdlm": "Masked diffusion that does not see the time",
+    "md4": "Masked diffusion that sees the time",
+    "sedd": "Masked diffusion by score entropy",
+}
+
+CONSTANT = OptimizerConfig(learning_rate=3e-4, betas=(0.9, 0.999), weight_decay=0.0, schedule="constant", warmup=2500)
+"""MDLM's and SEDD's own."""
+
+COSINE = OptimizerConfig(learning_rate=3e-4, betas=(0.9, 0.999), weight_decay=0.03, warmup=2000)
+"""MD4's own."""
+
 GPT2_SIZES = {"340k": (48, 3, 4e-3), "1.3m": (96, 6, 2e-3), "5.4m": (192, 6, 1.5e-3), "21m": (384, 6, 1e-3)}
 """Non-embedding parameters -> width, heads, learning rate; 12 layers."""
 
@@ -282,4 +331,23 @@ RECIPES = [
         tokenizer="hub:meta-llama/Meta-Llama-3-8B",
         context=8192,
     ),
+    *(
+        masked_diffusion(objective, f"latent_thought/{size}-ar", size, description)
+        for size, description in (
+            ("tiny", "3 layers of width 64, 50,000 tokens: seconds on two CPU cores"),
+            ("openstax", "4 layers of width 96, 1M tokens of OpenStax"),
+        )
+        for objective in MASKED_DIFFUSION
+    ),
+    masked_diffusion(
+        "md4",
+        "latent_thought/openstax-ar",
+        "openstax-cosine",
+        "as md4/openstax, by the cosine schedule",
+        noise_schedule="cosine",
+    ),
+    diffusion_table1("mdlm", "124m", 1_000_000, CONSTANT),
+    diffusion_table1("sedd", "124m", 1_000_000, CONSTANT),
+    diffusion_table1("sedd", "355m", 1_300_000, CONSTANT),
+    diffusion_table1("md4", "355m", 1_000_000, COSINE),
 ]

@@ -1,0 +1,415 @@
+"""Masked diffusion against brute force: bounds by enumeration of masks and orders, scores by their definition."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from mentalese import DataConfig, InputError, get_recipe
+from mentalese.evaluate.generation import generate_text, stream_text
+from mentalese.models.base import IGNORED, Batch, count_parameters
+from mentalese.models.baselines.masked_diffusion import (
+    MaskedDiffusionConfig,
+    MaskedDiffusionLM,
+    schedule,
+    score_entropy,
+    training_times,
+)
+
+OBJECTIVES = ("mdlm", "md4", "sedd")
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "conditioning_size": 6}
+PAD, EOS = 0, 1
+CLOSE = {"atol": 1e-5, "rtol": 1e-4}
+
+
+def build(objective: str = "mdlm", vocab_size: int = 11, **fields: Any) -> MaskedDiffusionLM:
+    """A model with weights so large that everything it reads matters."""
+    torch.manual_seed(0)
+    config = MaskedDiffusionConfig(
+        vocab_size=vocab_size, objective=objective, pad_token_id=PAD, eos_token_id=EOS, **(SIZES | fields)
+    )
+    model = MaskedDiffusionLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    return model
+
+
+def tokens(rows: int, length: int, vocab_size: int = 11) -> Tensor:
+    return torch.randint(2, vocab_size, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+def text(ids: Tensor) -> Batch:
+    return {"input_ids": ids, "labels": ids.clone()}
+
+
+# -- the bounds --------------------------------------------------------------------------------------------------------
+
+
+def losses_behind(model: MaskedDiffusionLM, row: Tensor, masked: tuple[int, ...], p: Tensor) -> Tensor:
+    """l of each masked position of a row [N] at mask probabilities [n], from logits and the papers' definitions."""
+    places = list(masked)
+    ids = row.repeat(len(p), 1)
+    ids[:, places] = model.config.mask_token_id
+    logits = model(ids, mask_probability=p.float()).logits[:, places].double()
+    behind = row[places].expand(len(p), -1)[..., None]
+    if model.config.objective != "sedd":
+        return -logits.log_softmax(-1).gather(-1, behind)[..., 0]
+    # Score entropy: the ratio is e^-sigma / (1 - e^-sigma), sigma = -log(1 - p), and d sigma = dp / (1 - p); the
+    # integral's own p' / p is taken out.
+    ratio = ((1 - p) / p)[:, None]
+    scores = ratio[..., None] * logits.exp() / logits.shape[-1]
+    right = scores.gather(-1, behind)[..., 0]
+    entropy = scores.sum(-1) - ratio * right.log() + ratio * (ratio.log() - 1)
+    return entropy * (p / (1 - p))[:, None]
+
+
+@torch.no_grad()
+def bound(model: MaskedDiffusionLM, row: Tensor) -> float:
+    """The integral over p of the sum over all masks of the tokens behind the first one."""
+    nodes, weights = (torch.from_numpy(x) for x in np.polynomial.legendre.leggauss(700))  # MD4's waves are short
+    p, total, labels = (nodes + 1) / 2, 0.0, len(row) - 1
+    for size in range(1, labels + 1):
+        chance = weights / 2 * p**size * (1 - p) ** (labels - size) / p
+        for masked in itertools.combinations(range(1, len(row)), size):
+            total += float(chance @ losses_behind(model, row, masked, p).sum(-1))
+    return total
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_scores_add_up_to_the_bound(objective: str) -> None:
+    model, rows = build(objective, vocab_size=4), tokens(2, 4, 4)
+    found = torch.stack([model.token_nll(text(rows), times=64, seed=seed).sum(1) for seed in range(24)]).double()
+    error = found.std(0) / math.sqrt(len(found))
+    assert (error < 0.02 * found.mean(0)).all()
+    for row, mean, uncertain in zip(rows, found.mean(0), error):
+        assert mean == pytest.approx(bound(model, row), abs=3 * float(uncertain))
+
+
+@pytest.mark.parametrize("noise_schedule", ["linear", "cosine"])
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_the_training_loss_is_the_bound_on_average_whatever_the_schedule(objective: str, noise_schedule: str) -> None:
+    model, rows = build(objective, vocab_size=4, noise_schedule=noise_schedule), tokens(4, 3, 4)
+    found = []
+    for seed in range(400):
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            output = model.training_loss(text(rows))
+        assert float(output.weight) == 8
+        found.append(float(output.loss))
+    spread = torch.tensor(found).std() / math.sqrt(len(found))
+    expected = sum(bound(model, row) for row in rows) / 8
+    assert torch.tensor(found).mean() == pytest.approx(expected, abs=3 * float(spread))
+
+
+@torch.no_grad()
+def test_a_bound_without_time_is_the_mean_over_all_orders_of_saying_the_words() -> None:
+    model, row = build(vocab_size=5), tokens(1, 4, 5)[0]
+    orders = []
+    for order in itertools.permutations(range(1, 4)):
+        nats = 0.0
+        for step, place in enumerate(order):
+            hidden = tuple(sorted(order[step:]))
+            nats += float(losses_behind(model, row, hidden, torch.tensor([0.5]))[0, hidden.index(place)])
+        orders.append(nats)
+    mean = sum(orders) / len(orders)
+    assert bound(model, row) == pytest.approx(mean, rel=1e-6)
+    likelihood = -math.log(sum(math.exp(-nats) for nats in orders) / len(orders))
+    assert mean > likelihood + 1e-3
+
+
+def test_score_entropy_is_cross_entropy_and_what_scores_are_off_from_one() -> None:
+    logits, targets = torch.randn(6, 9), torch.randint(0, 9, (6,))
+    scores = logits.exp() / 9
+    expected = -scores.gather(-1, targets[:, None])[:, 0].log() + scores.sum(-1) - 1
+    torch.testing.assert_close(score_entropy(logits, targets), expected)
+    normalised = logits.log_softmax(-1) + math.log(9)
+    nll = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+    torch.testing.assert_close(score_entropy(normalised, targets), nll)
+    assert (score_entropy(logits, targets) > nll).all()
+    assert score_entropy(logits, torch.full((6,), IGNORED)).eq(0).all()
+
+
+def test_schedules_rise_from_no_masks_to_all_and_weigh_by_their_slope() -> None:
+    t = torch.linspace(0.01, 0.99, 50, dtype=torch.float64).requires_grad_()
+    for kind in ("linear", "cosine"):
+        p, weight = schedule(kind, t)
+        (slope,) = torch.autograd.grad(p.sum(), t)
+        torch.testing.assert_close(weight, slope / p)
+        ends = schedule(kind, torch.tensor([0.0, 1.0]))[0]
+        torch.testing.assert_close(ends, torch.tensor([0.0, 1.0]))
+
+
+def test_times_lie_one_in_each_part_and_two_ranks_have_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = training_times(6, 12345, torch.device("cpu"))
+    assert sorted((alone * 6).int().tolist()) == list(range(6))
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    for rank in (0, 1):
+        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
+        torch.testing.assert_close(training_times(3, 12345, torch.device("cpu")), alone[rank::2])
+    monkeypatch.undo()
+    first = torch.stack([training_times(4, 2**20 * seed, torch.device("cpu"))[0] for seed in range(16)])
+    assert sorted((first * 16).int().tolist()) == list(range(16))
+
+
+# -- what is read ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_what_has_no_label_is_given(objective: str) -> None:
+    model, batch = build(objective), text(tokens(2, 10))
+    batch["labels"][:, :5] = IGNORED
+    batch["labels"][:, 7] = IGNORED
+    seen: list[Tensor] = []
+    hidden = model.hidden
+    model.hidden = lambda ids, *args: (seen.append(ids), hidden(ids, *args))[1]  # type: ignore[method-assign]
+    scores = model.token_nll(batch)
+    masked = torch.stack(seen) == model.config.mask_token_id
+    assert torch.equal(masked.any(0), batch["labels"] != IGNORED)
+    assert torch.equal(scores != 0, batch["labels"] != IGNORED)
+    changed = batch | {"input_ids": batch["input_ids"].clone()}
+    changed["input_ids"][:, 7] = 2 + (batch["input_ids"][:, 7] - 1) % 9
+    moved = (model.token_nll(changed) - scores)[:, [5, 6, 8, 9]]
+    assert (moved.abs() > 1e-4).all(), "it reads what stands before and after"
+
+
+def test_the_first_token_of_a_row_is_given() -> None:
+    model, ids = build(), tokens(2, 6)
+    assert model.token_nll(text(ids))[:, 0].eq(0).all()
+    padded = {name: torch.nn.functional.pad(value, (2, 0), value=PAD) for name, value in text(ids).items()}
+    padded["attention_mask"] = (torch.arange(8) >= 2).long().expand(2, 8)
+    assert model.token_nll(padded)[:, :3].eq(0).all()
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_padded_row_equals_the_row_alone(objective: str, side: str) -> None:
+    model, ids = build(objective), tokens(3, 9)
+    ids[:, 4] = model.config.mask_token_id
+    lengths = [9, 6, 5]
+    mask = torch.zeros_like(ids)
+    for row, length in enumerate(lengths):
+        mask[row, slice(9 - length, None) if side == "left" else slice(length)] = 1
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, IGNORED)}
+    batch["labels"][:, 4] = IGNORED
+    logits, scores = model(ids, attention_mask=mask).logits, model.token_nll(batch)
+    for row in range(3):
+        real = mask[row] == 1
+        alone = {name: value[row : row + 1, real] for name, value in batch.items() if name != "attention_mask"}
+        torch.testing.assert_close(logits[row, real], model(alone["input_ids"]).logits[0], **CLOSE)
+        torch.testing.assert_close(scores[row, real], model.token_nll(alone)[0], **CLOSE)
+        assert scores[row, ~real].eq(0).all()
+
+
+def test_a_score_is_a_function_of_row_and_seed() -> None:
+    model, ids = build(), tokens(5, 8)
+    together = model.token_nll(text(ids))
+    torch.testing.assert_close(model.token_nll(text(ids[3:4])), together[3:4], **CLOSE)
+    assert torch.equal(model.token_nll(text(ids)), together)
+    assert not torch.allclose(model.token_nll(text(ids), seed=1), together)
+
+
+def test_mdlm_alone_does_not_see_the_time() -> None:
+    ids = tokens(1, 6)
+    ids[:, 3] = 11
+    for objective in OBJECTIVES:
+        model = build(objective)
+        low, high = (model(ids, mask_probability=torch.tensor([p])).logits for p in (0.1, 0.9))
+        assert torch.equal(low, high) == (objective == "mdlm")
+        default = model(ids, mask_probability=torch.tensor([1 / 6])).logits
+        torch.testing.assert_close(model(ids).logits, default)
+
+
+def test_the_loss_of_given_labels_is_of_those_behind_masks() -> None:
+    model, labels = build(), tokens(2, 6)
+    ids = labels.clone()
+    ids[:, 2:4] = model.config.mask_token_id
+    output = model(ids, labels=labels)
+    expected = torch.nn.functional.cross_entropy(output.logits[:, 2:4].flatten(0, 1), labels[:, 2:4].flatten())
+    torch.testing.assert_close(output.loss, expected)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_the_flops_of_a_training_step_are_what_pytorch_counts(objective: str) -> None:
+    model, batch = build(objective), text(tokens(3, 12))
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model.training_loss(batch).loss.backward()
+    assert model.training_flops(batch) == counter.get_total_flops()
+
+
+# -- generation --------------------------------------------------------------------------------------------------------
+
+
+def sample(model: MaskedDiffusionLM, prompts: Tensor, seed: int = 0, **options: Any) -> Tensor:
+    torch.manual_seed(seed)
+    options = {"max_new_tokens": 8, "do_sample": True, "pad_token_id": PAD} | options
+    return model.generate(prompts, **options)[:, prompts.shape[1] :]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("do_sample", [True, False])
+def test_a_left_padded_prompt_gives_what_it_gives_alone(objective: str, do_sample: bool) -> None:
+    model, prompts = build(objective), tokens(3, 6)
+    mask = (torch.arange(6) >= torch.tensor([[0], [2], [5]])).long()
+    prompts = prompts.masked_fill(mask == 0, PAD)
+    options: dict[str, Any] = {"do_sample": do_sample, "min_new_tokens": 8}
+    together = sample(model, prompts, attention_mask=mask, **options)
+    for row, start in enumerate((0, 2, 5)):
+        assert torch.equal(sample(model, prompts[row : row + 1, start:], **options)[0], together[row])
+    assert len(together.unique(dim=0)) == 3, "a model that repeats itself proves nothing"
+
+
+def test_seeds_and_equal_prompts_give_other_texts_and_greedy_texts_do_not_change() -> None:
+    model, prompts = build(), tokens(1, 4).expand(6, 4)
+    texts = sample(model, prompts)
+    assert len(texts.unique(dim=0)) == 6
+    assert torch.equal(sample(model, prompts), texts)
+    assert not torch.equal(sample(model, prompts, seed=1), texts)
+    several = sample(model, prompts[:1], num_return_sequences=6)
+    assert torch.equal(several, texts)
+    greedy = [sample(model, prompts[:1], seed=seed, do_sample=False) for seed in (0, 1)]
+    assert torch.equal(*greedy)
+
+
+def test_tokens_are_drawn_from_the_softmax() -> None:
+    model, prompt = build(vocab_size=5), tokens(1, 3, 5)
+    masked = torch.cat((prompt, torch.tensor([[5]])), dim=1)
+    expected = model(masked).logits[0, -1].softmax(-1)
+    found = sample(model, prompt.expand(4000, 3), max_new_tokens=1)[:, 0].bincount(minlength=5) / 4000
+    error = (expected * (1 - expected) / 4000).sqrt()
+    assert ((found - expected).abs() < 4 * error + 1e-9).all()
+    best = sample(model, prompt.expand(50, 3), max_new_tokens=1, top_k=1)
+    assert best.eq(expected.argmax()).all()
+
+
+@pytest.mark.parametrize(("objective", "steps"), [("mdlm", 1), ("mdlm", 3), ("md4", 3), ("sedd", None), ("md4", 40)])
+def test_masks_fall_over_the_steps_asked_for(objective: str, steps: int | None) -> None:
+    model, passes = build(objective), []
+    model.blocks[0].register_forward_hook(lambda *_: passes.append(1))
+    new = sample(model, tokens(2, 3), max_new_tokens=10, num_steps=steps, min_new_tokens=10)
+    assert len(passes) <= (10 if steps is None else min(steps, 20))
+    assert len(passes) == steps or steps not in (1, 3)
+    assert (new < model.config.vocab_size).all()
+
+
+def test_what_follows_the_end_of_a_text_is_padding() -> None:
+    model = build()
+    with torch.no_grad():
+        model.lm_head.weight[EOS] += 3 * model.lm_head.weight[5]
+    new = sample(model, tokens(40, 3), max_new_tokens=12)
+    ends = [row.tolist().index(EOS) for row in new if EOS in row]
+    assert len(ends) > 3
+    for row in new:
+        if EOS in row:
+            assert row[row.tolist().index(EOS) + 1 :].eq(PAD).all()
+    assert not (sample(model, tokens(40, 3), max_new_tokens=12, min_new_tokens=12) == EOS).any()
+
+
+def test_a_text_can_begin_from_nothing() -> None:
+    model = build(bos_token_id=EOS)
+    torch.manual_seed(0)
+    ids = model.generate(max_new_tokens=5, do_sample=True, pad_token_id=PAD)
+    assert ids.shape == (1, 6)
+    assert ids[0, 0] == EOS
+
+
+def test_a_streamed_text_is_the_text_and_ends_when_nobody_reads_on(tokenizer: Any) -> None:
+    model, data = build(vocab_size=len(tokenizer)), DataConfig()
+    options: dict[str, Any] = {"max_new_tokens": 12, "seed": 3, "do_sample": True, "top_p": 0.9}
+    (whole,) = generate_text(model, tokenizer, ["A son"], data, **options)
+    assert "A son" + "".join(stream_text(model, tokenizer, "A son", data, **options)) == whole
+    passes: list[int] = []
+    model.blocks[0].register_forward_hook(lambda *_: passes.append(1))
+    asked = [lambda ids, scores, **kwargs: torch.ones(len(ids), dtype=torch.bool)]
+    new = sample(model, torch.tensor([[5, 6]]), stopping_criteria=asked)
+    assert len(passes) == 1
+    assert (new == PAD).any()
+
+
+# -- refusals and recipes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"objective": "d3pm"}, "objective is 'd3pm': give mdlm or md4 or sedd"),
+        ({"noise_schedule": "sqrt"}, "noise_schedule is 'sqrt': give linear or cosine"),
+        ({"score_times": 0}, "score_times is 0: give 1 or more"),
+        ({"conditioning_size": 0}, "conditioning_size is 0"),
+        ({"intermediate_size": 0}, "intermediate_size is 0"),
+        ({"hidden_size": 6, "num_attention_heads": 2}, "heads of even width"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        MaskedDiffusionConfig(**({"vocab_size": 11} | SIZES | fields))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_beams": 2, "do_sample": False}, "num_beams is 2"),
+        ({"num_steps": 0}, "num_steps is 0: give 1 or more"),
+        ({"return_dict_in_generate": True}, "return_dict_in_generate is True"),
+    ],
+)
+def test_what_generation_has_no_use_for_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        sample(build(), tokens(1, 3), **options)
+
+
+def test_a_cache_and_unknown_ways_to_score_are_refused() -> None:
+    model, ids = build(), tokens(1, 4)
+    with pytest.raises(InputError, match="past_key_values is given"):
+        model(ids, past_key_values=model.new_cache())
+    with pytest.raises(InputError, match="estimator is 'exact': this model has elbo-bound"):
+        model.token_nll(text(ids), "exact")
+    with pytest.raises(InputError, match="times is 0"):
+        model.token_nll(text(ids), times=0)
+    with pytest.raises(InputError, match="input_ids is None"):
+        model()
+    with pytest.raises(InputError, match=r"attention_mask\[0\] is 0 throughout"):
+        model(ids, attention_mask=torch.zeros_like(ids))
+
+
+@pytest.mark.parametrize("size", ["tiny", "openstax"])
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_small_runs_differ_from_their_autoregressive_twin_in_the_model_alone(objective: str, size: str) -> None:
+    recipe = get_recipe(f"{objective}/{size}")
+    assert recipe.baseline == f"latent_thought/{size}-ar"
+    twin = get_recipe(recipe.baseline)
+    for part in ("data", "optimizer", "train", "evaluation", "phases"):
+        assert getattr(recipe, part) == getattr(twin, part)
+
+
+def _meta(name: str) -> MaskedDiffusionLM:
+    fields = dict(get_recipe(name).model)
+    fields.pop("model_type")
+    with torch.device("meta"):
+        return MaskedDiffusionLM(MaskedDiffusionConfig(**fields))
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "flops"),
+    [
+        ("mdlm/table1", 123_552_000, 0.85e9),
+        ("sedd/table1-110m", 130_932_736, 0.85e9),
+        ("sedd/table1", 374_412_544, 2.42e9),
+        ("md4/table1", 374_412_544, 2.42e9),
+    ],
+)
+def test_the_models_of_table_1_have_its_cost_a_token(name: str, total: int, flops: float) -> None:
+    model = _meta(name)
+    assert count_parameters(model)["total"] == total
+    batch = {"input_ids": torch.empty(1, 1024, device="meta")}
+    assert model.training_flops(batch) / 1024 == pytest.approx(flops, rel=0.02)
