@@ -239,6 +239,20 @@ def test_the_loss_of_given_labels_is_of_those_behind_masks() -> None:
     torch.testing.assert_close(output.loss, expected)
 
 
+def test_a_continuation_is_greedy_where_each_of_its_tokens_is_the_likeliest_behind_masks(tokenizer: Any) -> None:
+    pytest.importorskip("lm_eval", reason="needs lm-eval: pip install 'mentalese[tasks]'")
+    from mentalese.evaluate.lm import MentaleseLM
+
+    model, ids = build(vocab_size=len(tokenizer)), tokens(2, 7)
+    labels = ids.masked_fill(torch.arange(7) < 4, IGNORED)
+    batch = {"input_ids": ids, "labels": labels, "attention_mask": torch.ones_like(ids)}
+    masked = model.continuation_inputs(batch)
+    assert masked["input_ids"][:, 4:].eq(model.config.mask_token_id).all()
+    assert torch.equal(masked["input_ids"][:, :4], ids[:, :4])
+    labels[0, 4:] = model(**masked).logits[0, 4:].argmax(-1)
+    assert MentaleseLM(model, tokenizer)._is_greedy(batch).tolist() == [True, False]
+
+
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_the_flops_of_a_training_step_are_what_pytorch_counts(objective: str) -> None:
     model, batch = build(objective), text(tokens(3, 12))

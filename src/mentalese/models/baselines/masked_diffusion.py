@@ -6,13 +6,13 @@
 
 Noise replaces each token by a mask, independently, with a probability p(t) that rises from 0 to 1 with the time t. The
 model reads what is left in both directions and predicts what stands behind each mask. With x_i the tokens and M the
-masked ones, the bound of all three on the nats of a text is (MDLM's Eq. 10, MD4's Eq. 5)
+masked ones, the bound of all three on the nats of a text is
 
     -log P(x)  <=  int_0^1 p'(t) / p(t)  E[ sum over i in M of  l_i ]  dt,    l_i = -log P(x_i | what is not masked),
 
 which depends on the schedule p(t) in its variance alone. SEDD learns scores, the ratios s_y = (1 - p) / p * q_y of the
 probabilities of texts that differ in one token y; where MDLM and MD4 take a softmax of the logits f, its q_y =
-exp(f_y) / v need not sum to one, and its score entropy (Eq. 5, 10 and 17 of Lou et al.) is the same sum with
+exp(f_y) / v need not sum to one, and its diffusion-weighted denoising score entropy is the same integral with
 
     l_i = -log q_i + sum_y q_y - 1.
 
@@ -57,8 +57,8 @@ class MaskedDiffusionConfig(LatentThoughtConfig):
     """Sizes, and which of the three methods it is.
 
     Attributes:
-        objective: `mdlm`, whose model does not see the time (Sahoo et al., section 3.5: nothing is lost), `md4`, whose
-            model does (adaLN), or `sedd`: adaLN on sigma, and score entropy as the loss.
+        objective: `mdlm`, whose model does not see the time (as its authors train it), `md4`, whose model does (adaLN),
+            or `sedd`: adaLN on sigma, and score entropy as the loss.
         noise_schedule: p(t), `linear` (t; all three papers on text) or `cosine` (sin(pi t / 2), MD4's on images).
         intermediate_size: of SwiGLU; `None`: 8/3 of `hidden_size`, rounded up to a multiple of 32.
         conditioning_size: width of what blocks know of the time; of no use to `mdlm`.
@@ -359,6 +359,11 @@ class MaskedDiffusionLM(LatentThoughtModel):
     def scoring_protocol(self, estimator: str) -> dict[str, Any]:
         """See `Contract.scoring_protocol`."""
         return {"score_times": self.config.score_times}
+
+    def continuation_inputs(self, batch: Batch) -> dict[str, Tensor]:
+        """See `Contract.continuation_inputs`: masks stand where the labels do."""
+        masked = batch["input_ids"].masked_fill(batch["labels"] != IGNORED, self.config.mask_token_id)
+        return {"input_ids": masked, "attention_mask": batch["attention_mask"]}
 
     # ------------------------------------------------------------------------------------- cost
 

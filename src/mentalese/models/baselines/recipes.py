@@ -332,7 +332,7 @@ RECIPES = [
         context=8192,
     ),
     *(
-        masked_diffusion(objective, f"latent_thought/{size}-ar", size, description)
+        masked_diffusion(objective, f"latent_thought/{size}-ar", size, description, score_times=8)
         for size, description in (
             ("tiny", "3 layers of width 64, 50,000 tokens: seconds on two CPU cores"),
             ("openstax", "4 layers of width 96, 1M tokens of OpenStax"),
@@ -345,6 +345,7 @@ RECIPES = [
         "openstax-cosine",
         "as md4/openstax, by the cosine schedule",
         noise_schedule="cosine",
+        score_times=8,
     ),
     diffusion_table1("mdlm", "124m", 1_000_000, CONSTANT),
     diffusion_table1("sedd", "124m", 1_000_000, CONSTANT),
