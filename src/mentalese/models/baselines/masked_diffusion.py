@@ -480,7 +480,8 @@ class MaskedDiffusionLM(LatentThoughtModel):
         if steps < 1:
             raise InputError(f"num_steps is {steps}: give 1 or more")
         sample = generation_config.do_sample
-        noise = _prompt_noise(input_ids, attention_mask, shared_seed() if sample else 0)
+        seed = int(torch.randint(2**62, ())) if sample else 0  # a process may generate alone
+        noise = _prompt_noise(input_ids, attention_mask, seed)
         falls, chance = _uniform(noise, 0, length), _uniform(noise, 1, length)
         text = F.pad(input_ids, (0, length), value=mask_id)
         mask = None if attention_mask is None else F.pad(attention_mask, (0, length), value=1)
