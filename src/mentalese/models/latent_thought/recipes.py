@@ -101,7 +101,7 @@ SMALL = Recipe(
 
 
 def openstax() -> list[Recipe]:
-    """Small models for textbooks on a CPU: 3 layers of width 64 with a window of 32, 1M tokens.
+    """Small models for textbooks on a CPU: 3 layers of width 64 with a window of 32, 500,000 tokens.
 
     However many they are, fast steps take a log variance from where it starts, -5, to about the prior's; many ones
     decay (section 3.2).
@@ -111,13 +111,13 @@ def openstax() -> list[Recipe]:
         fast = {"fast_steps": steps, "fast_learning_rate": rate, "fast_schedule": schedule, **fields}
         return Recipe(
             name=f"latent_thought/openstax-t{steps}{name}",
-            description=f"3 layers of width 64, 2 thoughts a layer, {steps} fast steps, 1M tokens of OpenStax",
+            description=f"3 layers of width 64, 2 thoughts a layer, {steps} fast steps, 500,000 tokens of OpenStax",
             model=model(64, 4, 3, 256, 32, 6, **fast),
             data=DataConfig(
-                source="file:../shared/data/corpora/openstax", tokenizer="bpe:4096", sequence_length=256, batch_size=8
+                source="file:../shared/data/corpora/openstax", tokenizer="bpe:4096", sequence_length=256, batch_size=4
             ),
             optimizer=OptimizerConfig(learning_rate=3e-3, warmup=0.02),
-            train=TrainConfig(tokens=1_000_000, eval_every=100),
+            train=TrainConfig(tokens=500_000, eval_every=100),
             evaluation=blocks(256, max_documents=8),
             baseline="latent_thought/openstax-ar",
         )
