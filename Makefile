@@ -14,7 +14,7 @@ install: .venv/installed
 	touch $@
 
 demo: install
-	$(BIN)/mentalese compare 'gpt2*/tiny' '*thought*/tiny' --out runs/demo
+	$(BIN)/mentalese compare 'gpt2*/tiny' '*thought*/tiny' conceptlm/tiny --out runs/demo
 
 # One thread a test process: the machine's cores are shared by the processes, not fought over by their threads.
 test: install lint

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import subprocess
 import sys
 import warnings
@@ -37,6 +38,13 @@ except Interrupted as interrupted:
 def tiny_recipes() -> list[str]:
     """Every family's `tiny` recipe, found by discovery."""
     return [name for name in recipes() if name.endswith("/tiny")]
+
+
+def demo() -> list[str]:
+    """What `make demo` compares, as the Makefile has it."""
+    makefile = Path(__file__).parents[1] / "Makefile"
+    line = next(line for line in makefile.read_text().splitlines() if "mentalese compare" in line)
+    return shlex.split(line.partition(" compare ")[2].partition(" --out")[0])
 
 
 def shrink(recipe: Recipe, corpus: Path, *, steps: int = 6, **train: object) -> Recipe:

@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from mentalese import cli, get_recipe
 from mentalese.data.batches import encode_prompts
 from mentalese.models.auto import saved_recipe
-from support import tiny_recipes
+from mentalese.registry import match_recipes
+from support import demo, tiny_recipes
 
 SMALL = """
     --data.tokenizer bpe:512 --data.sequence-length 64 --data.batch-size 4 --data.tokens-per-batch 400
@@ -229,10 +230,10 @@ def test_one_prompt_streams_on_a_terminal(
 
 def test_compare_ends_in_a_table_and_a_report(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "comparison"
-    patterns, small = ("gpt2*/tiny", "*thought*/tiny"), ["--data", f"file:{corpus}", "--train.steps", "2", *SMALL]
-    arguments = ("compare", *patterns, "--out", out, *small)
+    small = ["--data", f"file:{corpus}", "--train.steps", "2", *SMALL]
+    arguments = ("compare", *demo(), "--out", out, *small)
     assert mentalese(*arguments) == 0
-    shown, names = capsys.readouterr().out, {name for name in tiny_recipes() if not asks(name)}
+    shown, names = capsys.readouterr().out, {recipe.name for recipe in match_recipes(*demo())}
     assert all(name in shown for name in names)
     assert "report.html" in shown
     assert (out / "report.html").read_text().startswith("<!doctype html>")

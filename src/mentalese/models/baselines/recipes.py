@@ -335,7 +335,7 @@ RECIPES = [
         masked_diffusion(objective, f"latent_thought/{size}-ar", size, description, score_times=8)
         for size, description in (
             ("tiny", "3 layers of width 64, 50,000 tokens: seconds on two CPU cores"),
-            ("openstax", "4 layers of width 96, 1M tokens of OpenStax"),
+            ("openstax", "3 layers of width 64, 500,000 tokens of OpenStax"),
         )
         for objective in MASKED_DIFFUSION
     ),
