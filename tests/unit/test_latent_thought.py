@@ -23,7 +23,7 @@ from mentalese.errors import InputError
 from mentalese.models import latent_thought
 from mentalese.models.base import count_parameters
 from mentalese.models.latent_thought.configuration import LTMConfig
-from mentalese.models.latent_thought.inference import Noise, fit, infer, schedule
+from mentalese.models.latent_thought.inference import fit, infer, schedule
 from mentalese.models.latent_thought.modeling import LTMForCausalLM
 from mentalese.models.latent_thought.reference import (
     amortised_loss_reference,
@@ -32,6 +32,7 @@ from mentalese.models.latent_thought.reference import (
     logits_reference,
     loss_reference,
 )
+from mentalese.nn.noise import Noise
 from mentalese.train.loop import train
 from support import finish, launch, losses, shrink
 

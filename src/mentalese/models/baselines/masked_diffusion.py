@@ -44,8 +44,8 @@ from mentalese.models.base import (
     LossOutput,
     ResidualLinear,
 )
-from mentalese.models.latent_thought.inference import Noise, shared_seed
 from mentalese.nn.loss import linear_cross_entropy, linear_nll
+from mentalese.nn.noise import Noise, shared_seed
 from mentalese.nn.rotary import rotary_table, rotate
 
 _FREQUENCIES = 256  # that the time is given to the model in, as in diffusion transformers (Peebles and Xie, 2023)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from mentalese.errors import InputError
 from mentalese.models.base import IGNORED, Batch
 from mentalese.nn.loss import linear_nll_sum
+from mentalese.nn.noise import Noise
 from mentalese.screen import progress
 
 if TYPE_CHECKING:
@@ -27,54 +28,6 @@ if TYPE_CHECKING:
 
 _MEANS, _VARIANCES, _FINAL = -3, -2, -1  # draws of noise that are not a fast step's
 _WEIGHT_DECAY = 0.01  # of the release's AdamW
-_GOLDEN = -0x61C8864680B583EB  # 2^64 / golden ratio: SplitMix64's increment
-
-
-# ------------------------------------------------------------------------------------------------------------ the noise
-
-
-def _scrambled(x: Tensor) -> Tensor:
-    """SplitMix64's finaliser (Steele et al., 2014) on int64, whose products wrap around."""
-    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
-        x = (x ^ (x >> shift & (1 << 64 - shift) - 1)) * factor
-    return x ^ (x >> 31 & (1 << 33) - 1)
-
-
-@dataclass
-class Noise:
-    """Standard normal numbers as a function of a seed, a row and a draw; the same on every device.
-
-    Attributes:
-        keys: int64 [B], one a row.
-        dtype: of the numbers; they have 24 random bits in any.
-    """
-
-    keys: Tensor
-    dtype: torch.dtype = torch.float32
-
-    @classmethod
-    def of(cls, targets: Tensor, seed: int | Tensor, dtype: torch.dtype = torch.float32) -> Noise:
-        """That of rows with these targets [B, N], where -100 has no say; a seed of all rows or of each, int64 [B]."""
-        place = torch.arange(1, targets.shape[1] + 1, device=targets.device)
-        words = _scrambled(targets + _scrambled(place * _GOLDEN)).masked_fill(targets == IGNORED, 0)
-        return cls(_scrambled(words.sum(1) + _scrambled(torch.as_tensor(seed, device=targets.device))), dtype)
-
-    def draw(self, number: int, shape: Sequence[int]) -> Tensor:
-        """[B, *shape]."""
-        places = torch.arange(math.prod(shape), device=self.keys.device)
-        state = _scrambled(self.keys + torch.full_like(self.keys, number) * _GOLDEN)[:, None] + places * _GOLDEN
-        bits = _scrambled(state)
-        radius = (((bits >> 40 & 0xFFFFFF) + 0.5) * 2.0**-24).log().mul(-2).clamp(min=0).sqrt()
-        angle = (bits >> 8 & 0xFFFFFF) * (2 * math.pi * 2.0**-24)
-        return (radius * angle.cos()).view(-1, *shape).to(self.dtype)
-
-
-def shared_seed() -> int:
-    """A seed from torch's generator, that of rank 0 on all ranks."""
-    seed = torch.randint(2**62, ())
-    if dist.is_available() and dist.is_initialized():
-        dist.broadcast(seed, src=0)
-    return int(seed)
 
 
 # -------------------------------------------------------------------------------------------------------- the posterior

@@ -41,9 +41,9 @@ from mentalese.models.latent_thought.inference import (
     encode,
     fit,
     infer,
-    shared_seed,
 )
 from mentalese.nn.loss import linear_cross_entropy, linear_nll, linear_nll_sum
+from mentalese.nn.noise import shared_seed
 from mentalese.nn.rotary import rotary_table, rotate
 from mentalese.nn.window import window_attention, window_mask, window_pairs
 

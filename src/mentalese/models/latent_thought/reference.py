@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mentalese.models.latent_thought.inference import Noise
+from mentalese.nn.noise import Noise
 
 
 @dataclass
