@@ -163,6 +163,16 @@ def test_accumulated_gradients_outweigh_the_slow_one() -> None:
     assert norms[1] > 20 * norms[0]
 
 
+@pytest.mark.parametrize("fields", [{}, {"slow_grad": "accumulate"}, {"tolerance": 0.1}, VAE], ids=str)
+def test_a_batch_without_targets_has_a_gradient_of_zero(fields: dict[str, Any]) -> None:
+    """What a rank is given where there are fewer rows than ranks."""
+    made, ids = model(**fields), text()
+    output = made.training_loss({"input_ids": ids, "labels": torch.full_like(ids, -100)})
+    output.loss.backward()
+    assert output.loss == output.weight == 0
+    assert not any(parameter.grad.any() for parameter in made.parameters() if parameter.grad is not None)
+
+
 def test_a_phase_sets_the_fast_learning_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mentalese.models.latent_thought.modeling.shared_seed", lambda: 0)
     made, ids = model(), text()
@@ -770,9 +780,12 @@ def test_weights_and_streams_get_gradients_of_the_fast_steps_alone() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tiny", "tiny-vae"])
-def test_sharded_weights_stay_gathered_through_the_fast_steps(name: str, corpus: Path, tmp_path: Path) -> None:
-    recipe = shrink(get_recipe(f"latent_thought/{name}"), corpus)
+@pytest.mark.parametrize("fields", [{}, {"slow_grad": "accumulate"}, VAE | {"encoder_layers": 3}], ids=str)
+def test_sharded_weights_stay_gathered_through_the_fast_steps(
+    fields: dict[str, Any], corpus: Path, tmp_path: Path
+) -> None:
+    recipe = shrink(get_recipe("latent_thought/tiny"), corpus)
+    recipe = dataclasses.replace(recipe, model=recipe.model | fields)
     sharded = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, parallel="fsdp"))
     train(recipe, tmp_path / "one", show=False)
     finish(launch(sharded, tmp_path / "two", processes=2), tmp_path / "two")

@@ -168,7 +168,8 @@ def fit(
                 nlls.append(nll.view(targets.shape).sum(1))
                 kls.append(kl.detach())
                 live = _still(live, nlls, kls, counts, config.tolerance)
-                if _none(live, config.tolerance is not None and together):
+                # Ranks of sharded weights take each step together, one without targets too.
+                if (config.tolerance is not None or not together) and _none(live, together):
                     break
                 own, more = len(search.parameters), [*search.parameters, *extra]
                 found = torch.autograd.grad(total + kl.sum(), more, allow_unused=bool(extra))

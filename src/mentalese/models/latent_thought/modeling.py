@@ -312,6 +312,11 @@ class LTMForCausalLM(LatentThoughtModel):
         self.encoder = Encoder(config) if config.inference == "amortised" else None
         self.post_init()
 
+    @property
+    def shard_blocks(self) -> bool:  # type: ignore[override]
+        """See `Contract`; gradients of all weights are taken in the middle of a step, when all must be there."""
+        return self.config.slow_grad != "accumulate"
+
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, Encoder):
@@ -457,7 +462,7 @@ class LTMForCausalLM(LatentThoughtModel):
         nll = loss.detach()
         if weights is not None:
             pairs = [(p, g) for p, g in zip((x, *weights), gradients) if g is not None]
-            accumulated = sum((p * g).sum() for p, g in pairs) / len(x)
+            accumulated = sum(((p * g).sum() for p, g in pairs), x.new_zeros(())) / len(x)
             loss = loss + (accumulated - accumulated.detach())
         weight = (targets != IGNORED).sum().float()
         return LossOutput(loss, weight, {"nll": nll} | self._metrics(posterior, nll, weight.clamp(min=1)))
