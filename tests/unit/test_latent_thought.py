@@ -273,6 +273,18 @@ def test_a_prefix_score_knows_nothing_of_what_it_scores(fields: dict[str, Any]) 
     assert (bound[0] - bound[1]).abs().max() > 1e-3, "the bound reads the whole row, which its KL is there to pay for"
 
 
+@pytest.mark.parametrize("estimator", ["prefix", "context"])
+def test_what_follows_a_scored_token_is_no_evidence(estimator: str) -> None:
+    """An end of a document that is not scored is predicted from tokens that are."""
+    made, ids = model(), text(rows=4)
+    data = batch(ids)
+    data["labels"] = ids.index_fill(1, torch.tensor([*range(20), 36]), -100)
+    changed = ids.index_fill(1, torch.tensor([35]), 7)
+    before, after = (made.token_nll(data | {"input_ids": x}, estimator) for x in (ids, changed))
+    assert (before[:, 31:36] > 0).all()
+    assert torch.equal(before[:, :36], after[:, :36])
+
+
 def test_scored_labels_are_what_a_score_is_a_mean_over() -> None:
     made, ids = model(), text(rows=3)
     mask = padded(ids)

@@ -505,8 +505,8 @@ class LTMForCausalLM(LatentThoughtModel):
 
         `elbo-bound`: from the labels themselves. The KL of the thoughts, spread evenly over the row's labels, is what
         that costs; the sum is the negative ELBO, a bound.
-        `prefix`: from the first half of the labels; the second half alone is scored, an ordinary prediction.
-        `context`: from the tokens that are no labels; where there are none, thoughts are a draw from the prior.
+        `prefix`: from all before the second half of the labels, which alone is scored: an ordinary prediction.
+        `context`: from the tokens before the first label; where there are none, thoughts are a draw from the prior.
         """
         return ("elbo-bound", "prefix", "context") if self.config.num_latents else ("exact",)
 
@@ -571,10 +571,13 @@ class LTMForCausalLM(LatentThoughtModel):
 
     @staticmethod
     def _given(batch: Batch, labels: Tensor) -> Tensor:
-        """The tokens [B, width] that are not scored, as labels to infer thoughts from; padding is -100 too."""
+        """The tokens [B, width] before the first that is scored, as labels to infer thoughts from; padding is -100 too.
+
+        What stands behind it and is not scored (ends of documents, markers) was predicted from tokens that are.
+        """
         mask = batch.get("attention_mask")
-        scored = labels != IGNORED
-        return batch["input_ids"].masked_fill(scored if mask is None else scored | (mask == 0), IGNORED)
+        begun = (labels != IGNORED).cumsum(1) > 0
+        return batch["input_ids"].masked_fill(begun if mask is None else begun | (mask == 0), IGNORED)
 
     def continuation_inputs(self, batch: Batch) -> dict[str, Tensor]:
         """Thoughts too, inferred as by the estimator `context`."""
