@@ -442,7 +442,7 @@ class _Generate:
     infer_every: int | None = None
     """Infer them anew after so many new tokens."""
     posterior_seed: int | None = None
-    """Of their inference; 0, or of --seed where tokens are drawn, unless given."""
+    """Of their inference; 0, or of --seed where tokens are drawn or the prompt is empty, unless given."""
     seed: int = 0
 
     def inference(self, generate: Callable[..., Any]) -> dict[str, Any]:

@@ -581,6 +581,33 @@ def test_inference_works_under_inference_mode() -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, VAE], ids=["", "VAE"])
+@pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": True, "top_k": 1}], ids=str)
+def test_texts_from_nothing_have_each_their_own_thoughts(options: dict[str, Any]) -> None:
+    """Of the likeliest tokens alone, so that texts differ by their thoughts."""
+    made, ends = talkative(), torch.zeros(6, 1, dtype=torch.long)
+    options = options | {"max_new_tokens": 5, "pad_token_id": 0}
+
+    def drawn(seed: int, ids: Tensor = ends, mask: Tensor | None = None, **more: Any) -> Tensor:
+        torch.manual_seed(seed)
+        return made.generate(ids, attention_mask=mask, **options, **more)
+
+    assert len(drawn(1).unique(dim=0)) > 3
+    assert torch.equal(drawn(1), drawn(1))
+    assert not torch.equal(drawn(1), drawn(2))
+    mask = torch.tensor([[0, 0, 1]]).expand(6, -1)
+    assert torch.equal(drawn(1, F.pad(ends, (2, 0)), mask)[:, 2:], drawn(1)), "padding is no prompt"
+    assert len(drawn(1, posterior_seed=5).unique(dim=0)) == 1
+
+
+def test_equal_prompts_are_sampled_under_thoughts_of_their_own() -> None:
+    made, ids = talkative(), PROMPTS[:1].repeat(6, 1)
+    options: dict[str, Any] = {"max_new_tokens": 9, "pad_token_id": 0}
+    assert len(made.generate(ids, do_sample=True, top_k=1, **options).unique(dim=0)) > 3
+    before = torch.get_rng_state()
+    assert len(made.generate(ids, do_sample=False, **options).unique(dim=0)) == 1
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_half_precision_weights_keep_thoughts_in_single_precision(fields: dict[str, Any]) -> None:
     made, data = model(**fields), batch(text())
     expected = made.token_nll(data).mean().item()

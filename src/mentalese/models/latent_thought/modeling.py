@@ -749,9 +749,9 @@ class LTMForCausalLM(LatentThoughtModel):
     ) -> Any:
         """Hugging Face's `generate`, under thoughts inferred from the prompts (section 2.3, Eq. 7).
 
-        A prompt of one token says nothing about its thoughts: they are drawn from the prior. Sampled sequences of one
-        prompt (`num_return_sequences`) have each a draw of their own, under the seeds `posterior_seed`,
-        `posterior_seed + 1` ..; the beams of a search share one.
+        A prompt of one token says nothing about its thoughts: they are drawn from the prior (Eq. 8), for each row anew
+        unless there is a `posterior_seed`. Sampled sequences of one prompt (`num_return_sequences`) have each a draw
+        of their own, under the seeds `posterior_seed`, `posterior_seed + 1` ..; the beams of a search share one.
 
         Args:
             inputs: [B, L], or `input_ids`; without `attention_mask` there is no padding.
@@ -759,8 +759,8 @@ class LTMForCausalLM(LatentThoughtModel):
             fast_steps: T_fast, in place of the config's.
             infer_every: after so many new tokens thoughts are inferred anew, from the prompt and all that follows it,
                 and the text is read again under them; `None`: never. Without a cache that is done for each token.
-            posterior_seed: of inference and of the draw from the posterior; `None`: 0, or from torch's generator where
-                tokens are sampled.
+            posterior_seed: of inference and of the draw from the posterior, of all rows; `None`: 0, or for each row
+                from torch's generator where tokens are sampled or the prompt is one token.
             show_progress: of inference from the prompts, on standard error.
 
         Raises:
@@ -796,9 +796,10 @@ class LTMForCausalLM(LatentThoughtModel):
             return next((value for value in places if value is not None), default)
 
         sampled = bool(setting("do_sample", 0))
-        if posterior_seed is None:
-            posterior_seed = int(torch.randint(2**62, ())) if sampled else 0
-        seeds = torch.full((len(inputs),), posterior_seed, device=inputs.device)
+        seeds = torch.full((len(inputs),), posterior_seed or 0, device=inputs.device)
+        if posterior_seed is None:  # rows of one prompt, or of none, would all have the same thoughts
+            drawn = (mask.sum(1) == 1) | sampled
+            seeds[drawn] = torch.randint(2**62, (int(drawn.sum()),)).to(seeds)
         copies = setting("num_return_sequences", 1)
         if sampled and copies > 1 and setting("num_beams", 1) == 1:
             inputs = inputs.repeat_interleave(copies, dim=0)
