@@ -46,7 +46,7 @@ def made(backbone: str = "gpt2", **fields: Any) -> ConceptLMForCausalLM:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim >= 2:
-                parameter.mul_(30 if "codebook" in name or "heads" in name else 8)
+                parameter.mul_({"codebook.up": 1, "codebook.down": 30, "heads.weight": 30}.get(name, 8))
             elif "norm" not in name and "ln_" not in name:
                 parameter.normal_(std=0.1)
             else:

@@ -34,13 +34,20 @@ class Codebook(nn.Module):
             self.down_bias = nn.Parameter(torch.empty(segments * width))
 
     def start(self, std: float) -> None:
-        """The frozen table Normal(0, 1 / c), maps Normal(0, std), biases 0."""
-        init.normal_(self.frozen, std=self.frozen.shape[-1] ** -0.5)
-        for parameter in self.parameters():
-            if parameter.ndim == 1:
-                init.zeros_(parameter)
-            else:
-                init.normal_(parameter, std=std)
+        """The frozen table Normal(0, 1 / c), maps Normal(0, std), biases 0.
+
+        The mlp's first map keeps the table's size (He et al., 2015): what is wide inside moves all codes at once, so
+        that they keep up with states that drift as training begins.
+        """
+        width = self.frozen.shape[-1]
+        init.normal_(self.frozen, std=width**-0.5)
+        if self.kind == "linear":
+            init.normal_(self.weight, std=std)
+            return
+        init.normal_(self.up, std=(2 / width) ** 0.5)
+        init.normal_(self.down, std=std)
+        init.zeros_(self.up_bias)
+        init.zeros_(self.down_bias)
 
     def forward(self) -> Tensor:
         """[S, N, c] in float32, also under autocast: codes are compared by their distances."""

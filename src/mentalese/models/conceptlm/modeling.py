@@ -65,9 +65,13 @@ class _ConceptKeys:
     """What the concept layers take for a cache: row i's concept j lies in column j, whatever padding the row has.
 
     Rows end their chunks at different steps, so a column a step would waste k times the memory.
+
+    Args:
+        columns: [B, C], where new keys go; `None`: behind those held, as where no row has padding.
+        width: columns that all rows together need.
     """
 
-    def __init__(self, state: dict[str, Tensor], columns: Tensor, width: int) -> None:
+    def __init__(self, state: dict[str, Tensor], columns: Tensor | None, width: int) -> None:
         self.state, self.columns, self.width = state, columns, width
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
@@ -75,9 +79,12 @@ class _ConceptKeys:
 
     def _written(self, name: str, new: Tensor) -> Tensor:
         held = self.state.get(name, new[:, :, :0])
-        whole = F.pad(held, (0, 0, 0, max(self.width - held.shape[2], 0)))
-        rows = torch.arange(len(new), device=new.device)[:, None]
-        whole[rows, :, self.columns] = new.transpose(1, 2)  # a fresh tensor, whatever was padded
+        if self.columns is None:
+            whole = torch.cat((held, new), dim=2)
+        else:
+            whole = F.pad(held, (0, 0, 0, max(self.width - held.shape[2], 0)))
+            rows = torch.arange(len(new), device=new.device)[:, None]
+            whole[rows, :, self.columns] = new.transpose(1, 2)  # a fresh tensor, whatever was padded
         self.state[name] = whole
         return whole
 
@@ -182,43 +189,41 @@ class ConceptLMForCausalLM(WrappedDecoder):
         """The decoder's input [B, L, d] of the encoder's states (section 2.3)."""
         chunks, cache = call.chunks, call.cache
         state = {} if cache is None else cache.state
-        held = state.get("concept", hidden.new_zeros(len(hidden), hidden.shape[2]))
-        table = held[:, None]
-        if cache is None or chunks.count or chunks.slot is not None:
-            sums = chunks.sums(hidden, state.get("sum"))
-        else:  # inside a chunk
-            sums = hidden.sum(1, keepdim=True)
-            sums = sums + state["sum"][:, None] if "sum" in state else sums
-        if chunks.count:
-            pooled = sums[:, : chunks.count] / chunks.size
-            predicted, codes = self._predict(pooled, chunks, cache)
-            table = torch.cat((table, predicted.to(table.dtype)), dim=1)
-            call.concepts = Concepts(pooled, predicted, chunks.valid(len(pooled), pooled.device), codes)
-        if cache is not None:
-            state["sum"], state["concept"] = chunks.last(sums), chunks.last(table)
-        if chunks.count or chunks.slot is not None:
-            added = chunks.spread(table, hidden.shape[1])
+        held = state["concept"] if "concept" in state else hidden.new_zeros(len(hidden), hidden.shape[2])
+        if cache is not None and chunks.slot is None and not chunks.count:  # inside a chunk, the most frequent step
+            own = hidden[:, 0] if hidden.shape[1] == 1 else hidden.sum(1)
+            state["sum"], state["concept"] = state["sum"] + own if "sum" in state else own, held
+            added = held[:, None]
         else:
-            added = table
+            sums, table = chunks.sums(hidden, state.get("sum")), held[:, None]
+            if chunks.count:
+                pooled = sums[:, : chunks.count] / chunks.size
+                predicted, codes = self._predict(pooled, chunks, cache)
+                table = torch.cat((table, predicted.to(table.dtype)), dim=1)
+                call.concepts = Concepts(pooled, predicted, chunks.valid(len(pooled), pooled.device), codes)
+            if cache is not None:
+                state["sum"], state["concept"] = chunks.last(sums), chunks.last(table)
+            added = chunks.spread(table, hidden.shape[1])
         if self.config.fusion == "norm_sum":
             return self.final_norm(hidden) + self.final_norm(added)
         return hidden + added
 
     def _predict(self, pooled: Tensor, chunks: Chunks, cache: ConceptCache | None) -> tuple[Tensor, Tensor | None]:
         """p [B, C, d] after concepts u [B, C, d] and those in the cache, and the code tables [S, N, c]."""
-        rows, count, _ = pooled.shape
-        column = torch.as_tensor(chunks.before, device=pooled.device).expand(rows)[:, None]
-        column = column + torch.arange(count, device=pooled.device)
+        count = pooled.shape[1]
+        before, alike = chunks.before, isinstance(chunks.before, int)
+        column = torch.arange(count, device=pooled.device) + (before[:, None] if isinstance(before, Tensor) else before)
+        column = column.view(-1, count)
+        width = before + count if isinstance(before, int) else int(column.max()) + 1
         state: dict[str, Tensor] = {} if cache is None else cache.state
         earlier = state["concept_keys.0"].shape[2] if "concept_keys.0" in state else 0
-        width = chunks.before + count if isinstance(chunks.before, int) else int(column.max()) + 1
-        keys = None if cache is None else _ConceptKeys(state, column, width)
+        keys = None if cache is None else _ConceptKeys(state, None if alike else column, width)
         # A row's concepts lie side by side from column 0 on, so that a causal mask hides what lies behind them.
         if not earlier:
             mask = create_causal_mask(
                 config=self.backbone.config, inputs_embeds=pooled, attention_mask=None, past_key_values=None
             )
-        elif count == 1 and isinstance(chunks.before, int):
+        elif count == 1 and alike:
             mask = None
         else:
             seen = torch.arange(max(earlier, width), device=pooled.device) <= column[..., None]
