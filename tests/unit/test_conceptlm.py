@@ -204,8 +204,10 @@ def test_chunks_are_counted_in_a_rows_own_tokens_however_it_is_padded_and_cut(
             continue
         chunks = Chunks.of(size, end - start, seen, real[:, start:end])
         sums = chunks.sums(tokens[:, start:end], held)
-        for found, row, valid in zip(ended, sums, chunks.valid(len(rows), real.device)):
-            found += row[:-1, 0][valid].tolist()
+        valid = chunks.valid(len(rows), real.device)
+        assert valid is not None
+        for found, row, own in zip(ended, sums, valid):
+            found += row[:-1, 0][own].tolist()
         held, seen = chunks.last(sums), seen + real[:, start:end].sum(1)
     for found, row, rest in zip(ended, real, held if held is not None else ()):
         own = (torch.arange(1.0, 10)[row]).tolist()
@@ -508,3 +510,16 @@ def test_two_token_layers_match_two_concept_layers_but_for_heads_and_codebook(si
     assert total - of_matched == left_out
     assert left_out / of_matched == pytest.approx(share, abs=5e-5)
     assert sum(p.numel() for p in ours.codebook.parameters()) < 2_000_000  # section 4.2
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable. is deprecated")
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_checkpointed_layers_give_the_same_gradients(backbone: str) -> None:
+    model = made(backbone, insert_depth=1).train()
+    text = batch(ROWS)
+    expected = gradients(model, model.training_loss(text).loss)
+    model.gradient_checkpointing_enable()
+    assert all(layer.gradient_checkpointing for layer in (*model.layers, *model.concept_layers))
+    assert_same(gradients(model, model.training_loss(text).loss), expected)
+    with pytest.raises(InputError, match="in training with gradient checkpointing"):
+        model(text["input_ids"], use_cache=True)

@@ -56,8 +56,10 @@ class Chunks:
         slot = (seen % size)[:, None] + (real.cumsum(1) - 1)
         return cls(size, seen % size, seen // size, ends, int(ends.max()), slot, real)
 
-    def valid(self, rows: int, device: torch.device) -> Tensor:
-        """bool [B, C], which of the concepts a row really has."""
+    def valid(self, rows: int, device: torch.device) -> Tensor | None:
+        """bool [B, C], which of the concepts a row really has; `None` where all rows have all."""
+        if isinstance(self.ended, int) and self.ended == self.count:
+            return None
         ended = torch.as_tensor(self.ended, device=device).expand(rows)
         return torch.arange(self.count, device=device) < ended[:, None]
 

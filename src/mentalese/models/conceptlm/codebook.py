@@ -116,7 +116,8 @@ def usage(chosen: Tensor, codes: int) -> Usage:
     """Of codes chosen [n, S], among `codes` a segment."""
     segments = chosen.shape[1]
     flat = chosen + codes * torch.arange(segments, device=chosen.device)
-    return usage_of(torch.bincount(flat.flatten(), minlength=segments * codes).view(segments, codes))
+    counts = torch.zeros(segments * codes, dtype=torch.long, device=chosen.device)
+    return usage_of(counts.scatter_add_(0, flat.flatten(), torch.ones_like(flat).flatten()).view(segments, codes))
 
 
 def usage_of(counts: Tensor) -> Usage:

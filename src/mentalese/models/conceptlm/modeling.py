@@ -96,19 +96,24 @@ class Concepts:
     Attributes:
         pooled: [B, C, d], u.
         predicted: [B, C, d], p_j, the prediction of u_{j+1}.
-        valid: bool [B, C], which of them a row really has.
+        valid: bool [B, C], which of them a row really has; `None` where it has all.
         codes: [S, N, c], or `None` without a codebook.
     """
 
     pooled: Tensor
     predicted: Tensor
-    valid: Tensor
+    valid: Tensor | None
     codes: Tensor | None
 
+    @property
+    def own(self) -> Tensor:
+        """[n, d], u of all concepts that the batch really has, row by row."""
+        return self.pooled.flatten(0, 1) if self.valid is None else self.pooled[self.valid]
+
     def chosen(self) -> Tensor:
-        """The nearest code of each segment [n, S] of all concepts that the batch really has, row by row."""
+        """[n, S], their nearest codes."""
         assert self.codes is not None
-        return nearest_codes(self.pooled[self.valid].detach(), self.codes)
+        return nearest_codes(self.own.detach(), self.codes)
 
 
 @dataclass
@@ -301,12 +306,13 @@ class ConceptLMForCausalLM(WrappedDecoder):
         same where rows are of one length.
         """
         pooled, valid = concepts.pooled, concepts.valid
-        follows = valid[:, 1:, None]
-        error = (concepts.predicted[:, :-1].float() - pooled[:, 1:].detach().float()).square()
-        total = (follows.sum() * pooled.shape[2]).clamp(min=1)
-        losses = {"ncp": error.masked_fill(~follows, 0.0).sum() / total}
+        error = (concepts.predicted[:, :-1].float() - pooled[:, 1:].detach().float()).square().mean(-1)
+        if valid is None:
+            losses = {"ncp": error.mean() if error.numel() else error.sum()}
+        else:
+            losses = {"ncp": error.masked_fill(~valid[:, 1:], 0.0).sum() / valid[:, 1:].sum().clamp(min=1)}
         if concepts.codes is not None:
-            losses["vq"] = quantisation_loss(pooled[valid], concepts.codes, concepts.chosen())
+            losses["vq"] = quantisation_loss(concepts.own, concepts.codes, concepts.chosen())
         return losses
 
     @torch.compiler.disable

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mentalese.errors import InputError
 from mentalese.models.base import LatentThoughtModel, ThoughtCache
 from mentalese.models.conceptlm.configuration import WrappedDecoderConfig
 from mentalese.models.decoder import attention_width, build_decoder, linear_weights, places
@@ -34,6 +35,7 @@ class WrappedDecoder(LatentThoughtModel):
     """A Hugging Face decoder as `backbone`, whose embeddings and initialisation are the model's."""
 
     config_class = WrappedDecoderConfig
+    supports_gradient_checkpointing = True
 
     def __init__(self, config: WrappedDecoderConfig) -> None:
         super().__init__(config)
@@ -79,7 +81,13 @@ class WrappedDecoder(LatentThoughtModel):
         return Reading(before.sum(1), real, mask, (mask.cumsum(1) - 1).clamp(min=0)[:, past:])
 
     def read(self, input_ids: Tensor, reading: Reading, cache: ThoughtCache | None, **given: Any) -> Tensor:
-        """The backbone's final hidden states [B, L, d]; all its layers are `given` this. The cache moves on."""
+        """The backbone's final hidden states [B, L, d]; all its layers are `given` this. The cache moves on.
+
+        Raises:
+            InputError: a cache in training with gradient checkpointing, where layers would leave it empty.
+        """
+        if cache is not None and self.training and getattr(self.layers[0], "gradient_checkpointing", False):
+            raise InputError("past_key_values is given in training with gradient checkpointing: call model.eval()")
         hidden = self.backbone.base_model(
             input_ids=input_ids,
             attention_mask=None if reading.mask is None else reading.mask.long(),
