@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ from mentalese.models.conceptlm.configuration import ConceptLMConfig, MTPConfig
 from mentalese.models.conceptlm.modeling import ConceptLMForCausalLM, layer_flops
 from mentalese.models.conceptlm.mtp import MTPForCausalLM
 from mentalese.models.grow import grow
-from support import assert_same
+from mentalese.train.loop import train
+from support import assert_same, finish, launch, losses, shrink
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 BACKBONES: dict[str, dict[str, Any]] = {
@@ -523,3 +525,13 @@ def test_checkpointed_layers_give_the_same_gradients(backbone: str) -> None:
     assert_same(gradients(model, model.training_loss(text).loss), expected)
     with pytest.raises(InputError, match="in training with gradient checkpointing"):
         model(text["input_ids"], use_cache=True)
+
+
+@pytest.mark.slow
+def test_two_processes_with_sharded_weights_learn_what_one_does(corpus: Path, tmp_path: Path) -> None:
+    recipe = shrink(get_recipe("conceptlm/tiny-llama"), corpus, steps=3)
+    one = train(recipe, tmp_path / "one", show=False)
+    sharded = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, parallel="fsdp"))
+    two = finish(launch(sharded, tmp_path / "two", processes=2), tmp_path / "two")
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+    assert two["test"]["nll"] == pytest.approx(one["test"]["nll"], rel=1e-4)

@@ -21,6 +21,7 @@ import copy
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -110,6 +111,7 @@ class Concepts:
         """[n, d], u of all concepts that the batch really has, row by row."""
         return self.pooled.flatten(0, 1) if self.valid is None else self.pooled[self.valid]
 
+    @cached_property
     def chosen(self) -> Tensor:
         """[n, S], their nearest codes."""
         assert self.codes is not None
@@ -293,7 +295,7 @@ class ConceptLMForCausalLM(WrappedDecoder):
         weighed = [by_weight[name] * value for name, value in losses.items() if by_weight[name]]
         metrics = {name: value.detach() for name, value in losses.items()}
         if concepts.codes is not None:
-            used = usage(concepts.chosen(), self.config.num_codes)
+            used = usage(concepts.chosen, self.config.num_codes)
             for name, values in (("utilisation", used.utilisation), ("perplexity", used.perplexity)):
                 metrics |= {f"codebook_{name}": values.mean(), f"codebook_{name}.least": values.min()}
             self._watch(used)
@@ -312,7 +314,7 @@ class ConceptLMForCausalLM(WrappedDecoder):
         else:
             losses = {"ncp": error.masked_fill(~valid[:, 1:], 0.0).sum() / valid[:, 1:].sum().clamp(min=1)}
         if concepts.codes is not None:
-            losses["vq"] = quantisation_loss(concepts.own, concepts.codes, concepts.chosen())
+            losses["vq"] = quantisation_loss(concepts.own, concepts.codes, concepts.chosen)
         return losses
 
     @torch.compiler.disable
@@ -347,7 +349,7 @@ class ConceptLMForCausalLM(WrappedDecoder):
         for batch in batches:
             _, concepts = self.encode(batch["input_ids"], batch.get("attention_mask"))
             assert concepts is not None
-            counts += usage(concepts.chosen(), self.config.num_codes).counts.cpu()
+            counts += usage(concepts.chosen, self.config.num_codes).counts.cpu()
         return usage_of(counts)
 
     def _chunks(self, batch: Batch) -> Chunks:
