@@ -324,6 +324,16 @@ def test_a_bound_is_a_likelihood_and_what_its_thoughts_cost() -> None:
     assert [*made.nll_parts(data, "prefix")] == ["nll"]
 
 
+def test_a_bound_is_under_noise_that_was_not_fitted() -> None:
+    made, data = model(noise="fixed", fast_steps=32), batch(text(rows=8))
+    posterior = infer(made, data)
+    logits = made(data["input_ids"], z=posterior.sample(fresh=True)).logits
+    nll = F.cross_entropy(logits[:, :-1].transpose(1, 2), data["labels"][:, 1:], reduction="none")
+    torch.testing.assert_close(made.nll_parts(data)["nll"][:, 1:], nll, **CLOSE)
+    fitted = made(data["input_ids"], z=posterior.sample(), labels=data["labels"]).loss
+    assert nll.mean() > fitted + 1e-3
+
+
 def test_a_continuation_is_scored_under_thoughts_of_its_context_alone() -> None:
     made, ids, mask = model(), text(rows=3), padded(text(rows=3))
     data = batch(ids, mask)
@@ -573,14 +583,6 @@ def test_a_prompt_of_one_token_has_the_prior() -> None:
     assert made.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0).shape == (2, 4)
 
 
-def test_inference_works_under_inference_mode() -> None:
-    made, ids = model(), text()
-    with torch.inference_mode():
-        inside = infer(made, batch(text())).mu
-    assert torch.equal(inside, infer(made, batch(ids)).mu)
-
-
-@pytest.mark.parametrize("fields", [{}, VAE], ids=["", "VAE"])
 @pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": True, "top_k": 1}], ids=str)
 def test_texts_from_nothing_have_each_their_own_thoughts(options: dict[str, Any]) -> None:
     """Of the likeliest tokens alone, so that texts differ by their thoughts."""
@@ -616,6 +618,17 @@ def test_half_precision_weights_keep_thoughts_in_single_precision(fields: dict[s
     assert made.token_nll(data).mean().item() == pytest.approx(expected, rel=0.03)
     assert made.generate(data["input_ids"], max_new_tokens=3, do_sample=False, pad_token_id=0).shape == (2, 43)
 
+def test_inference_works_under_inference_mode() -> None:
+    made, ids = model(), text()
+    with torch.inference_mode():
+        inside = infer(made, batch(text())).mu
+        scores = [made.token_nll(batch(text()), estimator) for estimator in made.estimators]
+    assert torch.equal(inside, infer(made, batch(ids)).mu)
+    for estimator, score in zip(made.estimators, scores):
+        assert torch.equal(score, made.token_nll(batch(ids), estimator))
+
+
+@pytest.mark.parametrize("fields", [{}, VAE], ids=["", "VAE"])
 
 def test_rows_that_gain_too_little_stop_by_themselves() -> None:
     data = batch(text(rows=4))
@@ -744,6 +757,12 @@ def test_arguments_that_cannot_be_are_refused() -> None:
         made(ids, attention_mask=torch.ones(2, 3))
     with pytest.raises(InputError, match="give input_ids alone"):
         made(inputs_embeds=torch.zeros(2, 3, 16))
+    for rate in (0.0, -1.0, float("nan"), float("inf")):
+        for call in (infer, LTMForCausalLM.training_loss):
+            with pytest.raises(InputError, match=f"fast_learning_rate is {rate}: give a positive number"):
+                call(made, batch(ids), fast_learning_rate=rate)
+    with pytest.raises(InputError, match=r"fast_learning_rate is 0.1: langevin has langevin_step_size"):
+        infer(made, batch(ids), inference="langevin", fast_learning_rate=0.1)
     with pytest.raises(InputError, match="inputs is None"):
         made.generate()
     with pytest.raises(InputError, match="infer_every is 0: give 1 or more tokens, or None"):

@@ -57,11 +57,11 @@ class Posterior:
         """[steps, B]."""
         return -(self.nll + self.kl)
 
-    def sample(self) -> Tensor:
-        """A draw [B, N_z, d], always the same."""
+    def sample(self, *, fresh: bool = False) -> Tensor:
+        """A draw [B, N_z, d], always the same; `fresh`: of noise that inference did not see, as a bound needs it."""
         if self.log_var is None:
             return self.mu
-        return self.mu + (0.5 * self.log_var).exp() * self.noise.draw(self.last, self.mu.shape[1:])
+        return self.mu + (0.5 * self.log_var).exp() * self.noise.draw(_FINAL if fresh else self.last, self.mu.shape[1:])
 
     def kl_by_layer(self, layers: int) -> Tensor:
         """[B, layers], nats from the prior now."""
@@ -101,11 +101,16 @@ def infer(
     if not model.config.num_latents:
         raise InputError("num_latents is 0: this model has no thoughts to infer")
     with torch.inference_mode(False), torch.no_grad():
-        batch = {name: value.clone() for name, value in batch.items() if isinstance(value, Tensor)}
+        batch = differentiable(batch)
         x, reading = model.read(batch["input_ids"], batch.get("attention_mask"))
         targets = reading.targets(batch["labels"])
         options: dict[str, Any] = {"method": inference, "steps": fast_steps, "learning_rate": fast_learning_rate}
         return fit(model, x, reading, targets, seed=seed, show=show, **options)[0]
+
+
+def differentiable(batch: Batch) -> Batch:
+    """The batch's tensors again: autograd refuses those that were made under `torch.inference_mode`."""
+    return {name: value.clone() for name, value in batch.items() if isinstance(value, Tensor)}
 
 
 def fit(
@@ -146,6 +151,10 @@ def fit(
     steps = config.fast_steps if steps is None else steps
     if steps < 1:
         raise InputError(f"fast_steps is {steps}: give 1 or more")
+    if learning_rate is not None and method == "langevin":
+        raise InputError(f"fast_learning_rate is {learning_rate}: langevin has langevin_step_size, so leave it out")
+    if learning_rate is not None and not (math.isfinite(learning_rate) and learning_rate > 0):
+        raise InputError(f"fast_learning_rate is {learning_rate}: give a positive number")
     counts = (targets != IGNORED).sum(1)
     live = counts > 0
     noise = _noise(x, targets, seed)

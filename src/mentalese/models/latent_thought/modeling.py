@@ -38,6 +38,7 @@ from mentalese.models.latent_thought.configuration import LTMConfig
 from mentalese.models.latent_thought.inference import (
     Posterior,
     check_finite,
+    differentiable,
     encode,
     fit,
     infer,
@@ -542,6 +543,7 @@ class LTMForCausalLM(LatentThoughtModel):
         return torch.stack([*parts.values()]).sum(0)
 
     @torch.no_grad()
+    @torch.inference_mode(False)
     def nll_parts(  # type: ignore[override]
         self, batch: Batch, estimator: str | None = None, *, fast_steps: int | None = None, seed: int = 0
     ) -> dict[str, Tensor]:
@@ -563,7 +565,8 @@ class LTMForCausalLM(LatentThoughtModel):
         if estimator != "elbo-bound":
             evidence = reading.targets(self._given(batch, labels))
         posterior, _ = fit(self, x, reading, evidence, method=self.config.scoring, steps=fast_steps, seed=seed)
-        parts = {"nll": self._nll(self.decode(x, posterior.sample(), reading), targets)}
+        z = posterior.sample(fresh=estimator == "elbo-bound")
+        parts = {"nll": self._nll(self.decode(x, z, reading), targets)}
         if estimator == "elbo-bound":
             counted = targets != IGNORED
             parts["kl"] = posterior.kl_by_layer(1) / counted.sum(1, keepdim=True).clamp(min=1) * counted
