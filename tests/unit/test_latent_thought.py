@@ -610,14 +610,6 @@ def test_equal_prompts_are_sampled_under_thoughts_of_their_own() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_half_precision_weights_keep_thoughts_in_single_precision(fields: dict[str, Any]) -> None:
-    made, data = model(**fields), batch(text())
-    expected = made.token_nll(data).mean().item()
-    made.bfloat16()
-    assert infer(made, data).mu.dtype == torch.float32
-    assert made.token_nll(data).mean().item() == pytest.approx(expected, rel=0.03)
-    assert made.generate(data["input_ids"], max_new_tokens=3, do_sample=False, pad_token_id=0).shape == (2, 43)
-
 def test_inference_works_under_inference_mode() -> None:
     made, ids = model(), text()
     with torch.inference_mode():
@@ -629,6 +621,14 @@ def test_inference_works_under_inference_mode() -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, VAE], ids=["", "VAE"])
+def test_half_precision_weights_keep_thoughts_in_single_precision(fields: dict[str, Any]) -> None:
+    made, data = model(**fields), batch(text())
+    expected = made.token_nll(data).mean().item()
+    made.bfloat16()
+    assert infer(made, data).mu.dtype == torch.float32
+    assert made.token_nll(data).mean().item() == pytest.approx(expected, rel=0.03)
+    assert made.generate(data["input_ids"], max_new_tokens=3, do_sample=False, pad_token_id=0).shape == (2, 43)
+
 
 def test_rows_that_gain_too_little_stop_by_themselves() -> None:
     data = batch(text(rows=4))
@@ -749,6 +749,12 @@ def test_arguments_that_cannot_be_are_refused() -> None:
         infer(model(num_latents=0), batch(ids))
     with pytest.raises(InputError, match="fast_steps is 0: give 1 or more"):
         infer(made, batch(ids), fast_steps=0)
+    for rate in (0.0, -1.0, float("nan"), float("inf")):
+        for call in (infer, LTMForCausalLM.training_loss):
+            with pytest.raises(InputError, match=f"fast_learning_rate is {rate}: give a positive number"):
+                call(made, batch(ids), fast_learning_rate=rate)
+    with pytest.raises(InputError, match=r"fast_learning_rate is 0.1: langevin has langevin_step_size"):
+        infer(made, batch(ids), inference="langevin", fast_learning_rate=0.1)
     with pytest.raises(InputError, match="inference is 'vae': this model has variational, langevin"):
         infer(made, batch(ids), inference="vae")
     with pytest.raises(InputError, match=r"attention_mask\[1\] is 0 throughout"):
@@ -757,12 +763,6 @@ def test_arguments_that_cannot_be_are_refused() -> None:
         made(ids, attention_mask=torch.ones(2, 3))
     with pytest.raises(InputError, match="give input_ids alone"):
         made(inputs_embeds=torch.zeros(2, 3, 16))
-    for rate in (0.0, -1.0, float("nan"), float("inf")):
-        for call in (infer, LTMForCausalLM.training_loss):
-            with pytest.raises(InputError, match=f"fast_learning_rate is {rate}: give a positive number"):
-                call(made, batch(ids), fast_learning_rate=rate)
-    with pytest.raises(InputError, match=r"fast_learning_rate is 0.1: langevin has langevin_step_size"):
-        infer(made, batch(ids), inference="langevin", fast_learning_rate=0.1)
     with pytest.raises(InputError, match="inputs is None"):
         made.generate()
     with pytest.raises(InputError, match="infer_every is 0: give 1 or more tokens, or None"):

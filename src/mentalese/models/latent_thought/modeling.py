@@ -542,8 +542,8 @@ class LTMForCausalLM(LatentThoughtModel):
         parts = self.nll_parts(batch, estimator, fast_steps=fast_steps, seed=seed)
         return torch.stack([*parts.values()]).sum(0)
 
-    @torch.no_grad()
     @torch.inference_mode(False)
+    @torch.no_grad()
     def nll_parts(  # type: ignore[override]
         self, batch: Batch, estimator: str | None = None, *, fast_steps: int | None = None, seed: int = 0
     ) -> dict[str, Tensor]:
@@ -559,6 +559,7 @@ class LTMForCausalLM(LatentThoughtModel):
             raise InputError(f"estimator is {estimator!r}: this model has {', '.join(self.estimators)}")
         if not self.config.num_latents:
             return {"nll": super().token_nll(batch)}
+        batch = differentiable(batch)
         x, reading = self.read(batch["input_ids"], batch.get("attention_mask"))
         labels = self.scored_labels(batch, estimator)
         targets = evidence = reading.targets(labels)
