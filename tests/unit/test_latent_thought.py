@@ -310,7 +310,7 @@ def test_only_given_labels_are_evidence(fields: dict[str, Any]) -> None:
 
 def test_every_score_has_its_name() -> None:
     assert model().estimators == ("elbo-bound", "prefix", "context")
-    assert model(num_latents=0).estimators == ("exact",)
+    assert model(num_latents=0).estimators == ("exact", "prefix")
     with pytest.raises(InputError, match="estimator is 'exact': this model has elbo-bound, prefix, context"):
         model().token_nll(batch(text()), "exact")
 
@@ -346,6 +346,14 @@ def test_a_continuation_is_scored_under_thoughts_of_its_context_alone() -> None:
         context = ids[row : row + 1, alone]
         z = infer(made, batch(context[:, : int((data["labels"][row, alone] == -100).sum())])).sample()
         torch.testing.assert_close(made.continuation_inputs(data)["z"][row], z[0], atol=1e-4, rtol=1e-4)
+
+
+def test_without_thoughts_the_same_second_halves_can_be_scored() -> None:
+    made, data = model(num_latents=0), batch(text(), padded(text(rows=3))[:2])
+    whole, second = made.token_nll(data), made.token_nll(data, "prefix")
+    counted = made.scored_labels(data, "prefix") != -100
+    assert counted.sum(1).tolist() == [20, 15]
+    torch.testing.assert_close(second, whole * counted)
 
 
 def test_without_thoughts_it_is_an_autoregressive_model() -> None:

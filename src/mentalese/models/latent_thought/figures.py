@@ -380,14 +380,9 @@ def _by_steps(opened: _Opened) -> dict[str, Any]:
 
 def _row_nats(model: Any, batch: Batch, steps: int | None) -> dict[str, Tensor]:
     """Nats of each row [B]: the bound and its parts (without thoughts the likelihood), and of `prefix`."""
-    from mentalese.nn.loss import IGNORED
-
     options = {} if steps is None else {"fast_steps": steps}
-    parts = model.nll_parts(batch, model.estimators[0], **options)
-    if model.config.num_latents:
-        prefix = model.nll_parts(batch, "prefix", **options)["nll"]
-    else:
-        prefix = parts["nll"] * (model.scored_labels(batch, "prefix") != IGNORED)
+    parts = model.nll_parts(batch, **options)
+    prefix = model.nll_parts(batch, "prefix", **options)["nll"]
     return {name: part.sum(1) for name, part in (parts | {"bound": sum(parts.values()), "prefix": prefix}).items()}
 
 

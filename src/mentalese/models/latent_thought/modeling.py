@@ -502,14 +502,15 @@ class LTMForCausalLM(LatentThoughtModel):
 
     @property
     def estimators(self) -> tuple[str, ...]:  # type: ignore[override]
-        """How thoughts are found for a row whose labels are scored; `exact`: there are none.
+        """How thoughts are found for a row whose labels are scored; `exact`: there are none, and with `prefix` they
+        are not looked for, but the same tokens are scored.
 
         `elbo-bound`: from the labels themselves. The KL of the thoughts, spread evenly over the row's labels, is what
         that costs; the sum is the negative ELBO, a bound.
         `prefix`: from all before the second half of the labels, which alone is scored: an ordinary prediction.
         `context`: from the tokens before the first label; where there are none, thoughts are a draw from the prior.
         """
-        return ("elbo-bound", "prefix", "context") if self.config.num_latents else ("exact",)
+        return ("elbo-bound", "prefix", "context") if self.config.num_latents else ("exact", "prefix")
 
     @property
     def continuation_estimator(self) -> str | None:  # type: ignore[override]
@@ -558,7 +559,7 @@ class LTMForCausalLM(LatentThoughtModel):
         if estimator not in self.estimators:
             raise InputError(f"estimator is {estimator!r}: this model has {', '.join(self.estimators)}")
         if not self.config.num_latents:
-            return {"nll": super().token_nll(batch)}
+            return {"nll": super().token_nll(batch | {"labels": self.scored_labels(batch, estimator)})}
         batch = differentiable(batch)
         x, reading = self.read(batch["input_ids"], batch.get("attention_mask"))
         labels = self.scored_labels(batch, estimator)
