@@ -28,7 +28,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
-from transformers.masking_utils import create_causal_mask
 
 from mentalese.errors import InputError
 from mentalese.models.base import (
@@ -225,14 +224,11 @@ class ConceptLMForCausalLM(WrappedDecoder):
         state: dict[str, Tensor] = {} if cache is None else cache.state
         earlier = state["concept_keys.0"].shape[2] if "concept_keys.0" in state else 0
         keys = None if cache is None else _ConceptKeys(state, None if alike else column, width)
-        # A row's concepts lie side by side from column 0 on, so that a causal mask hides what lies behind them.
-        if not earlier:
-            mask = create_causal_mask(
-                config=self.backbone.config, inputs_embeds=pooled, attention_mask=None, past_key_values=None
-            )
-        elif count == 1 and alike:
-            mask = None
-        else:
+        # A row's concepts lie side by side from column 0 on, so that a causal mask hides what lies behind them; fused
+        # attention makes that itself.
+        fused = self.backbone.config._attn_implementation == "sdpa"
+        mask = None
+        if (earlier or not fused) and not (alike and count == 1):
             seen = torch.arange(max(earlier, width), device=pooled.device) <= column[..., None]
             mask = torch.zeros_like(seen, dtype=pooled.dtype).masked_fill(~seen, torch.finfo(pooled.dtype).min)[:, None]
         options: dict[str, Any] = {"attention_mask": mask, "use_cache": cache is not None, self.places.cache: keys}
