@@ -57,10 +57,11 @@ def variant(recipe: Recipe, name: str, suffix: str = "", **fields: Any) -> Recip
         "context": {"model_type": "conceptlm", **IMPLICIT, **wrapped},
         "mtp": {"model_type": "mtp", **wrapped},
     }
+    where = f" before layer {fields['insert_depth']}" if "insert_depth" in fields else ""
     return dataclasses.replace(
         recipe,
         name=recipe.name + (suffix or ("" if name == "concept" else f"-{name}")),
-        description=f"{recipe.description}: {TITLES[name]}",
+        description=f"{recipe.description}: {TITLES[name]}{where}",
         model=models[name],
     )
 
