@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from mentalese import get_recipe
@@ -90,7 +90,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def gradients(model: ConceptLMForCausalLM, loss: Tensor) -> dict[str, Tensor]:
+def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
     model.zero_grad()
     loss.backward()
     return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
@@ -462,6 +462,25 @@ def test_heads_that_look_further_do_not_see_what_they_predict() -> None:
     for before, after in zip(model.encode_all(ids), model.encode_all(changed)):
         torch.testing.assert_close(before[:, :6], after[:, :6])
         assert not torch.allclose(before[:, 6:], after[:, 6:], atol=1e-3)
+
+
+def test_no_head_predicts_from_padding_wherever_it_stands() -> None:
+    model = mtp()
+    left, right = (model.training_loss(batch(ROWS, side)) for side in (True, False))
+    torch.testing.assert_close(left.metrics, right.metrics)
+    torch.testing.assert_close(gradients(model, left.loss), gradients(model, right.loss), atol=1e-6, rtol=1e-5)
+    ids, mask = padded(ROWS, left=True)
+    surprise = model(ids, attention_mask=mask, output_thoughts=True).thoughts[2].scores["surprise.2"]
+    assert not surprise.any(), "a row of two tokens has none that is two ahead"
+
+
+@pytest.mark.parametrize("length", range(1, 6))
+def test_rows_shorter_than_what_is_looked_ahead_have_losses_and_scores_of_their_own_length(length: int) -> None:
+    model, ids = mtp(num_future_tokens=6), torch.tensor([ROWS[0][:length]] * 2)
+    output = model.training_loss({"input_ids": ids, "labels": ids})
+    assert [float(output.metrics[f"mtp.{n}"]) > 0 for n in range(2, 7)] == [n < length for n in range(2, 7)]
+    for trace in model(ids, output_thoughts=True).thoughts:
+        assert {len(values) for values in trace.scores.values()} == {length}
 
 
 @pytest.mark.parametrize(

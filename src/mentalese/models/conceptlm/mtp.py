@@ -65,11 +65,12 @@ class MTPForCausalLM(WrappedDecoder):
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
         """The sum of all heads' mean losses (Gloeckle et al., Eq. 2); `metrics` holds them apart, `ntp` the first."""
         weights = self.target_weights(batch, **settings)
-        heads = self.encode_all(batch["input_ids"], batch.get("attention_mask"))
+        ids, mask = batch["input_ids"], batch.get("attention_mask")
+        heads, real = self.encode_all(ids, mask), self.real_tokens(ids, mask, None)
         loss, weight = self.next_token_loss(heads[0], batch["labels"], weights)
         metrics = {"ntp": loss.detach()}
         for ahead, hidden in enumerate(heads[1:], 1):
-            later, _ = self.next_token_loss(hidden[:, : hidden.shape[1] - ahead], batch["labels"][:, ahead:])
+            later, _ = self.next_token_loss(*_further(hidden, batch["labels"], real, ahead))
             metrics[f"mtp.{ahead + 1}"] = later.detach()
             loss = loss + self.config.mtp_weight * later
         return LossOutput(loss, weight, metrics)
@@ -121,8 +122,8 @@ class MTPForCausalLM(WrappedDecoder):
         labels = input_ids.masked_fill(~real, IGNORED)
         scores = {"surprise": self.next_token_nll(heads[0], labels)}
         for ahead, hidden in enumerate(heads[1:], 1):
-            later = self.next_token_nll(hidden[:, : hidden.shape[1] - ahead], labels[:, ahead:])
-            scores[f"surprise.{ahead + 1}"] = nn.functional.pad(later, (ahead, 0))
+            later = self.next_token_nll(*_further(hidden, labels, real, ahead))
+            scores[f"surprise.{ahead + 1}"] = nn.functional.pad(later, (ahead, 0))[:, : input_ids.shape[1]]
         traces = []
         for row, ids in enumerate(input_ids):
             trace = ThoughtTrace(ids, scores={name: values[row] for name, values in scores.items()})
@@ -132,3 +133,12 @@ class MTPForCausalLM(WrappedDecoder):
                     trace.thoughts.append(Thought(hidden[row, here], there, there + 1, f"{ahead} ahead"))
             traces.append(trace)
         return traces
+
+
+def _further(hidden: Tensor, labels: Tensor, real: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
+    """States [B, n, d] and labels [B, n] of the head that predicts so many tokens after the next: n = L - ahead.
+
+    What stands `ahead` before a row's first target may be padding, whose state predicts nothing.
+    """
+    count = max(hidden.shape[1] - ahead, 0)
+    return hidden[:, :count], labels[:, ahead:].masked_fill(~real.roll(1, dims=1)[:, :count], IGNORED)
