@@ -13,4 +13,5 @@ FAMILY = Family(
         "mtp": (f"{_HERE}.configuration:MTPConfig", f"{_HERE}.mtp:MTPForCausalLM"),
     },
     grow=f"{_HERE}.configuration:grown",
+    figures=f"{_HERE}.figures:FIGURES",
 )

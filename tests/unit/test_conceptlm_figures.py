@@ -1,0 +1,198 @@
+"""Figures of ConceptLM: what runs have logged, and concepts that are those of each text read alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mentalese import get_recipe
+from mentalese.data.batches import evaluation_batches
+from mentalese.data.store import prepare
+from mentalese.data.tokenizers import special_token_ids
+from mentalese.errors import InputError
+from mentalese.evaluate.tasks import open_evaluation
+from mentalese.figures import write_figure
+from mentalese.models.auto import build_model, hugging_face_model, load_model, save_model
+from mentalese.models.conceptlm.reference import code_tables, hidden_states
+from mentalese.recipe import EvaluationConfig, Recipe
+from support import shrink
+
+LENGTH, SIZE, SEGMENTS = 26, 4, 2
+TEXT = "Anna is $3 the\nmother of Ben. 水"
+
+
+def saved(folder: Path, recipe: Recipe, **fields: Any) -> Path:
+    """An untrained model of which concepts differ, as a run leaves it."""
+    recipe = dataclasses.replace(recipe, name=f"conceptlm/{folder.name}", model=recipe.model | fields)
+    _, tokenizer = prepare(recipe.data, show=False)
+    model = build_model(recipe.model, tokenizer, seed=0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim >= 2:
+                parameter.mul_(5)
+    folder.mkdir()
+    save_model(folder / "model", hugging_face_model(model), tokenizer, recipe=recipe.to_dict())
+    (folder / "config.json").write_text(json.dumps({"recipe": recipe.to_dict()}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recipe(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    """A few short documents to validate on, cut into rows of which not all are full."""
+    folder = tmp_path_factory.mktemp("text")
+    texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
+    short = [text[:length] for text, length in zip(texts, (210, 190, 160))]
+    for split, part in (("test", texts[:3]), ("validation", short), ("train", texts[6:])):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
+    recipe = shrink(get_recipe("conceptlm/tiny"), folder)
+    backbone = recipe.model["backbone"] | {"n_embd": 16, "n_layer": 2, "n_head": SEGMENTS, "n_positions": LENGTH}
+    return dataclasses.replace(
+        recipe,
+        model=recipe.model | {"backbone": backbone, "num_codes": 4, "insert_depth": 1},
+        data=dataclasses.replace(recipe.data, tokenizer="bpe:280", sequence_length=LENGTH),
+        evaluation=EvaluationConfig(context_length=LENGTH, stride=LENGTH - 1, batch_size=4),
+    )
+
+
+@pytest.fixture(scope="module")
+def model(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("concepts") / "concept", recipe)
+
+
+def draw(name: str, *paths: Path, out: Path, text: str | None = None) -> dict[str, Any]:
+    write_figure(f"conceptlm/{name}", [str(path) for path in paths], out, text)
+    assert out.stat().st_size > 5_000
+    return json.loads(out.with_suffix(".json").read_text())
+
+
+def logged(folder: Path, records: list[dict[str, Any]]) -> Path:
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (folder / "config.json").write_text(json.dumps({"recipe": {"name": f"conceptlm/{folder.name}"}}))
+    return folder
+
+
+# -- codes over training -----------------------------------------------------------------------------------------------
+
+
+def test_codes_are_drawn_as_each_run_logged_them(tmp_path: Path) -> None:
+    names = [f"codebook_{name}{end}" for name in ("utilisation", "perplexity") for end in ("", ".least")] + ["ncp"]
+
+    def records(offset: float) -> list[dict[str, Any]]:
+        steps = [
+            {"step": step, "tokens": 100 * step, "loss": 5.0}
+            | {name: offset + step / 10 + i / 100 for i, name in enumerate(names)}
+            for step in (1, 2, 3)
+        ]
+        return [*steps[:2], {"step": 2, "tokens": 200, "validation": {"perplexity": 9.0}}, steps[2]]
+
+    runs = [logged(tmp_path / name, records(offset)) for name, offset in (("a", 0.1), ("b", 0.2))]
+    written = draw("codebook", *runs, out=tmp_path / "codebook.svg")
+    assert [run["label"] for run in written["runs"]] == ["conceptlm/a", "conceptlm/b"]
+    for run, offset in zip(written["runs"], (0.1, 0.2), strict=True):
+        assert run["tokens"] == [100, 200, 300]
+        for i, name in enumerate(names):
+            assert run[name] == pytest.approx([offset + step / 10 + i / 100 for step in (1, 2, 3)])
+
+
+def test_a_run_without_codes_is_refused(tmp_path: Path) -> None:
+    run = logged(tmp_path / "context", [{"step": 1, "tokens": 5, "ncp": 1.0}])
+    with pytest.raises(InputError, match="has logged no codebook_utilisation: give a run of a ConceptLM"):
+        write_figure("conceptlm/codebook", [str(run)], tmp_path / "codebook.svg")
+    assert not (tmp_path / "codebook.svg").exists()
+
+
+# -- concepts of a text ------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def alone(model: Any, ids: Tensor) -> tuple[list[Tensor], list[Tensor], list[list[int]]]:
+    """u and p of a row [n], and the codes nearest to each u, one index at a time."""
+    _, pooled, predicted = hidden_states(model, ids)
+    return pooled, predicted, [nearest(model, u) for u in pooled]
+
+
+def nearest(model: Any, vector: Tensor) -> list[int]:
+    tables = [torch.stack(table) for table in code_tables(model)]
+    return [int((part - table).square().sum(1).argmin()) for part, table in zip(vector.chunk(SEGMENTS), tables)]
+
+
+def test_concepts_are_those_of_the_text_and_of_each_validation_row_read_alone(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "concepts.svg"
+    written = draw("concepts", model, out=out, text=TEXT)
+    loaded, tokenizer = load_model(model)
+    _, _, data, protocol = open_evaluation(str(model))
+    split = prepare(data, show=False)[0].splits["validation"]
+    one = dataclasses.replace(protocol, batch_size=1)
+    rows = [b["input_ids"][0] for b in evaluation_batches(split, data, one, special_token_ids(tokenizer))]
+    assert len({len(row) for row in rows}) > 1  # read together, some are padded
+    there = []
+    for row in rows:
+        pooled, _, codes = alone(loaded, row)
+        there += [(row[j * SIZE : (j + 1) * SIZE], u, own) for j, (u, own) in enumerate(zip(pooled, codes))]
+    assert written["split_chunks"] == len(there) > 20
+
+    counts = torch.zeros(SEGMENTS, 4)
+    for _, _, codes in there:
+        for segment, code in enumerate(codes):
+            counts[segment, code] += 1
+    share = counts / len(there)
+    perplexity = torch.special.entr(share).sum(1).exp()
+    segment = written["segment"]
+    assert segment == int(perplexity.argmax())
+    assert written["segment_perplexity"] == pytest.approx(float(perplexity[segment]), rel=1e-5)
+
+    ids = torch.tensor([tokenizer.eos_token_id, *tokenizer(TEXT, add_special_tokens=False).input_ids])
+    pooled, predicted, codes = alone(loaded, ids)
+    assert len(ids) % SIZE
+    assert len(written["chunks"]) == len(pooled) > 3
+    mean = torch.stack([u for _, u, _ in there]).mean(0)
+    for j, (chunk, u) in enumerate(zip(written["chunks"], pooled)):
+        assert chunk["text"] == tokenizer.decode(ids[j * SIZE : (j + 1) * SIZE].tolist())
+        assert chunk["codes"] == codes[j]
+        assert chunk["code"] == codes[j][segment]
+        assert chunk["error_of_mean"] == pytest.approx(float((u - mean).square().mean()), rel=1e-4)
+        if j:
+            assert chunk["error"] == pytest.approx(float((predicted[j - 1] - u).square().mean()), rel=1e-4)
+            assert chunk["predicted_code"] == nearest(loaded, predicted[j - 1])[segment]
+        same = [(tokens, other) for tokens, other, own in there if own[segment] == chunk["code"]]
+        assert chunk["same_code"] == len(same)
+        own = u.chunk(SEGMENTS)[segment]
+        same.sort(key=lambda pair: float((pair[1].chunk(SEGMENTS)[segment] - own).square().sum()))
+        said = dict.fromkeys(tokenizer.decode(tokens.tolist()) for tokens, _ in same)
+        assert chunk["nearest"] == [other for other in said if other != chunk["text"]][:3]
+    assert written["chunks"][0]["error"] is written["chunks"][0]["predicted_code"] is None
+    assert any(chunk["nearest"] for chunk in written["chunks"])
+    first = out.read_bytes()
+    draw("concepts", model, out=out, text=TEXT)
+    assert out.read_bytes() == first
+
+
+def test_a_text_of_one_chunk_has_a_concept_and_no_prediction(model: Path, tmp_path: Path) -> None:
+    tokenizer = load_model(model)[1]
+    text = tokenizer.decode(tokenizer(TEXT, add_special_tokens=False).input_ids[: SIZE - 1])
+    (chunk,) = draw("concepts", model, out=tmp_path / "one.svg", text=text)["chunks"]
+    assert chunk["text"].endswith(text)
+    assert chunk["error"] is None
+
+
+def test_what_cannot_be_drawn_is_refused(model: Path, recipe: Recipe, tmp_path: Path) -> None:
+    def refused(*paths: Path, says: str, text: str = TEXT) -> None:
+        out = tmp_path / "figure.svg"
+        with pytest.raises(InputError, match=says):
+            write_figure("conceptlm/concepts", [str(path) for path in paths], out, text)
+        assert not out.exists()
+
+    refused(model, model, says="shows one model, and 2 were given")
+    refused(model, text="a", says=f"the text has 2 tokens, its start included: give one of {SIZE} .* to {LENGTH}")
+    refused(model, text="word " * LENGTH, says="tokens, its start included: give one of")
+    context = saved(tmp_path / "context", recipe, codebook=None, ncp_weight=0.0, vq_weight=0.0)
+    refused(context, says=r"has no codes \(conceptlm.codebook is None\): give a model with a codebook")
+    gpt2 = dataclasses.replace(get_recipe("gpt2/tiny"), data=recipe.data)
+    refused(saved(tmp_path / "gpt2", gpt2), says="is a gpt2 model: give a ConceptLM")
