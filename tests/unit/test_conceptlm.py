@@ -361,6 +361,12 @@ def test_a_quantity_of_codes_in_use_says_nothing() -> None:
             r"conceptlm.concept_layers is 3: qwen2 has a kind of attention for each",
         ),
         ({"hidden": 1}, r"conceptlm.hidden: no such field"),
+        (
+            {"hidden_size": 128},
+            r"conceptlm.hidden_size is 128: it is the backbone's, 768; give it in conceptlm.backbone",
+        ),
+        ({"tie_word_embeddings": False}, r"conceptlm.tie_word_embeddings is False: it is the backbone's, True"),
+        ({"initializer_range": 0.1}, r"conceptlm.initializer_range is 0.1: it is the backbone's, 0.02"),
     ],
 )
 def test_a_config_that_cannot_be_built_says_which_field(fields: dict[str, Any], says: str) -> None:

@@ -14,7 +14,7 @@ class WrappedDecoderConfig(LatentThoughtConfig):
 
     Attributes:
         backbone: a Hugging Face decoder of a type in `models.decoder.PLACES`: its `model_type` and the fields of its
-            config. Vocabulary and special tokens are those of this config.
+            config. Vocabulary and special tokens are those of this config; sizes are the backbone's.
     """
 
     model_type = "wrapped_decoder"
@@ -23,8 +23,20 @@ class WrappedDecoderConfig(LatentThoughtConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         self.backbone = self.backbone or {"model_type": "gpt2"}
         inner = decoder_config(f"{self.model_type}.backbone", self.backbone)
-        self.hidden_size, self.num_hidden_layers = inner.hidden_size, inner.num_hidden_layers
-        self.num_attention_heads, self.tie_word_embeddings = inner.num_attention_heads, inner.tie_word_embeddings
+        for name in (
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "tie_word_embeddings",
+            "initializer_range",
+        ):
+            value, own = getattr(self, name), getattr(inner, name)
+            if value not in (own, self.__dataclass_fields__[name].default):
+                raise InputError(
+                    f"{self.model_type}.{name} is {value}: it is the backbone's, {own}; give it in "
+                    f"{self.model_type}.backbone"
+                )
+            setattr(self, name, own)
         super().__post_init__(**kwargs)
 
     @property
