@@ -52,7 +52,7 @@ class WrappedDecoder(LatentThoughtModel):
         return getattr(self.backbone.base_model, self.places.layers)
 
     def new_layers(self, count: int) -> nn.ModuleList:
-        """Layers of the backbone's class, initialised as its own."""
+        """Layers of the backbone's class, all their maps initialised alike, by its `initializer_range`."""
         return nn.ModuleList(type(self.layers[0])(self.backbone.config, layer_idx=i) for i in range(count))
 
     def get_input_embeddings(self) -> nn.Module:
