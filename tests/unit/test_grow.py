@@ -120,6 +120,28 @@ def test_weights_of_another_base_are_refused_by_name(tokenizer: Any, tmp_path: P
         start_from(model, marked, str(tmp_path / "gated"))
 
 
+@pytest.mark.parametrize(
+    ("field", "other"),
+    [("num_attention_heads", 2), ("rope_parameters", {"rope_type": "default", "rope_theta": 500_000.0})],
+)
+def test_a_base_that_reads_the_same_weights_otherwise_is_refused(
+    field: str, other: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    base = llama(len(tokenizer))
+    base.save_pretrained(tmp_path / "base")
+    setattr(base.config, field, other)
+    if field == "num_attention_heads":  # as large as before
+        base.config.head_dim, base.config.num_key_value_heads = 16, 1
+    base = LlamaForCausalLM(base.config)
+    base.save_pretrained(tmp_path / "other")
+    for name in ("base", "other"):
+        tokenizer.save_pretrained(tmp_path / name)
+    grow(str(tmp_path / "base"), "conceptlm", tmp_path / "grown")
+    model, marked = load_model(tmp_path / "grown")
+    with pytest.raises(InputError, match=f"made from another base: {field} is .* there and .* here; give the recipe's"):
+        start_from(model, marked, str(tmp_path / "other"))
+
+
 def test_the_command_grows_a_checkpoint_that_opens(base: Path, tmp_path: Path, capsys: Any) -> None:
     assert main(["grow", str(base), "--family", "coconut", "--mode", "agclr", "--out", str(tmp_path / "out")]) == 0
     assert "--train.init" in capsys.readouterr().out

@@ -73,7 +73,8 @@ def start_from(model: nn.Module, tokenizer: PreTrainedTokenizerBase, path: str) 
     start as the model's `start_from_backbone` has it.
 
     Raises:
-        InputError: what `load_model` refuses, another tokenizer, another class, or weights of other sizes.
+        InputError: what `load_model` refuses, another tokenizer, another class, weights of other sizes, or other heads
+            or rotary positions.
     """
     loaded, own_tokenizer = load_model(path)
     base, whole = hugging_face_model(loaded), hugging_face_model(model)
@@ -82,6 +83,13 @@ def start_from(model: nn.Module, tokenizer: PreTrainedTokenizerBase, path: str) 
         raise InputError(
             f"train.init is {path!r}, a {type(base).__name__}: the model is {_named(model)}; give a checkpoint of that"
         )
+    for name in ("num_attention_heads", "rope_parameters"):  # which weights of equal sizes do not tell
+        there, here = (getattr(getattr(m, "backbone", m).config, name, None) for m in (base, target))
+        if there != here:
+            raise InputError(
+                f"train.init is {path!r}, which was made from another base: {name} is {there} there and {here} here; "
+                "give the recipe's model what that one has"
+            )
     rows = _rows(tokenizer, own_tokenizer, path)
     tables = {id(m.weight) for m in (base.get_input_embeddings(), base.get_output_embeddings())}
     given, held = base.state_dict(keep_vars=True), target.state_dict(keep_vars=True)

@@ -154,6 +154,15 @@ def openstax() -> list[Recipe]:
 
 RATES = {"124m": 1e-3, "355m": 8e-4, "774m": 6e-4, "1.5b": 4e-4}
 """Table 10; those of Pythia (table 11) are its own."""
+LLAMA_31_ROTARY = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+"""Of Llama-3.1's own config: its weights are read by no other."""
 HEADS_160M, WIDTH_160M, LAYERS_160M = 12, 768, 12
 
 
@@ -240,7 +249,8 @@ def table3() -> list[Recipe]:
     recipe = trained(
         "table3-llama-8b",
         "Table 3: Llama-3.1-8B trained on, 9.6B tokens (give --data and --train.init)",
-        llama(4096, 32, layers=32, mlp=14336, key_value_heads=8, tied=False, context=8192, theta=500_000.0),
+        llama(4096, 32, layers=32, mlp=14336, key_value_heads=8, tied=False, context=131_072, theta=500_000.0)
+        | {"rope_parameters": LLAMA_31_ROTARY},
         1e-5,
         DataConfig(source=FINEWEB, tokenizer="hub:meta-llama/Llama-3.1-8B", sequence_length=8192, batch_size=96),
         9_600_000_000,
