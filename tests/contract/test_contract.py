@@ -33,7 +33,7 @@ MODES = [
     *("latent_thought/tiny-langevin", "latent_thought/tiny-vae"),
     *(f"conceptlm/tiny-{name}" for name in ("l1", "context", "mtp", "neox", "llama")),
 ]
-STEPS_BY_HEART = {"conceptlm/tiny-context": 100, "conceptlm/tiny-mtp": 100}
+STEPS_BY_HEART = {"conceptlm/tiny": 150, "conceptlm/tiny-context": 100, "conceptlm/tiny-mtp": 100}
 PROMPTS = [
     "The first",
     "She had a son. He was old and lived in",
