@@ -212,7 +212,8 @@ def test_a_small_batch_is_learnt_by_heart(case: Case) -> None:
     losses = []
     for _ in range(steps):
         output = model.training_loss(batch)
-        losses.append(output.loss.item())
+        # What else is trained beside the next token (quantisation) follows it, and is no measure of what was learnt.
+        losses.append(output.metrics.get("ntp", output.loss).item())
         output.loss.backward()
         optimizer.step()
         optimizer.zero_grad()
