@@ -178,7 +178,10 @@ def test_generate_goes_on_with_every_prompt(run: Path, tmp_path: Path, capsys: p
         assert mentalese(*sampled, "--seed", seed) == 0
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1]
-    assert mentalese("generate", run, "--prompt", "One", "--num-beams", "2", "--max-new-tokens", "5") == 0
+    beams = mentalese("generate", run, "--prompt", "One", "--num-beams", "2", "--max-new-tokens", "5")
+    left_to_right = saved_recipe(run).model["model_type"] != "masked_diffusion"  # else there is nothing to search
+    assert beams == (0 if left_to_right else 2)
+    assert ("num_beams" in capsys.readouterr().err) == (not left_to_right)
 
 
 def test_generate_infers_thoughts_as_asked(

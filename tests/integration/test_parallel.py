@@ -99,7 +99,7 @@ class Inner(nn.Module):
             latent = latent - 0.1 * gradient
         return LossOutput(loss=self.energy(x, latent) / len(x), weight=torch.tensor(float(len(x))))
 
-    token_nll = torch.enable_grad()(training_loss)
+    nll_parts = torch.enable_grad()(training_loss)
 
 
 # -- data: four rows a micro-batch, dealt out to ranks --------------------------------------------------------------
