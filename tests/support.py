@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mentalese import Recipe, TrainConfig, recipes
-from mentalese.data.store import Split
+from mentalese.data.store import Split, prepare
+from mentalese.models.auto import build_model, hugging_face_model, save_model
 
 WORKER = """
 import json, os, sys
@@ -45,6 +46,23 @@ def demo() -> list[str]:
     makefile = Path(__file__).parents[1] / "Makefile"
     line = next(line for line in makefile.read_text().splitlines() if "mentalese compare" in line)
     return shlex.split(line.partition(" compare ")[2].partition(" --out")[0])
+
+
+def saved(folder: Path, recipe: Recipe, **fields: Any) -> Path:
+    """An untrained model whose thoughts differ from text to text, as a run leaves it."""
+    recipe = dataclasses.replace(
+        recipe, name=f"{recipe.name.partition('/')[0]}/{folder.name}", model=recipe.model | fields
+    )
+    _, tokenizer = prepare(recipe.data, show=False)
+    model = build_model(recipe.model, tokenizer, seed=0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim >= 2:
+                parameter.mul_(5)
+    folder.mkdir()
+    save_model(folder / "model", hugging_face_model(model), tokenizer, recipe=recipe.to_dict())
+    (folder / "config.json").write_text(json.dumps({"recipe": recipe.to_dict()}))
+    return folder
 
 
 def shrink(recipe: Recipe, corpus: Path, *, steps: int = 6, **train: object) -> Recipe:

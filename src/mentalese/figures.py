@@ -184,6 +184,16 @@ def canvas(rows: int, columns: int, width: float, height: float, **options: Any)
     return picture, picture.subplots(rows, columns, squeeze=False, **options)
 
 
+def drawable(text: str, width: int, family: str | None = None) -> str:
+    """A text on one line of so many characters, with � for what the font (of this family) has no sign for."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    signs = get_font(findfont(FontProperties(family=family))).get_charmap()
+    text = text.replace("\n", "↵").replace("\t", "→")
+    text = "".join(sign if ord(sign) in signs and sign.isprintable() else "�" for sign in text)
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
 def count_axis(axis: Any, label: str) -> None:
     """An axis of large numbers: 500k, 1.34M, 20M."""
     from mentalese.compare.report import short_count

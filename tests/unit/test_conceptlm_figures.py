@@ -18,28 +18,13 @@ from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluate.tasks import open_evaluation
 from mentalese.figures import write_figure
-from mentalese.models.auto import build_model, hugging_face_model, load_model, save_model
+from mentalese.models.auto import load_model
 from mentalese.models.conceptlm.reference import code_tables, hidden_states
 from mentalese.recipe import EvaluationConfig, Recipe
-from support import shrink
+from support import saved, shrink
 
 LENGTH, SIZE, SEGMENTS = 26, 4, 2
 TEXT = "Anna is $3 the\nmother of Ben. 水"
-
-
-def saved(folder: Path, recipe: Recipe, **fields: Any) -> Path:
-    """An untrained model of which concepts differ, as a run leaves it."""
-    recipe = dataclasses.replace(recipe, name=f"conceptlm/{folder.name}", model=recipe.model | fields)
-    _, tokenizer = prepare(recipe.data, show=False)
-    model = build_model(recipe.model, tokenizer, seed=0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim >= 2:
-                parameter.mul_(5)
-    folder.mkdir()
-    save_model(folder / "model", hugging_face_model(model), tokenizer, recipe=recipe.to_dict())
-    (folder / "config.json").write_text(json.dumps({"recipe": recipe.to_dict()}))
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -20,30 +20,15 @@ from mentalese.errors import InputError
 from mentalese.evaluate.perplexity import perplexity
 from mentalese.evaluate.tasks import open_evaluation
 from mentalese.figures import write_figure
-from mentalese.models.auto import build_model, hugging_face_model, load_model, save_model
+from mentalese.models.auto import load_model
 from mentalese.models.latent_thought import figures
 from mentalese.models.latent_thought.inference import infer
 from mentalese.models.latent_thought.reference import learn_reference, logits_reference
 from mentalese.recipe import EvaluationConfig, Recipe
-from support import shrink
+from support import saved, shrink
 
 LENGTH, LAYERS = 24, 3
 TEXT = "$3 is\n$x_1$:\tA  son."
-
-
-def saved(folder: Path, recipe: Recipe, **fields: Any) -> Path:
-    """An untrained model whose thoughts matter, as a run leaves it."""
-    recipe = dataclasses.replace(recipe, name=f"latent_thought/{folder.name}", model=recipe.model | fields)
-    _, tokenizer = prepare(recipe.data, show=False)
-    model = build_model(recipe.model, tokenizer, seed=0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim >= 2:
-                parameter.mul_(5)
-    folder.mkdir()
-    save_model(folder / "model", hugging_face_model(model), tokenizer, recipe=recipe.to_dict())
-    (folder / "config.json").write_text(json.dumps({"recipe": recipe.to_dict()}))
-    return folder
 
 
 @pytest.fixture(scope="module")

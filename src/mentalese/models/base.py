@@ -376,6 +376,7 @@ class LatentThoughtModel(PreTrainedModel, Contract, GenerationMixin):
     base_model_prefix = "model"
     _is_stateful = True
     _supports_sdpa = True
+    cache_class: type[ThoughtCache] = ThoughtCache
     embed: nn.Embedding
     lm_head: nn.Linear
 
@@ -435,11 +436,12 @@ class LatentThoughtModel(PreTrainedModel, Contract, GenerationMixin):
                 f"attention_mask[{int(empty.nonzero()[0])}] is 0 throughout: every row needs a token, leave it out"
             )
 
-    def check_cache(self, cache: Any) -> ThoughtCache | None:
+    def check_cache(self, cache: Any) -> Any:
         """The cache given to `forward`, refused where it is not one of ours."""
-        if cache is not None and not isinstance(cache, ThoughtCache):
+        if cache is not None and not isinstance(cache, self.cache_class):
             raise InputError(
-                f"past_key_values is a {type(cache).__name__}: {type(self).__name__} needs a ThoughtCache "
+                f"past_key_values is a {type(cache).__name__}: {type(self).__name__} needs a "
+                f"{self.cache_class.__name__} "
                 "(leave the argument out, or call model.new_cache())"
             )
         return cache

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mentalese.errors import InputError
-from mentalese.figures import COLORS, MARKERS, Figure, canvas, labels
+from mentalese.figures import COLORS, MARKERS, Figure, canvas, drawable, labels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -335,13 +335,8 @@ def _heat_map(panel: Any, values: np.ndarray, shown: Sequence[Sequence[str]], sc
 
 
 def _visible(token: str) -> str:
-    """A token's text with white space to be seen, a dot for a space, and � for what the font has no sign for."""
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-
-    signs = get_font(findfont(FontProperties())).get_charmap()
-    text = token.replace("\n", "↵").replace("\t", "→").replace(" ", "·")
-    text = "".join(sign if ord(sign) in signs and sign.isprintable() else "�" for sign in text)
-    return text if len(text) <= 12 else text[:11] + "…"
+    """A token's text with white space to be seen, a dot for a space."""
+    return drawable(token.replace(" ", "·"), 12)
 
 
 # -- where one is right and the other wrong (Table 4, Figure 4) --------------------------------------------------------

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mentalese.errors import InputError
-from mentalese.figures import COLORS, MARKERS, Figure, canvas, count_axis, labels, read_run
+from mentalese.figures import COLORS, MARKERS, Figure, canvas, count_axis, drawable, labels, read_run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -236,8 +236,8 @@ def _draw_concepts(numbers: dict[str, Any]) -> Any:
             if code is not None:
                 panel.add_patch(Rectangle((0, row - 0.46), 1, 0.92, facecolor=colors[code], linewidth=0))
                 panel.text(x, row, str(code), ha=side, **mono)
-        left.text(0.02, row, _plain(chunk["text"]), **mono)
-        nearest = "  ".join(f"{_plain(other):<{WIDTH}}" for other in chunk["nearest"])
+        left.text(0.02, row, drawable(chunk["text"], WIDTH, "monospace"), **mono)
+        nearest = "  ".join(f"{drawable(other, WIDTH, 'monospace'):<{WIDTH}}" for other in chunk["nearest"])
         right.text(0, row, f"{chunk['same_code']:>5}  {nearest}".rstrip(), **mono)
     rows = [row for row, chunk in enumerate(chunks) if chunk["error"] is not None]
     bars.barh(rows, [chunks[row]["error"] for row in rows], 0.6, color=COLORS[0])
@@ -263,16 +263,6 @@ def _draw_concepts(numbers: dict[str, Any]) -> Any:
     )
     picture.supxlabel(note, fontsize=8, color="0.4")
     return picture
-
-
-def _plain(text: str) -> str:
-    """A chunk on one line, short enough for its place, � for what the font has no sign for."""
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-
-    signs = get_font(findfont(FontProperties(family="monospace"))).get_charmap()
-    text = text.replace("\n", "↵").replace("\t", "→")
-    text = "".join(sign if ord(sign) in signs and sign.isprintable() else "�" for sign in text)
-    return text if len(text) <= WIDTH else text[: WIDTH - 1] + "…"
 
 
 FIGURES = {

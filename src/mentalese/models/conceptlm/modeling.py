@@ -140,6 +140,7 @@ class ConceptLMForCausalLM(WrappedDecoder):
     """A Hugging Face decoder that predicts the next concept too and reads its prediction."""
 
     config_class = ConceptLMConfig
+    cache_class = ConceptCache
     GUARD = 100
     """Training steps between looks at the codebooks."""
 
@@ -172,14 +173,6 @@ class ConceptLMForCausalLM(WrappedDecoder):
 
     def new_cache(self) -> ConceptCache:
         return ConceptCache(self.config.num_hidden_layers)
-
-    def check_cache(self, cache: Any) -> ConceptCache | None:
-        if cache is not None and not isinstance(cache, ConceptCache):
-            raise InputError(
-                f"past_key_values is a {type(cache).__name__}: {type(self).__name__} needs a ConceptCache "
-                "(leave the argument out, or call model.new_cache())"
-            )
-        return cache
 
     # ------------------------------------------------------------------------------------------------- the concepts
 
