@@ -47,21 +47,21 @@ class Figure:
         takes: what the paths are, e.g. `RUN ...`.
         draw: from paths (and `text=` where `reads_text`) to a matplotlib figure and its numbers, ready for JSON.
         reads_text: whether it shows what a model makes of a text.
-        asks: whether it asks questions; `draw` then takes `source=` and `documents=`.
+        reads_source: whether it reads many texts or asks many questions; `draw` then takes `source=` and `documents=`.
     """
 
     description: str
     takes: str
     draw: Callable[..., tuple[Any, dict[str, Any]]]
     reads_text: bool = False
-    asks: bool = False
+    reads_source: bool = False
 
 
 def figures() -> dict[str, Figure]:
-    """All figures by name: `curves`, and `FAMILY/NAME` for those of the families."""
+    """All figures by name: `curves` and `positions`, and `FAMILY/NAME` for those of the families."""
     from mentalese.registry import families, load
 
-    found = {"curves": CURVES}
+    found = {"curves": CURVES, "positions": POSITIONS}
     for family in families().values():
         own = load(family.figures) if family.figures else {}
         found |= {f"{family.name}/{name}": figure for name, figure in own.items()}
@@ -84,8 +84,8 @@ def write_figure(
         paths: runs, results or models, as the figure takes them.
         out: the picture; its suffix says in which format.
         text: for figures that show what a model makes of a text.
-        source, documents: for figures that ask questions: which (`DataConfig.source`), where not the model's own, and
-            how many.
+        source, documents: for figures of many texts or questions: which (`DataConfig.source`), where not the model's
+            own, and how many of them.
 
     Raises:
         InputError: no such figure, nothing to draw, a place that cannot be written, or matplotlib is not installed.
@@ -104,8 +104,8 @@ def write_figure(
             f"the figure {name} {'needs a text: give --text or --file' if figure.reads_text else _NO_TEXT}"
         )
     asked = {name: value for name, value in (("source", source), ("documents", documents)) if value is not None}
-    if asked and not figure.asks:
-        raise InputError(f"the figure {name} asks no questions: leave out --data and --documents")
+    if asked and not figure.reads_source:
+        raise InputError(f"the figure {name} reads no data: leave out --data and --documents")
     try:
         import matplotlib
     except ImportError as error:
@@ -274,4 +274,18 @@ CURVES = Figure(
     description="training loss and validation perplexity against tokens, or accuracy and stages against steps",
     takes="RESULT ...",
     draw=_curves,
+)
+
+
+def _positions(paths: list[str], **options: Any) -> tuple[Any, dict[str, Any]]:
+    from mentalese.evaluate.positions import draw_positions
+
+    return draw_positions(paths, **options)
+
+
+POSITIONS = Figure(
+    description="nats a token of the test split by the token's place in its document: what long context is worth",
+    takes="MODEL ...",
+    draw=_positions,
+    reads_source=True,
 )

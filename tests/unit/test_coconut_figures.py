@@ -339,7 +339,7 @@ def test_other_questions_can_be_asked_and_fewer_of_them(agclr: Path, source: str
     numbers = write_figure("coconut/gates", [str(agclr)], tmp_path / "few.svg", source=source, documents=2)
     whole = write_figure("coconut/gates", [str(agclr)], tmp_path / "all.svg")
     assert numbers["questions"] == 2 < whole["questions"]
-    with pytest.raises(InputError, match="coconut/tokens asks no questions: leave out --data and --documents"):
+    with pytest.raises(InputError, match="coconut/tokens reads no data: leave out --data and --documents"):
         write_figure("coconut/tokens", [str(agclr)], tmp_path / "tokens.svg", QUESTION, documents=2)
 
 

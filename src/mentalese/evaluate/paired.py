@@ -130,17 +130,52 @@ def compare_models(
     Raises:
         InputError: no model, or tokenizers that give the text other tokens.
     """
-    scored: list[np.ndarray] = []
-    splits: list[Split] = []
-    protocols: list[dict[str, Any]] = []
+    scored: list[ScoredText] = []
     for name in (path, reference):
-        model, tokenizer, data, evaluation = open_evaluation(name, source, device)
-        source = data.source
-        splits.append(open_text(tokenizer, data, split, show).splits[split])
-        if not np.array_equal(splits[0].tokens, splits[-1].tokens):
+        scored.append(score_text(name, source=source, split=split, device=device, show=show))
+        source = scored[0].source
+        if not np.array_equal(scored[0].split.tokens, scored[-1].split.tokens):
             raise InputError(f"{path} and {reference} read {source} in other tokens: compare their bits a byte instead")
-        special = special_token_ids(tokenizer, sentences=data.batching in WITH_MARKERS)
-        scored.append(token_scores(model, splits[-1], data, evaluation, special, device=device, show=show))
-        protocols.append(protocol(model, data, dataclasses.replace(evaluation, tokens="lexical")))
-    paired = compare_scores(scored[0], scored[1], splits[0])
-    return paired.to_dict() | {"protocol": protocols[0], "reference_protocol": protocols[1], "source": source}
+    ours, theirs = scored
+    paired = compare_scores(ours.scores, theirs.scores, ours.split)
+    return paired.to_dict() | {"protocol": ours.protocol, "reference_protocol": theirs.protocol, "source": source}
+
+
+@dataclass(frozen=True)
+class ScoredText:
+    """A split of a text with a model's `token_scores` of it.
+
+    Attributes:
+        scores: [len(split.tokens)], nats, NaN where not scored.
+        length: tokens that the model reads at once.
+        source: where the text is from.
+        protocol: how it was scored.
+    """
+
+    split: Split
+    scores: np.ndarray
+    length: int
+    source: str
+    protocol: dict[str, Any]
+
+
+def score_text(
+    path: str,
+    *,
+    source: str | None = None,
+    split: str = "test",
+    documents: int | None = None,
+    device: str | torch.device = "cpu",
+    show: bool = True,
+) -> ScoredText:
+    """A saved model's scores of a text, read by the model's own protocol.
+
+    Takes and raises what `compare_models` does; of the text the first so many `documents`, `None`: all.
+    """
+    model, tokenizer, data, evaluation = open_evaluation(path, source, device)
+    evaluation = dataclasses.replace(evaluation, max_documents=documents)
+    text = open_text(tokenizer, data, split, show).splits[split]
+    special = special_token_ids(tokenizer, sentences=data.batching in WITH_MARKERS)
+    scores = token_scores(model, text, data, evaluation, special, device=device, show=show)
+    how = protocol(model, data, dataclasses.replace(evaluation, tokens="lexical"))
+    return ScoredText(text, scores, evaluation.window(data)[0], data.source, how)

@@ -521,9 +521,9 @@ FIGURES = {
         description="cosine of each pass's hidden state with the first one's",
         takes="MODEL ...",
         draw=retention,
-        asks=True,
+        reads_source=True,
     ),
-    "gates": Figure(description="AGCLR's gates by pass", takes="MODEL", draw=gates, asks=True),
+    "gates": Figure(description="AGCLR's gates by pass", takes="MODEL", draw=gates, reads_source=True),
     "tokens": Figure(
         description="the tokens nearest to each latent and to the concept stream",
         takes="MODEL",
@@ -534,9 +534,9 @@ FIGURES = {
         description="questions that AGCLR alone answers right, and the answer's tokens in its memory",
         takes="AGCLR OTHER",
         draw=contrast,
-        asks=True,
+        reads_source=True,
     ),
     "latents": Figure(
-        description="accuracy by the number of latents at test time", takes="MODEL ...", draw=latents, asks=True
+        description="accuracy by the number of latents at test time", takes="MODEL ...", draw=latents, reads_source=True
     ),
 }

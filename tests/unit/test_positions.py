@@ -1,0 +1,44 @@
+"""Nats a token by its place in the document: spans that double, up to what a model reads at once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from mentalese.evaluate.positions import nll_by_position
+from mentalese.figures import write_figure
+from support import EOD, make_split
+
+
+def test_spans_double_and_end_where_the_context_does() -> None:
+    split = make_split([6], [3, 9])
+    scores = np.where(split.tokens == EOD, np.nan, 1.0).astype(np.float32)
+    firsts = split.documents[:-1]
+    scores[firsts] = np.nan  # nothing precedes them
+    scores[firsts + 3] = 3.0  # the fourth of each document
+    scores[firsts[1] + 10 :] = 100.0  # behind the context
+    spans = nll_by_position(scores, split, length=10)
+    assert [(span["first"], span["last"], span["tokens"]) for span in spans] == [(2, 3, 4), (4, 7, 7), (8, 10, 3)]
+    assert [span["nll"] for span in spans] == [1.0, pytest.approx((5 + 2 * 3) / 7), 1.0]
+
+
+def test_the_figure_reads_each_model_to_its_own_length(
+    tokenizer: PreTrainedTokenizerFast, corpus: Path, tmp_path: Path
+) -> None:
+    folders = []
+    for length in (16, 32):
+        torch.manual_seed(0)
+        sizes = {"n_positions": length, "n_embd": 16, "n_layer": 1, "n_head": 2}
+        GPT2LMHeadModel(
+            GPT2Config(vocab_size=len(tokenizer), bos_token_id=None, eos_token_id=None, **sizes)
+        ).save_pretrained(tmp_path / str(length))
+        tokenizer.save_pretrained(tmp_path / str(length))
+        folders.append(str(tmp_path / str(length)))
+    numbers = write_figure("positions", folders, tmp_path / "positions.svg", source=f"file:{corpus}")
+    assert [run["spans"][-1]["last"] for run in numbers["runs"]] == [16, 32]
+    assert json.loads((tmp_path / "positions.json").read_text())["source"] == f"file:{corpus}"
