@@ -14,6 +14,7 @@ import inspect
 import io
 import json
 import os
+import shlex
 import sys
 import types
 import typing
@@ -541,6 +542,61 @@ def _text(path: Path) -> str:
 
 
 @dataclasses.dataclass(kw_only=True)
+class _Think:
+    """What a model thinks of a text, as a page that needs no network. A model of questions is asked the text."""
+
+    text: str | None = None
+    """What to think about."""
+    file: Path | None = None
+    """A text file in its place."""
+    against: str | None = None
+    """Another model beside it, as it is; what follows is of the first one."""
+    out: Path = Path("think.html")
+    """The page."""
+    config: tuple[str, ...] = ()
+    """FIELD=VALUE ...: fields of the model's config that are to have other values, as far as the weights allow."""
+    stage: int | None = None
+    """Ask at this stage instead of the one that the model was trained to."""
+    latents: int | None = None
+    """So many latents behind a question instead of those of the stage."""
+    max_new_tokens: int | None = None
+    """Of an answer; as the model's recipe has it unless given."""
+    fast_steps: int | None = None
+    """Infer thoughts in so many steps, for models that infer them."""
+
+
+def think(args: list[str]) -> None:
+    names, rest = _positionals(args)
+    path = _one(names, rest, "think", "MODEL", _Think)
+    options = _parse(_Think, rest, "think")
+    if (options.text is None) == (options.file is None):
+        both = "are both given" if options.text is not None else "are missing"
+        raise InputError(f"--text and --file {both}: give one of them")
+    text = (options.text or "") if options.file is None else _text(options.file)
+    if not text.strip():
+        raise InputError(f"there is no text in --{'text' if options.file is None else 'file'}: give some")
+    from mentalese.files import check_place, write_text
+
+    check_place(options.out, "--out")
+    from mentalese.viewer import think_page
+
+    page = think_page(
+        path,
+        text,
+        against=options.against,
+        stage=options.stage,
+        latents=options.latents,
+        max_new_tokens=options.max_new_tokens,
+        config=_config_fields(options.config),
+        device=_device(),
+        command=shlex.join(["mentalese", "think", *args]),
+        **({} if options.fast_steps is None else {"fast_steps": options.fast_steps}),
+    )
+    write_text(options.out, page)
+    print(f"{options.out} shows what {path} thought")
+
+
+@dataclasses.dataclass(kw_only=True)
 class _Grow:
     """Latent thought on a trained Hugging Face decoder: a checkpoint that trains on as the family does."""
 
@@ -705,6 +761,11 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], None], str, str]] = {
         "scores a model",
     ),
     "generate": (generate, "MODEL --prompt TEXT ... | --file FILE [OPTIONS]", "goes on with a text"),
+    "think": (
+        think,
+        "MODEL --text TEXT | --file FILE [--against MODEL] [--out page.html] [OPTIONS]",
+        "shows what a model thinks of a text",
+    ),
     "compare": (
         compare,
         "RECIPE RECIPE ... [--data SOURCE] [--match params|tokens|flops] [--seeds N] [--out DIR]",

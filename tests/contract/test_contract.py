@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ from mentalese.data.store import prepare
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.evaluate.perplexity import perplexity
 from mentalese.models.auto import as_contract, build_model, hugging_face_model
-from mentalese.models.base import Batch
+from mentalese.models.base import IGNORED, Batch, ThoughtTrace
 from support import shrink, tiny_recipes
 
 TOLERANCE = {"atol": 2e-5, "rtol": 2e-5}
+ROUGH = {"atol": 1e-3, "rtol": 1e-3}  # after an inner optimisation
 # The published Thoughtbubbles lets later tokens decide about the streams of earlier ones; what needs causality is asked
 # of its causal selection.
 NOT_CAUSAL = {"thoughtbubbles/tiny": {"selection": "causal"}}
@@ -231,18 +233,90 @@ def test_an_unknown_training_setting_is_refused(case: Case) -> None:
         case.model.training_loss(case.batch(), no_such_setting=1.0)
 
 
-def test_a_latent_thought_model_shows_its_thoughts(case: Case) -> None:
+def _real(batch: Batch) -> torch.Tensor:
+    return batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
+
+
+def test_a_trace_has_a_number_for_every_token_that_something_predicts(case: Case) -> None:
+    batch = case.batch()
+    real = _real(batch)
+    nll = case.model.token_nll(batch | {"labels": batch["input_ids"].masked_fill(~real, IGNORED)})
+    traces = case.model.traces(batch)
+    assert [trace.model for trace in traces] == [case.model.config.model_type] * len(real)
+    for row, trace in enumerate(traces):
+        assert torch.equal(trace.input_ids, batch["input_ids"][row])
+        surprise = trace.scores["surprise"]
+        there = ~surprise.isnan()
+        assert there.any()
+        assert not there[~real[row]].any()
+        assert not there[0]
+        for name, score in trace.scores.items():
+            assert score.shape == surprise.shape, name
+            assert not score.isinf().any(), name
+            assert score[~real[row]].isnan().all(), name
+        if not case.model.estimators[0].endswith("-bound"):
+            torch.testing.assert_close(surprise[there], nll[row][there], **TOLERANCE)
+        if case.model.causal:
+            entropy = trace.scores["entropy"]
+            assert torch.equal(entropy.isnan(), ~there)
+            assert ((entropy[there] > 0) & (entropy[there] <= math.log(len(case.tokenizer)) + 1e-4)).all()
+            assert torch.equal(trace.readings["predicted"][~there], trace.input_ids[~there])
+
+
+def test_a_latent_thought_model_shows_its_thoughts_and_they_are_kept_as_they_are(case: Case, tmp_path: Path) -> None:
     if "output_thoughts" not in inspect.signature(case.hugging_face.forward).parameters:
         pytest.skip("a baseline has no thoughts")
     batch = case.batch()
-    output = case.model(batch["input_ids"], attention_mask=batch.get("attention_mask"), output_thoughts=True)
-    assert len(output.thoughts) == len(batch["input_ids"])
-    for trace in output.thoughts:
-        assert trace.thoughts
+    assert case.model.about_thoughts
+    traces = case.model.traces(batch)
+    assert any(trace.thoughts for trace in traces)
+    for trace, real in zip(traces, _real(batch)):
+        size = len(trace.thoughts)
         for thought in trace.thoughts:
-            assert 0 <= thought.start < thought.end <= len(trace.input_ids)
-        for name, score in trace.scores.items():
-            assert score.shape == trace.input_ids.shape, name
+            assert real[thought.start : thought.end].all()
+            assert thought.start < thought.end
+        for name, values in (trace.curves | trace.links).items():
+            assert values.isfinite().all(), name
+            assert trace.links.get(name, torch.empty(size, size)).shape == (size, size), name
+        for name, said in trace.readings.items():
+            assert said.shape == trace.input_ids.shape, name
+            assert ((said >= 0) & (said < len(case.tokenizer)) | ~real).all(), name
+        assert len({len(column) for column in trace.streams.values()}) <= 1
+    trace = max(traces, key=lambda trace: len(trace.thoughts))
+    trace.save(tmp_path)
+    _assert_same(ThoughtTrace.load(tmp_path), trace)
+
+
+def _assert_same(trace: ThoughtTrace, expected: ThoughtTrace) -> None:
+    for name, value in vars(expected).items():
+        found = getattr(trace, name)
+        if name == "thoughts":
+            for thought, other in zip(found, value, strict=True):
+                assert torch.equal(thought.vector, other.vector)
+                rest = [{k: v for k, v in vars(t).items() if k != "vector"} for t in (thought, other)]
+                assert rest[0] == rest[1]
+        elif isinstance(value, dict) and name != "vocabulary":
+            assert list(found) == list(value)
+            for key, tensor in value.items():
+                torch.testing.assert_close(found[key], tensor, atol=0, rtol=0, equal_nan=True)
+        else:
+            assert found is value or bool((torch.as_tensor(found == value)).all()), name
+
+
+def test_a_trace_is_the_same_behind_padding(case: Case) -> None:
+    inputs = case.prompts(PROMPTS)
+    for row, trace in enumerate(case.model.traces(inputs)):
+        begin = int((inputs["attention_mask"][row] == 0).sum())
+        (alone,) = case.model.traces({"input_ids": inputs["input_ids"][row : row + 1, begin:]})
+        for name, score in alone.scores.items():
+            torch.testing.assert_close(trace.scores[name][begin:], score, equal_nan=True, **ROUGH)
+            assert trace.scores[name][:begin].isnan().all()
+        for name, curve in (alone.curves | alone.links).items():
+            torch.testing.assert_close((trace.curves | trace.links)[name], curve, **ROUGH)
+        spans = [(t.start + begin, t.end + begin, t.label, t.layer, t.codes) for t in alone.thoughts]
+        assert [(t.start, t.end, t.label, t.layer, t.codes) for t in trace.thoughts] == spans
+        for name, column in alone.streams.items():
+            torch.testing.assert_close(trace.streams[name], column + begin if name == "token" else column, **ROUGH)
 
 
 def test_the_adapter_is_what_makes_a_hugging_face_model_keep_the_contract(case: Case) -> None:

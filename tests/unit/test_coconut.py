@@ -267,7 +267,8 @@ def test_a_trace_holds_every_latent_and_what_the_gates_were() -> None:
     traces = model(ids, attention_mask=mask, output_thoughts=True).thoughts
     assert [len(trace.thoughts) for trace in traces] == [6, 0, 2, 4]
     assert [(t.start, t.end, t.label) for t in traces[2].thoughts] == [(2, 3, "latent"), (2, 3, "concept")]
-    assert {name: len(curve) for name, curve in traces[3].curves.items()} == {"read": 2, "forget": 2, "write": 2}
+    names = ("read", "forget", "write", "retention", "retention_gated")
+    assert {name: len(curve) for name, curve in traces[3].curves.items()} == dict.fromkeys(names, 2)
     hidden = model.encode(ids, mask)
     torch.testing.assert_close(  # the second latent of coconut's kind would be the state at the first
         traces[0].thoughts[0].vector,
@@ -275,6 +276,22 @@ def test_a_trace_holds_every_latent_and_what_the_gates_were() -> None:
         atol=1e-5,
         rtol=1e-5,
     )
+
+
+def test_a_latent_stands_beside_the_tokens_that_it_would_say() -> None:
+    model = made()
+    ids = torch.tensor([ROWS[0]])
+    with torch.no_grad():
+        [trace], logits = model(ids, output_thoughts=True).thoughts, model(ids).logits[0]
+    hidden = model.encode(ids)[0]
+    before = [3, 4, 5]  # a latent of coconut's is the state before it, which says the next token
+    for at, thought in zip(before, trace.thoughts):
+        best = logits[at].softmax(-1).topk(5)
+        assert [token for token, _ in thought.nearest] == best.indices.tolist()
+        assert [share for _, share in thought.nearest] == pytest.approx(best.values.tolist(), rel=1e-4)
+    expected = torch.cosine_similarity(hidden[3:4], hidden[before], dim=-1)
+    torch.testing.assert_close(trace.curves["retention"], expected, atol=1e-5, rtol=1e-5)
+    assert trace.scores["surprise"].isnan().nonzero()[:, 0].tolist() == [0, 4, 5, 6], "a latent is no token to predict"
 
 
 @settings(deadline=None)

@@ -21,7 +21,7 @@ from mentalese.models.auto import as_contract, config_class, load_model
 from mentalese.models.base import ThoughtCache
 from mentalese.models.conceptlm import reference
 from mentalese.models.conceptlm.chunks import Chunks
-from mentalese.models.conceptlm.codebook import usage
+from mentalese.models.conceptlm.codebook import nearest_codes, usage
 from mentalese.models.conceptlm.configuration import ConceptLMConfig, MTPConfig
 from mentalese.models.conceptlm.modeling import ConceptLMForCausalLM, layer_flops
 from mentalese.models.conceptlm.mtp import MTPForCausalLM
@@ -294,13 +294,13 @@ def test_a_trace_holds_each_concept_with_its_tokens_codes_and_what_was_predicted
     _, pooled, predicted = reference.hidden_states(model, torch.tensor(ROWS[3]))
     torch.testing.assert_close(traces[3].thoughts[1].vector, pooled[1], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(traces[3].thoughts[2].vector, predicted[0], atol=1e-5, rtol=1e-5)
-    codes = traces[3].thoughts[0].label.split()[1:]
-    assert len(codes) == 4
-    assert all(0 <= int(code) < 5 for code in codes)
+    assert model.codebook is not None
+    for thought, vector in zip(traces[3].thoughts[1:], (pooled[1], predicted[0])):
+        assert list(thought.codes) == nearest_codes(vector[None], model.codebook())[0].tolist()
     error = (predicted[0] - pooled[1]).square().mean()
     torch.testing.assert_close(traces[3].curves["concept_error"], error[None], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(traces[3].scores["concept_error"][6:10], error.expand(4), atol=1e-5, rtol=1e-5)
-    assert not traces[3].scores["concept_error"][:6].any()
+    assert traces[3].scores["concept_error"][:6].isnan().all()
 
 
 def test_codes_are_counted_by_segment() -> None:
@@ -477,7 +477,7 @@ def test_no_head_predicts_from_padding_wherever_it_stands() -> None:
     torch.testing.assert_close(gradients(model, left.loss), gradients(model, right.loss), atol=1e-6, rtol=1e-5)
     ids, mask = padded(ROWS, left=True)
     surprise = model(ids, attention_mask=mask, output_thoughts=True).thoughts[2].scores["surprise.2"]
-    assert not surprise.any(), "a row of two tokens has none that is two ahead"
+    assert surprise.isnan().all(), "a row of two tokens has none that is two ahead"
 
 
 @pytest.mark.parametrize("length", range(1, 6))

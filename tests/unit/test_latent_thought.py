@@ -668,6 +668,32 @@ def test_a_trace_shows_thoughts_and_how_they_were_found() -> None:
     assert [*trace.curves] == ["kl_by_layer"]
 
 
+def test_a_trace_says_what_comes_back_from_the_thoughts_of_the_first_layers() -> None:
+    made, ids = model(tie_word_embeddings=False), text(rows=3)
+    given = 5 * torch.randn(3, 6, 16, generator=torch.Generator().manual_seed(0))
+    traces = made(ids, attention_mask=padded(ids), z=given, output_thoughts=True).thoughts
+    *partial, last = traces[1].readings.items()
+    blocks = ["no thoughts", *(f"the thoughts of block{end}" for end in (" 0", "s 0 to 1", "s 0 to 2"))]
+    assert [name for name, _ in partial] == blocks
+    assert last[0] == "predicted"
+    row, z = ids[1:2, 9:], given[1:2]
+    for count, (_, said) in enumerate(partial):
+        kept = torch.cat((z[:, : 2 * count], torch.zeros_like(z[:, 2 * count :])), dim=1)
+        spoken = made.generate(row[:, :1], z=kept, max_new_tokens=30, do_sample=False, pad_token_id=0)
+        assert torch.equal(said[9:], spoken[0])
+        assert torch.equal(said[:9], ids[1, :9])
+    assert len({tuple(said.tolist()) for _, said in partial}) == 4, "thoughts that say nothing prove nothing"
+
+
+def test_a_trace_takes_fast_steps_where_thoughts_are_inferred() -> None:
+    made, ids = model(), text()
+    assert [len(trace.curves["elbo"]) for trace in made.traces(batch(ids), fast_steps=7)] == [7, 7]
+    with pytest.raises(InputError, match="fast_steps is 7, and nothing is to be inferred: leave it out"):
+        made(ids, fast_steps=7)
+    with pytest.raises(InputError, match="fast_steps is 7, and nothing is to be inferred: leave it out"):
+        model(num_latents=0).traces(batch(ids), fast_steps=7)
+
+
 # -------------------------------------------------------------------------------------------------------- cost and size
 
 

@@ -464,3 +464,30 @@ def test_a_score_that_is_not_a_number_is_named_by_its_layer() -> None:
         made.blocks[1].mlp.out.bias.fill_(math.nan)
     with pytest.raises(FloatingPointError, match=r"fork_decisions\.2"):
         made(text())
+
+
+@pytest.mark.parametrize("selection", ["block", "causal"])
+def test_a_trace_holds_all_that_each_fork_chose_from(selection: str) -> None:
+    made = model(selection=selection)
+    ids, mask = text(rows=3), torch.ones(3, 12, dtype=torch.long)
+    mask[1, :4], mask[2, 9:] = 0, 0
+    for row, trace in enumerate(made(ids, attention_mask=mask, output_thoughts=True).thoughts):
+        table = trace.streams
+        layer, parent, kept, fork_ = (table[name] for name in ("layer", "parent", "kept", "fork"))
+        assert layer.unique().tolist() == [1, 2, 4, 5]
+        first, (real,) = layer == 1, mask[row].nonzero(as_tuple=True)
+        assert table["token"][first & ~fork_].tolist() == real.tolist()
+        assert (parent[first] == -1).all()
+        for before, after in pairwise((1, 2, 4, 5)):
+            own, stayed = layer == after, (layer == before) & kept
+            each = 1 if after == 5 else 2  # a stream and the fork that it could make
+            assert parent[own].tolist() == [i for i in stayed.nonzero()[:, 0].tolist() for _ in range(each)]
+            assert torch.equal(table["token"][own], table["token"][parent[own]])
+            assert (table["weight"][own] <= table["weight"][parent[own]] + 1e-6).all()
+            streams = trace.scores["streams" if before == 4 else f"streams.{before}"]
+            assert torch.equal(table["token"][stayed].bincount(minlength=12)[real], streams[real].long())
+        end = layer == 5
+        assert table["token"][end].tolist() == [thought.start for thought in trace.thoughts]
+        torch.testing.assert_close(table["weight"][end], trace.curves["stream_weight"])
+        assert (kept & fork_).any()
+        assert (~kept).any()

@@ -10,10 +10,10 @@ from __future__ import annotations
 import inspect
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from huggingface_hub.dataclasses import type_validator
@@ -26,6 +26,9 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from mentalese.errors import InputError, nearest
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
+
+_PIECE = 256  # tokens whose logits a trace makes at once
+_LONGEST_PAGE = 2000  # tokens; a notebook shows a table of longer traces
 
 Batch = dict[str, Any]
 """Flat token streams: `input_ids` and `labels` (-100 = not a target) [batch, length], `attention_mask` [batch, length]
@@ -170,12 +173,47 @@ class LossOutput:
 
 @dataclass
 class Thought:
-    """A latent vector and the half-open span of tokens `[start, end)` that it stands for."""
+    """A latent vector and the half-open span of tokens `[start, end)` that it stands for.
+
+    Attributes:
+        label: what kind of thought it is, where a model has several.
+        layer: the block that it belongs to.
+        codes: its nearest codes, one a codebook.
+        nearest: token ids and their probabilities where the vector is read by the output embedding, best first.
+    """
 
     vector: Tensor
     start: int
     end: int
     label: str = ""
+    layer: int | None = None
+    codes: tuple[int, ...] = ()
+    nearest: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How a score, a link or a curve of a trace is shown, by its name.
+
+    Attributes:
+        title: for people; `{}` stands for what follows the dot, in a name that ends in one (`streams.` of `streams.3`).
+        about: one sentence.
+        unit: `nats`, `share`, `count` or another word; empty where there is none.
+        along: what a curve's numbers follow: `layer`, `pass`, `step`, `chunk`, `stream`.
+    """
+
+    title: str
+    about: str = ""
+    unit: str = ""
+    along: str = ""
+
+
+SHOWN = {
+    "surprise": Shown("surprise", "What the token cost: minus the log of the probability that it was given.", "nats"),
+    "entropy": Shown("entropy", "How open the prediction of the token was, whatever came.", "nats"),
+    "predicted": Shown("the likeliest next token", "What was expected most in each place, given the text before it."),
+}
+"""What every model's trace has."""
 
 
 @dataclass
@@ -184,53 +222,108 @@ class ThoughtTrace:
 
     Attributes:
         input_ids: [length].
-        scores: name -> [length], one number a token (memory use, forks, surprise).
+        scores: name -> [length], one number a token, NaN where a token has none. Every model has `surprise` and (all
+            but those that read in both directions) `entropy`, in nats, of what predicted the token.
         thoughts: latent vectors with the tokens each stands for, in order.
         links: name -> [len(thoughts), len(thoughts)], how much thought i read of thought j.
         curves: name -> [n], numbers along something else than tokens (gate by layer, ELBO by step).
+        readings: name -> [length], the token ids that the model would write in the text's place; `predicted` is the
+            likeliest next token.
+        streams: columns of a table [m], a row for each candidate at each forking layer and for each stream at the end:
+            `layer`, `token` (its place in the row), `parent` (the row of the table that it comes of, -1: none),
+            `weight` (its score, 0 to 1), `kept` (bool, the selection kept it), `fork` (bool, it is a fork).
+        tokens: the text of each token; empty where nobody knew the tokenizer.
+        special: which of them are no text: markers, latents.
+        vocabulary: the text of other ids, those of `readings` and `Thought.nearest`.
+        model: the model type.
     """
 
-    VERSION = 1
+    VERSION = 2
 
     input_ids: Tensor
     scores: dict[str, Tensor] = field(default_factory=dict)
     thoughts: list[Thought] = field(default_factory=list)
     links: dict[str, Tensor] = field(default_factory=dict)
     curves: dict[str, Tensor] = field(default_factory=dict)
+    readings: dict[str, Tensor] = field(default_factory=dict)
+    streams: dict[str, Tensor] = field(default_factory=dict)
+    tokens: list[str] = field(default_factory=list)
+    special: list[bool] = field(default_factory=list)
+    vocabulary: dict[int, str] = field(default_factory=dict)
+    model: str = ""
+
+    _GROUPS: ClassVar = ("scores", "links", "curves", "readings", "streams")
 
     def save(self, folder: str | Path) -> None:
         """Writes `trace.safetensors` and `trace.json` into `folder`."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {"input_ids": self.input_ids}
-        for group in ("scores", "links", "curves"):
+        for group in self._GROUPS:
             tensors |= {f"{group}.{name}": value for name, value in getattr(self, group).items()}
         if self.thoughts:
             tensors["thoughts"] = torch.stack([thought.vector for thought in self.thoughts])
         save_file(
             {name: value.detach().cpu().contiguous() for name, value in tensors.items()}, folder / "trace.safetensors"
         )
-        spans = [{"start": t.start, "end": t.end, "label": t.label} for t in self.thoughts]
-        (folder / "trace.json").write_text(json.dumps({"version": self.VERSION, "thoughts": spans}))
+        described = {name: getattr(self, name) for name in ("model", "tokens", "special", "vocabulary")}
+        described["names"] = {group: list(getattr(self, group)) for group in self._GROUPS}  # in their order
+        described["thoughts"] = [{k: v for k, v in vars(t).items() if k != "vector"} for t in self.thoughts]
+        (folder / "trace.json").write_text(json.dumps({"version": self.VERSION} | described), encoding="utf-8")
 
     @classmethod
     def load(cls, folder: str | Path) -> ThoughtTrace:
         """The inverse of `save`; raises `InputError` for a trace of another version."""
         folder = Path(folder)
-        described = json.loads((folder / "trace.json").read_text())
+        described = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
         if described.get("version") != cls.VERSION:
             raise InputError(
                 f"{folder} holds a trace of version {described.get('version')!r}, this library reads {cls.VERSION}: "
                 "make the trace again"
             )
         tensors = load_file(folder / "trace.safetensors")
-        trace = cls(input_ids=tensors.pop("input_ids"))
-        vectors: Any = tensors.pop("thoughts", [])
-        trace.thoughts = [Thought(vector, **span) for vector, span in zip(vectors, described["thoughts"])]
-        for key, value in tensors.items():
-            group, name = key.split(".", 1)
-            getattr(trace, group)[name] = value
-        return trace
+        groups = {
+            group: {name: tensors[f"{group}.{name}"] for name in names} for group, names in described["names"].items()
+        }
+        vectors: Any = tensors.get("thoughts", ())
+        thoughts = []
+        for vector, about in zip(vectors, described["thoughts"]):
+            about["codes"], about["nearest"] = tuple(about["codes"]), tuple(map(tuple, about["nearest"]))
+            thoughts.append(Thought(vector, **about))
+        return cls(
+            input_ids=tensors["input_ids"],
+            thoughts=thoughts,
+            tokens=described["tokens"],
+            special=described["special"],
+            vocabulary={int(token): text for token, text in described["vocabulary"].items()},
+            model=described["model"],
+            **groups,
+        )
+
+    def to_pandas(self) -> Any:
+        """A `pandas.DataFrame` with a row a token: `token` (its id, where no text is known), every score, and
+        `thoughts`, the numbers of the thoughts that stand for it."""
+        import pandas
+
+        stand: list[list[int]] = [[] for _ in self.input_ids]
+        for number, thought in enumerate(self.thoughts):
+            for place in range(thought.start, thought.end):
+                stand[place].append(number)
+        scores = {name: values.float().cpu().numpy() for name, values in self.scores.items()}
+        return pandas.DataFrame({"token": self.tokens or self.input_ids.tolist(), **scores, "thoughts": stand})
+
+    def _repr_html_(self) -> str:
+        """The page of the trace for notebooks; a table where it is too long for one, or its tokens have no text."""
+        if not self.tokens or len(self.tokens) > _LONGEST_PAGE:
+            return self.to_pandas()._repr_html_()
+        from html import escape
+
+        from mentalese.viewer import payload
+        from mentalese.viewer.page import page
+
+        inside = escape(page(payload([self])), quote=True)
+        style = "width: 100%; height: 48rem; border: 0"
+        return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{inside}"></iframe>'
 
 
 @dataclass
@@ -252,6 +345,8 @@ class Contract:
             likelihood. A family that has several takes `token_nll(batch, estimator)`.
         continuation_estimator: the one for labels that follow a given text and must not be read before they are
             scored (questions and choices); `None`: its own way is such a one.
+        about_thoughts: a sentence for readers of a trace: what this model's thoughts are; empty where it has none.
+        shown: what a trace holds by name, beside `SHOWN` or in its place.
     """
 
     causal = True
@@ -259,6 +354,8 @@ class Contract:
     inner_gradients = False
     estimators: tuple[str, ...] = ("exact",)
     continuation_estimator: str | None = None
+    about_thoughts = ""
+    shown: ClassVar[Mapping[str, Shown]] = {}
 
     def final_hidden_states(self, batch: Batch) -> Tensor:
         """[batch, length, hidden]: what the output embedding turns into logits; position t predicts token t + 1."""
@@ -356,6 +453,73 @@ class Contract:
         nll = linear_nll(hidden[:, :-1].flatten(0, 1), self.output_weight(), labels[:, 1:].reshape(-1))
         return nn.functional.pad(nll.view(labels.shape[0], -1), (1, 0))
 
+    @torch.no_grad()
+    def traces(self, batch: Batch, **options: Any) -> list[ThoughtTrace]:
+        """A trace a row of a text, with what a model without thoughts has: `text_traces`.
+
+        A model that reads in both directions has no prediction of its own for each token: its `surprise` is
+        `token_nll`, and it has no more.
+
+        Args:
+            batch: `input_ids`, and `attention_mask` where rows are padded.
+            options: of the thoughts, for models that have some.
+
+        Raises:
+            InputError: options that the model does not know.
+        """
+        self._check_options(options, ())
+        ids, mask = batch["input_ids"], batch.get("attention_mask")
+        scored = follows(torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool())
+        if self.causal:
+            hidden, head = self.final_hidden_states(batch), self.get_output_embeddings()
+            return self.text_traces(ids, scored, lambda at: head(hidden[:, at]))
+        nll = self.token_nll(batch | {"labels": ids.masked_fill(~scored, IGNORED)}).masked_fill(~scored, math.nan)
+        return [ThoughtTrace(row, {"surprise": values}, model=self._model_type) for row, values in zip(ids, nll)]
+
+    @staticmethod
+    def _check_options(options: Mapping[str, Any], known: Iterable[str]) -> None:
+        for name, value in options.items():
+            if name not in known:
+                raise InputError(f"{name} is {value}: this model has no thoughts that depend on it, leave it out")
+
+    @torch.no_grad()
+    def text_traces(self, input_ids: Tensor, scored: Tensor, logits: Callable[[Tensor], Tensor]) -> list[ThoughtTrace]:
+        """A trace a row with what every causal model has: `surprise`, `entropy` and the reading `predicted`.
+
+        Args:
+            input_ids: [batch, length].
+            scored: bool [batch, length], the tokens that the one before them predicts; others are NaN, and themselves
+                in the reading.
+            logits: those of the tokens in columns [m], [batch, m, vocabulary]; it is asked for a few at a time.
+        """
+        surprise = torch.full(input_ids.shape, math.nan, device=input_ids.device)
+        entropy, predicted = surprise.clone(), input_ids.clone()
+        size = max(1, _PIECE // len(input_ids))
+        for start in range(0, input_ids.shape[1] - 1, size):
+            at = torch.arange(start, min(start + size, input_ids.shape[1] - 1), device=input_ids.device)
+            there, log_p = scored[:, at + 1], logits(at).float().log_softmax(-1)
+            nll = -log_p.gather(-1, input_ids[:, at + 1, None])[..., 0]
+            surprise[:, at + 1] = nll.masked_fill(~there, math.nan)
+            entropy[:, at + 1] = torch.special.entr(log_p.exp()).sum(-1).masked_fill(~there, math.nan)
+            predicted[:, at + 1] = torch.where(there, log_p.argmax(-1), input_ids[:, at + 1])
+        return [
+            ThoughtTrace(
+                ids, {"surprise": surprise[row], "entropy": entropy[row]}, readings={"predicted": predicted[row]},
+                model=self._model_type,
+            )
+            for row, ids in enumerate(input_ids)
+        ]  # fmt: skip
+
+    @property
+    def _model_type(self) -> str:
+        config: Any = getattr(self, "config", None)
+        return config.model_type
+
+
+def follows(real: Tensor) -> Tensor:
+    """bool [batch, length]: the tokens, of those that are no padding, which stand behind another one."""
+    return real & nn.functional.pad(real[:, :-1], (1, 0))
+
 
 class ResidualLinear(nn.Linear):
     """A map whose output is added to the residual stream; it starts smaller the deeper the model (GPT-2).
@@ -407,6 +571,16 @@ class LatentThoughtModel(PreTrainedModel, Contract, GenerationMixin):
     ) -> None:
         if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
             model_kwargs["past_key_values"] = self.new_cache()
+
+    def traces(self, batch: Batch, **options: Any) -> list[ThoughtTrace]:
+        """See `Contract.traces`; `options` are keywords of `forward`."""
+        known = inspect.signature(self.forward).parameters
+        if "output_thoughts" not in known:
+            return super().traces(batch, **options)
+        self._check_options(options, known)
+        read = {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}
+        with torch.no_grad():
+            return self(**read, output_thoughts=True, logits_to_keep=1, **options).thoughts
 
     @staticmethod
     def real_tokens(input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache | None) -> Tensor:

@@ -28,17 +28,20 @@ from transformers.cache_utils import Cache
 
 from mentalese.errors import InputError
 from mentalese.models.base import (
-    IGNORED,
     Batch,
     CausalLMOutputWithThoughts,
     LatentThoughtModel,
     LossOutput,
+    Shown,
     Thought,
     ThoughtCache,
     ThoughtTrace,
+    follows,
 )
 from mentalese.models.coconut.configuration import GATES, CoconutConfig
 from mentalese.models.decoder import attention_width, build_decoder, linear_weights
+
+NEAREST = 5  # tokens of a trace that stand beside a latent
 
 # --------------------------------------------------------------------------------------------------- the concept stream
 
@@ -193,9 +196,11 @@ def _keys_kept_once(keys: Any) -> Iterator[None]:
 class Thoughts:
     """What the latents of a batch were: one entry a pass, [B, d] each, and the gates' values by name.
 
-    `is_latent` and `real` say where they and all tokens lie, bool [B, L].
+    `states` are h_t, `latents` h'_t, `concepts` c_t. `is_latent` and `real` say where they and all tokens lie, bool
+    [B, L].
     """
 
+    states: list[Tensor] = field(default_factory=list)
     latents: list[Tensor] = field(default_factory=list)
     concepts: list[Tensor] = field(default_factory=list)
     gates: list[dict[str, Tensor]] = field(default_factory=list)
@@ -211,6 +216,21 @@ class CoconutForCausalLM(LatentThoughtModel):
 
     config_class = CoconutConfig
     shard_blocks = False  # a step runs the backbone many times
+    about_thoughts = (
+        "Hidden states that are fed back in place of tokens between a question and its answer; of AGCLR a concept "
+        "stream goes along with them. Only answers are trained: of a question the scores say little."
+    )
+    shown = {  # noqa: RUF012 (nothing writes to it)
+        "read": Shown("read gate", "How much of the concept stream a latent reads.", "share", along="pass"),
+        "forget": Shown("forget gate", "How much of its hidden state a latent drops.", "share", along="pass"),
+        "write": Shown("write gate", "How much of itself a latent writes to the concept stream.", "share", "pass"),
+        "retention": Shown(
+            "retention", "How close the hidden state before each latent is to the first one.", "cosine", "pass"
+        ),
+        "retention_gated": Shown(
+            "retention, gated", "The same of what the latents read, behind the gates.", "cosine", "pass"
+        ),
+    }
 
     def __init__(self, config: CoconutConfig) -> None:
         super().__init__(config)
@@ -331,6 +351,7 @@ class CoconutForCausalLM(LatentThoughtModel):
                 latent, written, values = self.concept_stream(before, memory, earlier + number)
                 memory = torch.where((number < layout.latents)[:, None], written, memory)
             if thoughts is not None:
+                thoughts.states.append(before)
                 thoughts.latents.append(latent)
                 thoughts.concepts.append(memory)
                 thoughts.gates.append(values)
@@ -429,23 +450,41 @@ class CoconutForCausalLM(LatentThoughtModel):
 
     @torch.no_grad()
     def _traces(self, input_ids: Tensor, hidden: Tensor, thoughts: Thoughts) -> list[ThoughtTrace]:
-        """A trace a row: each latent as it was read and, of AGCLR, the concept stream after it.
+        """A trace a row: each latent as it was read and, of AGCLR, the concept stream after it, with what the output
+        embedding makes of them.
 
-        `surprise` is a token's negative log-likelihood; `curves` holds each gate's mean by pass.
+        `curves` holds by pass each gate's mean, and `retention`: the cosine of the state before each latent with that
+        before the first one (Figure 3 of AGCLR), of h'_t in place of h_t as `retention_gated`. Latents have no scores.
         """
-        is_latent = thoughts.is_latent
-        surprise = self.next_token_nll(hidden, input_ids.masked_fill(is_latent | ~thoughts.real, IGNORED))
+        is_latent, head = thoughts.is_latent, self.get_output_embeddings()
+        scored = follows(thoughts.real) & ~is_latent
+        traces = self.text_traces(input_ids, scored, lambda at: head(hidden[:, at]))
         embedded = self.get_input_embeddings()(input_ids)
-        traces = []
-        for row, ids in enumerate(input_ids):
-            trace = ThoughtTrace(ids, scores={"surprise": surprise[row]})
+        for row, trace in enumerate(traces):
             columns = is_latent[row].nonzero()[:, 0].tolist()
-            for number, column in enumerate(columns):
-                vector = thoughts.latents[number][row] if thoughts.latents else embedded[row, column]
-                trace.thoughts.append(Thought(vector.detach(), column, column + 1, "latent"))
+            if not thoughts.latents:
+                trace.thoughts = [Thought(embedded[row, at].detach(), at, at + 1, "latent") for at in columns]
+                continue
+            for number, at in enumerate(columns):
+                vectors = {"latent": thoughts.latents[number][row]}
                 if self.concept_stream is not None:
-                    trace.thoughts.append(Thought(thoughts.concepts[number][row], column, column + 1, "concept"))
-            for name in thoughts.gates[0] if thoughts.gates and columns else ():
+                    vectors["concept"] = thoughts.concepts[number][row]
+                for label, vector in vectors.items():
+                    trace.thoughts.append(Thought(vector.detach(), at, at + 1, label, nearest=self._nearest(vector)))
+            if not columns:
+                continue
+            for name in thoughts.gates[0]:
                 trace.curves[name] = torch.stack([thoughts.gates[n][name][row].mean() for n in range(len(columns))])
-            traces.append(trace)
+            kept = {"retention": thoughts.states}
+            if self.concept_stream is not None:
+                kept["retention_gated"] = thoughts.latents
+            for name, states in kept.items():
+                own = torch.stack([state[row].float() for state in states[: len(columns)]])
+                trace.curves[name] = torch.cosine_similarity(own[:1], own, dim=-1)
         return traces
+
+    def _nearest(self, vector: Tensor) -> tuple[tuple[int, float], ...]:
+        """The likeliest tokens, were the vector [d] a final hidden state."""
+        logits = self.get_output_embeddings()(vector.to(self.output_weight().dtype))
+        best = logits.float().softmax(-1).topk(min(NEAREST, len(logits)))
+        return tuple(zip(best.indices.tolist(), best.values.tolist()))

@@ -18,6 +18,7 @@ concepts that end in this call, of the row that has most.
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -31,7 +32,6 @@ from transformers import initialization as init
 
 from mentalese.errors import InputError
 from mentalese.models.base import (
-    IGNORED,
     Batch,
     CausalLMOutputWithThoughts,
     LossOutput,
@@ -141,6 +141,14 @@ class ConceptLMForCausalLM(WrappedDecoder):
 
     config_class = ConceptLMConfig
     cache_class = ConceptCache
+    about_thoughts = (
+        "Concepts: the mean state of a few tokens each, quantised to codes; each is predicted from those before it."
+    )
+    shown = {  # noqa: RUF012 (nothing writes to it)
+        "concept_error": Shown(
+            "concept error", "How far the predicted concept was from the one that came.", "squared error", "chunk"
+        )
+    }
     GUARD = 100
     """Training steps between looks at the codebooks."""
 
@@ -421,34 +429,36 @@ class ConceptLMForCausalLM(WrappedDecoder):
     def _traces(
         self, input_ids: Tensor, attention_mask: Tensor | None, hidden: Tensor, concepts: Concepts | None
     ) -> list[ThoughtTrace]:
-        """A trace a row: each concept with its codes, and what was predicted in its place, over its chunk's tokens.
+        """A trace a row: each concept and what was predicted in its place, both with their nearest codes, over its
+        chunk's tokens.
 
-        `surprise` is a token's negative log-likelihood, `concept_error` that of the prediction of its chunk: the mean
-        squared error, 0 where nothing was predicted or the chunk is not finished. The curve has it by concept.
+        `concept_error` is that of the prediction of a token's chunk, the mean squared error, NaN where nothing was
+        predicted or the chunk is not finished. The curve has it by concept.
         """
-        real = self.real_tokens(input_ids, attention_mask, None)
-        surprise = self.next_token_nll(hidden, input_ids.masked_fill(~real, IGNORED))
-        size, traces = self.config.chunk_size, []
-        for row, ids in enumerate(input_ids):
-            error = torch.zeros_like(surprise[row])
-            trace = ThoughtTrace(ids, scores={"surprise": surprise[row], "concept_error": error})
+        real, head = self.real_tokens(input_ids, attention_mask, None), self.get_output_embeddings()
+        traces = self.text_traces(input_ids, follows(real), lambda at: head(hidden[:, at]))
+        size = self.config.chunk_size
+        for row, trace in enumerate(traces):
+            error = torch.full(real.shape[1:], math.nan, device=input_ids.device)
+            trace.scores["concept_error"] = error
             columns = real[row].nonzero()[:, 0].tolist()
             count = len(columns) // size
-            spans = [(columns[j * size], columns[j * size + size - 1] + 1) for j in range(count)]
-            if count and concepts is not None:
-                pooled, predicted = concepts.pooled[row, :count], concepts.predicted[row, :count]
-                labels = [""] * count
-                if concepts.codes is not None:
-                    chosen = nearest_codes(pooled, concepts.codes).tolist()
-                    labels = [" " + " ".join(map(str, codes)) for codes in chosen]
-                errors = (predicted[:-1].float() - pooled[1:].float()).square().mean(-1)
-                trace.curves["concept_error"] = errors
-                for j, (start, end) in enumerate(spans):
-                    trace.thoughts.append(Thought(pooled[j], start, end, f"concept{labels[j]}"))
-                    if j:
-                        trace.thoughts.append(Thought(predicted[j - 1], start, end, "predicted"))
-                        error[columns[j * size : (j + 1) * size]] = errors[j - 1]
-            traces.append(trace)
+            if not count or concepts is None:
+                continue
+            pooled, predicted = concepts.pooled[row, :count], concepts.predicted[row, :count]
+            codes: list[list[list[int]]] = [[[]] * count] * 2
+            if concepts.codes is not None:
+                codes = [nearest_codes(vectors, concepts.codes).tolist() for vectors in (pooled, predicted)]
+            errors = (predicted[:-1].float() - pooled[1:].float()).square().mean(-1)
+            trace.curves["concept_error"] = errors
+            for j in range(count):
+                own = columns[j * size : (j + 1) * size]
+                span = own[0], own[-1] + 1
+                trace.thoughts.append(Thought(pooled[j], *span, "concept", codes=tuple(codes[0][j])))
+                if j:
+                    guess = Thought(predicted[j - 1], *span, "predicted", codes=tuple(codes[1][j - 1]))
+                    trace.thoughts.append(guess)
+                    error[own] = errors[j - 1]
         return traces
 
 

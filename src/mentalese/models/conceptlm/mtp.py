@@ -7,6 +7,7 @@ backbone says; the others, which predict the tokens after the next one, are trai
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -18,9 +19,11 @@ from mentalese.models.base import (
     Batch,
     CausalLMOutputWithThoughts,
     LossOutput,
+    Shown,
     Thought,
     ThoughtCache,
     ThoughtTrace,
+    follows,
 )
 from mentalese.models.conceptlm.configuration import MTPConfig
 from mentalese.models.conceptlm.wrapped import WrappedDecoder
@@ -31,6 +34,10 @@ class MTPForCausalLM(WrappedDecoder):
     """A Hugging Face decoder that also predicts the tokens after the next one."""
 
     config_class = MTPConfig
+    about_thoughts = "States that each predict a token further ahead than the next one; they are shown where it stands."
+    shown = {  # noqa: RUF012 (nothing writes to it)
+        "surprise.": Shown("surprise, {} ahead", "What the token cost when predicted so many tokens ahead.", "nats")
+    }
 
     def __init__(self, config: MTPConfig) -> None:
         super().__init__(config)
@@ -117,21 +124,21 @@ class MTPForCausalLM(WrappedDecoder):
 
     @torch.no_grad()
     def _traces(self, input_ids: Tensor, attention_mask: Tensor | None, heads: list[Tensor]) -> list[ThoughtTrace]:
-        """A trace a row: each later head's state over the token that it predicts, and that token's `surprise`."""
-        real = self.real_tokens(input_ids, attention_mask, None)
-        labels = input_ids.masked_fill(~real, IGNORED)
-        scores = {"surprise": self.next_token_nll(heads[0], labels)}
-        for ahead, hidden in enumerate(heads[1:], 1):
-            later = self.next_token_nll(*_further(hidden, labels, real, ahead))
-            scores[f"surprise.{ahead + 1}"] = nn.functional.pad(later, (ahead, 0))[:, : input_ids.shape[1]]
-        traces = []
-        for row, ids in enumerate(input_ids):
-            trace = ThoughtTrace(ids, scores={name: values[row] for name, values in scores.items()})
-            columns = real[row].nonzero()[:, 0].tolist()
-            for ahead, hidden in enumerate(heads[1:], 2):
+        """A trace a row: each later head's state over the token that it predicts, and what that token cost it:
+        `surprise.2` is the nats of the head that predicts two ahead."""
+        real, head = self.real_tokens(input_ids, attention_mask, None), self.get_output_embeddings()
+        traces = self.text_traces(input_ids, follows(real), lambda at: head(heads[0][:, at]))
+        labels, length = input_ids.masked_fill(~real, IGNORED), input_ids.shape[1]
+        for ahead, hidden in enumerate(heads[1:], 2):
+            later = self.next_token_nll(*_further(hidden, labels, real, ahead - 1))
+            later = nn.functional.pad(later, (ahead - 1, 0))[:, :length]
+            seen = real & nn.functional.pad(real, (ahead, 0))[:, :length]
+            later = later.masked_fill(~seen, math.nan)
+            for row, trace in enumerate(traces):
+                trace.scores[f"surprise.{ahead}"] = later[row]
+                columns = real[row].nonzero()[:, 0].tolist()
                 for here, there in zip(columns, columns[ahead:]):
                     trace.thoughts.append(Thought(hidden[row, here], there, there + 1, f"{ahead} ahead"))
-            traces.append(trace)
         return traces
 
 

@@ -49,7 +49,7 @@ class _Opened:
     @property
     def layers(self) -> int:
         """Sets of thoughts."""
-        return 1 if self.model.config.shared_latents else self.model.config.num_hidden_layers
+        return self.model.thought_layers
 
     @property
     def method(self) -> str:
@@ -136,16 +136,10 @@ def _reconstruct(opened: _Opened, batch: Batch) -> tuple[Tensor, Tensor]:
     from mentalese.models.latent_thought.inference import infer
 
     model, ids = opened.model, batch["input_ids"]
-    z = infer(model, batch, inference=opened.method).mu
-    kept = torch.ones(opened.layers + 1, opened.layers, device=z.device).tril(-1)
-    z = (z.unflatten(1, (opened.layers, -1)) * kept[:, None, :, None, None]).flatten(2, 3)
+    z = model.first_thoughts(infer(model, batch, inference=opened.method).mu)
     with torch.no_grad():
         forced = torch.stack([model(ids, batch.get("attention_mask"), z=own).logits.argmax(-1) for own in z])
-        said, cache = [ids[:, :1].repeat(len(z), 1)], model.new_cache()
-        for _ in range(ids.shape[1] - 1):
-            logits = model(said[-1], past_key_values=cache, z=z.flatten(0, 1)).logits
-            said.append(logits[:, -1:].argmax(-1))
-    free = torch.cat(said, dim=1).view(len(z), *ids.shape)
+    free = model.say(ids[:, :1].repeat(len(z), 1), z.flatten(0, 1), ids.shape[1]).view(len(z), *ids.shape)
     return free, torch.cat((ids[None, :, :1].expand(len(z), -1, -1), forced[..., :-1]), dim=-1)
 
 

@@ -30,9 +30,11 @@ from mentalese.models.base import (
     LatentThoughtModel,
     LossOutput,
     ResidualLinear,
+    Shown,
     Thought,
     ThoughtCache,
     ThoughtTrace,
+    follows,
 )
 from mentalese.models.latent_thought.configuration import LTMConfig
 from mentalese.models.latent_thought.inference import (
@@ -302,6 +304,22 @@ class LTMForCausalLM(LatentThoughtModel):
 
     config_class = LTMConfig
     inner_gradients = True
+    about_thoughts = (
+        "Vectors for each block, inferred from this very text: surprise is what the text costs once they are known, "
+        "and the KL what they cost themselves."
+    )
+    shown = {  # noqa: RUF012 (nothing writes to it)
+        "surprise": Shown(
+            "surprise", "What the token cost given thoughts inferred from the whole text: no likelihood.", "nats"
+        ),
+        "predicted": Shown(
+            "the likeliest next token", "What was expected most, given the thoughts and the text before it."
+        ),
+        "elbo": Shown("ELBO", "The bound that inference raises, of the whole text.", "nats", "step"),
+        "nll": Shown("negative log-likelihood", "Of the whole text under a draw of the thoughts.", "nats", "step"),
+        "kl": Shown("KL from the prior", "What the thoughts cost.", "nats", "step"),
+        "kl_by_layer": Shown("KL by block", "What the thoughts of each block cost after inference.", "nats", "layer"),
+    }
     _tied_weights_keys = {"lm_head.weight": "embed.weight"}  # noqa: RUF012 (transformers' own attribute)
 
     def __init__(self, config: LTMConfig) -> None:
@@ -662,6 +680,7 @@ class LTMForCausalLM(LatentThoughtModel):
         logits_to_keep: int | Tensor = 0,
         output_thoughts: bool = False,
         z: Tensor | None = None,
+        fast_steps: int | None = None,
         **kwargs: Any,
     ) -> LTMOutput:
         """Logits [B, L, v] of the token after each, given thoughts; without them under the prior mean, zero.
@@ -676,10 +695,11 @@ class LTMForCausalLM(LatentThoughtModel):
             logits_to_keep: only the logits of the last so many positions (0: all), or of these.
             output_thoughts: also return a `ThoughtTrace` a row: `z`, or thoughts inferred for it from the whole row.
             z: [B, N_z, d], layer-major; a cache keeps what its first call was given.
+            fast_steps: T_fast of a trace's inference, in place of the config's.
 
         Raises:
-            InputError: embeddings in place of tokens, a cache of another kind, z of another shape, or a trace of a text
-                that began in an earlier call.
+            InputError: embeddings in place of tokens, a cache of another kind, z of another shape, a trace of a text
+                that began in an earlier call, or steps where nothing is inferred.
         """
         if input_ids is None or inputs_embeds is not None:
             raise InputError("inputs_embeds is given: thoughts are inferred from tokens, so give input_ids alone")
@@ -687,6 +707,8 @@ class LTMForCausalLM(LatentThoughtModel):
         if output_thoughts and cache is not None and cache.seen_tokens:
             raise InputError("output_thoughts is True with a cache in use: give the whole text in one call")
         z = self.check_z(z, len(input_ids))
+        if fast_steps is not None and not (output_thoughts and z is None and self.config.num_latents):
+            raise InputError(f"fast_steps is {fast_steps}, and nothing is to be inferred: leave it out")
         cache = self.new_cache() if use_cache and cache is None else cache
         x, reading = self.read(input_ids, attention_mask, cache)
         given = z is not None
@@ -704,40 +726,73 @@ class LTMForCausalLM(LatentThoughtModel):
             loss=loss,
             logits=self.lm_head(spread[:, kept]),
             past_key_values=cache,
-            thoughts=self._traces(input_ids, attention_mask, z) if output_thoughts else None,
+            thoughts=self._traces(input_ids, attention_mask, z, fast_steps) if output_thoughts else None,
             z_given=given,
         )
 
     @torch.no_grad()
-    def _traces(self, input_ids: Tensor, attention_mask: Tensor | None, z: Tensor | None) -> list[ThoughtTrace]:
+    def _traces(
+        self, input_ids: Tensor, attention_mask: Tensor | None, z: Tensor | None, fast_steps: int | None
+    ) -> list[ThoughtTrace]:
         """A trace a row: its thoughts, each of the whole row, and what inference did.
 
-        `surprise` is a token's negative log-likelihood under the thoughts; `elbo`, `nll` and `kl` are nats of the row
-        by fast step where there are such, `kl_by_layer` those at the end.
+        Scores are under the thoughts; `elbo`, `nll` and `kl` are nats of the row by fast step where there are such,
+        `kl_by_layer` those at the end. Readings are what comes back from the thoughts of the first layers alone
+        (appendix B): a row's first token is given, each layer costs a cached decoding of the whole batch.
         """
         config = self.config
         batch = prompt_batch(input_ids, attention_mask)
-        mask = batch["attention_mask"]
-        traces = [ThoughtTrace(ids) for ids in input_ids]
+        real = batch["attention_mask"].bool()
+        curves: list[dict[str, Tensor]] = [{} for _ in input_ids]
         if config.num_latents and z is None:
-            posterior = infer(self, batch, inference=config.scoring)
+            posterior = infer(self, batch, inference=config.scoring, fast_steps=fast_steps)
             z = posterior.mu
-            layers = posterior.kl_by_layer(1 if config.shared_latents else config.num_hidden_layers)
-            for row, trace in enumerate(traces):
+            layers = posterior.kl_by_layer(self.thought_layers)
+            for row, found in enumerate(curves):
                 for name in ("elbo", "nll", "kl") if len(posterior.nll) else ():
-                    trace.curves[name] = getattr(posterior, name)[:, row]
-                trace.curves["kl_by_layer"] = layers[row]
+                    found[name] = getattr(posterior, name)[:, row]
+                found["kl_by_layer"] = layers[row]
         x, reading = self.read(input_ids, attention_mask)
-        surprise = self._nll(self.decode(x, z, reading), reading.targets(batch["labels"]))
-        surprise = reading.spread(F.pad(surprise, (1, 0)))
+        hidden = reading.spread(self.decode(x, z, reading))
+        traces = self.text_traces(input_ids, follows(real), lambda at: self.lm_head(hidden[:, at]))
+        readings: dict[str, Tensor] = {}
+        if z is not None:
+            kept, ids = self.first_thoughts(z), reading.ids
+            said = self.say(ids[:, :1].repeat(len(kept), 1), kept.flatten(0, 1), ids.shape[1]).view(-1, *ids.shape)
+            names = ["no thoughts", "the thoughts of block 0"]
+            names += [f"the thoughts of blocks 0 to {last}" for last in range(1, self.thought_layers)]
+            for name, own in zip(["no thoughts", "the thoughts"] if config.shared_latents else names, said):
+                readings[name] = torch.where(real, reading.spread(own), input_ids)
         for row, trace in enumerate(traces):
-            trace.scores["surprise"] = surprise[row]
-            real = mask[row].nonzero()[:, 0]
-            span = int(real[0]), int(real[-1]) + 1
+            trace.curves = curves[row]
+            trace.readings = {name: said[row] for name, said in readings.items()} | trace.readings
+            places = real[row].nonzero()[:, 0]
+            span = int(places[0]), int(places[-1]) + 1
             for i, vector in enumerate(() if z is None else z[row]):
-                layer = "all layers" if config.shared_latents else f"layer {i // config.latents_per_layer}"
-                trace.thoughts.append(Thought(vector.detach(), *span, layer))
+                layer = None if config.shared_latents else i // config.latents_per_layer
+                label = "all layers" if layer is None else f"layer {layer}"
+                trace.thoughts.append(Thought(vector.detach(), *span, label, layer))
         return traces
+
+    @property
+    def thought_layers(self) -> int:
+        """Sets of thoughts: one a layer, or one for all."""
+        return 1 if self.config.shared_latents else self.config.num_hidden_layers
+
+    def first_thoughts(self, z: Tensor) -> Tensor:
+        """[layers + 1, B, N_z, d]: thoughts z [B, N_z, d] of the first 0, 1 .. all layers, and the prior mean, zero,
+        for the others (appendix B)."""
+        kept = z.new_ones(self.thought_layers + 1, self.thought_layers).tril(-1)
+        return (z.unflatten(1, (self.thought_layers, -1)) * kept[:, None, :, None, None]).flatten(2, 3)
+
+    @torch.no_grad()
+    def say(self, first: Tensor, z: Tensor, length: int) -> Tensor:
+        """The tokens [B, length] said greedily from first ones [B, 1], under thoughts z [B, N_z, d]."""
+        said, cache = [first], self.new_cache()
+        while len(said) < length:
+            logits = self(said[-1], past_key_values=cache, z=z).logits
+            said.append(logits[:, -1:].argmax(-1))
+        return torch.cat(said, dim=1)
 
     @torch.no_grad()
     def generate(

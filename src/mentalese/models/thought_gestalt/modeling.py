@@ -38,6 +38,7 @@ from mentalese.models.base import (
     LatentThoughtModel,
     LossOutput,
     ResidualLinear,
+    Shown,
     Thought,
     ThoughtCache,
     ThoughtTrace,
@@ -280,6 +281,14 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
     config_class = ThoughtGestaltConfig
     _tied_weights_keys = {"lm_head.weight": "embed.weight"}  # noqa: RUF012 (transformers' own attribute)
     shard_blocks = False  # a step uses a block's weights many times, and those of `key_value` outside their module
+    about_thoughts = "A vector for each sentence, kept in a memory that the tokens of later sentences read."
+    shown = {  # noqa: RUF012 (nothing writes to it)
+        "memory_attention": Shown("memory use", "The most attention that the token gives to one sentence.", "share"),
+        "memory": Shown("memory", "How much the tokens of a sentence attend to an earlier one."),
+        "memory_gate": Shown(
+            "memory gates", "What is read from memory is multiplied by it, block by block.", along="layer"
+        ),
+    }
 
     def __init__(self, config: ThoughtGestaltConfig) -> None:
         super().__init__(config)
@@ -625,17 +634,18 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
     def _traces(self, input_ids: Tensor, reading: Reading) -> list[ThoughtTrace]:
         """A trace a stream.
 
-        `surprise` is each token's negative log-likelihood, `memory_attention` the largest weight that it gives to one
-        sentence in memory; `links["memory"]` is how much the tokens of sentence i attend to sentence j; all weights are
-        means over heads and cross layers. `memory_gate` holds the gates by cross layer. A model without cross-attention
-        has no weights of sentences to show.
+        Beside what every model has, at tokens that follow another one of their sentence: `memory_attention` is the
+        largest weight that a token gives to one sentence in memory, `links["memory"]` how much the tokens of sentence i
+        attend to sentence j; all weights are means over heads and cross layers. `memory_gate` holds the gates by cross
+        layer. A model without cross-attention has no weights of sentences to show.
         """
         layout, length = reading.layout, input_ids.shape[1]
-        silent = (input_ids == self.config.sentence_start_token_id) | (input_ids == self.config.pad_token_id)
-        surprise = self._nll(reading, input_ids.masked_fill(silent, IGNORED))
-        attended = torch.zeros_like(surprise)
+        scored = torch.zeros(input_ids.numel(), dtype=torch.bool, device=input_ids.device)
+        scored = scored.index_fill(0, reading.predictions()[1], True).view_as(input_ids)
+        hidden = self._spread(reading, input_ids)
+        traces = self.text_traces(input_ids, scored, lambda at: self.lm_head(hidden[:, at]))
+        attended = torch.full(input_ids.shape, math.nan, device=input_ids.device)
         gates = [self.blocks[i].memory_attention.gate.detach().float() for i in self.config.cross_layers]
-        traces = [ThoughtTrace(ids, curves={"memory_gate": torch.cat(gates)} if gates else {}) for ids in input_ids]
         reads: list[list[Tensor]] = [[] for _ in traces]
         of_sentence = [
             part
@@ -645,18 +655,19 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         columns = (reading.source % length).split(layout.lengths.tolist())
         for i, stream in enumerate(layout.streams.tolist()):
             count = min(len(reads[stream]), self.config.memory_size)
-            read = of_sentence[i][:, -count:] if of_sentence and count else surprise.new_zeros(len(columns[i]), 1)
+            read = of_sentence[i][:, -count:] if of_sentence and count else attended.new_zeros(len(columns[i]), 1)
             attended[stream, columns[i]] = read.amax(-1).to(attended.dtype)
             reads[stream].append(read.mean(0)[:count])
             if layout.ended[i] and len(reading.vectors):
                 span = int(columns[i][0]), int(columns[i][-1]) + 1
                 traces[stream].thoughts.append(Thought(reading.vectors[i].detach(), *span))
         for stream, trace in enumerate(traces):
-            trace.scores = {"surprise": surprise[stream]}
+            if gates:
+                trace.curves["memory_gate"] = torch.cat(gates)
             if not reading.attention:
                 continue
             trace.scores["memory_attention"] = attended[stream]
-            trace.links["memory"] = links = surprise.new_zeros(len(trace.thoughts), len(trace.thoughts))
+            trace.links["memory"] = links = attended.new_zeros(len(trace.thoughts), len(trace.thoughts))
             for i, read in enumerate(reads[stream][: len(links)]):
                 links[i, i - len(read) : i] = read
         return traces

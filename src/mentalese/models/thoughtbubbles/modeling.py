@@ -32,9 +32,11 @@ from mentalese.models.base import (
     LatentThoughtModel,
     LossOutput,
     ResidualLinear,
+    Shown,
     Thought,
     ThoughtCache,
     ThoughtTrace,
+    follows,
 )
 from mentalese.models.thoughtbubbles.configuration import ThoughtbubblesConfig
 from mentalese.models.thoughtbubbles.forking import (
@@ -197,6 +199,24 @@ class ForkDecision(nn.Module):
 
 
 @dataclass
+class Candidates:
+    """What a fork chose from: of every stream itself and, before it, its fork.
+
+    Attributes:
+        scores: float32 [B, 2 N], log cumulative scores.
+        merit: float32 [B, 2 N], what the selection went by; -inf where there is no stream.
+        keep: bool [B, 2 N], those that stay; the streams behind the fork are these, in their order.
+        token: [B, N], the streams' tokens, counted without padding.
+    """
+
+    layer: int
+    scores: Tensor
+    merit: Tensor
+    keep: Tensor
+    token: Tensor
+
+
+@dataclass
 class Encoding:
     """The streams of a batch after the last block, and where its tokens lie.
 
@@ -206,6 +226,7 @@ class Encoding:
         length: L, columns of the batch.
         forks: one [B, n] a forking layer, the streams of each token after it.
         attention: see `Reading`, of the blocks behind the last fork.
+        candidates: one a forking layer, where a trace was asked for.
     """
 
     streams: Streams
@@ -213,6 +234,7 @@ class Encoding:
     length: int
     forks: list[Tensor]
     attention: list[Tensor]
+    candidates: list[Candidates]
 
     def spread(self, values: Tensor) -> Tensor:
         """Values of tokens [B, n, ..] where the tokens lie, zero at padding: [B, L, ..]."""
@@ -244,6 +266,16 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
     """Thoughtbubbles as a causal LM; without `fork_layers` it is the RoPE transformer of the paper's baselines."""
 
     config_class = ThoughtbubblesConfig
+    about_thoughts = (
+        "Residual streams: where a token needs more computation its stream forks. If streams are chosen for a whole "
+        "text at once (selection 'block'), later tokens have a say, and surprise is no likelihood."
+    )
+    shown = {  # noqa: RUF012 (nothing writes to it)
+        "streams": Shown("streams", "How many streams the token has at the end: its own, and forks.", "count"),
+        "streams.": Shown("streams at block {}", "How many streams the token has behind the fork there.", "count"),
+        "attention": Shown("attention", "How much a stream attends to another one behind the last fork."),
+        "stream_weight": Shown("weight of streams", "How far each stream counts at the end.", "share", "stream"),
+    }
     _supports_flex_attn = True
     _tied_weights_keys = {"lm_head.weight": "embed.weight"}  # noqa: RUF012 (transformers' own attribute)
 
@@ -291,7 +323,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
             selection, budget_mode: others than the config's.
             calibrate: find the thresholds of the causal selection; it then takes the batch's own, as batch statistics
                 elsewhere, which meets the budget from the first step and looks ahead as far as one number can.
-            trace: keep the attention of the blocks behind the last fork.
+            trace: keep the attention of the blocks behind the last fork, and all candidates.
 
         Raises:
             InputError: a row of padding alone, or a text that is longer than a fixed budget was made for.
@@ -304,10 +336,13 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
             self._check_length(streams)
         forks: list[Tensor] = []
         attention: list[Tensor] = []
+        candidates: list[Candidates] = []
         reading = self._reading(streams, 0, cache)
         for layer, block in enumerate(self.blocks):
             if layer in config.fork_layers:
-                streams = self._fork(streams, layer, selection, budget_mode, calibrate)
+                streams, chosen_from = self._fork(streams, layer, selection, budget_mode, calibrate)
+                if trace:
+                    candidates.append(chosen_from)
                 forks.append(streams.counts)
                 reading = self._reading(streams, len(forks), cache)
                 if trace and len(forks) == len(config.fork_layers):
@@ -317,7 +352,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
             cache.seen_tokens += input_ids.shape[1]
             own = streams.own if streams.real is None else streams.own & streams.real
             state["tokens"] = streams.before + own.sum(1, keepdim=True)
-        return Encoding(streams, columns, input_ids.shape[1], forks, attention)
+        return Encoding(streams, columns, input_ids.shape[1], forks, attention, candidates)
 
     def _embed(
         self, input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache | None
@@ -378,7 +413,9 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
             scores = torch.zeros_like(streams.token, dtype=torch.float32)
         return Reading(cos, sin, scores, mask, past, None if cache is None else cache.state, None)
 
-    def _fork(self, streams: Streams, layer: int, selection: str, budget_mode: str, calibrate: bool) -> Streams:
+    def _fork(
+        self, streams: Streams, layer: int, selection: str, budget_mode: str, calibrate: bool
+    ) -> tuple[Streams, Candidates]:
         """Scores all candidates, selects, and lets streams fork and end (section 2.3)."""
         module: Any = self.fork_decisions[str(layer)]
         decisions = module(streams.x, streams.scores)
@@ -406,7 +443,8 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
                     "selection is 'causal' and this model has no thresholds: train it, they come with that"
                 )
             size, keep = None, (merit >= threshold) & (merit > -math.inf)
-        return fork(streams, decisions, keep, module.embedding, size)
+        candidates = Candidates(layer, decisions, merit, keep, streams.token)
+        return fork(streams, decisions, keep, module.embedding, size), candidates
 
     def _quota(self, streams: Streams, mode: str) -> Tensor:
         """[B], streams that each row may keep."""
@@ -628,26 +666,23 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
     def _traces(self, input_ids: Tensor, attention_mask: Tensor | None, encoding: Encoding) -> list[ThoughtTrace]:
         """A trace a row: every stream at the end, how many of them each token has, and whom they attend to.
 
-        `streams` is a token's number of streams at the end, `streams.LAYER` after the fork before that block,
-        `surprise` its negative log-likelihood; `links["attention"]` is the mean attention of stream i to stream j over
-        heads and the blocks behind the last fork.
+        `scores["streams"]` is a token's number of streams at the end, `streams.LAYER` after the fork before that block;
+        `links["attention"]` is the mean attention of stream i to stream j over heads and the blocks behind the last
+        fork. The table `streams` holds at each forking layer all that it chose from, the forks that were not made among
+        them, and the streams at the end.
         """
         streams = encoding.streams
-        labels = input_ids if attention_mask is None else input_ids.masked_fill(attention_mask == 0, IGNORED)
-        batch = {"input_ids": input_ids, "labels": labels} | (
-            {} if attention_mask is None else {"attention_mask": attention_mask}
-        )
-        surprise = self.token_nll(batch)
+        tokens = self.real_tokens(input_ids, attention_mask, None)
+        traces = self.text_traces(input_ids, follows(tokens), lambda at: self._logits(encoding, at))
         names = [f"streams.{layer}" for layer in self.config.fork_layers]
         counts = {
-            name: encoding.spread(count.float())
+            name: encoding.spread(count.float()).masked_fill(~tokens, math.nan)
             for name, count in zip((*names, "streams"), (*encoding.forks, streams.counts))
         }
         attention = torch.stack(encoding.attention).mean(0) if encoding.attention else None
-        traces = []
-        for row, ids in enumerate(input_ids):
+        for row, trace in enumerate(traces):
             real = streams.own[row] | True if streams.real is None else streams.real[row]
-            trace = ThoughtTrace(ids, scores={"surprise": surprise[row]} | {n: c[row] for n, c in counts.items()})
+            trace.scores |= {name: count[row] for name, count in counts.items()}
             columns = (streams.token if encoding.columns is None else encoding.columns.gather(1, streams.token))[
                 row
             ].tolist()
@@ -658,8 +693,44 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
                 trace.curves["stream_weight"] = streams.scores[row].exp()[real]
             if attention is not None:
                 trace.links["attention"] = attention[row][real][:, real]
-            traces.append(trace)
+            if encoding.candidates:
+                trace.streams = self._genealogy(encoding, row)
         return traces
+
+    def _genealogy(self, encoding: Encoding, row: int) -> dict[str, Tensor]:
+        """The table `ThoughtTrace.streams` of a row."""
+        streams, parts, count = encoding.streams, [], 0
+        parents = torch.empty(0, dtype=torch.long, device=streams.token.device)
+        for at in encoding.candidates:
+            real, keep = at.merit[row] > -math.inf, at.keep[row]
+            own = torch.arange(len(keep), device=keep.device)
+            part = {
+                "layer": torch.full_like(own, at.layer),
+                "token": at.token[row].repeat_interleave(2),
+                "parent": F.pad(parents, (0, len(keep) // 2 - len(parents)), value=-1).repeat_interleave(2),
+                "weight": at.scores[row].exp(),
+                "kept": keep,
+                "fork": own % 2 == 0,
+            }
+            parts.append({name: values[real] for name, values in part.items()})
+            parents = (count + real.cumsum(0) - 1)[keep]
+            count += int(real.sum())
+        assert streams.scores is not None
+        end = slice(len(parents))
+        parts.append(
+            {
+                "layer": torch.full_like(parents, self.config.num_hidden_layers),
+                "token": streams.token[row, end],
+                "parent": parents,
+                "weight": streams.scores[row, end].exp(),
+                "kept": torch.ones_like(parents, dtype=torch.bool),
+                "fork": torch.zeros_like(parents, dtype=torch.bool),
+            }
+        )
+        table = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        if encoding.columns is not None:
+            table["token"] = encoding.columns[row, table["token"]]
+        return table
 
     @torch.no_grad()
     def generate(self, inputs: Tensor | None = None, generation_config: Any = None, **kwargs: Any) -> Any:

@@ -1,0 +1,173 @@
+"""Traces as what the page draws: plain JSON, numbers rounded, with a title and a sentence for everything.
+
+The page chooses its panels by what a trace holds, so that a new family is shown by filling in fields.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mentalese.models.base import SHOWN, Contract, Shown, ThoughtTrace
+from mentalese.registry import families, load
+
+VERSION = 1
+_LINKS = 4  # the strongest of each thought
+_WEAKEST = 0.01
+
+
+def payload(
+    traces: Sequence[ThoughtTrace],
+    *,
+    names: Sequence[str] = (),
+    parameters: Sequence[int] = (),
+    title: str = "",
+    text: str | None = None,
+    command: str = "",
+) -> dict[str, Any]:
+    """What `mentalese.viewer.page.page` draws.
+
+    Args:
+        traces: of one model, or of two on the same text; where both read the same tokens from the start on, each gets
+            the score `gain`, how much less a token cost it than the other.
+        names: of the models; their types unless given.
+        parameters: of the models, where known.
+        title: of the page.
+        text: what was thought about; `None`: the first trace's tokens.
+        command: what made the page.
+    """
+    names = names or [trace.model for trace in traces]
+    drawn = [_trace(trace, name) for trace, name in zip(traces, names)]
+    for trace, count in zip(drawn, parameters):
+        trace["parameters"] = count
+    if len(drawn) > 1:
+        _add_gains(traces, drawn)
+    return {
+        "version": VERSION,
+        "title": title or f"What {' and '.join(names)} thought",
+        "command": command,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "text": "".join(traces[0].tokens) if text is None else text,
+        "traces": drawn,
+    }
+
+
+def _trace(trace: ThoughtTrace, name: str) -> dict[str, Any]:
+    kind = _model_class(trace.model)
+    words = {**SHOWN, **kind.shown}
+    return {
+        "name": name,
+        "model": trace.model,
+        "parameters": None,
+        "about": kind.about_thoughts,
+        "tokens": trace.tokens or [str(token) for token in trace.input_ids.tolist()],
+        "special": trace.special or [False] * len(trace.input_ids),
+        "scores": {
+            key: _described(key, words, "unit") | {"values": numbers(values), "diverging": False}
+            for key, values in trace.scores.items()
+        },
+        "thoughts": [
+            {
+                "start": thought.start,
+                "end": thought.end,
+                "label": thought.label,
+                "layer": thought.layer,
+                "codes": list(thought.codes),
+                "nearest": [[_text(trace, token), _rounded(share)] for token, share in thought.nearest],
+            }
+            for thought in trace.thoughts
+        ],
+        "links": {key: _described(key, words) | {"edges": _edges(link)} for key, link in trace.links.items()},
+        "curves": {
+            key: _described(key, words, "unit") | {"x": _shown(key, words).along, "values": numbers(values)}
+            for key, values in trace.curves.items()
+        },
+        "readings": [
+            {"title": _shown(key, words).title, "tokens": [_text(trace, token) for token in said.tolist()]}
+            for key, said in trace.readings.items()
+        ],
+        "streams": {key: numbers(column) for key, column in trace.streams.items()} or None,
+    }
+
+
+def _model_class(model_type: str) -> type[Contract]:
+    """Who has the words for a model's thoughts."""
+    for family in families().values():
+        if model_type in family.classes:
+            found = load(family.classes[model_type][1])
+            return found if issubclass(found, Contract) else Contract
+    return Contract
+
+
+def _shown(key: str, words: Mapping[str, Shown]) -> Shown:
+    """How something of this name is shown: by its own words, by those of names like it, or by its name alone."""
+    stem, dot, rest = key.partition(".")
+    if key in words or stem + dot not in words or not dot:
+        return words.get(key, Shown(key.replace("_", " ")))
+    found = words[stem + dot]
+    return Shown(found.title.format(rest), found.about.format(rest), found.unit, found.along)
+
+
+def _described(key: str, words: Mapping[str, Shown], *more: str) -> dict[str, str]:
+    shown = _shown(key, words)
+    return {name: getattr(shown, name) for name in ("title", "about", *more)}
+
+
+def _text(trace: ThoughtTrace, token: int) -> str:
+    return trace.vocabulary.get(token, str(token))
+
+
+def _edges(link: Tensor) -> list[list[float]]:
+    """[i, j, weight] of the strongest links between different thoughts."""
+    link = link.float().clone().fill_diagonal_(0)
+    if not len(link):
+        return []
+    weights, others = link.topk(min(_LINKS, len(link)))
+    return [
+        [i, j, _rounded(weight) or 0.0]
+        for i, pairs in enumerate(zip(others.tolist(), weights.tolist()))
+        for j, weight in zip(*pairs)
+        if weight >= _WEAKEST
+    ]
+
+
+def _add_gains(traces: Sequence[ThoughtTrace], drawn: list[dict[str, Any]]) -> None:
+    """The score `gain` of either model over the other, of tokens that both read after the same ones."""
+    text = [[i for i, special in enumerate(trace["special"]) if not special] for trace in drawn]
+    same = 0
+    for i, j in zip(*text):
+        if drawn[0]["tokens"][i] != drawn[1]["tokens"][j]:
+            break
+        same += 1
+    if not same:
+        return
+    places = [torch.tensor(part[:same], device=trace.input_ids.device) for part, trace in zip(text, traces)]
+    costs = [trace.scores["surprise"][at].float().cpu() for trace, at in zip(traces, places)]
+    abouts = [trace["scores"]["surprise"]["about"] for trace in drawn]
+    for own, other in ((0, 1), (1, 0)):
+        values = torch.full(traces[own].input_ids.shape, math.nan)
+        values[places[own].cpu()] = costs[other] - costs[own]
+        name = drawn[other]["name"]
+        about = f"How much less the token cost than {name}, which read the same text: below zero {name} did better."
+        unlike = [words for words in abouts if words != SHOWN["surprise"].about]
+        drawn[own]["scores"]["gain"] = {
+            "title": f"gain over {name}",
+            "unit": "nats",
+            "about": " ".join([about, *dict.fromkeys(unlike)]),
+            "values": numbers(values),
+            "diverging": True,
+        }
+
+
+def numbers(values: Tensor) -> list[Any]:
+    """A tensor [n] for JSON: four significant digits, `None` where there is no finite number."""
+    return [_rounded(value) if isinstance(value, float) else value for value in values.tolist()]
+
+
+def _rounded(value: float) -> float | None:
+    return float(f"{value:.4g}") if math.isfinite(value) else None

@@ -1,0 +1,324 @@
+"""Traces of a text, what the page is told of them, and the command that writes it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from mentalese import DataConfig, Recipe, ThoughtTrace, cli, get_recipe
+from mentalese.data.batches import encode_prompts
+from mentalese.errors import InputError
+from mentalese.models import base
+from mentalese.models.auto import as_contract, load_model, saved_recipe
+from mentalese.models.base import Thought
+from mentalese.viewer import payload, think, think_page, trace
+from mentalese.viewer.think import token_texts
+from support import saved, shrink
+
+TEXT = "She had a son. He was old, and lived in the town. </script><b>Who?</b>"
+FAMILIES = ["thought_gestalt", "thoughtbubbles", "coconut", "latent_thought", "conceptlm", "gpt2", "gpt2-gist", "mdlm"]
+
+
+def gpt2(tokenizer: PreTrainedTokenizerFast, **fields: Any) -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, n_positions=64, **fields)
+    return GPT2LMHeadModel(config).eval()
+
+
+@pytest.fixture(scope="module")
+def runs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """An untrained run of every family."""
+    folder = tmp_path_factory.mktemp("runs")
+    return {name: saved(folder / name, _small(get_recipe(f"{name}/tiny"), corpus)) for name in FAMILIES}
+
+
+def _small(recipe: Recipe, corpus: Path) -> Recipe:
+    recipe = shrink(recipe, corpus)
+    return dataclasses.replace(recipe, evaluation=dataclasses.replace(recipe.evaluation, answer_tokens=6))
+
+
+def inside(page: str) -> dict[str, Any]:
+    """What the page has to draw."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+# -- thinking ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_fills_the_page_with_what_it_has(runs: dict[str, Path], family: str) -> None:
+    page = inside(think_page(runs[family], TEXT, command="mentalese think"))
+    (drawn,) = page["traces"]
+    assert (page["version"], page["text"], page["command"]) == (1, TEXT, "mentalese think")
+    shown = [text for text, special in zip(drawn["tokens"], drawn["special"]) if not special]
+    assert "".join(shown).startswith(TEXT)
+    assert drawn["name"] == f"{family}/{family}"
+    assert drawn["parameters"] > 1000
+    length = len(drawn["tokens"])
+    for score in drawn["scores"].values():
+        assert len(score["values"]) == length
+        assert score["title"]
+        assert score["about"]
+    for curve in drawn["curves"].values():
+        assert curve["x"] in ("layer", "pass", "step", "chunk", "stream")
+        assert curve["about"]
+    for thought in drawn["thoughts"]:
+        assert 0 <= thought["start"] < thought["end"] <= length
+    assert all(len(reading["tokens"]) == length for reading in drawn["readings"])
+    # What makes a panel of its own.
+    assert bool(drawn["about"]) == (family not in ("gpt2", "gpt2-gist", "mdlm"))
+    assert ("entropy" in drawn["scores"]) == (family != "mdlm")
+    assert ("memory" in drawn["links"]) == (family == "thought_gestalt")
+    assert (drawn["streams"] is not None) == (family == "thoughtbubbles")
+    assert any(thought["nearest"] for thought in drawn["thoughts"]) == (family == "coconut")
+    assert any(thought["codes"] for thought in drawn["thoughts"]) == (family == "conceptlm")
+    assert (len(drawn["readings"]) > 1) == (family == "latent_thought")
+
+
+def test_a_model_of_questions_is_asked_and_its_answer_is_traced_too(runs: dict[str, Path]) -> None:
+    model, tokenizer = load_model(runs["coconut"])
+    recipe = saved_recipe(runs["coconut"])
+    assert recipe is not None
+    asked = encode_prompts(["Who is it?"], tokenizer, recipe.data)["input_ids"]
+    found = think(model, tokenizer, "Who is it?", recipe.data, max_new_tokens=5)
+    answered = model.generate(asked, max_new_tokens=5, do_sample=False, pad_token_id=tokenizer.pad_token_id)
+    assert torch.equal(found.input_ids, answered[0])
+    assert len(found.thoughts) == 2 * recipe.data.latents_at(recipe.data.stage)
+    page = inside(think_page(runs["coconut"], "Who is it?", latents=3))
+    assert sum(thought["label"] == "latent" for thought in page["traces"][0]["thoughts"]) == 3
+
+
+def test_the_last_sentence_of_a_text_is_a_thought_too(runs: dict[str, Path]) -> None:
+    model, tokenizer = load_model(runs["thought_gestalt"])
+    recipe = saved_recipe(runs["thought_gestalt"])
+    assert recipe is not None
+    found = think(model, tokenizer, "He was old. She had a son.", recipe.data)
+    assert found.thoughts[-1].end == len(found.input_ids)
+    assert [found.special[place] for place in (0, 1, -1)] == [True, False, True]
+
+
+def test_a_text_of_any_length_is_for_models_of_sentences_alone(
+    runs: dict[str, Path], tokenizer: PreTrainedTokenizerFast
+) -> None:
+    model, own = load_model(runs["thought_gestalt"])
+    recipe = saved_recipe(runs["thought_gestalt"])
+    assert recipe is not None
+    assert len(think(model, own, "He was old. " * 100, recipe.data).thoughts) > 50
+    with pytest.raises(InputError, match="the text has 65 tokens, those around it included: the model's context is 64"):
+        think(gpt2(tokenizer), tokenizer, "a" * 64)
+    assert len(think(gpt2(tokenizer), tokenizer, "a" * 63).input_ids) == 64
+
+
+def test_any_hugging_face_model_has_surprise_and_entropy(tokenizer: PreTrainedTokenizerFast) -> None:
+    model = gpt2(tokenizer)
+    found = think(model, tokenizer, "a plain text")
+    log_p = model(found.input_ids[None]).logits[0, :-1].log_softmax(-1).double()
+    assert found.tokens == ["<|endoftext|>", *"a plain text"]
+    assert found.special == [True] + [False] * 12
+    surprise, entropy = found.scores["surprise"], found.scores["entropy"]
+    assert surprise[0].isnan()
+    assert entropy[0].isnan()
+    expected = -log_p.gather(1, found.input_ids[1:, None])[:, 0]
+    torch.testing.assert_close(surprise[1:].double(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(entropy[1:].double(), -(log_p.exp() * log_p).sum(-1), atol=1e-5, rtol=1e-5)
+    assert torch.equal(found.readings["predicted"][1:], log_p.argmax(-1))
+    assert found.vocabulary.keys() == set(found.readings["predicted"].tolist())
+
+
+def test_logits_in_pieces_give_the_same_trace(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, ids = as_contract(gpt2(tokenizer)), torch.randint(256, (2, 30))
+    whole = model.traces({"input_ids": ids})
+    monkeypatch.setattr(base, "_PIECE", 7)
+    for found, expected in zip(model.traces({"input_ids": ids}), whole):
+        for name, score in expected.scores.items():
+            torch.testing.assert_close(found.scores[name], score, equal_nan=True)
+        assert torch.equal(found.readings["predicted"], expected.readings["predicted"])
+
+
+def test_the_texts_of_tokens_make_the_text_whatever_bytes_they_end_in(tokenizer: PreTrainedTokenizerFast) -> None:
+    text = "né: 2 €, 🙂 � end"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    texts = token_texts(ids, tokenizer)
+    assert "".join(texts) == text
+    assert texts[:4] == ["n", "é", "", ":"]
+    assert "".join(token_texts(ids[:2], tokenizer)) == "n�", "half a character is shown as one that is broken"
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_an_empty_text_is_refused(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+    with pytest.raises(InputError, match=r"the text is .*: give some to think about"):
+        think(gpt2(tokenizer), tokenizer, text)
+
+
+def test_an_option_that_the_model_does_not_know_is_refused(
+    runs: dict[str, Path], tokenizer: PreTrainedTokenizerFast
+) -> None:
+    says = "fast_steps is 3: this model has no thoughts that depend on it, leave it out"
+    with pytest.raises(InputError, match=says):
+        think(gpt2(tokenizer), tokenizer, "a text", fast_steps=3)
+    with pytest.raises(InputError, match=says):
+        think_page(runs["thoughtbubbles"], TEXT, fast_steps=3)
+    with pytest.raises(InputError, match=r"latents is 3, and .* reads texts: that is for models of questions"):
+        think_page(runs["gpt2"], TEXT, latents=3)
+    found = inside(think_page(runs["latent_thought"], TEXT, fast_steps=3))["traces"][0]
+    assert len(found["curves"]["elbo"]["values"]) == 3
+
+
+# -- the payload -------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_are_short_and_what_is_no_number_is_null() -> None:
+    found = ThoughtTrace(torch.arange(3), {"surprise": torch.tensor([math.nan, 1.23456789, math.inf])}, model="gpt2")
+    (drawn,) = payload([found])["traces"]
+    assert drawn["scores"]["surprise"]["values"] == [None, 1.235, None]
+    assert drawn["tokens"] == ["0", "1", "2"], "without a tokenizer there are ids"
+
+
+def test_a_new_familys_words_are_its_names_until_it_says_more() -> None:
+    found = ThoughtTrace(
+        torch.arange(3),
+        {"inner_doubt": torch.zeros(3)},
+        curves={"surprise.2": torch.zeros(2), "doubt.by.layer": torch.zeros(2)},
+        model="someone_elses",
+    )
+    (drawn,) = payload([found])["traces"]
+    assert drawn["scores"]["inner_doubt"]["title"] == "inner doubt"
+    assert drawn["curves"]["doubt.by.layer"]["title"] == "doubt.by.layer"
+    assert (drawn["about"], drawn["streams"]) == ("", None)
+    (drawn,) = payload([dataclasses.replace(found, model="mtp")])["traces"]
+    assert drawn["curves"]["surprise.2"]["title"] == "surprise, 2 ahead"
+
+
+def test_links_are_the_strongest_between_different_thoughts() -> None:
+    link = torch.tensor([[0.9, 0.0, 0.005], [0.2, 0.7, 0.1], [0.3, 0.4, 0.3]])
+    thoughts = [Thought(torch.zeros(1), i, i + 1) for i in range(3)]
+    (drawn,) = payload([ThoughtTrace(torch.arange(3), thoughts=thoughts, links={"memory": link}, model="ltm")])[
+        "traces"
+    ]
+    assert drawn["links"]["memory"]["edges"] == [[1, 0, 0.2], [1, 2, 0.1], [2, 1, 0.4], [2, 0, 0.3]]
+
+
+def test_a_gain_is_of_the_tokens_that_both_read(runs: dict[str, Path], tokenizer: PreTrainedTokenizerFast) -> None:
+    page = inside(think_page(runs["thought_gestalt"], TEXT, against=runs["gpt2"]))
+    own, other = page["traces"]
+    assert own["scores"]["gain"]["title"] == "gain over gpt2/gpt2"
+    assert own["scores"]["gain"]["diverging"]
+    pairs = zip(*(_by_text(part, "surprise") for part in (own, other)), _by_text(own, "gain"), _by_text(other, "gain"))
+    checked = 0
+    for mine, theirs, gain, back in pairs:
+        if None not in (mine, theirs):
+            assert gain == pytest.approx(theirs - mine, abs=2e-3 * (1 + abs(mine) + abs(theirs)))
+            assert gain == -back
+            checked += 1
+    assert checked > 20
+    short, long = (trace(gpt2(tokenizer), tokenizer, torch.tensor(ids)) for ids in ([5, 6, 7, 8], [5, 6, 9, 9, 9]))
+    gains = [part["scores"]["gain"]["values"] for part in payload([short, long])["traces"]]
+    assert gains == [[None, 0.0, None, None], [None, 0.0, None, None, None]], "as far as the texts agree"
+    apart = trace(gpt2(tokenizer), tokenizer, torch.tensor([9, 6, 7]))
+    assert "gain" not in payload([short, apart])["traces"][0]["scores"]
+
+
+def _by_text(drawn: dict[str, Any], score: str) -> list[float | None]:
+    return [v for v, special in zip(drawn["scores"][score]["values"], drawn["special"]) if not special]
+
+
+def test_what_no_likelihood_is_compared_with_says_so(runs: dict[str, Path]) -> None:
+    page = inside(think_page(runs["gpt2"], TEXT, against=runs["latent_thought"]))
+    assert "no likelihood" in page["traces"][0]["scores"]["gain"]["about"]
+
+
+# -- files and notebooks -----------------------------------------------------------------------------------------------
+
+
+def test_a_trace_is_a_table_of_its_tokens(runs: dict[str, Path]) -> None:
+    model, tokenizer = load_model(runs["conceptlm"])
+    found = think(model, tokenizer, TEXT)
+    table = found.to_pandas()
+    assert list(table["token"]) == found.tokens
+    assert set(table.columns) == {"token", "thoughts", *found.scores}
+    size = model.config.chunk_size
+    assert table["thoughts"][0] == [0]
+    assert table["thoughts"][size] == [1, 2], "a concept, and what was predicted in its place"
+
+
+def test_a_notebook_shows_the_page_in_a_frame_of_its_own(runs: dict[str, Path], tmp_path: Path) -> None:
+    from html import unescape
+
+    model, tokenizer = load_model(runs["conceptlm"])
+    found = think(model, tokenizer, TEXT)
+    found.save(tmp_path)
+    shown = ThoughtTrace.load(tmp_path)._repr_html_()
+    assert shown.startswith('<iframe sandbox="allow-scripts"')
+    page = unescape(re.findall(r'srcdoc="([^"]*)"', shown)[0])
+    assert inside(page)["traces"][0]["tokens"] == found.tokens
+    assert "</script><b>" not in page
+    assert "<table" in dataclasses.replace(found, tokens=[])._repr_html_(), "tokens without a text are no page"
+    scores = {name: score.repeat(100) for name, score in found.scores.items()}
+    long = dataclasses.replace(found, input_ids=found.input_ids.repeat(100), scores=scores, tokens=found.tokens * 100)
+    assert "<table" in long._repr_html_()
+
+
+def test_a_trace_of_another_version_is_refused(tmp_path: Path) -> None:
+    ThoughtTrace(torch.arange(3)).save(tmp_path)
+    described = json.loads((tmp_path / "trace.json").read_text())
+    (tmp_path / "trace.json").write_text(json.dumps(described | {"version": 1}))
+    with pytest.raises(InputError, match="holds a trace of version 1, this library reads 2: make the trace again"):
+        ThoughtTrace.load(tmp_path)
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_a_page(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text(TEXT)
+    run = str(runs["latent_thought"])
+    arguments = ["--file", "text.txt", "--config", "fast_steps=2", "--against", str(runs["gpt2"])]
+    assert cli.main(["think", run, *arguments]) == 0
+    assert capsys.readouterr().out == f"think.html shows what {run} thought\n"
+    page = inside((tmp_path / "think.html").read_text())
+    assert page["command"].startswith(f"mentalese think {run} --file text.txt")
+    assert [part["model"] for part in page["traces"]] == ["ltm", "gpt2"]
+    assert len(page["traces"][0]["curves"]["elbo"]["values"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("", "--text and --file are missing: give one of them"),
+        ("--text a --file b.txt", "--text and --file are both given: give one of them"),
+        ("--file none.txt", "--file is 'none.txt': no such file"),
+        ("--text ''", "there is no text in --text: give some"),
+        ("--text a --out none/page.html", "--out is 'none/page.html': its folder does not exist, make it first"),
+    ],
+)
+def test_what_is_wrong_is_said_before_a_model_is_opened(
+    arguments: str, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def opened(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("nothing is to be opened")
+
+    monkeypatch.setattr("mentalese.viewer.think_page", opened)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["think", "MODEL", *shlex.split(arguments)]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_running_text_is_read_where_no_recipe_says_otherwise(tokenizer: PreTrainedTokenizerFast) -> None:
+    model = gpt2(tokenizer)
+    assert think(model, tokenizer, "a").tokens == think(model, tokenizer, "a", DataConfig()).tokens
