@@ -35,9 +35,11 @@ from mentalese.models.base import (
     Batch,
     CausalLMOutputWithThoughts,
     LossOutput,
+    Shown,
     Thought,
     ThoughtCache,
     ThoughtTrace,
+    follows,
 )
 from mentalese.models.conceptlm.chunks import Chunks
 from mentalese.models.conceptlm.codebook import Codebook, Usage, mix, nearest_codes, quantisation_loss, usage, usage_of
