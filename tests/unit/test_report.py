@@ -1,8 +1,11 @@
-"""The report is one page that needs nothing else, runs nothing, and shows all that was measured."""
+"""The report is one page that needs nothing else, runs nothing but its own script, and shows all that was measured."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import itertools
+import json
 import math
 import re
 from html.parser import HTMLParser
@@ -13,75 +16,34 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mentalese.compare.report import (
+from comparisons import HOSTILE, comparison, questions, run
+from mentalese.compare.charts import (
+    PERPLEXITY,
     POINTS,
-    cells,
+    STOPS,
+    Curve,
+    Point,
+    counted,
     curve,
-    headline,
-    report,
+    frontier,
+    line_chart,
     short_count,
-    short_names,
     spread,
-    write_report,
+    stops,
 )
-
-HOSTILE = '</script><script>alert("1")</script><img src=x onerror=alert(2)> & "quoted"'
-
-
-def run(name: str, final: float, *, seed: int = 0, steps: int = 500) -> dict[str, Any]:
-    """A result like that of `train`, whose perplexity falls from 1,000 to `final`."""
-    score = {
-        "nll": math.log(final), "tokens": 4000, "bytes": 17000, "perplexity": final,
-        "bits_per_byte": math.log2(final) * 4 / 17, "protocol": {"tokens": "lexical", "context": f"as {name} reads"},
-    }  # fmt: skip
-    curve = []
-    for step in range(10, steps + 1, 10):
-        point = {"step": step, "tokens": 100 * step, "flops": 10**9 * step, "seconds": step / 5}
-        value = final * (1000 / final) ** (1 - step / steps)
-        curve += [point | {"loss": math.log(value)}, *([point | {"validation_perplexity": value}] * (step % 50 == 0))]
-    return {
-        "parameters": {"total": 2_359_808, "non_embedding": 1_311_232}, "train_flops_per_token": 8.4e6,
-        "tokens_per_second": 21000, "test": score, "validation": score, "curve": curve, "seed": seed,
-        "samples": [{"prompt": "The function", "text": f"The function of {name} {HOSTILE}"}],
-        "steps": steps, "tokens": 100 * steps, "flops": 10**9 * steps, "seconds": steps / 5,
-        "config": {"name": name}, "commit": "0123abc", "data_hash": "fedcba9876543210ff", "hardware": {"device": "cpu"},
-        "versions": {"torch": "2.13.0"},
-    }  # fmt: skip
-
-
-def comparison(models: int = 2, seeds: int = 1) -> dict[str, Any]:
-    from mentalese.evaluate.statistics import paired_t_test, summary
-
-    rows: list[dict[str, Any]] = []
-    for index in range(models):
-        name = f"family{index}/tiny"
-        runs = [run(name, 100 - 2 * index + seed * (1 + index) / 10, seed=seed) for seed in range(seeds)]
-        nll = [r["test"]["nll"] for r in runs]
-        first = [r["test"]["nll"] for r in (rows[0]["runs"] if rows else runs)]
-        rows.append({
-            "name": name, "description": f"model number {index} <b>", "parameters": runs[0]["parameters"],
-            "perplexity": summary([r["test"]["perplexity"] for r in runs]),
-            "bits_per_byte": summary([r["test"]["bits_per_byte"] for r in runs]),
-            **{key: summary([r[key] for r in runs]) for key in ("train_flops_per_token", "tokens_per_second")},
-            "baseline": "family0/tiny" if index else None, "ratio": 1 - index / 50,
-            "paired_test": paired_t_test(nll, first).to_dict() if index and seeds > 2 else None, "runs": runs,
-        })  # fmt: skip
-    return {
-        "version": 1, "created": "2026-01-02T03:04:05+00:00", "source": "builtin:stdlib", "tokenizer": "bpe:4096",
-        "rows": rows, "match": {"by": "tokens", "budget": 50000}, "seeds": seeds, "command": "mentalese compare a <b>",
-    }  # fmt: skip
+from mentalese.compare.report import cells, headline, report, short_names, write_report
 
 
 class Page(HTMLParser):
     """The page as a browser reads it: its elements, and that each is closed."""
 
-    VOID = ("meta", "br", "wbr")
+    VOID = ("meta", "br", "wbr", "input")
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.open: list[str] = []
         self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
+        self.text, self.scripts = "", []
         self.feed(text)
         assert self.open == []
 
@@ -97,14 +59,17 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.text += data
+        if self.open[-1:] == ["script"]:
+            self.scripts.append(data)
+        else:
+            self.text += data
 
 
 @pytest.mark.parametrize(("models", "seeds"), [(2, 1), (2, 3), (5, 4), (12, 1)])
 def test_from_two_to_twelve_models_the_page_is_whole(models: int, seeds: int) -> None:
     page = Page(report(comparison(models, seeds)))
     tags = [tag for tag, _ in page.elements]
-    assert tags.count("figure") == 4  # perplexity by tokens, FLOPs and time; loss
+    assert tags.count("figure") == 4 + 4  # by FLOPs, time, memory, parameters; over tokens, FLOPs and time, and loss
     assert tags.count("article") == models  # samples
     lines = [a for tag, a in page.elements if tag == "path" and (a.get("class") or "").startswith("line ")]
     assert len(lines) == 4 * models
@@ -112,24 +77,30 @@ def test_from_two_to_twelve_models_the_page_is_whole(models: int, seeds: int) ->
     assert bool(bands) == (seeds > 1)
 
 
-def test_the_page_asks_the_network_for_nothing_and_runs_nothing() -> None:
+def test_the_page_asks_the_network_for_nothing_and_runs_its_own_script_alone() -> None:
     text = report(comparison())
     page = Page(text)
-    assert not {"script", "link", "img", "iframe", "object", "base"} & {tag for tag, _ in page.elements}
+    assert not {"link", "img", "iframe", "object", "base"} & {tag for tag, _ in page.elements}
     for _, attributes in page.elements:
         assert not {"src", "href", "xlink:href", "action"} & set(attributes)
         assert not [name for name in attributes if name.startswith("on")]
     assert "url(" not in text
     assert "@import" not in text
     assert "default-src 'none'" in text  # and if anything did slip through, the browser would refuse it
+    data, script = page.scripts
+    assert list(json.loads(data)) == ["charts"]
+    assert f"script-src 'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" in text
 
 
-def test_generated_text_is_shown_never_run() -> None:
-    text = report(comparison())
-    assert "<script" not in text.lower()
+def test_text_of_others_is_shown_never_run() -> None:
+    compared = comparison()
+    compared["rows"][1]["name"] = HOSTILE
+    text = report(compared)
     assert "<img" not in text
     page = Page(text)
-    assert HOSTILE in page.text
+    assert len(page.scripts) == 2
+    assert f"The function of family0/tiny {HOSTILE}" in page.text
+    assert json.loads(page.scripts[0])["charts"][0]["lines"][1]["name"] == HOSTILE
     assert "model number 0 <b>" in page.text
     assert "mentalese compare a <b>" in page.text
 
@@ -159,8 +130,9 @@ def test_a_run_that_diverged_leaves_a_page_all_the_same() -> None:
 def test_what_was_measured_and_how_can_be_read() -> None:
     text = Page(report(comparison(2, 3))).text
     for expected in (
-        "training tokens, 50k a run", "1.31M", "100.1 ± 0.1", "0.980", "n = 3", "as family1/tiny reads",
+        "training tokens, 50k a run", "1.31M", "100.1 ± 0.1", "0.980", "n = 3", "as family1/tiny reads", "512 MiB",
         "fedcba9876543210", "0123abc", "torch 2.13.0", "mentalese compare a",
+        "mentalese train family1/tiny --seed 2 --out runs/seed-2",
     ):  # fmt: skip
         assert expected in text
 
@@ -203,10 +175,14 @@ def test_counts_have_three_digits_and_a_prefix(number: float, text: str) -> None
     assert short_count(number) == text
 
 
-def test_names_lose_the_half_that_all_share() -> None:
+def test_names_lose_what_all_share() -> None:
     assert short_names(["gpt2/tiny", "llama/tiny"]) == ["gpt2", "llama"]
     assert short_names(["gpt2/tiny", "gpt2/small"]) == ["tiny", "small"]
     assert short_names(["gpt2/tiny", "llama/small"]) == ["gpt2/tiny", "llama/small"]
+    assert short_names(["gpt2/tiny", "llama/tiny", "llama/tiny-wide"]) == ["gpt2", "llama", "llama-wide"]
+    assert short_names(["llama/tiny", "llama/tiny-wide"]) == ["llama", "llama-wide"]
+    assert short_names(["a/tiny-b", "a-b/tiny"]) == ["a/tiny-b", "a-b/tiny"]  # which would be one name for two
+    assert short_names(["a", "b"]) == ["a", "b"]
 
 
 def test_long_curves_are_thinned_by_averaging() -> None:
@@ -216,6 +192,56 @@ def test_long_curves_are_thinned_by_averaging() -> None:
     assert thin.x == sorted(thin.x)
     losses = [p["loss"] for p in runs[0]["curve"] if "loss" in p]
     assert sum(thin.y) / len(thin.y) == pytest.approx(sum(losses) / len(losses))
+
+
+def test_a_curve_is_read_off_the_line_that_is_drawn() -> None:
+    drawn = Curve(0, "a", [10.0, 20.0], [100.0, 400.0], [100.0, 400.0], [100.0, 400.0], [])
+    assert drawn.at(20, PERPLEXITY) == 400
+    assert drawn.at(15, PERPLEXITY) == pytest.approx(200)  # half way on a logarithmic scale
+    assert drawn.at(9.9, PERPLEXITY) is None
+    assert drawn.at(30, PERPLEXITY) == 400  # where it ended
+
+
+def test_stops_are_the_measurements_and_no_more_than_can_be_told_apart() -> None:
+    few = curve(0, "a", [run("a", 50.0)], "tokens", "validation_perplexity")
+    many = curve(1, "b", [run("b", 50.0, steps=20_000)], "tokens", "loss")
+    assert stops([few]) == few.x
+    assert len(stops([many])) <= STOPS + 1
+    assert stops([few, many])[-1] == many.x[-1]
+
+
+def test_at_every_stop_labels_stand_apart_and_tell_the_lines_height() -> None:
+    curves = [curve(i, f"model {i}", [run("m", 50.0 + i, cost=1 + i)], "flops", "loss") for i in range(12)]
+    _, readings = line_chart("Loss", curves, counted("FLOPs"), PERPLEXITY)
+    assert readings["stops"][-1] == [1000.0, "6T FLOPs"]
+    assert [line["runs"] < len(readings["stops"]) for line in readings["lines"]] == [True] * 11 + [False]
+    for places in zip(*(line["place"] for line in readings["lines"])):
+        begun = sorted(place for place in places if place is not None)
+        assert all(b - a > 15.8 for a, b in itertools.pairwise(begun))
+    assert readings["lines"][3]["text"][-1] == f"{math.log(53):.2f}"
+    assert readings["lines"][11]["text"][0] is None  # the dearest model has its first loss last
+
+
+def test_the_frontier_is_what_no_other_beats_in_both() -> None:
+    def points(*places: tuple[float, float]) -> list[Point]:
+        return [Point(i, "", x, y, []) for i, (x, y) in enumerate(places)]
+
+    found = points((3, 5), (1, 9), (2, 9), (4, 5), (5, 1), (1, 10))
+    assert [p.model for p in frontier(found, best_is_low=True)] == [1, 0, 4]
+    assert [p.model for p in frontier(found, best_is_low=False)] == [5]
+
+
+def test_a_cost_is_offered_where_all_runs_know_it() -> None:
+    def costs(compared: dict[str, Any]) -> tuple[list[str | None], list[str | None]]:
+        radios = [a for tag, a in Page(report(compared)).elements if a.get("type") == "radio"]
+        return [a["value"] for a in radios], [a["value"] for a in radios if "checked" in a]
+
+    compared = comparison()
+    assert costs(compared) == (["flops", "seconds", "peak_memory_bytes", "parameters"], ["flops"])
+    compared["match"] = {"by": "flops", "budget": 10**12}
+    assert costs(compared)[1] == ["seconds"]  # what is the same for all tells nothing
+    del compared["rows"][1]["runs"][0]["peak_memory_bytes"]
+    assert costs(compared)[0] == ["flops", "seconds", "parameters"]
 
 
 @given(st.lists(st.floats(0, 260), min_size=1, max_size=12))
@@ -232,7 +258,10 @@ def test_a_perplexity_that_is_no_likelihood_says_so_in_table_and_headline() -> N
     compared = comparison()
     compared["rows"][1]["runs"][0]["test"]["protocol"]["estimator"] = "block-not-causal"
     assert "98.0 (block-not-causal)" in headline(compared["rows"])
-    assert "98.0 (block-not-causal)" in report(compared)
+    text = report(compared)
+    assert "98.0 (block-not-causal)" in text
+    assert text.count("<b>98.0*</b> family1 <small>") == 4  # costs
+    assert "* Not simply a likelihood: family1 (block-not-causal)." in text
 
 
 def test_a_score_of_a_part_of_the_text_has_no_bits_a_byte() -> None:
@@ -245,29 +274,6 @@ def test_a_score_of_a_part_of_the_text_has_no_bits_a_byte() -> None:
 # -- questions ---------------------------------------------------------------------------------------------------------
 
 
-def questions(models: int = 2, seeds: int = 1) -> dict[str, Any]:
-    """A comparison of accuracies, 0.5 for the first model and 0.1 more for each next one, at two stages."""
-    from mentalese.evaluate.statistics import paired_t_test, summary
-
-    compared = comparison(models, seeds)
-    first: list[float] = []
-    for index, row in enumerate(compared["rows"]):
-        values = [0.5 + index / 10 + seed * (1 + index) / 100 for seed in range(seeds)]
-        first = first or values
-        for run, value in zip(row["runs"], values):
-            score = {"nll": 1.0, "perplexity": 2.718, "accuracy": value, "exact_match": value, "f1": value + 0.05}
-            run["test"] = score | {"questions": 500, "protocol": {"decoding": "greedy", "latents": index}}
-            for point in run["curve"]:
-                if "validation_perplexity" in point:
-                    point |= {"validation_accuracy": value * point["step"] / 500, "stage": int(point["step"] > 250)}
-        for name in ("perplexity", "bits_per_byte", "ratio"):
-            del row[name]
-        row["accuracy"], row["f1"] = summary(values), summary([value + 0.05 for value in values])
-        row["difference"] = sum(values) / seeds - sum(first) / seeds
-        row["paired_test"] = paired_t_test(values, first).to_dict() if index and seeds > 2 else None
-    return compared
-
-
 def test_a_comparison_of_answers_speaks_of_accuracy_alone() -> None:
     text = report(questions(3, 3))
     page = Page(text)
@@ -276,8 +282,7 @@ def test_a_comparison_of_answers_speaks_of_accuracy_alone() -> None:
         "Validation accuracy by training steps", "questions are asked at the stage that training is at",
     ):  # fmt: skip
         assert expected in page.text, expected
-    recipes = text.index("<details>")
-    assert "perplexity" not in text[:recipes]
+    assert "perplexity" not in page.text[page.text.index("Mentalese comparison") :].partition("command and recipe")[0]
     assert "bits" not in page.text
     assert not re.search(r"\bnan\b|\binf\b", text)
 

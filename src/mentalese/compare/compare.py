@@ -110,7 +110,7 @@ def compare(
             _check_folders(recipe, out, seeds)
     results += [run(recipe) for recipe in recipes[1:]]
 
-    comparison = _judge(recipes, results) | {"match": matched, "seeds": seeds, "command": provenance.command()}
+    comparison = _judge(recipes, results, out) | {"match": matched, "seeds": seeds, "command": provenance.command()}
     if is_main_process():  # under torchrun every process knows all results
         write_json(out / "compare.json", comparison)
         write_report(comparison, out / "report.html")
@@ -209,13 +209,15 @@ def flops_per_token(model: Any, plan: Any, micro_batches: int, samples: int = 16
 # -- after training --------------------------------------------------------------------------------------------------
 
 
-def _judge(recipes: list[Recipe], results: list[list[dict[str, Any]]]) -> dict[str, Any]:
+def _judge(recipes: list[Recipe], results: list[list[dict[str, Any]]], out: Path) -> dict[str, Any]:
     runs_by_name = {recipe.name: runs for recipe, runs in zip(recipes, results)}
     rows = []
     for recipe, runs in zip(recipes, results):
         own = recipe.baseline if recipe.baseline in runs_by_name and recipe.baseline != recipe.name else None
         baseline = own or recipes[0].name
-        rows.append(_row(recipe, runs, baseline, runs_by_name[baseline]))
+        alone = [(_change(recipe, seed=run["seed"]), _folder(out, recipe, run["seed"])) for run in runs]
+        commands = [provenance.train_command(*run) for run in alone]
+        rows.append(_row(recipe, runs, baseline, runs_by_name[baseline]) | {"commands": commands})
     return {
         "version": 1,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 import shlex
@@ -13,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from mentalese.recipe import Recipe
+from mentalese.registry import recipes
 
 
 @cache
@@ -35,6 +39,49 @@ def command() -> str:
     program = Path(sys.argv[0])
     name = f"python -m {program.parent.name}" if program.name == "__main__.py" else program.name
     return f"{name} {shlex.join(sys.argv[1:])}".strip()
+
+
+def train_command(recipe: Recipe, out: Path) -> str | None:
+    """The command line that trains `recipe` alone into `out`.
+
+    `None` where there is none: the name is not that of a registered recipe, or something differs that is no option.
+    """
+    known = recipes().get(recipe.name)
+    if known is None or known.phases != recipe.phases or known.model["model_type"] != recipe.model["model_type"]:
+        return None
+    arguments: list[str] = []
+    if recipe.data.source != known.data.source:
+        arguments += ["--data", recipe.data.source]
+        known = dataclasses.replace(known, data=dataclasses.replace(known.data, text_column=None, detokenizer=None))
+    for section in ("model", "data", "optimizer", "train", "evaluation"):
+        before, after = _fields(known, section), _fields(recipe, section)
+        if before.keys() - after.keys():
+            return None
+        for name, value in after.items():
+            if (section, name) == ("data", "source") or (name in before and before[name] == value):
+                continue
+            if section == "train" and name in ("steps", "epochs", "tokens") and value is None:
+                continue  # the length that is given replaces the others
+            if isinstance(value, dict):
+                return None
+            option = f"{section}.{name.replace('_', '-')}"
+            if (section, name) == ("train", "seed"):
+                arguments += ["--seed", str(value)]
+            elif isinstance(value, bool):
+                arguments += [f"--{option}" if value else f"--{section}.no-{name.replace('_', '-')}"]
+            else:
+                arguments += [f"--{option}", *map(str, value if isinstance(value, (list, tuple)) else [value])]
+    return f"mentalese train {shlex.join([recipe.name, *arguments, '--out', str(out)])}"
+
+
+def _fields(recipe: Recipe, section: str) -> dict[str, Any]:
+    """A section's fields by the names that its options have."""
+    if section != "model":
+        return vars(getattr(recipe, section))
+    from mentalese.models.auto import config_class
+
+    own = config_class(recipe.model["model_type"]).attribute_map
+    return {own.get(name, name): value for name, value in recipe.model.items()}
 
 
 def _processor() -> str:
