@@ -13,8 +13,8 @@ from typing import Any
 PALETTE = """
 :root{color-scheme:light dark;--bg:#fff;--card:#f6f7f9;--ink:#16191d;--muted:#5d6673;--rule:#e2e5ea;--accent:#0072b2;
 --c0:#4d5663;--c1:#0072b2;--c2:#d55e00;--c3:#00875f;--c4:#b4488f;--c5:#a87400;--more:#2a8fcd;--less:#e8853a}
-@media(prefers-color-scheme:dark){:root{--bg:#121418;--card:#1b1e24;--ink:#e8eaee;--muted:#9aa3b0;--rule:#2d323a;
---accent:#6bbcf0;--c0:#b6bfcb;--c1:#56b4e9;--c2:#ff8b4a;--c3:#2fc79b;--c4:#ea94c8;--c5:#e9bd3a;
+@media screen and (prefers-color-scheme:dark){:root{--bg:#121418;--card:#1b1e24;--ink:#e8eaee;--muted:#9aa3b0;
+--rule:#2d323a;--accent:#6bbcf0;--c0:#b6bfcb;--c1:#56b4e9;--c2:#ff8b4a;--c3:#2fc79b;--c4:#ea94c8;--c5:#e9bd3a;
 --more:#1f7fbd;--less:#c2601a}}
 """
 

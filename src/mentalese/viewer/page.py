@@ -1,0 +1,23 @@
+"""What a model thought about a text, as one HTML page: `page.js` draws a panel for each kind of thing a trace holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mentalese import html
+
+_HERE = Path(__file__).parent
+_BODY = """<main></main>
+<noscript><main><h1>This page draws by its own script</h1><p>Allow scripts to see what the model thought; it loads
+nothing from anywhere.</p></main></noscript>"""
+
+
+def page(payload: dict[str, Any]) -> str:
+    """The page of `viewer.payload`: self-contained, no network, light and dark.
+
+    Raises:
+        ValueError: a number in it is NaN or infinite.
+    """
+    style, script = ((_HERE / f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
+    return html.page(payload["title"], style=style, body=_BODY, script=script, data=payload)

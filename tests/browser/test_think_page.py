@@ -1,0 +1,330 @@
+"""The page of what a model thinks, in a browser: by pointer and by keys, light and dark, small and large."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from browser import payloads
+from browser.payloads import page_of
+from mentalese.viewer.page import page as page_html
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+Open = Callable[..., "Page"]
+
+HEADINGS = {
+    "baseline": [],
+    "sentences": ["What each thought reads", "Curves"],
+    "bubbles": ["Streams by layer"],
+    "passes": ["Pass by pass", "Curves"],
+    "chunks": ["Chunks and their codes", "Curves"],
+    "readings": ["What the model would write", "Curves"],
+}
+
+
+def text_of(page: Page, selector: str) -> str:
+    return page.locator(selector).inner_text()
+
+
+@pytest.mark.parametrize("family", payloads.FAMILIES)
+def test_a_trace_has_the_panels_of_what_it_holds_and_fits_a_phone(opened: Open, family: str) -> None:
+    page = opened(page_html(page_of(payloads.FAMILIES[family]())), width=390)
+    headings = page.locator("section h2").all_inner_texts()
+    assert headings == ["Text", *HEADINGS[family]]
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.locator(".token").count() == len(payloads.FAMILIES[family]()["tokens"])
+    for details in page.locator("details").all():
+        details.locator("summary").click()
+        assert details.locator("tbody tr").count() > 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_the_score_that_is_picked_colours_the_text(opened: Open) -> None:
+    trace = payloads.plain()
+    page = opened(page_html(page_of(trace)))
+    shades = "[...document.querySelectorAll('.token')].map((token) => +token.style.getPropertyValue('--v'))"
+    for key, values in ((key, score["values"]) for key, score in trace["scores"].items()):
+        page.get_by_role("radio", name=trace["scores"][key]["title"]).check(force=True)
+        shown = page.evaluate(shades)
+        order = sorted((i for i, value in enumerate(values) if value is not None), key=lambda i: values[i])
+        assert all(shown[a] <= shown[b] for a, b in pairwise(order))
+        assert shown[order[0]] < 0.1
+        assert shown[order[-1]] == 1
+        assert trace["scores"][key]["about"] in text_of(page, "#text")
+
+
+def test_one_outlier_does_not_flatten_the_scale_and_the_legend_says_so(opened: Open) -> None:
+    trace = payloads.plain()
+    values = trace["scores"]["surprise"]["values"]
+    median = sorted(value for value in values if value is not None)[len(values) // 2]
+    before = float(shade(opened(page_html(page_of(trace))), values.index(median)))
+    values[5] = 1000.0
+    page = opened(page_html(page_of(trace)))
+    assert shade(page, values.index(median)) == pytest.approx(before, abs=0.05)
+    assert shade(page, 5) == 1
+    assert "≥" in text_of(page, ".ends")
+
+
+def shade(page: Page, token: int) -> float:
+    return float(page.locator(".token").nth(token).evaluate("(node) => node.style.getPropertyValue('--v')"))
+
+
+def test_pointing_at_a_token_says_its_values_near_it_and_in_the_margin(opened: Open) -> None:
+    trace = payloads.plain()
+    page = opened(page_html(page_of(trace)))
+    values = trace["scores"]["surprise"]["values"]
+    page.locator(".token").nth(3).hover()
+    assert float(text_of(page, ".tip").split()[0]) == pytest.approx(values[3], rel=0.01)
+    assert trace["tokens"][3].strip() in text_of(page, ".margin .word")
+    assert page.locator(".margin tr").count() == 2
+    page.locator("h1").hover()
+    assert page.locator(".tip").is_hidden()
+    assert "Point at a token" in text_of(page, ".margin")
+
+
+def test_the_keys_walk_through_the_text_and_a_screen_reader_hears_the_value(opened: Open) -> None:
+    trace = payloads.plain()
+    page = opened(page_html(page_of(trace)))
+    index = "document.activeElement.index"
+    page.locator(".choose input").first.focus()
+    page.keyboard.press("Tab")
+    assert page.evaluate(index) == 0
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate(index) == 2
+    assert page.locator(".token[tabindex='0']").count() == 1
+    live = page.locator("[aria-live]").first.inner_text()
+    assert trace["tokens"][2].strip() in live
+    assert float(re.findall(r"[\d.]+", live)[-1]) == pytest.approx(trace["scores"]["surprise"]["values"][2], rel=0.01)
+    top = "document.activeElement.getClientRects()[0].top"
+    line = page.evaluate(top)
+    page.keyboard.press("ArrowDown")
+    below = page.evaluate(top)
+    assert below > line
+    page.keyboard.press("ArrowUp")
+    assert page.evaluate(top) == line
+    page.keyboard.press("End")
+    assert page.evaluate(index) == len(trace["tokens"]) - 1
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+
+
+def test_a_sentence_shows_what_it_reads_in_the_list_and_in_the_text(opened: Open) -> None:
+    trace = payloads.sentences()
+    page = opened(page_html(page_of(trace)))
+    edges = trace["links"]["memory"]["edges"]
+    reads = sorted(j for i, j, _ in edges if i == 4)
+    page.locator(".links li").nth(4).hover()
+    marked = "[...document.querySelectorAll('.links li.reads')].map((row) => row.index)"
+    assert page.evaluate(marked) == reads
+    assert page.locator(".arcs .picked .reads").count() == len(reads)
+    here, read = trace["thoughts"][4], trace["thoughts"][reads[0]]
+    lit = "(name) => [...document.querySelectorAll(`.token.${name}`)].map((token) => token.index)"
+    assert page.evaluate(lit, "own") == list(range(here["start"], here["end"]))
+    assert set(page.evaluate(lit, "read")) >= set(range(read["start"], read["end"]))
+    page.locator("h1").hover()
+    assert page.evaluate(lit, "own") == []
+    page.locator(".token").nth(here["start"] + 1).hover()
+    assert page.evaluate(marked) == reads
+    page.locator(".links li").nth(0).focus()
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate("document.activeElement.index") == 1
+    assert "reads 1 (100%)" in text_of(page, "main > [aria-live]")
+
+
+def test_streams_tell_their_weight_and_where_they_come_from(opened: Open) -> None:
+    trace = payloads.bubbles()
+    page = opened(page_html(page_of(trace)))
+    row = "(node) => node.row"
+    deepest = page.locator(".streams circle.dropped").first
+    table, at = trace["streams"], deepest.evaluate(row)
+    deepest.hover()
+    assert "ends here" in text_of(page, ".tip")
+    assert f"{100 * table['weight'][at]:.0f}%" in text_of(page, ".tip")
+    line = 0
+    while at >= 0:
+        line, at = line + 1, table["parent"][at]
+    assert page.locator(".streams .kin").count() == line
+    made = sum(kept or not fork for kept, fork in zip(table["kept"], table["fork"]))
+    assert page.locator(".streams circle").count() < made  # a text of this length is not drawn as a whole
+    page.locator(".streams").focus()
+    for _ in range(60):
+        page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.querySelector('.streams').scrollLeft") > 0
+    ends = sum(token == 59 and layer == 8 for layer, token in zip(table["layer"], table["token"]))
+    assert f"{ends} stream" in text_of(page, "main > [aria-live]").partition("at layer 5, ")[2]
+
+
+def test_passes_are_stepped_through_by_buttons_keys_and_their_tokens(opened: Open) -> None:
+    trace = payloads.passes()
+    page = opened(page_html(page_of(trace)))
+    first = [trace["thoughts"][2 * n]["nearest"][0][0].strip() for n in range(6)]
+
+    def shown() -> str:
+        return page.locator(".pass .name").first.inner_text().strip("·")
+
+    assert shown() == first[0]
+    assert page.get_by_role("button", name="back").is_disabled()
+    page.get_by_role("button", name="next").click()
+    assert shown() == first[1]
+    page.locator(".stepper input:checked").focus()
+    page.keyboard.press("ArrowRight")
+    assert shown() == first[2]
+    latent = trace["thoughts"][8]["start"]
+    page.locator(".token").nth(latent).hover()
+    assert shown() == first[4]
+    gate = trace["curves"]["write"]["values"][4]
+    assert f"{100 * gate:.0f}%" in text_of(page, ".gates")
+
+
+def test_a_code_that_is_picked_shows_all_chunks_that_share_it(opened: Open) -> None:
+    trace = payloads.chunks()
+    page = opened(page_html(page_of(trace)))
+    actual = [thought for thought in trace["thoughts"] if thought["label"] == "concept"]
+    page.locator(".chunks li").nth(1).click()
+    code = actual[1]["codes"][2]
+    page.locator(".code").nth(2).click()
+    sharing = [n for n, thought in enumerate(actual) if thought["codes"][2] == code]
+    marked = "[...document.querySelectorAll('.chunks .shared')].map((chunk) => chunk.index)"
+    assert page.evaluate(marked) == sharing
+    assert page.locator(".token.own").count() == 4 * len(sharing)
+    assert page.locator(".code[aria-pressed=true]").count() == 1
+    page.locator(".code").nth(2).click()
+    assert page.evaluate(marked) == []
+    predicted = next(t for t in trace["thoughts"] if t["label"] == "predicted" and t["start"] == actual[1]["start"])
+    right = [i for i, (a, b) in enumerate(zip(actual[1]["codes"], predicted["codes"])) if a == b]
+    cells = "[...document.querySelectorAll('.chunks li')[1].querySelectorAll('i')].map((cell) => cell.className)"
+    assert [i for i, name in enumerate(page.evaluate(cells)) if name == "right"] == right
+    page.locator(".chunks li").nth(1).focus()
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.index") == 2
+
+
+def test_the_text_fills_in_as_the_slider_moves(opened: Open) -> None:
+    trace = payloads.readings()
+    page = opened(page_html(page_of(trace)))
+    slider = page.get_by_label("Reading", exact=True)
+    slider.focus()
+    for reading in trace["readings"]:
+        right = [a == b for a, b in zip(reading["tokens"], trace["tokens"])]
+        assert reading["title"] in text_of(page, ".slider output")
+        assert f"{100 * sum(right) / len(right):.0f}%" in text_of(page, ".slider output")
+        assert page.locator(".filled .right").count() == sum(right)
+        assert "".join(reading["tokens"]) == page.locator(".filled").text_content()
+        page.keyboard.press("ArrowRight")
+
+
+def test_curves_are_read_by_pointer_and_by_keys(opened: Open) -> None:
+    trace = payloads.readings()
+    page = opened(page_html(page_of(trace)))
+    values = trace["curves"]["kl_by_layer"]["values"]
+    slider = page.get_by_label("KL")
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    said = page.locator("figure", has=slider).locator("output")
+    assert said.inner_text() == f"layer 1: {values[1]} nats"
+    box = slider.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] - 1, box["y"] + 20)
+    assert said.inner_text() == f"layer 5: {values[5]} nats"
+
+
+def test_two_models_are_switched_between_and_their_difference_has_a_sign(opened: Open) -> None:
+    payload = payloads.two()
+    page = opened(page_html(payload))
+    one, other = payload["traces"]
+    assert one["about"] in text_of(page, "header")
+    page.locator(".token").nth(7).click()
+    page.get_by_role("radio", name=other["name"], exact=True).check(force=True)
+    assert other["about"] in text_of(page, "header")
+    assert page.get_by_role("heading", name="What the model would write").count() == 0
+    assert "token 8 of" in text_of(page, ".margin")
+    page.get_by_role("radio", name="difference").check(force=True)
+    gain = one["scores"]["gain"]["values"]
+    less = "[...document.querySelectorAll('.token.less')].map((token) => token.index)"
+    assert page.evaluate(less) == [i for i, value in enumerate(gain) if value is not None and value < 0]
+    best = max((value, i) for i, value in enumerate(gain) if value is not None)
+    listed = page.locator(".tokens .value").first.inner_text()
+    assert float(listed.strip("+").split()[0]) == pytest.approx(best[0], rel=0.01)
+    page.locator(".tokens button").first.click()
+    assert page.evaluate("document.activeElement.index") == best[1]
+    page.get_by_role("radio", name=one["name"], exact=True).check(force=True)
+    assert page.get_by_role("heading", name="What the model would write").count() == 1
+
+
+def test_what_looks_like_html_is_shown_and_never_run(opened: Open) -> None:
+    nasty = "</script><script>alert(1)</script> <img src=x onerror=alert(2)> <!-- &amp; \u2028 <b>"
+    payload = payloads.two(nasty)
+    for trace in payload["traces"]:
+        trace["name"] = trace["about"] = nasty
+        trace["scores"]["surprise"]["title"] = nasty
+        trace["curves"] = {nasty: payloads.curve(nasty, nasty, [1.0, 2.0], nasty)}
+    payload |= {"title": nasty, "command": nasty}
+    page = opened(page_html(payload))
+    assert page.locator(".flow").text_content() == nasty
+    assert page.locator("img, b b, section script").count() == 0
+    assert page.locator("h1").text_content() == nasty
+    assert page.title() == nasty
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stays_readable_on_its_darkest_colour(opened: Open, scheme: str) -> None:
+    page = opened(page_html(payloads.two()), color_scheme=scheme)
+    page.get_by_role("radio", name="difference").check(force=True)
+    contrast = """() => {
+      const one = Object.assign(document.createElement('canvas'), {width: 1, height: 1});
+      const canvas = one.getContext('2d', {willReadFrequently: true});
+      const light = (...colours) => {
+        for (const colour of colours) { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); }
+        const parts = [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3).map((v) => v / 255)
+          .map((v) => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+        return .2126 * parts[0] + .7152 * parts[1] + .0722 * parts[2];
+      };
+      const ground = getComputedStyle(document.body).backgroundColor;
+      return [...document.querySelectorAll('.token:not(.none)')].filter((t) => +t.style.getPropertyValue('--v') === 1)
+        .map((t) => [light(ground, getComputedStyle(t).color), light(ground, getComputedStyle(t).backgroundColor)])
+        .map(([ink, tone]) => (Math.max(ink, tone) + .05) / (Math.min(ink, tone) + .05));
+    }"""
+    ratios = page.evaluate(contrast)
+    assert len(ratios) > 1
+    assert min(ratios) >= 4.5
+
+
+LONG = " ".join([payloads.TEXT] * 13)
+
+
+def test_a_page_of_500_tokens_is_small_and_ready_at_once(opened: Open) -> None:
+    payload = page_of(payloads.bubbles(LONG[:2200]))
+    assert 480 <= len(payload["traces"][0]["tokens"]) <= 700
+    html = page_html(payload)
+    assert len(html.encode()) < 2_000_000
+    page = opened(html)
+    ready = page.evaluate("performance.getEntriesByName('ready')[0].startTime")
+    assert ready < 4000  # milliseconds: a fifth of it on two cores that nobody else uses
+
+
+@pytest.mark.parametrize("family", ["sentences", "bubbles", "chunks"])
+def test_2000_tokens_answer_at_once_and_draw_what_is_in_view(opened: Open, family: str) -> None:
+    payload = page_of(payloads.FAMILIES[family](LONG))
+    assert len(payload["traces"][0]["tokens"]) > 2000
+    page = opened(page_html(payload))
+    assert page.locator(".streams circle").count() < 1500
+    point: dict[str, Any] = {}
+    page.locator(".token").nth(0).focus()
+    start = time.monotonic()
+    for _ in range(20):
+        page.keyboard.press("ArrowRight")
+    point["seconds"] = (time.monotonic() - start) / 20
+    assert page.evaluate("document.activeElement.index") == 20
+    assert point["seconds"] < 0.5
+    if family == "bubbles":
+        page.evaluate("document.querySelector('.streams').scrollLeft = 20000")
+        page.wait_for_function(
+            "[...document.querySelectorAll('.streams circle')].some((c) => +c.getAttribute('cx') > 20000)"
+        )
