@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -276,7 +277,7 @@ def test_a_left_padded_prompt_gives_what_it_gives_alone(objective: str, do_sampl
     model, prompts = build(objective), tokens(3, 6)
     mask = (torch.arange(6) >= torch.tensor([[0], [2], [5]])).long()
     prompts = prompts.masked_fill(mask == 0, PAD)
-    options: dict[str, Any] = {"do_sample": do_sample, "min_new_tokens": 8}
+    options: dict[str, Any] = {"do_sample": do_sample, "min_new_tokens": 8, "repetition_penalty": 1.2}
     together = sample(model, prompts, attention_mask=mask, **options)
     for row, start in enumerate((0, 2, 5)):
         assert torch.equal(sample(model, prompts[row : row + 1, start:], **options)[0], together[row])
@@ -337,6 +338,103 @@ def test_a_text_can_begin_from_nothing() -> None:
     assert ids[0, 0] == EOS
 
 
+# -- filling in --------------------------------------------------------------------------------------------------------
+
+
+def fill(model: MaskedDiffusionLM, prompts: Tensor, seed: int = 0, **options: Any) -> Tensor:
+    """The whole rows."""
+    torch.manual_seed(seed)
+    options = {"max_new_tokens": 0, "do_sample": True, "pad_token_id": PAD} | options
+    return model.generate(prompts, **options)
+
+
+def with_holes() -> tuple[Tensor, Tensor]:
+    """Prompts with masks anywhere, the first place too, padded on the left, and their attention mask [3, 7]."""
+    prompts = tokens(3, 7)
+    for row, columns in enumerate(((1, 2, 5), (3, 4, 5, 6), (4,))):
+        prompts[row, list(columns)] = 11
+    mask = (torch.arange(7) >= torch.tensor([[0], [3], [2]])).long()
+    return prompts.masked_fill(mask == 0, PAD), mask
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize(
+    "options", [{}, {"do_sample": False}, {"max_new_tokens": 4, "min_new_tokens": 4}, {"num_steps": 2}]
+)
+def test_masks_in_a_prompt_are_filled_in_place_and_what_is_given_stays(objective: str, options: dict[str, Any]) -> None:
+    model, (prompts, mask) = build(objective), with_holes()
+    filled = fill(model, prompts, attention_mask=mask, **options)
+    given = prompts != model.config.mask_token_id
+    assert filled.shape == (3, 7 + options.get("max_new_tokens", 0))
+    assert torch.equal(filled[:, :7][given], prompts[given])
+    assert (filled < model.config.vocab_size).all()
+    for row, start in enumerate((0, 3, 2)):
+        alone = fill(model, prompts[row : row + 1, start:], **options)
+        assert torch.equal(alone[0], filled[row, start:]), "in a batch and behind padding it is what it is alone"
+    if options == {}:
+        assert torch.equal(fill(model, prompts, attention_mask=mask), filled)
+        others = torch.stack([fill(model, prompts, seed, attention_mask=mask) for seed in range(1, 9)])
+        assert (others != filled).any(0).equal(~given)
+
+
+def chain(model: MaskedDiffusionLM) -> Tensor:
+    """The model says the true conditionals of a Markov chain over 3 tokens, [3, 3], found by enumeration."""
+    moves = torch.tensor([[0.1, 0.7, 0.2], [0.5, 0.1, 0.4], [0.15, 0.25, 0.6]])
+
+    def hidden(ids: Tensor, *_: Any) -> Tensor:
+        kinds, which = ids.unique(dim=0, return_inverse=True)
+        said = torch.zeros(*kinds.shape, 3)
+        for kind, row in zip(kinds, said):
+            for text in itertools.product(*([x] if x < 3 else range(3) for x in kind.tolist())):
+                chance = math.prod(float(moves[a, b]) for a, b in itertools.pairwise(text))
+                row[range(len(text)), list(text)] += chance
+        return said.log()[which]
+
+    model.hidden, model.lm_head = hidden, torch.nn.Identity()  # type: ignore[method-assign, assignment]
+    return moves
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("steps", [1, 5, 200])
+def test_what_is_filled_in_has_the_distribution_that_both_sides_leave(objective: str, steps: int) -> None:
+    """Of two masks that fall at one step each is blind to the other; at steps of their own they are drawn exactly."""
+    model, rows = build(objective, vocab_size=3), 3000
+    moves = chain(model)
+    prompt = torch.tensor([[1, 3, 3, 2]]).expand(rows, 4)
+    filled = fill(model, prompt, attention_mask=torch.ones_like(prompt), num_steps=steps)
+    found = (3 * filled[:, 1] + filled[:, 2]).bincount(minlength=9).view(3, 3) / rows
+    exact = moves[1][:, None] * moves * moves[:, 2]
+    exact = exact / exact.sum()
+    blind = exact.sum(1)[:, None] * exact.sum(0)
+    times = schedule("cosine" if objective == "md4" else "linear", torch.linspace(0, 1, steps + 1))[0]
+    together = times.diff().square().sum()
+    expected = together * blind + (1 - together) * exact
+    assert (expected - blind).abs().max() > 0.03 or steps == 1
+    assert ((found - expected).abs() < 4.5 * (expected * (1 - expected) / rows).sqrt()).all()
+
+
+def test_a_prompt_of_text_says_where_tokens_are_missing(tokenizer: Any) -> None:
+    model, data = build(vocab_size=len(tokenizer)), DataConfig()
+    letters = set(tokenizer.convert_tokens_to_ids([chr(i) for i in range(97, 123)]))
+    options: dict[str, Any] = {"suppress_tokens": [i for i in range(len(tokenizer)) if i not in letters]}
+    prompts = ["A <|mask|><|mask|> son.", "<|mask|> was Paul<|mask|>"]
+    first, second = generate_text(model, tokenizer, prompts, data, max_new_tokens=0, **options)
+    assert re.fullmatch(r"A[a-z]{2} son\.", first), "the mask's own word begins with its space"
+    assert re.fullmatch(r"[a-z] was Paul[a-z]", second)
+    longer, plain = generate_text(model, tokenizer, [prompts[1], "A son"], data, max_new_tokens=3, **options)
+    assert re.fullmatch(r"[a-z] was Paul[a-z]{4}", longer)
+    assert re.fullmatch(r"A son[a-z]{3}", plain)
+    with pytest.raises(InputError, match="max_new_tokens is 0: give at least 1"):
+        generate_text(model, tokenizer, [*prompts, "A son"], data, max_new_tokens=0)
+    with pytest.raises(InputError, match=r"prompts\[0\] holds <\|mask\|>: this model reads sentences"):
+        generate_text(model, tokenizer, prompts, DataConfig(batching="marked"))
+    with pytest.raises(InputError, match="streamer is given and a prompt holds masks"):
+        list(stream_text(model, tokenizer, prompts[0], data))
+
+
+# -- streams -----------------------------------------------------------------------------------------------------------
+
+
 def test_a_streamed_text_is_the_text_and_ends_when_nobody_reads_on(tokenizer: Any) -> None:
     model, data = build(vocab_size=len(tokenizer)), DataConfig()
     options: dict[str, Any] = {"max_new_tokens": 12, "seed": 3, "do_sample": True, "top_p": 0.9}
@@ -375,6 +473,7 @@ def test_a_config_that_cannot_be_is_refused(fields: dict[str, Any], message: str
         ({"num_beams": 2, "do_sample": False}, "num_beams is 2"),
         ({"num_steps": 0}, "num_steps is 0: give 1 or more"),
         ({"return_dict_in_generate": True}, "return_dict_in_generate is True"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0 and no prompt holds a mask: give 1 or more"),
     ],
 )
 def test_what_generation_has_no_use_for_is_refused(options: dict[str, Any], message: str) -> None:

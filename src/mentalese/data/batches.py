@@ -29,12 +29,13 @@ from mentalese.data.rows import (
 )
 from mentalese.data.sentences import SentenceEncoder, cut_and_merge
 from mentalese.data.store import Split
-from mentalese.data.tokenizers import LATENT_MARKERS, corpus_encoder, special_token_ids
+from mentalese.data.tokenizers import LATENT_MARKERS, MASK, corpus_encoder, special_token_ids
 from mentalese.errors import InputError
 from mentalese.models.base import IGNORED, Batch
 from mentalese.recipe import WITH_MARKERS, Clock, DataConfig, EvaluationConfig, Recipe
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 _CHANGEABLE = (
@@ -314,7 +315,9 @@ def shown_prompt(prompt: str, data: DataConfig) -> str:
     return f"{prompt.rstrip()}\n" if data.batching == "records" else prompt
 
 
-def encode_prompts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> Batch:
+def encode_prompts(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, data: DataConfig, mask_token_id: int | None = None
+) -> Batch:
     """Prompts as a model of this data reads them, to be continued.
 
     A document starts after EOD, as in training (another project's model reads its own beginning of a text). A record's
@@ -322,15 +325,22 @@ def encode_prompts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, dat
     and `marked` each complete sentence is `BOS .. EOS` and the last one is left open, so that the model decides whether
     it goes on. A marker's name in a prompt is plain text.
 
+    Args:
+        mask_token_id: what each `<|mask|>` in a prompt becomes, with the spaces before it (they belong to its word);
+            `None`: plain text.
+
     Returns:
         `input_ids` and `attention_mask`, int64 [texts, length], padded on the left.
 
     Raises:
-        InputError: a prompt without any text, or latents that the tokenizer has no tokens for.
+        InputError: a prompt without any text, masks in sentences between markers, or latents that the tokenizer has no
+            tokens for.
     """
     for index, text in enumerate(texts):
         if not text.strip():
             raise InputError(f"prompts[{index}] is {text!r}: give some text to go on from")
+        if mask_token_id is not None and MASK in text and data.batching in WITH_MARKERS:
+            raise InputError(f"prompts[{index}] holds {MASK}: this model reads sentences, each of them whole")
     special = special_token_ids(tokenizer, sentences=data.batching in WITH_MARKERS)
     if data.batching in WITH_MARKERS:
         encoder = SentenceEncoder(tokenizer, data)
@@ -345,13 +355,22 @@ def encode_prompts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, dat
                 first, latent, last = (special[name] for name in LATENT_MARKERS)
                 end = [first, *[latent] * data.latents_at(data.stage), last]
         shown = [shown_prompt(text, data) for text in texts]
-        rows = [start + backend.encode(text, add_special_tokens=False).ids + end for text in shown]
+        rows = [start + _masked_ids(text, backend, mask_token_id) + end for text in shown]
     ids = torch.full((len(rows), max(map(len, rows))), special["pad_token_id"])
     mask = torch.zeros_like(ids)
     for i, row in enumerate(rows):
         ids[i, -len(row) :] = torch.tensor(row)
         mask[i, -len(row) :] = 1
     return {"input_ids": ids, "attention_mask": mask}
+
+
+def _masked_ids(text: str, backend: Tokenizer, mask_token_id: int | None) -> list[int]:
+    if mask_token_id is None:
+        return backend.encode(text, add_special_tokens=False).ids
+    *before, last = text.split(MASK)
+    pieces = [backend.encode(piece.rstrip(" "), add_special_tokens=False).ids for piece in before]
+    held = list(chain.from_iterable([*piece, mask_token_id] for piece in pieces))
+    return held + backend.encode(last, add_special_tokens=False).ids
 
 
 def _open_sentences(text: str, encoder: SentenceEncoder, special: dict[str, int]) -> list[int]:

@@ -34,6 +34,9 @@ LATENT_MARKERS = {
 """Latent positions and what stands around them, by the names that model configs use; tokenizers of records have
 them."""
 
+MASK = "<|mask|>"
+"""What a prompt has where a model is to fill in a token. No tokenizer has it: its id is the model's `mask_token_id`."""
+
 _TRAINING_VERSION = 1
 _TRAINING_BYTES = 20_000_000
 

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextIteratorStreamer
 
 from mentalese.data.batches import decode, encode_prompts, shown_prompt
-from mentalese.data.tokenizers import special_token_ids
+from mentalese.data.tokenizers import MASK, special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluate.perplexity import evaluation_mode
 from mentalese.models.auto import context_length, hugging_face_model
@@ -30,11 +30,12 @@ def generate_text(
     batch_size: int = 32,
     **generation_kwargs: Any,
 ) -> list[str]:
-    """Each prompt with the text that the model goes on with.
+    """Each prompt with the text that the model goes on with, and with what it fills in for each `<|mask|>`, if it can.
 
     Args:
         model: keeps the contract, or is a Hugging Face causal LM.
         data: how prompts become tokens (with or without sentence markers).
+        max_new_tokens: 0 is for models that fill in masks, where each prompt has some.
         seed: the same seed, prompts and batch size give the same text, sampling included.
         generation_kwargs: Hugging Face's own: `do_sample`, `temperature`, `top_p`, `num_beams`, ...
 
@@ -56,11 +57,13 @@ def generate_text(
             rows = {name: tensor[start : start + batch_size] for name, tensor in everything.items()}
             length = int(rows["attention_mask"].sum(1).max())
             rows = {name: tensor[:, -length:].to(plain.device) for name, tensor in rows.items()}
-            new = plain.generate(**rows, **options)[:, length:]
-            each = len(new) // len(rows["input_ids"])
-            texts += [
-                shown_prompt(prompts[start + i // each], data) + decode(ids, tokenizer) for i, ids in enumerate(new)
-            ]
+            made = plain.generate(**rows, **options)
+            each = len(made) // len(rows["input_ids"])
+            for i, ids in enumerate(made):
+                prompt = prompts[start + i // each]
+                filled = MASK in prompt and _mask_token_id(plain) is not None
+                shown = decode(ids[:length], tokenizer) if filled else shown_prompt(prompt, data)
+                texts.append(shown + decode(ids[length:], tokenizer))
     return texts
 
 
@@ -100,12 +103,13 @@ def _stream(
         try:
             with seeded(model, seed):
                 rows = {name: tensor.to(model.device) for name, tensor in batch.items()}
-                model.generate(**rows, **options, streamer=streamer, stopping_criteria=[stop])
+                model.generate(**rows, **options, streamer=streamer)
         except BaseException as error:
             errors.append(error)
         finally:
             streamer.text_queue.put(streamer.stop_signal)  # or the reader would wait for ever after an error
 
+    options["stopping_criteria"] = [*options.get("stopping_criteria", ()), stop]
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
@@ -125,9 +129,11 @@ def _encode(
     max_new_tokens: int,
 ) -> Batch:
     """Left-padded prompts that fit the context with `max_new_tokens` to come."""
-    if max_new_tokens < 1:
+    mask_token_id = _mask_token_id(model)
+    filled = mask_token_id is not None and all(MASK in prompt for prompt in prompts)
+    if max_new_tokens < 1 and not (filled and max_new_tokens == 0):
         raise InputError(f"max_new_tokens is {max_new_tokens}: give at least 1")
-    batch = encode_prompts(prompts, tokenizer, data)
+    batch = encode_prompts(prompts, tokenizer, data, mask_token_id)
     context = context_length(model.config)
     lengths = batch["attention_mask"].sum(1)
     longest = int(lengths.argmax())
@@ -137,6 +143,11 @@ def _encode(
             f"{max_new_tokens}: the model's context is {context}, so shorten the prompt or ask for fewer tokens"
         )
     return batch
+
+
+def _mask_token_id(model: PreTrainedModel) -> int | None:
+    """That of models which fill in masks."""
+    return None if getattr(model, "causal", True) else getattr(model.config, "mask_token_id", None)
 
 
 def _shortened(text: str) -> str:

@@ -52,7 +52,7 @@ class Noise:
         bits = _scrambled(state)
         radius = (((bits >> 40 & 0xFFFFFF) + 0.5) * 2.0**-24).log().mul(-2).clamp(min=0).sqrt()
         angle = (bits >> 8 & 0xFFFFFF) * (2 * math.pi * 2.0**-24)
-        return (radius * angle.cos()).view(-1, *shape).to(self.dtype)
+        return (radius * angle.cos()).view(len(self.keys), *shape).to(self.dtype)
 
 
 def shared_seed() -> int:

@@ -432,29 +432,35 @@ class MaskedDiffusionLM(LatentThoughtModel):
         streamer: Any = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Hugging Face's `generate`, by ancestral sampling: `max_new_tokens` masks behind each prompt become text.
+        """Hugging Face's `generate`, by ancestral sampling: masks in prompts, and behind them, become text.
 
-        Each mask falls at a time of its own, and the token behind it is drawn given all that is known then; as in MD4,
-        MDLM and, with its scores normalised, SEDD. What follows a row's first end-of-text token is padding. Order and
-        tokens follow from a seed (torch's generator; with `do_sample=False`, where the likeliest tokens are taken,
-        always the same) and the prompt, so that a padded row gives what it gives alone; equal prompts in a batch get
-        texts of their own.
+        `max_new_tokens` masks stand behind each prompt; what is given stays, wherever it stands. Each mask falls at a
+        time of its own, and the token behind it is drawn given all that is known then; as in MD4, MDLM and, with its
+        scores normalised, SEDD. What follows the first end-of-text token behind a prompt is padding. Order and tokens
+        follow from a seed (torch's generator; with `do_sample=False`, where the likeliest tokens are taken, always the
+        same) and the prompt, so that a padded row gives what it gives alone; equal prompts in a batch get texts of
+        their own.
 
         Args:
-            inputs: [B, L], or `input_ids`, padded on the left; `None`: the beginning of a text.
+            inputs: [B, L], or `input_ids`, padded on the left, `config.mask_token_id` where a token is to be found;
+                `None`: the beginning of a text.
             num_steps: times that masks may fall at, evenly spaced (MD4: by the cosine schedule, denser where few tokens
-                are known); `None`: one for each new token. Steps at which none falls cost nothing.
+                are known); `None`: one for each of a row's masks. Steps at which none falls cost nothing.
             streamer: gets the text at its end: it does not grow from left to right.
-            kwargs: Hugging Face's. Processors of logits see the text before a position, padding for its masks. Of
-                stopping criteria, others than length and end of text are asked after each step.
+            kwargs: Hugging Face's, where `max_new_tokens=0` fills in the prompts' masks alone. Processors of logits see
+                the text before a position, padding for its masks. Of stopping criteria, others than length and end of
+                text are asked after each step.
 
         Returns:
             [B, L + max_new_tokens].
 
         Raises:
-            InputError: beams, scores asked for, no padding token, or no steps.
+            InputError: beams, scores asked for, no padding token, no steps, nothing to fill in, or a streamer of
+                prompts with masks.
         """
-        decode = partial(type(self)._unmask, num_steps=num_steps, streamer=streamer)
+        inside = kwargs.get("max_new_tokens") == 0  # which transformers refuses
+        kwargs |= {"max_new_tokens": 1} if inside else {}
+        decode = partial(type(self)._unmask, num_steps=num_steps, streamer=streamer, inside=inside)
         return super().generate(inputs, generation_config, streamer=streamer, custom_generate=decode, **kwargs)
 
     def _unmask(
@@ -465,44 +471,55 @@ class MaskedDiffusionLM(LatentThoughtModel):
         generation_config: Any,
         num_steps: int | None,
         streamer: Any,
+        inside: bool,
         **kwargs: Any,
     ) -> Tensor:
         attention_mask = kwargs.get("attention_mask")
         mask_id, given = self.config.mask_token_id, input_ids.shape[1]
-        length = generation_config.max_length - given
-        steps, pad = length if num_steps is None else num_steps, generation_config._pad_token_tensor
+        length, pad = 0 if inside else generation_config.max_length - given, generation_config._pad_token_tensor
         if generation_config.num_beams > 1:
             raise InputError(f"num_beams is {generation_config.num_beams}: masks fall in any order, so give 1")
         if generation_config.return_dict_in_generate:
             raise InputError("return_dict_in_generate is True: this model returns tokens alone, so leave it out")
         if pad is None:
             raise InputError("pad_token_id is None: what follows the end of a text is padding, so give one")
-        if steps < 1:
-            raise InputError(f"num_steps is {steps}: give 1 or more")
+        if num_steps is not None and num_steps < 1:
+            raise InputError(f"num_steps is {num_steps}: give 1 or more")
+        text = F.pad(input_ids, (0, length), value=mask_id)
+        if not bool((text == mask_id).any()):
+            raise InputError("max_new_tokens is 0 and no prompt holds a mask: give 1 or more")
+        if streamer is not None and bool((input_ids == mask_id).any()):
+            raise InputError("streamer is given and a prompt holds masks: it shows new text alone, so leave it out")
         sample = generation_config.do_sample
         seed = int(torch.randint(2**62, ())) if sample else 0  # a process may generate alone
         noise = _prompt_noise(input_ids, attention_mask, seed)
-        falls, chance = _uniform(noise, 0, length), _uniform(noise, 1, length)
-        text = F.pad(input_ids, (0, length), value=mask_id)
+        # Numbers of a prompt's own masks begin at its end, whatever padding stands before it.
+        falls, chance = (
+            torch.cat((_uniform(noise, 2 + number, given).flip(1), _uniform(noise, number, length)), dim=1)
+            for number in (0, 1)
+        )
         mask = None if attention_mask is None else F.pad(attention_mask, (0, length), value=1)
         halts = [c for c in stopping_criteria if not isinstance(c, MaxLengthCriteria | EosTokenCriteria)]
         kind = "cosine" if self.config.objective == "md4" else self.config.noise_schedule
-        grid = schedule(kind, torch.linspace(1, 0, steps + 1, device=text.device))[0]
-        for now, later in pairwise(grid):
-            falling = (text[:, given:] == mask_id) & (falls >= later)
+        missing = (text == mask_id).sum(1).tolist()
+        times = _times(missing if num_steps is None else [num_steps] * len(text)).to(text.device)
+        for now, later in pairwise(schedule(kind, times)[0]):
+            falling = (text == mask_id) & (falls >= later[:, None])
             if not bool(falling.any()):
                 continue
-            hidden = self.hidden(text, mask, now.expand(len(text)))[:, given:]
+            hidden = self.hidden(text, mask, now)
             for column in falling.any(0).nonzero()[:, 0].tolist():
                 rows = falling[:, column]
-                before = text[rows, : given + column]
-                scores = self.lm_head(hidden[rows, column]).float()
-                scores = logits_processor(before.masked_fill(before == mask_id, pad), scores)
-                text[rows, given + column] = _drawn(scores, chance[rows, column]) if sample else scores.argmax(-1)
+                before = text[:, :column]
+                scores = hidden.new_zeros(len(text), self.config.vocab_size, dtype=torch.float32)
+                scores[rows] = self.lm_head(hidden[rows, column]).float()
+                # Of all rows, since some processors keep what belongs to each.
+                scores = logits_processor(before.masked_fill(before == mask_id, pad), scores)[rows]
+                text[rows, column] = _drawn(scores, chance[rows, column]) if sample else scores.argmax(-1)
             if any(bool(torch.all(halt(text.masked_fill(text == mask_id, pad), None))) for halt in halts):
                 break
+        text[text == mask_id] = pad
         new, ends = text[:, given:], generation_config._eos_token_tensor
-        new[new == mask_id] = pad
         if ends is not None:
             end = torch.isin(new, ends)
             new[end.cumsum(1) > end] = pad
@@ -510,6 +527,12 @@ class MaskedDiffusionLM(LatentThoughtModel):
             streamer.put(new.cpu())
             streamer.end()
         return text
+
+
+def _times(steps: list[int]) -> Tensor:
+    """[most steps + 1, B] times from 1 down to 0: so many steps a row, which then stays at 0."""
+    rows = [torch.linspace(1, 0, number + 1) for number in steps]
+    return nn.utils.rnn.pad_sequence(rows)
 
 
 def _prompt_noise(prompts: Tensor, attention_mask: Tensor | None, seed: int) -> Noise:
