@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,19 +20,24 @@ from transformers import PreTrainedTokenizerFast
 
 pytest.importorskip("lm_eval", reason="needs lm-eval: pip install 'mentalese[tasks]'")
 
+import datasets
+import lm_eval.tasks
 from lm_eval.api.instance import Instance
+from lm_eval.api.task import ConfigurableTask
 
 from mentalese import Recipe, cli, get_recipe
+from mentalese.data.store import Split
 from mentalese.data.tokenizers import add_markers, special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluate.generation import generate_text
 from mentalese.evaluate.lm import MentaleseLM
+from mentalese.evaluate.perplexity import perplexity
 from mentalese.evaluate.tasks import evaluate_model
-from mentalese.evaluate.zero_shot import SETS, read_questions, zero_shot
+from mentalese.evaluate.zero_shot import SETS, hub_task, read_hub_task, read_questions, zero_shot
 from mentalese.models.auto import build_model, hugging_face_model
 from mentalese.models.base import Batch, Contract
 from mentalese.nn.loss import IGNORED
-from mentalese.recipe import DataConfig
+from mentalese.recipe import DataConfig, EvaluationConfig
 
 FAMILIES = ["gpt2/tiny", "thought_gestalt/tiny"]
 PAIRS = [
@@ -48,8 +55,9 @@ def request(*arguments: Any, kind: str = "loglikelihood") -> Instance:
 
 def build(recipe: str, tokenizer: PreTrainedTokenizerFast) -> tuple[Any, DataConfig]:
     """Random weights, large enough that predictions differ."""
-    found = get_recipe(recipe)
-    return build_model(found.model | {"initializer_range": 0.2}, tokenizer, seed=0).eval(), found.data
+    found, large = get_recipe(recipe), {"initializer_range": 0.2}
+    model = found.model | ({"backbone": found.model["backbone"] | large} if "backbone" in found.model else large)
+    return build_model(model, tokenizer, seed=0).eval(), found.data
 
 
 @pytest.fixture(params=FAMILIES)
@@ -238,11 +246,22 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+ARTICLES = [
+    ' = Ann = \n \n Ann , who ran 2 @.@ 5 miles , met " Sue " . \n = = Later = = \n A red @-@ haired dog sat . \n',
+    " = Sue = \n Sue met Ann 's dog . They ran . \n",
+    " = Dogs = \n \n Dogs run ; cats sleep . It is said that they dream of running , too . \n",
+]
+"""As WikiText has them."""
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Files in the sets' formats."""
     for name, rows in ROWS.items():
         write(tmp_path / f"{name}.jsonl", rows)
+    (tmp_path / "lambada_test_plain_text.txt").write_text("he said no and yes\none two three\n")
+    (tmp_path / "wikitext-103").mkdir()
+    (tmp_path / "wikitext-103" / "test.txt").write_text("".join(ARTICLES))
     for part in range(SETS["blimp"].parts):
         good, bad = ("cats run.", "cats runs.") if part % 3 else ("x", "yyyyyy")
         write(tmp_path / "blimp" / f"part_{part}.jsonl", [{"sentence_good": good, "sentence_bad": bad}] * 4)
@@ -308,11 +327,11 @@ def test_winogrande_scores_what_follows_the_options(tokenizer: PreTrainedTokeniz
 def test_lambada_asks_for_the_final_word(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     model = Bigram(tokenizer)
     word = model.greedy(tokenizer, "He said ", 3)
-    write(tmp_path / "lambada.jsonl", [{"text": f"He said {word}"}, {"text": "One two three"}])
+    write(tmp_path / "lambada_test.jsonl", [{"text": f"He said {word}"}, {"text": "One two three"}])
     # The space before the word is a token to be guessed as well: here one that is always the likeliest after a "d".
     model.table[tokenizer.convert_tokens_to_ids("d"), tokenizer.convert_tokens_to_ids("Ġ")] = 20.0
     lm = MentaleseLM(model, tokenizer)
-    found = zero_shot(lm, read_questions("lambada", tmp_path))
+    found = zero_shot(lm, read_questions("lambada_openai", tmp_path))
     scores = lm.score([("He said", f" {word}"), ("One two", " three")])
     nll = [score.nll for score in scores]
     assert (found["acc"], found["items"]) == (0.5, 2)
@@ -334,6 +353,195 @@ def test_blimp_is_the_mean_over_its_files(tokenizer: PreTrainedTokenizerFast, fo
         squares = sum(part[f"{name}_stderr"] ** 2 for part in parts.values())
         assert found[f"{name}_stderr"] == pytest.approx(math.sqrt(squares) / 67)
     assert found["items"] == 66 * 4 + 2
+
+
+# -- held to lm-eval -----------------------------------------------------------------------------------------------
+
+PUBLISHED: dict[str, list[dict[str, Any]]] = {
+    "lambada_openai": [{"text": 'He said: "No and\n\nyes'}, {"text": "One two  three"}],
+    "lambada_standard": [{"text": "he said `` no and yes"}, {"text": "one two , three"}],
+    "wikitext": [{"page": page} for page in ARTICLES],
+    "hellaswag": [
+        {"activity_label": "Sewing [x]", "ctx_a": "A man sits.", "ctx_b": "he", "label": "1", "ctx": "A man sits. he"}
+        | {"endings": ["eats  [step] wood.", "sews. [title] He ends."]},
+        {"activity_label": "Tea", "ctx_a": "[header] Tea [title] Boil it.", "ctx_b": "", "label": "0", "ctx": "Tea"}
+        | {"endings": ["Drink it.", "Sell it."]},
+    ],
+    "piqa": [{"goal": "Cut", "sol1": "with a knife ", "sol2": "by hand", "label": label} for label in (0, 1, 1)],
+    "arc_easy": [
+        {"question": "Why?", "choices": {"text": ["a", "bb", "ccc"], "label": list("ABC")}, "answerKey": key}
+        for key in "CAB"
+    ],
+    "arc_challenge": [
+        {"question": "How?", "choices": {"text": ["x", "y", "zz", "q"], "label": list("1234")}, "answerKey": key}
+        for key in "42"
+    ],
+    "sciq": ROWS["sciq_validation"],
+    "winogrande": ROWS["winogrande_validation"]
+    + [{"sentence": "_ won.", "option1": "Sue", "option2": "Ann", "answer": "1"}],
+}
+"""Rows as the hub has them."""
+
+
+def _local_arc(row: dict[str, Any]) -> dict[str, Any]:
+    gold = row["choices"]["label"].index(row["answerKey"])
+    return {"query": f"Question: {row['question']}\nAnswer:", "choices": row["choices"]["text"], "gold": gold}
+
+
+def from_hub(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]], *folders: Path | str) -> None:
+    """lm-eval knows the tasks of these folders alone, and the hub has these rows for each."""
+    root = Path(lm_eval.tasks.__file__).parent
+    known = lm_eval.tasks.TaskManager(include_path=[root / folder for folder in folders], include_defaults=False)
+    monkeypatch.setattr(lm_eval.tasks, "TaskManager", lambda: known)
+    found = {split: datasets.Dataset.from_list(rows) for split in ("train", "validation", "test")}
+    monkeypatch.setattr(ConfigurableTask, "download", lambda task, *_, **__: setattr(task, "dataset", found))
+
+
+class Asked(MentaleseLM):
+    """It notes what it is asked."""
+
+    pairs: list[tuple[str, str]]
+
+    def score(self, pairs: Any, *, greedy: bool = False) -> Any:
+        self.pairs = [*getattr(self, "pairs", ()), *pairs]
+        return super().score(pairs, greedy=greedy)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_local_set_asks_and_counts_as_lm_evals_own_task(
+    name: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = PUBLISHED[name]
+    if name == "lambada_standard":
+        (tmp_path / "lambada_test_plain_text.txt").write_text("".join(row["text"] + "\n" for row in rows))
+    elif name == "wikitext":
+        (tmp_path / "wikitext-2").mkdir()
+        (tmp_path / "wikitext-2" / "test.txt").write_text("".join(row["page"] for row in rows))
+    else:
+        write(tmp_path / f"{name}.jsonl", list(map(_local_arc, rows)) if name.startswith("arc") else rows)
+    from_hub(monkeypatch, rows, name.split("_")[0])
+
+    model = Bigram(tokenizer)
+    local, own = (Asked(model, tokenizer, max_length=40) for _ in range(2))
+    found = zero_shot(local, read_questions(name, tmp_path))
+    expected = hub_task(own, read_hub_task(name))
+    chosen = set(own.pairs)
+    assert len(chosen) > 1
+    assert chosen == {pair for pair in local.pairs if pair in chosen or pair[0]}
+    figures = [figure for figure in expected if figure not in ("protocol", "perplexity_stderr")]
+    assert "items" in figures
+    for figure in figures:
+        value = expected[figure]
+        assert found[figure] == (value if value is None else pytest.approx(value, rel=1e-6)), figure
+    assert expected["protocol"]["shots"] == {name: 0}
+
+
+def test_a_hub_task_is_asked_by_its_own_name(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    problems = [{"question": "Ann is _ .", "answer": "A", "options": ["in", "out", "up", "on"]}]
+    rows = [{"article": "Ann ran.", "problems": str(problems)}] * 3
+    from_hub(monkeypatch, rows, "race")
+    lm = Asked(Bigram(tokenizer), tokenizer)
+    found = hub_task(lm, read_hub_task("race", limit=2))
+    assert ("Article: Ann ran.\n\nAnn is _ .", " up") in lm.pairs
+    assert found["items"] == found["protocol"]["limit"] == 2
+    assert found["acc"] in (0.0, 1.0)
+    with pytest.raises(InputError, match="lm-eval has no task 'rase'; did you mean 'race'"):
+        read_hub_task("rase")
+
+
+def test_a_group_of_hub_tasks_has_its_mean_and_its_parts_a_tag_the_parts(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    task = {"tag": "both", "dataset_path": "somewhere", "test_split": "test", "output_type": "multiple_choice"}
+    task |= {"doc_to_text": "{{goal}}", "doc_to_choice": "{{[sol1, sol2]}}", "metric_list": [{"metric": "acc"}]}
+    group = {"group": "whole", "task": ["first", "second"]}
+    group |= {"aggregate_metric_list": [{"metric": "acc", "weight_by_size": True}]}
+    first, second = ({"task": part, "doc_to_target": target} for part, target in (("first", "label"), ("second", 0)))
+    for name, config in (("first", task | first), ("second", task | second), ("whole", group)):
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(config))  # JSON is YAML
+    from_hub(monkeypatch, PUBLISHED["piqa"], tmp_path)
+    lm = MentaleseLM(Bigram(tokenizer), tokenizer)
+    found = hub_task(lm, read_hub_task("whole"))
+    parts = found["subsets"]
+    assert list(parts) == ["first", "second"]
+    assert parts["first"]["acc"] in (1 / 3, 2 / 3)
+    assert parts["second"]["acc"] in (0.0, 1.0)
+    assert found["acc"] == pytest.approx((parts["first"]["acc"] + parts["second"]["acc"]) / 2)
+    assert (found["items"], parts["first"]["items"]) == (6, 3)
+    tag = hub_task(lm, read_hub_task("both"))
+    assert {name: tag[name] for name in parts} == parts
+    assert "acc" not in tag
+
+
+def test_questions_that_the_hub_does_not_give_end_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    from_hub(monkeypatch, [{}], "race")
+
+    def offline(*_: Any, **__: Any) -> None:
+        raise ConnectionError("Couldn't reach 'EleutherAI/race' on the Hub\nat all")
+
+    monkeypatch.setattr(ConfigurableTask, "download", offline)
+    with pytest.raises(InputError, match=r"'hub:race': lm-eval cannot have its questions \(Couldn't reach .* Hub\)$"):
+        read_hub_task("race")
+
+
+@pytest.mark.parametrize("recipe", ["gpt2/tiny", "conceptlm/tiny"])
+def test_zero_shot_figures_are_those_of_one_question_at_a_time(
+    recipe: str, tokenizer: PreTrainedTokenizerFast, folder: Path
+) -> None:
+    model, data = build(recipe, tokenizer)
+    rng = np.random.default_rng(0)
+    words = ["a", "cat", "sat", "on", "the", "old", "wooden", "mat", "and", "slept"]
+    rows = [
+        {"ctx": " ".join(rng.choice(words, rng.integers(1, 12))), "label": int(rng.integers(3))}
+        | {"endings": [" ".join(rng.choice(words, n)) for n in rng.integers(1, 9, 3)]}
+        for _ in range(20)
+    ]
+    write(folder / "hellaswag_val.jsonl", rows)
+    alone, together = (MentaleseLM(model, tokenizer, data, max_length=64, batch_size=size) for size in (1, 32))
+    pairs = [(row["ctx"], f" {ending}") for row in rows for ending in row["endings"]]
+    scores = [[score.nll for score in lm.score(pairs)] for lm in (alone, together)]
+    np.testing.assert_allclose(scores[0], scores[1], rtol=0, atol=1e-4)
+    assert np.std(scores[0]) > 1
+    for name in ("hellaswag", "lambada_openai", "winogrande", "wikitext"):
+        found = [zero_shot(lm, read_questions(name, folder)) for lm in (alone, together)]
+        assert found[0].keys() == found[1].keys()
+        for figure, value in found[0].items():
+            exact = figure.startswith("acc") or not isinstance(value, float)
+            assert found[1][figure] == (value if exact else pytest.approx(value, rel=1e-5)), figure
+
+
+@pytest.mark.parametrize("recipe", ["gpt2/tiny", "conceptlm/tiny"])
+def test_a_word_perplexity_of_wikitext_is_the_perplexity_of_its_running_text_in_words(
+    recipe: str, tokenizer: PreTrainedTokenizerFast, folder: Path
+) -> None:
+    from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer
+
+    model, data = build(recipe, tokenizer)
+    data = dataclasses.replace(data, sequence_length=32)
+    # The last window of an article is full too: a score would begin it earlier otherwise, a perplexity does not.
+    lengths = [len(tokenizer(wikitext_detokenizer({"page": page}))["input_ids"]) for page in ARTICLES]
+    pages = [page.replace(" = ", f" = {'x' * (-(n + 1) % 16)}", 1) for page, n in zip(ARTICLES, lengths)]
+    (folder / "wikitext-103" / "test.txt").write_text("".join(pages))
+    found = zero_shot(MentaleseLM(model, tokenizer, data, max_length=32), read_questions("wikitext", folder))
+    texts = [wikitext_detokenizer({"page": page}) for page in pages]
+    assert "2.5 miles, met" in texts[0]
+    end = special_token_ids(tokenizer)["eos_token_id"]
+    documents = [[*tokenizer(text)["input_ids"], end] for text in texts]
+    bounds = np.cumsum([0, *map(len, documents)])
+    split = Split(
+        tokens=np.concatenate(documents).astype(np.uint16),
+        documents=bounds,
+        segments=bounds,
+        document_segments=np.arange(len(texts) + 1),
+        document_bytes=np.array([len(text.encode()) for text in texts]),
+    )
+    own = perplexity(model, split, data, EvaluationConfig(), special_token_ids(tokenizer))
+    nats, words = own.nll * own.tokens, sum(len(re.split(r"\s+", page)) for page in pages)
+    assert found["word_perplexity"] == pytest.approx(math.exp(nats / words), rel=1e-5)
+    assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / len("".join(pages).encode()), rel=1e-5)
+    assert found["items"] == 3
 
 
 @pytest.fixture(scope="module", params=["no recipe", *FAMILIES])
@@ -358,16 +566,16 @@ def test_every_set_is_asked_of_a_saved_model(saved: Path, folder: Path, capsys: 
     results = json.loads(out.read_text())
     assert list(results) == list(SETS)
     for name, result in results.items():
-        rows = next((rows for file, rows in ROWS.items() if file.startswith(name)), [{}] * 2 * 67)
-        assert result["items"] == (len(rows) if name == "blimp" else min(2, len(rows))), name
-        assert next(iter(result)) == ("acc" if name == "lambada" else "acc_perplexity")
+        assert result["items"] == {"blimp": 2 * 67, "piqa": 1, "arc_easy": 1, "arc_challenge": 1}.get(name, 2), name
+        first = {"lambada_openai": "acc", "lambada_standard": "acc", "wikitext": "word_perplexity"}
+        assert next(iter(result)) == first.get(name, "acc_perplexity")
         assert all(0 <= result[figure] <= 1 for figure in result if figure.startswith("acc") and "std" not in figure)
         assert result["protocol"]["limit"] == 2
         assert result["protocol"]["estimator"] == "exact"
         assert len(result["data_hash"]) == 16
     assert f"{results['hellaswag']['acc']:.4f} ± {results['hellaswag']['acc_stderr']:.4f}" in shown
     assert "part_1" not in shown
-    text = results["lambada"]["protocol"]["text"]
+    text = results["lambada_openai"]["protocol"]["text"]
     if (saved / "mentalese.json").is_file():
         assert text.endswith("at most 32 tokens" if "after" in text else "; whole texts")
     else:
@@ -392,9 +600,14 @@ def test_a_saved_models_answers_are_those_of_its_scores(saved: Path, folder: Pat
 
 
 def test_files_that_are_missing_or_wrong_are_named(folder: Path) -> None:
-    with pytest.raises(InputError, match=r"task 'piqa' reads its questions from a folder: give it with --task-files"):
+    with pytest.raises(
+        InputError,
+        match=r"'piqa' reads its questions from a folder: give it with --task-files FOLDER, or ask for hub:piqa",
+    ):
         read_questions("piqa", None)
-    with pytest.raises(InputError, match=r"'piqa' needs one file piqa\*.jsonl or .jsonl.gz in .*there are 0 \(none\)"):
+    with pytest.raises(
+        InputError, match=r"'piqa' needs one file piqa\*.jsonl or piqa\*.jsonl.gz in .*there are 0 \(none\)"
+    ):
         read_questions("piqa", folder / "blimp")
     with pytest.raises(InputError, match="limit is 0: give at least 1"):
         read_questions("piqa", folder, 0)
@@ -412,7 +625,7 @@ def test_files_that_are_missing_or_wrong_are_named(folder: Path) -> None:
         read_questions("sciq", folder)
     (folder / "lambada_test.jsonl").write_text("He said no\n")
     with pytest.raises(InputError, match=r"lambada_test.jsonl, line 1 is not JSON"):
-        read_questions("lambada", folder)
+        read_questions("lambada_openai", folder)
 
 
 def test_without_lm_eval_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,8 +642,11 @@ def test_without_lm_eval_the_extra_is_named(folder: Path, monkeypatch: pytest.Mo
         ("--tasks piqa", "give it with --task-files FOLDER"),
         ("--tasks piqa --task-files no-such-folder", "'piqa' needs one file"),
         ("--tasks piqaa", "did you mean 'piqa'"),
-        ("--task-files .", "task_files is '.', which only lambada"),
-        ("--limit 3", "limit is 3, which only lambada"),
+        ("--tasks hub:", "no task is called 'hub:'"),
+        ("--task-files .", "task_files is '.', which only lambada_openai"),
+        ("--tasks hub:race --task-files .", "task_files is '.', which only lambada_openai"),
+        ("--limit 3", "winogrande and hub:NAME use"),
+        ("--tasks hub:race --limit 0", "limit is 0: give at least 1"),
         ("--against model --limit 3", "--limit is '3' with --against"),
     ],
 )

@@ -292,10 +292,10 @@ def _text_reader(path: Path) -> Reader:
         except UnicodeDecodeError as error:
             raise InputError(f"{path} is not UTF-8 text (byte {error.start}): convert it") from error
 
-    return lambda: _join_lines(read())
+    return lambda: join_lines(read())
 
 
-def _join_lines(lines: Iterable[str]) -> Iterator[Document]:
+def join_lines(lines: Iterable[str]) -> Iterator[Document]:
     """Documents that begin at level-one headings and after lines `<|endoftext|>`; blank ones are left out."""
     held: list[str] = []
     for line in chain(lines, [_END_OF_DOCUMENT]):
@@ -428,7 +428,7 @@ def _line_reader(parts: list[Callable[[], Iterator[Row]]], column: str) -> Reade
             line = _text(where, row, column).text or " "
             yield line if line.endswith("\n") else line + "\n"
 
-    return lambda: _join_lines(read())
+    return lambda: join_lines(read())
 
 
 def _find_column(spec: str, rows: list[dict[str, Any]], text_column: str | None) -> str | None:

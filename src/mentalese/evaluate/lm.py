@@ -313,14 +313,43 @@ def ask(
     }
     with _quiet():
         found = evaluate(lm=lm, task_dict={"tasks": made}, log_samples=False)["results"]
-    return {
-        name: {
-            key.removesuffix(",none"): None if value == "N/A" else float(value)
-            for key, value in found[name].items()
-            if key.endswith(",none")
-        }
-        for name in tasks
-    }
+    return {name: _by_name(found[name]) for name in tasks}
+
+
+_SEED = 1234  # lm-eval's own, of examples
+_RESAMPLINGS = 1000  # that standard errors without a formula come from
+
+
+def ask_loaded(
+    lm: MentaleseLM, loaded: dict[str, Any], limit: int | None
+) -> tuple[dict[str, dict[str, float | None]], dict[str, Any]]:
+    """lm-eval's figures of its own tasks, as its command finds them.
+
+    Args:
+        loaded: what `lm_eval.tasks.TaskManager.load` made.
+        limit: ask the first so many questions of each task.
+
+    Returns:
+        `{task or group: {metric: value, metric_stderr: its standard error}}`, and all that lm-eval says beside it.
+    """
+    for task in loaded["tasks"].values():
+        if task.get_config("num_fewshot") is None:
+            task.set_config(key="num_fewshot", value=0)
+        task.set_fewshot_seed(seed=_SEED)
+    with _quiet():
+        about = evaluate(lm=lm, task_dict=loaded, limit=limit, bootstrap_iters=_RESAMPLINGS, log_samples=False)
+    return {name: _by_name(figures) for name, figures in about["results"].items()}, about
+
+
+def _by_name(figures: dict[str, Any]) -> dict[str, float | None]:
+    """lm-eval's `metric,filter` and `metric_stderr,filter` by our names; the filter `none` is left out."""
+    found = {}
+    for key, value in figures.items():
+        metric, comma, kept = key.partition(",")
+        if comma:
+            name = metric.removesuffix("_stderr") + ("" if kept == "none" else f".{kept}")
+            found[name + metric[len(metric.removesuffix("_stderr")) :]] = None if value == "N/A" else float(value)
+    return found
 
 
 @contextmanager

@@ -19,7 +19,16 @@ from mentalese.evaluate.answers import ONCE, Asking, answers
 from mentalese.evaluate.perplexity import perplexity
 from mentalese.evaluate.reversal import reversal
 from mentalese.evaluate.samples import UNASKED, Judge, Sampling, conditional, open_judge, unconditional
-from mentalese.evaluate.zero_shot import SETS, Questions, read_questions, zero_shot
+from mentalese.evaluate.zero_shot import (
+    HUB,
+    SETS,
+    HubTask,
+    Questions,
+    hub_task,
+    read_hub_task,
+    read_questions,
+    zero_shot,
+)
 from mentalese.files import check_place, write_json
 from mentalese.models.auto import check_length, context_length, load_model, model_folder, saved_recipe
 from mentalese.recipe import WITH_MARKERS, DataConfig, EvaluationConfig
@@ -50,7 +59,7 @@ class Evaluation:
     split: str
     estimators: tuple[str, ...]
     max_length: int | None
-    questions: dict[str, Questions]
+    questions: dict[str, Questions | HubTask]
     asking: Asking
     sampling: Sampling
     judge: Judge | None
@@ -138,7 +147,8 @@ def _zero_shot(name: str, given: Evaluation) -> dict[str, Any]:
         device=given.device,
         show=given.show,
     )
-    return zero_shot(lm, given.questions[name])
+    asked = given.questions[name]
+    return hub_task(lm, asked) if isinstance(asked, HubTask) else zero_shot(lm, asked)
 
 
 TASKS: dict[str, Callable[[Evaluation], dict[str, Any]]] = {
@@ -149,13 +159,13 @@ TASKS: dict[str, Callable[[Evaluation], dict[str, Any]]] = {
     "conditional": _conditional,
     **{name: partial(_zero_shot, name) for name in SETS},
 }
-"""What `mentalese eval --tasks` knows."""
+"""What `mentalese eval --tasks` knows beside lm-eval's own tasks, `hub:NAME`."""
 
 
 _SAMPLED = ("unconditional", "conditional")
 _USERS: dict[str, Sequence[str]] = {
     "task_files": tuple(SETS),
-    "limit": tuple(SETS),
+    "limit": (*SETS, f"{HUB}NAME"),
     "estimators": ("perplexity",),
     "joined": ("perplexity",),
     "context_length": ("perplexity",),
@@ -198,11 +208,11 @@ def evaluate_model(
 
     Args:
         path: a run's folder, a saved model's, or `hub:NAME`.
-        tasks: names from `TASKS`.
+        tasks: names from `TASKS`, or `hub:NAME` for any task or group of lm-eval's, fetched from the network.
         source: the text, as in `DataConfig.source`; `None` takes the one that the model was trained on.
         text_column, detokenizer: how it is read, as in `DataConfig`.
         task_files: the folder of the zero-shot tasks' questions.
-        limit: ask the first so many questions of each file.
+        limit: ask the first so many questions of each file, or task of lm-eval's.
         estimators: score the perplexity in each of these ways, `{"perplexity": {estimator: result}}`.
         joined: score documents joined by their ends, in blocks, in place of the protocol's windows.
         context_length: tokens a block or window, in place of the protocol's.
@@ -218,15 +228,22 @@ def evaluate_model(
 
     Raises:
         InputError: an unknown task or split, no model, a tokenizer that is not the checkpoint's, an argument that none
-            of the tasks uses, or what `read_questions` and `open_judge` refuse.
+            of the tasks uses, or what `read_questions`, `read_hub_task` and `open_judge` refuse.
     """
     given = {name: value for name, value in locals().items() if name in _USERS}
     for task in tasks:
-        if task not in TASKS:
-            raise InputError(f"tasks: no task is called {task!r}{nearest(task, TASKS)} (known: {', '.join(TASKS)})")
+        if task not in TASKS and (task == HUB or not task.startswith(HUB)):
+            raise InputError(
+                f"tasks: no task is called {task!r}{nearest(task, TASKS)} (known: {', '.join(TASKS)}, {HUB}NAME)"
+            )
     check_place(out, "out")
     _check_used(tasks, given, asking, sampling)
-    questions = {task: read_questions(task, task_files, limit) for task in tasks if task in SETS}
+    questions: dict[str, Questions | HubTask] = {}
+    for task in tasks:
+        if task in SETS:
+            questions[task] = read_questions(task, task_files, limit)
+        elif task.startswith(HUB):
+            questions[task] = read_hub_task(task.removeprefix(HUB), limit)
     sampled = set(tasks) & set(_SAMPLED)
     judge = open_judge(sampling, device, mauve="conditional" in sampled) if sampled else None
     model, tokenizer, data, own = open_evaluation(path, source, device, config)
@@ -263,7 +280,7 @@ def evaluate_model(
         device=device,
         show=show,
     )
-    results = {task: TASKS[task](wanted) for task in tasks}
+    results = {task: TASKS.get(task, partial(_zero_shot, task))(wanted) for task in tasks}
     if out is not None:
         write_json(out, results)
     return results
@@ -271,13 +288,14 @@ def evaluate_model(
 
 def _check_used(tasks: list[str], given: dict[str, Any], asking: Asking, sampling: Sampling) -> None:
     """Raises `InputError` for an argument that was given and that none of the tasks uses."""
+    kinds = {f"{HUB}NAME" if task.startswith(HUB) else task for task in tasks}
     users = dict(_USERS)
     for group, of in ((asking, ("accuracy",)), (sampling, _SAMPLED)):
         for field in dataclasses.fields(group):
             if getattr(group, field.name) != field.default:
                 given, users = given | {field.name: getattr(group, field.name)}, users | {field.name: of}
     for name, value in given.items():
-        if value is None or value is False or value == () or set(tasks) & set(users[name]):
+        if value is None or value is False or value == () or kinds & set(users[name]):
             continue
         *most, last = users[name]
         use = f"{', '.join(most)} and {last} use" if most else f"{last} uses"

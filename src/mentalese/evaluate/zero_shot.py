@@ -1,4 +1,4 @@
-"""Zero-shot questions from local files, asked through lm-eval: LAMBADA, BLiMP, and sets of questions with choices.
+"""Zero-shot questions asked through lm-eval: from local files as lm-eval has them, or lm-eval's own from the hub.
 
 Thoughtbubbles (Table 1, appendix E) takes the choice whose whole text has the lowest perplexity; lm-eval takes the one
 whose log-likelihood, summed over the choice, is the highest. These are different rankings, so both are given.
@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mentalese.data.sources import read_json_lines
-from mentalese.errors import InputError
+from mentalese.data.sources import join_lines, open_text, read_json_lines
+from mentalese.errors import InputError, nearest
 from mentalese.files import sha256
 
 if TYPE_CHECKING:
@@ -23,17 +24,53 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
+HUB = "hub:"
+"""What a task's name begins with where it is lm-eval's own."""
+
+
+# -- how files are read ------------------------------------------------------------------------------------------------
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Row]]:
+    """A text a line."""
+    with open_text(path) as file:
+        for i, line in enumerate(file, 1):
+            if line.strip():
+                yield f"{path}, line {i}", {"text": line.rstrip("\n")}
+
+
+def _articles(path: Path) -> Iterator[tuple[str, Row]]:
+    """WikiText's, which begin at level-one headings."""
+    with open_text(path) as file:
+        for i, document in enumerate(join_lines(file), 1):
+            yield f"{path}, article {i}", {"page": document.text}
+
+
+def _hellaswag(path: Path) -> Iterator[tuple[str, Row]]:
+    """Published rows as lm-eval asks them; rows without `ctx_a` were made so before, and are read as they are."""
+    for where, row in read_json_lines(path):
+        if "ctx_a" in row:
+            from lm_eval.tasks.hellaswag.utils import preprocess
+
+            context = preprocess(f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}")
+            row = {"ctx": context, "endings": [preprocess(end) for end in row["endings"]], "label": int(row["label"])}
+        yield where, row
+
+
+# -- the sets ----------------------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
 class QuestionSet:
     """Where a set of questions lies, and what lm-eval is told of it.
 
     Attributes:
-        files: a pattern inside the folder of all sets, for JSON lines, as they are or gzipped.
+        files: a pattern inside the folder of all sets; files may be gzipped.
         fields: what every row has.
         config: lm-eval's task: names of fields, Jinja templates, or functions of a row.
         parts: of how many files the set is; the figures are means over the files, each of which counts the same.
         premise: what stands before a choice where perplexity ranks it; the context that lm-eval asks with unless given.
+        read: the rows of a file, each with its place for messages.
     """
 
     files: str
@@ -41,6 +78,7 @@ class QuestionSet:
     config: dict[str, Any]
     parts: int = 1
     premise: Callable[[Row], str] | None = None
+    read: Callable[[Path], Iterator[tuple[str, Row]]] = read_json_lines
 
 
 def _choices(context: Any, choices: Any, gold: Any, *metrics: str, delimiter: str = " ") -> dict[str, Any]:
@@ -69,30 +107,65 @@ _LAMBADA = {
         {"metric": "nll", "aggregation": "mean", "higher_is_better": False},
     ],
 }
+
+
+def _running(row: Row) -> str:
+    """An article as lm-eval's detokenizer has it."""
+    from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer
+
+    return wikitext_detokenizer(row)
+
+
+def _by_size(row: Row, results: tuple[float]) -> dict[str, tuple[float, int]]:
+    """Words and bytes are those of the article as it was published."""
+    words, size = len(re.split(r"\s+", row["page"])), len(row["page"].encode())
+    names = {"word_perplexity": words, "byte_perplexity": size, "bits_per_byte": size}
+    return {name: (*results, count) for name, count in names.items()}
+
+
+_WIKITEXT = {
+    "output_type": "loglikelihood_rolling",
+    "doc_to_text": "",
+    "doc_to_target": _running,
+    "process_results": _by_size,
+    "metric_list": [
+        {"metric": name, "aggregation": aggregation, "higher_is_better": False}
+        for name, aggregation in (
+            ("word_perplexity", "weighted_perplexity"),
+            ("byte_perplexity", "weighted_perplexity"),
+            ("bits_per_byte", "bits_per_byte"),
+        )
+    ],
+}
 _ARC = _choices("query", "choices", "gold", "acc", "acc_norm")
 
 SETS = {
-    "lambada": QuestionSet("lambada*.jsonl*", ("text",), _LAMBADA),
+    "lambada_openai": QuestionSet("lambada*.jsonl", ("text",), _LAMBADA),
+    "lambada_standard": QuestionSet("lambada*.txt", ("text",), _LAMBADA, read=_lines),
+    "wikitext": QuestionSet("wikitext*/test.txt", ("page",), _WIKITEXT, read=_articles),
     "hellaswag": QuestionSet(
-        "hellaswag*.jsonl*", ("ctx", "endings", "label"), _choices("ctx", "endings", "label", "acc", "acc_norm")
+        "hellaswag*.jsonl",
+        ("ctx", "endings", "label"),
+        _choices("ctx", "endings", "label", "acc", "acc_norm"),
+        read=_hellaswag,
     ),
     # A sentence opens its text, where lm-eval has a space before it. The index of the good one is 0.
     "blimp": QuestionSet(
-        "blimp/*.jsonl*",
+        "blimp/*.jsonl",
         ("sentence_good", "sentence_bad"),
         _choices("", lambda row: [row["sentence_good"], row["sentence_bad"]], 0, "acc", delimiter=""),
         parts=67,
     ),
     "piqa": QuestionSet(
-        "piqa*.jsonl*",
+        "piqa*.jsonl",
         ("goal", "sol1", "sol2", "label"),
         _choices("Question: {{goal}}\nAnswer:", lambda row: [row["sol1"], row["sol2"]], "label", "acc", "acc_norm"),
         premise=lambda row: row["goal"],
     ),
-    "arc_easy": QuestionSet("arc_easy*.jsonl*", ("query", "choices", "gold"), _ARC),
-    "arc_challenge": QuestionSet("arc_challenge*.jsonl*", ("query", "choices", "gold"), _ARC),
+    "arc_easy": QuestionSet("arc_easy*.jsonl", ("query", "choices", "gold"), _ARC),
+    "arc_challenge": QuestionSet("arc_challenge*.jsonl", ("query", "choices", "gold"), _ARC),
     "sciq": QuestionSet(
-        "sciq*.jsonl*",
+        "sciq*.jsonl",
         ("question", "distractor1", "distractor2", "distractor3", "correct_answer", "support"),
         _choices(
             "{{support.lstrip()}}\nQuestion: {{question}}\nAnswer:",
@@ -104,7 +177,7 @@ SETS = {
     ),
     # The choices stand before what is scored (Trinh and Le, 2018); lm-eval then has text and target swapped.
     "winogrande": QuestionSet(
-        "winogrande*.jsonl*",
+        "winogrande*.jsonl",
         ("sentence", "option1", "option2", "answer"),
         _choices(
             lambda row: int(row["answer"]) - 1,
@@ -114,7 +187,7 @@ SETS = {
         ),
     ),
 }
-"""What `mentalese eval --tasks` knows beside perplexity and probes."""
+"""What `mentalese eval --tasks` reads from `--task-files`, by lm-eval's names."""
 
 
 @dataclass(frozen=True)
@@ -147,34 +220,44 @@ def read_questions(name: str, folder: Path | None, limit: int | None = None) -> 
             no row; or lm-eval is not installed.
     """
     questions = SETS[name]
-    if limit is not None and limit < 1:
-        raise InputError(f"limit is {limit}: give at least 1, or leave it out for all questions")
+    _check_limit(limit)
     if folder is None:
-        raise InputError(f"task {name!r} reads its questions from a folder: give it with --task-files FOLDER")
-    try:
-        import lm_eval  # noqa: F401
-    except ImportError as error:
-        raise InputError(f"task {name!r} needs lm-eval: install it with pip install 'mentalese[tasks]'") from error
-    files = sorted(path for path in folder.glob(questions.files) if path.name.endswith((".jsonl", ".jsonl.gz")))
+        raise InputError(
+            f"task {name!r} reads its questions from a folder: give it with --task-files FOLDER, or ask for {HUB}{name}"
+        )
+    _check_installed(name)
+    files = sorted([*folder.glob(questions.files), *folder.glob(f"{questions.files}.gz")])
     if len(files) != questions.parts:
         found = ", ".join(path.name for path in files[:3]) + (", ..." if len(files) > 3 else "") or "none"
         needed = "one file" if questions.parts == 1 else f"{questions.parts} files"
         raise InputError(
-            f"task {name!r} needs {needed} {questions.files.removesuffix('*')} or .jsonl.gz in {str(folder)!r}, and "
-            f"there {'is' if len(files) == 1 else 'are'} {len(files)} ({found}): give the folder that holds just those"
+            f"task {name!r} needs {needed} {questions.files} or {questions.files}.gz in {str(folder)!r}, and there "
+            f"{'is' if len(files) == 1 else 'are'} {len(files)} ({found}): give the folder that holds just those"
         )
-    parts = {path.name.partition(".jsonl")[0]: _rows(path, questions.fields, limit) for path in files}
+    parts = {path.name.partition(".")[0]: _rows(path, questions, limit) for path in files}
     digests = "".join(sha256(path) for path in files)
     return Questions(name, parts, limit, hashlib.sha256(digests.encode()).hexdigest()[:16])
 
 
-def _rows(path: Path, fields: tuple[str, ...], limit: int | None) -> list[Row]:
+def _check_limit(limit: int | None) -> None:
+    if limit is not None and limit < 1:
+        raise InputError(f"limit is {limit}: give at least 1, or leave it out for all questions")
+
+
+def _check_installed(name: str) -> None:
+    try:
+        import lm_eval  # noqa: F401
+    except ImportError as error:
+        raise InputError(f"task {name!r} needs lm-eval: install it with pip install 'mentalese[tasks]'") from error
+
+
+def _rows(path: Path, questions: QuestionSet, limit: int | None) -> list[Row]:
     rows = []
-    for where, row in islice(read_json_lines(path), limit):
-        for name in fields:
+    for where, row in islice(questions.read(path), limit):
+        for name in questions.fields:
             if name not in row:
                 raise InputError(f"{where} has no {name!r} (but {', '.join(row)}): give the set's own files")
-        rows.append({name: row[name] for name in fields})
+        rows.append({name: row[name] for name in questions.fields})
     if not rows:
         raise InputError(f"{path} has no questions: fetch it again")
     return rows
@@ -188,8 +271,9 @@ def zero_shot(lm: MentaleseLM, questions: Questions) -> dict[str, Any]:
         for sets with choices `acc_perplexity` (the share of questions whose right choice has, with what stands before
         it, the lowest perplexity), `acc` and `acc_norm` (lm-eval's: the highest log-likelihood of the choice, and that
         over its number of characters); for LAMBADA `acc` (each token of the final word is the likeliest one) and
-        `perplexity` (of the final words, a word). Then `items`, `data_hash`, `protocol`, and for a set of many files
-        `subsets`: the same of each.
+        `perplexity` (of the final words, a word); for WikiText `word_perplexity`, `byte_perplexity` and
+        `bits_per_byte`, by the published articles' words and bytes. Then `items`, `data_hash`, `protocol`, and for a
+        set of many files `subsets`: the same of each.
     """
     from mentalese.evaluate.lm import ask
 
@@ -208,6 +292,69 @@ def zero_shot(lm: MentaleseLM, questions: Questions) -> dict[str, Any]:
     if len(parts) > 1:
         result["subsets"] = {name: part | {"items": len(questions.parts[name])} for name, part in parts.items()}
     return result | {"protocol": {"limit": questions.limit, **lm.protocol()}}
+
+
+# -- lm-eval's own ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HubTask:
+    """A task of lm-eval, or a group or a tag of tasks, whose questions were fetched.
+
+    Attributes:
+        tasks: what `lm_eval.tasks.TaskManager.load` made.
+        limit: the most questions that are asked of a task.
+    """
+
+    name: str
+    tasks: Any
+    limit: int | None
+
+
+def read_hub_task(name: str, limit: int | None = None) -> HubTask:
+    """A task that lm-eval knows, by lm-eval's name; its questions come from where lm-eval has them, the network.
+
+    Args:
+        limit: ask the first so many of each task.
+
+    Raises:
+        InputError: lm-eval is not installed or has no such task, or the questions cannot be had.
+    """
+    _check_limit(limit)
+    _check_installed(f"{HUB}{name}")
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager()
+    if name not in manager.all_tasks:
+        raise InputError(f"tasks: lm-eval has no task {name!r}{nearest(name, manager.all_tasks)}")
+    try:
+        return HubTask(name, manager.load([name]), limit)
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"task '{HUB}{name}': lm-eval cannot have its questions ({reason})") from error
+
+
+def hub_task(lm: MentaleseLM, asked: HubTask) -> dict[str, Any]:
+    """What a model answers, in lm-eval's figures.
+
+    Returns:
+        Each figure of the task or group with its standard error, as `zero_shot` has them, `items`, and `subsets`: the
+        same of each task of a group. A tag has no figures of its own: `{task: figures}`. Then `protocol`.
+    """
+    from mentalese.evaluate.lm import ask_loaded
+
+    figures, about = ask_loaded(lm, asked.tasks, asked.limit)
+    items = {name: count["effective"] for name, count in about["n-samples"].items()}
+    parts = {name: figures[name] | {"items": count} for name, count in items.items()}
+    result: dict[str, Any]
+    if asked.name in parts:
+        result = parts[asked.name]
+    elif figures.get(asked.name):
+        result = figures[asked.name] | {"items": sum(items.values()), "subsets": parts}
+    else:
+        result = parts
+    shots = {name: about["n-shot"][name] for name in items}
+    return result | {"protocol": {"limit": asked.limit, "shots": shots, **lm.protocol()}}
 
 
 def _mean(parts: list[dict[str, float | None]]) -> dict[str, Any]:
