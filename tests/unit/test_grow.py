@@ -120,26 +120,55 @@ def test_weights_of_another_base_are_refused_by_name(tokenizer: Any, tmp_path: P
         start_from(model, marked, str(tmp_path / "gated"))
 
 
-@pytest.mark.parametrize(
-    ("field", "other"),
-    [("num_attention_heads", 2), ("rope_parameters", {"rope_type": "default", "rope_theta": 500_000.0})],
-)
-def test_a_base_that_reads_the_same_weights_otherwise_is_refused(
-    field: str, other: Any, tokenizer: Any, tmp_path: Path
-) -> None:
+OTHERS = {
+    "num_attention_heads": {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16},  # as large as before
+    "num_key_value_heads": {"num_key_value_heads": 1, "head_dim": 8},
+    "rope_parameters": {"rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}},
+    "hidden_act": {"hidden_act": "gelu"},
+    "rms_norm_eps": {"rms_norm_eps": 1e-3},
+    "num_hidden_layers": {"num_hidden_layers": 1},
+}
+
+
+@pytest.mark.parametrize("field", OTHERS)
+def test_a_base_that_reads_the_same_weights_otherwise_is_refused(field: str, tokenizer: Any, tmp_path: Path) -> None:
     base = llama(len(tokenizer))
     base.save_pretrained(tmp_path / "base")
-    setattr(base.config, field, other)
-    if field == "num_attention_heads":  # as large as before
-        base.config.head_dim, base.config.num_key_value_heads = 16, 1
-    base = LlamaForCausalLM(base.config)
-    base.save_pretrained(tmp_path / "other")
+    other = LlamaConfig(**(base.config.to_dict() | OTHERS[field]))
+    LlamaForCausalLM(other).save_pretrained(tmp_path / "other")
     for name in ("base", "other"):
         tokenizer.save_pretrained(tmp_path / name)
     grow(str(tmp_path / "base"), "conceptlm", tmp_path / "grown")
     model, marked = load_model(tmp_path / "grown")
-    with pytest.raises(InputError, match=f"made from another base: {field} is .* there and .* here; give the recipe's"):
+    said = "k_proj.weight" if field == "num_key_value_heads" else field
+    with pytest.raises(InputError, match=f"made from another base: .*{said} is .* there and .* here; give"):
         start_from(model, marked, str(tmp_path / "other"))
+
+
+def test_an_untied_head_is_no_start_of_a_tied_one_but_the_other_way_round(tokenizer: Any, tmp_path: Path) -> None:
+    for name, tied in (("tied", True), ("untied", False)):
+        config = gpt2(len(tokenizer)).config
+        config.tie_word_embeddings = tied
+        GPT2LMHeadModel(config).save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+        grow(str(tmp_path / name), "conceptlm", tmp_path / f"grown-{name}")
+    model, marked = load_model(tmp_path / "grown-tied")
+    with pytest.raises(InputError, match="tie_word_embeddings is False there and True here"):
+        start_from(model, marked, str(tmp_path / "untied"))
+    model, marked = load_model(tmp_path / "grown-untied")
+    start_from(model, marked, str(tmp_path / "tied"))
+    assert torch.equal(model.get_output_embeddings().weight, model.get_input_embeddings().weight)
+
+
+def test_what_changes_no_weights_meaning_may_differ(tokenizer: Any, tmp_path: Path) -> None:
+    gpt2(len(tokenizer)).save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    grow(str(tmp_path / "base"), "conceptlm", tmp_path / "grown")
+    model, marked = load_model(tmp_path / "grown")
+    inner = model.backbone.config
+    assert inner.activation_function == "gelu_new"
+    inner.resid_pdrop, inner.initializer_range, inner.activation_function = 0.3, 0.5, "gelu_pytorch_tanh"
+    start_from(model, marked, str(tmp_path / "base"))
 
 
 def test_the_command_grows_a_checkpoint_that_opens(base: Path, tmp_path: Path, capsys: Any) -> None:

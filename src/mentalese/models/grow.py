@@ -6,6 +6,7 @@ saved model, grown or not. A family that grows declares `Family.grow`, which mak
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from transformers import PreTrainedConfig
 from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS, add_markers
 from mentalese.errors import InputError
 from mentalese.models.auto import build_model, config_class, hugging_face_model, load_model, save_model
+from mentalese.models.base import LatentThoughtConfig
 from mentalese.registry import families, load
 
 if TYPE_CHECKING:
@@ -73,8 +75,8 @@ def start_from(model: nn.Module, tokenizer: PreTrainedTokenizerBase, path: str) 
     start as the model's `start_from_backbone` has it.
 
     Raises:
-        InputError: what `load_model` refuses, another tokenizer, another class, weights of other sizes, or other heads
-            or rotary positions.
+        InputError: what `load_model` refuses, another tokenizer, another class, weights of other sizes, or a decoder
+            that reads them in another way (heads, rotary positions, activation, norms, layers, ..).
     """
     loaded, own_tokenizer = load_model(path)
     base, whole = hugging_face_model(loaded), hugging_face_model(model)
@@ -83,13 +85,6 @@ def start_from(model: nn.Module, tokenizer: PreTrainedTokenizerBase, path: str) 
         raise InputError(
             f"train.init is {path!r}, a {type(base).__name__}: the model is {_named(model)}; give a checkpoint of that"
         )
-    for name in ("num_attention_heads", "rope_parameters"):  # which weights of equal sizes do not tell
-        there, here = (getattr(getattr(m, "backbone", m).config, name, None) for m in (base, target))
-        if there != here:
-            raise InputError(
-                f"train.init is {path!r}, which was made from another base: {name} is {there} there and {here} here; "
-                "give the recipe's model what that one has"
-            )
     rows = _rows(tokenizer, own_tokenizer, path)
     tables = {id(m.weight) for m in (base.get_input_embeddings(), base.get_output_embeddings())}
     given, held = base.state_dict(keep_vars=True), target.state_dict(keep_vars=True)
@@ -100,11 +95,43 @@ def start_from(model: nn.Module, tokenizer: PreTrainedTokenizerBase, path: str) 
                 f"train.init is {path!r}, which was made from another base: {name} is {tuple(value.shape)} there and "
                 f"{there} here; give a checkpoint of the recipe's own model, or grow one"
             )
+    own, theirs = (_read_by(getattr(m, "backbone", m).config) for m in (target, base))
+    if theirs.get("tie_word_embeddings"):  # an untied head may start as the embeddings
+        del own["tie_word_embeddings"]
+    for name in own:
+        if own[name] != theirs.get(name):
+            raise InputError(
+                f"train.init is {path!r}, which was made from another base: {name} is {theirs.get(name)} there and "
+                f"{own[name]} here; give the recipe's model what that one has"
+            )
     with torch.no_grad():
         for name, value in given.items():
             held[name].copy_(_embeddings(value, rows) if id(value) in tables else value)
         if target is not whole and hasattr(whole, "start_from_backbone"):
             whole.start_from_backbone()
+
+
+_FREE = {"vocab_size", "n_positions", "max_position_embeddings", "head_dim", "use_cache", "initializer_range"}
+_FREE |= {"reorder_and_upcast_attn", "pretraining_tp", "is_decoder", "add_cross_attention"}
+"""Fields of decoders that sizes of weights tell, or that change nothing."""
+_SAME = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
+"""Names of one activation."""
+
+
+def _read_by(config: PreTrainedConfig) -> dict[str, Any]:
+    """What decides how weights of equal sizes are read, by the config's fields; of models of ours without a decoder
+    inside the heads and rotary positions alone, since the rest may change from run to run."""
+    if isinstance(config, LatentThoughtConfig):
+        names = ["num_attention_heads", "rope_parameters"]
+    else:
+        common = {*PreTrainedConfig.__dataclass_fields__, *_FREE}
+        names = [
+            name
+            for name in config.__dataclass_fields__
+            if name not in common and not re.search("drop|^summary_|_token_id$", name)
+        ]
+    values = {name: getattr(config, name, None) for name in names}
+    return {name: _SAME.get(value, value) if isinstance(value, str) else value for name, value in values.items()}
 
 
 def _named(model: nn.Module) -> str:
