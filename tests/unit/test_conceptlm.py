@@ -319,20 +319,32 @@ def test_a_collapsed_codebook_is_said_once() -> None:
     with torch.no_grad():  # one code is near, the others are far
         model.codebook.down.zero_()
     text = batch(ROWS)
-    one_code = usage(torch.zeros(7, 4, dtype=torch.long), 30)
+    one_code, inputs = usage(torch.zeros(7, 4, dtype=torch.long), 30), torch.randn(7, 8)
     for _ in range(99):
-        model._watch(one_code)
+        model._watch(one_code, inputs)
     with pytest.warns(UserWarning, match="the last 100 steps used 3% of the codes"):
-        model._watch(one_code)
+        model._watch(one_code, inputs)
     for _ in range(200):
-        model._watch(one_code)
+        model._watch(one_code, inputs)
     assert float(model.training_loss(text).metrics["codebook_utilisation"]) == pytest.approx(1 / 30)
 
 
 def test_a_quantity_of_codes_in_use_says_nothing() -> None:
     model = made(num_codes=30)
     for step in range(200):
-        model._watch(usage(torch.full((2, 4), step % 9), 30))
+        model._watch(usage(torch.full((2, 4), step % 9), 30), torch.randn(2, 8))
+
+
+def test_few_codes_of_few_different_inputs_are_no_collapse() -> None:
+    model = made(num_codes=30)
+    chosen = torch.arange(3).repeat(20)[:, None].expand(-1, 4)
+    inputs = torch.randn(3, 8).repeat(20, 1)
+    for _ in range(200):
+        model._watch(usage(chosen, 30), inputs)
+    for _ in range(99):
+        model._watch(usage(chosen, 30), inputs)
+    with pytest.warns(UserWarning, match="used 10% of the codes"):
+        model._watch(usage(chosen, 30), torch.randn(60, 8))
 
 
 @pytest.mark.parametrize(

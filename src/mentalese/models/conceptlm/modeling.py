@@ -297,7 +297,7 @@ class ConceptLMForCausalLM(WrappedDecoder):
             used = usage(concepts.chosen, self.config.num_codes)
             for name, values in (("utilisation", used.utilisation), ("perplexity", used.perplexity)):
                 metrics |= {f"codebook_{name}": values.mean(), f"codebook_{name}.least": values.min()}
-            self._watch(used)
+            self._watch(used, concepts.own)
         return LossOutput(torch.stack(weighed).sum(), weight, metrics)
 
     def concept_losses(self, concepts: Concepts) -> dict[str, Tensor]:
@@ -317,8 +317,12 @@ class ConceptLMForCausalLM(WrappedDecoder):
         return losses
 
     @torch.compiler.disable
-    def _watch(self, used: Usage) -> None:
-        """Warns once where codebooks have collapsed: most inputs go to a few codes (appendix E.3)."""
+    def _watch(self, used: Usage, concepts: Tensor) -> None:
+        """Warns once where codebooks have collapsed: most inputs go to a few codes (appendix E.3).
+
+        Where inputs are few, so are their codes: those of the last step's `concepts` [n, d] are held against how many
+        of these differ.
+        """
         if self._watched is None:
             return
         steps, counts = self._watched
@@ -327,7 +331,10 @@ class ConceptLMForCausalLM(WrappedDecoder):
         if self._watched[0]:
             return
         share = float(usage_of(counts).utilisation.mean())
-        if share < COLLAPSED:
+        if share >= COLLAPSED:
+            return
+        codes, differing = self.config.num_codes, len(concepts.detach().unique(dim=0))
+        if float(used.utilisation.mean()) * codes < COLLAPSED * min(codes, differing):
             self._watched = None  # said once
             warnings.warn(
                 f"the codebooks have collapsed: the last {self.GUARD} steps used {share:.0%} of the codes; give "
