@@ -270,10 +270,11 @@ class _Eval:
     """Evaluates a saved model in its own tokens."""
 
     tasks: str = "perplexity"
-    """Names joined by commas: perplexity, accuracy, reversal, unconditional, conditional, lambada, hellaswag, blimp,
-    piqa, arc_easy, arc_challenge, sciq, winogrande."""
+    """Names joined by commas: perplexity, accuracy, reversal, unconditional, conditional, lambada_openai,
+    lambada_standard, wikitext, hellaswag, blimp, piqa, arc_easy, arc_challenge, sciq, winogrande, or hub:NAME for any
+    task of lm-eval's, such as hub:race."""
     task_files: Path | None = None
-    """The folder of the questions of lambada and all after it."""
+    """The folder of the questions of lambada_openai and all after it, but of those from the hub."""
     limit: int | None = None
     """Ask only the first so many questions of each file."""
     estimators: str = ""
@@ -420,10 +421,11 @@ class _Generate:
     """Text that a model goes on with. Streams on a terminal; many prompts run in batches."""
 
     prompt: tuple[str, ...] = ()
-    """One or more texts to go on from."""
+    """One or more texts to go on from; a model that fills in masks fills in each `<|mask|>`."""
     file: Path | None = None
     """A text file with one prompt a line."""
     max_new_tokens: int = 100
+    """0 where masks are filled in and nothing else."""
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -503,7 +505,7 @@ def generate(args: list[str]) -> None:
     recipe = saved_recipe(path)
     data = at_stage(recipe.data if recipe else DataConfig(), options.stage, options.latents)
     length: dict[str, Any] = {"max_new_tokens": options.max_new_tokens, "seed": options.seed}
-    if len(prompts) == 1 and options.num_beams == 1 and sys.stdout.isatty():
+    if len(prompts) == 1 and options.num_beams == 1 and model.causal and sys.stdout.isatty():
         pieces = stream_text(model, tokenizer, prompts[0], data, **length, **kwargs)
         first = next(pieces, "")  # an error comes before anything is printed
         print(shown_prompt(prompts[0], data) + first, end="", flush=True)
