@@ -152,6 +152,39 @@ def test_nothing_overlaps_and_the_page_never_scrolls_sideways(
         assert not overlap(one, other)
 
 
+@pytest.mark.parametrize("color_scheme", ["light", "dark"])
+def test_names_in_colour_stand_out_from_the_page(opened: Opened, color_scheme: str) -> None:
+    """By 4.5 to 1, WCAG 2's least for small text."""
+    page = opened(report(comparison(6)), color_scheme=color_scheme)
+    ratios = page.locator(".charts .labels li").evaluate_all("""labels => {
+        const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+        const luminance = color => {
+            canvas.fillStyle = color;
+            canvas.fillRect(0, 0, 1, 1);
+            const linear = value => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+            const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map(value => linear(value / 255));
+            return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+        };
+        const page = luminance(getComputedStyle(document.body).backgroundColor);
+        return labels.map(label => {
+            const [low, high] = [page, luminance(getComputedStyle(label).color)].sort((a, b) => a - b);
+            return (high + 0.05) / (low + 0.05);
+        });
+    }""")
+    assert len(ratios) == 24
+    assert min(ratios) >= 4.5
+
+
+def test_a_finger_reads_a_chart_and_what_it_read_stays(opened: Opened) -> None:
+    page = opened(report(comparison(2)), 390, has_touch=True)
+    slider = page.get_by_role("slider").first
+    slider.tap(position={"x": 0.51 * boxes(slider)[0]["width"], "y": 40})
+    assert page.locator(".charts output").all_inner_texts() == ["25k tokens"]
+    page.locator("h1").tap()
+    page.get_by_role("slider").nth(1).focus()
+    assert page.locator(".charts figure").first.locator("output").count() == 0
+
+
 def test_names_of_others_are_text_here_too(opened: Opened) -> None:
     compared = comparison(2)
     compared["rows"][1]["name"] = compared["rows"][1]["runs"][0]["samples"][0]["prompt"] = HOSTILE

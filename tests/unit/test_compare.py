@@ -16,6 +16,8 @@ from mentalese.compare.compare import compare, flops_per_token, print_comparison
 from mentalese.errors import InputError
 from mentalese.evaluate.statistics import paired_t_test, student_t_p, summary
 from mentalese.recipe import DataConfig, EvaluationConfig, Phase, Recipe, TrainConfig
+from mentalese.registry import get_recipe
+from mentalese.train.provenance import train_command
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
 
@@ -149,6 +151,19 @@ def test_a_length_in_steps_gives_the_tokens_that_it_took(tmp_path: Path) -> None
     compare(recipes, tmp_path, match="tokens", show=False, train=trainer)
     assert trainer.trained[0].train.steps == 7
     assert trainer.trained[1].train.tokens == 700
+
+
+def test_each_run_has_the_command_that_trains_it_alone(tmp_path: Path) -> None:
+    names = ("gpt2/340k", "gpt2-rope/340k")
+    trainer = FakeTrainer({name: [100.0, 90.0] for name in names})
+    shortened = [dataclasses.replace(get_recipe(name), train=TrainConfig(steps=7)) for name in names]
+    result = compare(shortened, tmp_path, match="tokens", seeds=2, show=False, train=trainer)
+    commands = [command for row in result["rows"] for command in row["commands"]]
+    assert commands == [
+        train_command(run, tmp_path / run.name.replace("/", "-") / f"seed-{run.train.seed}") for run in trainer.trained
+    ]
+    assert "--train.steps 7" in commands[0]
+    assert re.search("gpt2-rope/340k .*--train.tokens 700 .*--seed 1 ", commands[3])
 
 
 def test_without_a_match_every_recipe_keeps_its_own_length(tmp_path: Path) -> None:

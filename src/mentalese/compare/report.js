@@ -108,7 +108,7 @@ function readable(figure, { stops, lines }) {
   };
   slider.addEventListener("pointermove", (event) => show(nearest(event)));
   slider.addEventListener("pointerdown", (event) => show(nearest(event)));
-  slider.addEventListener("pointerleave", leave);
+  slider.addEventListener("pointerleave", (event) => event.pointerType === "touch" || leave()); // a lifted finger reads
   slider.addEventListener("focus", () => slider.matches(":focus-visible") && show(at));
   slider.addEventListener("blur", leave);
   slider.addEventListener("keydown", (event) => {

@@ -355,7 +355,7 @@ def _clock(most: float, *, logarithmic: bool = False) -> Measure:
 
 def _memory(most: float) -> Measure:
     """Bytes in the unit that suits the most of them."""
-    unit, size = ("GiB", 2**30) if most > 2**32 else ("MiB", 2**20)
+    unit, size = ("GiB", 2**30) if most >= 2**30 else ("MiB", 2**20)
     return counted(unit, size, logarithmic=True)
 
 
@@ -460,6 +460,7 @@ def _provenance(comparison: dict[str, Any]) -> str:
     body = "".join(f"<dt>{name}</dt><dd>{escape(_said(value))}</dd>" for name, value in facts.items())
     result, name = _RESULTS[metric(rows)][0], metric(rows)
     columns = ("model", "seed", "steps", "tokens", "FLOPs", "seconds", "peak memory", result)
+    held = _memory(max(run.get("peak_memory_bytes", 0) for row in rows for run in row["runs"]))
     runs, recipes = "", ""
     for index, row in enumerate(rows):
         for run in row["runs"]:
@@ -470,7 +471,7 @@ def _provenance(comparison: dict[str, Any]) -> str:
                 (short_count(run["tokens"]), run["tokens"]),
                 (short_count(run["flops"]), run["flops"]),
                 (f"{run['seconds']:,.0f}", run["seconds"]),
-                (_memory(memory).words(memory) if memory else "-", memory),
+                (held.words(memory) if memory else "-", memory),
                 (f"{value:,.2f}", value),
             )
             runs += f'<tr class="m{index}"><th scope="row">{_swatch(index)} {escape(row["name"])}</th>'
