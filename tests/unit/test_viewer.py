@@ -272,6 +272,8 @@ def test_a_notebook_shows_the_page_in_a_frame_of_its_own(runs: dict[str, Path], 
 
 
 def test_a_trace_of_another_version_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"holds no trace \(no trace.json\): give a folder"):
+        ThoughtTrace.load(tmp_path)
     ThoughtTrace(torch.arange(3)).save(tmp_path)
     described = json.loads((tmp_path / "trace.json").read_text())
     (tmp_path / "trace.json").write_text(json.dumps(described | {"version": 1}))

@@ -273,8 +273,10 @@ class ThoughtTrace:
 
     @classmethod
     def load(cls, folder: str | Path) -> ThoughtTrace:
-        """The inverse of `save`; raises `InputError` for a trace of another version."""
+        """The inverse of `save`; raises `InputError` where there is no trace, or one of another version."""
         folder = Path(folder)
+        if not (folder / "trace.json").is_file():
+            raise InputError(f"{folder} holds no trace (no trace.json): give a folder that `ThoughtTrace.save` wrote")
         described = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
         if described.get("version") != cls.VERSION:
             raise InputError(
