@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import importlib.util
 import inspect
 import io
 import json
@@ -367,7 +368,7 @@ def evaluate(args: list[str]) -> None:
         answer_tokens=options.answer_tokens,
         asking=Asking(**asking, **(drawn if "accuracy" in tasks else {})),
         sampling=Sampling(**sampling, **(drawn if samples else {})),
-        config=_config_fields(options.config),
+        config=config_fields(options.config),
         out=options.out,
         device=_device(),
     )
@@ -417,7 +418,7 @@ def _figures(result: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, st
 
 
 @dataclasses.dataclass(kw_only=True)
-class _Generate:
+class Generate:
     """Text that a model goes on with. Streams on a terminal; many prompts run in batches."""
 
     prompt: tuple[str, ...] = ()
@@ -488,8 +489,8 @@ class _Generate:
 
 def generate(args: list[str]) -> None:
     names, rest = _positionals(args)
-    path = _one(names, rest, "generate", "MODEL", _Generate)
-    options = _parse(_Generate, rest, "generate")
+    path = _one(names, rest, "generate", "MODEL", Generate)
+    options = _parse(Generate, rest, "generate")
     kwargs = options.generation()
     prompts = list(options.prompt) + (_lines(options.file) if options.file else [])
     if not prompts:
@@ -500,7 +501,7 @@ def generate(args: list[str]) -> None:
     from mentalese.models.auto import hugging_face_model, load_model, saved_recipe
     from mentalese.recipe import DataConfig
 
-    model, tokenizer = load_model(path, _device(), fields=_config_fields(options.config))
+    model, tokenizer = load_model(path, _device(), fields=config_fields(options.config))
     kwargs |= options.inference(hugging_face_model(model).generate)
     recipe = saved_recipe(path)
     data = at_stage(recipe.data if recipe else DataConfig(), options.stage, options.latents)
@@ -516,7 +517,7 @@ def generate(args: list[str]) -> None:
     print("\n\n".join(generate_text(model, tokenizer, prompts, data, **length, **kwargs)))
 
 
-def _config_fields(given: Sequence[str]) -> dict[str, Any]:
+def config_fields(given: Sequence[str]) -> dict[str, Any]:
     """`FIELD=VALUE` pairs; a value is JSON, or else a word."""
     fields: dict[str, Any] = {}
     for pair in given:
@@ -589,13 +590,33 @@ def think(args: list[str]) -> None:
         stage=options.stage,
         latents=options.latents,
         max_new_tokens=options.max_new_tokens,
-        config=_config_fields(options.config),
+        config=config_fields(options.config),
         device=_device(),
         command=shlex.join(["mentalese", "think", *args]),
         **({} if options.fast_steps is None else {"fast_steps": options.fast_steps}),
     )
     write_text(options.out, page)
     print(f"{options.out} shows what {path} thought")
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Play:
+    """A page on this machine to write with a model and see its thoughts; Ctrl+C ends it."""
+
+    port: int = 7860
+    host: str = "127.0.0.1"
+    """An address of this machine; whoever can reach it can use the page."""
+
+
+def play(args: list[str]) -> None:
+    names, rest = _positionals(args)
+    path = _one(names, rest, "play", "MODEL", _Play)
+    options = _parse(_Play, rest, "play")
+    if importlib.util.find_spec("gradio") is None:
+        raise InputError("the page needs Gradio, which is not installed: pip install 'mentalese[play]'")
+    from mentalese.viewer.play import play as serve
+
+    serve(path, options.host, options.port, _device())
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -621,7 +642,7 @@ def grow(args: list[str]) -> None:
     if options.family is None or options.out is None:
         missing = "--family NAME" if options.family is None else "--out DIR"
         raise InputError(f"`mentalese grow` needs {missing}")
-    fields = _config_fields(options.config) | ({} if options.mode is None else {"mode": options.mode})
+    fields = config_fields(options.config) | ({} if options.mode is None else {"mode": options.mode})
 
     from mentalese.models import grow as growing
 
@@ -670,9 +691,9 @@ class _Figure:
     file: Path | None = None
     """A text file in its place."""
     data: str | None = None
-    """For figures that ask questions: others than the model's own."""
+    """For figures of many texts or questions: others than the model's own."""
     documents: int | None = None
-    """Ask so many of them."""
+    """Read so many of them."""
 
 
 def figure(args: list[str]) -> None:
@@ -768,6 +789,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], None], str, str]] = {
         "MODEL --text TEXT | --file FILE [--against MODEL] [--out page.html] [OPTIONS]",
         "shows what a model thinks of a text",
     ),
+    "play": (play, "MODEL [--port N] [--host ADDRESS]", "a page on this machine to write with a model"),
     "compare": (
         compare,
         "RECIPE RECIPE ... [--data SOURCE] [--match params|tokens|flops] [--seeds N] [--out DIR]",

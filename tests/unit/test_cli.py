@@ -192,7 +192,7 @@ def test_bad_input_is_one_sentence(
     ],
 )
 def test_generation_options_are_hugging_faces(options: str, keywords: dict[str, Any]) -> None:
-    assert cli._parse(cli._Generate, options.split(), "generate").generation() == keywords
+    assert cli._parse(cli.Generate, options.split(), "generate").generation() == keywords
 
 
 class _Stopped(KeyboardInterrupt):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -76,7 +76,7 @@ def stream_text(
     max_new_tokens: int = 40,
     seed: int = 0,
     **generation_kwargs: Any,
-) -> Iterator[str]:
+) -> Generator[str, None, None]:
     """The new text after `prompt`, piece by piece as it is made; beams cannot be streamed.
 
     Closing the iterator stops the model at its next token.
@@ -91,7 +91,7 @@ def stream_text(
 
 def _stream(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch: Batch, seed: int, options: dict[str, Any]
-) -> Iterator[str]:
+) -> Generator[str, None, None]:
     streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     closed = threading.Event()
     errors: list[BaseException] = []

@@ -220,7 +220,7 @@ def saved_recipe(path: str | Path) -> Recipe | None:
     return Recipe.from_dict(about["recipe"]) if "recipe" in about else None
 
 
-def _with_fields(config: Any, fields: dict[str, Any]) -> Any:
+def with_fields(config: Any, fields: dict[str, Any]) -> Any:
     """The config with other values, checked as if it were made anew."""
     known = [field for field in config.__dataclass_fields__ if field not in PreTrainedConfig.__dataclass_fields__]
     for name in fields:
@@ -258,7 +258,7 @@ def load_model(
             raise InputError(f"{weights} is missing or has changed since it was saved: copy it again, or train anew")
     try:
         with quiet_transformers():
-            config = _with_fields(AutoConfig.from_pretrained(source), fields or {})
+            config = with_fields(AutoConfig.from_pretrained(source), fields or {})
             tokenizer = load_pretrained_tokenizer(source)
             if checkpoint:
                 with torch.random.fork_rng(devices=[]):

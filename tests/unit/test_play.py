@@ -1,0 +1,201 @@
+"""The page to write with a model says what `mentalese generate` says: the same options, the same text."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gc
+import re
+import shlex
+import socket
+import threading
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from mentalese import cli, get_recipe
+from mentalese.data.store import prepare
+from mentalese.errors import InputError
+from mentalese.evaluate.generation import generate_text
+from mentalese.models.auto import build_model
+from mentalese.viewer import play
+from mentalese.viewer.play import Player
+from support import shrink
+
+THINKS = {
+    "coconut/tiny": ["latents"],
+    "thoughtbubbles/tiny": ["budget"],
+    "latent_thought/tiny": ["fast_steps", "infer_every"],
+    "latent_thought/tiny-vae": ["infer_every"],
+    "thought_gestalt/tiny": [],
+    "gpt2/tiny": [],
+    "mdlm/tiny": [],
+}
+CHANGED = {"latents": 1, "budget": 1.0, "fast_steps": 1, "infer_every": 2}
+PROMPT = "Anna has a son called Paul. Paul"
+
+
+@pytest.fixture(scope="module")
+def player(request: pytest.FixtureRequest, corpus: Path) -> Player:
+    """An untrained model of the named recipe, whose weights are large enough to tell texts apart."""
+    recipe = shrink(get_recipe(getattr(request, "param", "gpt2/tiny")), corpus)
+    _, tokenizer = prepare(recipe.data, show=False)
+    model = build_model(recipe.model, tokenizer, seed=0).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim >= 2:
+                parameter.mul_(5)
+    return Player("runs/a model", model, tokenizer, recipe.data)
+
+
+every_family = pytest.mark.parametrize("player", THINKS, indirect=True, scope="module")
+
+
+def settings(player: Player, **values: float | None) -> list[float | None]:
+    """What the page starts with, and these in its place."""
+    knobs = [*player.sampling, *player.thinking]
+    start = {knob.name: knob.own if knob.start is None else knob.start for knob in knobs}
+    return list((start | {"max_new_tokens": 8} | values).values())
+
+
+def parsed(command: str) -> cli.Generate:
+    return cli._parse(cli.Generate, shlex.split(command)[3:], "generate")
+
+
+def text(player: Player, options: cli.Generate) -> str:
+    return [*player.write(options, threading.Event())][-1]
+
+
+@every_family
+def test_the_page_offers_the_thoughts_that_a_model_has(player: Player, request: pytest.FixtureRequest) -> None:
+    assert [knob.name for knob in player.thinking] == THINKS[request.node.callspec.params["player"]]
+
+
+@every_family
+def test_the_page_writes_what_the_command_line_writes(player: Player) -> None:
+    options = player.options(PROMPT, settings(player, temperature=1.5, seed=3))
+    model, kwargs = player.model, {"do_sample": True, "temperature": 1.5, "seed": 3, "max_new_tokens": 8}
+    assert options.generation() == {"do_sample": True, "temperature": 1.5}
+    assert [text(player, options)] == generate_text(model, player.tokenizer, [PROMPT], player.data, **kwargs)
+
+
+@pytest.mark.parametrize("player", [name for name in THINKS if THINKS[name]], indirect=True, scope="module")
+def test_each_thought_that_can_be_set_changes_what_is_written(player: Player) -> None:
+    before = player.model.config.to_dict()
+    plain = {}
+    for knob in player.thinking:
+        changed = [
+            text(player, player.options(PROMPT, settings(player, temperature=0, max_new_tokens=24, **given)))
+            for given in ({}, {knob.name: CHANGED[knob.name]})
+        ]
+        plain[knob.name] = changed[0]
+        assert changed[0] != changed[1], knob.name
+    assert player.model.config.to_dict() == before
+    assert len(set(plain.values())) == 1
+
+
+@pytest.mark.parametrize("player", ["coconut/tiny", "thoughtbubbles/tiny"], indirect=True, scope="module")
+def test_the_command_shown_has_the_same_options(player: Player) -> None:
+    for values in (
+        settings(player),
+        settings(player, temperature=0, top_k=3),
+        settings(player, top_p=0.5, top_k=7, seed=11, **{knob.name: CHANGED[knob.name] for knob in player.thinking}),
+    ):
+        options = player.options('It\'s <b>\nshe said "no"', values)
+        command = player.command(options)
+        assert command.startswith("mentalese generate 'runs/a model' --prompt ")
+        assert parsed(command) == options
+
+
+def test_only_what_differs_from_the_models_own_is_given(player: Player) -> None:
+    settled = settings(player, temperature=0, max_new_tokens=cli.Generate.max_new_tokens)
+    assert player.command(player.options("Anna", settled)) == "mentalese generate 'runs/a model' --prompt Anna"
+
+
+def test_an_empty_field_is_the_models_own(player: Player) -> None:
+    empty = player.options("Anna", settings(player, top_k=None, seed=None))
+    assert empty == player.options("Anna", settings(player))
+
+
+def test_a_model_that_draws_by_itself_is_told_not_to(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(player.model.model.generation_config, "do_sample", True)
+    assert player.options("Anna", settings(player, temperature=0, top_p=0.5)).generation() == {"do_sample": False}
+
+
+def test_text_grows_and_ends_where_it_is_stopped(player: Player) -> None:
+    options = player.options(PROMPT, settings(player, temperature=0, max_new_tokens=60))
+    whole = [*player.write(options, threading.Event())]
+    assert all(later.startswith(text) for text, later in pairwise(whole))
+    stopped = threading.Event()
+    stopped.set()
+    assert len([*player.write(options, stopped)][-1]) < len(whole[-1])
+
+
+def test_a_prompt_without_room_is_refused_as_the_command_line_does(player: Player) -> None:
+    options = player.options("a b " * 300, settings(player))
+    with pytest.raises(InputError, match="the model's context is"):
+        text(player, options)
+
+
+# -- the page and its server -------------------------------------------------------------------------------------------
+
+
+def test_what_a_reader_types_stays_text() -> None:
+    nasty = '</span><img src=x onerror=alert(1)>&"'
+    for shown in (play._text(nasty, f"{nasty} and {nasty}"), play._said(nasty), play._frame(nasty)):
+        assert "<img" not in shown
+        assert "&lt;img src=x onerror=alert(1)&gt;&amp;&quot;" in shown
+
+
+def test_the_readers_own_words_are_told_from_the_models() -> None:
+    assert '<span class="given">Anna</span> sang' in play._text("Anna", "Anna sang")
+    assert '<span class="given"></span>Anna sang' in play._text("Anna <|mask|>", "Anna sang")
+
+
+def test_thoughts_have_a_frame_that_reaches_nothing() -> None:
+    frame = play._frame("<p>thoughts")
+    assert re.search(r'sandbox="([^"]*)"', frame)[1] == "allow-scripts"  # type: ignore[index]
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # Gradio leaves event loops open
+def test_the_page_counts_nobody_and_offers_nothing_to_other_programs(player: Player) -> None:
+    page = play.build(player)
+    assert not page.analytics_enabled
+    assert {event.api_visibility for event in page.fns.values()} == {"private"}
+    asyncio.get_event_loop().close()
+    asyncio.set_event_loop(None)
+    gc.collect()
+
+
+@pytest.mark.parametrize(("port", "message"), [(0, "--port is 0: give one from 1"), (70_000, "--port is 70000")])
+def test_a_port_that_there_is_not_is_refused(port: int, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        play.check_address("127.0.0.1", port)
+
+
+def test_a_port_in_use_and_a_foreign_host_are_refused_before_the_model_is_loaded(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert cli.main(["play", "no-such-model", "--port", str(port)]) == 2
+        assert f"--port is {port}: another program uses it" in capsys.readouterr().err
+    assert cli.main(["play", "no-such-model", "--port", str(port), "--host", "192.0.2.1"]) == 2
+    assert "--host is '192.0.2.1': this machine has no such address" in capsys.readouterr().err
+    assert cli.main(["play", "no-such-model", "--port", str(port)]) == 2
+    assert "no-such-model holds no model" in capsys.readouterr().err
+
+
+def test_without_gradio_it_is_said_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
+    assert cli.main(["play", "no-such-model"]) == 2
+    assert "pip install 'mentalese[play]'" in capsys.readouterr().err
+
+
+def test_every_option_of_the_page_is_one_of_the_command_line(player: Player) -> None:
+    known = {field.name for field in dataclasses.fields(cli.Generate)}
+    assert {knob.name for knob in (*player.sampling, *player.thinking) if not knob.field} <= known
