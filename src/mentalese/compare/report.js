@@ -44,10 +44,12 @@ function sorted(rows, column, sign) {
 function readable(figure, { stops, lines }) {
   const [plot, ticks] = [figure.querySelector(".plot"), figure.querySelector(".x")];
   const labels = [...figure.querySelectorAll(".labels li")];
-  const last = labels.map((label) => [label.style.top, label.firstChild.textContent]);
+  const figures = labels.map((label) => label.firstChild.firstChild); // text that is changed in place: a new node would
+  const last = labels.map((label, i) => [label.style.top, figures[i].data]); // have all rules with :has() looked at again
   const cross = shape("cross");
   const dots = lines.map((line) => shape(`dot read m${line.model}`));
   const place = document.createElement("output");
+  place.append("");
   const slider = document.createElement("div");
   slider.className = "slider";
   slider.tabIndex = 0;
@@ -69,18 +71,20 @@ function readable(figure, { stops, lines }) {
   function show(stop) {
     at = Math.max(0, Math.min(stops.length - 1, stop));
     const [x, words] = stops[at];
-    figure.classList.add("followed");
+    if (!cross.isConnected) {
+      figure.classList.add("followed");
+      plot.append(cross, ...dots);
+      ticks.append(place);
+    }
     cross.setAttribute("d", `M${x} 0V${plot.viewBox.baseVal.height}`);
-    place.textContent = words;
+    place.firstChild.data = words;
     place.style.left = `clamp(24px, ${x / 10}%, 100% - 24px)`;
-    plot.append(cross, ...dots);
-    ticks.append(place);
     lines.forEach((line, i) => {
       const y = line.y[at];
       dots[i].setAttribute("d", y === null ? "" : `M${x} ${y}h0`);
       labels[i].hidden = y === null;
       labels[i].classList.toggle("ended", at >= line.runs);
-      labels[i].firstChild.textContent = line.text[at];
+      figures[i].data = line.text[at] ?? "";
       labels[i].style.top = `${line.place[at]}px`;
     });
     tell();
@@ -92,7 +96,7 @@ function readable(figure, { stops, lines }) {
     labels.forEach((label, i) => {
       label.hidden = false;
       label.classList.remove("ended");
-      [label.style.top, label.firstChild.textContent] = last[i];
+      [label.style.top, figures[i].data] = last[i];
     });
   }
 

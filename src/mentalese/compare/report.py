@@ -283,7 +283,9 @@ def _highlights(models: int) -> str:
         dash = "stroke-dasharray:7 5;" if i >= COLOURS else ""
         rules += f".m{i}{{--c:var(--c{i % COLOURS})}}.line.m{i},.swatch.m{i} path{{{dash}}}"
         rules += f".figures:has(.legend :checked):not(:has(.legend .m{i} :checked)) {drawn}.m{i}{{opacity:.15}}"
-        pointed += f".figures:has(:is(.legend,.labels) .m{i}:hover) {drawn}[class*=m]:not(.m{i}){{opacity:.15}}"
+        pointed += (
+            f".figures:has(:is(.legend,.labels) .m{i}:hover) {drawn}:not(.m{i},.grid,.front,.cross){{opacity:.15}}"
+        )
     return f"{rules}@media(hover:hover){{{pointed}}}"
 
 
