@@ -24,6 +24,7 @@ import datasets
 import lm_eval.tasks
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from mentalese import Recipe, cli, get_recipe
 from mentalese.data.store import Split
@@ -178,6 +179,24 @@ def test_a_rolling_score_is_that_of_the_whole_text(lm: MentaleseLM) -> None:
     texts = [context + rest for context, rest in PAIRS]
     rolling = lm.loglikelihood_rolling([request(text) for text in texts])
     assert rolling == [-score.nll for score in lm.score([("", text) for text in texts])]
+
+
+@pytest.mark.parametrize("length", [10, 31, 32, 62, 80])
+def test_a_rolling_score_of_a_long_text_is_that_of_lm_evals_windows(
+    length: int, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    model, data = build("gpt2/tiny", tokenizer)
+    text = "the quick brown fox jumps over the lazy dog, and then it sleeps until the sun has gone"[:length]
+    ids, beginning = tokenizer(text)["input_ids"], special_token_ids(tokenizer)["eos_token_id"]
+    expected = 0.0
+    for context, said in map(make_disjoint_window, get_rolling_token_windows(ids, beginning, 31, 1)):
+        scores = hugging_face_model(model)(torch.tensor([context + said])).logits[0].detach().log_softmax(-1)
+        expected += float(scores[len(context) - 1 : -1].gather(1, torch.tensor(said)[:, None]).sum())
+    lm = MentaleseLM(model, tokenizer, data, max_length=32)
+    assert lm.loglikelihood_rolling([request(text)]) == [pytest.approx(expected, rel=1e-5)]
+    windows = lm.score([("", text)])[0].nll
+    assert (windows == pytest.approx(-expected, rel=1e-6)) == (length <= 32)
+    assert lm.protocol(blocks=True)["text"].endswith("; blocks of at most 32 tokens that share one")
 
 
 def test_generation_goes_on_until_the_first_stop(lm: MentaleseLM) -> None:
@@ -402,9 +421,9 @@ class Asked(MentaleseLM):
 
     pairs: list[tuple[str, str]]
 
-    def score(self, pairs: Any, *, greedy: bool = False) -> Any:
+    def score(self, pairs: Any, **how: bool) -> Any:
         self.pairs = [*getattr(self, "pairs", ()), *pairs]
-        return super().score(pairs, greedy=greedy)
+        return super().score(pairs, **how)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -520,9 +539,9 @@ def test_a_word_perplexity_of_wikitext_is_the_perplexity_of_its_running_text_in_
 
     model, data = build(recipe, tokenizer)
     data = dataclasses.replace(data, sequence_length=32)
-    # The last window of an article is full too: a score would begin it earlier otherwise, a perplexity does not.
+    # The last block of an article is full too: a perplexity does not begin it earlier.
     lengths = [len(tokenizer(wikitext_detokenizer({"page": page}))["input_ids"]) for page in ARTICLES]
-    pages = [page.replace(" = ", f" = {'x' * (-(n + 1) % 16)}", 1) for page, n in zip(ARTICLES, lengths)]
+    pages = [page.replace(" = ", f" = {'x' * (-n % 31)}", 1) for page, n in zip(ARTICLES, lengths)]
     (folder / "wikitext-103" / "test.txt").write_text("".join(pages))
     found = zero_shot(MentaleseLM(model, tokenizer, data, max_length=32), read_questions("wikitext", folder))
     texts = [wikitext_detokenizer({"page": page}) for page in pages]
@@ -537,7 +556,7 @@ def test_a_word_perplexity_of_wikitext_is_the_perplexity_of_its_running_text_in_
         document_segments=np.arange(len(texts) + 1),
         document_bytes=np.array([len(text.encode()) for text in texts]),
     )
-    own = perplexity(model, split, data, EvaluationConfig(), special_token_ids(tokenizer))
+    own = perplexity(model, split, data, EvaluationConfig(stride=31), special_token_ids(tokenizer))
     nats, words = own.nll * own.tokens, sum(len(re.split(r"\s+", page)) for page in pages)
     assert found["word_perplexity"] == pytest.approx(math.exp(nats / words), rel=1e-5)
     assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / len("".join(pages).encode()), rel=1e-5)

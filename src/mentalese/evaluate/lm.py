@@ -60,7 +60,7 @@ class MentaleseLM(LM):
     A text is read as in training (`encode_prompts`): after the end of a document, or as sentences between their
     markers, which are given and never scored. Every token of a continuation is scored, a token that begins in the
     context and ends in the continuation too. A text that is longer than the model reads at once is read in windows,
-    each of them with at least half a window of context.
+    each of them with at least half a window of context; where a whole text is scored, in lm-eval's blocks.
 
     Args:
         model: keeps the contract (`load_model`); left in the mode that it came in.
@@ -97,13 +97,15 @@ class MentaleseLM(LM):
         marked = self.data.batching in WITH_MARKERS
         self._split = open_splitter(self.data.sentences)[0] if marked else lambda text: [text]
 
-    def protocol(self) -> dict[str, Any]:
-        """The words that a figure is published with."""
+    def protocol(self, *, blocks: bool = False) -> dict[str, Any]:
+        """The words that a figure is published with; `blocks`: of whole texts."""
         begins = {
             "sentences": "sentences between markers, read with the model's memory of earlier sentences",
             "marked": "sentences between markers",
         }.get(self.data.batching, "after the beginning-of-text token")
-        longer = "whole texts" if self.max_length is None else f"windows of at most {self.max_length} tokens"
+        cut = f"of at most {self.max_length} tokens"
+        longer = f"blocks {cut} that share one" if blocks else f"windows {cut}"
+        longer = "whole texts" if self.max_length is None else longer
         return {
             "text": f"{begins}; {longer}",
             "tokens": "every token of the continuation",
@@ -119,8 +121,8 @@ class MentaleseLM(LM):
         return [(-score.nll, bool(score.greedy)) for score in scores]
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Of each whole (text,): nats."""
-        return [-score.nll for score in self.score([("", *request.args) for request in requests])]
+        """Of each whole (text,): nats, in blocks that share one token; the last one begins early enough to be full."""
+        return [-score.nll for score in self.score([("", *request.args) for request in requests], blocks=True)]
 
     def scores(self, requests: Sequence[Instance]) -> list[Score]:
         """A kind of request of our own: as `loglikelihood`, with the number of tokens and not asking what is greedy."""
@@ -154,7 +156,7 @@ class MentaleseLM(LM):
     # -- scoring -----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def score(self, pairs: Sequence[tuple[str, str]], *, greedy: bool = False) -> list[Score]:
+    def score(self, pairs: Sequence[tuple[str, str]], *, greedy: bool = False, blocks: bool = False) -> list[Score]:
         """The likelihood of each continuation after its context; the context may be empty.
 
         Labels are on the continuation alone, so that a model whose likelihood is that of all its labels gives the
@@ -163,6 +165,7 @@ class MentaleseLM(LM):
         Args:
             pairs: (context, continuation), joined as they are.
             greedy: also look at the logits, by a pass of their own.
+            blocks: read what is too long in blocks instead of windows.
 
         Raises:
             InputError: a context and continuation without any text.
@@ -172,7 +175,7 @@ class MentaleseLM(LM):
         if not asked:
             return []
         rows, labels = self._encode(asked)
-        windows = [_Window(i, *window) for i, row in enumerate(labels) for window in self._windows(row)]
+        windows = [_Window(i, *window) for i, row in enumerate(labels) for window in self._windows(row, blocks)]
         windows.sort(key=lambda window: window.start - window.end)  # the longest first: what does not fit fails at once
         nll, right = np.zeros(len(asked)), np.ones(len(asked), dtype=bool)
         total = sum(window.end - window.start for window in windows)
@@ -225,12 +228,12 @@ class MentaleseLM(LM):
             start += len(piece)
         return count
 
-    def _windows(self, labels: np.ndarray) -> Iterator[tuple[int, int, int]]:
+    def _windows(self, labels: np.ndarray, blocks: bool) -> Iterator[tuple[int, int, int]]:
         """`(start, scored, end)`: together they score every label once."""
         scored = int(np.argmax(labels != IGNORED))
         size = self.max_length or len(labels)
         while scored < len(labels):
-            end = min(len(labels), max(size, scored + size // 2))
+            end = min(len(labels), max(size, scored + (size - 1 if blocks else size // 2)))
             yield max(0, end - size), scored, end
             scored = end
 

@@ -291,7 +291,8 @@ def zero_shot(lm: MentaleseLM, questions: Questions) -> dict[str, Any]:
     }
     if len(parts) > 1:
         result["subsets"] = {name: part | {"items": len(questions.parts[name])} for name, part in parts.items()}
-    return result | {"protocol": {"limit": questions.limit, **lm.protocol()}}
+    blocks = about.config["output_type"] == "loglikelihood_rolling"
+    return result | {"protocol": {"limit": questions.limit, **lm.protocol(blocks=blocks)}}
 
 
 # -- lm-eval's own ---------------------------------------------------------------------------------------------------
@@ -354,7 +355,8 @@ def hub_task(lm: MentaleseLM, asked: HubTask) -> dict[str, Any]:
     else:
         result = parts
     shots = {name: about["n-shot"][name] for name in items}
-    return result | {"protocol": {"limit": asked.limit, "shots": shots, **lm.protocol()}}
+    blocks = all(task.OUTPUT_TYPE == "loglikelihood_rolling" for task in asked.tasks["tasks"].values())
+    return result | {"protocol": {"limit": asked.limit, "shots": shots, **lm.protocol(blocks=blocks)}}
 
 
 def _mean(parts: list[dict[str, float | None]]) -> dict[str, Any]:
