@@ -106,6 +106,11 @@ for (const trace of traces) {
     for (const list of lists.flat()) list.sort((a, b) => b[1] - a[1]);
   }
 }
+// `prefix/name` without the half that both share.
+const halves = traces.map(({ name }) => name.split("/"));
+const half = [0, 1].find((kept) => traces.length > 1 && halves.every((some) => some.length === 2) && halves[0][kept] !== halves[1][kept] && halves[0][1 - kept] === halves[1][1 - kept]);
+traces.forEach((trace, i) => { trace.short = half === undefined ? trace.name : halves[i][half]; });
+
 /** Where the other trace has this token of the text; null where it has not. */
 function counterpart(token, trace, other) {
   const place = trace.text.indexOf(token), there = other.text[place];
@@ -254,7 +259,7 @@ function textPanel(trace) {
       return;
     }
     const shown = traces.map((one) => [one, one === trace ? token : counterpart(token, trace, one)]).filter(([, at]) => at !== null);
-    const heads = shown.length > 1 ? [make("thead", {}, make("tr", {}, make("td"), ...shown.map(([one]) => make("th", { scope: "col" }, one.name))))] : [];
+    const heads = shown.length > 1 ? [make("thead", {}, make("tr", {}, make("td"), ...shown.map(([one]) => make("th", { scope: "col" }, one.short))))] : [];
     const keys = [...new Set(shown.flatMap(([one]) => Object.keys(one.scores)))].filter((key) => key !== "gain" || view.difference);
     margin.replaceChildren(
       make("p.word", {}, ...word(trace.tokens[token])),
@@ -326,9 +331,9 @@ function gainPanel(trace, other) {
       make("span", {}, ...word(trace.tokens[i])), make("small", {}, `…${excerpt(trace, Math.max(0, i - 8), i).slice(-34)}`)),
     make("span.value", {}, say(values[i], trace.scores.gain))))));
   return { node: section("Where they differ",
-    `${trace.name} gives a token ${tidy(Math.abs(average))} nats ${average < 0 ? "more" : "less"} surprise than ${other.name} on the mean; it is the better one on ${percent(better / known.length)} of ${plural(known.length, "token")}.`,
-    make("div.pair", {}, list(`${trace.name} knew better`, sorted.filter((i) => values[i] > 0).slice(0, 8)),
-      list(`${other.name} knew better`, sorted.filter((i) => values[i] < 0).slice(-8).reverse()))) };
+    `A token costs ${trace.short} ${tidy(Math.abs(average))} nats ${average < 0 ? "more" : "less"} than ${other.short} on the mean; ${trace.short} is the better one on ${percent(better / known.length)} of ${plural(known.length, "token")}.`,
+    make("div.pair", {}, list(`${trace.short} knew better`, sorted.filter((i) => values[i] > 0).slice(0, 8)),
+      list(`${other.short} knew better`, sorted.filter((i) => values[i] < 0).slice(-8).reverse()))) };
 }
 
 // -- thoughts that read thoughts --------------------------------------------------------------------------------------
@@ -407,11 +412,11 @@ function linksPanel(trace) {
     },
   }, ...rows);
   draw();
-  const cut = trace.thoughts.length > count ? ` Here are the first ${count} of ${trace.thoughts.length}.` : "";
+  const cut = trace.thoughts.length > count ? `· the first ${count} of ${trace.thoughts.length}` : "";
   return {
     node: section("What each thought reads", null,
       keys.length > 1 ? choose("Read by", keys.map((k) => [k, trace.links[k].title]), key, (k) => { key = k; draw(); }) : "",
-      about, make("p.legend-line", {}, make("i.key.reads"), "what it reads", make("i.key.by"), `what reads it.${cut}`),
+      about, make("p.legend-line", {}, make("i.key.reads"), "what it reads", make("i.key.by"), "what reads it", cut),
       make("div.links", {}, arcs, list),
       asTable(["thought", "text", "reads (weight)"], () => trace.thoughts.map(({ start, end }, i) =>
         [i + 1, excerpt(trace, start, end), trace.reads[key][i].map(([j, w]) => `${j + 1} (${percent(w)})`).join(", ")]))),
@@ -544,7 +549,7 @@ function streamsPanel(trace) {
   return {
     node: section("Streams by layer",
       `From top to bottom, every token's streams behind each layer that forks: ${plural(trace.tokens.length, "token")} end as ${plural(last.flat().length, "stream")}, for ${plural(made, "fork")} ${made === 1 ? "was" : "were"} made and ${plural(ended, "stream")} ended early.`,
-      make("p.legend-line", {}, make("i.key.own"), "a token's own", make("i.key.fork"), "of a fork", make("i.key.dropped"), "ends here; larger and darker is what counts more"),
+      make("p.legend-line", {}, make("i.key.own"), "a token's own", make("i.key.fork"), "of a fork", make("i.key.dropped"), "ends here", make("span", {}, "· larger and darker counts more")),
       make("div.streams-frame", {}, make("ul.layers", { "aria-hidden": "true" }, ...layers.map((_, n) => make("li", { "--y": `${TOP + (n + 0.75) * LAYER}px` }, named(n))),
         ...(foot ? [make("li", { "--y": `${height - foot + 6}px` }, "and reads")] : [])), box),
       asTable(["row", "layer", "token", "parent", "weight", "kept", "made by a fork"], () => table.layer.map((layer, row) =>
@@ -585,7 +590,7 @@ function passesPanel(trace) {
     [back, next].forEach((button, n) => { button.disabled = n ? at === passes.length - 1 : at === 0; });
     shown.replaceChildren(...passes[at].map(({ label, nearest }) => make("div", {}, make("h3", {}, label || "latent"),
       bars(nearest, most))),
-    ...(gates.length ? [make("div", {}, make("h3", {}, "gates"), make("dl.gates", {}, ...gates.flatMap((gate) =>
+    ...(gates.length ? [make("div", {}, make("h3", {}, "of this pass"), make("dl.gates", {}, ...gates.flatMap((gate) =>
       [make("dt", {}, gate.title), make("dd", {}, say(gate.values[at], gate))])))] : []));
   }
   const first = (pass) => pass[0].nearest[0][0];
@@ -594,7 +599,7 @@ function passesPanel(trace) {
   const [back, next] = [["‹ back", -1], ["next ›", 1]].map(([text, step]) => make("button.plain", { type: "button", onclick: () => show(at + step) }, text));
   show(0);
   return {
-    node: section("Pass by pass", "After each pass through the model its last state is the next input. Here are the tokens whose embeddings are nearest to it, as the model would read it out; under each step is the nearest.",
+    node: section("Pass by pass", "Between question and answer the model reads its own last state in place of a token. Here are the tokens nearest to what it read, by the output embedding; under each step is the nearest one.",
       make("div.stepper", {}, back, steps, next), shown,
       asTable(["pass", "thought", "nearest tokens (share)"], () => passes.flatMap((pass, n) => pass.map(({ label, nearest }) =>
         [n + 1, label, nearest.map(([token, share]) => `${visible(token)} (${percent(share)})`).join(", ")])))),
@@ -687,6 +692,8 @@ function readingsPanel(trace) {
   const own = range(trace.tokens.length).filter((i) => !trace.special[i]);
   const isRight = ({ tokens }, i) => tokens[i] === trace.tokens[i];
   const shares = readings.map((reading) => mean(own.map((i) => +isRight(reading, i))));
+  // Lines break where those of the text do.
+  const shown = (token, i) => /^<\|.*\|>$/.test(token) ? mark(token) : token.replaceAll("\n", "↵") + (trace.tokens[i].includes("\n") ? "\n" : "");
   const words = own.map((i) => { const node = make("span"); node.index = i; return node; });
   const text = make("p.filled", {
     onpointerover: (event) => event.target.index !== undefined && point(event.target.index),
@@ -696,7 +703,7 @@ function readingsPanel(trace) {
   function show(at) {
     words.forEach((node, n) => {
       const i = own[n];
-      node.textContent = readings[at].tokens[i] ?? "";
+      node.textContent = shown(readings[at].tokens[i], i);
       node.className = isRight(readings[at], i) ? "right" : "";
     });
     said.replaceChildren(make("b", {}, readings[at].title), ` · ${percent(shares[at])} of the tokens right`);
@@ -704,21 +711,22 @@ function readingsPanel(trace) {
     profile.forEach((bar, n) => bar.classList.toggle("here", n === at));
   }
   const slider = make("input", { type: "range", min: 0, max: readings.length - 1, value: 0, "aria-label": "Reading", oninput: () => show(+slider.value) });
-  const profile = shares.map((share) => make("i", { "--h": Math.max(0.02, share).toFixed(3) }));
+  const profile = shares.map((share) => make("i", { "--h": Math.max(0.03, share / (Math.max(...shares) || 1)).toFixed(3) }));
   show(0);
   const node = section("What the model would write", "In the text's place, token by token: dark where it is the text, pale where it is another token.",
     make("div.slider", {}, ...(readings.length > 1 ? [make("div", {}, make("div.profile", { "aria-hidden": "true" }, ...profile), slider)] : []), said), text,
-    asTable(["token", ...readings.map(({ title }) => title)], () => own.map((i) => [visible(trace.tokens[i]), ...readings.map(({ tokens }) => visible(tokens[i] ?? ""))])));
+    asTable(["token", ...readings.map(({ title }) => title)], () => own.map((i) => [visible(trace.tokens[i]), ...readings.map(({ tokens }) => visible(tokens[i]))])));
   return { node, point: (token) => words.forEach((word) => word.classList.toggle("pointed", word.index === token)) };
 }
 
 // -- curves -----------------------------------------------------------------------------------------------------------
 
 function curvesPanel(trace, others) {
-  const drawn = Object.entries(trace.curves).filter(([, { values }]) => values.filter((value) => value !== null).length > 1);
+  const drawn = Object.entries(trace.curves).filter(([, { x, values }]) =>
+    values.filter((value) => value !== null).length > 1 && !(x === "stream" && trace.streams)); // bubbles show those
   if (!drawn.length) return null;
   return { node: section("Curves", null, make("div.curves", {}, ...drawn.map(([key, curve]) =>
-    chart(curve, others.filter((other) => other.curves[key]?.values.length > 1).map((other) => [other.name, other.curves[key].values])))),
+    chart(curve, others.filter((other) => other.curves[key]?.values.length > 1).map((other) => [other.short, other.curves[key].values])))),
   asTable(["curve", "values"], () => drawn.map(([, curve]) => [curve.title, curve.values.map((value) => value == null ? "–" : tidy(value)).join(", ")]))) };
 }
 
@@ -772,7 +780,7 @@ const head = make("div"), body = make("div");
 function draw() {
   const trace = traces[view.trace];
   hideTip();
-  head.replaceChildren(make("p.lead", {}, view.difference ? `Blue: ${trace.name} was less surprised. Orange: ${traces[1].name} was.` : trace.about), ...(view.difference ? [] : [facts(trace)]));
+  head.replaceChildren(make("p.lead", {}, view.difference ? `Blue where ${trace.short} was less surprised, orange where ${traces[1].short} was.` : trace.about || "A model without latent thoughts."), ...(view.difference ? [] : [facts(trace)]));
   const others = traces.filter((other) => other !== trace);
   panels = [];
   panels = (view.difference ? [textPanel(trace), gainPanel(trace, traces[1])]
