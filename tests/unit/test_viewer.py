@@ -235,8 +235,9 @@ def _by_text(drawn: dict[str, Any], score: str) -> list[float | None]:
     return [v for v, special in zip(drawn["scores"][score]["values"], drawn["special"]) if not special]
 
 
-def test_what_no_likelihood_is_compared_with_says_so(runs: dict[str, Path]) -> None:
-    page = inside(think_page(runs["gpt2"], TEXT, against=runs["latent_thought"]))
+@pytest.mark.parametrize("other", ["latent_thought", "thoughtbubbles"])
+def test_what_no_likelihood_is_compared_with_says_so(runs: dict[str, Path], other: str) -> None:
+    page = inside(think_page(runs["gpt2"], TEXT, against=runs[other]))
     assert "no likelihood" in page["traces"][0]["scores"]["gain"]["about"]
 
 

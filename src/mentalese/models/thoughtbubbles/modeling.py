@@ -267,10 +267,16 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
 
     config_class = ThoughtbubblesConfig
     about_thoughts = (
-        "Residual streams: where a token needs more computation its stream forks. If streams are chosen for a whole "
-        "text at once (selection 'block'), later tokens have a say, and surprise is no likelihood."
+        "Residual streams: where a token needs more computation its stream forks. Streams are chosen for a whole text "
+        "at once (selection 'block'), so that later tokens have a say, or token by token ('causal')."
     )
     shown = {  # noqa: RUF012 (nothing writes to it)
+        "surprise": Shown(
+            "surprise",
+            "What the token cost: minus the log of the probability that it was given; no likelihood where later tokens "
+            "have a say (selection 'block').",
+            "nats",
+        ),
         "streams": Shown("streams", "How many streams the token has at the end: its own, and forks.", "count"),
         "streams.": Shown("streams at block {}", "How many streams the token has behind the fork there.", "count"),
         "attention": Shown("attention", "How much a stream attends to another one behind the last fork."),
