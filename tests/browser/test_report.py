@@ -152,6 +152,14 @@ def test_nothing_overlaps_and_the_page_never_scrolls_sideways(
         assert not overlap(one, other)
 
 
+def test_on_paper_nothing_is_cut_off_and_all_is_dark_on_white(opened: Opened) -> None:
+    page = opened(report(comparison(5, 3)), width=718, color_scheme="dark")  # A4 between margins of a centimetre
+    page.emulate_media(media="print")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 718
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert not page.get_by_text("arrow keys").is_visible()
+
+
 @pytest.mark.parametrize("color_scheme", ["light", "dark"])
 def test_names_in_colour_stand_out_from_the_page(opened: Opened, color_scheme: str) -> None:
     """By 4.5 to 1, WCAG 2's least for small text."""

@@ -337,7 +337,8 @@ def _costs(rows: list[dict[str, Any]], names: list[str], matched: str | None) ->
             mean = statistics.fmean(_cost(run, key) for run in row["runs"])
             body += _cell(measure.show(mean), mean)
         body += "</tr>"
-    units = [f"{title}, {measure.unit}" for title, measure, _ in found.values()]
+    measured = ("seconds", "peak_memory_bytes")
+    units = [f"{title}, {measure.unit}" if key in measured else title for key, (title, measure, _) in found.items()]
     table = _sortable(["model", _RESULTS[name][0], *units], body)
     return (
         f'<fieldset class="choice"><legend>Cost</legend>{choices}</fieldset>{charts}<p class="note">{note}</p>'
