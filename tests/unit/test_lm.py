@@ -469,6 +469,13 @@ def test_a_hub_task_is_asked_by_its_own_name(
     with pytest.raises(InputError, match="lm-eval has no task 'rase'; did you mean 'race'"):
         read_hub_task("rase")
 
+    def incomplete(*_: Any) -> None:
+        raise ModuleNotFoundError("No module named 'evaluate'", name="evaluate")
+
+    monkeypatch.setattr(ConfigurableTask, "process_results", incomplete)
+    with pytest.raises(InputError, match="task 'hub:race' needs evaluate: pip install evaluate"):
+        hub_task(lm, read_hub_task("race"))
+
 
 def test_a_group_of_hub_tasks_has_its_mean_and_its_parts_a_tag_the_parts(
     tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -341,10 +341,16 @@ def hub_task(lm: MentaleseLM, asked: HubTask) -> dict[str, Any]:
     Returns:
         Each figure of the task or group with its standard error, as `zero_shot` has them, `items`, and `subsets`: the
         same of each task of a group. A tag has no figures of its own: `{task: figures}`. Then `protocol`.
+
+    Raises:
+        InputError: a figure of the task needs a package that is not installed.
     """
     from mentalese.evaluate.lm import ask_loaded
 
-    figures, about = ask_loaded(lm, asked.tasks, asked.limit)
+    try:
+        figures, about = ask_loaded(lm, asked.tasks, asked.limit)
+    except ModuleNotFoundError as error:
+        raise InputError(f"task '{HUB}{asked.name}' needs {error.name}: pip install {error.name}") from error
     items = {name: count["effective"] for name, count in about["n-samples"].items()}
     parts = {name: figures[name] | {"items": count} for name, count in items.items()}
     result: dict[str, Any]
