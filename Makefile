@@ -1,6 +1,8 @@
-# `make demo` trains and compares; `make test` is the whole gate. Both install what they need in .venv first.
+# `make demo` trains, compares and shows; `make test` is the whole gate. Both install what they need in .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
+TEXT := --text "The list is sorted in place. If the item is not found, a ValueError is raised. The method returns None."
+QUESTION := --text "Every jelpus is a quimpus. Every quimpus is a lorpus. Rex is a jelpus. Is Rex a lorpus or hilpus?"
 
 .PHONY: install demo test browser lint clean
 
@@ -15,18 +17,22 @@ install: .venv/installed
 
 demo: install
 	$(BIN)/mentalese compare 'gpt2*/tiny' '*thought*/tiny' conceptlm/tiny --out runs/demo
+	$(BIN)/mentalese train coconut/tiny --resume --out runs/demo/coconut-tiny/seed-0
+	$(BIN)/mentalese think runs/demo/thought_gestalt-tiny/seed-0 --against runs/demo/gpt2-tiny/seed-0 $(TEXT) --out runs/demo/thought_gestalt.html
+	$(BIN)/mentalese think runs/demo/thoughtbubbles-tiny/seed-0 --against runs/demo/gpt2-tiny/seed-0 $(TEXT) --out runs/demo/thoughtbubbles.html
+	$(BIN)/mentalese think runs/demo/latent_thought-tiny/seed-0 --against runs/demo/gpt2-tiny/seed-0 $(TEXT) --out runs/demo/latent_thought.html
+	$(BIN)/mentalese think runs/demo/conceptlm-tiny/seed-0 --against runs/demo/gpt2-tiny/seed-0 $(TEXT) --out runs/demo/conceptlm.html
+	$(BIN)/mentalese think runs/demo/coconut-tiny/seed-0 $(QUESTION) --out runs/demo/coconut.html
 
 # One thread a test process: the machine's cores are shared by the processes, not fought over by their threads.
-test: install browser lint
+test: install lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8
 
-# Pages are tested in Chromium. Without it their tests are skipped, and fail where CI is true.
+# Pages are tested in Chromium, and where CI is true they must be; elsewhere these tests are skipped without it.
 browser:
 	@for name in chromium chromium-browser google-chrome; do command -v $$name > /dev/null && exit 0; done; \
-	if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
-		apt-get update --quiet --quiet && apt-get install --quiet --quiet --yes --no-install-recommends chromium fonts-dejavu-core && exit 0; \
-	fi; \
-	echo 'make browser: there is no Chromium and it cannot be installed here; tests of pages will be skipped'
+	apt-get update --quiet --quiet && \
+	apt-get install --quiet --quiet --yes --no-install-recommends chromium fonts-dejavu-core
 
 lint: install
 	$(BIN)/ruff check .

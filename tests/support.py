@@ -41,11 +41,12 @@ def tiny_recipes() -> list[str]:
     return [name for name in recipes() if name.endswith("/tiny")]
 
 
-def demo() -> list[str]:
-    """What `make demo` compares, as the Makefile has it."""
-    makefile = Path(__file__).parents[1] / "Makefile"
-    line = next(line for line in makefile.read_text().splitlines() if "mentalese compare" in line)
-    return shlex.split(line.partition(" compare ")[2].partition(" --out")[0])
+def demo() -> list[list[str]]:
+    """The arguments of every `mentalese` that `make demo` runs."""
+    root = Path(__file__).parents[1]
+    shown = subprocess.run(["make", "-n", "demo"], cwd=root, capture_output=True, text=True, check=True).stdout
+    commands = (shlex.split(line) for line in shown.splitlines())
+    return [words[1:] for words in commands if words and words[0].endswith("bin/mentalese")]
 
 
 def saved(folder: Path, recipe: Recipe, **fields: Any) -> Path:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from mentalese import cli, get_recipe
 from mentalese.data.batches import encode_prompts
 from mentalese.models.auto import saved_recipe
-from mentalese.registry import match_recipes
+from mentalese.registry import families, match_recipes
 from support import demo, tiny_recipes
 
 SMALL = """
@@ -231,18 +231,24 @@ def test_one_prompt_streams_on_a_terminal(
     assert capsys.readouterr().out == plain
 
 
-def test_compare_ends_in_a_table_and_a_report(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "comparison"
-    small = ["--data", f"file:{corpus}", "--train.steps", "2", *SMALL]
-    arguments = ("compare", *demo(), "--out", out, *small)
-    assert mentalese(*arguments) == 0
-    shown, names = capsys.readouterr().out, {recipe.name for recipe in match_recipes(*demo())}
+def test_the_demo_ends_in_a_table_a_report_and_a_page_a_family(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = ["--data", f"file:{corpus}", "--train.steps", "2", *SMALL]
+    short = {"compare": texts, "train": small("coconut/tiny", corpus), "think": []}
+    for command in demo():
+        assert mentalese(*command, *short[command[0]]) == 0
+    shown = capsys.readouterr().out
+    [comparison] = [command for command in demo() if command[0] == "compare"]
+    names = {recipe.name for recipe in match_recipes(*comparison[1 : comparison.index("--out")])}
     assert all(name in shown for name in names)
-    assert "report.html" in shown
-    assert (out / "report.html").read_text().startswith("<!doctype html>")
-    rows = json.loads((out / "compare.json").read_text())["rows"]
+    rows = json.loads(Path("runs/demo/compare.json").read_text())["rows"]
     assert {row["name"] for row in rows} >= names
-    assert mentalese(*arguments) == 0, "finished runs are taken as they are"
+    pages = {path.stem: path.read_text() for path in Path("runs/demo").glob("*.html")}
+    assert pages.keys() == {"report", *families()} - {"baselines"}
+    assert all(page.startswith("<!doctype html>") for page in pages.values())
+    assert mentalese(*comparison, *texts) == 0, "finished runs are taken as they are"
 
 
 def test_a_prepared_store_trains(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
