@@ -263,7 +263,7 @@ def compare(args: list[str]) -> None:
     comparison = run(changed, own.out, match=own.match, seeds=own.seeds)
     if is_main_process():
         print_comparison(comparison)
-        print(f"\n{own.out / 'report.html'} shows curves and samples")
+        print(f"\n{own.out / 'report.html'} shows curves, costs and samples")
 
 
 @dataclasses.dataclass(kw_only=True)
