@@ -21,7 +21,7 @@ from mentalese.errors import InputError
 from mentalese.evaluate.generation import generate_text
 from mentalese.models.auto import build_model
 from mentalese.viewer import play
-from mentalese.viewer.play import Player
+from mentalese.viewer.play import Player, thought_knobs
 from support import shrink
 
 THINKS = {
@@ -55,8 +55,7 @@ every_family = pytest.mark.parametrize("player", THINKS, indirect=True, scope="m
 
 def settings(player: Player, **values: float | None) -> list[float | None]:
     """What the page starts with, and these in its place."""
-    knobs = [*player.sampling, *player.thinking]
-    start = {knob.name: knob.own if knob.start is None else knob.start for knob in knobs}
+    start = {knob.name: knob.own if knob.start is None else knob.start for knob in player.knobs}
     return list((start | {"max_new_tokens": 8} | values).values())
 
 
@@ -70,7 +69,9 @@ def text(player: Player, options: cli.Generate) -> str:
 
 @every_family
 def test_the_page_offers_the_thoughts_that_a_model_has(player: Player, request: pytest.FixtureRequest) -> None:
-    assert [knob.name for knob in player.thinking] == THINKS[request.node.callspec.params["player"]]
+    thoughts = THINKS[request.node.callspec.params["player"]]
+    sampling = ["max_new_tokens", "temperature", "top_p", "top_k", "seed"]
+    assert [knob.name for knob in player.knobs] == [*thoughts, *sampling]
 
 
 @every_family
@@ -85,7 +86,7 @@ def test_the_page_writes_what_the_command_line_writes(player: Player) -> None:
 def test_each_thought_that_can_be_set_changes_what_is_written(player: Player) -> None:
     before = player.model.config.to_dict()
     plain = {}
-    for knob in player.thinking:
+    for knob in thought_knobs(player.model, player.data):
         changed = [
             text(player, player.options(PROMPT, settings(player, temperature=0, max_new_tokens=24, **given)))
             for given in ({}, {knob.name: CHANGED[knob.name]})
@@ -98,10 +99,11 @@ def test_each_thought_that_can_be_set_changes_what_is_written(player: Player) ->
 
 @pytest.mark.parametrize("player", ["coconut/tiny", "thoughtbubbles/tiny"], indirect=True, scope="module")
 def test_the_command_shown_has_the_same_options(player: Player) -> None:
+    thoughts = {knob.name: CHANGED[knob.name] for knob in thought_knobs(player.model, player.data)}
     for values in (
         settings(player),
         settings(player, temperature=0, top_k=3),
-        settings(player, top_p=0.5, top_k=7, seed=11, **{knob.name: CHANGED[knob.name] for knob in player.thinking}),
+        settings(player, top_p=0.5, top_k=7, seed=11, **thoughts),
     ):
         options = player.options('It\'s <b>\nshe said "no"', values)
         command = player.command(options)
@@ -198,4 +200,4 @@ def test_without_gradio_it_is_said_how_to_install_it(
 
 def test_every_option_of_the_page_is_one_of_the_command_line(player: Player) -> None:
     known = {field.name for field in dataclasses.fields(cli.Generate)}
-    assert {knob.name for knob in (*player.sampling, *player.thinking) if not knob.field} <= known
+    assert {knob.name for knob in player.knobs if not knob.field} <= known

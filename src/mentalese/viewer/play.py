@@ -29,6 +29,7 @@ from mentalese.data.tokenizers import corpus_encoder
 from mentalese.errors import InputError
 from mentalese.evaluate.generation import generate_text, stream_text
 from mentalese.evaluate.tasks import at_stage
+from mentalese.figures import labels
 from mentalese.models.auto import context_length, hugging_face_model, load_model, saved_recipe, with_fields
 from mentalese.models.base import count_parameters
 from mentalese.recipe import DataConfig
@@ -49,7 +50,7 @@ class Knob:
 
     Attributes:
         name: the option's; a field of the config where `field`.
-        own: what holds where it is not given; `None`: nothing does.
+        own: what holds where it is not given.
         start: what the page starts with.
         least, most, step: of its slider; without `most` a number is typed.
     """
@@ -57,7 +58,7 @@ class Knob:
     name: str
     label: str
     info: str
-    own: float | None
+    own: float
     least: float
     most: float | None = None
     step: float = 1
@@ -101,10 +102,10 @@ def thought_knobs(model: Any, data: DataConfig) -> list[Knob]:
         steps = "gradient steps on the thoughts of a text"
         found.append(Knob("fast_steps", "Fast steps", steps, config.fast_steps, 1, max(4 * config.fast_steps, 64)))
     if "infer_every" in takes and config.num_latents:
-        found.append(Knob("infer_every", "Think again", "after so many new tokens; empty: never", None, 1))
+        found.append(Knob("infer_every", "Think again", "after so many new tokens; 0: never", 0, 0))
     if getattr(config, "fork_layers", ()) and config.selection == "block":
-        most = max(2 * config.budget, 4)
-        found.append(Knob("budget", "Streams a token", "κ / L", config.budget, 1, most, 0.25, field=True))
+        most, kappa = max(2 * config.budget, 4), "κ / L: how many may stay at a fork"
+        found.append(Knob("budget", "Streams a token", kappa, config.budget, 1, most, 0.25, field=True))
     return found
 
 
@@ -119,17 +120,16 @@ class Player:
 
     def __init__(self, path: str, model: Any, tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> None:
         self.path, self.model, self.tokenizer, self.data = path, model, tokenizer, data
-        self.sampling, self.thinking = sampling_knobs(model, data), thought_knobs(model, data)
+        self.knobs = [*thought_knobs(model, data), *sampling_knobs(model, data)]
 
     def options(self, prompt: str, values: Sequence[float | None]) -> Generate:
         """The options of `mentalese generate` that say the same as the page's settings.
 
         Args:
-            values: of `sampling` and `thinking`, in order; `None`: left empty.
+            values: of `knobs`, in order; `None`: left empty.
         """
-        knobs = [*self.sampling, *self.thinking]
-        at = {knob.name: knob.own if value is None else value for knob, value in zip(knobs, values, strict=True)}
-        changed = [knob for knob in knobs if at[knob.name] != knob.own]
+        at = {knob.name: knob.own if value is None else value for knob, value in zip(self.knobs, values, strict=True)}
+        changed = [knob for knob in self.knobs if at[knob.name] != knob.own]
         given: dict[str, Any] = {knob.name: at[knob.name] for knob in changed if not knob.field}
         given["config"] = tuple(f"{knob.name}={at[knob.name]}" for knob in changed if knob.field)
         if at["temperature"] == 0:  # nothing is drawn, so that there is nothing to restrict
@@ -194,7 +194,8 @@ class Player:
         else:
             found = think(model, self.tokenizer, written, data, **asked)
         size = count_parameters(model)["total"]
-        return thought_page(payload([found], names=[self.path], parameters=[size], text=written))
+        title, names = "What it thought", labels([self.path])
+        return thought_page(payload([found], names=names, parameters=[size], title=title, text=written))
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
@@ -255,10 +256,10 @@ def build(player: Player) -> gr.Blocks:
                 with gr.Row():
                     go, halt = gr.Button("Write", variant="primary"), gr.Button("Stop", interactive=False)
                 text, said = gr.HTML(_text("", "")), gr.HTML(_said(""))
+                command = gr.Textbox(label="The same on the command line", interactive=False)
             with gr.Column(scale=2, min_width=280):
-                knobs = [knob.component() for knob in (*player.thinking, *player.sampling)]
+                knobs = [knob.component() for knob in player.knobs]
         frame = gr.HTML()
-        command = gr.Textbox(label="The same on the command line", interactive=False, buttons=["copy"])
 
         hidden: Any = {"api_visibility": "private", "show_progress": "hidden"}
         asked = gr.on([go.click, prompt.submit], begin, outputs=[go, halt, said], queue=False, **hidden)
@@ -318,6 +319,12 @@ def serve(page: gr.Blocks, host: str, port: int) -> str:
     font = [gr.themes.Font(name) for name in ("system-ui", "sans-serif")]
     mono = [gr.themes.Font(name) for name in ("ui-monospace", "monospace")]
     theme = gr.themes.Default(primary_hue="blue", neutral_hue="slate", font=font, font_mono=mono)
+    muted, muted_dark = "#5d6673", "#9aa3b0"  # as on pages of thoughts; Gradio's own are too pale to read
+    theme.set(
+        body_background_fill_dark="#121418", block_background_fill_dark="#1b1e24", border_color_primary_dark="#2d323a",
+        body_text_color_subdued=muted, body_text_color_subdued_dark=muted_dark,
+        block_info_text_color=muted, block_info_text_color_dark=muted_dark,
+    )  # fmt: skip
     page.queue(default_concurrency_limit=None)
     _, address, _ = page.launch(
         server_name=host, server_port=port, theme=theme, css=_STYLE, share=False, inbrowser=False, quiet=True,
@@ -339,7 +346,7 @@ def play(path: str, host: str, port: int, device: Any) -> None:
     player = Player(path, model, tokenizer, recipe.data if recipe else DataConfig())
     page = build(player)
     try:
-        print(f"{path}: open {serve(page, host, port)} in a browser; Ctrl+C ends it")
+        print(f"{path}: open {serve(page, host, port)} in a browser; Ctrl+C ends it", flush=True)
         threading.Event().wait()
     except KeyboardInterrupt:
         print()
