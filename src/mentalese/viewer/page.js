@@ -24,9 +24,9 @@ function make(kind, attributes = {}, ...children) {
 }
 
 const percent = (share) => `${+(100 * share).toFixed(share > 0 && share < 0.01 ? 1 : 0)}%`;
-const tidy = (value) => {
+const tidy = (value) => { // + 0: minus zero is zero
   const small = value !== 0 && Math.abs(value) < 0.001;
-  const text = small ? value.toExponential(1) : value.toLocaleString("en", { maximumSignificantDigits: 3 });
+  const text = small ? value.toExponential(1) : (value + 0).toLocaleString("en", { maximumSignificantDigits: 3 });
   return text.replaceAll("-", "−");
 };
 

@@ -1,0 +1,126 @@
+"""Makes gallery.md and its pictures from trained runs: python docs/gallery.py RUN [RUN+OTHER] ...
+
+A run is shown what it was tested on: the first long paragraph, or the first question, of its test split. Its page
+(`mentalese think`) is opened in Chromium and the panels are photographed; OTHER is a run to look at the same text with.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from mentalese.data.sources import open_source
+from mentalese.models.auto import saved_recipe
+from mentalese.viewer import think_page
+
+HERE = Path(__file__).parent
+PICTURES = HERE / "gallery"
+LARGEST = 60_000  # bytes of a picture
+COLOURS = 160
+WIDTH, HEIGHT = 1000, 640  # pixels of the page, and of a picture at most
+WORDS = 100  # of a text at most; its paragraph has 60% of them at least
+
+# What is pointed at in a panel before its picture is taken, and what the picture shows.
+PANELS = {
+    "what-each-thought-reads": (
+        ".links li >> nth=-1",
+        "Sentences, and by the arcs how much each reads of those before",
+    ),
+    "streams-by-layer": (".streams circle.fork >> nth=24", "A column for each token: its streams, fork by fork"),
+    "pass-by-pass": (None, "What stands in the latents, read out pass by pass"),
+    "chunks-and-their-codes": (".chunks li >> nth=3", "Chunks, and which of their codes were predicted"),
+    "curves": (None, "What else was measured along the way"),
+    "what-the-model-would-write": (None, "What the model would write in the text's place"),
+    "where-they-differ": (None, "The tokens that one model knew better than the other"),
+}
+
+
+def text_for(run: str) -> str:
+    """A text that the run did not see in training."""
+    recipe = saved_recipe(run)
+    if recipe is None:
+        raise SystemExit(f"{run} holds no recipe: give the folder of a run")
+    documents = open_source(recipe.data.source).documents("test")
+    if recipe.data.batching == "records":
+        return next(document.segments[0] for document in documents if document.segments)
+    paragraphs = (paragraph.strip() for document in documents for paragraph in document.text.split("\n\n"))
+    found = next(paragraph for paragraph in paragraphs if len(paragraph.split()) >= 0.6 * WORDS)
+    found = "".join(re.findall(r"\S+\s*", found)[:WORDS])
+    return found[: found.rfind(".") + 1] or found  # whole sentences
+
+
+def photograph(page: Page, panel: str, pointed: str | None, path: Path) -> None:
+    """A panel with something pointed at, as a picture that is small enough."""
+    if pointed:
+        page.locator(pointed).hover()
+    page.wait_for_timeout(300)  # bars move for a fifth of a second
+    top, bottom = page.evaluate(
+        "(id) => {const box = document.getElementById(id).getBoundingClientRect();"
+        " return [box.top + scrollY, box.bottom + scrollY]}",
+        panel,
+    )
+    clip = {"x": 0, "y": top - 20, "width": WIDTH, "height": min(bottom - top + 40, HEIGHT)}
+    picture = Image.open(io.BytesIO(page.screenshot(full_page=True, clip=clip))).convert("RGB")
+    few = picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.convert("RGB").save(path, lossless=True, method=6)
+    if path.stat().st_size > LARGEST:
+        raise SystemExit(f"{path} is larger than {LARGEST} bytes: show less")
+
+
+def entry(browser: Browser, run: str, other: str | None) -> str:
+    """Photographs the panels of a run, and says in Markdown what they show."""
+    html = think_page(run, text_for(run), against=other)
+    with tempfile.NamedTemporaryFile("w", suffix=".html", encoding="utf-8") as file:
+        file.write(html)
+        file.flush()
+        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, device_scale_factor=1.25)
+        page.goto(Path(file.name).as_uri())
+        title, about = (page.locator(kind).inner_text() for kind in ("h1", ".lead"))
+        if other:
+            page.locator("header .choose input").last.check(force=True)
+            about = page.locator("#where-they-differ .about").inner_text()
+        name = re.sub(r"\W+", "-", title.removeprefix("What ").removesuffix(" thought"))
+        lines = [f"## {title}", textwrap.fill(about, 120)]
+        shown = [panel for panel in PANELS if page.locator(f"#{panel}").count()][:1]
+        for panel in ("text", *shown):
+            pointed, words = PANELS.get(panel, (".token >> nth=-12", "The text, token by token"))
+            picture = PICTURES / f"{name}-{panel}.webp"
+            photograph(page, panel, pointed, picture)
+            lines.append(f"![{words}]({picture.relative_to(HERE)})")
+        page.close()
+    return "\n\n".join(lines)
+
+
+def main(runs: list[str]) -> None:
+    if not runs:
+        raise SystemExit(__doc__)
+    shutil.rmtree(PICTURES, ignore_errors=True)
+    PICTURES.mkdir()
+    with sync_playwright() as playwright:
+        program = shutil.which("chromium") or shutil.which("google-chrome")
+        flags = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = playwright.chromium.launch(executable_path=program, args=flags)
+        entries = [entry(browser, *(run.split("+") if "+" in run else (run, None))) for run in runs]
+        browser.close()
+    (HERE / "gallery.md").write_text("\n\n".join([INTRODUCTION, *entries]) + "\n", encoding="utf-8")
+
+
+INTRODUCTION = """# What models think: a gallery
+
+Pages of `mentalese think` (`python docs/gallery.py RUN ...` makes these pictures anew). The models are small and were
+trained on a CPU; their texts are of test splits (OpenStax books, CC BY 4.0; Python's documentation; generated
+questions). The pages themselves are interactive: pointing at a token, sentence, stream or chunk shows what belongs to
+it everywhere else."""
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
