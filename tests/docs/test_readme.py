@@ -104,10 +104,17 @@ def test_links_and_paths_lead_somewhere(document: str) -> None:
         assert (base / target).exists(), f"{document} links to {target}"
 
 
-def test_the_example_trains_and_shows_thoughts(folder: Path) -> None:
-    example = ROOT / "examples" / "train_and_look.py"
-    done = subprocess.run(
-        [sys.executable, example, folder / "example", "2"], cwd=folder, capture_output=True, text=True, check=True
-    )
-    assert "test perplexity" in done.stdout
-    assert "'Paul lives in Rome.': a vector of norm" in done.stdout
+def example(name: str, *arguments: str | Path, folder: Path) -> str:
+    """What one prints."""
+    command = [sys.executable, ROOT / "examples" / name, *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_examples_train_and_show_thoughts(folder: Path) -> None:
+    done = example("train_and_look.py", folder / "example", "2", folder=folder)
+    assert "test perplexity" in done
+    assert "'Paul lives in Rome.': a vector of norm" in done
+    done = example("look_at_thoughts.py", folder / "example", folder / "trace", folder=folder)
+    assert "surprise" in done
+    assert "thought 1 stands for '<|bos|> Paul lives in Rome.<|eos|>'" in done
+    assert f"{folder / 'trace'} holds the trace of" in done

@@ -100,14 +100,14 @@ def test_each_thought_that_can_be_set_changes_what_is_written(player: Player) ->
 @pytest.mark.parametrize("player", ["coconut/tiny", "thoughtbubbles/tiny"], indirect=True, scope="module")
 def test_the_command_shown_has_the_same_options(player: Player) -> None:
     thoughts = {knob.name: CHANGED[knob.name] for knob in thought_knobs(player.model, player.data)}
-    for values in (
-        settings(player),
-        settings(player, temperature=0, top_k=3),
-        settings(player, top_p=0.5, top_k=7, seed=11, **thoughts),
+    for prompt, values in (
+        ("--greedy", settings(player)),
+        ("Anna", settings(player, temperature=0, top_k=3)),
+        ('It\'s <b>\nshe said "no"', settings(player, top_p=0.5, top_k=7, seed=11, **thoughts)),
     ):
-        options = player.options('It\'s <b>\nshe said "no"', values)
+        options = player.options(prompt, values)
         command = player.command(options)
-        assert command.startswith("mentalese generate 'runs/a model' --prompt ")
+        assert command.startswith("mentalese generate 'runs/a model' --prompt")
         assert parsed(command) == options
 
 

@@ -142,8 +142,10 @@ class Player:
         words = ["mentalese", "generate", self.path]
         for field in dataclasses.fields(options):
             if (value := getattr(options, field.name)) != field.default:
-                words.append(f"--{field.name.replace('_', '-')}")
-                words += [] if value is True else map(str, value if isinstance(value, tuple) else [value])
+                flag = f"--{field.name.replace('_', '-')}"
+                first, *more = [""] if value is True else map(str, value if isinstance(value, tuple) else [value])
+                words += [f"{flag}={first}"] if first.startswith("-") else filter(None, [flag, first])
+                words += more
         return shlex.join(words)
 
     def write(self, options: Generate, stopped: threading.Event) -> Generator[str, None, None]:

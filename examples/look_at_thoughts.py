@@ -1,0 +1,35 @@
+"""Looks at what a saved model thinks of a text: token by token as a table, and thought by thought.
+
+python examples/look_at_thoughts.py MODEL [FOLDER]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from mentalese.models.auto import load_model, saved_recipe
+from mentalese.models.base import ThoughtTrace
+from mentalese.viewer import think
+
+STORY = "Anna has a son called Paul. Paul lives in Rome."
+
+
+def main(path: Path, folder: Path) -> None:
+    model, tokenizer = load_model(path)
+    recipe = saved_recipe(path)
+    trace = think(model, tokenizer, STORY, recipe.data if recipe else None)
+
+    table = trace.to_pandas()  # a row a token; in a notebook, `trace` on a line of its own draws the whole page
+    print(table.to_string(float_format="{:.2f}".format))
+    worst = table.loc[table["surprise"].idxmax()]
+    print(f"{worst['token']!r} was expected least: it cost {worst['surprise']:.2f} nats")
+    for number, thought in enumerate(trace.thoughts):
+        print(f"thought {number} stands for {''.join(trace.tokens[thought.start : thought.end])!r}")
+
+    trace.save(folder)  # safetensors and JSON
+    print(f"{folder} holds the trace of {len(ThoughtTrace.load(folder).tokens)} tokens")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2] if len(sys.argv) > 2 else "runs/trace"))
