@@ -52,6 +52,7 @@ def reader(browser: Browser, address: str) -> Iterator[Callable[[], Page]]:
     def open_page() -> Page:
         contexts.append(browser.new_context())
         page = contexts[-1].new_page()
+        page.set_default_timeout(120_000)  # a busy machine writes slowly
         page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))
@@ -85,7 +86,7 @@ def test_a_text_grows_and_its_thoughts_appear(reader: Callable[[], Page], model:
     page = reader()
     ask(page, PROMPT, 12, seed=3)
     thoughts = page.frame_locator("iframe.thoughts")
-    thoughts.get_by_role("heading", name="What it thought").wait_for(timeout=30_000)
+    thoughts.get_by_role("heading", name="What it thought").wait_for()
     text = page.locator("section.text")
     assert text.locator(".given").text_content() == PROMPT
     assert text.text_content() == expected(model, PROMPT, 12, seed=3)
@@ -97,9 +98,9 @@ def test_a_text_grows_and_its_thoughts_appear(reader: Callable[[], Page], model:
 def test_stop_keeps_the_text_so_far_and_shows_its_thoughts(reader: Callable[[], Page], model: Path) -> None:
     page = reader()
     ask(page, "Anna has a son", 120)
-    page.get_by_text("Writing").wait_for(timeout=30_000)
+    page.get_by_text("Writing").wait_for()
     page.get_by_role("button", name="Stop").click()
-    page.get_by_text("Stopped.", exact=True).wait_for(timeout=30_000)
+    page.get_by_text("Stopped.", exact=True).wait_for()
     page.locator("iframe.thoughts").wait_for()
     written, whole = page.locator("section.text").text_content(), expected(model, "Anna has a son", 120, seed=0)
     assert written is not None
@@ -110,9 +111,9 @@ def test_stop_keeps_the_text_so_far_and_shows_its_thoughts(reader: Callable[[], 
 def test_what_cannot_be_done_is_said_in_a_sentence(reader: Callable[[], Page]) -> None:
     page = reader()
     ask(page, "a b " * 300, 12)
-    page.get_by_role("alert").get_by_text("the model's context is").wait_for(timeout=30_000)
+    page.get_by_role("alert").get_by_text("the model's context is").wait_for()
     ask(page, "Anna", 4)  # and goes on
-    page.locator("iframe.thoughts").wait_for(timeout=30_000)
+    page.locator("iframe.thoughts").wait_for()
 
 
 def test_two_readers_each_get_their_own_text(reader: Callable[[], Page], model: Path) -> None:
@@ -120,5 +121,5 @@ def test_two_readers_each_get_their_own_text(reader: Callable[[], Page], model: 
     for page, prompt, seed in readers:
         ask(page, prompt, 24, seed)
     for page, prompt, seed in readers:
-        page.locator("iframe.thoughts").wait_for(timeout=30_000)
+        page.locator("iframe.thoughts").wait_for()
         assert page.locator("section.text").text_content() == expected(model, prompt, 24, seed)

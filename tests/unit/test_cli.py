@@ -117,7 +117,7 @@ def test_list_names_families_recipes_and_data(capsys: pytest.CaptureFixture[str]
     assert all(name in shown for name in everything["figures"])
 
 
-@pytest.mark.parametrize("command", ["", "list", "train", "eval", "generate", "compare", "figure", "bench", "data"])
+@pytest.mark.parametrize("command", ["", *cli.COMMANDS])
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*command.split(), "--help"]) == 0
     shown = capsys.readouterr()
