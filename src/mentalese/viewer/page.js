@@ -71,6 +71,9 @@ function section(title, about, ...children) {
     ...(about ? [make("p.about", {}, about)] : []), ...children);
 }
 
+/** What marks mean, by their class. */
+const legendOf = (marks, note = "") => make("p.key", {}, ...Object.entries(marks).map(([name, words]) => make("span", {}, make(`i.${name}`), words)), note);
+
 /** The numbers behind a picture; made when they are asked for. */
 function asTable(columns, rows) {
   const most = 2000;
@@ -416,7 +419,7 @@ function linksPanel(trace) {
   return {
     node: section("What each thought reads", null,
       keys.length > 1 ? choose("Read by", keys.map((k) => [k, trace.links[k].title]), key, (k) => { key = k; draw(); }) : "",
-      about, make("p.legend-line", {}, make("i.key.reads"), "what it reads", make("i.key.by"), "what reads it", cut),
+      about, legendOf({ reads: "what it reads", by: "what reads it" }, cut),
       make("div.links", {}, arcs, list),
       asTable(["thought", "text", "reads (weight)"], () => trace.thoughts.map(({ start, end }, i) =>
         [i + 1, excerpt(trace, start, end), trace.reads[key][i].map(([j, w]) => `${j + 1} (${percent(w)})`).join(", ")]))),
@@ -549,9 +552,9 @@ function streamsPanel(trace) {
   return {
     node: section("Streams by layer",
       `From top to bottom, every token's streams behind each layer that forks: ${plural(trace.tokens.length, "token")} end as ${plural(last.flat().length, "stream")}, for ${plural(made, "fork")} ${made === 1 ? "was" : "were"} made and ${plural(ended, "stream")} ended early.`,
-      make("p.legend-line", {}, make("i.key.own"), "a token's own", make("i.key.fork"), "of a fork", make("i.key.dropped"), "ends here", make("span", {}, "· larger and darker counts more")),
+      legendOf({ own: "a token's own", fork: "of a fork", dropped: "ends here" }, "· larger and stronger counts more"),
       make("div.streams-frame", {}, make("ul.layers", { "aria-hidden": "true" }, ...layers.map((_, n) => make("li", { "--y": `${TOP + (n + 0.75) * LAYER}px` }, named(n))),
-        ...(foot ? [make("li", { "--y": `${height - foot + 6}px` }, "and reads")] : [])), box),
+        ...(foot ? [make("li.foot", { "--y": `${height - foot + 6}px` }, "and reads")] : [])), box),
       asTable(["row", "layer", "token", "parent", "weight", "kept", "made by a fork"], () => table.layer.map((layer, row) =>
         [row, layer, visible(trace.tokens[table.token[row]]), table.parent[row] >= 0 ? table.parent[row] : "–", percent(table.weight[row] ?? 1), table.kept[row] ? "yes" : "no", table.fork[row] ? "yes" : "no"]))),
     point(token, pinned) {
@@ -673,7 +676,7 @@ function chunksPanel(trace) {
   const share = guessed.length ? ` Of ${plural(guessed.length, "predicted chunk")}, ${percent(mean(range(books).map(right)))} of the codes are right.` : "";
   return {
     node: section("Chunks and their codes", `Each chunk of the text has ${plural(books, "code")}, one for each part of its concept.${share} Pick a code to see what else has it.`,
-      make("p.legend-line", {}, make("i.key.right"), "predicted right", make("i.key.wrong"), "predicted wrong", make("i.key.free"), "not predicted"),
+      legendOf({ right: "predicted right", wrong: "predicted wrong", free: "not predicted" }),
       make("div.codes", {}, list, detail),
       asTable(["chunk", "text", "codes", "predicted"], () => chunks.map(({ start, end, codes, predicted }, n) =>
         [n + 1, excerpt(trace, start, end), codes.join(" "), predicted ? predicted.join(" ") : "–"]))),
@@ -713,7 +716,7 @@ function readingsPanel(trace) {
   const slider = make("input", { type: "range", min: 0, max: readings.length - 1, value: 0, "aria-label": "Reading", oninput: () => show(+slider.value) });
   const profile = shares.map((share) => make("i", { "--h": Math.max(0.03, share / (Math.max(...shares) || 1)).toFixed(3) }));
   show(0);
-  const node = section("What the model would write", "In the text's place, token by token: dark where it is the text, pale where it is another token.",
+  const node = section("What the model would write", "In the text's place, token by token: strong where it is the text, faint where it is another token.",
     make("div.slider", {}, ...(readings.length > 1 ? [make("div", {}, make("div.profile", { "aria-hidden": "true" }, ...profile), slider)] : []), said), text,
     asTable(["token", ...readings.map(({ title }) => title)], () => own.map((i) => [visible(trace.tokens[i]), ...readings.map(({ tokens }) => visible(tokens[i]))])));
   return { node, point: (token) => words.forEach((word) => word.classList.toggle("pointed", word.index === token)) };
@@ -762,7 +765,7 @@ function chart(curve, others) {
       make("div.plot", {}, make("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", "aria-hidden": "true" }, hair,
         ...others.map(([, values]) => make("path.line.other", { d: path(values) })), make("path.line", { d: path(curve.values) }), make("path.dots", { d: dots }), spot), slider),
       make("p.axis", {}, make("span", {}, `${curve.x} ${first}`.trim()), make("span", {}, first + length - 1))),
-    make("p.about", {}, curve.about, ...(others.length ? [` Pale: ${others[0][0]}.`] : [])));
+    make("p.about", {}, curve.about, ...(others.length ? [` Thin: ${others[0][0]}.`] : [])));
 }
 
 // -- the page ---------------------------------------------------------------------------------------------------------
