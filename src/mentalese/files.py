@@ -74,9 +74,12 @@ def sha256(path: Path) -> str:
 
 
 def check_place(out: Path | None, name: str) -> None:
-    """Raises `InputError` where a file could not be written for want of its folder; `name` is what the user gave."""
+    """Raises `InputError` where a file could not be written for want of its folder, or since it is one; `name` is what
+    the user gave."""
     if out is not None and not out.parent.is_dir():
         raise InputError(f"{name} is {str(out)!r}: its folder does not exist, make it first")
+    if out is not None and out.is_dir():
+        raise InputError(f"{name} is {str(out)!r}: that is a folder, give a file in it")
 
 
 def write_text(path: Path, text: str) -> None:

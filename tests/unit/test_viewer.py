@@ -7,6 +7,7 @@ import json
 import math
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -225,10 +226,15 @@ def test_a_gain_is_of_the_tokens_that_both_read(runs: dict[str, Path], tokenizer
             checked += 1
     assert checked > 20
     short, long = (trace(gpt2(tokenizer), tokenizer, torch.tensor(ids)) for ids in ([5, 6, 7, 8], [5, 6, 9, 9, 9]))
-    gains = [part["scores"]["gain"]["values"] for part in payload([short, long])["traces"]]
+    drawn = payload([short, long], names=["a", "b"])
+    gains = [part["scores"]["gain"]["values"] for part in drawn["traces"]]
     assert gains == [[None, 0.0, None, None], [None, 0.0, None, None, None]], "as far as the texts agree"
+    assert drawn["note"] == "a and b read the same 2 tokens first; behind these no difference is shown."
     apart = trace(gpt2(tokenizer), tokenizer, torch.tensor([9, 6, 7]))
-    assert "gain" not in payload([short, apart])["traces"][0]["scores"]
+    drawn = payload([short, apart], names=["a", "b"])
+    assert "gain" not in drawn["traces"][0]["scores"]
+    assert drawn["note"] == "a and b read the text in other tokens from the first one on: no difference can be shown."
+    assert page["note"] == payload([short])["note"] == ""
 
 
 def _by_text(drawn: dict[str, Any], score: str) -> list[float | None]:
@@ -238,7 +244,8 @@ def _by_text(drawn: dict[str, Any], score: str) -> list[float | None]:
 @pytest.mark.parametrize("other", ["latent_thought", "thoughtbubbles"])
 def test_what_no_likelihood_is_compared_with_says_so(runs: dict[str, Path], other: str) -> None:
     page = inside(think_page(runs["gpt2"], TEXT, against=runs[other]))
-    assert "no likelihood" in page["traces"][0]["scores"]["gain"]["about"]
+    about = page["traces"][0]["scores"]["gain"]["about"]
+    assert re.search(f"Surprise of {other}/{other}: .* no likelihood", about), "it is said of which model"
 
 
 # -- files and notebooks -----------------------------------------------------------------------------------------------
@@ -308,6 +315,7 @@ def test_the_command_writes_a_page(
         ("--file none.txt", "--file is 'none.txt': no such file"),
         ("--text ''", "there is no text in --text: give some"),
         ("--text a --out none/page.html", "--out is 'none/page.html': its folder does not exist, make it first"),
+        ("--text a --out .", "--out is '.': that is a folder, give a file in it"),
     ],
 )
 def test_what_is_wrong_is_said_before_a_model_is_opened(
@@ -320,6 +328,22 @@ def test_what_is_wrong_is_said_before_a_model_is_opened(
     monkeypatch.chdir(tmp_path)
     assert cli.main(["think", "MODEL", *shlex.split(arguments)]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_the_other_model_is_opened_before_the_first_thinks(
+    runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def thought(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("nothing is to be thought")
+
+    monkeypatch.setattr(sys.modules[think.__module__], "think", thought)
+    with pytest.raises(InputError, match="nowhere holds no model"):
+        think_page(runs["gpt2"], TEXT, against="nowhere")
+
+
+def test_bytes_that_are_no_text_are_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(InputError, match=r"prompts\[0\] is no Unicode text \(at character 1\): give UTF-8"):
+        think(gpt2(tokenizer), tokenizer, "a\udcff")
 
 
 def test_running_text_is_read_where_no_recipe_says_otherwise(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -333,12 +333,16 @@ def encode_prompts(
         `input_ids` and `attention_mask`, int64 [texts, length], padded on the left.
 
     Raises:
-        InputError: a prompt without any text, masks in sentences between markers, or latents that the tokenizer has no
-            tokens for.
+        InputError: a prompt without any text or of no Unicode, masks in sentences between markers, or latents that the
+            tokenizer has no tokens for.
     """
     for index, text in enumerate(texts):
         if not text.strip():
             raise InputError(f"prompts[{index}] is {text!r}: give some text to go on from")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # a terminal's bytes that are no UTF-8
+            raise InputError(f"prompts[{index}] is no Unicode text (at character {error.start}): give UTF-8") from None
         if mask_token_id is not None and MASK in text and data.batching in WITH_MARKERS:
             raise InputError(f"prompts[{index}] holds {MASK}: this model reads sentences, each of them whole")
     special = special_token_ids(tokenizer, sentences=data.batching in WITH_MARKERS)

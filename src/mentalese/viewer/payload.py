@@ -33,8 +33,8 @@ def payload(
     """What `mentalese.viewer.page.page` draws.
 
     Args:
-        traces: of one model, or of two on the same text; where both read the same tokens from the start on, each gets
-            the score `gain`, how much less a token cost it than the other.
+        traces: of one model, or of two on the same text; as far as both read the same tokens from the start on, each
+            gets the score `gain`, how much less a token cost it than the other. `note` says how far that is.
         names: of the models; their types unless given.
         parameters: of the models, where known.
         title: of the page.
@@ -45,14 +45,14 @@ def payload(
     drawn = [_trace(trace, name) for trace, name in zip(traces, names)]
     for trace, count in zip(drawn, parameters):
         trace["parameters"] = count
-    if len(drawn) > 1:
-        _add_gains(traces, drawn)
+    note = _add_gains(traces, drawn) if len(drawn) > 1 else ""
     return {
         "version": VERSION,
         "title": title or f"What {' and '.join(names)} thought",
         "command": command,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "text": "".join(traces[0].tokens) if text is None else text,
+        "note": note,
         "traces": drawn,
     }
 
@@ -136,32 +136,40 @@ def _edges(link: Tensor) -> list[list[float]]:
     ]
 
 
-def _add_gains(traces: Sequence[ThoughtTrace], drawn: list[dict[str, Any]]) -> None:
-    """The score `gain` of either model over the other, of tokens that both read after the same ones."""
+def _add_gains(traces: Sequence[ThoughtTrace], drawn: list[dict[str, Any]]) -> str:
+    """The score `gain` of either model over the other, of tokens that both read after the same ones.
+
+    Returns:
+        A sentence on the tokens that have none, where some have none.
+    """
     text = [[i for i, special in enumerate(trace["special"]) if not special] for trace in drawn]
     same = 0
     for i, j in zip(*text):
         if drawn[0]["tokens"][i] != drawn[1]["tokens"][j]:
             break
         same += 1
+    names = " and ".join(trace["name"] for trace in drawn)
     if not same:
-        return
+        return f"{names} read the text in other tokens from the first one on: no difference can be shown."
     places = [torch.tensor(part[:same], device=trace.input_ids.device) for part, trace in zip(text, traces)]
     costs = [trace.scores["surprise"][at].float().cpu() for trace, at in zip(traces, places)]
-    abouts = [trace["scores"]["surprise"]["about"] for trace in drawn]
+    abouts = [(trace["name"], trace["scores"]["surprise"]["about"]) for trace in drawn]
     for own, other in ((0, 1), (1, 0)):
         values = torch.full(traces[own].input_ids.shape, math.nan)
         values[places[own].cpu()] = costs[other] - costs[own]
         name = drawn[other]["name"]
         about = f"How much less the token cost than {name}, which read the same text: below zero {name} did better."
-        unlike = [words for words in abouts if words != SHOWN["surprise"].about]
+        unlike = [f"Surprise of {name}: {words}" for name, words in abouts if words != SHOWN["surprise"].about]
         drawn[own]["scores"]["gain"] = {
             "title": f"gain over {name}",
             "unit": "nats",
-            "about": " ".join([about, *dict.fromkeys(unlike)]),
+            "about": " ".join([about, *unlike]),
             "values": numbers(values),
             "diverging": True,
         }
+    if same == max(map(len, text)):
+        return ""
+    return f"{names} read the same {same} tokens first; behind these no difference is shown."
 
 
 def numbers(values: Tensor) -> list[Any]:

@@ -152,7 +152,7 @@ def think_page(
 
     asked = {"stage": stage, "latents": latents, "max_new_tokens": max_new_tokens}
     paths = [str(path)] if against is None else [str(path), str(against)]
-    found, sizes = [], []
+    opened = []
     for number, name in enumerate(paths):
         own = {setting: value for setting, value in asked.items() if value is not None and not number}
         recipe = saved_recipe(name)
@@ -163,7 +163,10 @@ def think_page(
         model, tokenizer = load_model(name, device, fields=None if number else config)
         tokens = own.pop("max_new_tokens", (recipe.evaluation if recipe else EvaluationConfig()).answer_tokens)
         data = at_stage(data, own.get("stage"), own.get("latents"))
-        found.append(think(model, tokenizer, text, data, max_new_tokens=tokens, **({} if number else options)))
-        sizes.append(count_parameters(model)["total"])
-    names = labels(paths)
-    return page(payload(found, names=names, parameters=sizes, text=text, command=command))
+        opened.append((model, tokenizer, data, tokens, {} if number else options))
+    found = [
+        think(model, tokenizer, text, data, max_new_tokens=tokens, **of_thoughts)
+        for model, tokenizer, data, tokens, of_thoughts in opened
+    ]
+    sizes = [count_parameters(model)["total"] for model, *_ in opened]
+    return page(payload(found, names=labels(paths), parameters=sizes, text=text, command=command))
