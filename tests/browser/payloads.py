@@ -38,6 +38,7 @@ def page_of(*traces: dict[str, Any], title: str = "") -> Payload:
         "command": f"mentalese think runs/{traces[0]['name']} --file sisters.txt --out page.html",
         "created": "2025-11-21T21:00:00+00:00",
         "text": text,
+        "note": "",
         "traces": list(traces),
     }
 

@@ -286,6 +286,19 @@ def test_two_models_are_switched_between_and_their_difference_has_a_sign(opened:
     assert page.get_by_role("heading", name="What the model would write").count() == 1
 
 
+def test_models_are_shown_beside_each_other_as_far_as_they_read_the_same_tokens(opened: Open) -> None:
+    one = payloads.plain(name="a/tiny", tokens=["<|bos|>", "She", " had", " a", " son"])
+    other = payloads.plain(name="b/tiny", tokens=["She", " had", " two", " son", "."])
+    note = "a/tiny and b/tiny read the same 2 tokens first; behind these no difference is shown."
+    page = opened(page_html(payloads.page_of(one, other) | {"note": note}))
+    assert note in text_of(page, "header")
+    shown = []
+    for token in range(5):
+        page.locator(".token").nth(token).focus()
+        shown.append(page.locator(".margin thead th").all_inner_texts())
+    assert shown == [[], ["a", "b"], ["a", "b"], [], []], "the last token is the same, behind another one"
+
+
 def test_what_looks_like_html_is_shown_and_never_run(opened: Open) -> None:
     nasty = "</script><script>alert(1)</script> <img src=x onerror=alert(2)> <!-- &amp; \u2028 <b>"
     payload = payloads.two(nasty)

@@ -114,10 +114,14 @@ const halves = traces.map(({ name }) => name.split("/"));
 const half = [0, 1].find((kept) => traces.length > 1 && halves.every((some) => some.length === 2) && halves[0][kept] !== halves[1][kept] && halves[0][1 - kept] === halves[1][1 - kept]);
 traces.forEach((trace, i) => { trace.short = half === undefined ? trace.name : halves[i][half]; });
 
-/** Where the other trace has this token of the text; null where it has not. */
+// So many tokens of the text, from the first one on, are the same in all traces.
+const apart = traces[0].text.findIndex((token, place) => traces.some(({ text, tokens }) => tokens[text[place]] !== traces[0].tokens[token]));
+const alike = apart < 0 ? traces[0].text.length : apart;
+
+/** Where the other trace has this token of the text; null where it has not, or reads it after other tokens. */
 function counterpart(token, trace, other) {
-  const place = trace.text.indexOf(token), there = other.text[place];
-  return place >= 0 && there !== undefined && trace.tokens[token] === other.tokens[there] ? there : null;
+  const place = trace.text.indexOf(token);
+  return place >= 0 && place < alike ? other.text[place] : null;
 }
 
 /** How values become colours: the same for both models, and 2 in 100 values at either end do not stretch it. */
@@ -805,7 +809,7 @@ const switcher = traces.length > 1 ? choose("Model", options, "0", (value) => {
 }) : "";
 const made = page.created ? new Date(page.created) : null;
 document.querySelector("main").append(
-  make("header", {}, make("p.kind", {}, "Mentalese · what a model thinks"), make("h1", {}, page.title), switcher, head), body,
+  make("header", {}, make("p.kind", {}, "Mentalese · what a model thinks"), make("h1", {}, page.title), switcher, ...(page.note ? [make("p.about", {}, page.note)] : []), head), body,
   make("footer", {}, make("h2", {}, "Where this comes from"), make("pre", { tabindex: 0 }, page.command),
     make("p.about", {}, made && !isNaN(made) ? `Made ${made.toISOString().slice(0, 16).replace("T", " ")} UTC by Mentalese.` : "Made by Mentalese.")),
   live, tip);
