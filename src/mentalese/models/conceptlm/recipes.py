@@ -58,6 +58,7 @@ def variant(recipe: Recipe, name: str, suffix: str = "", **fields: Any) -> Recip
         "mtp": {"model_type": "mtp", **wrapped},
     }
     where = f" before layer {fields['insert_depth']}" if "insert_depth" in fields else ""
+    where += ", normed" if fields.get("fusion") == "norm_sum" else ""
     return dataclasses.replace(
         recipe,
         name=recipe.name + (suffix or ("" if name == "concept" else f"-{name}")),
@@ -123,27 +124,31 @@ def small() -> list[Recipe]:
 
 
 def openstax() -> list[Recipe]:
-    """Small models for textbooks on a CPU: GPT-2 with 6 layers of width 128, 2M tokens.
+    """Small models for textbooks on a CPU: GPT-2 with 6 layers of width 128, 1M tokens.
 
-    Concepts are read before the first layer, before the second, and at three quarters of the depth.
+    Concepts are read before the first layer, before the second, and at two thirds of the depth. Before the first layer
+    h is no more than embeddings, which what concepts add soon drowns (`-sum`, `-context-sum`): both are normed there,
+    as the release's GPT-2 does.
     """
     recipe = Recipe(
         name="conceptlm/openstax",
-        description="GPT-2, 6 layers of width 128, 2M tokens of OpenStax",
+        description="GPT-2, 6 layers of width 128, 1M tokens of OpenStax",
         model=gpt2(128, 4, layers=6, context=256),
         data=DataConfig(
             source="file:../shared/data/corpora/openstax", tokenizer="bpe:4096", sequence_length=256, batch_size=8
         ),
         optimizer=OptimizerConfig(learning_rate=2e-3, warmup=0.02),
-        train=TrainConfig(tokens=2_000_000, eval_every=200),
+        train=TrainConfig(tokens=1_000_000, eval_every=200),
         evaluation=EvaluationConfig(max_documents=16),
     )
     pm = variant(recipe, "pm")
     made = [
-        variant(recipe, "concept", insert_depth=0, **SHORT),
+        variant(recipe, "concept", insert_depth=0, fusion="norm_sum", **SHORT),
+        variant(recipe, "concept", "-sum", insert_depth=0, **SHORT),
         variant(recipe, "concept", "-l1", insert_depth=1, **SHORT),
         variant(recipe, "concept", "-l4", insert_depth=4, **SHORT),
-        variant(recipe, "context", insert_depth=0),
+        variant(recipe, "context", insert_depth=0, fusion="norm_sum"),
+        variant(recipe, "context", "-context-sum", insert_depth=0),
         variant(recipe, "mtp"),
         variant(recipe, "base"),
     ]
