@@ -11,6 +11,7 @@ import socket
 import threading
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -171,6 +172,26 @@ def test_the_page_counts_nobody_and_offers_nothing_to_other_programs(player: Pla
     gc.collect()
 
 
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_a_text_asked_for_again_can_still_be_stopped(player: Player) -> None:
+    page = play.build(player)
+    events = {event.name: event.fn for event in page.fns.values()}
+    begin, answer, stop = (events[name] for name in ("begin", "answer", "stop"))
+    reader = SimpleNamespace(session_hash="a")
+    values = settings(player, temperature=0, max_new_tokens=60)
+    for _ in range(2):
+        begin(reader)
+        said = answer(reader, PROMPT, *values)
+        next(said)
+        begin(reader)  # by the keyboard, while the first one is written
+        stop(reader)
+        assert "Stopped." in str(list(said))
+    assert "Stopped." not in str(list(answer(reader, PROMPT, *values)))
+    asyncio.get_event_loop().close()
+    asyncio.set_event_loop(None)
+    gc.collect()
+
+
 @pytest.mark.parametrize(("port", "message"), [(0, "--port is 0: give one from 1"), (70_000, "--port is 70000")])
 def test_a_port_that_there_is_not_is_refused(port: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
@@ -185,7 +206,7 @@ def test_a_port_in_use_and_a_foreign_host_are_refused_before_the_model_is_loaded
         assert cli.main(["play", "no-such-model", "--port", str(port)]) == 2
         assert f"--port is {port}: another program uses it" in capsys.readouterr().err
     assert cli.main(["play", "no-such-model", "--port", str(port), "--host", "192.0.2.1"]) == 2
-    assert "--host is '192.0.2.1': this machine has no such address" in capsys.readouterr().err
+    assert "--host is '192.0.2.1': this machine has no such IPv4 address" in capsys.readouterr().err
     assert cli.main(["play", "no-such-model", "--port", str(port)]) == 2
     assert "no-such-model holds no model" in capsys.readouterr().err
 

@@ -127,6 +127,14 @@ def test_a_run_that_diverged_leaves_a_page_all_the_same() -> None:
     assert not re.search(r"\bnan\b|\binf\b", report(broken))
 
 
+def test_a_perplexity_beyond_all_numbers_has_no_bar_and_spoils_no_others() -> None:
+    diverged, others = comparison(models=3), comparison(models=3)
+    row = diverged["rows"][1]
+    row["perplexity"]["mean"] = row["runs"][0]["test"]["perplexity"] = row["ratio"] = math.inf
+    bars = [re.findall(r'<i class="bar" style="width:([^"]*)%"></i>', report(page)) for page in (diverged, others)]
+    assert bars == [["100.0", "96.0"], ["100.0", "98.0", "96.0"]]
+
+
 def test_what_was_measured_and_how_can_be_read() -> None:
     text = Page(report(comparison(2, 3))).text
     for expected in (

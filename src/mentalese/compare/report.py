@@ -217,13 +217,14 @@ def _swatch(index: int) -> str:
 
 def _table(rows: list[dict[str, Any]]) -> str:
     name, ranked = metric(rows), _ranked(rows)
-    best, worst = (row[name]["mean"] for row in (ranked[0], ranked[-1]))
-    full = 1.0 if name == "accuracy" else worst  # what a whole bar stands for
+    best = ranked[0][name]["mean"]
+    known = [row[name]["mean"] for row in rows if math.isfinite(row[name]["mean"])]
+    full = 1.0 if name == "accuracy" else max(known, default=1.0)  # what a whole bar stands for
     order = (0, 5, 7, 6, 1, 2, 3, 4)  # the result first, so that a phone shows it without scrolling
     body = ""
     for index, row in enumerate(rows):
         value = row[name]["mean"]
-        bar = f'<i class="bar" style="width:{100 * value / full:.1f}%"></i>'
+        bar = f'<i class="bar" style="width:{100 * value / full:.1f}%"></i>' if math.isfinite(value) else ""
         values, numbers = [escape(cell) for cell in cells(row)], _numbers(row)
         values[5] = f"{'<strong>' + values[5] + '</strong>' if value == best else values[5]}{bar}"
         if row["baseline"] is not None:

@@ -219,11 +219,11 @@ def build(player: Player) -> gr.Blocks:
     stops: dict[str | None, threading.Event] = {}  # by session: a reader's own button stops no other's text
 
     def begin(request: gr.Request) -> tuple[Any, ...]:
-        stops[request.session_hash] = threading.Event()
+        stops.setdefault(request.session_hash, threading.Event())
         return gr.update(interactive=False), gr.update(interactive=True), _said("Waiting …")
 
     def answer(request: gr.Request, prompt: str, *values: float | None) -> Iterator[tuple[Any, ...]]:
-        stopped = stops.get(request.session_hash) or threading.Event()
+        stopped = stops.setdefault(request.session_hash, threading.Event())  # asked again before the end, it is anew
         options = player.options(prompt, values)
         given, written = shown_prompt(prompt, player.data), ""
         yield _text(given, given), _said("Thinking …"), "", player.command(options)
@@ -313,7 +313,7 @@ def check_address(host: str, port: int) -> None:
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise InputError(f"--port is {port}: another program uses it, give another port") from None
-            raise InputError(f"--host is {host!r}: this machine has no such address, leave it out") from None
+            raise InputError(f"--host is {host!r}: this machine has no such IPv4 address, leave it out") from None
 
 
 def serve(page: gr.Blocks, host: str, port: int) -> str:
