@@ -341,6 +341,11 @@ def test_the_other_model_is_opened_before_the_first_thinks(
         think_page(runs["gpt2"], TEXT, against="nowhere")
 
 
+def test_of_two_models_it_is_said_which_one_refuses(runs: dict[str, Path]) -> None:
+    with pytest.raises(InputError, match=f"^{re.escape(str(runs['gpt2']))}: the text has .*: the model's context is"):
+        think_page(runs["thought_gestalt"], "He was old. " * 100, against=runs["gpt2"])
+
+
 def test_bytes_that_are_no_text_are_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(InputError, match=r"prompts\[0\] is no Unicode text \(at character 1\): give UTF-8"):
         think(gpt2(tokenizer), tokenizer, "a\udcff")

@@ -164,9 +164,11 @@ def think_page(
         tokens = own.pop("max_new_tokens", (recipe.evaluation if recipe else EvaluationConfig()).answer_tokens)
         data = at_stage(data, own.get("stage"), own.get("latents"))
         opened.append((model, tokenizer, data, tokens, {} if number else options))
-    found = [
-        think(model, tokenizer, text, data, max_new_tokens=tokens, **of_thoughts)
-        for model, tokenizer, data, tokens, of_thoughts in opened
-    ]
+    found = []
+    for name, (model, tokenizer, data, tokens, of_thoughts) in zip(paths, opened):
+        try:
+            found.append(think(model, tokenizer, text, data, max_new_tokens=tokens, **of_thoughts))
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from error
     sizes = [count_parameters(model)["total"] for model, *_ in opened]
     return page(payload(found, names=labels(paths), parameters=sizes, text=text, command=command))
