@@ -809,7 +809,7 @@ const switcher = traces.length > 1 ? choose("Model", options, "0", (value) => {
 }) : "";
 const made = page.created ? new Date(page.created) : null;
 document.querySelector("main").append(
-  make("header", {}, make("p.kind", {}, "Mentalese · what a model thinks"), make("h1", {}, page.title), switcher, ...(page.note ? [make("p.about", {}, page.note)] : []), head), body,
+  make("header", {}, make("p.kind", {}, "Mentalese · what a model thinks"), make("h1", {}, page.title), switcher, head, ...(page.note ? [make("p.about", {}, page.note)] : [])), body,
   make("footer", {}, make("h2", {}, "Where this comes from"), make("pre", { tabindex: 0 }, page.command),
     make("p.about", {}, made && !isNaN(made) ? `Made ${made.toISOString().slice(0, 16).replace("T", " ")} UTC by Mentalese.` : "Made by Mentalese.")),
   live, tip);
