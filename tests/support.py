@@ -49,6 +49,15 @@ def demo() -> list[list[str]]:
     return [words[1:] for words in commands if words and words[0].endswith("bin/mentalese")]
 
 
+def short_documents(corpus: Path, folder: Path, lengths: tuple[int, int, int]) -> Path:
+    """The folder, with the corpus in three splits: to validate on are three documents of so many characters."""
+    texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
+    short = [text[:length] for text, length in zip(texts, lengths)]
+    for split, part in (("test", texts[:3]), ("validation", short), ("train", texts[6:])):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
+    return folder
+
+
 def saved(folder: Path, recipe: Recipe, **fields: Any) -> Path:
     """An untrained model whose thoughts differ from text to text, as a run leaves it."""
     recipe = dataclasses.replace(

@@ -544,6 +544,13 @@ def _text(path: Path) -> str:
         raise InputError(f"--file is {str(path)!r}: give a UTF-8 text file") from None
 
 
+def _given_text(text: str | None, file: Path | None) -> str | None:
+    """What `--text` or `--file` gives; `None` without either."""
+    if text is not None and file is not None:
+        raise InputError("--text and --file are both given: give one of them")
+    return text if file is None else _text(file)
+
+
 @dataclasses.dataclass(kw_only=True)
 class _Think:
     """What a model thinks of a text, as a page that needs no network. A model of questions is asked the text."""
@@ -572,10 +579,9 @@ def think(args: list[str]) -> None:
     names, rest = _positionals(args)
     path = _one(names, rest, "think", "MODEL", _Think)
     options = _parse(_Think, rest, "think")
-    if (options.text is None) == (options.file is None):
-        both = "are both given" if options.text is not None else "are missing"
-        raise InputError(f"--text and --file {both}: give one of them")
-    text = (options.text or "") if options.file is None else _text(options.file)
+    text = _given_text(options.text, options.file)
+    if text is None:
+        raise InputError("--text and --file are missing: give one of them")
     if not text.strip():
         raise InputError(f"there is no text in --{'text' if options.file is None else 'file'}: give some")
     from mentalese.files import check_place, write_text
@@ -702,9 +708,7 @@ def figure(args: list[str]) -> None:
     options = _parse(_Figure, rest, "figure")
     if options.out is None:
         raise InputError("`mentalese figure` needs --out: give the picture's file, e.g. figure.svg")
-    if options.text is not None and options.file is not None:
-        raise InputError("--text and --file are both given: give one of them")
-    text = options.text if options.file is None else _text(options.file)
+    text = _given_text(options.text, options.file)
     from mentalese.figures import write_figure
 
     write_figure(name, names[1:], options.out, text, source=options.data, documents=options.documents)

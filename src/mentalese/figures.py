@@ -184,6 +184,11 @@ def canvas(rows: int, columns: int, width: float, height: float, **options: Any)
     return picture, picture.subplots(rows, columns, squeeze=False, **options)
 
 
+def footnote(picture: Any, text: str) -> None:
+    """A line of small grey print below a picture."""
+    picture.supxlabel(text, fontsize=8, color="0.4")
+
+
 def drawable(text: str, width: int, family: str | None = None) -> str:
     """A text on one line of so many characters, with � for what the font (of this family) has no sign for."""
     from matplotlib.font_manager import FontProperties, findfont, get_font

@@ -21,7 +21,7 @@ from mentalese.figures import write_figure
 from mentalese.models.auto import load_model
 from mentalese.models.conceptlm.reference import code_tables, hidden_states
 from mentalese.recipe import EvaluationConfig, Recipe
-from support import saved, shrink
+from support import saved, short_documents, shrink
 
 LENGTH, SIZE, SEGMENTS = 26, 4, 2
 TEXT = "Anna is $3 the\nmother of Ben. 水"
@@ -30,11 +30,7 @@ TEXT = "Anna is $3 the\nmother of Ben. 水"
 @pytest.fixture(scope="module")
 def recipe(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     """A few short documents to validate on, cut into rows of which not all are full."""
-    folder = tmp_path_factory.mktemp("text")
-    texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
-    short = [text[:length] for text, length in zip(texts, (210, 190, 160))]
-    for split, part in (("test", texts[:3]), ("validation", short), ("train", texts[6:])):
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
+    folder = short_documents(corpus, tmp_path_factory.mktemp("text"), (210, 190, 160))
     recipe = shrink(get_recipe("conceptlm/tiny"), folder)
     backbone = recipe.model["backbone"] | {"n_embd": 16, "n_layer": 2, "n_head": SEGMENTS, "n_positions": LENGTH}
     return dataclasses.replace(

@@ -25,7 +25,7 @@ from mentalese.models.latent_thought import figures
 from mentalese.models.latent_thought.inference import infer
 from mentalese.models.latent_thought.reference import learn_reference, logits_reference
 from mentalese.recipe import EvaluationConfig, Recipe
-from support import saved, shrink
+from support import saved, short_documents, shrink
 
 LENGTH, LAYERS = 24, 3
 TEXT = "$3 is\n$x_1$:\tA  son."
@@ -34,11 +34,7 @@ TEXT = "$3 is\n$x_1$:\tA  son."
 @pytest.fixture(scope="module")
 def recipe(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     """Three short documents to validate on, cut into rows of which not all are full."""
-    folder = tmp_path_factory.mktemp("text")
-    texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
-    short = [text[:length] for text, length in zip(texts, (110, 90, 60))]
-    for split, part in (("test", texts[:3]), ("validation", short), ("train", texts[6:])):
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
+    folder = short_documents(corpus, tmp_path_factory.mktemp("text"), (110, 90, 60))
     recipe = shrink(get_recipe("latent_thought/tiny"), folder)
     sizes = {
         "hidden_size": 16,

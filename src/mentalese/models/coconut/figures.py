@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mentalese.errors import InputError
-from mentalese.figures import COLORS, MARKERS, Figure, canvas, drawable, labels
+from mentalese.figures import COLORS, MARKERS, Figure, canvas, drawable, footnote, labels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -211,7 +211,7 @@ def retention(paths: list[str], *, source: str | None = None, documents: int = D
     panel.legend()
     asked = sorted({model["questions"] for model in numbers["models"]})
     note = f"{' or '.join(map(str, asked))} validation questions; bands: one standard deviation"
-    picture.supxlabel(note, fontsize=8, color="0.4")
+    footnote(picture, note)
     return picture, numbers
 
 
@@ -254,7 +254,7 @@ def gates(paths: list[str], *, source: str | None = None, documents: int = DOCUM
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     panel.legend(ncols=len(values))
     note = f"{numbers['questions']} validation questions; bands: one standard deviation; dotted: before training"
-    picture.supxlabel(note, fontsize=8, color="0.4")
+    footnote(picture, note)
     return picture, numbers
 
 
@@ -312,7 +312,7 @@ def _draw_nearest(numbers: dict[str, Any]) -> Any:
     picture.colorbar(image, ax=list(panels[:, 0]), fraction=0.04, pad=0.02, label="cosine with the token's embedding")
     title = f"{numbers['label']}\n{_short(' '.join(numbers['text'].split()))}"
     picture.suptitle(title, fontsize=8, x=0.01, ha="left", parse_math=False)
-    picture.supxlabel("all: the mean cosine of all tokens", fontsize=8, color="0.4")
+    footnote(picture, "all: the mean cosine of all tokens")
     return picture
 
 
@@ -448,7 +448,7 @@ def _draw_cases(numbers: dict[str, Any]) -> Any:
         f"right of {numbers['questions']}: both {right['both']}, only {first} {right['first']}, "
         f"only {second} {right['second']}"
     )
-    picture.supxlabel(note, fontsize=8, color="0.4")
+    footnote(picture, note)
     return picture
 
 
@@ -512,7 +512,7 @@ def latents(paths: list[str], *, source: str | None = None, documents: int = ANS
     panel.legend()
     asked = sorted({model["questions"] for model in numbers["models"]})
     note = f"{' or '.join(map(str, asked))} questions; ring: as trained; bands: 95% over questions"
-    picture.supxlabel(note, fontsize=8, color="0.4")
+    footnote(picture, note)
     return picture, numbers
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mentalese.errors import InputError
-from mentalese.figures import COLORS, MARKERS, Figure, canvas, count_axis, drawable, labels, read_run
+from mentalese.figures import COLORS, MARKERS, Figure, canvas, count_axis, drawable, footnote, labels, read_run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,9 +65,7 @@ def codebook(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     panels[2].set_ylim(0, None)
     panels[2].ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
     panels[0].legend()
-    picture.supxlabel(
-        "codes nearest in a training batch; mean over segments, dashed: the least", fontsize=8, color="0.4"
-    )
+    footnote(picture, "codes nearest in a training batch; mean over segments, dashed: the least")
     return picture, numbers
 
 
@@ -261,7 +259,7 @@ def _draw_concepts(numbers: dict[str, Any]) -> Any:
         f"{numbers['num_codes']} codes, perplexity {numbers['segment_perplexity']:.1f} "
         f"on {numbers['split_chunks']:,} chunks{cut}"
     )
-    picture.supxlabel(note, fontsize=8, color="0.4")
+    footnote(picture, note)
     return picture
 
 

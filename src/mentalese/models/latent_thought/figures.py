@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mentalese.errors import InputError
-from mentalese.figures import COLORS, MARKERS, Figure, canvas, labels
+from mentalese.figures import COLORS, MARKERS, Figure, canvas, footnote, labels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -170,7 +170,7 @@ def reconstruction(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     panel.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     panel.legend()
     note = f"{numbers['sequences']} validation sequences, greedy; bands: quartiles; other layers: the prior mean"
-    picture.supxlabel(note, fontsize=8, color="0.4")
+    footnote(picture, note)
     return picture, numbers
 
 
@@ -285,7 +285,7 @@ def inference(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     right.grid(visible=False, axis="x")
     right.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     note = f"{numbers['rows']} validation rows; bands, lines: one standard deviation; " + _schedule(opened)
-    picture.supxlabel(note, fontsize=8, color="0.4")
+    footnote(picture, note)
     return picture, numbers
 
 
@@ -341,7 +341,7 @@ def steps(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     panels[0].set_ylabel("nats a token")
     panels[0].legend()
     note = f"{numbers['models'][0]['rows']} validation rows; rings: training's T_fast; bands: 95% over rows"
-    picture.supxlabel(note, fontsize=8, color="0.4")
+    footnote(picture, note)
     return picture, numbers
 
 

@@ -18,6 +18,7 @@ from mentalese.figures import (
     best_step,
     canvas,
     count_axis,
+    footnote,
     labels,
     read_result,
     read_run,
@@ -63,7 +64,7 @@ def gates(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     panels[-1].legend(
         handles[::-1], names[::-1], title="layer\n(from 0)", loc="center left", bbox_to_anchor=(1.01, 0.5)
     )
-    picture.supxlabel("the dotted line is the best validation", fontsize=8, color="0.4")
+    footnote(picture, "the dotted line is the best validation")
     return picture, numbers
 
 
@@ -252,7 +253,7 @@ def reversal(paths: list[str]) -> tuple[Any, dict[str, Any]]:
             count_axis(panel.xaxis, "training tokens")
             _sparse_ticks(panel.xaxis, every)
     note = "dotted: least squares; a slope is in nats for ten times the tokens; bands: 95% over names"
-    picture.supxlabel(note, fontsize=8, color="0.4")
+    footnote(picture, note)
     for panel in [*above[3:], *below[len(models) :]]:
         panel.set_axis_off()
     return picture, {"models": models}

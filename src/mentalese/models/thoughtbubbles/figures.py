@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mentalese.errors import InputError
-from mentalese.figures import COLORS, Figure, canvas, labels
+from mentalese.figures import COLORS, Figure, canvas, footnote, labels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -152,7 +152,7 @@ def entropy(paths: list[str]) -> tuple[Any, dict[str, Any]]:
         f"{len(windows):,} windows of {numbers['documents']} documents, "
         f"{numbers['forks_per_token']:.2f} forks a token; 95% over documents\n{opened.selection()}"
     )
-    picture.supxlabel(note, fontsize=8, color="0.4")
+    footnote(picture, note)
     return picture, numbers
 
 
@@ -290,7 +290,7 @@ def attention(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     note = (
         f"mean share of one such stream, {opened.label}; {count} documents, lines: 95% over them\n{opened.selection()}"
     )
-    picture.supxlabel(note, fontsize=8, color="0.4")
+    footnote(picture, note)
     return picture, numbers
 
 
@@ -387,7 +387,7 @@ def forks(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
     bar = picture.colorbar(image, ax=list(panels[:, 0]), fraction=0.03, pad=0.01, label="streams")
     bar.set_ticks(range(1, most + 1))
     picture.suptitle(f"streams of each token, {opened.label}", fontsize=10, x=0.01, ha="left")
-    picture.supxlabel(opened.selection(), fontsize=8, color="0.4")
+    footnote(picture, opened.selection())
     return picture, opened.about() | {
         "tokens": [opened.tokenizer.decode([i]) for i in ids],
         "streams": {str(layer): row.tolist() for layer, row in zip(layers, streams)},
