@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import tyro
 
 from mentalese.errors import InputError, nearest
-from mentalese.recipe import Detokenizer, Recipe
+from mentalese.recipe import AS_IT_IS, LENGTHS, Detokenizer, Recipe
 from mentalese.registry import families, get_recipe, match_recipes, recipes
 from mentalese.screen import print_table
 
@@ -91,7 +91,6 @@ def _positionals(args: Sequence[str]) -> tuple[list[str], list[str]]:
 
 _SECTIONS = ("data", "optimizer", "train", "evaluation")
 _ELSEWHERE = {"--data.source": "--data", "--train.seed": "--seed"}
-_LENGTHS = ("steps", "epochs", "tokens")
 
 
 def _recipe_options(recipe: Recipe, own: type) -> type:
@@ -161,11 +160,11 @@ def _changed_recipe(recipe: Recipe, options: Any) -> Recipe:
             if getattr(given, field.name) != field.default:
                 changed[field.name] = getattr(given, field.name)
     if options.source is not None:
-        changes["data"] = _AS_IT_IS | changes["data"] | {"source": options.source}
+        changes["data"] = AS_IT_IS | changes["data"] | {"source": options.source}
     if options.seed is not None:
         changes["train"]["seed"] = options.seed
-    if any(name in changes["train"] for name in _LENGTHS):  # one length replaces the other
-        changes["train"] = dict.fromkeys(_LENGTHS) | changes["train"]
+    if any(name in changes["train"] for name in LENGTHS):  # one length replaces the other
+        changes["train"] = dict.fromkeys(LENGTHS) | changes["train"]
     model = recipe.model
     if changed := changes.pop("model"):
         from mentalese.models.auto import config_class
@@ -179,8 +178,6 @@ def _changed_recipe(recipe: Recipe, options: Any) -> Recipe:
     }
     return dataclasses.replace(recipe, model=model, **sections)
 
-
-_AS_IT_IS = {"text_column": None, "detokenizer": None}  # what a recipe says of its own text
 
 Source = Annotated[
     str | None, tyro.conf.arg(name="data", help="builtin:NAME, file:PATH or hub:NAME[:CONFIG] instead of the recipe's")

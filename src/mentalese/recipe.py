@@ -16,6 +16,10 @@ from typing import Any, Literal
 from mentalese.errors import InputError, nearest
 
 Clock = Literal["steps", "epochs", "tokens", "sentence_steps"]
+LENGTHS = ("steps", "epochs", "tokens")
+"""Fields of `TrainConfig` of which one gives a run's length."""
+AS_IT_IS: dict[str, Any] = {"text_column": None, "detokenizer": None}
+"""Of `DataConfig`, where another source takes the place of a recipe's: these say how its own text is read."""
 Detokenizer = Literal["wikitext", "ptb", "lm1b", "lambada", "scientific_papers"]
 
 WITH_MARKERS = ("sentences", "marked")

@@ -15,7 +15,7 @@ from mentalese.errors import InputError
 from mentalese.evaluate.perplexity import protocol, token_scores
 from mentalese.evaluate.statistics import bootstrap_ratio
 from mentalese.evaluate.tasks import open_evaluation, open_text
-from mentalese.recipe import WITH_MARKERS
+from mentalese.recipe import WITH_MARKERS, DataConfig, EvaluationConfig
 
 POSITIONS = 12
 
@@ -130,36 +130,52 @@ def compare_models(
     Raises:
         InputError: no model, or tokenizers that give the text other tokens.
     """
-    scored: list[ScoredText] = []
-    for name in (path, reference):
-        scored.append(score_text(name, source=source, split=split, device=device, show=show))
-        source = scored[0].source
-        if not np.array_equal(scored[0].split.tokens, scored[-1].split.tokens):
-            raise InputError(f"{path} and {reference} read {source} in other tokens: compare their bits a byte instead")
-    ours, theirs = scored
-    paired = compare_scores(ours.scores, theirs.scores, ours.split)
-    return paired.to_dict() | {"protocol": ours.protocol, "reference_protocol": theirs.protocol, "source": source}
+    ours = open_scoring(path, source=source, split=split, device=device, show=show)
+    theirs = open_scoring(reference, source=ours.source, split=split, device=device, show=show)
+    if not np.array_equal(ours.split.tokens, theirs.split.tokens):
+        raise InputError(
+            f"{path} and {reference} read {ours.source} in other tokens: compare their bits a byte instead"
+        )
+    paired = compare_scores(ours.scores(device, show), theirs.scores(device, show), ours.split)
+    return paired.to_dict() | {
+        "protocol": ours.protocol(), "reference_protocol": theirs.protocol(), "source": ours.source,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
-class ScoredText:
-    """A split of a text with a model's `token_scores` of it.
+class Scoring:
+    """A saved model and a text in its tokens, to be scored by the model's own protocol.
 
     Attributes:
-        scores: [len(split.tokens)], nats, NaN where not scored.
-        length: tokens that the model reads at once.
-        source: where the text is from.
-        protocol: how it was scored.
+        data, evaluation: how the model reads and scores it.
+        split: the part of the text.
+        special: the tokenizer's marker ids.
     """
 
+    model: Any
+    data: DataConfig
+    evaluation: EvaluationConfig
     split: Split
-    scores: np.ndarray
-    length: int
-    source: str
-    protocol: dict[str, Any]
+    special: dict[str, int]
+
+    @property
+    def source(self) -> str:
+        return self.data.source
+
+    @property
+    def length(self) -> int:
+        """Tokens that the model reads at once."""
+        return self.evaluation.window(self.data)[0]
+
+    def scores(self, device: str | torch.device, show: bool) -> np.ndarray:
+        """The model's `token_scores` [len(split.tokens)]: nats, NaN where not scored."""
+        return token_scores(self.model, self.split, self.data, self.evaluation, self.special, device=device, show=show)
+
+    def protocol(self) -> dict[str, Any]:
+        return protocol(self.model, self.data, dataclasses.replace(self.evaluation, tokens="lexical"))
 
 
-def score_text(
+def open_scoring(
     path: str,
     *,
     source: str | None = None,
@@ -167,15 +183,12 @@ def score_text(
     documents: int | None = None,
     device: str | torch.device = "cpu",
     show: bool = True,
-) -> ScoredText:
-    """A saved model's scores of a text, read by the model's own protocol.
+) -> Scoring:
+    """Opens a model and its text; nothing is scored yet.
 
     Takes and raises what `compare_models` does; of the text the first so many `documents`, `None`: all.
     """
     model, tokenizer, data, evaluation = open_evaluation(path, source, device)
     evaluation = dataclasses.replace(evaluation, max_documents=documents)
     text = open_text(tokenizer, data, split, show).splits[split]
-    special = special_token_ids(tokenizer, sentences=data.batching in WITH_MARKERS)
-    scores = token_scores(model, text, data, evaluation, special, device=device, show=show)
-    how = protocol(model, data, dataclasses.replace(evaluation, tokens="lexical"))
-    return ScoredText(text, scores, evaluation.window(data)[0], data.source, how)
+    return Scoring(model, data, evaluation, text, special_token_ids(tokenizer, sentences=data.batching in WITH_MARKERS))

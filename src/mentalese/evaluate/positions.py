@@ -9,7 +9,7 @@ import numpy as np
 
 from mentalese.data.store import Split
 from mentalese.errors import InputError
-from mentalese.evaluate.paired import score_text
+from mentalese.evaluate.paired import open_scoring
 from mentalese.figures import COLORS, MARKERS, canvas, labels, ticks_at
 
 
@@ -49,12 +49,12 @@ def draw_positions(
     """
     runs: list[dict[str, Any]] = []
     for path, label in zip(paths, labels(paths)):
-        text = score_text(path, source=source, documents=documents, show=False)
+        text = open_scoring(path, source=source, documents=documents, show=False)
         source = text.source
-        spans = nll_by_position(text.scores, text.split, text.length)
+        spans = nll_by_position(text.scores("cpu", show=False), text.split, text.length)
         if not spans:
             raise InputError(f"{path} scores no token of {source}: give a model of text, and documents of two tokens")
-        runs.append({"path": path, "label": label, "length": text.length, "spans": spans, "protocol": text.protocol})
+        runs.append({"path": path, "label": label, "length": text.length, "spans": spans, "protocol": text.protocol()})
     picture, ((axes,),) = canvas(1, 1, 7, 4)
     for i, run in enumerate(runs):
         places = [span["first"] for span in run["spans"]]

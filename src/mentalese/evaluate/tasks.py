@@ -31,7 +31,7 @@ from mentalese.evaluate.zero_shot import (
 )
 from mentalese.files import check_place, write_json
 from mentalese.models.auto import check_length, context_length, load_model, model_folder, saved_recipe
-from mentalese.recipe import WITH_MARKERS, DataConfig, EvaluationConfig
+from mentalese.recipe import AS_IT_IS, WITH_MARKERS, DataConfig, EvaluationConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -323,7 +323,7 @@ def open_evaluation(
     data, evaluation = (recipe.data, recipe.evaluation) if recipe else (_plain_data(model), EvaluationConfig())
     data = dataclasses.replace(data, tokenizer=str(model_folder(path)))
     if source is not None:
-        data = dataclasses.replace(data, source=source, text_column=None, detokenizer=None)
+        data = dataclasses.replace(data, source=source, **AS_IT_IS)
     return model, tokenizer, data, dataclasses.replace(evaluation, max_documents=None)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from mentalese.recipe import Recipe
+from mentalese.recipe import AS_IT_IS, LENGTHS, Recipe
 from mentalese.registry import recipes
 
 
@@ -52,7 +52,7 @@ def train_command(recipe: Recipe, out: Path) -> str | None:
     arguments: list[str] = []
     if recipe.data.source != known.data.source:
         arguments += ["--data", recipe.data.source]
-        known = dataclasses.replace(known, data=dataclasses.replace(known.data, text_column=None, detokenizer=None))
+        known = dataclasses.replace(known, data=dataclasses.replace(known.data, **AS_IT_IS))
     for section in ("model", "data", "optimizer", "train", "evaluation"):
         before, after = _fields(known, section), _fields(recipe, section)
         if before.keys() - after.keys():
@@ -60,7 +60,7 @@ def train_command(recipe: Recipe, out: Path) -> str | None:
         for name, value in after.items():
             if (section, name) == ("data", "source") or (name in before and before[name] == value):
                 continue
-            if section == "train" and name in ("steps", "epochs", "tokens") and value is None:
+            if section == "train" and name in LENGTHS and value is None:
                 continue  # the length that is given replaces the others
             if isinstance(value, dict):
                 return None
