@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from measuring import print_peaks, spread, step_peak
-from mentalese.models.base import Batch
-from mentalese.models.coconut import reference
-from mentalese.models.coconut.configuration import CoconutConfig
-from mentalese.models.coconut.modeling import CoconutForCausalLM
+from mentalese.data.batch import Batch
+from mentalese.families.coconut import plain as reference
+from mentalese.families.coconut.config import CoconutConfig
+from mentalese.families.coconut.model import CoconutForCausalLM
 
 VOCABULARY, WIDTH, LAYERS, HEADS, LENGTH, ROWS = 8192, 256, 6, 8, 256, 8
 QUESTION, LATENTS, NEW = 128, 6, 32

@@ -24,10 +24,10 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from measuring import print_peaks, spread, step_peak
-from mentalese.models.auto import as_contract
-from mentalese.models.base import Batch
-from mentalese.models.conceptlm.configuration import ConceptLMConfig
-from mentalese.models.conceptlm.modeling import ConceptLMForCausalLM
+from mentalese.data.batch import Batch
+from mentalese.families.conceptlm.config import ConceptLMConfig
+from mentalese.families.conceptlm.model import ConceptLMForCausalLM
+from mentalese.models.adapter import as_contract
 
 VOCABULARY, WIDTH, LAYERS, HEADS, POSITIONS = 8192, 256, 6, 8, 1024
 BACKBONE: dict[str, Any] = {

@@ -27,10 +27,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from measuring import spread
-from mentalese.models.base import Batch
-from mentalese.models.latent_thought.configuration import LTMConfig
-from mentalese.models.latent_thought.modeling import LTMForCausalLM, SelfAttention
-from mentalese.models.latent_thought.reference import loss_reference
+from mentalese.data.batch import Batch
+from mentalese.families.latent_thought.config import LTMConfig
+from mentalese.families.latent_thought.model import LTMForCausalLM, SelfAttention
+from mentalese.families.latent_thought.plain import loss_reference
 from mentalese.nn.window import window_attention
 
 VOCABULARY, WIDTH, LAYERS, HEADS, LENGTH, ROWS = 8192, 256, 6, 8, 256, 8

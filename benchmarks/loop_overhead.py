@@ -17,10 +17,10 @@ from collections.abc import Callable
 import torch
 
 from mentalese import get_recipe
-from mentalese.bench import Side
-from mentalese.models.auto import build_model
-from mentalese.train.optim import build_optimizer
-from mentalese.train.parallel import setup
+from mentalese.compare.bench import Side
+from mentalese.models.build import build_model
+from mentalese.training.optim import build_optimizer
+from mentalese.training.parallel import setup
 
 
 def main(rounds: int, steps: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mentalese.train.memory import peak_memory
+from mentalese.training.memory import peak_memory
 
 
 def spread(values: Sequence[float], form: str) -> str:

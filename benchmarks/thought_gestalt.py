@@ -30,12 +30,12 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from measuring import spread
-from mentalese.models.auto import as_contract
-from mentalese.models.base import Batch
-from mentalese.models.thought_gestalt.configuration import ThoughtGestaltConfig
-from mentalese.models.thought_gestalt.modeling import ThoughtGestaltForCausalLM
-from mentalese.models.thought_gestalt.reference import training_loss_reference
-from mentalese.train.memory import peak_memory
+from mentalese.data.batch import Batch
+from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
+from mentalese.families.thought_gestalt.model import ThoughtGestaltForCausalLM
+from mentalese.families.thought_gestalt.plain import training_loss_reference
+from mentalese.models.adapter import as_contract
+from mentalese.training.memory import peak_memory
 
 VOCABULARY, WIDTH, LAYERS, HEADS, BLOCK = 8192, 256, 12, 8, 750
 BOS, EOS, EOD = 1, 2, 3

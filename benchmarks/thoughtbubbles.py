@@ -25,9 +25,9 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from measuring import print_peaks, spread, step_peak
-from mentalese.models.base import Batch
-from mentalese.models.thoughtbubbles.configuration import ThoughtbubblesConfig
-from mentalese.models.thoughtbubbles.modeling import ThoughtbubblesForCausalLM
+from mentalese.data.batch import Batch
+from mentalese.families.thoughtbubbles.config import ThoughtbubblesConfig
+from mentalese.families.thoughtbubbles.model import ThoughtbubblesForCausalLM
 
 VOCABULARY, WIDTH, LAYERS, HEADS, LENGTH, ROWS = 8192, 256, 6, 8, 256, 8
 FORKS = (1, 2, 3)

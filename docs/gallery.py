@@ -19,7 +19,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from mentalese.data.sources import open_source
-from mentalese.models.auto import saved_recipe
+from mentalese.models.checkpoints import saved_recipe
 from mentalese.viewer import think_page
 
 HERE = Path(__file__).parent

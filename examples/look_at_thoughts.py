@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from mentalese.models.auto import load_model, saved_recipe
-from mentalese.models.base import ThoughtTrace
+from mentalese.models.checkpoints import load_model, saved_recipe
+from mentalese.models.trace import ThoughtTrace
 from mentalese.viewer import think
 
 STORY = "Anna has a son called Paul. Paul lives in Rome."

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from mentalese import TrainConfig, get_recipe
-from mentalese.data.batches import encode_prompts
-from mentalese.models.auto import load_model
-from mentalese.train.loop import train
+from mentalese.data.plan import encode_prompts
+from mentalese.models.checkpoints import load_model
+from mentalese.training.loop import train
 
 STORY = "Anna has a son called Paul. Paul lives in Rome. Anna is older than"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mentalese.evaluate.statistics import paired_t_test, summary
+from mentalese.evaluation.statistics import paired_t_test, summary
 
 HOSTILE = '</script><script>alert("1")</script><img src=x onerror=alert(2)> & "quoted"'
 

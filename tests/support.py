@@ -19,13 +19,15 @@ from torch import Tensor
 
 from mentalese import Recipe, TrainConfig, recipes
 from mentalese.data.store import Split, prepare
-from mentalese.models.auto import build_model, hugging_face_model, save_model
+from mentalese.models.adapter import hugging_face_model
+from mentalese.models.build import build_model
+from mentalese.models.checkpoints import save_model
 
 WORKER = """
 import json, os, sys
 from pathlib import Path
 from mentalese import Recipe
-from mentalese.train.loop import Interrupted, train
+from mentalese.training.loop import Interrupted, train
 recipe, out, pids = Recipe.from_dict(json.loads(Path(sys.argv[1]).read_text())), Path(sys.argv[2]), Path(sys.argv[3])
 with pids.open("a") as file:
     file.write(f"{os.getpid()}\\n")

@@ -12,17 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from mentalese.errors import InputError
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Phase, Recipe, TrainConfig
-from mentalese.registry import Family, families, get_recipe, match_recipes, recipes, register_lazily
+from mentalese.registry import Family, get_recipe, match_recipes, recipes, register_lazily
 
 if TYPE_CHECKING:
-    from mentalese.models.base import (
-        LatentThoughtConfig,
-        LatentThoughtModel,
-        LossOutput,
-        ThoughtCache,
-        ThoughtTrace,
-        TrainStep,
-    )
+    from mentalese.models.contract import LossOutput, TrainStep
+    from mentalese.models.hf import LatentThoughtConfig, LatentThoughtModel, ThoughtCache
+    from mentalese.models.trace import ThoughtTrace
 
 __version__ = version("mentalese")
 
@@ -41,17 +36,26 @@ __all__ = [
     "ThoughtTrace",
     "TrainConfig",
     "TrainStep",
-    "families",
     "get_recipe",
     "match_recipes",
     "recipes",
 ]
 
 
+_PLACES = {
+    "LatentThoughtConfig": "mentalese.models.hf",
+    "LatentThoughtModel": "mentalese.models.hf",
+    "LossOutput": "mentalese.models.contract",
+    "ThoughtCache": "mentalese.models.hf",
+    "ThoughtTrace": "mentalese.models.trace",
+    "TrainStep": "mentalese.models.contract",
+}
+"""Names that need torch, and the modules that they are loaded from on first use."""
+
+
 def __getattr__(name: str) -> Any:
-    """The contract's classes, which need torch, on first use."""
-    if name in __all__:
-        return getattr(importlib.import_module("mentalese.models.base"), name)
+    if name in _PLACES:
+        return getattr(importlib.import_module(_PLACES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

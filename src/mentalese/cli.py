@@ -119,7 +119,7 @@ def _model_fields(recipe: Recipe) -> list[tuple[str, Any, Any]]:
     """The fields of the model's Hugging Face config that are numbers, words or tuples of them."""
     from transformers import PreTrainedConfig
 
-    from mentalese.models.auto import config_class
+    from mentalese.models.build import config_class
 
     cls = config_class(recipe.model["model_type"])
     given = {cls.attribute_map.get(name, name): value for name, value in recipe.model.items()}
@@ -167,7 +167,7 @@ def _changed_recipe(recipe: Recipe, options: Any) -> Recipe:
         changes["train"] = dict.fromkeys(LENGTHS) | changes["train"]
     model = recipe.model
     if changed := changes.pop("model"):
-        from mentalese.models.auto import config_class
+        from mentalese.models.build import config_class
 
         own = config_class(model["model_type"]).attribute_map
         model = {name: value for name, value in model.items() if own.get(name, name) not in changed} | changed
@@ -206,8 +206,8 @@ def train(args: list[str]) -> None:
     recipe = _changed_recipe(recipe, options)
     out = options.out or Path("runs") / recipe.name.replace("/", "-")
 
-    from mentalese.train.loop import train as run
-    from mentalese.train.parallel import is_main_process
+    from mentalese.training.loop import train as run
+    from mentalese.training.parallel import is_main_process
 
     result = run(recipe, out, resume=options.resume)
     if is_main_process():
@@ -218,7 +218,7 @@ def train(args: list[str]) -> None:
 
 
 def _score(test: dict[str, Any]) -> str:
-    from mentalese.evaluate.perplexity import label
+    from mentalese.evaluation.perplexity import label
 
     if "accuracy" in test:
         return f"test accuracy {test['accuracy']:.1%} of {test['questions']:,} questions"
@@ -255,7 +255,7 @@ def compare(args: list[str]) -> None:
 
     from mentalese.compare.compare import compare as run
     from mentalese.compare.compare import print_comparison
-    from mentalese.train.parallel import is_main_process
+    from mentalese.training.parallel import is_main_process
 
     comparison = run(changed, own.out, match=own.match, seeds=own.seeds)
     if is_main_process():
@@ -337,9 +337,9 @@ def evaluate(args: list[str]) -> None:
     options = _parse(_Eval, rest, "eval")
     if options.against is not None:
         return _against(model, options.against, options)
-    from mentalese.evaluate.answers import Asking
-    from mentalese.evaluate.samples import Sampling
-    from mentalese.evaluate.tasks import evaluate_model
+    from mentalese.evaluation.answers import Asking
+    from mentalese.evaluation.samples import Sampling
+    from mentalese.evaluation.tasks import evaluate_model
 
     tasks = [task.strip() for task in options.tasks.split(",")]
     drawn, samples = options.given("temperature", "seed"), {"unconditional", "conditional"} & set(tasks)
@@ -379,7 +379,7 @@ def _against(model: str, reference: str, options: _Eval) -> None:
         if not used and (value := getattr(options, name)) != getattr(_Eval, name):
             flag = f"--{name.replace('_', '-')}"
             raise InputError(f"{flag} is {str(value)!r} with --against, which compares perplexities: leave it out")
-    from mentalese.evaluate.paired import compare_models
+    from mentalese.evaluation.paired import compare_models
     from mentalese.files import check_place, write_json
 
     check_place(options.out, "--out")
@@ -493,9 +493,10 @@ def generate(args: list[str]) -> None:
     if not prompts:
         raise InputError("there is no prompt: give --prompt TEXT or --file FILE")
 
-    from mentalese.evaluate.generation import generate_text, shown_prompt, stream_text
-    from mentalese.evaluate.tasks import at_stage
-    from mentalese.models.auto import hugging_face_model, load_model, saved_recipe
+    from mentalese.evaluation.tasks import at_stage
+    from mentalese.models.adapter import hugging_face_model
+    from mentalese.models.checkpoints import load_model, saved_recipe
+    from mentalese.models.generation import generate_text, shown_prompt, stream_text
     from mentalese.recipe import DataConfig
 
     model, tokenizer = load_model(path, _device(), fields=config_fields(options.config))
@@ -663,8 +664,8 @@ class _List:
 
 def list_everything(args: list[str]) -> None:
     options = _parse(_List, args, "list")
+    from mentalese.analyses.drawing import figures
     from mentalese.data.builtin import BUILTIN
-    from mentalese.figures import figures
 
     everything = {
         "families": {name: family.description for name, family in families().items()},
@@ -706,7 +707,7 @@ def figure(args: list[str]) -> None:
     if options.out is None:
         raise InputError("`mentalese figure` needs --out: give the picture's file, e.g. figure.svg")
     text = _given_text(options.text, options.file)
-    from mentalese.figures import write_figure
+    from mentalese.analyses.drawing import write_figure
 
     write_figure(name, names[1:], options.out, text, source=options.data, documents=options.documents)
     print(f"{options.out}, and its numbers in {options.out.with_suffix('.json')}")
@@ -723,8 +724,8 @@ class _Bench:
 def bench(args: list[str]) -> None:
     names, rest = _positionals(args)
     options = _parse(_Bench, rest, "bench")
-    from mentalese.bench import HEADER, denominator, table
-    from mentalese.bench import bench as run
+    from mentalese.compare.bench import HEADER, denominator, table
+    from mentalese.compare.bench import bench as run
 
     result = run(names, options.out)
     print_table(HEADER, table(result))
@@ -826,7 +827,7 @@ def _one(names: list[str], rest: list[str], command: str, what: str, options: ty
 
 
 def _device() -> Any:
-    from mentalese.train.parallel import setup
+    from mentalese.training.parallel import setup
 
     return setup("auto").device
 

@@ -1,7 +1,7 @@
-"""Families and recipes, found by scanning `mentalese.models` and the entry-point group `mentalese.families`.
+"""Families and recipes, found by scanning `mentalese.families` and the entry-point group `mentalese.families`.
 
 A family is a package whose `__init__` holds `FAMILY = Family(...)` and imports nothing heavy. It may live in
-`mentalese/models/` or in another distribution that declares
+`mentalese/families/` or in another distribution that declares
 
     [project.entry-points."mentalese.families"]
     my_family = "my_package.my_family"
@@ -19,6 +19,7 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mentalese.errors import InputError, nearest
@@ -41,8 +42,8 @@ class Family:
             Empty for families made of transformers' own classes.
         grow: `module:function` that makes a recipe's `model` of a decoder's fields and of fields of its own config, for
             `mentalese grow`.
-        figures: `module:attribute` of a dict of `mentalese.figures.Figure` by name, for `mentalese figure NAME/..`; the
-            module imports neither torch nor transformers nor matplotlib by itself.
+        figures: `module:attribute` of a dict of `mentalese.analyses.drawing.Figure` by name, for `mentalese figure
+            NAME/..`; the module imports neither torch nor transformers nor matplotlib by itself.
     """
 
     name: str
@@ -62,11 +63,9 @@ def load(reference: str) -> Any:
 @cache
 def families() -> dict[str, Family]:
     """All families by name, the built-in ones first."""
-    import mentalese.models
-
     modules = [
-        f"mentalese.models.{module.name}"
-        for module in sorted(pkgutil.iter_modules(mentalese.models.__path__), key=lambda m: m.name)
+        f"mentalese.families.{module.name}"
+        for module in sorted(pkgutil.iter_modules([str(Path(__file__).parent / "families")]), key=lambda m: m.name)
         if module.ispkg
     ]
     modules += [entry_point.value for entry_point in entry_points(group=ENTRY_POINTS)]
@@ -112,46 +111,123 @@ def match_recipes(*patterns: str) -> list[Recipe]:
     return list(found.values())
 
 
-def register_auto_classes() -> None:
-    """Registers every family's config and model with `AutoConfig` and `AutoModelForCausalLM`."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    for family in families().values():
-        for model_type, (config, model) in family.classes.items():
-            AutoConfig.register(model_type, load(config), exist_ok=True)
-            AutoModelForCausalLM.register(load(config), load(model), exist_ok=True)
+# -- transformers' Auto classes ----------------------------------------------------------------------------------------
 
 
-_AUTO_MODULE = "transformers.models.auto.modeling_auto"
+class _OnDemand(dict[Any, Any]):
+    """A dict in which our classes appear when they are first asked for; asked for all of them, it loads all."""
+
+    def find(self, key: Any) -> str | None:
+        """The reference of the class that belongs to `key`, where it is one of ours."""
+        raise NotImplementedError
+
+    def load_all(self) -> None:
+        raise NotImplementedError
+
+    def __missing__(self, key: Any) -> Any:
+        reference = self.find(key)
+        if reference is None:
+            raise KeyError(key)
+        self[key] = load(reference)
+        return self[key]
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(key) or self.find(key) is not None
+
+    def __iter__(self) -> Any:
+        self.load_all()
+        return super().__iter__()
+
+    def __len__(self) -> int:
+        self.load_all()
+        return super().__len__()
+
+    def keys(self) -> Any:
+        self.load_all()
+        return super().keys()
+
+    def values(self) -> Any:
+        self.load_all()
+        return super().values()
+
+    def items(self) -> Any:
+        self.load_all()
+        return super().items()
+
+
+class _Configs(_OnDemand):
+    """Config classes by model type."""
+
+    def find(self, key: Any) -> str | None:
+        return next((family.classes[key][0] for family in families().values() if key in family.classes), None)
+
+    def load_all(self) -> None:
+        for family in families().values():
+            for model_type in family.classes:
+                self[model_type]
+
+
+class _Models(_OnDemand):
+    """Model classes by config class."""
+
+    def find(self, key: Any) -> str | None:
+        name = f"{getattr(key, '__module__', '')}:{getattr(key, '__name__', '')}"
+        pairs = (pair for family in families().values() for pair in family.classes.values())
+        return next((model for config, model in pairs if config == name), None)
+
+    def load_all(self) -> None:
+        for family in families().values():
+            for config, _ in family.classes.values():
+                self[load(config)]
+
+
+# Module of transformers -> the mapping in it, and the kind of dict that takes the place of its registered classes.
+_MAPPINGS: dict[str, tuple[str, type[dict[Any, Any]]]] = {
+    "transformers.models.auto.configuration_auto": ("CONFIG_MAPPING", _Configs),
+    "transformers.models.auto.modeling_auto": ("MODEL_FOR_CAUSAL_LM_MAPPING", _Models),
+}
+
+
+def _register(name: str) -> None:
+    """Makes one of transformers' mappings, in its loaded module, know every family's classes.
+
+    The classes themselves are loaded when somebody asks for them: importing them now would import, half-way through
+    one of transformers' own imports, modules that need it finished.
+    """
+    attribute, kind = _MAPPINGS[name]
+    mapping = getattr(sys.modules[name], attribute)
+    mapping._extra_content = kind(mapping._extra_content)
 
 
 class _RegisterWhenImported:
-    """A meta-path finder that registers our classes the moment transformers' Auto classes are first imported.
+    """A meta-path finder that registers our classes the moment one of transformers' mappings is imported.
 
     `import mentalese` must both take no time and make the Auto classes know us; importing transformers costs
     seconds, so the registration waits until somebody does.
     """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != _AUTO_MODULE:
+        if name not in _MAPPINGS:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
+        sys.meta_path.insert(0, self)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
         def exec_module(module: Any) -> None:
             execute(module)
-            register_auto_classes()
+            _register(name)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
 def register_lazily() -> None:
-    """Registers now where transformers' Auto classes are loaded already, else when they are."""
-    if _AUTO_MODULE in sys.modules:
-        register_auto_classes()
-    else:
+    """Registers with the mappings that are loaded already, and with the others when they are."""
+    waiting = [name for name in _MAPPINGS if name not in sys.modules]
+    for name in _MAPPINGS.keys() - set(waiting):
+        _register(name)
+    if waiting:
         sys.meta_path.insert(0, _RegisterWhenImported())

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mentalese import get_recipe
-from mentalese.evaluate.generation import generate_text
-from mentalese.models.auto import load_model, saved_recipe
+from mentalese.models.checkpoints import load_model, saved_recipe
+from mentalese.models.generation import generate_text
 from support import saved, shrink
 
 if TYPE_CHECKING:

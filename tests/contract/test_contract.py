@@ -16,12 +16,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from mentalese import EvaluationConfig, Recipe, get_recipe
-from mentalese.data.batches import Plan, encode_prompts
+from mentalese.data.batch import Batch
+from mentalese.data.plan import Plan, encode_prompts
 from mentalese.data.store import prepare
 from mentalese.data.tokenizers import special_token_ids
-from mentalese.evaluate.perplexity import perplexity
-from mentalese.models.auto import as_contract, build_model, hugging_face_model
-from mentalese.models.base import IGNORED, Batch, ThoughtTrace
+from mentalese.evaluation.perplexity import perplexity
+from mentalese.models.adapter import as_contract, hugging_face_model
+from mentalese.models.build import build_model
+from mentalese.models.trace import ThoughtTrace
+from mentalese.nn.loss import IGNORED
 from support import shrink, tiny_recipes
 
 TOLERANCE = {"atol": 2e-5, "rtol": 2e-5}

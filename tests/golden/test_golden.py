@@ -34,7 +34,7 @@ def golden_recipe(name: str) -> Recipe:
 
 
 def losses(name: str, out: Path) -> list[float]:
-    from mentalese.train.loop import train
+    from mentalese.training.loop import train
 
     return [point["loss"] for point in train(golden_recipe(name), out, show=False)["curve"] if "loss" in point]
 

@@ -10,8 +10,8 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mentalese import cli, get_recipe
-from mentalese.data.batches import encode_prompts
-from mentalese.models.auto import saved_recipe
+from mentalese.data.plan import encode_prompts
+from mentalese.models.checkpoints import saved_recipe
 from mentalese.registry import families, match_recipes
 from support import demo, tiny_recipes
 

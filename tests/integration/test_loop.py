@@ -18,16 +18,18 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
 from mentalese import Phase, Recipe, get_recipe
+from mentalese.data.batch import Batch
 from mentalese.data.sources import open_source
 from mentalese.data.tokenizers import open_tokenizer
 from mentalese.errors import InputError
-from mentalese.evaluate.perplexity import Perplexity
-from mentalese.evaluate.tasks import evaluate_model
-from mentalese.models.auto import CausalLMAdapter, load_model, saved_recipe
-from mentalese.models.base import Batch, LossOutput
-from mentalese.train import loop
-from mentalese.train.loop import train
-from mentalese.train.parallel import gradient_shares
+from mentalese.evaluation.perplexity import Perplexity
+from mentalese.evaluation.tasks import evaluate_model
+from mentalese.models.adapter import CausalLMAdapter
+from mentalese.models.checkpoints import load_model, saved_recipe
+from mentalese.models.contract import LossOutput
+from mentalese.training import loop
+from mentalese.training.loop import train
+from mentalese.training.parallel import gradient_shares
 from support import assert_same, checkpoint, checkpoint_steps, finish, launch, losses, metrics, shrink, weights
 
 

@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.filesystem import FileSystem
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from mentalese.models.auto import CausalLMAdapter
-from mentalese.models.base import Batch, LossOutput, TrainStep
-from mentalese.train.checkpoint import Checkpointer
-from mentalese.train.parallel import (
+from mentalese.data.batch import Batch
+from mentalese.models.adapter import CausalLMAdapter
+from mentalese.models.contract import LossOutput, TrainStep
+from mentalese.training.checkpoint import Checkpointer
+from mentalese.training.parallel import (
     Parallel,
     clip_and_scale,
     full_state_dict,

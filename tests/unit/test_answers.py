@@ -16,8 +16,8 @@ from mentalese import Recipe, TrainConfig
 from mentalese.data.store import TokenStore, prepare
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
-from mentalese.evaluate.answers import Answers, Asking, answered, answers, final_answer, free_answer
-from mentalese.models.auto import CausalLMAdapter
+from mentalese.evaluation.answers import Answers, Asking, answered, answers, final_answer, free_answer
+from mentalese.models.adapter import CausalLMAdapter
 from mentalese.recipe import DataConfig, EvaluationConfig
 
 SETTINGS = EvaluationConfig(metric="accuracy", answer_tokens=24, batch_size=4)

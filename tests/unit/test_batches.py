@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from mentalese import Recipe, TrainConfig
-from mentalese.data.batches import decode, encode_prompts, evaluation_batches
+from mentalese.data.plan import decode, encode_prompts, evaluation_batches
 from mentalese.data.sentences import SentenceEncoder
 from mentalese.data.sources import Document
 from mentalese.data.store import Split

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mentalese import InputError, get_recipe
-from mentalese.bench import HEADER, Side, bench, denominator, measure, peak_flops, peak_memory, table
-from mentalese.train.parallel import setup
+from mentalese.compare.bench import HEADER, Side, bench, denominator, measure, peak_flops, peak_memory, table
+from mentalese.training.parallel import setup
 from support import shrink
 
 
@@ -39,8 +39,8 @@ def test_both_sides_take_turns_and_ratios_pair_their_turns(corpus: Path, monkeyp
 
     monkeypatch.setattr(Side, "train", train)
     monkeypatch.setattr(Side, "generate", lambda side: 5.0)
-    monkeypatch.setattr("mentalese.bench._in_own_process", lambda recipe, steps: 2**20)
-    monkeypatch.setattr("mentalese.bench.peak_flops", lambda name: 1e12)
+    monkeypatch.setattr("mentalese.compare.bench._in_own_process", lambda recipe, steps: 2**20)
+    monkeypatch.setattr("mentalese.compare.bench.peak_flops", lambda name: 1e12)
     result = measure(recipe, recipe, rounds=2, steps=1)
     assert len(turns) == 6
     assert result["ratio"]["training"] == {"median": 2.5, "min": 2.0, "max": 3.0}
@@ -77,6 +77,6 @@ def test_bad_input_ends_before_anything_runs(families: list[str], out: str | Non
 
 
 def test_a_family_without_a_baseline_to_measure_against_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mentalese.bench.load", lambda recipes: [get_recipe("gpt2/tiny")])
+    monkeypatch.setattr("mentalese.compare.bench.load", lambda recipes: [get_recipe("gpt2/tiny")])
     with pytest.raises(InputError, match="'baselines' has no tiny recipe with a baseline"):
         bench(["baselines"], None)

@@ -17,8 +17,8 @@ from torch.distributed.checkpoint.filesystem import FileSystem, _StorageInfo
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
 
 from mentalese.errors import InputError
-from mentalese.train.checkpoint import Checkpointer
-from mentalese.train.parallel import Parallel
+from mentalese.training.checkpoint import Checkpointer
+from mentalese.training.parallel import Parallel
 
 ALONE = Parallel(rank=0, world_size=1, local_rank=0, device=torch.device("cpu"))
 

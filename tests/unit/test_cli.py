@@ -23,7 +23,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Recipe, Path, bool]]:
         test = {"perplexity": 12.5, "bits_per_byte": 1.25, "protocol": {}}
         return {"test": test, "steps": 3, "tokens": 3000, "seconds": 1.0}
 
-    monkeypatch.setattr("mentalese.train.loop.train", train)
+    monkeypatch.setattr("mentalese.training.loop.train", train)
     return calls
 
 
@@ -214,7 +214,7 @@ def test_what_ends_a_run_is_said_without_a_traceback(
     def fail(*args: Any, **kwargs: Any) -> None:
         raise raised
 
-    monkeypatch.setattr("mentalese.train.loop.train", fail)
+    monkeypatch.setattr("mentalese.training.loop.train", fail)
     assert cli.main(["train", "gpt2/tiny"]) == code
     assert says in capsys.readouterr().err
 
@@ -223,6 +223,6 @@ def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("mentalese.train.loop.train", fail)
+    monkeypatch.setattr("mentalese.training.loop.train", fail)
     with pytest.raises(RuntimeError, match="a bug"):
         cli.main(["train", "gpt2/tiny"])

@@ -15,7 +15,7 @@ from mentalese.data.rows import assemble, whole_records
 from mentalese.data.sources import Source, open_source
 from mentalese.data.store import prepare
 from mentalese.data.tokenizers import special_token_ids
-from mentalese.models.base import IGNORED
+from mentalese.nn.loss import IGNORED
 from mentalese.recipe import DataConfig
 
 NAMES = ("Ann", "Bob", "Carl", "Dora", "Ed", "Fay", "Gus", "Hal")

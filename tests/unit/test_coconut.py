@@ -16,10 +16,10 @@ from transformers.cache_utils import DynamicLayer
 
 from mentalese import recipes
 from mentalese.errors import InputError
-from mentalese.models.base import IGNORED
-from mentalese.models.coconut import reference
-from mentalese.models.coconut.configuration import CoconutConfig
-from mentalese.models.coconut.modeling import CoconutForCausalLM, lay_out
+from mentalese.families.coconut import plain as reference
+from mentalese.families.coconut.config import CoconutConfig
+from mentalese.families.coconut.model import CoconutForCausalLM, lay_out
+from mentalese.nn.loss import IGNORED
 
 START, LATENT, END = 1, 2, 3
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -13,14 +13,17 @@ import torch
 from torch import Tensor
 
 from mentalese import get_recipe
+from mentalese.analyses import coconut as figures
+from mentalese.analyses.drawing import write_figure
 from mentalese.data.store import Split, prepare
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
-from mentalese.evaluate.answers import answered
-from mentalese.evaluate.tasks import at_stage, open_evaluation, open_text
-from mentalese.figures import write_figure
-from mentalese.models.auto import build_model, hugging_face_model, load_model, save_model
-from mentalese.models.coconut import figures, reference
+from mentalese.evaluation.answers import answered
+from mentalese.evaluation.tasks import at_stage, open_evaluation, open_text
+from mentalese.families.coconut import plain as reference
+from mentalese.models.adapter import hugging_face_model
+from mentalese.models.build import build_model
+from mentalese.models.checkpoints import load_model, save_model
 from mentalese.recipe import Recipe
 
 QUESTION = "Ann has $3 and Bob $4.\nWhat have they?"

@@ -14,10 +14,10 @@ import pytest
 
 from mentalese.compare.compare import compare, flops_per_token, print_comparison
 from mentalese.errors import InputError
-from mentalese.evaluate.statistics import paired_t_test, student_t_p, summary
+from mentalese.evaluation.statistics import paired_t_test, student_t_p, summary
+from mentalese.provenance import train_command
 from mentalese.recipe import DataConfig, EvaluationConfig, Phase, Recipe, TrainConfig
 from mentalese.registry import get_recipe
-from mentalese.train.provenance import train_command
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
 
@@ -28,7 +28,7 @@ def recipe(name: str, **changes: Any) -> Recipe:
 
 
 class FakeTrainer:
-    """Keeps the promises of `mentalese.train.loop.train` in no time: a run folder, a result, reuse of a finished one.
+    """Stands in for `mentalese.training.loop.train`, in no time: a run folder, a result, reuse of a finished run.
 
     `perplexities[recipe name][seed]` are the results, or accuracies in percent; every token costs
     `cost[recipe name]` FLOPs.

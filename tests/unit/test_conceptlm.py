@@ -17,16 +17,18 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from mentalese import get_recipe
 from mentalese.errors import InputError
-from mentalese.models.auto import as_contract, config_class, load_model
-from mentalese.models.base import ThoughtCache
-from mentalese.models.conceptlm import reference
-from mentalese.models.conceptlm.chunks import Chunks
-from mentalese.models.conceptlm.codebook import nearest_codes, usage
-from mentalese.models.conceptlm.configuration import ConceptLMConfig, MTPConfig
-from mentalese.models.conceptlm.modeling import ConceptLMForCausalLM, layer_flops
-from mentalese.models.conceptlm.mtp import MTPForCausalLM
+from mentalese.families.conceptlm import plain as reference
+from mentalese.families.conceptlm.chunks import Chunks
+from mentalese.families.conceptlm.codebook import nearest_codes, usage
+from mentalese.families.conceptlm.config import ConceptLMConfig, MTPConfig
+from mentalese.families.conceptlm.model import ConceptLMForCausalLM, layer_flops
+from mentalese.families.conceptlm.mtp import MTPForCausalLM
+from mentalese.models.adapter import as_contract
+from mentalese.models.build import config_class
+from mentalese.models.checkpoints import load_model
 from mentalese.models.grow import grow
-from mentalese.train.loop import train
+from mentalese.models.hf import ThoughtCache
+from mentalese.training.loop import train
 from support import assert_same, finish, launch, losses, shrink
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}

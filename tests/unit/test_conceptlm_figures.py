@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from mentalese import get_recipe
-from mentalese.data.batches import evaluation_batches
+from mentalese.analyses.drawing import write_figure
+from mentalese.data.plan import evaluation_batches
 from mentalese.data.store import prepare
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
-from mentalese.evaluate.tasks import open_evaluation
-from mentalese.figures import write_figure
-from mentalese.models.auto import load_model
-from mentalese.models.conceptlm.reference import code_tables, hidden_states
+from mentalese.evaluation.tasks import open_evaluation
+from mentalese.families.conceptlm.plain import code_tables, hidden_states
+from mentalese.models.checkpoints import load_model
 from mentalese.recipe import EvaluationConfig, Recipe
 from support import saved, short_documents, shrink
 

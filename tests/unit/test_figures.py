@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from mentalese import cli, get_recipe
+from mentalese.analyses.drawing import FORMATS, figures, labels, write_figure
 from mentalese.errors import InputError
-from mentalese.figures import FORMATS, figures, labels, write_figure
-from mentalese.train.loop import train
+from mentalese.training.loop import train
 from support import shrink
 
 

@@ -8,8 +8,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
-from mentalese.evaluate.generation import generate_text, stream_text
-from mentalese.models.auto import CausalLMAdapter
+from mentalese.models.adapter import CausalLMAdapter
+from mentalese.models.generation import generate_text, stream_text
 from mentalese.recipe import DataConfig
 
 DATA = DataConfig(batching="blocks")

@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 from mentalese.cli import main
 from mentalese.data.tokenizers import LATENT_MARKERS, special_token_ids
 from mentalese.errors import InputError
-from mentalese.models.auto import load_model
-from mentalese.models.coconut.modeling import CoconutForCausalLM
+from mentalese.families.coconut.model import CoconutForCausalLM
+from mentalese.models.checkpoints import load_model
 from mentalese.models.grow import grow, start_from
 from mentalese.recipe import DataConfig, EvaluationConfig, Recipe, TrainConfig
-from mentalese.train.loop import train
+from mentalese.training.loop import train
 
 
 def llama(vocabulary: int) -> LlamaForCausalLM:

@@ -20,20 +20,20 @@ from transformers.generation.streamers import BaseStreamer
 from mentalese import get_recipe, recipes
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
-from mentalese.models import latent_thought
-from mentalese.models.base import count_parameters
-from mentalese.models.latent_thought.configuration import LTMConfig
-from mentalese.models.latent_thought.inference import fit, infer, schedule
-from mentalese.models.latent_thought.modeling import LTMForCausalLM
-from mentalese.models.latent_thought.reference import (
+from mentalese.families import latent_thought
+from mentalese.families.latent_thought.config import LTMConfig
+from mentalese.families.latent_thought.inference import fit, infer, schedule
+from mentalese.families.latent_thought.model import LTMForCausalLM
+from mentalese.families.latent_thought.plain import (
     amortised_loss_reference,
     encode_reference,
     learn_reference,
     logits_reference,
     loss_reference,
 )
+from mentalese.models.contract import count_parameters
 from mentalese.nn.noise import Noise
-from mentalese.train.loop import train
+from mentalese.training.loop import train
 from support import finish, launch, losses, shrink
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-4}
@@ -110,7 +110,7 @@ def test_thoughts_losses_and_gradients_are_those_of_the_plain_form(
 ) -> None:
     """In double precision, so that what is left is rounding: of rotary tables and of the loss's weights."""
     made, ids = model(**VARIANTS[variant]).double(), text()
-    monkeypatch.setattr("mentalese.models.latent_thought.modeling.shared_seed", lambda: 7)
+    monkeypatch.setattr("mentalese.families.latent_thought.model.shared_seed", lambda: 7)
     posterior, expected = infer(made, batch(ids), seed=7), learn_reference(made, ids, seed=7)
     torch.testing.assert_close(posterior.mu, expected.mu, **EXACT)
     torch.testing.assert_close(posterior.log_var, expected.log_var, **EXACT)
@@ -129,7 +129,7 @@ def test_an_encoders_posterior_loss_and_gradients_are_those_of_the_plain_form(
     fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, ids = model(**VAE | fields).double(), text()
-    monkeypatch.setattr("mentalese.models.latent_thought.modeling.shared_seed", lambda: 7)
+    monkeypatch.setattr("mentalese.families.latent_thought.model.shared_seed", lambda: 7)
     posterior, (mu, log_var) = infer(made, batch(ids)), encode_reference(made, ids)
     torch.testing.assert_close(posterior.mu, mu, **EXACT)
     torch.testing.assert_close(posterior.log_var, log_var, **EXACT)
@@ -174,7 +174,7 @@ def test_a_batch_without_targets_has_a_gradient_of_zero(fields: dict[str, Any]) 
 
 
 def test_a_phase_sets_the_fast_learning_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mentalese.models.latent_thought.modeling.shared_seed", lambda: 0)
+    monkeypatch.setattr("mentalese.families.latent_thought.model.shared_seed", lambda: 0)
     made, ids = model(), text()
     loss = made.training_loss(batch(ids), fast_learning_rate=0.1).loss
     torch.testing.assert_close(loss, loss_reference(made, ids, 0, rate=0.1)[0], **CLOSE)

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 from mentalese import get_recipe
-from mentalese.data.batches import evaluation_batches
+from mentalese.analyses import latent_thought as figures
+from mentalese.analyses.drawing import write_figure
+from mentalese.data.plan import evaluation_batches
 from mentalese.data.store import Split, prepare
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
-from mentalese.evaluate.perplexity import perplexity
-from mentalese.evaluate.tasks import open_evaluation
-from mentalese.figures import write_figure
-from mentalese.models.auto import load_model
-from mentalese.models.latent_thought import figures
-from mentalese.models.latent_thought.inference import infer
-from mentalese.models.latent_thought.reference import learn_reference, logits_reference
+from mentalese.evaluation.perplexity import perplexity
+from mentalese.evaluation.tasks import open_evaluation
+from mentalese.families.latent_thought.inference import infer
+from mentalese.families.latent_thought.plain import learn_reference, logits_reference
+from mentalese.models.checkpoints import load_model
 from mentalese.recipe import EvaluationConfig, Recipe
 from support import saved, short_documents, shrink
 

@@ -27,16 +27,18 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from mentalese import Recipe, cli, get_recipe
+from mentalese.data.batch import Batch
 from mentalese.data.store import Split
 from mentalese.data.tokenizers import add_markers, special_token_ids
 from mentalese.errors import InputError
-from mentalese.evaluate.generation import generate_text
-from mentalese.evaluate.lm import MentaleseLM
-from mentalese.evaluate.perplexity import perplexity
-from mentalese.evaluate.tasks import evaluate_model
-from mentalese.evaluate.zero_shot import SETS, hub_task, read_hub_task, read_questions, zero_shot
-from mentalese.models.auto import build_model, hugging_face_model
-from mentalese.models.base import Batch, Contract
+from mentalese.evaluation.harness import MentaleseLM
+from mentalese.evaluation.perplexity import perplexity
+from mentalese.evaluation.tasks import evaluate_model
+from mentalese.evaluation.zero_shot import SETS, hub_task, read_hub_task, read_questions, zero_shot
+from mentalese.models.adapter import hugging_face_model
+from mentalese.models.build import build_model
+from mentalese.models.contract import Contract
+from mentalese.models.generation import generate_text
 from mentalese.nn.loss import IGNORED
 from mentalese.recipe import DataConfig, EvaluationConfig
 
@@ -609,7 +611,7 @@ def test_every_set_is_asked_of_a_saved_model(saved: Path, folder: Path, capsys: 
 
 
 def test_a_saved_models_answers_are_those_of_its_scores(saved: Path, folder: Path) -> None:
-    from mentalese.models.auto import load_model, saved_recipe
+    from mentalese.models.checkpoints import load_model, saved_recipe
 
     found = evaluate_model(str(saved), tasks=["hellaswag"], task_files=folder, show=False)["hellaswag"]
     recipe = saved_recipe(saved)

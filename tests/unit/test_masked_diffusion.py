@@ -16,15 +16,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mentalese import DataConfig, InputError, get_recipe
-from mentalese.evaluate.generation import generate_text, stream_text
-from mentalese.models.base import IGNORED, Batch, count_parameters
-from mentalese.models.baselines.masked_diffusion import (
+from mentalese.data.batch import Batch
+from mentalese.families.masked_diffusion.model import (
     MaskedDiffusionConfig,
     MaskedDiffusionLM,
     schedule,
     score_entropy,
     training_times,
 )
+from mentalese.models.contract import count_parameters
+from mentalese.models.generation import generate_text, stream_text
+from mentalese.nn.loss import IGNORED
 
 OBJECTIVES = ("mdlm", "md4", "sedd")
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "conditioning_size": 6}
@@ -242,7 +244,7 @@ def test_the_loss_of_given_labels_is_of_those_behind_masks() -> None:
 
 def test_a_continuation_is_greedy_where_each_of_its_tokens_is_the_likeliest_behind_masks(tokenizer: Any) -> None:
     pytest.importorskip("lm_eval", reason="needs lm-eval: pip install 'mentalese[tasks]'")
-    from mentalese.evaluate.lm import MentaleseLM
+    from mentalese.evaluation.harness import MentaleseLM
 
     model, ids = build(vocab_size=len(tokenizer)), tokens(2, 7)
     labels = ids.masked_fill(torch.arange(7) < 4, IGNORED)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mentalese import OptimizerConfig
-from mentalese.train.optim import build_optimizer, learning_rate
+from mentalese.training.optim import build_optimizer, learning_rate
 
 
 def rates(config: OptimizerConfig, total: int = 100) -> list[float]:

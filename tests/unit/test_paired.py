@@ -11,9 +11,9 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from mentalese import InputError, Recipe, TrainConfig
-from mentalese.evaluate.paired import compare_models, compare_scores
-from mentalese.evaluate.statistics import bootstrap_ratio
-from mentalese.evaluate.tasks import evaluate_model
+from mentalese.evaluation.paired import compare_models, compare_scores
+from mentalese.evaluation.statistics import bootstrap_ratio
+from mentalese.evaluation.tasks import evaluate_model
 from mentalese.recipe import DataConfig
 from support import EOD, make_split
 

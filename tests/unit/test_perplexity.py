@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
+from mentalese.data.batch import Batch
 from mentalese.data.store import Split
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
-from mentalese.evaluate.perplexity import perplexity, protocol, token_scores
-from mentalese.evaluate.tasks import evaluate_model
-from mentalese.models.auto import CausalLMAdapter
-from mentalese.models.base import Batch, Contract
+from mentalese.evaluation.perplexity import perplexity, protocol, token_scores
+from mentalese.evaluation.tasks import evaluate_model
+from mentalese.models.adapter import CausalLMAdapter
+from mentalese.models.contract import Contract
 from mentalese.recipe import DataConfig, EvaluationConfig, Recipe, TrainConfig
 from support import SPECIAL, make_split
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mentalese.data.batches import Plan
+from mentalese.data.plan import Plan
 from mentalese.data.store import Split
 from mentalese.errors import InputError
 from mentalese.recipe import DataConfig, Phase, Recipe, TrainConfig

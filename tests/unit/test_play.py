@@ -19,8 +19,8 @@ import torch
 from mentalese import cli, get_recipe
 from mentalese.data.store import prepare
 from mentalese.errors import InputError
-from mentalese.evaluate.generation import generate_text
-from mentalese.models.auto import build_model
+from mentalese.models.build import build_model
+from mentalese.models.generation import generate_text
 from mentalese.viewer import play
 from mentalese.viewer.play import Player, thought_knobs
 from support import shrink

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from mentalese.evaluate.positions import nll_by_position
-from mentalese.figures import write_figure
+from mentalese.analyses.drawing import write_figure
+from mentalese.analyses.positions import nll_by_position
 from support import EOD, make_split
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mentalese import cli, get_recipe
+from mentalese.provenance import train_command
 from mentalese.recipe import Recipe
-from mentalese.train.provenance import train_command
 
 
 def changed(name: str, **sections: dict[str, Any]) -> Recipe:
@@ -52,7 +52,7 @@ def test_the_command_line_trains_the_same_recipe(recipe: Recipe, monkeypatch: py
             "seconds": 1,
         }
 
-    monkeypatch.setattr("mentalese.train.loop.train", train)
+    monkeypatch.setattr("mentalese.training.loop.train", train)
     command = train_command(recipe, Path("runs/of a/seed-2"))
     assert command is not None
     assert cli.main(shlex.split(command)[1:]) == 0

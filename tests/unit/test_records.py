@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mentalese.data.batches import Plan, encode_prompts, evaluation_batches, question_batches
+from mentalese.data.batch import Batch
+from mentalese.data.plan import Plan, encode_prompts, evaluation_batches, question_batches
 from mentalese.data.rows import whole_records
 from mentalese.data.store import Split
 from mentalese.data.tokenizers import add_markers, special_token_ids
 from mentalese.errors import InputError
-from mentalese.models.base import IGNORED, Batch
+from mentalese.nn.loss import IGNORED
 from mentalese.recipe import DataConfig, EvaluationConfig, Phase, Recipe, TrainConfig
 from support import make_split
 

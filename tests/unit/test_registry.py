@@ -8,7 +8,8 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from mentalese import Family, InputError, Recipe, TrainConfig, families, get_recipe, match_recipes, recipes, registry
+from mentalese import Family, InputError, Recipe, TrainConfig, get_recipe, match_recipes, recipes, registry
+from mentalese.registry import families
 
 
 def test_built_in_families_are_found_by_their_folders() -> None:

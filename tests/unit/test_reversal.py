@@ -15,13 +15,15 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from mentalese import get_recipe
+from mentalese.analyses.probe import NAMES, reversal, reversal_scores, single_token_names, trend
+from mentalese.data.batch import Batch
 from mentalese.data.tokenizers import add_markers, special_token_ids
 from mentalese.errors import InputError
-from mentalese.evaluate.generation import generate_text, stream_text
-from mentalese.evaluate.reversal import NAMES, reversal, reversal_scores, single_token_names, trend
-from mentalese.evaluate.tasks import evaluate_model
-from mentalese.models.auto import as_contract, build_model
-from mentalese.models.base import Batch, Contract
+from mentalese.evaluation.tasks import evaluate_model
+from mentalese.models.adapter import as_contract
+from mentalese.models.build import build_model
+from mentalese.models.contract import Contract
+from mentalese.models.generation import generate_text, stream_text
 from mentalese.recipe import DataConfig
 
 PEOPLE = ["James", "John", "Mark", "Paul"]

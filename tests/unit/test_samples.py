@@ -18,8 +18,8 @@ from mentalese import Recipe, TrainConfig, cli
 from mentalese.data.store import Split
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
-from mentalese.evaluate import samples
-from mentalese.evaluate.samples import (
+from mentalese.evaluation import samples
+from mentalese.evaluation.samples import (
     Judge,
     Sampling,
     conditional,
@@ -30,7 +30,7 @@ from mentalese.evaluate.samples import (
     token_entropy,
     unconditional,
 )
-from mentalese.models.auto import CausalLMAdapter
+from mentalese.models.adapter import CausalLMAdapter
 from mentalese.recipe import DataConfig
 
 DATA = DataConfig(batching="blocks")

@@ -22,8 +22,8 @@ from mentalese.data.sentences import open_splitter
 from mentalese.data.sources import SPLITS, open_source
 from mentalese.data.store import open_store, prepare, report
 from mentalese.data.tokenizers import special_token_ids, tokenizer_fingerprint
-from mentalese.train.loop import Run
-from mentalese.train.parallel import setup
+from mentalese.training.loop import Run
+from mentalese.training.parallel import setup
 from support import shrink
 
 

@@ -18,11 +18,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from mentalese.errors import InputError
-from mentalese.models.auto import check_context
-from mentalese.models.base import ThoughtTrace, TrainStep, count_parameters
-from mentalese.models.thought_gestalt.configuration import ThoughtGestaltConfig
-from mentalese.models.thought_gestalt.modeling import CrossAttention, ThoughtGestaltForCausalLM
-from mentalese.models.thought_gestalt.reference import hidden_states_reference, training_loss_reference
+from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
+from mentalese.families.thought_gestalt.model import CrossAttention, ThoughtGestaltForCausalLM
+from mentalese.families.thought_gestalt.plain import hidden_states_reference, training_loss_reference
+from mentalese.models.build import check_context
+from mentalese.models.contract import TrainStep, count_parameters
+from mentalese.models.trace import ThoughtTrace
 from mentalese.nn.loss import linear_cross_entropy_reference
 from mentalese.registry import get_recipe, match_recipes
 

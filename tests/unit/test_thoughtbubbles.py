@@ -16,18 +16,18 @@ from torch import Tensor
 
 from mentalese import get_recipe
 from mentalese.errors import InputError
-from mentalese.models.base import TrainStep, count_parameters
-from mentalese.models.thoughtbubbles.configuration import ThoughtbubblesConfig
-from mentalese.models.thoughtbubbles.forking import (
+from mentalese.families.thoughtbubbles.config import ThoughtbubblesConfig
+from mentalese.families.thoughtbubbles.forking import (
     Streams,
     fork,
     lowest_kept,
     select_block,
     select_block_reference,
 )
-from mentalese.models.thoughtbubbles.modeling import UNKNOWN, ForkDecision, ThoughtbubblesForCausalLM
-from mentalese.models.thoughtbubbles.readout import mixture_cross_entropy, mixture_log_probabilities
-from mentalese.models.thoughtbubbles.reference import log_probabilities_reference
+from mentalese.families.thoughtbubbles.model import UNKNOWN, ForkDecision, ThoughtbubblesForCausalLM
+from mentalese.families.thoughtbubbles.plain import log_probabilities_reference
+from mentalese.families.thoughtbubbles.readout import mixture_cross_entropy, mixture_log_probabilities
+from mentalese.models.contract import TrainStep, count_parameters
 
 CLOSE = {"atol": 2e-5, "rtol": 1e-4}
 VOCABULARY = 40

@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from mentalese import get_recipe
+from mentalese.analyses.drawing import write_figure
+from mentalese.analyses.thoughtbubbles import BINS, _attended, _percent, _rank_correlation, _windows
 from mentalese.data.store import TokenStore, prepare
 from mentalese.errors import InputError
-from mentalese.figures import write_figure
-from mentalese.models.auto import build_model, load_model, save_model
-from mentalese.models.base import Thought, ThoughtTrace
-from mentalese.models.thoughtbubbles.figures import BINS, _attended, _percent, _rank_correlation, _windows
+from mentalese.models.build import build_model
+from mentalese.models.checkpoints import load_model, save_model
+from mentalese.models.trace import Thought, ThoughtTrace
 from mentalese.recipe import DataConfig, Recipe
 from support import shrink
 

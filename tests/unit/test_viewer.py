@@ -16,11 +16,12 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from mentalese import DataConfig, Recipe, ThoughtTrace, cli, get_recipe
-from mentalese.data.batches import encode_prompts
+from mentalese.data.plan import encode_prompts
 from mentalese.errors import InputError
-from mentalese.models import base
-from mentalese.models.auto import as_contract, load_model, saved_recipe
-from mentalese.models.base import Thought
+from mentalese.models import contract
+from mentalese.models.adapter import as_contract
+from mentalese.models.checkpoints import load_model, saved_recipe
+from mentalese.models.trace import Thought
 from mentalese.viewer import payload, think, think_page, trace
 from mentalese.viewer.think import token_texts
 from support import saved, shrink
@@ -142,7 +143,7 @@ def test_logits_in_pieces_give_the_same_trace(
 ) -> None:
     model, ids = as_contract(gpt2(tokenizer)), torch.randint(256, (2, 30))
     whole = model.traces({"input_ids": ids})
-    monkeypatch.setattr(base, "_PIECE", 7)
+    monkeypatch.setattr(contract, "_PIECE", 7)
     for found, expected in zip(model.traces({"input_ids": ids}), whole):
         for name, score in expected.scores.items():
             torch.testing.assert_close(found.scores[name], score, equal_nan=True)

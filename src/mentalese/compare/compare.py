@@ -18,20 +18,22 @@ from typing import Any, Literal
 
 import torch
 
+from mentalese import provenance
 from mentalese.compare.report import cells, header, metric, write_report
-from mentalese.data.batches import Plan
+from mentalese.data.plan import Plan
 from mentalese.data.store import prepare
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
-from mentalese.evaluate.statistics import paired_t_test, summary
+from mentalese.evaluation.statistics import paired_t_test, summary
 from mentalese.files import write_json
-from mentalese.models.auto import build_model, hugging_face_model
-from mentalese.models.base import count_parameters
+from mentalese.models.adapter import hugging_face_model
+from mentalese.models.build import build_model
+from mentalese.models.contract import count_parameters
 from mentalese.recipe import Recipe
 from mentalese.screen import print_table
-from mentalese.train import loop, provenance
-from mentalese.train.parallel import is_main_process
-from mentalese.train.run_folder import check_folder
+from mentalese.training import loop
+from mentalese.training.parallel import is_main_process
+from mentalese.training.run_folder import check_folder
 
 Match = Literal["params", "tokens", "flops"]
 

@@ -26,7 +26,7 @@ from mentalese.compare.charts import (
     scatter,
     short_count,
 )
-from mentalese.evaluate.perplexity import label
+from mentalese.evaluation.perplexity import label
 from mentalese.files import write_text
 from mentalese.html import page
 

@@ -20,9 +20,10 @@ from typing import Literal
 import numpy as np
 import torch
 
+from mentalese.data.batch import Batch
 from mentalese.data.store import Split
 from mentalese.errors import InputError
-from mentalese.models.base import IGNORED, Batch
+from mentalese.nn.loss import IGNORED
 from mentalese.recipe import DataConfig
 
 _BATCHES_SORTED_TOGETHER = 50

@@ -1,1 +1,1 @@
-"""The contract (`base.py`), the way to a model (`auto.py`) and one folder a family."""
+"""What every model is: the contract, Hugging Face's side of it, traces, and models on disk."""

@@ -16,8 +16,10 @@ from transformers import PreTrainedConfig
 
 from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS, add_markers
 from mentalese.errors import InputError
-from mentalese.models.auto import build_model, config_class, hugging_face_model, load_model, save_model
-from mentalese.models.base import LatentThoughtConfig
+from mentalese.models.adapter import hugging_face_model
+from mentalese.models.build import build_model, config_class
+from mentalese.models.checkpoints import load_model, save_model
+from mentalese.models.hf import LatentThoughtConfig
 from mentalese.registry import families, load
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mentalese.models.base import SHOWN, Contract, Shown, ThoughtTrace
+from mentalese.models.contract import Contract
+from mentalese.models.trace import SHOWN, Shown, ThoughtTrace
 from mentalese.registry import families, load
 
 VERSION = 1

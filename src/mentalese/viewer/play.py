@@ -22,16 +22,18 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 import torch
 
+from mentalese.analyses.drawing import labels
 from mentalese.cli import Generate, config_fields
 from mentalese.compare.charts import short_count
-from mentalese.data.batches import encode_prompts, shown_prompt
+from mentalese.data.plan import encode_prompts, shown_prompt
 from mentalese.data.tokenizers import corpus_encoder
 from mentalese.errors import InputError
-from mentalese.evaluate.generation import generate_text, stream_text
-from mentalese.evaluate.tasks import at_stage
-from mentalese.figures import labels
-from mentalese.models.auto import context_length, hugging_face_model, load_model, saved_recipe, with_fields
-from mentalese.models.base import count_parameters
+from mentalese.evaluation.tasks import at_stage
+from mentalese.models.adapter import hugging_face_model
+from mentalese.models.build import context_length
+from mentalese.models.checkpoints import load_model, saved_recipe, with_fields
+from mentalese.models.contract import count_parameters
+from mentalese.models.generation import generate_text, stream_text
 from mentalese.recipe import DataConfig
 from mentalese.registry import families
 from mentalese.viewer import payload, think, trace

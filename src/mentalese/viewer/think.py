@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mentalese.data.batches import encode_prompts
+from mentalese.analyses.drawing import labels
+from mentalese.data.plan import encode_prompts
 from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS, special_token_ids
 from mentalese.errors import InputError
-from mentalese.evaluate.generation import seeded
-from mentalese.evaluate.tasks import at_stage
-from mentalese.figures import labels
-from mentalese.models.auto import as_contract, context_length, hugging_face_model, load_model, saved_recipe
-from mentalese.models.base import Contract, ThoughtTrace, count_parameters
+from mentalese.evaluation.tasks import at_stage
+from mentalese.models.adapter import as_contract, hugging_face_model
+from mentalese.models.build import context_length
+from mentalese.models.checkpoints import load_model, saved_recipe
+from mentalese.models.contract import Contract, count_parameters
+from mentalese.models.generation import seeded
+from mentalese.models.trace import ThoughtTrace
 from mentalese.recipe import WITH_MARKERS, DataConfig, EvaluationConfig
 from mentalese.viewer.payload import payload
 

@@ -1,0 +1,278 @@
+"""Figures of ConceptLM: how its codes are used over training, and what the concepts of a text are.
+
+Concepts are looked at one segment at a time: u of chunk j in that segment's channels, its nearest code, and p_{j-1},
+which was predicted in its place (section 2.2).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mentalese.analyses.drawing import COLORS, MARKERS, Figure, canvas, count_axis, drawable, footnote, labels, read_run
+from mentalese.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mentalese.data.batch import Batch
+
+CURVES = {
+    "codebook_utilisation": "codes in use",
+    "codebook_perplexity": "perplexity of codes",
+    "ncp": "next-concept loss",
+}
+CHUNKS = 20_000  # of the validation split, the first so many
+NEAREST = 3  # chunks beside each one
+SHOWN = 40  # chunks of a text that are drawn; the numbers hold all
+WIDTH = 24  # characters of a chunk
+
+
+# -- codes over training (appendix E.3) --------------------------------------------------------------------------------
+
+
+def codebook(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+    """The share of codes nearest to some concept of a training batch, their perplexity, and the next-concept loss.
+
+    Of codes the mean over segments and the least of any. A batch of fewer concepts uses fewer codes.
+    """
+    runs = []
+    for path in paths:
+        records = [record for record in read_run(path) if "codebook_utilisation" in record]
+        if not records:
+            raise InputError(f"{path!r} has logged no codebook_utilisation: give a run of a ConceptLM with a codebook")
+        runs.append(records)
+    picture, (panels,) = canvas(1, len(CURVES), 11, 3.6)
+    numbers: dict[str, Any] = {"runs": []}
+    for i, (path, label, records) in enumerate(zip(paths, labels(paths), runs)):
+        tokens = [record["tokens"] for record in records]
+        style = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 3}
+        found: dict[str, Any] = {"path": path, "label": label, "tokens": tokens}
+        for panel, name in zip(panels, CURVES):
+            found[name] = [record[name] for record in records]
+            panel.plot(tokens, found[name], label=label, **style)
+            if name != "ncp":
+                found[f"{name}.least"] = least = [record[f"{name}.least"] for record in records]
+                panel.plot(tokens, least, linestyle="--", linewidth=1, **(style | {"marker": None}))
+        numbers["runs"].append(found)
+    for panel, title in zip(panels, CURVES.values()):
+        panel.set_title(title)
+        count_axis(panel.xaxis, "training tokens")
+    panels[0].set_ylim(0, 1.03)
+    panels[0].yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    panels[1].set_ylim(1, None)
+    panels[2].set_ylim(0, None)
+    panels[2].ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
+    panels[0].legend()
+    footnote(picture, "codes nearest in a training batch; mean over segments, dashed: the least")
+    return picture, numbers
+
+
+# -- concepts of a text ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What a model makes of n whole chunks of k tokens.
+
+    Attributes:
+        tokens: [n, k].
+        concepts: [n, d], u.
+        codes: [n, S], the nearest.
+    """
+
+    tokens: Tensor
+    concepts: Tensor
+    codes: Tensor
+
+    def channels(self, segment: int) -> Tensor:
+        """[n, c], u in this segment."""
+        return self.concepts.chunk(self.codes.shape[1], dim=-1)[segment]
+
+
+def _read(model: Any, batch: Batch) -> tuple[_Read, Any]:
+    """The chunks of a batch, row by row, and all that the concept module made of it."""
+    import torch
+
+    ids, mask, size = batch["input_ids"], batch.get("attention_mask"), model.config.chunk_size
+    rows = ids if mask is None else [row[real.bool()] for row, real in zip(ids, mask)]
+    with torch.no_grad():
+        _, concepts = model.encode(ids, mask)
+    tokens = torch.cat([row[: len(row) // size * size].view(-1, size) for row in rows])
+    return _Read(tokens.cpu(), concepts.own.float().cpu(), concepts.chosen.cpu()), concepts
+
+
+def _validation(model: Any, tokenizer: Any, data: Any, protocol: Any, device: Any) -> _Read:
+    """The first chunks of the validation split, in rows of the length trained on."""
+    import torch
+
+    from mentalese.data.batch import to_device
+    from mentalese.data.plan import evaluation_batches
+    from mentalese.data.tokenizers import special_token_ids
+    from mentalese.evaluation.tasks import open_text
+    from mentalese.screen import progress
+
+    split = open_text(tokenizer, data, "validation", show=False).splits["validation"]
+    found: list[_Read] = []
+    with progress("Reading the validation split", CHUNKS) as bar:
+        for batch in evaluation_batches(split, data, protocol, special_token_ids(tokenizer, sentences=False)):
+            read = {name: value for name, value in batch.items() if name in ("input_ids", "attention_mask")}
+            found.append(_read(model, to_device(read, device))[0])
+            count = sum(len(part.tokens) for part in found)
+            bar.update(min(count, CHUNKS))
+            if count >= CHUNKS:
+                break
+    parts = zip(*((part.tokens, part.concepts, part.codes) for part in found))
+    return _Read(*(torch.cat(part)[:CHUNKS] for part in parts))
+
+
+def concepts(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
+    """A text chunk by chunk: its code in one segment, the error of what was predicted, and chunks of the same code.
+
+    The segment is the one whose codes the validation split uses most evenly. Beside a chunk stand the chunks of that
+    split nearest to it in the segment's channels, among those of its code. The error is the mean squared one over all
+    channels (L_NCP, section 3); beside it is that of the validation split's mean concept, which takes no prediction.
+    """
+    from mentalese.data.batch import to_device
+    from mentalese.data.plan import encode_prompts
+    from mentalese.evaluation.tasks import open_evaluation
+    from mentalese.families.conceptlm.codebook import nearest_codes, usage
+    from mentalese.training.parallel import setup
+
+    if len(paths) != 1:
+        raise InputError(f"the figure conceptlm/concepts shows one model, and {len(paths)} were given")
+    (path,), device = paths, setup("auto").device
+    model, tokenizer, data, protocol = open_evaluation(path, device=device)
+    if model.config.model_type != "conceptlm":
+        raise InputError(f"{path} is a {model.config.model_type} model: give a ConceptLM")
+    if model.config.codebook is None:
+        raise InputError(f"{path} has no codes (conceptlm.codebook is None): give a model with a codebook")
+    if data.batching not in ("blocks", "documents"):
+        raise InputError(f"{path} has data.batching {data.batching!r}: give a model of blocks or documents")
+    size, length = model.config.chunk_size, data.sequence_length
+    batch = encode_prompts([text], tokenizer, data)
+    count = batch["input_ids"].shape[1]
+    if not size <= count <= length:
+        raise InputError(
+            f"the text has {count} tokens, its start included: give one of {size} (a chunk) to {length} (a row)"
+        )
+    protocol = dataclasses.replace(protocol, tokens="lexical", context_length=length, stride=length - 1)
+    split = _validation(model, tokenizer, data, protocol, device)
+    if not len(split.tokens):
+        raise InputError(f"no row of the validation split of {data.source} has {size} tokens: give a model of another")
+    read, made = _read(model, to_device(batch, device))
+    used = usage(split.codes, model.config.num_codes)
+    segment = int(used.perplexity.argmax())
+    predicted = made.predicted[0, : len(read.tokens) - 1].float()
+    errors = (predicted.cpu() - read.concepts[1:]).square().mean(-1).tolist()
+    guesses = nearest_codes(predicted, made.codes)[:, segment].tolist()
+    of_mean = (split.concepts.mean(0) - read.concepts).square().mean(-1).tolist()
+    chunks = []
+    for j, (tokens, own, code) in enumerate(zip(read.tokens, read.channels(segment), read.codes[:, segment].tolist())):
+        same = (split.codes[:, segment] == code).nonzero()[:, 0]
+        by_distance = same[(split.channels(segment)[same] - own).square().mean(-1).argsort()]
+        said = tokenizer.decode(tokens.tolist())
+        chunks.append(
+            {
+                "text": said,
+                "codes": read.codes[j].tolist(),
+                "code": code,
+                "predicted_code": guesses[j - 1] if j else None,
+                "error": errors[j - 1] if j else None,
+                "error_of_mean": of_mean[j],
+                "same_code": len(same),
+                "nearest": _different(tokenizer, split.tokens, by_distance, said),
+            }
+        )
+    numbers: dict[str, Any] = {
+        "path": path,
+        "label": labels(paths)[0],
+        "text": text,
+        "source": data.source,
+        "split": "validation",
+        "split_chunks": len(split.tokens),
+        "segment": segment,
+        "segment_perplexity": float(used.perplexity[segment]),
+        "chunk_size": size,
+        "num_codes": model.config.num_codes,
+        "chunks": chunks,
+    }
+    return _draw_concepts(numbers), numbers
+
+
+def _different(tokenizer: Any, tokens: Tensor, order: Tensor, said: str) -> list[str]:
+    """The first few chunks in this order that say something else, each once."""
+    found: list[str] = []
+    for index in order.tolist():
+        other = tokenizer.decode(tokens[index].tolist())
+        if other != said and other not in found:
+            found.append(other)
+        if len(found) == NEAREST:
+            break
+    return found
+
+
+def _draw_concepts(numbers: dict[str, Any]) -> Any:
+    """A line a chunk: its text on its code's colour, the predicted code's beside it, errors, and its neighbours."""
+    from matplotlib import colormaps
+    from matplotlib.patches import Rectangle
+
+    chunks = numbers["chunks"][:SHOWN]
+    seen = [code for chunk in chunks for code in (chunk["code"], chunk["predicted_code"]) if code is not None]
+    distinct = list(dict.fromkeys(seen))
+    palette = colormaps["hsv"]
+    colors = {code: (*palette(i / len(distinct))[:3], 0.3) for i, code in enumerate(distinct)}
+    widths = (2.6, 0.8, 2.2, 5.2)
+    picture, ((left, guess, bars, right),) = canvas(
+        1, 4, sum(widths) + 0.4, 1.1 + 0.23 * len(chunks), sharey=True, width_ratios=widths
+    )
+    mono: dict[str, Any] = {"family": "monospace", "fontsize": 7.5, "va": "center", "parse_math": False}
+    for row, chunk in enumerate(chunks):
+        for panel, name, x, side in ((left, "code", 0.98, "right"), (guess, "predicted_code", 0.5, "center")):
+            code = chunk[name]
+            if code is not None:
+                panel.add_patch(Rectangle((0, row - 0.46), 1, 0.92, facecolor=colors[code], linewidth=0))
+                panel.text(x, row, str(code), ha=side, **mono)
+        left.text(0.02, row, drawable(chunk["text"], WIDTH, "monospace"), **mono)
+        nearest = "  ".join(f"{drawable(other, WIDTH, 'monospace'):<{WIDTH}}" for other in chunk["nearest"])
+        right.text(0, row, f"{chunk['same_code']:>5}  {nearest}".rstrip(), **mono)
+    rows = [row for row, chunk in enumerate(chunks) if chunk["error"] is not None]
+    bars.barh(rows, [chunks[row]["error"] for row in rows], 0.6, color=COLORS[0])
+    means = [chunks[row]["error_of_mean"] for row in rows]
+    bars.plot(means, rows, "|", color=COLORS[1], markersize=9, markeredgewidth=2)
+    bars.grid(visible=False, axis="y")
+    bars.set_xlim(0, None)
+    bars.tick_params(axis="y", left=False, labelleft=False)
+    bars.ticklabel_format(axis="x", style="sci", scilimits=(-2, 3))
+    for panel in (left, guess, right):
+        panel.set_axis_off()
+        panel.set_xlim(0, 1)
+    left.set_ylim(len(chunks) - 0.4, -0.6)
+    left.set_title("chunk and its code")
+    guess.set_title("predicted")
+    bars.set_title("error (|: of the mean)")
+    right.set_title("how many validation chunks have the code, and the nearest")
+    cut = f"; the first {SHOWN} of {len(numbers['chunks'])} chunks" if len(numbers["chunks"]) > SHOWN else ""
+    note = (
+        f"{numbers['label']}, segment {numbers['segment']} (from 0) of {len(chunks[0]['codes'])}, "
+        f"{numbers['num_codes']} codes, perplexity {numbers['segment_perplexity']:.1f} "
+        f"on {numbers['split_chunks']:,} chunks{cut}"
+    )
+    footnote(picture, note)
+    return picture
+
+
+FIGURES = {
+    "codebook": Figure(
+        description="codes in use, their perplexity and the next-concept loss over training",
+        takes="RUN ...",
+        draw=codebook,
+    ),
+    "concepts": Figure(
+        description="a text chunk by chunk: codes, errors of predicted concepts, and chunks that share a code",
+        takes="MODEL",
+        draw=concepts,
+        reads_text=True,
+    ),
+}

@@ -1,0 +1,68 @@
+"""How well tokens are predicted by how much of their document a model has read: what long context is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mentalese.analyses.drawing import COLORS, MARKERS, canvas, labels, ticks_at
+from mentalese.data.store import Split
+from mentalese.errors import InputError
+from mentalese.evaluation.paired import open_scoring
+
+
+def nll_by_position(scores: np.ndarray, split: Split, length: int) -> list[dict[str, Any]]:
+    """Mean scores of a document's first tokens, in spans that double: 1, 2-3, 4-7 ... up to `length`.
+
+    Later tokens are left out: windows give them less context than their place in the document says.
+
+    Args:
+        scores: [len(split.tokens)], nats, NaN where not scored.
+        length: tokens that a model reads at once.
+
+    Returns:
+        For each span that holds a scored token: `first` and `last` place in the document, from 1, `tokens` and `nll`.
+    """
+    index = np.flatnonzero(~np.isnan(scores))
+    start = split.documents[np.searchsorted(split.documents, index, side="right") - 1]
+    place = index - start + 1
+    spans = []
+    for first in (2**n for n in range(length.bit_length())):
+        last = min(2 * first - 1, length)
+        inside = index[(place >= first) & (place <= last)]
+        if len(inside):
+            nll = float(scores[inside].mean(dtype=np.float64))
+            spans.append({"first": first, "last": last, "tokens": len(inside), "nll": nll})
+    return spans
+
+
+def draw_positions(
+    paths: Sequence[str], *, source: str | None = None, documents: int | None = None
+) -> tuple[Any, dict[str, Any]]:
+    """Nats a token against its place in the document, of models on one text's test split.
+
+    Args:
+        source: the text; `None` takes the one that the first model was trained on.
+        documents: the first so many; `None`: all.
+    """
+    runs: list[dict[str, Any]] = []
+    for path, label in zip(paths, labels(paths)):
+        text = open_scoring(path, source=source, documents=documents, show=False)
+        source = text.source
+        spans = nll_by_position(text.scores("cpu", show=False), text.split, text.length)
+        if not spans:
+            raise InputError(f"{path} scores no token of {source}: give a model of text, and documents of two tokens")
+        runs.append({"path": path, "label": label, "length": text.length, "spans": spans, "protocol": text.protocol()})
+    picture, ((axes,),) = canvas(1, 1, 7, 4)
+    for i, run in enumerate(runs):
+        places = [span["first"] for span in run["spans"]]
+        style = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)]}
+        axes.plot(places, [span["nll"] for span in run["spans"]], label=run["label"], **style)
+    axes.set(title="nats a token", xlabel="place in the document, from here to twice as far", xscale="log")
+    longest = max(runs, key=lambda run: run["spans"][-1]["last"])
+    ticks_at(axes.xaxis, [span["first"] for span in longest["spans"]])
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.legend()
+    return picture, {"source": source, "runs": runs}

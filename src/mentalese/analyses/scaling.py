@@ -1,0 +1,138 @@
+"""Power laws of the loss, and how much data or how many parameters one model is worth to another.
+
+    L(x) = (x_c / x)^alpha        x: training tokens D or non-embedding parameters N      (Kaplan et al., 2020)
+
+is a straight line of log L against log x, fitted by least squares. A model whose law gives the loss L(x) is worth
+
+    m(x) = x_ref(L(x)) / x        x_ref: what the reference needs for that loss, by its own law
+
+times its size to the reference (Thought Gestalt, section 3.2: m_D and m_N). Both sides are fitted laws: the paper's
+1.33 to 1.42 for parameters are those, where the achieved losses of its Table 2 would give 1.28 to 1.51.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mentalese.errors import InputError
+from mentalese.evaluation.statistics import student_t_quantile
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class PowerLaw:
+    """A fitted L(x) = (scale / x)^exponent.
+
+    Attributes:
+        exponent: alpha.
+        scale: x_c, in units of x.
+        points: how many points the fit is of.
+        exponent_interval: 95%, by Student's t with `points - 2` degrees of freedom, if the logarithms scatter
+            normally about the line; `None` for two points, which lie on it.
+        spread: standard deviation about the line, of log L (`points - 2` in the denominator); `None` for two points.
+        center, variation: mean of log x, and the sum of its squared distances from it.
+    """
+
+    exponent: float
+    scale: float
+    points: int
+    exponent_interval: Interval | None
+    spread: float | None
+    center: float
+    variation: float
+
+    def loss(self, x: float) -> float:
+        """L(x) in nats a token."""
+        return (self.scale / x) ** self.exponent
+
+    def inverse(self, loss: float) -> float:
+        """The x at which the law has this loss."""
+        return self.scale / loss ** (1 / self.exponent)
+
+
+@dataclass(frozen=True)
+class Multiplier:
+    """What a model of size `x` is worth to the reference.
+
+    Attributes:
+        value: the reference's size for the same loss, over `x`.
+        interval: 95%, by Fieller's theorem (1954) with Student's t, if both models scatter normally and equally about
+            their laws (the spread is pooled); `None` where both laws are of two points, or where the reference's
+            exponent cannot be told from zero, which bounds nothing.
+    """
+
+    x: float
+    value: float
+    interval: Interval | None
+
+
+def fit_power_law(x: Sequence[float], loss: Sequence[float]) -> PowerLaw:
+    """Least squares in log-log.
+
+    Args:
+        x: training tokens or parameters, all above 0, with at least two different values.
+        loss: nats a token at each of them, all above 0.
+
+    Raises:
+        InputError: too few sizes, a number that has no logarithm, or a loss that does not change.
+    """
+    if len(x) != len(loss):
+        raise InputError(f"there are {len(x)} sizes and {len(loss)} losses: give one loss a size")
+    for name, values in (("size", x), ("loss", loss)):
+        for value in values:
+            if not (math.isfinite(value) and value > 0):
+                raise InputError(f"a {name} is {value}: a power law takes positive numbers")
+    if len(set(x)) < 2:
+        raise InputError(f"a power law was asked of {len(set(x))} size(s) ({list(x)}): give at least two")
+    log_x, log_loss = np.log(np.asarray(x, dtype=np.float64)), np.log(np.asarray(loss, dtype=np.float64))
+    center, level = log_x.mean(), log_loss.mean()
+    variation = float(((log_x - center) ** 2).sum())
+    slope = float(((log_x - center) * (log_loss - level)).sum()) / variation
+    if slope == 0:
+        raise InputError(f"the loss is {loss[0]} at every size: a law of it tells no sizes apart")
+    interval = spread = None
+    if len(x) > 2:
+        residual = log_loss - level - slope * (log_x - center)
+        spread = math.sqrt(float((residual**2).sum()) / (len(x) - 2))
+        half = student_t_quantile(0.975, len(x) - 2) * spread / math.sqrt(variation)
+        interval = (-slope - half, -slope + half)
+    return PowerLaw(
+        exponent=-slope,
+        scale=math.exp(center - level / slope),
+        points=len(x),
+        exponent_interval=interval,
+        spread=spread,
+        center=float(center),
+        variation=variation,
+    )
+
+
+def multiplier(x: float, law: PowerLaw, reference: PowerLaw) -> Multiplier:
+    """How many times `x` the reference would need for the loss that `law` gives at `x`."""
+    return Multiplier(x, reference.inverse(law.loss(x)) / x, _interval(x, law, reference))
+
+
+def _interval(x: float, law: PowerLaw, reference: PowerLaw) -> Interval | None:
+    """The u = log x_ref at which the reference's line may be as high as the other at log x.
+
+    Those are the roots of (y - slope u)^2 = t^2 s^2 (1/n' + v'^2/V' + 1/n + u^2/V), with y measured from the
+    reference's mean loss, u and v' from the centres of the two fits.
+    """
+    degrees = law.points + reference.points - 4
+    if degrees == 0:
+        return None
+    squares = sum((fit.spread or 0.0) ** 2 * (fit.points - 2) for fit in (law, reference))
+    noise = student_t_quantile(0.975, degrees) ** 2 * squares / degrees
+    slope, y = -reference.exponent, math.log(law.loss(x) / reference.loss(math.exp(reference.center)))
+    spread = 1 / law.points + (math.log(x) - law.center) ** 2 / law.variation + 1 / reference.points
+    a, b, c = slope**2 - noise / reference.variation, -2 * slope * y, y**2 - noise * spread
+    if a <= 0:
+        return None
+    root = math.sqrt(max(0.0, b**2 - 4 * a * c))
+    low, high = (math.exp((-b + sign * root) / (2 * a) + reference.center) / x for sign in (-1, 1))
+    return low, high

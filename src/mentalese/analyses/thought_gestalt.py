@@ -1,0 +1,402 @@
+"""Figures of Thought Gestalt: the paper's analyses drawn from runs and results."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from mentalese.analyses.drawing import (
+    COLORS,
+    MARKERS,
+    Figure,
+    best_step,
+    canvas,
+    count_axis,
+    footnote,
+    labels,
+    read_result,
+    read_run,
+    ticks_at,
+)
+from mentalese.errors import InputError
+
+COMPONENTS = {"self_attention": "self-attention", "memory": "memory cross-attention", "mlp": "MLP"}
+CONDITIONS = {"normal": "--", "reversed": "-"}
+
+
+# -- gates over training (appendix C, Figure 7) ------------------------------------------------------------------------
+
+
+def gates(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+    """The gate of each cross-attention layer, a panel a run."""
+    from matplotlib import colormaps
+
+    runs = [_records(path, "memory_gate.") for path in paths]
+    clock = "sentence_steps" if all("sentence_steps" in records[0] for records, _ in runs) else "tokens"
+    picture, (panels,) = canvas(1, len(paths), 1 + 4.2 * len(paths), 3.6, sharey=True)
+    numbers: dict[str, Any] = {"clock": clock, "runs": []}
+    for panel, path, label, (records, best) in zip(panels, paths, labels(paths), runs):
+        x = [record[clock] for record in records]
+        names = sorted((name for name in records[0] if name.startswith("memory_gate.")), key=_number)
+        for i, name in enumerate(names):
+            color = colormaps["viridis"](0.9 * i / max(1, len(names) - 1))
+            panel.plot(x, [record[name] for record in records], color=color, label=f"{_number(name)}")
+        at_best = next(record for record in reversed(records) if record["step"] <= best or record is records[0])
+        panel.axvline(at_best[clock], color="0.5", linestyle=":", linewidth=1)
+        panel.set_title(label)
+        count_axis(panel.xaxis, clock.replace("_", " "))
+        numbers["runs"].append(
+            {
+                "path": path,
+                "best": at_best[clock],
+                "gates_at_best": {name: at_best[name] for name in names},
+                clock: x,
+                "gates": {name: [record[name] for record in records] for name in names},
+            }
+        )
+    panels[0].set_ylabel("memory gate")
+    handles, names = panels[0].get_legend_handles_labels()
+    panels[-1].legend(
+        handles[::-1], names[::-1], title="layer\n(from 0)", loc="center left", bbox_to_anchor=(1.01, 0.5)
+    )
+    footnote(picture, "the dotted line is the best validation")
+    return picture, numbers
+
+
+def _records(path: str, prefix: str) -> tuple[list[dict[str, Any]], int]:
+    """A run's records that hold figures of this kind, and its best step."""
+    records = read_run(path)
+    found = [record for record in records if any(name.startswith(prefix) for name in record)]
+    if not found:
+        raise InputError(f"{path!r} has logged no {prefix.rstrip('.')}: give a run of a model that has them")
+    return found, best_step(records)
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition(".")[2])
+
+
+# -- where the gradient goes (appendix D, Figure 8) --------------------------------------------------------------------
+
+
+def gradient_share(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+    """Shares of the gradient's norm by component: mean up to the best validation, and over training."""
+    runs = [_records(path, "gradient_share.") for path in paths]
+    names = labels(paths)
+    picture, panels = canvas(2, len(paths), 1 + 4.2 * len(paths), 5, sharey="row", height_ratios=(1, 2))
+    numbers: dict[str, Any] = {"runs": []}
+    for column, (path, label, (records, best)) in enumerate(zip(paths, names, runs)):
+        bar, lines = panels[:, column]
+        tokens = [record["tokens"] for record in records]
+        upto = [record for record in records if record["step"] <= best] or records[:1]
+        series = {name: [record[f"gradient_share.{name}"] for record in records] for name in COMPONENTS}
+        mean = {name: fmean(record[f"gradient_share.{name}"] for record in upto) for name in COMPONENTS}
+        left = 0.0
+        for color, (name, title) in zip(COLORS, COMPONENTS.items()):
+            bar.barh(0, mean[name], left=left, color=color, edgecolor="white", height=0.5)
+            inside = mean[name] > 0.05
+            where = (left + mean[name] / 2, 0 if inside else 0.33)
+            bar.text(*where, f"{mean[name]:.0%}", color="white" if inside else color, ha="center", va="center")
+            left += mean[name]
+            lines.plot(tokens, series[name], color=color, label=title, linewidth=1.2)
+        bar.set(xlim=(0, 1), ylim=(-0.4, 0.5), title=label, yticks=[])
+        bar.set_xlabel("mean share up to the best validation", fontsize=8)
+        bar.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        bar.grid(visible=False)
+        lines.axvline(upto[-1]["tokens"], color="0.5", linestyle=":", linewidth=1)
+        lines.set_ylim(0, 1)
+        lines.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        count_axis(lines.xaxis, "training tokens")
+        numbers["runs"].append({"path": path, "mean_share": mean, "tokens": tokens, "share": series})
+    panels[1, 0].set_ylabel("share of the gradient's norm,\nmean over layers")
+    handles, titles = panels[1, 0].get_legend_handles_labels()
+    picture.legend(handles, titles, loc="outside lower center", ncols=3)
+    return picture, numbers
+
+
+# -- power laws (section 3.2, Figure 2) --------------------------------------------------------------------------------
+
+
+def scaling(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+    """Test loss against training tokens or parameters, whichever varies, with fitted laws and multipliers."""
+    from matplotlib.ticker import MaxNLocator, NullLocator
+
+    from mentalese.analyses.scaling import fit_power_law, multiplier
+
+    axis, models, reference = _sizes(paths)
+    laws = {}
+    for name, points in models.items():
+        try:
+            laws[name] = fit_power_law([p["x"] for p in points], [p["loss"] for p in points])
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from error
+    picture, ((left, right),) = canvas(1, 2, 9.5, 3.8, width_ratios=(1.3, 1))
+    numbers: dict[str, Any] = {"axis": axis, "reference": reference, "models": {}}
+    everywhere = sorted({p["x"] for points in models.values() for p in points})
+    for i, (name, points) in enumerate(models.items()):
+        law, style = laws[name], {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)]}
+        x = sorted({p["x"] for p in points})
+        fitted = rf"$\alpha$ = {law.exponent:.3f}{_plus_minus(law.exponent, law.exponent_interval)}"
+        left.plot(
+            [p["x"] for p in points], [p["loss"] for p in points], linestyle="", label=f"{name}, {fitted}", **style
+        )
+        ends = [x[0] / 1.1, x[-1] * 1.1]
+        left.plot(ends, [law.loss(end) for end in ends], color=style["color"], linestyle="--", linewidth=1)
+        worth = [multiplier(size, law, laws[reference]) for size in x] if name != reference else []
+        if worth:
+            right.plot(x, [m.value for m in worth], label=f"{name} to {reference}", **style)
+            bounds = [m.interval for m in worth if m.interval is not None]
+            if bounds:
+                right.fill_between(x, *zip(*bounds), color=style["color"], alpha=0.15, linewidth=0)
+        achieved = [{"x": p["x"], "value": laws[reference].inverse(p["loss"]) / p["x"]} for p in points]
+        numbers["models"][name] = {
+            "points": points,
+            "law": asdict(law),
+            "multipliers": [asdict(m) for m in worth],
+            "of_achieved_losses": achieved if worth else [],
+        }
+    size = "training tokens D" if axis == "D" else "non-embedding parameters N"
+    left.set(xscale="log", yscale="log", title="test loss and its power law", ylabel="nats a token")
+    left.yaxis.set_major_locator(MaxNLocator(6))
+    left.yaxis.set_minor_locator(NullLocator())
+    left.yaxis.set_major_formatter("{x:.2g}")
+    right.axhline(1, color="0.5", linewidth=1)
+    right.set(xscale="log", title=f"worth how many times its {'tokens' if axis == 'D' else 'parameters'}")
+    right.set_ylabel(f"effective {'data' if axis == 'D' else 'parameter'} multiplier")
+    for axes in (left, right):
+        count_axis(axes.xaxis, size)
+        ticks_at(axes.xaxis, everywhere)
+        axes.legend()
+    return picture, numbers
+
+
+def _sizes(paths: list[str]) -> tuple[str, dict[str, list[dict[str, Any]]], str]:
+    """Which of D and N varies, each model's points (a model is a recipe's prefix), and what others are held to."""
+    models: dict[str, list[dict[str, Any]]] = {}
+    baselines = set()
+    for path in paths:
+        result = read_result(path)
+        config = result["config"]
+        if config.get("baseline"):
+            baselines.add(config["baseline"].partition("/")[0])
+        models.setdefault(result["recipe"].partition("/")[0], []).append(
+            {
+                "path": path,
+                "D": config["data"]["train_tokens"] or result.get("train_tokens"),
+                "N": result["parameters"]["non_embedding"],
+                "loss": result["test"]["nll"],
+                "perplexity": result["test"]["perplexity"],
+                "text": result["data_hash"],
+            }
+        )
+    varying = [axis for axis in ("D", "N") if any(len({p[axis] for p in points}) > 1 for points in models.values())]
+    if len(varying) != 1:
+        what = "both training tokens and parameters vary" if varying else "all sizes are the same"
+        raise InputError(f"{what} among the runs of a model: give runs that differ in one of the two")
+    (axis,) = varying
+    every = [point for points in models.values() for point in points]
+    if axis == "D" and any(point["D"] is None for point in every):
+        path = next(point["path"] for point in every if point["D"] is None)
+        raise InputError(f"{path} does not say how many tokens its text has: give runs with data.train_tokens")
+    if axis == "N" and len({point["text"] for point in every}) > 1:
+        raise InputError("the runs differ in parameters and were trained on different texts: give runs on one text")
+    for point in every:
+        point["x"] = point[axis]
+    return axis, models, next((name for name in models if name in baselines), next(iter(models)))
+
+
+def _plus_minus(value: float, interval: tuple[float, float] | None) -> str:
+    return "" if interval is None else f" ± {interval[1] - value:.3f}"
+
+
+# -- the father-son probe (section 3.4, Figure 5) ----------------------------------------------------------------------
+
+
+def reversal(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+    """The probe over the checkpoints of runs; a model without checkpoints is a level line."""
+    models = [_probed(path, label) for path, label in zip(paths, labels(paths))]
+    columns = max(3, len(models))
+    picture, (above, below) = canvas(2, columns, 1 + 3.6 * columns, 7)
+    for i, model in enumerate(models):
+        style = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)]}
+        for panel, figure in zip(above, ("target_nll", "margin", "error_rate")):
+            for condition, line in CONDITIONS.items():
+                label = model["label"] if condition == "reversed" else None
+                _series(panel, model, condition, figure, label, band=True, linestyle=line, **style)
+        panel = below[i]
+        for color, marker, (figure, name) in zip(
+            (COLORS[2], COLORS[1]), "os", {"target_nll": "target", "distractor_nll": "distractor"}.items()
+        ):
+            for condition, line in CONDITIONS.items():
+                label = f"{name}, {condition}"
+                _series(panel, model, condition, figure, label, linestyle=line, color=color, marker=marker)
+        panel.set(title=model["label"], ylabel="nats")
+        panel.legend(fontsize=8)
+    for panel in below[1 : len(models)]:
+        panel.sharey(below[0])
+    above[0].set(title="target NLL: reversed (solid), normal (dashed)", ylabel="nats")
+    above[1].set(title="margin: distractor less target", ylabel="nats")
+    above[1].axhline(0, color="0.5", linewidth=1)
+    above[2].set(title="distractor preferred", ylim=(-0.03, 1.03))
+    above[2].yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    above[2].axhline(0.5, color="0.5", linewidth=1)
+    above[0].legend(fontsize=8)
+    every = [point["tokens"] for model in models for point in model["points"] if point["tokens"]]
+    for panel in [*above[:3], *below[: len(models)]]:
+        if every:
+            panel.set(xscale="log", xlim=(min(every) / 1.15, max(every) * 1.15))
+            count_axis(panel.xaxis, "training tokens")
+            _sparse_ticks(panel.xaxis, every)
+    note = "dotted: least squares; a slope is in nats for ten times the tokens; bands: 95% over names"
+    footnote(picture, note)
+    for panel in [*above[3:], *below[len(models) :]]:
+        panel.set_axis_off()
+    return picture, {"models": models}
+
+
+def _series(
+    panel: Any,
+    model: dict[str, Any],
+    condition: str,
+    figure: str,
+    label: str | None,
+    *,
+    band: bool = False,
+    **style: Any,
+) -> None:
+    """A figure of one condition over checkpoints, its trend as a thin line, and its interval as a band."""
+    points, tokens = model["points"], [point["tokens"] for point in model["points"]]
+    means, intervals = zip(
+        *((point[condition][figure]["mean"], point[condition][figure]["interval"]) for point in points)
+    )
+    if tokens == [None]:
+        panel.axhline(means[0], label=label, color=style["color"], linestyle=style["linestyle"])
+        return
+    style |= {"markerfacecolor": style["color"] if condition == "reversed" else "white", "markersize": 4}
+    trend = model["trends"].get(condition) if figure == "target_nll" else None
+    if trend is not None and label is not None:
+        label += f", slope {trend['slope']:+.2f}".replace("-", "−")
+    panel.plot(tokens, means, label=label, linewidth=1, **style)
+    if band and all(intervals):
+        panel.fill_between(tokens, *zip(*intervals), color=style["color"], alpha=0.12, linewidth=0)
+    if trend is not None:
+        ends = [tokens[0], tokens[-1]]
+        line = [trend["at_one_token"] + trend["slope"] * math.log10(end) for end in ends]
+        panel.plot(ends, line, color=style["color"], linestyle=":", linewidth=1)
+
+
+def _sparse_ticks(axis: Any, tokens: Iterable[int]) -> None:
+    """Ticks at round numbers of tokens: 1, 2 and 5 times powers of ten."""
+    low, high = min(tokens), max(tokens)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks_at(axis, [m * 10.0**p for p in powers for m in (1, 2, 5) if low <= m * 10.0**p <= high] or [low, high])
+
+
+def _probed(path: str, label: str) -> dict[str, Any]:
+    """The probe of a run at each of its checkpoints, or of a saved model, and the trends of the targets' nats."""
+    from mentalese.analyses.probe import QUERIES, trend
+    from mentalese.analyses.probe import reversal as probe
+    from mentalese.models.checkpoints import load_model, saved_recipe
+    from mentalese.recipe import DataConfig
+    from mentalese.training.parallel import setup
+
+    recipe, device = saved_recipe(path), setup("auto").device
+    points: list[dict[str, Any]] = []
+    checkpoints = sorted(Path(path).glob("checkpoints/step-*"))
+    at = {record["step"]: record["tokens"] for record in read_run(path)} if checkpoints else {}
+    for number, source in enumerate(checkpoints or [Path(path)]):
+        print(f"probing {label}: {number + 1} of {len(checkpoints) or 1}", file=sys.stderr, flush=True)
+        model, tokenizer = load_model(source if checkpoints else path, device)
+        step = int(source.name.removeprefix("step-")) if checkpoints else None
+        found = probe(model, tokenizer, recipe.data if recipe else DataConfig(), device=device)
+        points.append({"step": step, "tokens": None if step is None else at[step]} | found)
+    trends = {}
+    tokens: list[Any] = [point["tokens"] for point in points]
+    if len(set(tokens)) > 1:
+        for condition in QUERIES:
+            slope, start = trend(tokens, [point[condition]["target_nll"]["mean"] for point in points])
+            trends[condition] = {"slope": slope, "at_one_token": start}
+    return {"path": path, "label": label, "trends": trends, "points": points}
+
+
+# -- who reads whom ----------------------------------------------------------------------------------------------------
+
+
+def memory(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
+    """How much each sentence of a text attends to the earlier ones in memory, and the gates by layer.
+
+    Weights are means over a sentence's tokens, heads and cross-attention layers.
+    """
+    import torch
+    from matplotlib.colors import CenteredNorm
+
+    from mentalese.data.plan import encode_prompts
+    from mentalese.data.tokenizers import special_token_ids
+    from mentalese.models.checkpoints import load_model, saved_recipe
+
+    if len(paths) != 1:
+        raise InputError(f"the figure thought_gestalt/memory shows one model, and {len(paths)} were given")
+    model, tokenizer = load_model(paths[0])
+    recipe = saved_recipe(paths[0])
+    if recipe is None or not getattr(model.config, "cross_layers", ()):
+        raise InputError(f"{paths[0]} has no memory that its layers read: give a Thought Gestalt model with one")
+    batch = encode_prompts([text], tokenizer, recipe.data)
+    end = torch.tensor([[special_token_ids(tokenizer)["sentence_end_token_id"]]])
+    with torch.no_grad():
+        (trace,) = model(torch.cat((batch["input_ids"], end), dim=1), output_thoughts=True).thoughts
+    links = trace.links["memory"].float()
+    special = set(special_token_ids(tokenizer).values())
+    spans = [trace.input_ids[thought.start : thought.end].tolist() for thought in trace.thoughts]
+    sentences = [tokenizer.decode([i for i in span if i not in special]).strip() for span in spans]
+    count = len(sentences)
+    if count < 2:
+        raise InputError("the text is one sentence, which has nothing to read: give at least two")
+    side = max(2.5, 0.34 * count)
+    picture, ((heat, bars),) = canvas(1, 2, side + 6.8, side + 0.9, width_ratios=(side, 2))
+    # A sentence that reads few gives each of them more: the colour is against even attention to those it reads.
+    even = torch.arange(count).clamp(1, model.config.memory_size)[:, None]
+    ratio = torch.where(links > 0, links * even, torch.nan)
+    image = heat.imshow(ratio.log2().numpy(), cmap="PuOr_r", norm=CenteredNorm(halfrange=2), aspect="auto")
+    for i, j in (links > 0).nonzero().tolist() if count <= 20 else ():
+        dark = abs(math.log2(ratio[i, j])) > 1.3
+        weight = f"{100 * links[i, j]:.0f}"
+        heat.text(j, i, weight, ha="center", va="center", fontsize=7, color="white" if dark else "0.2")
+    heat.set_yticks(range(count), [f"{_shortened(sentence)}  {i + 1}" for i, sentence in enumerate(sentences)])
+    heat.set_xticks(range(count), [str(i + 1) for i in range(count)])
+    heat.set(xlabel="sentence in memory", title="attention to each sentence, %")
+    heat.grid(visible=False)
+    bar = picture.colorbar(image, ax=heat, fraction=0.05, label="times even attention", extend="both")
+    bar.set_ticks([-2, -1, 0, 1, 2], labels=["1/4", "1/2", "1", "2", "4"])
+    layers, gates = model.config.cross_layers, trace.curves["memory_gate"].tolist()
+    bars.barh([str(layer) for layer in layers], gates, color=COLORS[0], height=0.6)
+    bars.axvline(1, color="0.5", linestyle=":", linewidth=1)
+    bars.set(title="memory gate", ylabel="layer (from 0)")
+    return picture, {
+        "sentences": sentences,
+        "attention": links.tolist(),
+        "gates": {str(layer): gate for layer, gate in zip(layers, gates)},
+    }
+
+
+def _shortened(text: str, length: int = 44) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+FIGURES = {
+    "gates": Figure(description="memory gates by layer over training", takes="RUN ...", draw=gates),
+    "gradient-share": Figure(
+        description="shares of the gradient in self-attention, memory and MLP", takes="RUN ...", draw=gradient_share
+    ),
+    "scaling": Figure(
+        description="power laws of the loss over tokens or parameters, with effective multipliers",
+        takes="RESULT ...",
+        draw=scaling,
+    ),
+    "reversal": Figure(description="the father-son probe over the checkpoints of runs", takes="RUN ...", draw=reversal),
+    "memory": Figure(description="which sentence of a text reads which", takes="MODEL", draw=memory, reads_text=True),
+}

@@ -1,0 +1,414 @@
+"""Figures of Thoughtbubbles: where streams fork, how that goes with entropy, and who attends to forks (section 5).
+
+Which streams stay follows the model's config; under `block`, the paper's selection, later tokens have a say, and every
+picture says so. Tokens of the test split are read as for a perplexity, each once and in the same context.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mentalese.analyses.drawing import COLORS, Figure, canvas, footnote, labels
+from mentalese.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mentalese.data.batch import Batch
+    from mentalese.data.store import Split
+
+DOCUMENTS = 32  # of the test split, the first so many
+WINDOW = 4  # tokens, as in Figure 4
+BINS = 16
+FAR = 4  # distances from here on are taken together
+LINE = 40  # tokens beside each other
+
+
+# -- a model that forks, and its test split ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Forking:
+    """A model with forks, and how its recipe reads and scores a text."""
+
+    model: Any
+    tokenizer: Any
+    data: Any
+    protocol: Any
+    label: str
+    device: Any
+
+    def about(self) -> dict[str, Any]:
+        config = self.model.config
+        fields = {name: getattr(config, name) for name in ("selection", "budget", "fork_layers")}
+        return {"model": self.label, "estimator": self.model.estimators[0]} | fields
+
+    def selection(self) -> str:
+        """For people to read."""
+        rule = self.model.config.selection
+        return f"selection: {rule}, {'not causal: later tokens have a say' if rule == 'block' else 'causal'}"
+
+
+def _open(path: str) -> _Forking:
+    from mentalese.evaluation.tasks import open_evaluation
+    from mentalese.training.parallel import setup
+
+    device = setup("auto").device
+    model, tokenizer, data, protocol = open_evaluation(path, device=device)
+    if not getattr(model.config, "fork_layers", ()):
+        raise InputError(f"{path} has no streams that fork: give a Thoughtbubbles model with fork_layers")
+    protocol = dataclasses.replace(protocol, tokens="lexical", batch_size=4, max_documents=DOCUMENTS)
+    return _Forking(model, tokenizer, data, protocol, labels([path])[0], device)
+
+
+def _test_split(opened: _Forking) -> Split:
+    from mentalese.evaluation.tasks import open_text
+
+    return open_text(opened.tokenizer, opened.data, "test", show=False).splits["test"]
+
+
+def _outputs(opened: _Forking, split: Split) -> Iterator[tuple[Batch, Tensor, Any]]:
+    """Batches, where in the split stands what each token predicts [B, L] (-1: it is not scored), and the output."""
+    import torch
+
+    from mentalese.data.batch import to_device
+    from mentalese.data.plan import evaluation_batches
+    from mentalese.data.tokenizers import special_token_ids
+    from mentalese.recipe import WITH_MARKERS
+
+    special = special_token_ids(opened.tokenizer, sentences=opened.data.batching in WITH_MARKERS)
+    for number, batch in enumerate(evaluation_batches(split, opened.data, opened.protocol, special)):
+        if number % 50 == 0:
+            print(f"reading the test split of {opened.data.source}: batch {number}", file=sys.stderr, flush=True)
+        target = torch.nn.functional.pad(batch["store_index"][:, 1:], (0, 1), value=-1)
+        read = to_device({n: v for n, v in batch.items() if n in ("input_ids", "attention_mask")}, opened.device)
+        with torch.no_grad():
+            yield read, target, opened.model(**read, output_thoughts=True)
+
+
+# -- forks against entropy (Figure 4) ----------------------------------------------------------------------------------
+
+
+def entropy(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+    """Forks in windows of four tokens over the entropy of their predictions, the model's own and another model's.
+
+    A token's forks are its streams behind the last forking layer, less one. Windows lie within a document, bins hold
+    equally many of them, and forks are divided by their mean over all.
+    """
+    import torch
+    from matplotlib.ticker import MaxNLocator
+
+    if len(paths) > 2:
+        raise InputError(f"the figure thoughtbubbles/entropy takes a model and one other, and {len(paths)} were given")
+    opened = _open(paths[0])
+    models = [opened.model, *(_other(path, opened) for path in paths[1:])]
+    split = _test_split(opened)
+    forks, entropies = np.full(len(split.tokens), np.nan), np.full((len(models), len(split.tokens)), np.nan)
+    for batch, target, output in _outputs(opened, split):
+        scored = target >= 0
+        streams = torch.stack([trace.scores["streams"] for trace in output.thoughts])
+        forks[target[scored]] = streams.cpu()[scored] - 1
+        for values, model in zip(entropies, models):
+            with torch.no_grad():
+                logits = output.logits if model is opened.model else model(**batch).logits
+            values[target[scored]] = _entropy(logits).cpu()[scored]
+    windows, documents = _windows(~np.isnan(forks))
+    if len(windows) < BINS:
+        raise InputError(
+            f"the test split of {opened.data.source} has {len(windows)} stretches of {WINDOW} scored tokens: give a "
+            f"model of a text with {BINS} or more"
+        )
+    count = forks[windows].mean(1)
+    if not count.any():
+        raise InputError(f"no stream forks in the test split of {opened.data.source}: give another model")
+    picture, (panels,) = canvas(1, len(models), 1.6 + 3.8 * len(models), 4, sharey=True)
+    numbers: dict[str, Any] = opened.about() | {
+        "windows": len(windows),
+        "documents": int(documents.max()) + 1,
+        "forks_per_token": float(count.mean()),
+        "entropy_of": [],
+    }
+    for panel, color, path, label, values in zip(panels, COLORS, paths, labels(paths), entropies):
+        found = _binned(values[windows].mean(1), count / count.mean(), documents)
+        panel.plot(found["entropy"], found["forks"], marker="o", color=color)
+        if found["interval"] is not None:
+            panel.fill_between(found["entropy"], *found["interval"], color=color, alpha=0.15, linewidth=0)
+        panel.axhline(1, color="0.5", linestyle=":", linewidth=1)
+        panel.xaxis.set_major_locator(MaxNLocator(6))
+        rho, interval = found["spearman"], found["spearman_interval"]
+        within = "" if interval is None else f" [{interval[0]:.2f}, {interval[1]:.2f}]"
+        rank = f"Spearman {rho:.2f}{within}".replace("-", "−")
+        panel.set(title=f"entropy of {label}\n{rank}", xlabel=f"mean entropy of {WINDOW} predictions, nats")
+        numbers["entropy_of"].append({"path": path, "label": label} | found)
+    panels[0].set_ylabel(f"forks in {WINDOW} tokens, times the mean")
+    note = (
+        f"{len(windows):,} windows of {numbers['documents']} documents, "
+        f"{numbers['forks_per_token']:.2f} forks a token; 95% over documents\n{opened.selection()}"
+    )
+    footnote(picture, note)
+    return picture, numbers
+
+
+def _other(path: str, opened: _Forking) -> Any:
+    """A model that reads the same tokens."""
+    from mentalese.data.tokenizers import tokenizer_fingerprint
+    from mentalese.models.build import context_length
+    from mentalese.models.checkpoints import load_model
+
+    model, tokenizer = load_model(path, opened.device)
+    if tokenizer_fingerprint(tokenizer) != tokenizer_fingerprint(opened.tokenizer):
+        raise InputError(f"{path} has another tokenizer than {opened.label}: give a model trained on the same tokens")
+    context, length = context_length(model.config), opened.protocol.window(opened.data)[0]
+    if context is None or context < length:
+        raise InputError(
+            f"{path} reads {'sentence by sentence' if context is None else f'{context} tokens'} and {opened.label} "
+            f"{length} tokens at once: give a model that can read as many"
+        )
+    return model
+
+
+def _entropy(logits: Tensor) -> Tensor:
+    """[B, L] nats of logits [B, L, v], a row at a time to spare memory."""
+    import torch
+
+    return torch.stack([torch.distributions.Categorical(logits=row.float()).entropy() for row in logits])
+
+
+def _windows(scored: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Indices [n, WINDOW] of scored tokens beside each other, and the number of the stretch that each lies in.
+
+    A stretch ends where something is not scored, such as a document's end.
+    """
+    place = np.flatnonzero(scored)
+    stretches = np.split(place, np.flatnonzero(np.diff(place) > 1) + 1)
+    cut = [stretch[: len(stretch) // WINDOW * WINDOW].reshape(-1, WINDOW) for stretch in stretches]
+    return np.concatenate(cut), np.repeat(np.arange(len(cut)), [len(part) for part in cut])
+
+
+def _binned(x: np.ndarray, y: np.ndarray, unit: np.ndarray) -> dict[str, Any]:
+    """Means of y in bins of x that hold equally many, with 95% intervals over units, and the rank correlation."""
+    from mentalese.evaluation.statistics import bootstrap_ratio
+
+    bins = np.argsort(np.argsort(x, kind="stable"), kind="stable") * BINS // len(x)
+    units = int(unit.max()) + 1
+    sums, sizes = np.zeros((2, units, BINS))
+    np.add.at(sums, (unit, bins), y)
+    np.add.at(sizes, (unit, bins), 1)
+    interval = bootstrap_ratio(sums, sizes)
+    correlation, correlation_interval = _rank_correlation(x, y, unit)
+    return {
+        "entropy": [float(x[bins == i].mean()) for i in range(BINS)],
+        "forks": (sums.sum(0) / sizes.sum(0)).tolist(),
+        "interval": None if interval is None else interval.tolist(),
+        "spearman": correlation,
+        "spearman_interval": correlation_interval,
+    }
+
+
+def _rank_correlation(
+    x: np.ndarray, y: np.ndarray, unit: np.ndarray, samples: int = 2_000
+) -> tuple[float, tuple[float, float] | None]:
+    """Spearman's, and its 95% interval over units drawn with replacement (ranks stay those of the whole sample)."""
+    a, b = (_ranks(values) for values in (x, y))
+    units = int(unit.max()) + 1
+    moments = np.stack([np.bincount(unit, m, units) for m in (np.ones_like(a), a, b, a * a, b * b, a * b)], axis=1)
+
+    def correlation(sums: np.ndarray) -> np.ndarray:
+        n, a, b, aa, bb, ab = np.moveaxis(sums, -1, 0)
+        spread = np.sqrt(np.maximum((n * aa - a * a) * (n * bb - b * b), 0))
+        return np.divide(n * ab - a * b, spread, out=np.full(n.shape, np.nan), where=spread > 0)
+
+    drawn = np.random.default_rng(0).multinomial(units, np.full(units, 1 / units), size=samples)
+    interval = np.nanquantile(correlation(drawn @ moments), (0.025, 0.975)) if units > 1 else None
+    return float(correlation(moments.sum(0))), None if interval is None else (float(interval[0]), float(interval[1]))
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks about their mean and over their number, the mean of its places for what occurs more than once."""
+    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2 - (len(values) + 1) / 2)[group] / len(values)
+
+
+# -- who attends to forks (Figure 5) -----------------------------------------------------------------------------------
+
+
+def attention(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+    """What share of its attention a token's own stream and a fork give to a stream of each kind.
+
+    Means over heads and the blocks behind the last fork, then over the streams of a kind that one sees, then over all
+    that see one. Tokens are those with at least one fork.
+    """
+    if len(paths) != 1:
+        raise InputError(f"the figure thoughtbubbles/attention shows one model, and {len(paths)} were given")
+    from mentalese.evaluation.statistics import bootstrap_ratio
+
+    opened = _open(paths[0])
+    split = _test_split(opened)
+    count = min(DOCUMENTS, len(split.document_bytes))
+    names = [(reader, kind) for reader, kinds in _KINDS.items() for kind in kinds]
+    sums, sizes = np.zeros((2, count, len(names)))
+    for _, target, output in _outputs(opened, split):
+        for places, trace in zip(target.numpy(), output.thoughts):
+            if (places >= 0).any():
+                document = np.searchsorted(split.documents, places.max(), side="right") - 1
+                found = _attended(trace, places >= 0)
+                for column, name in enumerate(names):
+                    sums[document, column] += found[name].sum()
+                    sizes[document, column] += len(found[name])
+    there = sizes.sum(0) > 0
+    if not there.any():
+        raise InputError(f"no stream forks in the test split of {opened.data.source}: give another model")
+    names = [name for name, known in zip(names, there) if known]
+    sums, sizes = sums[:, there], sizes[:, there]
+    mean, interval = sums.sum(0) / sizes.sum(0), bootstrap_ratio(sums, sizes)
+    picture, panels = canvas(2, 1, 6.5, 5.6, sharex=True, height_ratios=(sum(r == "token" for r, _ in names), 4))
+    numbers: dict[str, Any] = opened.about() | {"documents": count, "attention": {reader: {} for reader in _KINDS}}
+    for column, (reader, kind) in enumerate(names):
+        panel = panels[list(_KINDS).index(reader), 0]
+        panel.barh(kind, mean[column], color=COLORS[_KINDS[reader][kind]], height=0.65)
+        within = None if interval is None else interval[:, column].tolist()
+        if within is not None:
+            panel.plot(within, [kind, kind], color="0.2", linewidth=1)
+        end = max([mean[column], *(within or ())])
+        panel.annotate(_percent(mean[column]), (end, kind), (4, 0), textcoords="offset points", va="center", fontsize=8)
+        numbers["attention"][reader][kind] = {
+            "mean": float(mean[column]),
+            "interval": within,
+            "readers": int(sizes[:, column].sum()),
+        }
+    for panel, title in zip(panels[:, 0], ("a token with forks", "a fork")):
+        panel.invert_yaxis()
+        panel.set(title=f"attention of {title} to", xlim=(0, 1.1 * panel.get_xlim()[1]))
+        panel.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
+        panel.grid(visible=False, axis="y")
+    note = (
+        f"mean share of one such stream, {opened.label}; {count} documents, lines: 95% over them\n{opened.selection()}"
+    )
+    footnote(picture, note)
+    return picture, numbers
+
+
+def _distances(name: str) -> list[str]:
+    return [f"{name}, {i} back" for i in range(1, FAR)] + [f"{name}, {FAR} or more back"]
+
+
+_FORKS, _NEIGHBOURS = _distances("its fork"), _distances("token")
+_KINDS = {
+    "token": {"itself": 0} | dict.fromkeys(_FORKS, 1) | dict.fromkeys(_NEIGHBOURS, 2) | {"a fork of another token": 3},
+    "fork": {"itself": 0, "a fork of its token": 1, "another token": 2, "a fork of another token": 3},
+}
+"""Who reads, and the kinds of what is read, with their colours."""
+
+
+def _attended(trace: Any, scored: np.ndarray) -> dict[tuple[str, str], np.ndarray]:
+    """For each reader and kind, the mean attention to a stream of that kind, of each reader that sees one.
+
+    Args:
+        scored: bool [L], the tokens whose streams are readers.
+    """
+    weight = trace.links["attention"].float().cpu().numpy()
+    token = np.array([thought.start for thought in trace.thoughts])
+    own = np.array([thought.label == "token" for thought in trace.thoughts])
+    place = np.arange(len(token))
+    back, tokens_back = place[:, None] - place, token[:, None] - token
+    same, earlier = tokens_back == 0, tokens_back > 0
+    with_forks = np.bincount(token, minlength=len(scored))[token] > 1
+    read = {
+        "itself": back == 0,
+        "a fork of its token": same & (back > 0),
+        "another token": earlier & own,
+        "a fork of another token": earlier & ~own,
+    }
+    for distances, kinds, mask in ((back, _FORKS, same & (back > 0)), (tokens_back, _NEIGHBOURS, earlier & own)):
+        for i, kind in enumerate(kinds, 1):
+            read[kind] = mask & (distances >= FAR if i == FAR else distances == i)
+    found = {}
+    for reader, shown in _KINDS.items():
+        rows = scored[token] & with_forks & (own if reader == "token" else ~own)
+        for kind in shown:
+            seen = read[kind][rows]
+            number = seen.sum(1)
+            found[reader, kind] = (weight[rows] * seen).sum(1)[number > 0] / number[number > 0]
+    return found
+
+
+def _percent(share: float) -> str:
+    """Two digits of it."""
+    digits = max(0, 1 - math.floor(math.log10(100 * share))) if share > 0 else 0
+    return f"{100 * share:.{digits}f}%"
+
+
+# -- forks by layer and token (Figure 7) -------------------------------------------------------------------------------
+
+
+def forks(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
+    """The streams of each token of a text after each forking layer."""
+    import torch
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    from mentalese.data.batch import to_device
+    from mentalese.data.plan import encode_prompts
+    from mentalese.data.tokenizers import special_token_ids
+
+    if len(paths) != 1:
+        raise InputError(f"the figure thoughtbubbles/forks shows one model, and {len(paths)} were given")
+    opened = _open(paths[0])
+    batch = encode_prompts([text], opened.tokenizer, opened.data)
+    with torch.no_grad():
+        (trace,) = opened.model(**to_device(batch, opened.device), output_thoughts=True).thoughts
+    layers = opened.model.config.fork_layers
+    streams = torch.stack([trace.scores[f"streams.{layer}"] for layer in layers]).int().cpu().numpy()
+    ids = batch["input_ids"][0].tolist()
+    special = set(special_token_ids(opened.tokenizer, sentences=False).values())
+    shown = ["<end>" if i in special else _visible(opened.tokenizer.decode([i])) for i in ids]
+    lines, width = -(-len(ids) // LINE), min(LINE, len(ids))
+    picture, panels = canvas(lines, 1, max(5.0, 1.6 + 0.25 * width), 0.5 + lines * (0.75 + 0.25 * len(layers)))
+    most = max(2, int(streams.max()))
+    shades = ListedColormap(colormaps["Blues"](np.linspace(0.12, 0.95, most)))
+    for line, (panel,) in enumerate(panels):
+        part = slice(line * LINE, (line + 1) * LINE)
+        image = panel.pcolormesh(
+            streams[:, part], cmap=shades, vmin=0.5, vmax=most + 0.5, edgecolors="white", linewidth=1
+        )
+        panel.set_yticks(np.arange(len(layers)) + 0.5, [str(layer) for layer in layers])
+        panel.set_xticks(np.arange(len(shown[part])) + 0.5, shown[part], rotation=90, fontsize=8, parse_math=False)
+        panel.set_xlim(0, width)
+        panel.tick_params(length=0)
+        panel.grid(visible=False)
+        panel.spines[:].set_visible(False)
+    picture.supylabel("fork before block", fontsize=9)
+    bar = picture.colorbar(image, ax=list(panels[:, 0]), fraction=0.03, pad=0.01, label="streams")
+    bar.set_ticks(range(1, most + 1))
+    picture.suptitle(f"streams of each token, {opened.label}", fontsize=10, x=0.01, ha="left")
+    footnote(picture, opened.selection())
+    return picture, opened.about() | {
+        "tokens": [opened.tokenizer.decode([i]) for i in ids],
+        "streams": {str(layer): row.tolist() for layer, row in zip(layers, streams)},
+    }
+
+
+def _visible(token: str) -> str:
+    """A token's text with white space to be seen; a dot stands for a space."""
+    text = token.replace("\n", "↵").replace("\t", "→").replace(" ", "·")
+    return text if len(text) <= 12 else text[:11] + "…"
+
+
+FIGURES = {
+    "entropy": Figure(
+        description="forks against the entropy of predictions, the model's and another's",
+        takes="MODEL [OTHER]",
+        draw=entropy,
+    ),
+    "attention": Figure(description="attention between tokens and forks", takes="MODEL", draw=attention),
+    "forks": Figure(
+        description="streams of each token of a text after each fork", takes="MODEL", draw=forks, reads_text=True
+    ),
+}

@@ -1,0 +1,244 @@
+"""Speed, memory and cost of a recipe against its baseline: interleaved in one run, on the same text.
+
+Both sides take turns (A B A B ...), so that whatever else the machine does falls on both, and the ratio is taken turn
+by turn. A turn of training is the loop's own step; a turn of generation is one batch of prompts. Peak memory is
+measured in a process of its own for each side.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mentalese import provenance
+from mentalese.errors import InputError, nearest
+from mentalese.files import check_place, write_json
+from mentalese.models.generation import generate_text
+from mentalese.recipe import Recipe
+from mentalese.registry import families as known_families
+from mentalese.registry import get_recipe, load
+from mentalese.training import loop, memory
+from mentalese.training.parallel import Parallel, setup
+from mentalese.training.run_folder import openings
+
+PROMPTS, NEW_TOKENS = 8, 32
+
+PEAK_BF16_FLOPS = {
+    "B200": 2250e12,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+}
+"""Dense bfloat16 FLOP/s from the makers' data sheets, by a part of the device's name; longer names first."""
+
+
+def peak_flops(device_name: str) -> float | None:
+    """The denominator of MFU, or `None` for a device that is not in the table (every CPU)."""
+    return next((peak for name, peak in PEAK_BF16_FLOPS.items() if name in device_name), None)
+
+
+def _at_its_last_stage(recipe: Recipe) -> Recipe:
+    """A recipe of questions as its curriculum ends: before that there may be no thoughts to pay for."""
+    if recipe.data.batching != "records":
+        return recipe
+    return dataclasses.replace(recipe, data=recipe.readings()[-1], phases=())
+
+
+class Side:
+    """One recipe, built as the training loop builds it, that trains and generates turn by turn.
+
+    Args:
+        recipe: what is measured.
+        folder: where a run would be written; nothing is.
+    """
+
+    def __init__(self, recipe: Recipe, parallel: Parallel, folder: Path = Path("bench")) -> None:
+        self.recipe = recipe = _at_its_last_stage(recipe)
+        self.run = loop.Run(recipe, folder, parallel, show=False)
+        questions = recipe.data.batching == "records"
+        self.prompts = openings(self.run.store, self.run.tokenizer, count=PROMPTS, questions=questions)
+
+    def train(self, steps: int) -> float:
+        """Lexical tokens a second over the next `steps` optimiser steps."""
+        run, start = self.run, self.run.state.step
+        _synchronise()
+        began = time.perf_counter()
+        for _ in range(steps):
+            run.one_step(loop.Window())
+            run.state.step += 1
+        _synchronise()
+        seconds = time.perf_counter() - began
+        return (run.plan.position(start + steps).tokens - run.plan.position(start).tokens) / seconds
+
+    def generate(self) -> float:
+        """New tokens a second, greedy, all prompts in one batch."""
+        began = time.perf_counter()
+        generate_text(
+            self.run.model,
+            self.run.tokenizer,
+            self.prompts,
+            self.recipe.data,
+            max_new_tokens=NEW_TOKENS,
+            min_new_tokens=NEW_TOKENS,
+            do_sample=False,
+        )
+        _synchronise()
+        return len(self.prompts) * NEW_TOKENS / (time.perf_counter() - began)
+
+    def flops_per_token(self) -> float:
+        """Training FLOPs a lexical token, over all steps so far."""
+        return self.run.flops / self.run.plan.position(self.run.state.step).tokens
+
+
+def measure(recipe: Recipe, baseline: Recipe, *, rounds: int = 5, steps: int = 2) -> dict[str, Any]:
+    """Both recipes in turns; the first turn of each warms up and does not count.
+
+    Returns:
+        `ours` and `baseline` (tokens a second as median, min and max; FLOPs a token; MFU; peak memory), and `ratio`
+        (ours over the baseline's, turn by turn) for `training` and `generation`.
+    """
+    parallel = setup(recipe.train.device)
+    sides = {"ours": Side(recipe, parallel), "baseline": Side(baseline, parallel)}
+    speeds: dict[str, dict[str, list[float]]] = {name: {"training": [], "generation": []} for name in sides}
+    for turn in range(rounds + 1):
+        for name, side in sides.items():
+            speed = {"training": side.train(steps), "generation": side.generate()}
+            if turn > 0:
+                for kind, value in speed.items():
+                    speeds[name][kind].append(value)
+    hardware = provenance.hardware(parallel.device)
+    peak = peak_flops(hardware["name"])
+    result: dict[str, Any] = {
+        "hardware": hardware,
+        "peak_flops": peak,
+        "rounds": rounds,
+        "steps_per_round": steps,
+        "ratio": {
+            kind: _spread([a / b for a, b in zip(speeds["ours"][kind], speeds["baseline"][kind])])
+            for kind in ("training", "generation")
+        },
+    }
+    for name, side in sides.items():
+        training = _spread(speeds[name]["training"])
+        flops = side.flops_per_token()
+        result[name] = {
+            "recipe": side.recipe.name,
+            "parameters": side.run.parameters,
+            "precision": side.recipe.train.precision,
+            "training_tokens_per_second": training,
+            "generation_tokens_per_second": _spread(speeds[name]["generation"]),
+            "train_flops_per_token": flops,
+            "mfu": training["median"] * flops / peak if peak else None,
+            "peak_memory_bytes": _in_own_process(side.recipe, steps),
+        }
+    return result
+
+
+def bench(families: list[str], out: Path | None) -> dict[str, Any]:
+    """Measures each family's `tiny` recipe against its baseline.
+
+    Args:
+        families: names; all that have a baseline where the list is empty.
+        out: a JSON file for the result.
+
+    Raises:
+        InputError: an unknown family, one without a `tiny` recipe that names a baseline, or a folder that is missing.
+    """
+    known = known_families()
+    for name in families:
+        if name not in known:
+            raise InputError(f"no family is called {name!r}{nearest(name, known)}")
+    check_place(out, "--out")
+    pairs = {name: recipe for name in families or known if (recipe := _tiny(name)) is not None}
+    if missing := [name for name in families if name not in pairs]:
+        raise InputError(f"the family {missing[0]!r} has no tiny recipe with a baseline: leave it out")
+    measured = {}
+    for name, recipe in pairs.items():
+        assert recipe.baseline is not None
+        measured[name] = measure(recipe, get_recipe(recipe.baseline))
+    result = {"commit": provenance.commit(), "versions": provenance.versions(), "families": measured}
+    if out is not None:
+        write_json(out, result)
+    return result
+
+
+def _tiny(family: str) -> Recipe | None:
+    recipes: list[Recipe] = load(known_families()[family].recipes)
+    return next((recipe for recipe in recipes if recipe.name.endswith("/tiny") and recipe.baseline), None)
+
+
+HEADER = ("model", "train tokens/s", "ratio", "generate tokens/s", "ratio", "FLOPs/token", "MFU", "peak memory")
+
+
+def table(result: dict[str, Any]) -> list[list[str]]:
+    """One row a side: medians, with the spread from the slowest to the fastest turn."""
+    rows = []
+    for measured in result["families"].values():
+        for name in ("baseline", "ours"):
+            side, ratios = measured[name], measured["ratio"]
+            training, generation = ("", "") if name == "baseline" else (ratios["training"], ratios["generation"])
+            mfu = f"{side['mfu']:.1%}" if side["mfu"] is not None else "none"
+            rows.append(
+                [
+                    side["recipe"],
+                    _cell(side["training_tokens_per_second"], "{:,.0f}"),
+                    _cell(training, "{:.2f}"),
+                    _cell(side["generation_tokens_per_second"], "{:,.0f}"),
+                    _cell(generation, "{:.2f}"),
+                    f"{side['train_flops_per_token'] / 1e6:,.1f}M",
+                    mfu,
+                    f"{side['peak_memory_bytes'] / 2**20:,.0f} MiB",
+                ]
+            )
+    return rows
+
+
+def denominator(result: dict[str, Any]) -> str:
+    """What MFU is a fraction of, in one line."""
+    measured = next(iter(result["families"].values()), None)
+    if measured is None:
+        return "No family has a tiny recipe with a baseline."
+    name, peak = measured["hardware"]["name"], measured["peak_flops"]
+    return f"MFU of {name}: " + (
+        f"of {peak / 1e12:,.0f} TFLOP/s in bfloat16" if peak else "none, its peak is not known"
+    )
+
+
+def _cell(values: dict[str, float] | str, form: str) -> str:
+    if isinstance(values, str):
+        return values
+    median, low, high = (form.format(values[name]) for name in ("median", "min", "max"))
+    return f"{median} ({low}-{high})"
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def _synchronise() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _in_own_process(recipe: Recipe, steps: int) -> int:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(peak_memory, (recipe.to_dict(), steps))
+
+
+def peak_memory(recipe: dict[str, Any], steps: int) -> int:
+    """Bytes at the peak of a process that trains a few steps: allocated on the GPU, or resident, Python included."""
+    parallel = setup(recipe["train"]["device"])
+    Side(Recipe.from_dict(recipe), parallel).train(steps)
+    return memory.peak_memory(parallel.device)

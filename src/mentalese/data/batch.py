@@ -1,0 +1,17 @@
+"""Batches: named tensors of one shape convention, whatever the layout of the text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Batch = dict[str, Any]
+"""Flat token streams: `input_ids` and `labels` (-100 = not a target) [batch, length], `attention_mask` [batch, length]
+where rows are padded, and whatever else a kind of batching brings (`question_lengths` [batch] for records)."""
+
+
+def to_device(batch: Batch, device: str | torch.device) -> Batch:
+    """The batch with its tensors on `device`."""
+    return {k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in batch.items()}

@@ -1,0 +1,366 @@
+"""Every model as lm-eval asks it: log-likelihoods by the model's own `token_nll`, whatever its family.
+
+`MentaleseLM(*load_model(path), saved_recipe(path).data)` is an `lm_eval.api.model.LM` for all of lm-eval's tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from datasets import Dataset
+from lm_eval.api import task as lm_eval_task
+from lm_eval.api.instance import Instance
+from lm_eval.api.metrics import mean
+from lm_eval.api.model import LM
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.evaluator import evaluate
+
+from mentalese.data.batch import Batch, to_device
+from mentalese.data.plan import encode_prompts
+from mentalese.data.sentences import open_splitter
+from mentalese.data.tokenizers import corpus_encoder, special_token_ids
+from mentalese.errors import InputError
+from mentalese.evaluation.perplexity import evaluation_mode
+from mentalese.models.build import context_length
+from mentalese.models.generation import generate_text
+from mentalese.nn.loss import IGNORED
+from mentalese.recipe import WITH_MARKERS, DataConfig
+from mentalese.screen import progress
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Score(NamedTuple):
+    """Of a continuation: `nll` in nats, summed over its `tokens`, and whether each of them is the likeliest one."""
+
+    nll: float
+    tokens: int
+    greedy: bool | None
+
+
+class _Window(NamedTuple):
+    """`[start, end)` of row `row` is read, `[scored, end)` is scored."""
+
+    row: int
+    start: int
+    scored: int
+    end: int
+
+
+class MentaleseLM(LM):
+    """A model that keeps the contract, for lm-eval.
+
+    A text is read as in training (`encode_prompts`): after the end of a document, or as sentences between their
+    markers, which are given and never scored. Every token of a continuation is scored, a token that begins in the
+    context and ends in the continuation too. A text that is longer than the model reads at once is read in windows,
+    each of them with at least half a window of context; where a whole text is scored, in lm-eval's blocks.
+
+    Args:
+        model: keeps the contract (`load_model`); left in the mode that it came in.
+        data: how texts become tokens; unless given, plain text.
+        max_length: the most tokens read at once; unless given, the model's context. Models of sentences read all.
+        batch_size: rows at once; results do not depend on it.
+        device: where the model is.
+
+    Raises:
+        InputError: a model of records, which are questions and answers and no text, or a tokenizer without markers.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: PreTrainedTokenizerBase,
+        data: DataConfig | None = None,
+        *,
+        max_length: int | None = None,
+        batch_size: int = 16,
+        device: str | torch.device = "cpu",
+        show: bool = False,
+    ) -> None:
+        super().__init__()
+        self.model, self.tokenizer, self.data = model, tokenizer, data or DataConfig()
+        if self.data.batching == "records":
+            raise InputError("data.batching is 'records': such a model reads questions and no plain text")
+        self.special = special_token_ids(tokenizer, sentences=self.data.batching in WITH_MARKERS)
+        context = max_length or context_length(model.config)
+        self.max_length = None if self.data.batching == "sentences" else context
+        self.batch_size, self.show = batch_size, show
+        self._device = torch.device(device)
+        self._backend = corpus_encoder(tokenizer)
+        marked = self.data.batching in WITH_MARKERS
+        self._split = open_splitter(self.data.sentences)[0] if marked else lambda text: [text]
+
+    def protocol(self, *, blocks: bool = False) -> dict[str, Any]:
+        """The words that a figure is published with; `blocks`: of whole texts."""
+        begins = {
+            "sentences": "sentences between markers, read with the model's memory of earlier sentences",
+            "marked": "sentences between markers",
+        }.get(self.data.batching, "after the beginning-of-text token")
+        cut = f"of at most {self.max_length} tokens"
+        longer = f"blocks {cut} that share one" if blocks else f"windows {cut}"
+        longer = "whole texts" if self.max_length is None else longer
+        return {
+            "text": f"{begins}; {longer}",
+            "tokens": "every token of the continuation",
+            "estimator": self.model.continuation_estimator or self.model.estimators[0],
+            "lm_eval": version("lm-eval"),
+        }
+
+    # -- what lm-eval asks -------------------------------------------------------------------------------------------
+
+    def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Of each (context, continuation): nats, and whether greedy decoding gives the continuation's tokens."""
+        scores = self.score([request.args for request in requests], greedy=True)
+        return [(-score.nll, bool(score.greedy)) for score in scores]
+
+    def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Of each whole (text,): nats, in blocks that share one token; the last one begins early enough to be full."""
+        return [-score.nll for score in self.score([("", *request.args) for request in requests], blocks=True)]
+
+    def scores(self, requests: Sequence[Instance]) -> list[Score]:
+        """A kind of request of our own: as `loglikelihood`, with the number of tokens and not asking what is greedy."""
+        return self.score([request.args for request in requests])
+
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
+        """What the model goes on with after each (context, options), up to the first of `options["until"]`."""
+        texts = []
+        for given, group in groupby(requests, key=lambda request: request.args[1]):
+            contexts = [request.args[0] for request in group]
+            options = {"max_gen_toks": 256, "until": [], "do_sample": False} | given
+            new, until = options.pop("max_gen_toks"), options.pop("until")
+            if not options["do_sample"]:  # lm-eval says so by a temperature of 0, which transformers warns of
+                options.pop("temperature", None)
+            found = generate_text(
+                self.model,
+                self.tokenizer,
+                contexts,
+                self.data,
+                max_new_tokens=new,
+                batch_size=self.batch_size,
+                **options,
+            )
+            for context, text in zip(contexts, found):
+                text = text[len(context) :]
+                for stop in [until] if isinstance(until, str) else until:
+                    text = text.partition(stop)[0]
+                texts.append(text)
+        return texts
+
+    # -- scoring -----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def score(self, pairs: Sequence[tuple[str, str]], *, greedy: bool = False, blocks: bool = False) -> list[Score]:
+        """The likelihood of each continuation after its context; the context may be empty.
+
+        Labels are on the continuation alone, so that a model whose likelihood is that of all its labels gives the
+        conditional one; a model that infers something from a text does so from the context.
+
+        Args:
+            pairs: (context, continuation), joined as they are.
+            greedy: also look at the logits, by a pass of their own.
+            blocks: read what is too long in blocks instead of windows.
+
+        Raises:
+            InputError: a context and continuation without any text.
+            FloatingPointError: a likelihood is not finite.
+        """
+        asked = list(dict.fromkeys(pairs))
+        if not asked:
+            return []
+        rows, labels = self._encode(asked)
+        windows = [_Window(i, *window) for i, row in enumerate(labels) for window in self._windows(row, blocks)]
+        windows.sort(key=lambda window: window.start - window.end)  # the longest first: what does not fit fails at once
+        nll, right = np.zeros(len(asked)), np.ones(len(asked), dtype=bool)
+        total = sum(window.end - window.start for window in windows)
+        with progress("Scoring", total, show=self.show) as bar, evaluation_mode(self.model):
+            done = 0
+            for start in range(0, len(windows), self.batch_size):
+                part = windows[start : start + self.batch_size]
+                batch = to_device(self._batch(part, rows, labels), self._device)
+                by_token = self.model.token_nll(batch, **self.model.continuation_scoring())
+                nats = by_token.cpu().double().sum(1).numpy()  # float64: a sum of many tokens
+                for window, value in zip(part, nats):
+                    if not np.isfinite(value):
+                        raise FloatingPointError(
+                            f"the log-likelihood of {''.join(asked[window.row])[:80]!r} is {-value}: the model's "
+                            "weights or activations are not finite"
+                        )
+                    nll[window.row] += value
+                if greedy:
+                    for window, is_right in zip(part, self._is_greedy(batch)):
+                        right[window.row] &= is_right
+                bar.update(done := done + sum(window.end - window.start for window in part))
+        counts = (int((row != IGNORED).sum()) for row in labels)
+        found = {
+            pair: Score(float(nats), tokens, bool(is_right) if greedy else None)
+            for pair, nats, tokens, is_right in zip(asked, nll, counts, right)
+        }
+        return [found[pair] for pair in pairs]
+
+    def _encode(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Of each pair the token ids and the labels, both int64 [length]."""
+        prompts = encode_prompts([context + continuation for context, continuation in pairs], self.tokenizer, self.data)
+        markers = list(self.special.values())
+        rows, labels = [], []
+        for ids, mask, (context, continuation) in zip(prompts["input_ids"], prompts["attention_mask"], pairs):
+            row = ids[mask == 1].numpy()
+            lexical = np.flatnonzero(~np.isin(row, markers))
+            scored = lexical[self._tokens_within(context, continuation) :]
+            label = np.full(len(row), IGNORED)
+            label[scored] = row[scored]
+            rows.append(row)
+            labels.append(label)
+        return rows, labels
+
+    def _tokens_within(self, context: str, continuation: str) -> int:
+        """How many tokens of the whole text end within the context."""
+        count = start = 0
+        for piece in self._split(context + continuation) if context else ():
+            encoded = self._backend.encode(piece, add_special_tokens=False)
+            count += sum(start + end <= len(context) for _, end in encoded.offsets)
+            start += len(piece)
+        return count
+
+    def _windows(self, labels: np.ndarray, blocks: bool) -> Iterator[tuple[int, int, int]]:
+        """`(start, scored, end)`: together they score every label once."""
+        scored = int(np.argmax(labels != IGNORED))
+        size = self.max_length or len(labels)
+        while scored < len(labels):
+            end = min(len(labels), max(size, scored + (size - 1 if blocks else size // 2)))
+            yield max(0, end - size), scored, end
+            scored = end
+
+    def _batch(self, windows: Sequence[_Window], rows: list[np.ndarray], labels: list[np.ndarray]) -> Batch:
+        shape = len(windows), max(window.end - window.start for window in windows)
+        batch = {
+            "input_ids": torch.full(shape, self.special["pad_token_id"]),
+            "labels": torch.full(shape, IGNORED),
+            "attention_mask": torch.zeros(shape, dtype=torch.int64),
+        }
+        for i, (row, start, scored, end) in enumerate(windows):
+            batch["input_ids"][i, : end - start] = torch.from_numpy(rows[row][start:end])
+            batch["labels"][i, scored - start : end - start] = torch.from_numpy(labels[row][scored:end])
+            batch["attention_mask"][i, : end - start] = 1
+        return batch
+
+    def _is_greedy(self, batch: Batch) -> np.ndarray:
+        """bool [rows]: every label has the largest logit; of models that fill in masks, all of them at once."""
+        logits = self.model(**self.model.continuation_inputs(batch)).logits
+        labels = batch["labels"][:, 1:]
+        said = logits[:, :-1] if self.model.causal else logits[:, 1:]
+        return ((said.argmax(-1) == labels) | (labels == IGNORED)).all(1).cpu().numpy()
+
+
+# -- tasks -----------------------------------------------------------------------------------------------------------
+
+
+class _LocalTask(ConfigurableTask):
+    """lm-eval's task over rows that were read already."""
+
+    def __init__(self, name: str, rows: list[dict[str, Any]], config: dict[str, Any]) -> None:
+        self._rows = rows
+        super().__init__(config={"task": name, "test_split": "test", "num_fewshot": 0, **config})
+
+    def download(self, *args: Any, **kwargs: Any) -> None:
+        self.dataset = {"test": Dataset.from_list(self._rows)}
+
+
+class _ChoiceTask(_LocalTask):
+    """Questions with choices, ranked by the perplexity of the whole text too."""
+
+    def __init__(self, name: str, rows: list[dict[str, Any]], config: dict[str, Any], premise: Any) -> None:
+        super().__init__(name, rows, config)
+        self._premise = premise
+        self._aggregation_list["acc_perplexity"] = mean
+
+    def construct_requests(self, doc: dict[str, Any], ctx: str | list[str], **kwargs: Any) -> list[Instance]:
+        conditional = super().construct_requests(doc, ctx, **kwargs)
+        whole = []
+        for request in conditional:
+            request.request_type = "scores"
+            context, continuation = request.args
+            text = (context if self._premise is None else self._premise(doc)) + continuation
+            about = {"metadata": kwargs["metadata"], "idx": len(conditional) + request.idx}
+            whole.append(Instance(request_type="scores", doc=doc, arguments=("", text), **about))
+        return [*conditional, *whole]
+
+    def process_results(self, doc: dict[str, Any], results: list[Score]) -> dict[str, float]:
+        half = len(results) // 2
+        likeliest = min(range(half), key=lambda i: results[half + i].nll / results[half + i].tokens)
+        gold = self.doc_to_text(doc) if self.multiple_input else self.doc_to_target(doc)
+        # Whether the choice is greedy is read by `exact_match` alone, which no set asks for.
+        theirs = super().process_results(doc, [(-score.nll, False) for score in results[:half]])
+        return {"acc_perplexity": float(likeliest == gold), **theirs}
+
+
+def ask(
+    lm: MentaleseLM, tasks: dict[str, tuple[list[dict[str, Any]], dict[str, Any], Callable[[Any], str] | None]]
+) -> dict[str, dict[str, float | None]]:
+    """lm-eval's figures of each task, given as rows, lm-eval's config and the premise that perplexity reads.
+
+    Returns:
+        `{task: {metric: mean, metric_stderr: its standard error}}`; the latter is `None` for a single row.
+    """
+    made = {
+        name: _ChoiceTask(name, rows, config, premise)
+        if config["output_type"] == "multiple_choice"
+        else _LocalTask(name, rows, config)
+        for name, (rows, config, premise) in tasks.items()
+    }
+    with _quiet():
+        found = evaluate(lm=lm, task_dict={"tasks": made}, log_samples=False)["results"]
+    return {name: _by_name(found[name]) for name in tasks}
+
+
+_SEED = 1234  # lm-eval's own, of examples
+_RESAMPLINGS = 1000  # that standard errors without a formula come from
+
+
+def ask_loaded(
+    lm: MentaleseLM, loaded: dict[str, Any], limit: int | None
+) -> tuple[dict[str, dict[str, float | None]], dict[str, Any]]:
+    """lm-eval's figures of its own tasks, as its command finds them.
+
+    Args:
+        loaded: what `lm_eval.tasks.TaskManager.load` made.
+        limit: ask the first so many questions of each task.
+
+    Returns:
+        `{task or group: {metric: value, metric_stderr: its standard error}}`, and all that lm-eval says beside it.
+    """
+    for task in loaded["tasks"].values():
+        if task.get_config("num_fewshot") is None:
+            task.set_config(key="num_fewshot", value=0)
+        task.set_fewshot_seed(seed=_SEED)
+    with _quiet():
+        about = evaluate(lm=lm, task_dict=loaded, limit=limit, bootstrap_iters=_RESAMPLINGS, log_samples=False)
+    return {name: _by_name(figures) for name, figures in about["results"].items()}, about
+
+
+def _by_name(figures: dict[str, Any]) -> dict[str, float | None]:
+    """lm-eval's `metric,filter` and `metric_stderr,filter` by our names; the filter `none` is left out."""
+    found = {}
+    for key, value in figures.items():
+        metric, comma, kept = key.partition(",")
+        if comma:
+            name = metric.removesuffix("_stderr") + ("" if kept == "none" else f".{kept}")
+            found[name + metric[len(metric.removesuffix("_stderr")) :]] = None if value == "N/A" else float(value)
+    return found
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No bar of lm-eval's own for each task that it reads: ours says what takes long."""
+    shown = lm_eval_task.tqdm
+    lm_eval_task.tqdm = lambda items, **options: items
+    try:
+        yield
+    finally:
+        lm_eval_task.tqdm = shown

@@ -1,0 +1,239 @@
+"""Perplexity, bits a byte and nats a token, each with the protocol that gives the figure its meaning."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mentalese.data.batch import Batch, to_device
+from mentalese.errors import InputError
+from mentalese.nn.loss import IGNORED
+from mentalese.recipe import WITH_MARKERS, DataConfig, EvaluationConfig
+from mentalese.screen import progress
+
+if TYPE_CHECKING:
+    from mentalese.data.store import Split
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """How well a model predicts a text.
+
+    Attributes:
+        nll: mean negative log-likelihood, nats a scored token.
+        tokens: scored tokens.
+        bytes: UTF-8 bytes of the scored documents' text.
+        perplexity: `exp(nll)`; depends on the tokenizer.
+        bits_per_byte: total bits over `bytes`; comparable across tokenizers. `None` where the estimator scores a part
+            of the text.
+        protocol: what was scored, given what context, and how.
+        parts: what `nll` is the sum of, by name (`nll` and `kl` of a bound); empty where it is one thing.
+    """
+
+    nll: float
+    tokens: int
+    bytes: int
+    perplexity: float
+    bits_per_byte: float | None
+    protocol: dict[str, Any]
+    parts: dict[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        figures = dataclasses.asdict(self)
+        if not self.parts:
+            del figures["parts"]
+        return figures
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Eval mode (no dropout) inside the block; every module's own mode is restored after it."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def perplexity(
+    model: Any,
+    split: Split,
+    data: DataConfig,
+    evaluation: EvaluationConfig,
+    special: dict[str, int],
+    *,
+    device: str | torch.device = "cpu",
+    show: bool = False,
+) -> Perplexity:
+    """Scores a split's documents; the result does not depend on the batch size.
+
+    Args:
+        model: an `nn.Module` that scores as `Contract` says, by the first of its `estimators` or the one that
+            `evaluation` names; left in the mode it came in.
+        split: what is scored; its documents' bytes are the denominator of bits a byte.
+        data: how documents become rows (`batching`, `sequence_length`, sentences).
+        evaluation: which tokens count and how far a model may look back.
+        special: the tokenizer's marker ids, from `special_token_ids`.
+
+    Raises:
+        InputError: there is nothing to score, or the model has no such estimator.
+        FloatingPointError: a batch's likelihood is not finite; the message names the batch.
+    """
+    totals: Counter[str] = Counter()
+    tokens, left_out = 0, 0
+    for batch, labels, parts in _scored(model, split, data, evaluation, special, device, show):
+        # Sums in float64: a float32 sum of millions of tokens would depend on the batch size.
+        totals.update({name: float(nats.sum()) for name, nats in parts.items()})
+        counted = int((labels != IGNORED).sum())
+        tokens, left_out = tokens + counted, left_out + int((batch["labels"][:, 1:] != IGNORED).sum()) - counted
+    total = totals.total()
+    documents = evaluation.documents(len(split.document_bytes))
+    size = int(split.document_bytes[:documents].sum())
+    return Perplexity(
+        nll=total / tokens,
+        tokens=tokens,
+        bytes=size,
+        perplexity=_exp(total / tokens),
+        bits_per_byte=None if left_out else total / math.log(2) / size,
+        protocol=protocol(model, data, evaluation) | {"documents": documents},
+        parts={name: nats / tokens for name, nats in totals.items()} if len(totals) > 1 else {},
+    )
+
+
+def token_scores(
+    model: Any,
+    split: Split,
+    data: DataConfig,
+    evaluation: EvaluationConfig,
+    special: dict[str, int],
+    *,
+    device: str | torch.device = "cpu",
+    show: bool = False,
+) -> np.ndarray:
+    """The same scores token by token, so that models with other contexts and batches can be compared on each token.
+
+    Takes and raises what `perplexity` does; `evaluation.tokens` is taken as `lexical`, since ends of sentences have no
+    place in the store.
+
+    Returns:
+        float32 [len(split.tokens)]: nats of each lexical token, in the store's order; NaN where nothing was scored
+        (ends of documents, questions of records, documents after `evaluation.max_documents`, what the estimator leaves
+        out).
+    """
+    evaluation = dataclasses.replace(evaluation, tokens="lexical")
+    scores = np.full(len(split.tokens), np.nan, dtype=np.float32)
+    for batch, labels, parts in _scored(model, split, data, evaluation, special, device, show):
+        index = batch["store_index"].masked_fill(labels == IGNORED, -1)
+        scores[index[index >= 0].numpy()] = torch.stack([*parts.values()]).sum(0)[index >= 0].numpy()
+    return scores
+
+
+def _scored(
+    model: Any,
+    split: Split,
+    data: DataConfig,
+    evaluation: EvaluationConfig,
+    special: dict[str, int],
+    device: str | torch.device,
+    show: bool,
+) -> Iterator[tuple[Batch, Tensor, dict[str, Tensor]]]:
+    """Every evaluation batch with the labels that were scored, and their nats by part: float64 [rows, length], on the
+    CPU, 0 where there is none.
+    """
+    from mentalese.data.plan import evaluation_batches
+
+    documents, estimator = evaluation.documents(len(split.document_bytes)), _estimator(model, evaluation)
+    settings = {} if estimator == model.estimators[0] else {"estimator": estimator}
+    total, tokens = 0.0, 0
+    with progress("Scoring", int(split.documents[documents]), show=show) as bar:
+        for number, batch in enumerate(evaluation_batches(split, data, evaluation, special)):
+            read = {name: value for name, value in batch.items() if name != "store_index"}
+            with evaluation_mode(model), torch.no_grad():
+                found = model.nll_parts(to_device(read, device), **settings)
+                labels = model.scored_labels(read, estimator)
+            parts = {name: nats.cpu().double() for name, nats in found.items()}
+            total += sum(float(nats.sum()) for nats in parts.values())
+            if not math.isfinite(total):
+                rows, length = batch["input_ids"].shape
+                raise FloatingPointError(
+                    f"the log-likelihood of evaluation batch {number} ({rows} rows of {length} tokens) is "
+                    f"{total}: the model's weights or activations are not finite"
+                )
+            tokens += int((labels != IGNORED).sum())
+            bar.update(tokens, f"perplexity {_exp(total / max(tokens, 1)):.1f}")
+            yield batch, labels, parts
+    if tokens == 0:
+        raise InputError(f"the split has {documents} documents and no tokens to score: give one with text")
+
+
+def _estimator(model: Any, evaluation: EvaluationConfig) -> str:
+    """How the model's likelihood is found, by name."""
+    if evaluation.estimator not in (None, *model.estimators):
+        raise InputError(
+            f"evaluation.estimator is {evaluation.estimator!r}: this model has {', '.join(model.estimators)}"
+        )
+    return evaluation.estimator or model.estimators[0]
+
+
+def label(protocol: dict[str, Any]) -> str:
+    """What belongs behind a perplexity that is not simply the likelihood by one pass: ` (block-not-causal)`."""
+    estimator = protocol.get("estimator", "exact")
+    return "" if estimator == "exact" else f" ({estimator})"
+
+
+def _exp(nll: float) -> float:
+    return math.exp(nll) if nll < 700 else math.inf
+
+
+def asked_at(data: DataConfig) -> dict[str, int | None]:
+    """The stage that records are read at, and latents a record, `None` where there are not even their markers."""
+    return {"stage": data.stage, "latents": data.latents_at(data.stage) if data.has_latents else None}
+
+
+def protocol(model: Any, data: DataConfig, evaluation: EvaluationConfig) -> dict[str, Any]:
+    """The words that a perplexity is published with. The batch size is not among them: it changes nothing."""
+    length, stride = evaluation.window(data)
+    windows = f"sliding windows of {length} tokens inside a document, {stride} new ones a window"
+    joined = f"windows of {length} tokens of the documents joined by end-of-document tokens, {stride} new ones a window"
+    context, first_token = {
+        "blocks": (
+            joined if evaluation.joined else windows,
+            "a document's first token is scored after the end-of-document token; a sentence's first token after the "
+            "sentence before it, like any other token",
+        ),
+        "marked": (
+            f"{windows}, sentence markers among them",
+            "a sentence's first token is scored after its sentence-start token, which is given, and what the window "
+            "holds before that; a document's first token after the sentence-start token alone",
+        ),
+        "sentences": (
+            "whole documents, sentence by sentence, with the model's memory of earlier sentences",
+            "a sentence's first token is scored after its sentence-start token, which is given, and the model's memory "
+            "of earlier sentences; a document's first token after the sentence-start token alone",
+        ),
+        "records": (
+            "whole records: steps and answer after the question, whose bytes count in bits a byte",
+            "the first token after the question is scored given the question",
+        ),
+    }["blocks" if data.batching == "documents" else data.batching]
+    estimator = _estimator(model, evaluation)
+    return {
+        "tokens": evaluation.tokens,
+        "context": context,
+        "first_token": first_token,
+        "sentences": data.sentences if data.batching in WITH_MARKERS else None,
+        "estimator": estimator,
+        **model.scoring_protocol(estimator),
+        **(asked_at(data) if data.batching == "records" else {}),
+    }

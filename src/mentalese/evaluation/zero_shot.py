@@ -1,0 +1,378 @@
+"""Zero-shot questions asked through lm-eval: from local files as lm-eval has them, or lm-eval's own from the hub.
+
+Thoughtbubbles (Table 1, appendix E) takes the choice whose whole text has the lowest perplexity; lm-eval takes the one
+whose log-likelihood, summed over the choice, is the highest. These are different rankings, so both are given.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mentalese.data.sources import join_lines, open_text, read_json_lines
+from mentalese.errors import InputError, nearest
+from mentalese.files import sha256
+
+if TYPE_CHECKING:
+    from mentalese.evaluation.harness import MentaleseLM
+
+Row = dict[str, Any]
+
+HUB = "hub:"
+"""What a task's name begins with where it is lm-eval's own."""
+
+
+# -- how files are read ------------------------------------------------------------------------------------------------
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Row]]:
+    """A text a line."""
+    with open_text(path) as file:
+        for i, line in enumerate(file, 1):
+            if line.strip():
+                yield f"{path}, line {i}", {"text": line.rstrip("\n")}
+
+
+def _articles(path: Path) -> Iterator[tuple[str, Row]]:
+    """WikiText's, which begin at level-one headings."""
+    with open_text(path) as file:
+        for i, document in enumerate(join_lines(file), 1):
+            yield f"{path}, article {i}", {"page": document.text}
+
+
+def _hellaswag(path: Path) -> Iterator[tuple[str, Row]]:
+    """Published rows as lm-eval asks them; rows without `ctx_a` were made so before, and are read as they are."""
+    for where, row in read_json_lines(path):
+        if "ctx_a" in row:
+            from lm_eval.tasks.hellaswag.utils import preprocess
+
+            context = preprocess(f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}")
+            row = {"ctx": context, "endings": [preprocess(end) for end in row["endings"]], "label": int(row["label"])}
+        yield where, row
+
+
+# -- the sets ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class QuestionSet:
+    """Where a set of questions lies, and what lm-eval is told of it.
+
+    Attributes:
+        files: a pattern inside the folder of all sets; files may be gzipped.
+        fields: what every row has.
+        config: lm-eval's task: names of fields, Jinja templates, or functions of a row.
+        parts: of how many files the set is; the figures are means over the files, each of which counts the same.
+        premise: what stands before a choice where perplexity ranks it; the context that lm-eval asks with unless given.
+        read: the rows of a file, each with its place for messages.
+    """
+
+    files: str
+    fields: tuple[str, ...]
+    config: dict[str, Any]
+    parts: int = 1
+    premise: Callable[[Row], str] | None = None
+    read: Callable[[Path], Iterator[tuple[str, Row]]] = read_json_lines
+
+
+def _choices(context: Any, choices: Any, gold: Any, *metrics: str, delimiter: str = " ") -> dict[str, Any]:
+    return {
+        "output_type": "multiple_choice",
+        "doc_to_text": context,
+        "doc_to_choice": choices,
+        "doc_to_target": gold,
+        "target_delimiter": delimiter,
+        "metric_list": [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in metrics],
+    }
+
+
+def _final_word(row: Row, results: list[tuple[float, bool]]) -> dict[str, float]:
+    ((log_likelihood, greedy),) = results
+    return {"acc": float(greedy), "nll": -log_likelihood}
+
+
+_LAMBADA = {
+    "output_type": "loglikelihood",
+    "doc_to_text": lambda row: row["text"].rpartition(" ")[0],
+    "doc_to_target": lambda row: " " + row["text"].rpartition(" ")[2],
+    "process_results": _final_word,
+    "metric_list": [
+        {"metric": "acc", "aggregation": "mean", "higher_is_better": True},
+        {"metric": "nll", "aggregation": "mean", "higher_is_better": False},
+    ],
+}
+
+
+def _running(row: Row) -> str:
+    """An article as lm-eval's detokenizer has it."""
+    from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer
+
+    return wikitext_detokenizer(row)
+
+
+def _by_size(row: Row, results: tuple[float]) -> dict[str, tuple[float, int]]:
+    """Words and bytes are those of the article as it was published."""
+    words, size = len(re.split(r"\s+", row["page"])), len(row["page"].encode())
+    names = {"word_perplexity": words, "byte_perplexity": size, "bits_per_byte": size}
+    return {name: (*results, count) for name, count in names.items()}
+
+
+_WIKITEXT = {
+    "output_type": "loglikelihood_rolling",
+    "doc_to_text": "",
+    "doc_to_target": _running,
+    "process_results": _by_size,
+    "metric_list": [
+        {"metric": name, "aggregation": aggregation, "higher_is_better": False}
+        for name, aggregation in (
+            ("word_perplexity", "weighted_perplexity"),
+            ("byte_perplexity", "weighted_perplexity"),
+            ("bits_per_byte", "bits_per_byte"),
+        )
+    ],
+}
+_ARC = _choices("query", "choices", "gold", "acc", "acc_norm")
+
+SETS = {
+    "lambada_openai": QuestionSet("lambada*.jsonl", ("text",), _LAMBADA),
+    "lambada_standard": QuestionSet("lambada*.txt", ("text",), _LAMBADA, read=_lines),
+    "wikitext": QuestionSet("wikitext*/test.txt", ("page",), _WIKITEXT, read=_articles),
+    "hellaswag": QuestionSet(
+        "hellaswag*.jsonl",
+        ("ctx", "endings", "label"),
+        _choices("ctx", "endings", "label", "acc", "acc_norm"),
+        read=_hellaswag,
+    ),
+    # A sentence opens its text, where lm-eval has a space before it. The index of the good one is 0.
+    "blimp": QuestionSet(
+        "blimp/*.jsonl",
+        ("sentence_good", "sentence_bad"),
+        _choices("", lambda row: [row["sentence_good"], row["sentence_bad"]], 0, "acc", delimiter=""),
+        parts=67,
+    ),
+    "piqa": QuestionSet(
+        "piqa*.jsonl",
+        ("goal", "sol1", "sol2", "label"),
+        _choices("Question: {{goal}}\nAnswer:", lambda row: [row["sol1"], row["sol2"]], "label", "acc", "acc_norm"),
+        premise=lambda row: row["goal"],
+    ),
+    "arc_easy": QuestionSet("arc_easy*.jsonl", ("query", "choices", "gold"), _ARC),
+    "arc_challenge": QuestionSet("arc_challenge*.jsonl", ("query", "choices", "gold"), _ARC),
+    "sciq": QuestionSet(
+        "sciq*.jsonl",
+        ("question", "distractor1", "distractor2", "distractor3", "correct_answer", "support"),
+        _choices(
+            "{{support.lstrip()}}\nQuestion: {{question}}\nAnswer:",
+            lambda row: [row[f"distractor{i}"] for i in (1, 2, 3)] + [row["correct_answer"]],
+            3,
+            "acc",
+            "acc_norm",
+        ),
+    ),
+    # The choices stand before what is scored (Trinh and Le, 2018); lm-eval then has text and target swapped.
+    "winogrande": QuestionSet(
+        "winogrande*.jsonl",
+        ("sentence", "option1", "option2", "answer"),
+        _choices(
+            lambda row: int(row["answer"]) - 1,
+            lambda row: [row["sentence"].partition("_")[0] + row[f"option{i}"] for i in (1, 2)],
+            lambda row: row["sentence"].partition("_")[2].strip(),
+            "acc",
+        ),
+    ),
+}
+"""What `mentalese eval --tasks` reads from `--task-files`, by lm-eval's names."""
+
+
+@dataclass(frozen=True)
+class Questions:
+    """A set that was read.
+
+    Attributes:
+        name: in `SETS`.
+        parts: the rows of each file, by its name without endings.
+        limit: the most rows that were read of a file.
+        data_hash: of the files.
+    """
+
+    name: str
+    parts: dict[str, list[Row]]
+    limit: int | None
+    data_hash: str = field(repr=False)
+
+
+def read_questions(name: str, folder: Path | None, limit: int | None = None) -> Questions:
+    """The questions of a set.
+
+    Args:
+        name: one of `SETS`.
+        folder: holds the sets' files, see `QuestionSet.files`.
+        limit: read the first so many of each file.
+
+    Raises:
+        InputError: no folder, no file of that name or several, files missing of a set of many, a row without a field,
+            no row; or lm-eval is not installed.
+    """
+    questions = SETS[name]
+    _check_limit(limit)
+    if folder is None:
+        raise InputError(
+            f"task {name!r} reads its questions from a folder: give it with --task-files FOLDER, or ask for {HUB}{name}"
+        )
+    _check_installed(name)
+    files = sorted([*folder.glob(questions.files), *folder.glob(f"{questions.files}.gz")])
+    if len(files) != questions.parts:
+        found = ", ".join(path.name for path in files[:3]) + (", ..." if len(files) > 3 else "") or "none"
+        needed = "one file" if questions.parts == 1 else f"{questions.parts} files"
+        raise InputError(
+            f"task {name!r} needs {needed} {questions.files} or {questions.files}.gz in {str(folder)!r}, and there "
+            f"{'is' if len(files) == 1 else 'are'} {len(files)} ({found}): give the folder that holds just those"
+        )
+    parts = {path.name.partition(".")[0]: _rows(path, questions, limit) for path in files}
+    digests = "".join(sha256(path) for path in files)
+    return Questions(name, parts, limit, hashlib.sha256(digests.encode()).hexdigest()[:16])
+
+
+def _check_limit(limit: int | None) -> None:
+    if limit is not None and limit < 1:
+        raise InputError(f"limit is {limit}: give at least 1, or leave it out for all questions")
+
+
+def _check_installed(name: str) -> None:
+    try:
+        import lm_eval  # noqa: F401
+    except ImportError as error:
+        raise InputError(f"task {name!r} needs lm-eval: install it with pip install 'mentalese[tasks]'") from error
+
+
+def _rows(path: Path, questions: QuestionSet, limit: int | None) -> list[Row]:
+    rows = []
+    for where, row in islice(questions.read(path), limit):
+        for name in questions.fields:
+            if name not in row:
+                raise InputError(f"{where} has no {name!r} (but {', '.join(row)}): give the set's own files")
+        rows.append({name: row[name] for name in questions.fields})
+    if not rows:
+        raise InputError(f"{path} has no questions: fetch it again")
+    return rows
+
+
+def zero_shot(lm: MentaleseLM, questions: Questions) -> dict[str, Any]:
+    """What a model answers.
+
+    Returns:
+        Each figure with its standard error over questions, `NAME_stderr` (`None` for a single one):
+        for sets with choices `acc_perplexity` (the share of questions whose right choice has, with what stands before
+        it, the lowest perplexity), `acc` and `acc_norm` (lm-eval's: the highest log-likelihood of the choice, and that
+        over its number of characters); for LAMBADA `acc` (each token of the final word is the likeliest one) and
+        `perplexity` (of the final words, a word); for WikiText `word_perplexity`, `byte_perplexity` and
+        `bits_per_byte`, by the published articles' words and bytes. Then `items`, `data_hash`, `protocol`, and for a
+        set of many files `subsets`: the same of each.
+    """
+    from mentalese.evaluation.harness import ask
+
+    about = SETS[questions.name]
+    parts = ask(lm, {name: (rows, about.config, about.premise) for name, rows in questions.parts.items()})
+    figures = _mean(list(parts.values()))
+    if "nll" in figures:
+        nll, error = figures.pop("nll"), figures.pop("nll_stderr")
+        perplexity = math.exp(nll) if nll < 700 else math.inf
+        # The delta method: a small error of the logarithm is the relative error of the figure.
+        figures |= {"perplexity": perplexity, "perplexity_stderr": None if error is None else perplexity * error}
+    result: dict[str, Any] = figures | {
+        "items": sum(map(len, questions.parts.values())),
+        "data_hash": questions.data_hash,
+    }
+    if len(parts) > 1:
+        result["subsets"] = {name: part | {"items": len(questions.parts[name])} for name, part in parts.items()}
+    blocks = about.config["output_type"] == "loglikelihood_rolling"
+    return result | {"protocol": {"limit": questions.limit, **lm.protocol(blocks=blocks)}}
+
+
+# -- lm-eval's own ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HubTask:
+    """A task of lm-eval, or a group or a tag of tasks, whose questions were fetched.
+
+    Attributes:
+        tasks: what `lm_eval.tasks.TaskManager.load` made.
+        limit: the most questions that are asked of a task.
+    """
+
+    name: str
+    tasks: Any
+    limit: int | None
+
+
+def read_hub_task(name: str, limit: int | None = None) -> HubTask:
+    """A task that lm-eval knows, by lm-eval's name; its questions come from where lm-eval has them, the network.
+
+    Args:
+        limit: ask the first so many of each task.
+
+    Raises:
+        InputError: lm-eval is not installed or has no such task, or the questions cannot be had.
+    """
+    _check_limit(limit)
+    _check_installed(f"{HUB}{name}")
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager()
+    if name not in manager.all_tasks:
+        raise InputError(f"tasks: lm-eval has no task {name!r}{nearest(name, manager.all_tasks)}")
+    try:
+        return HubTask(name, manager.load([name]), limit)
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"task '{HUB}{name}': lm-eval cannot have its questions ({reason})") from error
+
+
+def hub_task(lm: MentaleseLM, asked: HubTask) -> dict[str, Any]:
+    """What a model answers, in lm-eval's figures.
+
+    Returns:
+        Each figure of the task or group with its standard error, as `zero_shot` has them, `items`, and `subsets`: the
+        same of each task of a group. A tag has no figures of its own: `{task: figures}`. Then `protocol`.
+
+    Raises:
+        InputError: a figure of the task needs a package that is not installed.
+    """
+    from mentalese.evaluation.harness import ask_loaded
+
+    try:
+        figures, about = ask_loaded(lm, asked.tasks, asked.limit)
+    except ModuleNotFoundError as error:
+        raise InputError(f"task '{HUB}{asked.name}' needs {error.name}: pip install {error.name}") from error
+    items = {name: count["effective"] for name, count in about["n-samples"].items()}
+    parts = {name: figures[name] | {"items": count} for name, count in items.items()}
+    result: dict[str, Any]
+    if asked.name in parts:
+        result = parts[asked.name]
+    elif figures.get(asked.name):
+        result = figures[asked.name] | {"items": sum(items.values()), "subsets": parts}
+    else:
+        result = parts
+    shots = {name: about["n-shot"][name] for name in items}
+    blocks = all(task.OUTPUT_TYPE == "loglikelihood_rolling" for task in asked.tasks["tasks"].values())
+    return result | {"protocol": {"limit": asked.limit, "shots": shots, **lm.protocol(blocks=blocks)}}
+
+
+def _mean(parts: list[dict[str, float | None]]) -> dict[str, Any]:
+    """The mean over parts of each figure, and its standard error where the parts are all there is."""
+    found: dict[str, Any] = {}
+    for name in parts[0]:
+        values = [part[name] for part in parts]
+        if not name.endswith("_stderr"):
+            found[name] = sum(v for v in values if v is not None) / len(values)
+        else:
+            known = [v for v in values if v is not None]
+            found[name] = math.hypot(*known) / len(values) if len(known) == len(values) else None
+    return found

@@ -1,0 +1,105 @@
+"""GPT-2 with a gist mask (Thought Gestalt's section 3.3 and Table 5, after Mu et al., 2023).
+
+The text is one stream with its sentences between markers, `BOS w1..wn EOS BOS ..`. A token attends to the tokens of its
+own sentence, and of earlier sentences to their EOS alone. What is left out is keys: an EOS reads its whole sentence,
+and everything after the sentence reads nothing of it but that EOS. All else is transformers' GPT-2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
+
+from mentalese.errors import InputError
+from mentalese.models.hf import ThoughtCache
+
+
+class GPT2GistConfig(GPT2Config):
+    """GPT-2's settings, and which token ends a sentence."""
+
+    model_type = "gpt2_gist"
+
+    sentence_end_token_id: int = 2
+
+
+def gist_mask(ends: Tensor, attention_mask: Tensor | None, queries: int) -> Tensor:
+    """Which of L tokens the last `queries` of them attend to.
+
+    Args:
+        ends: bool [batch, L], the tokens that end a sentence.
+        attention_mask: [batch, L], 0 at padding.
+
+    Returns:
+        bool [batch, 1, queries, L]. Every token attends to itself, padding too, so that no row is empty.
+    """
+    sentence = ends.cumsum(1) - ends.long()
+    position = torch.arange(ends.shape[1], device=ends.device)
+    asking = position[-queries:, None]
+    visible = (sentence[:, -queries:, None] == sentence[:, None]) | ends[:, None]
+    if attention_mask is not None:
+        visible = visible & attention_mask[:, None].bool()
+    return ((visible & (position <= asking)) | (position == asking))[:, None]
+
+
+class GPT2GistModel(GPT2Model):
+    """GPT-2's blocks under the gist mask; its cache also keeps which of the tokens read are ends of sentences."""
+
+    config_class = GPT2GistConfig
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        past_key_values: ThoughtCache | None = None,
+        attention_mask: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """As `GPT2Model.forward`.
+
+        Raises:
+            InputError: no `input_ids` (embeddings do not tell where sentences end), or a cache of another kind.
+        """
+        if input_ids is None:
+            raise InputError("input_ids is None: the gist mask follows the ends of sentences, give token ids")
+        if past_key_values is not None and not isinstance(past_key_values, ThoughtCache):
+            raise InputError(
+                f"past_key_values is a {type(past_key_values).__name__}: {type(self).__name__} needs a ThoughtCache "
+                "(leave the argument out)"
+            )
+        if (self.config.use_cache if use_cache is None else use_cache) and past_key_values is None:
+            past_key_values = ThoughtCache(self.config.num_hidden_layers)
+        ends = input_ids == self.config.sentence_end_token_id
+        if past_key_values is not None and past_key_values.seen_tokens:
+            ends = torch.cat((past_key_values.state["ends"], ends), dim=1)
+        mask = gist_mask(ends, attention_mask, input_ids.shape[1])
+        if self.config._attn_implementation == "eager":  # which adds it to the scores
+            mask = torch.zeros_like(mask, dtype=self.dtype).masked_fill(~mask, torch.finfo(self.dtype).min)
+        output = super().forward(
+            input_ids, past_key_values=past_key_values, attention_mask=mask, use_cache=use_cache, **kwargs
+        )
+        if past_key_values is not None:
+            past_key_values.state["ends"] = ends
+            past_key_values.seen_tokens = ends.shape[1]
+        return output
+
+
+class GPT2GistLMHeadModel(GPT2LMHeadModel):
+    """GPT-2 with a gist mask as a causal LM over `BOS w1..wn EOS BOS ..`, a document ending in `EOD EOS`."""
+
+    config_class = GPT2GistConfig
+    _is_stateful = True  # the cache cannot be cut back
+    _supports_flash_attn = False  # it takes no mask of pairs
+
+    def __init__(self, config: GPT2GistConfig) -> None:
+        super().__init__(config)
+        self.transformer = GPT2GistModel(config)
+        self.post_init()
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
+            model_kwargs["past_key_values"] = ThoughtCache(self.config.num_hidden_layers)

@@ -1,0 +1,14 @@
+"""Coconut (Hao et al.) and AGCLR: continuous thoughts, with a gated memory, on any Hugging Face decoder."""
+
+from mentalese.registry import Family
+
+_HERE = "mentalese.families.coconut"
+
+FAMILY = Family(
+    name="coconut",
+    description="Coconut and AGCLR: hidden states fed back as input embeddings, with a gated memory across the passes",
+    recipes=f"{_HERE}.recipes:RECIPES",
+    classes={"coconut": (f"{_HERE}.config:CoconutConfig", f"{_HERE}.model:CoconutForCausalLM")},
+    grow=f"{_HERE}.config:grown",
+    figures="mentalese.analyses.coconut:FIGURES",
+)

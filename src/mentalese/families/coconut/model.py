@@ -1,0 +1,483 @@
+"""Coconut (Hao et al., "Training Large Language Models to Reason in a Continuous Latent Space") and AGCLR ("Why Limit
+the Residual Stream to Layers and Not Tokens? Persistent Memory for Continuous Latent Reasoning").
+
+A latent position reads no token but the last hidden state at the position before it, so that a model reasons without
+words: one pass over the question, one for each latent, one over the rest, every pass on the keys and values of those
+before it. AGCLR keeps a memory beside that, the concept stream: gates decide what of it a latent reads, what of the
+hidden state is forgotten, and what is written back. Equations are those of AGCLR's paper.
+
+Rows of a batch may differ in the length of the question and in the number of latents. They are laid out anew,
+
+    [ padding | question ] [ latents | masked ] [ rest | padding ]
+      P columns              N columns            R columns
+
+so that pass p is one column for all rows. Letters in shapes: B rows of L tokens, d hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.cache_utils import Cache
+
+from mentalese.data.batch import Batch
+from mentalese.errors import InputError
+from mentalese.families.coconut.config import GATES, CoconutConfig
+from mentalese.models.backbone import attention_width, build_decoder, linear_weights
+from mentalese.models.contract import LossOutput, follows
+from mentalese.models.hf import CausalLMOutputWithThoughts, LatentThoughtModel, ThoughtCache
+from mentalese.models.trace import Shown, Thought, ThoughtTrace
+
+NEAREST = 5  # tokens of a trace that stand beside a latent
+
+# --------------------------------------------------------------------------------------------------- the concept stream
+
+
+class Gate(nn.Linear):
+    """sigmoid(W h + b), W = 0 at the start (appendix A.3)."""
+
+    def __init__(self, width: int, bias_init: float) -> None:
+        super().__init__(width, width)
+        self.bias_init = bias_init
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return super().forward(hidden).sigmoid()
+
+
+class ConceptStream(nn.Module):
+    """Eq. 1 to 4: what a latent reads of the memory, and what it writes back."""
+
+    def __init__(self, config: CoconutConfig) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.hidden_size)
+        self.gates = nn.ModuleDict(
+            {
+                name: Gate(config.hidden_size, bias)
+                for name, bias in zip(GATES, config.gate_biases)
+                if name in config.gates
+            }
+        )
+        self.memory_norm = nn.LayerNorm(config.hidden_size)
+        self.write_passes = config.write_passes
+
+    def forward(self, hidden: Tensor, memory: Tensor, latents: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """One latent.
+
+        Args:
+            hidden: [B, d], h_t.
+            memory: [B, d], c_{t-1}.
+            latents: [B], how many there were before.
+
+        Returns:
+            h'_t and c_t [B, d], and the gates' values [B, d] by name.
+        """
+        normed = self.norm(hidden)
+        values = {name: gate(normed) for name, gate in self.gates.items()}
+        gated = hidden
+        if "forget" in values:
+            gated = (1 - values["forget"]) * gated
+        if "read" in values:
+            gated = gated + values["read"] * memory
+        written = self.memory_norm(memory + values["write"] * gated if "write" in values else memory)
+        if self.write_passes is not None:
+            written = torch.where((latents < self.write_passes)[:, None], written, memory)
+        return gated, written, values
+
+
+# ----------------------------------------------------------------------------------------------------------- the layout
+
+
+@dataclass
+class Layout:
+    """Where the tokens of a batch lie in the passes.
+
+    Attributes:
+        source: [B, P + N + R], the column of the batch that each place holds; 0 at padding.
+        real: bool [B, P + N + R], places that hold a token.
+        place: [B, L], where each token lies; 0 at padding.
+        latents: [B], latents of each row.
+        prompt, passes: P and N.
+        first: bool [B], rows whose latents have no token before them in this call.
+    """
+
+    source: Tensor
+    real: Tensor
+    place: Tensor
+    latents: Tensor
+    prompt: int
+    passes: int
+    first: Tensor
+
+
+def lay_out(is_latent: Tensor, real: Tensor, passes: int | None = None) -> Layout:
+    """The layout of a batch by its latents and its tokens, both bool [B, L].
+
+    A row without latents is cut where the longest question ends; without any in the batch all tokens are rest.
+
+    Args:
+        passes: N, where it is to be more than the batch's own.
+
+    Raises:
+        InputError: latents of a row that do not stand side by side.
+    """
+    rows, length = real.shape
+    rank = real.cumsum(1) - 1  # of a token among its row's
+    latents, tokens = is_latent.sum(1), real.sum(1)
+    start = torch.where(is_latent, rank, length).amin(1)
+    end = torch.where(is_latent, rank, -1).amax(1) + 1
+    if bool(((end - start != latents) & (latents > 0)).any()):
+        raise InputError("input_ids has latent tokens apart from each other in a row: put them side by side")
+    has = latents > 0
+    prompt = int(start.masked_fill(~has, 0).max())
+    passes = max(int(latents.max()), passes or 0)
+    start = torch.where(has, start, tokens.clamp(max=prompt))
+    behind = rank - (start + latents)[:, None]
+    place = torch.where(
+        rank < start[:, None],
+        prompt - start[:, None] + rank,
+        torch.where(behind < 0, prompt + rank - start[:, None], prompt + passes + behind),
+    )
+    width = prompt + passes + int((tokens - start - latents).max())
+    trash = place.masked_fill(~real, width)
+    columns = torch.arange(length, device=real.device).expand(rows, -1)
+    source = columns.new_zeros(rows, width + 1).scatter_(1, trash, columns)[:, :-1]
+    filled = torch.zeros(rows, width + 1, dtype=torch.bool, device=real.device).scatter_(1, trash, True)[:, :-1]
+    return Layout(source, filled, place.masked_fill(~real, 0), latents, prompt, passes, has & (start == 0))
+
+
+@contextmanager
+def _keys_kept_once(keys: Any) -> Iterator[None]:
+    """Inside, what a pass keeps of keys and values for its gradient is taken from the last pass's.
+
+    Theirs are the beginning of those; a copy for each pass would be kept otherwise.
+    """
+    # What is kept must hold no graph, or it keeps itself alive: no tensor as it is, and in the end no layer either.
+    layers = list(keys.layers)
+    last: dict[tuple[int, str], Tensor] = {}
+
+    def pack(tensor: Tensor) -> Any:
+        if tensor.ndim == 4:
+            for number, layer in enumerate(layers):
+                for name in ("keys", "values"):
+                    held = getattr(layer, name)
+                    if held is not None and tensor.data_ptr() == held.data_ptr() and tensor.shape == held.shape:
+                        return number, name, tensor.shape[2]
+        return tensor.detach()
+
+    def unpack(packed: Any) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        number, name, length = packed
+        return last[number, name][:, :, :length]
+
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            yield
+        for number, layer in enumerate(layers):
+            last[number, "keys"], last[number, "values"] = layer.keys.detach(), layer.values.detach()
+    finally:
+        layers.clear()
+
+
+@dataclass
+class Thoughts:
+    """What the latents of a batch were: one entry a pass, [B, d] each, and the gates' values by name.
+
+    `states` are h_t, `latents` h'_t, `concepts` c_t. `is_latent` and `real` say where they and all tokens lie, bool
+    [B, L].
+    """
+
+    states: list[Tensor] = field(default_factory=list)
+    latents: list[Tensor] = field(default_factory=list)
+    concepts: list[Tensor] = field(default_factory=list)
+    gates: list[dict[str, Tensor]] = field(default_factory=list)
+    is_latent: Tensor = field(default_factory=lambda: torch.empty(0))
+    real: Tensor = field(default_factory=lambda: torch.empty(0))
+
+
+# ------------------------------------------------------------------------------------------------------------ the model
+
+
+class CoconutForCausalLM(LatentThoughtModel):
+    """A Hugging Face decoder whose latent positions read hidden states."""
+
+    config_class = CoconutConfig
+    shard_blocks = False  # a step runs the backbone many times
+    about_thoughts = (
+        "Hidden states that are fed back in place of tokens between a question and its answer; of AGCLR a concept "
+        "stream goes along with them. Only answers are trained: of a question the scores say little."
+    )
+    shown = {  # noqa: RUF012 (nothing writes to it)
+        "read": Shown("read gate", "How much of the concept stream a latent reads.", "share", along="pass"),
+        "forget": Shown("forget gate", "How much of its hidden state a latent drops.", "share", along="pass"),
+        "write": Shown("write gate", "How much of itself a latent writes to the concept stream.", "share", "pass"),
+        "retention": Shown(
+            "retention", "How close the hidden state before each latent is to the first one.", "cosine", "pass"
+        ),
+        "retention_gated": Shown(
+            "retention, gated", "The same of what the latents read, behind the gates.", "cosine", "pass"
+        ),
+    }
+
+    def __init__(self, config: CoconutConfig) -> None:
+        super().__init__(config)
+        self.backbone = build_decoder("coconut.backbone", config.backbone_config, config._attn_implementation)
+        self.concept_stream = ConceptStream(config) if config.mode == "agclr" else None
+        self.post_init()
+        if config.latent_token_id is not None:  # a latent is asked for, never said
+            self.generation_config.suppress_tokens = [config.latent_token_id]
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, Gate):
+            init.zeros_(module.weight)
+            init.constant_(module.bias, module.bias_init)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.backbone.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.backbone.set_input_embeddings(value)
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.backbone.get_output_embeddings()
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        self.backbone.set_output_embeddings(new_embeddings)
+
+    # ------------------------------------------------------------------------------------- the passes
+
+    def encode(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        cache: ThoughtCache | None = None,
+        thoughts: Thoughts | None = None,
+    ) -> Tensor:
+        """Final hidden states [B, L, d], zero at padding, from where `cache` left off; the cache moves on.
+
+        Args:
+            thoughts: gets what the latents were.
+
+        Raises:
+            InputError: a latent before any token, or latents apart from each other.
+        """
+        if self.config.latent_token_id is None:
+            raise InputError(
+                "coconut.latent_token_id is None, so that nothing is a latent: give the token that marks one "
+                "(`mentalese grow` adds it to a tokenizer)"
+            )
+        batch, length = input_ids.shape
+        state = {} if cache is None else cache.state
+        real = self.real_tokens(input_ids, attention_mask, cache)
+        is_latent = (input_ids == self.config.latent_token_id) & real
+        if thoughts is not None:
+            thoughts.is_latent, thoughts.real = is_latent, real
+        passes = 0 if self.config.mode == "pause" else self._passes(is_latent)
+        if passes:
+            layout = lay_out(is_latent, real, passes)
+            ids, own = input_ids.gather(1, layout.source), layout.real
+        else:
+            layout, ids, own = None, input_ids, real
+        held = state.get("mask")
+        mask = own if held is None else torch.cat((held, own), dim=1)
+        past = mask.shape[1] - own.shape[1]
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        keys = None
+        if passes or cache is not None:
+            keys = Cache(layers=(self.new_cache() if cache is None else cache).layers)
+        embedded = self.get_input_embeddings()(ids)
+
+        def read(inputs: Tensor, start: int) -> Tensor:
+            """The backbone over columns from `start` on."""
+            end = start + inputs.shape[1]
+            return self.backbone.base_model(
+                inputs_embeds=inputs,
+                attention_mask=mask[:, : past + end].long(),
+                position_ids=positions[:, past + start : past + end],
+                past_key_values=keys,
+                use_cache=keys is not None,
+            ).last_hidden_state
+
+        if layout is None:
+            hidden = read(embedded, 0)
+        else:
+            once = cache is None and torch.is_grad_enabled()
+            with _keys_kept_once(keys) if once else nullcontext():
+                hidden = self._think(embedded, layout, read, state, thoughts)
+            hidden = hidden.gather(1, layout.place[..., None].expand(-1, -1, hidden.shape[-1]))
+        if not bool(real.all()):
+            hidden = hidden.masked_fill(~real[..., None], 0.0)
+        if cache is not None:
+            last = real.long().mul(torch.arange(1, length + 1, device=real.device)).argmax(1)
+            latest = hidden[torch.arange(batch, device=real.device), last]
+            if "hidden" in state:
+                latest = torch.where(real.any(1, keepdim=True), latest, state["hidden"])
+            state["hidden"], state["mask"] = latest, mask
+            cache.seen_tokens += length
+        return hidden
+
+    def _think(
+        self, embedded: Tensor, layout: Layout, read: Any, state: dict[str, Tensor], thoughts: Thoughts | None
+    ) -> Tensor:
+        """Final hidden states [B, P + N + R, d]: the question, latent by latent, the last one with the rest."""
+        prompt, passes = layout.prompt, layout.passes
+        rows, width = embedded.shape[0], embedded.shape[2]
+        parts = [read(embedded[:, :prompt], 0)] if prompt else []
+        before = parts[-1][:, -1] if prompt else embedded.new_zeros(rows, width)
+        if bool(layout.first.any()):
+            if "hidden" not in state:
+                raise InputError("input_ids begins with a latent token: it reads the state of the token before it")
+            before = torch.where(layout.first[:, None], state["hidden"].to(before.dtype), before)
+        memory = state.get("memory", torch.zeros_like(before))
+        earlier = state.get("latents", torch.zeros_like(layout.latents))
+        for number in range(passes):
+            latent, values = before, {}
+            if self.concept_stream is not None:
+                latent, written, values = self.concept_stream(before, memory, earlier + number)
+                memory = torch.where((number < layout.latents)[:, None], written, memory)
+            if thoughts is not None:
+                thoughts.states.append(before)
+                thoughts.latents.append(latent)
+                thoughts.concepts.append(memory)
+                thoughts.gates.append(values)
+            column = prompt + number
+            inputs = latent[:, None]
+            if number == passes - 1:  # the rest needs no pass of its own
+                inputs = torch.cat((inputs.to(embedded.dtype), embedded[:, column + 1 :]), dim=1)
+            parts.append(read(inputs, column))
+            before = parts[-1][:, 0]
+        if self.concept_stream is not None:
+            state["memory"], state["latents"] = memory, earlier + layout.latents
+        return torch.cat(parts, dim=1)
+
+    def _passes(self, is_latent: Tensor) -> int:
+        """The most latents of a row; in training that of all ranks, which under FSDP must run alike."""
+        passes = is_latent.sum(1).max()
+        if self.training and torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(passes, torch.distributed.ReduceOp.MAX)
+        return int(passes)
+
+    # ------------------------------------------------------------------------------------- training and cost
+
+    def final_hidden_states(self, batch: Batch) -> Tensor:
+        return self.encode(batch["input_ids"], batch.get("attention_mask"))
+
+    def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
+        """See `Contract.training_loss`; what the latents of a batch do not need gets zero gradients."""
+        output = super().training_loss(batch, **settings)
+        if self.concept_stream is not None:
+            output.loss = output.loss + 0.0 * sum(p.sum() for p in self.concept_stream.parameters())
+        return output
+
+    def forward_flops(self, batch: Batch) -> int:
+        ids = batch["input_ids"]
+        rows, length = ids.shape
+        mask = batch.get("attention_mask")
+        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+        is_latent = (ids == self.config.latent_token_id) & real
+        columns, pairs, gated = length, length**2, 0
+        if self.config.mode != "pause" and bool(is_latent.any()):
+            layout = lay_out(is_latent, real)
+            prompt, passes, columns = layout.prompt, layout.passes, layout.source.shape[1]
+            pairs = (
+                prompt**2
+                + sum(prompt + number for number in range(1, passes))
+                + (columns - prompt - passes + 1) * columns
+            )
+            if self.concept_stream is not None:
+                gated = passes * len(self.concept_stream.gates) * self.config.hidden_size**2
+        inner = self.backbone.config
+        body = columns * linear_weights(self.backbone) + 2 * pairs * attention_width(inner)
+        return 2 * rows * (body + gated + length * self.output_weight().numel())
+
+    # ------------------------------------------------------------------------------------- Hugging Face's side
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: ThoughtCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        labels: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_thoughts: bool = False,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithThoughts:
+        """Logits [B, L, v] of the token after each; at a latent, of what its state says.
+
+        Positions follow from `attention_mask`; `position_ids` are not read.
+
+        Args:
+            input_ids: [B, L], latents marked by `config.latent_token_id`.
+            attention_mask: [B, L or, with a cache, all tokens so far], 0 at padding on either side.
+            labels: [B, L], see `Batch`.
+            logits_to_keep: only the logits of the last so many positions (0: all), or of these.
+            output_thoughts: also return a `ThoughtTrace` a row.
+
+        Raises:
+            InputError: embeddings in place of tokens, or a cache of another kind.
+        """
+        if input_ids is None or inputs_embeds is not None:
+            raise InputError("inputs_embeds is given: latents are found by their tokens, so give input_ids alone")
+        cache = self.check_cache(past_key_values)
+        cache = self.new_cache() if use_cache and cache is None else cache
+        thoughts = Thoughts() if output_thoughts else None
+        hidden = self.encode(input_ids, attention_mask, cache=cache, thoughts=thoughts)
+        kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        return CausalLMOutputWithThoughts(
+            loss=None if labels is None else self.next_token_loss(hidden, labels)[0],
+            logits=self.get_output_embeddings()(hidden[:, kept]),
+            past_key_values=cache,
+            thoughts=None if thoughts is None else self._traces(input_ids, hidden, thoughts),
+        )
+
+    @torch.no_grad()
+    def _traces(self, input_ids: Tensor, hidden: Tensor, thoughts: Thoughts) -> list[ThoughtTrace]:
+        """A trace a row: each latent as it was read and, of AGCLR, the concept stream after it, with what the output
+        embedding makes of them.
+
+        `curves` holds by pass each gate's mean, and `retention`: the cosine of the state before each latent with that
+        before the first one (Figure 3 of AGCLR), of h'_t in place of h_t as `retention_gated`. Latents have no scores.
+        """
+        is_latent, head = thoughts.is_latent, self.get_output_embeddings()
+        scored = follows(thoughts.real) & ~is_latent
+        traces = self.text_traces(input_ids, scored, lambda at: head(hidden[:, at]))
+        embedded = self.get_input_embeddings()(input_ids)
+        for row, trace in enumerate(traces):
+            columns = is_latent[row].nonzero()[:, 0].tolist()
+            if not thoughts.latents:
+                trace.thoughts = [Thought(embedded[row, at].detach(), at, at + 1, "latent") for at in columns]
+                continue
+            for number, at in enumerate(columns):
+                vectors = {"latent": thoughts.latents[number][row]}
+                if self.concept_stream is not None:
+                    vectors["concept"] = thoughts.concepts[number][row]
+                for label, vector in vectors.items():
+                    trace.thoughts.append(Thought(vector.detach(), at, at + 1, label, nearest=self._nearest(vector)))
+            if not columns:
+                continue
+            for name in thoughts.gates[0]:
+                trace.curves[name] = torch.stack([thoughts.gates[n][name][row].mean() for n in range(len(columns))])
+            kept = {"retention": thoughts.states}
+            if self.concept_stream is not None:
+                kept["retention_gated"] = thoughts.latents
+            for name, states in kept.items():
+                own = torch.stack([state[row].float() for state in states[: len(columns)]])
+                trace.curves[name] = torch.cosine_similarity(own[:1], own, dim=-1)
+        return traces
+
+    def _nearest(self, vector: Tensor) -> tuple[tuple[int, float], ...]:
+        """The likeliest tokens, were the vector [d] a final hidden state."""
+        logits = self.get_output_embeddings()(vector.to(self.output_weight().dtype))
+        best = logits.float().softmax(-1).topk(min(NEAREST, len(logits)))
+        return tuple(zip(best.indices.tolist(), best.values.tolist()))

@@ -1,0 +1,62 @@
+"""What Coconut and AGCLR compute, in plain words: a row at a time, all of it read anew for every latent and token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mentalese.families.coconut.model import CoconutForCausalLM
+
+
+def hidden_states(model: CoconutForCausalLM, input_ids: Tensor) -> Tensor:
+    """Final hidden states [L, d] of one row [L] without padding."""
+    config, embed = model.config, model.get_input_embeddings()
+    inputs: list[Tensor] = []
+    memory = torch.zeros(config.hidden_size)
+    latents = 0
+    for token in input_ids:
+        if token != config.latent_token_id or config.mode == "pause":
+            inputs.append(embed(token))
+            continue
+        hidden = _read(model, inputs)[-1]
+        if config.mode == "agclr":
+            hidden, memory = concept_stream(model, hidden, memory, latents)
+        inputs.append(hidden)
+        latents += 1
+    return _read(model, inputs)
+
+
+def concept_stream(model: Any, hidden: Tensor, memory: Tensor, latents: int) -> tuple[Tensor, Tensor]:
+    """Eq. 1 to 4 for one latent: h' and c, all [d]; `latents` are those before it."""
+    stream, config = model.concept_stream, model.config
+    normed = stream.norm(hidden)
+
+    def gate(name: str) -> Tensor:
+        if name not in config.gates:
+            return torch.zeros_like(hidden)
+        layer = stream.gates[name]
+        return torch.sigmoid(layer.weight @ normed + layer.bias)
+
+    gated = (1 - gate("forget")) * hidden + gate("read") * memory
+    if config.write_passes is not None and latents >= config.write_passes:
+        return gated, memory
+    return gated, stream.memory_norm(memory + gate("write") * gated)
+
+
+@torch.no_grad()
+def generate(model: CoconutForCausalLM, input_ids: Tensor, max_new_tokens: int, eos_token_id: int | None) -> Tensor:
+    """Greedy continuation [n] of one prompt [L], without a cache, as the authors' release decodes."""
+    ids = input_ids
+    for _ in range(max_new_tokens):
+        token = model.get_output_embeddings()(hidden_states(model, ids)[-1]).argmax()
+        ids = torch.cat((ids, token[None]))
+        if token == eos_token_id:
+            break
+    return ids[len(input_ids) :]
+
+
+def _read(model: CoconutForCausalLM, inputs: list[Tensor]) -> Tensor:
+    output = model.backbone.base_model(inputs_embeds=torch.stack(inputs)[None], use_cache=False)
+    return output.last_hidden_state[0]

@@ -1,0 +1,17 @@
+"""ConceptLM: next-concept prediction beside next-token prediction on any Hugging Face decoder; ContextLM and MTP."""
+
+from mentalese.registry import Family
+
+_HERE = "mentalese.families.conceptlm"
+
+FAMILY = Family(
+    name="conceptlm",
+    description="ConceptLM, ContextLM and MTP: a decoder that predicts the next concept, a vector for several tokens",
+    recipes=f"{_HERE}.recipes:RECIPES",
+    classes={
+        "conceptlm": (f"{_HERE}.config:ConceptLMConfig", f"{_HERE}.model:ConceptLMForCausalLM"),
+        "mtp": (f"{_HERE}.config:MTPConfig", f"{_HERE}.mtp:MTPForCausalLM"),
+    },
+    grow=f"{_HERE}.config:grown",
+    figures="mentalese.analyses.conceptlm:FIGURES",
+)

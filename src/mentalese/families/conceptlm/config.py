@@ -1,0 +1,169 @@
+"""Configurations of ConceptLM, ContextLM and multi-token prediction, which all wrap a Hugging Face decoder."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from mentalese.errors import InputError
+from mentalese.models.backbone import check_full_attention, decoder_config, places
+from mentalese.models.hf import LatentThoughtConfig
+
+
+class WrappedDecoderConfig(LatentThoughtConfig):
+    """A model around a decoder, whose sizes it takes.
+
+    Attributes:
+        backbone: a Hugging Face decoder of a type in `models.decoder.PLACES`: its `model_type` and the fields of its
+            config. Vocabulary and special tokens are those of this config; sizes are the backbone's.
+    """
+
+    model_type = "wrapped_decoder"
+    backbone: dict[str, Any] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        self.backbone = self.backbone or {"model_type": "gpt2"}
+        inner = decoder_config(f"{self.model_type}.backbone", self.backbone)
+        for name in (
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "tie_word_embeddings",
+            "initializer_range",
+        ):
+            value, own = getattr(self, name), getattr(inner, name)
+            if value not in (own, self.__dataclass_fields__[name].default):
+                raise InputError(
+                    f"{self.model_type}.{name} is {value}: it is the backbone's, {own}; give it in "
+                    f"{self.model_type}.backbone"
+                )
+            setattr(self, name, own)
+        super().__post_init__(**kwargs)
+
+    @property
+    def max_position_embeddings(self) -> int | None:
+        """Positions of the backbone."""
+        return getattr(self.backbone_config, "max_position_embeddings", None)
+
+    @property
+    def backbone_config(self) -> Any:
+        """The backbone's own config, with the vocabulary and special tokens of this one."""
+        config = decoder_config(f"{self.model_type}.backbone", self.backbone or {})
+        for name in ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id"):
+            setattr(config, name, getattr(self, name))
+        return config
+
+    def validate_architecture(self) -> None:
+        super().validate_architecture()
+        config = self.backbone_config
+        places(f"{self.model_type}.backbone", config)
+        check_full_attention(f"{self.model_type}.backbone", config)
+
+    def _at_least(self, least: float, *names: str) -> None:
+        for name in names:
+            if (value := getattr(self, name)) < least:
+                raise InputError(f"{self.model_type}.{name} is {value}: give at least {least}")
+
+
+class ConceptLMConfig(WrappedDecoderConfig):
+    """ConceptLM ("Next Concept Prediction in Discrete Latent Space Leads to Stronger Language Models").
+
+    Attributes:
+        insert_depth: the token layer before which concepts are read and added; the layers before it are the encoder
+            (appendix B.2; 0 reads embeddings).
+        concept_layers: layers of the concept module, of the backbone's own class.
+        concept_norm: whether they end in a norm of the backbone's kind; `None` as the release: of GPT-NeoX alone.
+        chunk_size: k, tokens a concept stands for.
+        num_segments: S, codebooks of a concept; `None`: as many as attention heads.
+        num_codes: N, codes of each.
+        codebook: what turns the frozen table into codes, a two-layer `mlp` (section 4.1) or a `linear` map (the
+            release's GPT-2); `None`: no codes, the concept layers' output is the next concept (ContextLM).
+        concept_weights: of the codes in a predicted concept: the `logits` themselves, or their `softmax`.
+        fusion: the decoder reads h + e (`sum`), or ln(h) + ln(e) by the backbone's final norm (`norm_sum`, the
+            release's GPT-2, whose head is untied).
+        ntp_weight, ncp_weight, vq_weight: of the three losses; 0 leaves one out.
+        silent_start: heads start at zero, so that nothing is added until training moves them.
+    """
+
+    model_type = "conceptlm"
+    insert_depth: int = 1
+    concept_layers: int = 2
+    concept_norm: bool | None = None
+    chunk_size: int = 4
+    num_segments: int | None = None
+    num_codes: int = 64
+    codebook: Literal["mlp", "linear"] | None = "mlp"
+    concept_weights: Literal["logits", "softmax"] = "logits"
+    fusion: Literal["sum", "norm_sum"] = "sum"
+    ntp_weight: float = 1.0
+    ncp_weight: float = 1.0
+    vq_weight: float = 1.0
+    silent_start: bool = False
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        if self.num_segments is None:
+            self.num_segments = self.num_attention_heads
+        if self.concept_norm is None:
+            self.concept_norm = self.backbone_config.model_type == "gpt_neox"
+
+    @property
+    def segments(self) -> int:
+        """S."""
+        return self.num_segments or self.num_attention_heads
+
+    def validate_architecture(self) -> None:
+        super().validate_architecture()
+        self._at_least(2, "chunk_size", "num_codes")
+        self._at_least(1, "concept_layers")
+        self._at_least(0, "insert_depth", "ntp_weight", "ncp_weight", "vq_weight")
+        if not (self.ntp_weight or self.ncp_weight or self.vq_weight):
+            raise InputError("conceptlm.ntp_weight, ncp_weight and vq_weight are 0: give one that is not")
+        if self.insert_depth >= self.num_hidden_layers:
+            raise InputError(
+                f"conceptlm.insert_depth is {self.insert_depth}: the backbone has {self.num_hidden_layers} layers, "
+                f"give at most {self.num_hidden_layers - 1}"
+            )
+        if self.num_segments is not None and (self.num_segments < 1 or self.hidden_size % self.num_segments):
+            raise InputError(
+                f"conceptlm.num_segments is {self.num_segments}: give a divisor of the backbone's width "
+                f"({self.hidden_size})"
+            )
+        kinds = getattr(self.backbone_config, "layer_types", None)
+        if kinds is not None and self.concept_layers > len(kinds):
+            raise InputError(
+                f"conceptlm.concept_layers is {self.concept_layers}: {self.backbone_config.model_type} has a kind of "
+                f"attention for each of its {len(kinds)} layers, give at most so many"
+            )
+        if self.codebook is None:
+            for name, plain in (("vq_weight", 0.0), ("concept_weights", "logits")):
+                if getattr(self, name) != plain:
+                    raise InputError(f"conceptlm.{name} is {getattr(self, name)!r}: without a codebook give {plain!r}")
+        loud = {"concept_weights": "softmax", "fusion": "norm_sum", "codebook": None}
+        if self.silent_start and (names := [name for name, value in loud.items() if getattr(self, name) == value]):
+            raise InputError(
+                f"conceptlm.silent_start is True: with {names[0]} {loud[names[0]]!r} zeros add something, give False"
+            )
+
+
+class MTPConfig(WrappedDecoderConfig):
+    """Multi-token prediction (Gloeckle et al., "Better & Faster Large Language Models via Multi-token Prediction").
+
+    Attributes:
+        num_future_tokens: n, tokens predicted at each position; the heads of all but the next one are a layer each,
+            beside the backbone's last.
+        mtp_weight: of the losses of tokens further ahead, each.
+    """
+
+    model_type = "mtp"
+    num_future_tokens: int = 4
+    mtp_weight: float = 1.0
+
+    def validate_architecture(self) -> None:
+        super().validate_architecture()
+        self._at_least(2, "num_future_tokens")
+        self._at_least(0, "mtp_weight")
+
+
+def grown(backbone: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """The `model` of a recipe whose backbone is this decoder."""
+    return {"model_type": "conceptlm", "backbone": backbone} | fields

@@ -1,0 +1,482 @@
+"""ConceptLM ("Next Concept Prediction in Discrete Latent Space Leads to Stronger Language Models", sections 2 and 3).
+
+Beside the next token a decoder predicts the next concept, a vector that stands for k tokens, and reads its prediction
+before it says the tokens:
+
+    encode      the first `insert_depth` token layers give hidden states h
+    pool        a concept u_j is the mean of the k states of chunk j; an unfinished chunk has none
+    predict     concept layers read u_0 .. u_j; S linear heads weigh the codes of S codebooks: p_j, the next concept
+    fuse        token t reads p_{floor((t+1)/k) - 1}: a chunk's last token, which predicts the next chunk's first one,
+                already has the next concept, and the first k - 1 tokens read zeros
+    decode      the remaining token layers read h + e
+
+Concepts are read and added in front of a layer of the backbone, which is otherwise what transformers made it. A row's
+chunks begin at its first token, wherever padding stands. Letters in shapes: B rows of L tokens, d hidden size, C
+concepts that end in this call, of the row that has most.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import initialization as init
+
+from mentalese.data.batch import Batch
+from mentalese.errors import InputError
+from mentalese.families.conceptlm.chunks import Chunks
+from mentalese.families.conceptlm.codebook import (
+    Codebook,
+    Usage,
+    mix,
+    nearest_codes,
+    quantisation_loss,
+    usage,
+    usage_of,
+)
+from mentalese.families.conceptlm.config import ConceptLMConfig
+from mentalese.families.conceptlm.wrapped import WrappedDecoder
+from mentalese.models.backbone import attention_width, linear_weights
+from mentalese.models.contract import LossOutput, follows
+from mentalese.models.hf import CausalLMOutputWithThoughts, ThoughtCache
+from mentalese.models.trace import Shown, Thought, ThoughtTrace
+
+# ------------------------------------------------------------------------------------------------ what a call carries
+
+
+class ConceptCache(ThoughtCache):
+    """Token layers' keys and values, and of each row: the sum of its unfinished chunk, the concept that it reads, and
+    the concept layers' keys and values, a column a concept. `codes` are the code tables, the same for all rows."""
+
+    def __init__(self, num_hidden_layers: int = 0) -> None:
+        super().__init__(num_hidden_layers)
+        self.codes: Tensor | None = None
+
+    def reset(self) -> None:
+        super().reset()
+        self.codes = None
+
+
+class _ConceptKeys:
+    """What the concept layers take for a cache: row i's concept j lies in column j, whatever padding the row has.
+
+    Rows end their chunks at different steps, so a column a step would waste k times the memory.
+
+    Args:
+        columns: [B, C], where new keys go; `None`: behind those held, as where no row has padding.
+        width: columns that all rows together need.
+    """
+
+    def __init__(self, state: dict[str, Tensor], columns: Tensor | None, width: int) -> None:
+        self.state, self.columns, self.width = state, columns, width
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        return self._written(f"concept_keys.{layer}", keys), self._written(f"concept_values.{layer}", values)
+
+    def _written(self, name: str, new: Tensor) -> Tensor:
+        held = self.state.get(name, new[:, :, :0])
+        if self.columns is None:
+            whole = torch.cat((held, new), dim=2)
+        else:
+            whole = F.pad(held, (0, 0, 0, max(self.width - held.shape[2], 0)))
+            rows = torch.arange(len(new), device=new.device)[:, None]
+            whole[rows, :, self.columns] = new.transpose(1, 2)  # a fresh tensor, whatever was padded
+        self.state[name] = whole
+        return whole
+
+
+@dataclass
+class Concepts:
+    """What the concept module made of a call, for losses and traces.
+
+    Attributes:
+        pooled: [B, C, d], u.
+        predicted: [B, C, d], p_j, the prediction of u_{j+1}.
+        valid: bool [B, C], which of them a row really has; `None` where it has all.
+        codes: [S, N, c], or `None` without a codebook.
+    """
+
+    pooled: Tensor
+    predicted: Tensor
+    valid: Tensor | None
+    codes: Tensor | None
+
+    @property
+    def own(self) -> Tensor:
+        """[n, d], u of all concepts that the batch really has, row by row."""
+        return self.pooled.flatten(0, 1) if self.valid is None else self.pooled[self.valid]
+
+    @cached_property
+    def chosen(self) -> Tensor:
+        """[n, S], their nearest codes."""
+        assert self.codes is not None
+        return nearest_codes(self.own.detach(), self.codes)
+
+
+@dataclass
+class _Call:
+    """What the layer in front of which concepts are read is told of a call."""
+
+    chunks: Chunks
+    cache: ConceptCache | None
+    concepts: Concepts | None = None
+
+
+# ------------------------------------------------------------------------------------------------------------ the model
+
+COLLAPSED = 0.25
+"""The share of codes in use below which codebooks have collapsed."""
+
+
+class ConceptHeads(nn.Linear):
+    """S heads as one map, d to S * N."""
+
+
+class ConceptLMForCausalLM(WrappedDecoder):
+    """A Hugging Face decoder that predicts the next concept too and reads its prediction."""
+
+    config_class = ConceptLMConfig
+    cache_class = ConceptCache
+    about_thoughts = (
+        "Concepts: the mean state of a few tokens each, quantised to codes; each is predicted from those before it."
+    )
+    shown = {  # noqa: RUF012 (nothing writes to it)
+        "concept_error": Shown(
+            "concept error", "How far the predicted concept was from the one that came.", "squared error", "chunk"
+        )
+    }
+    GUARD = 100
+    """Training steps between looks at the codebooks."""
+
+    def __init__(self, config: ConceptLMConfig) -> None:
+        super().__init__(config)
+        self.concept_layers = self.new_layers(config.concept_layers)
+        self.concept_norm = copy.deepcopy(self.final_norm) if config.concept_norm else None
+        self.codebook: Codebook | None = None
+        self.heads: nn.Linear | None = None
+        if config.codebook is not None:
+            segments = config.segments
+            self.codebook = Codebook(segments, config.num_codes, config.hidden_size // segments, config.codebook)
+            self.heads = ConceptHeads(config.hidden_size, segments * config.num_codes)
+        # A method and no lambda: a copy of the model must call its own.
+        self.layers[config.insert_depth].register_forward_pre_hook(self._insert, with_kwargs=True)
+        self._watched: tuple[int, Tensor | None] | None = (0, None)
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, Codebook):
+            module.start(self.backbone.config.initializer_range)
+        if isinstance(module, ConceptHeads) and self.config.silent_start:
+            init.zeros_(module.weight)
+
+    def start_from_backbone(self) -> None:
+        """Concept layers become copies of the backbone's first ones (section 4.3)."""
+        for number, layer in enumerate(self.concept_layers):
+            layer.load_state_dict(self.layers[number % len(self.layers)].state_dict())
+
+    def new_cache(self) -> ConceptCache:
+        return ConceptCache(self.config.num_hidden_layers)
+
+    # ------------------------------------------------------------------------------------------------- the concepts
+
+    def _insert(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Before layer `insert_depth`: its input becomes h + e. The backbone called by itself stays what it is."""
+        call: _Call | None = kwargs.pop("concepts", None)
+        if call is None:
+            return None
+        hidden = args[0] if args else kwargs.pop("hidden_states")
+        return (self._fused(hidden, call), *args[1:]), kwargs
+
+    def _fused(self, hidden: Tensor, call: _Call) -> Tensor:
+        """The decoder's input [B, L, d] of the encoder's states (section 2.3)."""
+        chunks, cache = call.chunks, call.cache
+        state = {} if cache is None else cache.state
+        held = state["concept"] if "concept" in state else hidden.new_zeros(len(hidden), hidden.shape[2])
+        if cache is not None and chunks.slot is None and not chunks.count:  # inside a chunk, the most frequent step
+            own = hidden[:, 0] if hidden.shape[1] == 1 else hidden.sum(1)
+            state["sum"], state["concept"] = state["sum"] + own if "sum" in state else own, held
+            added = held[:, None]
+        else:
+            sums, table = chunks.sums(hidden, state.get("sum")), held[:, None]
+            if chunks.count:
+                pooled = sums[:, : chunks.count] / chunks.size
+                predicted, codes = self._predict(pooled, chunks, cache)
+                table = torch.cat((table, predicted.to(table.dtype)), dim=1)
+                call.concepts = Concepts(pooled, predicted, chunks.valid(len(pooled), pooled.device), codes)
+            if cache is not None:
+                state["sum"], state["concept"] = chunks.last(sums), chunks.last(table)
+            added = chunks.spread(table, hidden.shape[1])
+        if self.config.fusion == "norm_sum":
+            return self.final_norm(hidden) + self.final_norm(added)
+        return hidden + added
+
+    def _predict(self, pooled: Tensor, chunks: Chunks, cache: ConceptCache | None) -> tuple[Tensor, Tensor | None]:
+        """p [B, C, d] after concepts u [B, C, d] and those in the cache, and the code tables [S, N, c]."""
+        count = pooled.shape[1]
+        before, alike = chunks.before, isinstance(chunks.before, int)
+        column = torch.arange(count, device=pooled.device) + (before[:, None] if isinstance(before, Tensor) else before)
+        column = column.view(-1, count)
+        width = before + count if isinstance(before, int) else int(column.max()) + 1
+        state: dict[str, Tensor] = {} if cache is None else cache.state
+        earlier = state["concept_keys.0"].shape[2] if "concept_keys.0" in state else 0
+        keys = None if cache is None else _ConceptKeys(state, None if alike else column, width)
+        # A row's concepts lie side by side from column 0 on, so that a causal mask hides what lies behind them; fused
+        # attention makes that itself.
+        fused = self.backbone.config._attn_implementation == "sdpa"
+        mask = None
+        if (earlier or not fused) and not (alike and count == 1):
+            seen = torch.arange(max(earlier, width), device=pooled.device) <= column[..., None]
+            mask = torch.zeros_like(seen, dtype=pooled.dtype).masked_fill(~seen, torch.finfo(pooled.dtype).min)[:, None]
+        options: dict[str, Any] = {"attention_mask": mask, "use_cache": cache is not None, self.places.cache: keys}
+        if self.places.rotary is not None:
+            rotary = getattr(self.backbone.base_model, self.places.rotary)
+            options["position_embeddings"] = rotary(pooled, position_ids=column * chunks.size)
+        hidden = pooled
+        for layer in self.concept_layers:
+            hidden = layer(hidden, **options)
+        if self.concept_norm is not None:
+            hidden = self.concept_norm(hidden)
+        if self.codebook is None or self.heads is None:
+            return hidden, None
+        codes = self.codebook() if cache is None or cache.codes is None else cache.codes
+        if cache is not None:
+            cache.codes = codes
+        weights = self.heads(hidden)
+        if self.config.concept_weights == "softmax":
+            weights = weights.unflatten(-1, codes.shape[:2]).softmax(-1).flatten(-2)
+        return mix(weights, codes), codes
+
+    # ------------------------------------------------------------------------------------------------- the whole
+
+    def encode(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        cache: ConceptCache | None = None,
+    ) -> tuple[Tensor, Concepts | None]:
+        """Final hidden states [B, L, d], from where `cache` left off, and the call's concepts; the cache moves on.
+
+        With a cache there may be no concept that ends in this call.
+        """
+        reading = self.reading(input_ids, attention_mask, cache)
+        chunks = Chunks.of(self.config.chunk_size, input_ids.shape[1], reading.seen, reading.real)
+        if cache is None:  # processes that share weights must run the same layers, however short their texts
+            chunks.count = max(chunks.count, 1)
+        call = _Call(chunks, cache)
+        hidden = self.read(input_ids, reading, cache, concepts=call)
+        return hidden, call.concepts
+
+    # ------------------------------------------------------------------------------------------- training and cost
+
+    def final_hidden_states(self, batch: Batch) -> Tensor:
+        return self.encode(batch["input_ids"], batch.get("attention_mask"))[0]
+
+    def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
+        """NTP + NCP + VQ (section 3), each by its weight.
+
+        `metrics` holds the three apart, and of the codes that were nearest in this batch the share used
+        (`codebook_utilisation`) and the perplexity (`codebook_perplexity`): means over segments, and the least of any.
+        """
+        weights = self.target_weights(batch, **settings)
+        hidden, concepts = self.encode(batch["input_ids"], batch.get("attention_mask"))
+        assert concepts is not None
+        ntp, weight = self.next_token_loss(hidden, batch["labels"], weights)
+        losses = {"ntp": ntp} | self.concept_losses(concepts)
+        by_weight = {"ntp": self.config.ntp_weight, "ncp": self.config.ncp_weight, "vq": self.config.vq_weight}
+        weighed = [by_weight[name] * value for name, value in losses.items() if by_weight[name]]
+        metrics = {name: value.detach() for name, value in losses.items()}
+        if concepts.codes is not None:
+            used = usage(concepts.chosen, self.config.num_codes)
+            for name, values in (("utilisation", used.utilisation), ("perplexity", used.perplexity)):
+                metrics |= {f"codebook_{name}": values.mean(), f"codebook_{name}.least": values.min()}
+            self._watch(used, concepts.own)
+        return LossOutput(torch.stack(weighed).sum(), weight, metrics)
+
+    def concept_losses(self, concepts: Concepts) -> dict[str, Tensor]:
+        """`ncp`, and `vq` where there is a codebook (section 3): means over all concepts, 0 where there are none.
+
+        A step over several processes or micro-batches weighs them as it does the next token's, by their targets: the
+        same where rows are of one length.
+        """
+        pooled, valid = concepts.pooled, concepts.valid
+        error = (concepts.predicted[:, :-1].float() - pooled[:, 1:].detach().float()).square().mean(-1)
+        if valid is None:
+            losses = {"ncp": error.mean() if error.numel() else error.sum()}
+        else:
+            losses = {"ncp": error.masked_fill(~valid[:, 1:], 0.0).sum() / valid[:, 1:].sum().clamp(min=1)}
+        if concepts.codes is not None:
+            losses["vq"] = quantisation_loss(concepts.own, concepts.codes, concepts.chosen)
+        return losses
+
+    @torch.compiler.disable
+    def _watch(self, used: Usage, concepts: Tensor) -> None:
+        """Warns once where codebooks have collapsed: most inputs go to a few codes (appendix E.3).
+
+        Where inputs are few, so are their codes: those of the last step's `concepts` [n, d] are held against how many
+        of these differ.
+        """
+        if self._watched is None:
+            return
+        steps, counts = self._watched
+        counts = used.counts if counts is None or not steps else counts + used.counts
+        self._watched = ((steps + 1) % self.GUARD, counts)
+        if self._watched[0]:
+            return
+        share = float(usage_of(counts).utilisation.mean())
+        if share >= COLLAPSED:
+            return
+        codes, differing = self.config.num_codes, len(concepts.detach().unique(dim=0))
+        if float(used.utilisation.mean()) * codes < COLLAPSED * min(codes, differing):
+            self._watched = None  # said once
+            warnings.warn(
+                f"the codebooks have collapsed: the last {self.GUARD} steps used {share:.0%} of the codes; give "
+                f"codebook 'mlp', a lower learning rate or fewer codes (num_codes is {self.config.num_codes})",
+                stacklevel=2,
+            )
+
+    @torch.no_grad()
+    def codebook_usage(self, batches: Iterable[Batch]) -> Usage:
+        """How the codes of each segment are used over a text.
+
+        Raises:
+            InputError: the model has no codebook.
+        """
+        if self.codebook is None:
+            raise InputError("conceptlm.codebook is None: the model has no codes to count")
+        counts = torch.zeros(self.config.segments, self.config.num_codes, dtype=torch.long)
+        for batch in batches:
+            _, concepts = self.encode(batch["input_ids"], batch.get("attention_mask"))
+            assert concepts is not None
+            counts += usage(concepts.chosen, self.config.num_codes).counts.cpu()
+        return usage_of(counts)
+
+    def _chunks(self, batch: Batch) -> Chunks:
+        mask = batch.get("attention_mask")
+        real = None if mask is None or bool(mask.all()) else mask.bool()
+        return Chunks.of(self.config.chunk_size, batch["input_ids"].shape[1], 0, real)
+
+    def forward_flops(self, batch: Batch) -> int:
+        rows, length = batch["input_ids"].shape
+        return self.backbone_flops(rows, length) + self.concept_flops(rows, max(self._chunks(batch).count, 1))
+
+    def concept_flops(self, rows: int, count: int) -> int:
+        """Of the concept layers, heads and codes, for so many concepts a row."""
+        config, inner = self.config, self.backbone.config
+        attention = 2 * count * attention_width(inner) * config.concept_layers // inner.num_hidden_layers
+        each, once = linear_weights(self.concept_layers) + attention, 0
+        if self.codebook is not None and self.heads is not None:
+            each += self.heads.weight.numel() + config.num_codes * config.hidden_size
+            once = self.codebook.multiply_adds()
+        return 2 * (rows * count * each + once)
+
+    def training_flops(self, batch: Batch, **settings: Any) -> int:
+        """See `Contract.training_flops`; nearest codes are found without a backward pass.
+
+        Making the code tables is left out: it costs the same for any batch, and each process does it.
+        """
+        forward, config = self.forward_flops(batch), self.config
+        if self.codebook is None:
+            return 3 * forward
+        chunks, rows = self._chunks(batch), batch["input_ids"].shape[0]
+        concepts = rows * chunks.ended if isinstance(chunks.ended, int) else int(chunks.ended.sum())
+        forward -= 2 * self.codebook.multiply_adds()
+        return 3 * forward + 2 * concepts * config.num_codes * config.hidden_size
+
+    # ---------------------------------------------------------------------------------------- Hugging Face's side
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: ConceptCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        labels: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_thoughts: bool = False,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithThoughts:
+        """Logits [B, L, v] of the token after each.
+
+        Positions follow from `attention_mask`; `position_ids` are not read.
+
+        Args:
+            input_ids: [B, L].
+            attention_mask: [B, L or, with a cache, all tokens so far], 0 at padding on either side.
+            labels: [B, L], see `Batch`; `loss` is that of the next token alone.
+            logits_to_keep: only the logits of the last so many positions (0: all), or of these.
+            output_thoughts: also return a `ThoughtTrace` a row.
+
+        Raises:
+            InputError: embeddings in place of tokens, or a cache of another kind.
+        """
+        if input_ids is None or inputs_embeds is not None:
+            raise InputError("inputs_embeds is given: chunks are counted in tokens, so give input_ids alone")
+        cache = self.check_cache(past_key_values)
+        cache = self.new_cache() if use_cache and cache is None else cache
+        if output_thoughts and cache is not None and cache.seen_tokens:
+            raise InputError("output_thoughts is True with a cache of earlier tokens: give the whole text at once")
+        hidden, concepts = self.encode(input_ids, attention_mask, cache=cache)
+        kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        return CausalLMOutputWithThoughts(
+            loss=None if labels is None else self.next_token_loss(hidden, labels)[0],
+            logits=self.get_output_embeddings()(hidden[:, kept]),
+            past_key_values=cache,
+            thoughts=self._traces(input_ids, attention_mask, hidden, concepts) if output_thoughts else None,
+        )
+
+    @torch.no_grad()
+    def _traces(
+        self, input_ids: Tensor, attention_mask: Tensor | None, hidden: Tensor, concepts: Concepts | None
+    ) -> list[ThoughtTrace]:
+        """A trace a row: each concept and what was predicted in its place, both with their nearest codes, over its
+        chunk's tokens.
+
+        `concept_error` is that of the prediction of a token's chunk, the mean squared error, NaN where nothing was
+        predicted or the chunk is not finished. The curve has it by concept.
+        """
+        real, head = self.real_tokens(input_ids, attention_mask, None), self.get_output_embeddings()
+        traces = self.text_traces(input_ids, follows(real), lambda at: head(hidden[:, at]))
+        size = self.config.chunk_size
+        for row, trace in enumerate(traces):
+            error = torch.full(real.shape[1:], math.nan, device=input_ids.device)
+            trace.scores["concept_error"] = error
+            columns = real[row].nonzero()[:, 0].tolist()
+            count = len(columns) // size
+            if not count or concepts is None:
+                continue
+            pooled, predicted = concepts.pooled[row, :count], concepts.predicted[row, :count]
+            codes: list[list[list[int]]] = [[[]] * count] * 2
+            if concepts.codes is not None:
+                codes = [nearest_codes(vectors, concepts.codes).tolist() for vectors in (pooled, predicted)]
+            errors = (predicted[:-1].float() - pooled[1:].float()).square().mean(-1)
+            trace.curves["concept_error"] = errors
+            for j in range(count):
+                own = columns[j * size : (j + 1) * size]
+                span = own[0], own[-1] + 1
+                trace.thoughts.append(Thought(pooled[j], *span, "concept", codes=tuple(codes[0][j])))
+                if j:
+                    guess = Thought(predicted[j - 1], *span, "predicted", codes=tuple(codes[1][j - 1]))
+                    trace.thoughts.append(guess)
+                    error[own] = errors[j - 1]
+        return traces
+
+
+def layer_flops(length: int, width: int, chunk_size: int = 1) -> int:
+    """The paper's count for a layer (appendix C): 24 n d^2 of its maps and 4 n^2 d of its attention, for n = L / k.
+
+    A token layer has k = 1. `concept_flops` counts what a model really does.
+    """
+    places = length // chunk_size
+    return 24 * places * width**2 + 4 * places**2 * width

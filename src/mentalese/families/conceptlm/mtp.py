@@ -1,0 +1,145 @@
+"""Multi-token prediction (Gloeckle et al., "Better & Faster Large Language Models via Multi-token Prediction").
+
+The trunk is the backbone without its last layer; each of n heads is one layer on what the trunk gives; all share the
+final norm and the output embedding. The first head is the backbone's own last layer, so that the model says what its
+backbone says; the others, which predict the tokens after the next one, are trained and scored only.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mentalese.data.batch import Batch
+from mentalese.errors import InputError
+from mentalese.families.conceptlm.config import MTPConfig
+from mentalese.families.conceptlm.wrapped import WrappedDecoder
+from mentalese.models.backbone import attention_width, linear_weights
+from mentalese.models.contract import LossOutput, follows
+from mentalese.models.hf import CausalLMOutputWithThoughts, ThoughtCache
+from mentalese.models.trace import Shown, Thought, ThoughtTrace
+from mentalese.nn.loss import IGNORED
+
+
+class MTPForCausalLM(WrappedDecoder):
+    """A Hugging Face decoder that also predicts the tokens after the next one."""
+
+    config_class = MTPConfig
+    about_thoughts = "States that each predict a token further ahead than the next one; they are shown where it stands."
+    shown = {  # noqa: RUF012 (nothing writes to it)
+        "surprise.": Shown("surprise, {} ahead", "What the token cost when predicted so many tokens ahead.", "nats")
+    }
+
+    def __init__(self, config: MTPConfig) -> None:
+        super().__init__(config)
+        self.future_layers = self.new_layers(config.num_future_tokens - 1)
+        self.layers[-1].register_forward_pre_hook(self._look_ahead, with_kwargs=True)
+        self.post_init()
+
+    def _look_ahead(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Before the last layer: the other heads read what it reads."""
+        future: list[Tensor] | None = kwargs.pop("future", None)
+        if future is None:
+            return None
+        for head in self.future_layers:
+            future.append(self.final_norm(head(*args, **kwargs)))
+        return args, kwargs
+
+    def encode(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, *, cache: ThoughtCache | None = None
+    ) -> Tensor:
+        """Final hidden states of the next token's head [B, L, d], from where `cache` left off; the cache moves on."""
+        return self.read(input_ids, self.reading(input_ids, attention_mask, cache), cache)
+
+    def encode_all(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> list[Tensor]:
+        """Final hidden states of all n heads, [B, L, d] each: head i's at t predict token t + i, counted from 1."""
+        future: list[Tensor] = []
+        hidden = self.read(input_ids, self.reading(input_ids, attention_mask, None), None, future=future)
+        return [hidden, *future]
+
+    def final_hidden_states(self, batch: Batch) -> Tensor:
+        return self.encode(batch["input_ids"], batch.get("attention_mask"))
+
+    def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
+        """The sum of all heads' mean losses (Gloeckle et al., Eq. 2); `metrics` holds them apart, `ntp` the first."""
+        weights = self.target_weights(batch, **settings)
+        ids, mask = batch["input_ids"], batch.get("attention_mask")
+        heads, real = self.encode_all(ids, mask), self.real_tokens(ids, mask, None)
+        loss, weight = self.next_token_loss(heads[0], batch["labels"], weights)
+        metrics = {"ntp": loss.detach()}
+        for ahead, hidden in enumerate(heads[1:], 1):
+            later, _ = self.next_token_loss(*_further(hidden, batch["labels"], real, ahead))
+            metrics[f"mtp.{ahead + 1}"] = later.detach()
+            loss = loss + self.config.mtp_weight * later
+        return LossOutput(loss, weight, metrics)
+
+    def forward_flops(self, batch: Batch) -> int:
+        return self.backbone_flops(*batch["input_ids"].shape)
+
+    def training_flops(self, batch: Batch, **settings: Any) -> int:
+        rows, length = batch["input_ids"].shape
+        inner, heads = self.backbone.config, len(self.future_layers)
+        attention = 2 * length * attention_width(inner) * heads // inner.num_hidden_layers
+        each = linear_weights(self.future_layers) + attention + heads * self.output_weight().numel()
+        return 3 * (self.forward_flops(batch) + 2 * rows * length * each)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: ThoughtCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        labels: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_thoughts: bool = False,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithThoughts:
+        """Logits [B, L, v] of the token after each. Arguments are those of `ConceptLMForCausalLM.forward`."""
+        if input_ids is None or inputs_embeds is not None:
+            raise InputError("inputs_embeds is given: give input_ids alone")
+        cache = self.check_cache(past_key_values)
+        cache = self.new_cache() if use_cache and cache is None else cache
+        if output_thoughts and cache is not None:
+            raise InputError("output_thoughts is True with a cache: give the whole text at once, without one")
+        heads = self.encode_all(input_ids, attention_mask) if output_thoughts else []
+        hidden = heads[0] if heads else self.encode(input_ids, attention_mask, cache=cache)
+        kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        return CausalLMOutputWithThoughts(
+            loss=None if labels is None else self.next_token_loss(hidden, labels)[0],
+            logits=self.get_output_embeddings()(hidden[:, kept]),
+            past_key_values=cache,
+            thoughts=self._traces(input_ids, attention_mask, heads) if output_thoughts else None,
+        )
+
+    @torch.no_grad()
+    def _traces(self, input_ids: Tensor, attention_mask: Tensor | None, heads: list[Tensor]) -> list[ThoughtTrace]:
+        """A trace a row: each later head's state over the token that it predicts, and what that token cost it:
+        `surprise.2` is the nats of the head that predicts two ahead."""
+        real, head = self.real_tokens(input_ids, attention_mask, None), self.get_output_embeddings()
+        traces = self.text_traces(input_ids, follows(real), lambda at: head(heads[0][:, at]))
+        labels, length = input_ids.masked_fill(~real, IGNORED), input_ids.shape[1]
+        for ahead, hidden in enumerate(heads[1:], 2):
+            later = self.next_token_nll(*_further(hidden, labels, real, ahead - 1))
+            later = nn.functional.pad(later, (ahead - 1, 0))[:, :length]
+            seen = real & nn.functional.pad(real, (ahead, 0))[:, :length]
+            later = later.masked_fill(~seen, math.nan)
+            for row, trace in enumerate(traces):
+                trace.scores[f"surprise.{ahead}"] = later[row]
+                columns = real[row].nonzero()[:, 0].tolist()
+                for here, there in zip(columns, columns[ahead:]):
+                    trace.thoughts.append(Thought(hidden[row, here], there, there + 1, f"{ahead} ahead"))
+        return traces
+
+
+def _further(hidden: Tensor, labels: Tensor, real: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
+    """States [B, n, d] and labels [B, n] of the head that predicts so many tokens after the next: n = L - ahead.
+
+    What stands `ahead` before a row's first target may be padding, whose state predicts nothing.
+    """
+    count = max(hidden.shape[1] - ahead, 0)
+    return hidden[:, :count], labels[:, ahead:].masked_fill(~real.roll(1, dims=1)[:, :count], IGNORED)

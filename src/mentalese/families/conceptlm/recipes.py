@@ -1,0 +1,307 @@
+"""Recipes of ConceptLM with what it is compared with, on the same text.
+
+`variant(recipe, name)` turns a decoder's recipe into one of
+
+    concept     ConceptLM: two concept layers, k 4, N 64, S as many as heads (section 4.1)
+    base        the decoder itself
+    pm          parameter-matched: the decoder with two more token layers
+    context     ContextLM: the concept layers' output is the next concept, and only tokens have a loss
+    mtp         multi-token prediction
+
+Tables 1 to 3 are `table1-*` (Table 2 asks the same models) and `table3-*`, tables 4 and 5 the ablations on Pythia-160M,
+tables 14 to 18 those of the appendix, figure 4 the training lengths. Learning rates and batches are those of tables 10
+to 12; warm-up and decay are not given (ours).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from mentalese.families.baselines.recipes import (
+    FINEWEB,
+    GPT2_PUBLISHED,
+    GPT2_TOKENS,
+    PYTHIA,
+    WIKITEXT,
+    gpt2,
+    llama,
+    neox,
+)
+from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
+
+PILE = "hub:monology/pile-uncopyrighted"
+OPENWEBTEXT = "hub:Skylion007/openwebtext"
+TITLES = {
+    "concept": "next-concept prediction",
+    "base": "the decoder itself",
+    "pm": "two more token layers",
+    "context": "ContextLM, the next concept implicit",
+    "mtp": "multi-token prediction",
+}
+SHORT: dict[str, Any] = {"vq_weight": 100.0}
+"""Of short runs: codes follow the gradient that moves them most, and with weight 1 that is the tokens'."""
+IMPLICIT = {"codebook": None, "ncp_weight": 0.0, "vq_weight": 0.0}
+
+
+def deeper(decoder: dict[str, Any], layers: int) -> dict[str, Any]:
+    """The decoder with so many more token layers."""
+    name = "n_layer" if "n_layer" in decoder else "num_hidden_layers"
+    return decoder | {name: decoder[name] + layers}
+
+
+def variant(recipe: Recipe, name: str, suffix: str = "", **fields: Any) -> Recipe:
+    """The recipe, whose model is a decoder, as one of `TITLES`.
+
+    Args:
+        suffix: of the new name; `-NAME` by default, and none of ConceptLM's own.
+        fields: of the model's config.
+    """
+    decoder = recipe.model
+    wrapped = {"backbone": decoder, **fields}
+    models: dict[str, dict[str, Any]] = {
+        "concept": {"model_type": "conceptlm", **wrapped},
+        "base": decoder,
+        "pm": deeper(decoder, 2),
+        "context": {"model_type": "conceptlm", **IMPLICIT, **wrapped},
+        "mtp": {"model_type": "mtp", **wrapped},
+    }
+    where = f" before layer {fields['insert_depth']}" if "insert_depth" in fields else ""
+    where += ", normed" if fields.get("fusion") == "norm_sum" else ""
+    return dataclasses.replace(
+        recipe,
+        name=recipe.name + (suffix or ("" if name == "concept" else f"-{name}")),
+        description=f"{recipe.description}: {TITLES[name]}{where}",
+        model=models[name],
+    )
+
+
+def against(recipe: Recipe, baseline: Recipe) -> Recipe:
+    return dataclasses.replace(recipe, baseline=baseline.name)
+
+
+# -------------------------------------------------------------------------------------------------------- small ones
+
+
+def tiny() -> list[Recipe]:
+    """Beside `gpt2/tiny`, on the same tokens."""
+    recipe = Recipe(
+        name="conceptlm/tiny",
+        description="GPT-2, 12 layers of width 64, 100,000 tokens",
+        model=gpt2(64, 4, context=256),
+        data=DataConfig(batch_size=4),
+        optimizer=OptimizerConfig(learning_rate=3e-3, warmup=0.1),
+        train=TrainConfig(tokens=100_000, eval_every=20),
+        evaluation=EvaluationConfig(max_documents=4),
+        baseline="gpt2/tiny",
+    )
+    # What lies behind a layer drifts faster than embeddings do: codes need more steps, of the same tokens in all, and
+    # behind GPT-2's first layer smaller ones.
+    steps = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, batch_size=2), baseline=None)
+    smaller = dataclasses.replace(steps, optimizer=dataclasses.replace(steps.optimizer, learning_rate=1e-3))
+    narrow = {
+        "neox": neox(64, 4, layers=4, context=256),
+        "llama": llama(64, 4, layers=4, mlp=192, key_value_heads=2, tied=True, context=256, theta=10_000.0),
+    }
+    others = [
+        dataclasses.replace(
+            steps, name=f"{recipe.name}-{name}", description=f"{name}, 4 layers of width 64", model=model
+        )
+        for name, model in narrow.items()
+    ]
+    return [
+        variant(recipe, "concept", insert_depth=0, **SHORT),
+        variant(smaller, "concept", "-l1", insert_depth=1, **SHORT),
+        variant(recipe, "pm"),
+        variant(recipe, "context", insert_depth=0),
+        variant(recipe, "mtp"),
+        *(variant(other, "concept", **SHORT) for other in others),
+    ]
+
+
+def small() -> list[Recipe]:
+    recipe = Recipe(
+        name="conceptlm/small",
+        description="GPT-2 with 21M non-embedding parameters, 500M tokens of WikiText-103",
+        model=gpt2(384, 6),
+        data=DataConfig(source=WIKITEXT, tokenizer="bpe:16384", sequence_length=1024, batch_size=64),
+        optimizer=OptimizerConfig(learning_rate=1e-3, weight_decay=0.01),
+        train=TrainConfig(tokens=500_000_000, precision="bf16", eval_every=500, checkpoint_every=500),
+        baseline="gpt2/small",
+    )
+    return [variant(recipe, "concept", insert_depth=0), variant(recipe, "pm")]
+
+
+def openstax() -> list[Recipe]:
+    """Small models for textbooks on a CPU: GPT-2 with 6 layers of width 128, 1M tokens.
+
+    Concepts are read before the first layer, before the second, and at two thirds of the depth. Before the first layer
+    h is no more than embeddings, which what concepts add soon drowns (`-sum`, `-context-sum`): both are normed there,
+    as the release's GPT-2 does.
+    """
+    recipe = Recipe(
+        name="conceptlm/openstax",
+        description="GPT-2, 6 layers of width 128, 1M tokens of OpenStax",
+        model=gpt2(128, 4, layers=6, context=256),
+        data=DataConfig(
+            source="file:../shared/data/corpora/openstax", tokenizer="bpe:4096", sequence_length=256, batch_size=8
+        ),
+        optimizer=OptimizerConfig(learning_rate=2e-3, warmup=0.02),
+        train=TrainConfig(tokens=1_000_000, eval_every=200),
+        evaluation=EvaluationConfig(max_documents=16),
+    )
+    pm = variant(recipe, "pm")
+    made = [
+        variant(recipe, "concept", insert_depth=0, fusion="norm_sum", **SHORT),
+        variant(recipe, "concept", "-sum", insert_depth=0, **SHORT),
+        variant(recipe, "concept", "-l1", insert_depth=1, **SHORT),
+        variant(recipe, "concept", "-l4", insert_depth=4, **SHORT),
+        variant(recipe, "context", insert_depth=0, fusion="norm_sum"),
+        variant(recipe, "context", "-context-sum", insert_depth=0),
+        variant(recipe, "mtp"),
+        variant(recipe, "base"),
+    ]
+    return [*(against(one, pm) for one in made), pm]
+
+
+# ---------------------------------------------------------------------------------------------------------- the paper
+
+RATES = {"124m": 1e-3, "355m": 8e-4, "774m": 6e-4, "1.5b": 4e-4}
+"""Table 10; those of Pythia (table 11) are its own."""
+LLAMA_31_ROTARY = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+"""Of Llama-3.1's own config: its weights are read by no other."""
+HEADS_160M, WIDTH_160M, LAYERS_160M = 12, 768, 12
+
+
+def trained(
+    name: str, text: str, model: dict[str, Any], rate: float, data: DataConfig, tokens: int, paper: str
+) -> Recipe:
+    return Recipe(
+        name=f"conceptlm/{name}",
+        description=text,
+        model=model,
+        data=data,
+        optimizer=OptimizerConfig(learning_rate=rate, warmup=0.01),
+        train=TrainConfig(
+            tokens=tokens, precision="bf16", gradient_accumulation_steps=32, eval_every=1000, checkpoint_every=1000
+        ),
+        paper=paper,
+    )
+
+
+def table1() -> list[Recipe]:
+    """Tables 1, 2 and 14: GPT-2 on 8B tokens of OpenWebText, Pythia on 300B of the Pile."""
+    made = []
+    for size, (width, heads, layers, _) in GPT2_PUBLISHED.items():
+        recipe = trained(
+            f"table1-gpt2-{size}",
+            f"Table 1: GPT-2 {size.upper()}, 8B tokens of OpenWebText",
+            gpt2(width, heads, layers=layers),
+            RATES[size],
+            DataConfig(source=OPENWEBTEXT, tokenizer=GPT2_TOKENS, sequence_length=1024, batch_size=512),
+            8_000_000_000,
+            "Tables 1, 2, 14",
+        )
+        pm = variant(recipe, "pm")
+        untied = dataclasses.replace(recipe, model=recipe.model | {"tie_word_embeddings": False})
+        concept = [
+            variant(recipe, "concept", insert_depth=0),
+            variant(recipe, "concept", "-l1", insert_depth=1),
+            variant(untied, "concept", "-release", insert_depth=0, fusion="norm_sum", codebook="linear"),
+            variant(recipe, "context", insert_depth=0),
+        ]
+        made += [*(against(one, pm) for one in concept), pm, variant(recipe, "base")]
+    for size, (width, heads, layers, rate) in PYTHIA.items():
+        base = variant(pythia(f"table1-pythia-{size}", "Table 1", 300, width, heads, layers, rate), "base")
+        recipe = dataclasses.replace(base, name=base.name.removesuffix("-base"))
+        made += [against(variant(recipe, name), base) for name in ("concept", "context")]
+        made.append(base)
+    return made
+
+
+def pythia(
+    name: str,
+    paper: str,
+    billions: int = 30,
+    width: int = WIDTH_160M,
+    heads: int = HEADS_160M,
+    layers: int = LAYERS_160M,
+    rate: float = 6e-4,
+    length: int = 2048,
+) -> Recipe:
+    """Pythia on the Pile (table 11); 160M on 30B tokens for the ablations (section 5)."""
+    millions = next(size for size, shape in PYTHIA.items() if shape[0] == width)
+    return trained(
+        name,
+        f"{paper}: Pythia {millions.upper()}, {billions}B tokens of the Pile",
+        neox(width, heads, layers=layers),
+        rate,
+        DataConfig(
+            source=PILE,
+            tokenizer="hub:EleutherAI/pythia-70m",
+            sequence_length=length,
+            batch_size=1024 * 2048 // length,
+        ),
+        billions * 1_000_000_000,
+        paper,
+    )
+
+
+def table3() -> list[Recipe]:
+    """Llama-3.1-8B trained on, 9.6B tokens in rows of 8,192 (table 12). The paper's LongCtxEng is given by `--data`.
+
+    `table3-llama-8b` starts from a model that `mentalese grow` made, `--train.init`; the parameter-matched one's new
+    layers start anew.
+    """
+    recipe = trained(
+        "table3-llama-8b",
+        "Table 3: Llama-3.1-8B trained on, 9.6B tokens (give --data and --train.init)",
+        llama(4096, 32, layers=32, mlp=14336, key_value_heads=8, tied=False, context=131_072, theta=500_000.0)
+        | {"rope_parameters": LLAMA_31_ROTARY},
+        1e-5,
+        DataConfig(source=FINEWEB, tokenizer="hub:meta-llama/Llama-3.1-8B", sequence_length=8192, batch_size=96),
+        9_600_000_000,
+        "Table 3",
+    )
+    pm = variant(recipe, "pm")
+    return [against(variant(recipe, "concept"), pm), pm, variant(recipe, "base")]
+
+
+def ablations() -> list[Recipe]:
+    """Tables 4, 5 and 15 to 18, and figure 4: Pythia-160M, concepts before the second layer but for table 15."""
+
+    def concept(table: str, name: str, **fields: Any) -> Recipe:
+        return variant(pythia(f"table{table}-{name}", f"Table {table}"), "concept", **fields)
+
+    made = [
+        variant(pythia("table4", "Table 4"), "mtp"),
+        concept("4", "ntp", ncp_weight=0.0, vq_weight=0.0),
+        concept("4", "ntp-ncp", vq_weight=0.0),
+        concept("4", "ntp-vq", ncp_weight=0.0),
+        concept("4", "all"),
+    ]
+    for layers in (2, 6, 10):
+        twin = dataclasses.replace(
+            pythia(f"table5-token{layers}", f"Table 5, {layers} more token layers"),
+            model=deeper(neox(WIDTH_160M, HEADS_160M, layers=LAYERS_160M), layers),
+        )
+        made += [against(concept("5", f"concept{layers}", concept_layers=layers), twin), twin]
+    made += [concept("15", f"l{depth}", insert_depth=depth) for depth in (0, 1, 3, 5, 7, 9, 11)]
+    made += [concept("16", f"n{codes}", num_codes=codes) for codes in (8, 16, 32, 64, 128, 256)]
+    made += [concept("17", f"s{segments}", num_segments=segments) for segments in (3, 6, 12, 24, 48, 96, 192)]
+    made += [concept("18", f"k{size}", chunk_size=size) for size in (2, 4, 8, 16)]
+    for length in (512, 1024, 2048):
+        recipe = pythia(f"figure4-{length}", f"Figure 4, rows of {length:,}", length=length)
+        pm = variant(recipe, "pm")
+        made += [against(variant(recipe, "concept"), pm), pm]
+    return made
+
+
+RECIPES = [*tiny(), *small(), *openstax(), *table1(), *table3(), *ablations()]

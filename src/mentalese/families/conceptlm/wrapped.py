@@ -1,0 +1,111 @@
+"""A Hugging Face decoder inside a model of ours that reads the same tokens: embeddings, padding, cache and cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mentalese.errors import InputError
+from mentalese.families.conceptlm.config import WrappedDecoderConfig
+from mentalese.models.backbone import attention_width, build_decoder, linear_weights, places
+from mentalese.models.hf import LatentThoughtModel, ThoughtCache
+
+
+@dataclass
+class Reading:
+    """Which tokens of a call are real.
+
+    Attributes:
+        seen: tokens read before, padding not counted; [B], or one number where no row has any padding.
+        real: bool [B, L]; `None` where no row has any padding, and so the next two.
+        mask: bool [B, all tokens so far].
+        positions: [B, L], counted from each row's first token.
+    """
+
+    seen: Tensor | int
+    real: Tensor | None = None
+    mask: Tensor | None = None
+    positions: Tensor | None = None
+
+
+class WrappedDecoder(LatentThoughtModel):
+    """A Hugging Face decoder as `backbone`, whose embeddings and initialisation are the model's."""
+
+    config_class = WrappedDecoderConfig
+    supports_gradient_checkpointing = True
+
+    def __init__(self, config: WrappedDecoderConfig) -> None:
+        super().__init__(config)
+        where = f"{config.model_type}.backbone"
+        self.backbone = build_decoder(where, config.backbone_config, config._attn_implementation)
+        self.places = places(where, self.backbone.config)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        self.backbone._init_weights(module)
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The backbone's layers."""
+        return getattr(self.backbone.base_model, self.places.layers)
+
+    def new_layers(self, count: int) -> nn.ModuleList:
+        """Layers of the backbone's class, all their maps initialised alike, by its `initializer_range`."""
+        return nn.ModuleList(type(self.layers[0])(self.backbone.config, layer_idx=i) for i in range(count))
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.backbone.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.backbone.set_input_embeddings(value)
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.backbone.get_output_embeddings()
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        self.backbone.set_output_embeddings(new_embeddings)
+
+    def reading(self, input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache | None) -> Reading:
+        """Where the padding of this call and of those before it is; the cache remembers it."""
+        real = None if attention_mask is None else self.real_tokens(input_ids, attention_mask, cache)
+        past, state = (0, {}) if cache is None else (cache.seen_tokens, cache.state)
+        if "mask" not in state and (real is None or bool(real.all())):
+            return Reading(past)
+        before = state.get("mask", input_ids.new_ones(len(input_ids), past, dtype=torch.bool))
+        real = torch.ones_like(input_ids, dtype=torch.bool) if real is None else real
+        mask = torch.cat((before, real), dim=1)
+        if cache is not None:
+            state["mask"] = mask
+        return Reading(before.sum(1), real, mask, (mask.cumsum(1) - 1).clamp(min=0)[:, past:])
+
+    def read(self, input_ids: Tensor, reading: Reading, cache: ThoughtCache | None, **given: Any) -> Tensor:
+        """The backbone's final hidden states [B, L, d]; all its layers are `given` this. The cache moves on.
+
+        Raises:
+            InputError: a cache in training with gradient checkpointing, where layers would leave it empty.
+        """
+        if cache is not None and self.training and getattr(self.layers[0], "gradient_checkpointing", False):
+            raise InputError("past_key_values is given in training with gradient checkpointing: call model.eval()")
+        hidden = self.backbone.base_model(
+            input_ids=input_ids,
+            attention_mask=None if reading.mask is None else reading.mask.long(),
+            position_ids=reading.positions,
+            past_key_values=cache,
+            use_cache=cache is not None,
+            **given,
+        ).last_hidden_state
+        if cache is not None:
+            cache.seen_tokens += input_ids.shape[1]
+        return hidden
+
+    @property
+    def final_norm(self) -> nn.Module:
+        """The backbone's."""
+        return getattr(self.backbone.base_model, self.places.norm)
+
+    def backbone_flops(self, rows: int, length: int) -> int:
+        """Of the backbone and the head."""
+        attention = 2 * length * attention_width(self.backbone.config)
+        return 2 * rows * length * (linear_weights(self.backbone) + attention + self.output_weight().numel())

@@ -1,0 +1,13 @@
+"""Latent Thought Models: thoughts of a whole text, inferred anew for each by gradient steps (Kong et al.)."""
+
+from mentalese.registry import Family
+
+_HERE = "mentalese.families.latent_thought"
+
+FAMILY = Family(
+    name="latent_thought",
+    description="Latent Thought Models: thoughts of a whole text, inferred by gradient steps, to which layers attend",
+    recipes=f"{_HERE}.recipes:RECIPES",
+    classes={"ltm": (f"{_HERE}.config:LTMConfig", f"{_HERE}.model:LTMForCausalLM")},
+    figures="mentalese.analyses.latent_thought:FIGURES",
+)

@@ -1,0 +1,303 @@
+"""The posterior over a text's thoughts: fast learning, by gradient steps (Kong et al., section 2.2), or by an encoder.
+
+Only the parameters of the posterior get gradients, and what does not depend on thoughts was computed once
+(`LTMForCausalLM.read`). Rows never mix: a row's noise is a function of the seed and of the row's own targets, so that
+its posterior is the same in every batch, on every rank and behind any padding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mentalese.data.batch import Batch
+from mentalese.errors import InputError
+from mentalese.nn.loss import IGNORED, linear_nll_sum
+from mentalese.nn.noise import Noise
+from mentalese.screen import progress
+
+if TYPE_CHECKING:
+    from mentalese.families.latent_thought.model import LTMForCausalLM, Reading
+
+_MEANS, _VARIANCES, _FINAL = -3, -2, -1  # draws of noise that are not a fast step's
+_WEIGHT_DECAY = 0.01  # of the release's AdamW
+
+
+# -------------------------------------------------------------------------------------------------------- the posterior
+
+
+@dataclass
+class Posterior:
+    """What inference found for each row.
+
+    Attributes:
+        mu: [B, N_z, d], the means; of `langevin` the end of the chain.
+        log_var: [B, N_z, d]; `None` of `langevin`.
+        nll, kl: float32 [steps, B], nats of a row before each fast step; of `langevin`, |z|^2 / 2 in place of the KL.
+            `amortised` takes no steps.
+        noise, last: where `sample` draws from.
+    """
+
+    mu: Tensor
+    log_var: Tensor | None
+    nll: Tensor
+    kl: Tensor
+    noise: Noise
+    last: int = _FINAL
+
+    @property
+    def elbo(self) -> Tensor:
+        """[steps, B]."""
+        return -(self.nll + self.kl)
+
+    def sample(self, *, fresh: bool = False) -> Tensor:
+        """A draw [B, N_z, d], always the same; `fresh`: of noise that inference did not see, as a bound needs it."""
+        if self.log_var is None:
+            return self.mu
+        return self.mu + (0.5 * self.log_var).exp() * self.noise.draw(_FINAL if fresh else self.last, self.mu.shape[1:])
+
+    def kl_by_layer(self, layers: int) -> Tensor:
+        """[B, layers], nats from the prior now."""
+        assert self.log_var is not None
+        return kl_divergence(self.mu, self.log_var).unflatten(1, (layers, -1)).sum((2, 3))
+
+
+def kl_divergence(mu: Tensor, log_var: Tensor) -> Tensor:
+    """KL(N(mu, exp(log_var)) || N(0, 1)) of each channel."""
+    return 0.5 * (mu.square() + log_var.exp() - 1 - log_var)
+
+
+def infer(
+    model: LTMForCausalLM,
+    batch: Batch,
+    *,
+    inference: str | None = None,
+    fast_steps: int | None = None,
+    fast_learning_rate: float | None = None,
+    seed: int | Tensor = 0,
+    show: bool = False,
+) -> Posterior:
+    """The posterior over the thoughts behind a batch's labels; each row has its own.
+
+    A row without targets has the prior. Works under `torch.no_grad` and `torch.inference_mode` too.
+
+    Args:
+        batch: see `Batch`; thoughts explain `labels`, given the tokens before each.
+        inference, fast_steps, fast_learning_rate: in place of the config's; an encoder takes no steps.
+        seed: of the noise, of all rows or of each, [B].
+        show: progress on standard error.
+
+    Raises:
+        InputError: the model has no thoughts, or an argument is out of range.
+        FloatingPointError: an ELBO is not finite; the message names step and row.
+    """
+    if not model.config.num_latents:
+        raise InputError("num_latents is 0: this model has no thoughts to infer")
+    with torch.inference_mode(False), torch.no_grad():
+        batch = differentiable(batch)
+        x, reading = model.read(batch["input_ids"], batch.get("attention_mask"))
+        targets = reading.targets(batch["labels"])
+        options: dict[str, Any] = {"method": inference, "steps": fast_steps, "learning_rate": fast_learning_rate}
+        return fit(model, x, reading, targets, seed=seed, show=show, **options)[0]
+
+
+def differentiable(batch: Batch) -> Batch:
+    """The batch's tensors again: autograd refuses those that were made under `torch.inference_mode`."""
+    return {name: value.clone() for name, value in batch.items() if isinstance(value, Tensor)}
+
+
+def fit(
+    model: LTMForCausalLM,
+    x: Tensor,
+    reading: Reading,
+    targets: Tensor,
+    *,
+    method: str | None = None,
+    steps: int | None = None,
+    learning_rate: float | None = None,
+    seed: int | Tensor = 0,
+    weights: Sequence[nn.Parameter] | None = None,
+    together: bool = False,
+    show: bool = False,
+) -> tuple[Posterior, list[Tensor | None]]:
+    """`infer` for what `LTMForCausalLM.read` gave.
+
+    Args:
+        x: [B, N, d]; no gradient flows into it.
+        targets: [B, N - 1], what each token but the last predicts.
+        weights: add up their gradients too, of the sum over rows and fast steps of the negative ELBO.
+        together: all ranks infer at once, and take as many steps.
+
+    Returns:
+        The posterior, and the gradients of `x` and of each of `weights`; empty without `weights`.
+    """
+    config = model.config
+    method = config.inference if method is None else method
+    known = ("variational", "langevin") if model.encoder is None else ("variational", "langevin", "amortised")
+    if method not in known:
+        raise InputError(f"inference is {method!r}: this model has {', '.join(known)}")
+    if method == "amortised":
+        for name, value in (("fast_steps", steps), ("fast_learning_rate", learning_rate)):
+            if value is not None:
+                raise InputError(f"{name} is {value}: an encoder takes no steps, so leave it out, or infer otherwise")
+        return encode(model, reading, targets, seed=seed), []
+    steps = config.fast_steps if steps is None else steps
+    if steps < 1:
+        raise InputError(f"fast_steps is {steps}: give 1 or more")
+    if learning_rate is not None and method == "langevin":
+        raise InputError(f"fast_learning_rate is {learning_rate}: langevin has langevin_step_size, so leave it out")
+    if learning_rate is not None and not (math.isfinite(learning_rate) and learning_rate > 0):
+        raise InputError(f"fast_learning_rate is {learning_rate}: give a positive number")
+    counts = (targets != IGNORED).sum(1)
+    live = counts > 0
+    noise = _noise(x, targets, seed)
+    shape = (config.num_latents, config.hidden_size)
+    with torch.inference_mode(False), torch.enable_grad():
+        x, head = x.detach(), model.output_weight()
+        if weights is None:
+            head = head.detach()
+            extra: list[Tensor] = []
+        else:
+            extra = [x.requires_grad_(), *weights]
+        search = (_Variational if method == "variational" else _Langevin)(config, noise, shape, live, learning_rate)
+        gradients: list[Tensor | None] = [None] * len(extra)
+        nlls, kls = [], []
+        with progress("Inferring thoughts", steps, show=show) as bar:
+            for step in range(steps):
+                z, kl = search.propose(step)
+                hidden = model.decode(x, z, reading)
+                total, nll = linear_nll_sum(hidden[:, :-1].flatten(0, 1), head, targets.flatten())
+                nlls.append(nll.view(targets.shape).sum(1))
+                kls.append(kl.detach())
+                live = _still(live, nlls, kls, counts, config.tolerance)
+                # Ranks of sharded weights take each step together, one without targets too.
+                if (config.tolerance is not None or not together) and _none(live, together):
+                    break
+                own, more = len(search.parameters), [*search.parameters, *extra]
+                found = torch.autograd.grad(total + kl.sum(), more, allow_unused=bool(extra))
+                search.move(step, steps, found[:own], live)
+                gradients = [g if a is None else a if g is None else a + g for a, g in zip(gradients, found[own:])]
+                bar.update(step + 1)
+    posterior = search.result(torch.stack(nlls), torch.stack(kls))
+    check_finite(posterior.elbo, "model.fast_learning_rate (langevin_step_size)")
+    return posterior, gradients
+
+
+def encode(model: LTMForCausalLM, reading: Reading, targets: Tensor, *, seed: int | Tensor = 0) -> Posterior:
+    """The posterior that the encoder of a VAE gives (section 2.2), differentiable in its weights.
+
+    It reads a row's first token and those that are `targets` [B, N - 1], so that nothing else has a say. A row without
+    targets has the prior.
+    """
+    assert model.encoder is not None
+    tokens = model.embed(reading.ids)
+    counted = targets != IGNORED
+    live = counted.any(1)[:, None, None]
+    mu, log_var = model.encoder(tokens, F.pad(counted, (1, 0), value=True), reading)
+    noise = _noise(mu, targets, seed)
+    mu, log_var = (torch.where(live, value.to(noise.dtype), 0.0) for value in (mu, log_var))
+    none = mu.new_zeros(0, len(mu))
+    return Posterior(mu, log_var, none, none, noise)
+
+
+def _noise(x: Tensor, targets: Tensor, seed: int | Tensor) -> Noise:
+    """Noise in the precision of x, float32 at least: thoughts are sums of small steps."""
+    return Noise.of(targets, seed, torch.promote_types(x.dtype, torch.float32))
+
+
+def _still(live: Tensor, nlls: list[Tensor], kls: list[Tensor], counts: Tensor, tolerance: float | None) -> Tensor:
+    """The rows [B] whose last step gained enough."""
+    if tolerance is None or len(nlls) < 2:
+        return live
+    gain = (nlls[-2] + kls[-2] - nlls[-1] - kls[-1]) / counts.clamp(min=1)
+    return live & ~(gain < tolerance)
+
+
+def _none(live: Tensor, together: bool) -> bool:
+    """Whether no row, of any rank where they infer together, goes on."""
+    some = live.any().to(torch.int64)
+    if together and dist.is_available() and dist.is_initialized():
+        dist.all_reduce(some, dist.ReduceOp.MAX)
+    return not bool(some)
+
+
+def check_finite(elbo: Tensor, rate: str) -> None:
+    """Raises `FloatingPointError` where an ELBO [B] or [steps, B] is not finite; `rate` is what a user may lower."""
+    broken = (~elbo.isfinite()).nonzero().tolist()
+    if broken:
+        *step, row = broken[0]
+        place = f" at fast step {step[0]}" if step else ""
+        raise FloatingPointError(
+            f"the ELBO of row {row} is {float(elbo[tuple(broken[0])])}{place}: lower {rate}, or look at the weights "
+            "and at this row"
+        )
+
+
+class _Variational:
+    """Algorithm 1: Adam on means and log variances; a row without targets keeps the prior."""
+
+    def __init__(self, config: Any, noise: Noise, shape: Sequence[int], live: Tensor, rate: float | None) -> None:
+        self.config, self.noise, self.shape = config, noise, shape
+        self.rate = config.fast_learning_rate if rate is None else rate
+        some = live[:, None, None].to(noise.dtype)
+        self.mu = (some * 0.01 * noise.draw(_MEANS, shape)).requires_grad_()
+        self.log_var = (some * (0.1 * noise.draw(_VARIANCES, shape) - 5)).requires_grad_()
+        self.parameters = [self.mu, self.log_var]
+        kind, decay = (torch.optim.AdamW, _WEIGHT_DECAY) if config.fast_optimizer == "adamw" else (torch.optim.Adam, 0)
+        self.optimizer = kind(self.parameters, lr=self.rate, weight_decay=decay)
+
+    def propose(self, step: int) -> tuple[Tensor, Tensor]:
+        """Thoughts [B, N_z, d] and each row's KL [B], both differentiable."""
+        noise = self.noise.draw(step if self.config.noise == "resampled" else 0, self.shape)
+        z = self.mu + (0.5 * self.log_var).exp() * noise
+        return z, kl_divergence(self.mu, self.log_var).sum((1, 2))
+
+    @torch.no_grad()
+    def move(self, step: int, steps: int, gradients: Sequence[Tensor], live: Tensor) -> None:
+        """One step, of the rows that are live."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate * schedule(self.config.fast_schedule, step, steps)
+        before = [p.clone() for p in self.parameters]
+        for parameter, gradient in zip(self.parameters, gradients):
+            parameter.grad = gradient
+        self.optimizer.step()
+        for parameter, old in zip(self.parameters, before):
+            parameter.copy_(torch.where(live[:, None, None], parameter, old))
+
+    def result(self, nll: Tensor, kl: Tensor) -> Posterior:
+        last = _FINAL if self.config.noise == "resampled" else 0
+        return Posterior(self.mu.detach(), self.log_var.detach(), nll, kl, self.noise, last)
+
+
+class _Langevin:
+    """Eq. 4, with the gradient in z; a row without targets keeps a draw from the prior."""
+
+    def __init__(self, config: Any, noise: Noise, shape: Sequence[int], live: Tensor, rate: float | None) -> None:
+        self.size, self.noise, self.shape = config.langevin_step_size, noise, shape
+        start = noise.draw(_MEANS, shape)
+        self.z = torch.where(live[:, None, None], 0.01 * start, start).requires_grad_()
+        self.parameters = [self.z]
+
+    def propose(self, step: int) -> tuple[Tensor, Tensor]:
+        return self.z, 0.5 * self.z.square().sum((1, 2))
+
+    @torch.no_grad()
+    def move(self, step: int, steps: int, gradients: Sequence[Tensor], live: Tensor) -> None:
+        change = (2 * self.size) ** 0.5 * self.noise.draw(step, self.shape) - self.size * gradients[0]
+        self.z += torch.where(live[:, None, None], change, 0.0)
+
+    def result(self, nll: Tensor, kl: Tensor) -> Posterior:
+        return Posterior(self.z.detach(), None, nll, kl, self.noise)
+
+
+def schedule(kind: str, step: int, steps: int) -> float:
+    """What the learning rate of a fast step (from 0) is multiplied by; the last one has a tenth."""
+    share = step / max(steps - 1, 1)
+    return {"constant": 1.0, "linear": 1 - 0.9 * share, "cosine": 0.1 + 0.45 * (1 + math.cos(math.pi * share))}[kind]

@@ -1,0 +1,18 @@
+"""Thought Gestalt: language as a sequence of sentence-level thoughts (Borazjanizadeh and McClelland)."""
+
+from mentalese.registry import Family
+
+_HERE = "mentalese.families.thought_gestalt"
+
+FAMILY = Family(
+    name="thought_gestalt",
+    description="Thought Gestalt: one vector a sentence, kept in a memory that later sentences read",
+    recipes=f"{_HERE}.recipes:RECIPES",
+    classes={
+        "thought_gestalt": (
+            f"{_HERE}.config:ThoughtGestaltConfig",
+            f"{_HERE}.model:ThoughtGestaltForCausalLM",
+        )
+    },
+    figures="mentalese.analyses.thought_gestalt:FIGURES",
+)

@@ -1,0 +1,136 @@
+"""Thought Gestalt's settings; the defaults are the paper's 85M model."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from mentalese.errors import InputError
+from mentalese.models.hf import LatentThoughtConfig
+
+
+class ThoughtGestaltConfig(LatentThoughtConfig):
+    """Sizes and choices of a Thought Gestalt model. Layers count from 0.
+
+    Attributes:
+        intermediate_size: width of the MLP; `None` takes 4 d for `gelu`, and 8/3 d, rounded up to a multiple of 8, for
+            `swiglu`.
+        attention_layout: what a block attends to before its MLP. `alternate`: even blocks to the sentence, odd ones to
+            the memory (Figure 3); `self_cross`, `cross_self`: both, one after the other; `parallel`: both, side by
+            side (Table 1).
+        max_sentence_tokens: the most lexical tokens a sentence may have; the table of positions has three more (the
+            start and end of the sentence, the end of the document).
+        memory: how earlier sentences are read. `cross_attention` is the paper's model; `prefix` puts their vectors
+            before the sentence as M more tokens, and all attention is self-attention; `none` leaves one sentence of
+            context and no seeding (Table 1).
+        memory_size: M, how many of the latest sentence vectors can be read.
+        memory_gradient_window: the loss of a sentence sends gradients into the so many latest of the vectors that it
+            reads, and takes older ones as constants; `None`: into all of them, 0: into none, nor into the seed.
+        sentence_layer: the layer whose output at the end of a sentence becomes its vector; `None` takes 7/12 of the
+            depth (the paper's seventh layer of twelve is 6 here).
+        sentence_head: `normalized` is the release's (norm, dropout, linear, unit length), `linear` the paper's line.
+        context_seeding: a sentence starts from the vector of the sentence before, in place of its start marker.
+        memory_position_scale: `unit` gives the memory's positional vectors length 1, `none` leaves sqrt(d / 2).
+        gate_init: first value of the gates of the memory.
+        attention_dropout, residual_dropout, embedding_dropout: the paper's .2, and two that only the release has.
+        norm_hinge_weight: weight of the squared distance of a vector's length, before it is made 1, from [0.9, 1.1].
+        sentence_start_token_id, sentence_end_token_id: the markers around each sentence.
+        eos_token_id: ends a document; `generate` stops there.
+        pad_token_id: ignored wherever it stands.
+    """
+
+    model_type = "thought_gestalt"
+
+    vocab_size: int = 50_260
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int | None = None
+    activation: Literal["gelu", "swiglu"] = "gelu"
+    attention_layout: Literal["alternate", "self_cross", "cross_self", "parallel"] = "alternate"
+    max_sentence_tokens: int = 64
+    memory: Literal["cross_attention", "prefix", "none"] = "cross_attention"
+    memory_size: int = 40
+    memory_gradient_window: int | None = None
+    sentence_layer: int | None = None
+    sentence_head: Literal["normalized", "linear"] = "normalized"
+    context_seeding: bool = True
+    memory_position_scale: Literal["unit", "none"] = "unit"
+    gate_init: float = 1.0
+    attention_dropout: float = 0.2
+    residual_dropout: float = 0.0
+    embedding_dropout: float = 0.0
+    norm_hinge_weight: float = 0.01
+    pad_token_id: int = 0
+    sentence_start_token_id: int = 1
+    sentence_end_token_id: int = 2
+    bos_token_id: int | None = 3
+    eos_token_id: int = 3
+
+    @property
+    def mlp_width(self) -> int:
+        """`intermediate_size`, or its default."""
+        if self.intermediate_size is not None:
+            return self.intermediate_size
+        return 4 * self.hidden_size if self.activation == "gelu" else -(-self.hidden_size // 3) * 8
+
+    @property
+    def vector_layer(self) -> int:
+        """`sentence_layer`, or its default."""
+        if self.sentence_layer is not None:
+            return self.sentence_layer
+        return max(round(7 / 12 * self.num_hidden_layers), 1) - 1
+
+    @property
+    def seeded(self) -> bool:
+        """Whether sentences start from the vector before: `context_seeding`, where there are vectors."""
+        return self.context_seeding and self.memory != "none"
+
+    @property
+    def recurrent_layers(self) -> int:
+        """How many layers a sentence's vector comes from: the first ones, none without a memory."""
+        return 0 if self.memory == "none" else self.vector_layer + 1
+
+    @property
+    def cross_layers(self) -> tuple[int, ...]:
+        """The layers that read the memory by cross-attention."""
+        if self.memory != "cross_attention":
+            return ()
+        first, every = (1, 2) if self.attention_layout == "alternate" else (0, 1)
+        return tuple(range(first, self.num_hidden_layers, every))
+
+    def validate_architecture(self) -> None:
+        self._require(self.num_attention_heads >= 1, "num_attention_heads", "give at least 1")
+        super().validate_architecture()
+        self._require(self.hidden_size % 2 == 0, "hidden_size", "give an even number (sines and cosines in pairs)")
+        self._require(self.num_hidden_layers >= 1, "num_hidden_layers", "give at least 1")
+        self._require(self.mlp_width >= 1, "intermediate_size", "give at least 1")
+        self._require(self.max_sentence_tokens >= 1, "max_sentence_tokens", "give at least 1")
+        self._require(
+            self.memory_size >= 1,
+            "memory_size",
+            "give at least 1; for a model without memory set memory to 'none'",
+        )
+        window = self.memory_gradient_window
+        self._require(window is None or window >= 0, "memory_gradient_window", "give 0 (no gradient) or more, or None")
+        self._require(
+            self.attention_layout == "alternate" or self.memory == "cross_attention",
+            "attention_layout",
+            f"memory {self.memory!r} leaves no cross-attention to lay out, so set it to 'alternate'",
+        )
+        self._require(
+            0 <= self.vector_layer < self.num_hidden_layers,
+            "sentence_layer",
+            f"give a layer from 0 to {self.num_hidden_layers - 1}",
+        )
+        for name in ("attention_dropout", "residual_dropout", "embedding_dropout"):
+            self._require(0 <= getattr(self, name) < 1, name, "give a number from 0 up to, not including, 1")
+        self._require(self.norm_hinge_weight >= 0, "norm_hinge_weight", "give 0 or more")
+        markers = ("pad_token_id", "sentence_start_token_id", "sentence_end_token_id", "eos_token_id")
+        for name in markers:
+            self._require(0 <= getattr(self, name) < self.vocab_size, name, f"give an id below {self.vocab_size}")
+            others = [other for other in markers if other != name and getattr(self, other) == getattr(self, name)]
+            self._require(not others, name, f"{' and '.join(others)} has the same id: give each marker its own")
+
+    def _require(self, condition: bool, name: str, remedy: str) -> None:
+        if not condition:
+            raise InputError(f"{self.model_type}.{name} is {getattr(self, name)!r}: {remedy}")

@@ -1,0 +1,209 @@
+"""The working memory (section 2.2): what the layers that read it make of sentence vectors, and which vectors they read.
+
+Letters in shapes: n sentences, R streams of a step, m vectors that are read, M at most, C cross-attention layers, d.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
+from mentalese.families.thought_gestalt.streams import Layout
+from mentalese.models.hf import ThoughtCache
+from mentalese.nn.ragged import first_rows, within
+
+
+def memory_positions(size: int, hidden_size: int, scale: str, device: torch.device | None = None) -> Tensor:
+    """PE [size, d] by rank, 0 the oldest held: sines and cosines in turn, base 10,000; of length 1 or sqrt(d / 2)."""
+    pairs = torch.arange(0, hidden_size, 2, device=device, dtype=torch.float32)
+    angles = torch.arange(size, device=device)[:, None] * torch.exp(pairs * (-math.log(10_000) / hidden_size))
+    table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
+    return table * math.sqrt(2 / hidden_size) if scale == "unit" else table
+
+
+class MemoryMap:
+    """What some cross-attention layers make of a sentence vector: K = W_K (s + PE[rank]), V = W_V s (section 2.2).
+
+    W_K s and V are made once a vector, W_K PE is a table. Without such layers (`memory` = `prefix`) vectors stay as
+    they are. Made anew in each call, since it holds the weights of all its layers side by side.
+    """
+
+    def __init__(self, maps: list[nn.Linear], positions: Tensor) -> None:
+        self.positions = positions  # [M, C, d], or [M, d]
+        self.weight: Tensor | None = None
+        if maps:
+            self.weight = _autocast(torch.cat([linear.weight for linear in maps]))
+            self.bias = _autocast(torch.cat([linear.bias for linear in maps]))
+            keys = torch.cat([linear.weight[: linear.in_features] for linear in maps])
+            self.positions = F.linear(positions.to(keys.dtype), keys).unflatten(-1, (len(maps), -1))
+
+    def entries(self, vectors: Tensor) -> Tensor:
+        """[.., d] to [.., C, 2, d]: what the memory holds of a vector."""
+        if self.weight is None:
+            return vectors
+        return F.linear(vectors.to(self.weight.dtype), self.weight, self.bias).unflatten(-1, (-1, 2, vectors.shape[-1]))
+
+    def keys_and_values(self, entries: Tensor, ranks: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
+        """[n, m, C, 2, d] to C pairs of [n, m, d]; `ranks` [n or 1, m] on the CPU, below 0 in unused slots."""
+        keys, values = entries.unbind(-2)
+        return tuple(zip((keys + self.at(ranks)).unbind(-2), values.unbind(-2)))
+
+    def at(self, ranks: Tensor) -> Tensor:
+        """The positions of `ranks`: one row of them where all are the same."""
+        if bool((ranks[:, 0] == 0).all()):
+            return self.positions[: ranks.shape[1]]
+        return self.positions[ranks.clamp(min=0).to(self.positions.device)]
+
+
+class Memory:
+    """The latest vectors of each stream, oldest first, as the recurrent layers read them.
+
+    Streams are in the order of a `Layout`. `count` [R], on the CPU, tells how many of the m slots are in use, the last
+    ones; vectors older than the gradient window are read from `constant`, which sends no gradient into them. A cache
+    keeps of it, by row of the batch: `memory`, `count`, `seed`, and `ready`, keys and values as they are read.
+    Gradients through a cache are not cut by the window.
+
+    Args:
+        make_map: the map of the layers that read; called when it is needed, which between two tokens it is not.
+    """
+
+    def __init__(
+        self,
+        config: ThoughtGestaltConfig,
+        make_map: Callable[[], MemoryMap],
+        layout: Layout,
+        cache: ThoughtCache | None,
+        like: Tensor,
+    ) -> None:
+        self.size, self._make_map = config.memory_size, make_map
+        window = config.memory_gradient_window
+        self.window = self.size if window is None else min(window, self.size)
+        self.streams = layout.streams[: layout.counts[0] if layout.counts else 0]
+        self.ready: Tensor | None = None
+        if cache is not None and "count" in cache.state:
+            self.count = cache.state["count"].cpu()[self.streams]
+            self.seed, self.live, self.ready = (self._of_streams(cache.state[n]) for n in ("seed", "memory", "ready"))
+        else:
+            self.count = torch.zeros(len(self.streams), dtype=torch.long)
+            self.seed = like.new_zeros(len(self.streams), config.hidden_size)  # the latest vector of each stream
+            # One unused slot: every weight takes part in every step, whatever sentences a rank has (FSDP2).
+            self.live = self.map.entries(like.new_zeros(len(self.streams), 1, config.hidden_size))
+        self.constant = self.live
+
+    @cached_property
+    def map(self) -> MemoryMap:
+        return self._make_map()
+
+    def _of_streams(self, rows: Tensor) -> Tensor:
+        everything = torch.equal(self.streams, torch.arange(len(rows)))
+        return rows if everything else rows[self.streams.to(rows.device)]
+
+    def entries(self, streams: int) -> Tensor:
+        """[streams, m, ..], what the first streams hold."""
+        entries = first_rows(self.live, streams)
+        if self.window < entries.shape[1] and self.window > 0:
+            old = first_rows(self.constant, streams)[:, : -self.window]
+            entries = torch.cat((old, entries[:, -self.window :]), dim=1)
+        return entries
+
+    def ranks(self, streams: int) -> Tensor:
+        """[streams, m], place of each slot in its stream's memory, 0 the oldest vector held; negative where unused."""
+        slots = self.live.shape[1]
+        return torch.arange(slots) - (slots - self.count[:streams, None])
+
+    def keys_and_values(self, streams: int) -> tuple[tuple[Tensor, Tensor], ...]:
+        """C pairs of [streams, m, d]."""
+        if self.ready is not None:
+            keys, values = first_rows(self.ready, streams).unbind(-2)
+            return tuple(zip(keys.unbind(-2), values.unbind(-2)))
+        return self.map.keys_and_values(self.entries(streams), self.ranks(streams))
+
+    def write(self, vectors: Tensor, ended: Tensor, keep: bool) -> None:
+        """Appends the vectors [R, d] of the first R streams, with their graph; the oldest falls out of a full memory.
+
+        Args:
+            ended: bool [R] on the CPU, which of the sentences have ended and so have a vector.
+            keep: whether the other streams are needed after this; else only these R are, as far as they have ended.
+        """
+        vectors = vectors if self.window else vectors.detach()
+        writes = F.pad(ended, (0, len(self.count) - len(ended))) if keep else ended
+        self.count = (self.count[: len(writes)] + writes).clamp(max=self.size)
+        everywhere = not keep or bool(writes.all())
+        mask = writes.to(vectors.device)
+
+        def put(held: Tensor, new: Tensor) -> Tensor:
+            """`new` [R, ..] for `held` [streams, ..] where a stream writes."""
+            if everywhere:
+                return new
+            spread = torch.cat((new, torch.zeros_like(held[len(new) :])))
+            return torch.where(mask.view(-1, *[1] * (held.ndim - 1)), spread, held)
+
+        def append(held: Tensor, new: Tensor) -> Tensor:
+            moved = torch.cat((first_rows(held, len(new)), new[:, None]), dim=1)
+            return put(pad_slots(held, 1), moved)[:, -max(1, int(self.count.max())) :]
+
+        self.seed = put(self.seed, vectors.to(self.seed.dtype))
+        self.live = append(self.live, self.map.entries(vectors))
+        self.ready = None
+        if 0 < self.window < self.size:
+            self.constant = append(self.constant, self.map.entries(vectors.detach()))
+
+    def save(self, cache: ThoughtCache, layout: Layout) -> None:
+        """Hands everything to the cache; rows without a sentence in `layout` keep what they have."""
+        if self.ready is not None or not len(self.streams):
+            return  # nothing was written
+        own = {"memory": self.live, "count": self.count, "seed": self.seed, "ready": self._ready()}
+        streams = self.streams.to(self.live.device)
+        for name, new in own.items():
+            held = cache.state.get(name)
+            if held is None:
+                held = new.new_zeros(len(layout.last_position), *new.shape[1:], device=streams.device)
+            if name in ("memory", "ready"):
+                slots = max(new.shape[1], held.shape[1])
+                new, held = (pad_slots(x, slots - x.shape[1]) for x in (new, held))
+            cache.state[name] = held.index_copy(0, streams, new.to(held.device))
+
+    def _ready(self) -> Tensor:
+        """[R, m, C, 2, d], or the entries as they are where no layer has keys of its own."""
+        if self.map.weight is None:
+            return self.live
+        keys, values = zip(*self.keys_and_values(len(self.streams)))
+        return torch.stack((torch.stack(keys, dim=2), torch.stack(values, dim=2)), dim=3)
+
+
+def windows(layout: Layout, size: int) -> tuple[Tensor, Tensor]:
+    """Which vectors each sentence of fresh streams reads, where it can read all that its stream has made.
+
+    Returns:
+        read, age: [n, m], the sentences whose vectors are read, oldest first, and how many sentences ago each was
+        made; 0 in the unused slots, which come last.
+    """
+    counts = torch.tensor(layout.counts)
+    starts = counts.cumsum(0) - counts
+    step = torch.arange(len(counts)).repeat_interleave(counts)[:, None]
+    place = within(counts)[:, None]  # the same stream has the same place in each step
+    slot = torch.arange(max(1, min(len(counts) - 1, size)))
+    age = (step.clamp(max=size) - slot).clamp(min=0)
+    return torch.where(age > 0, starts[step - age] + place, 0), age
+
+
+def readable(used: Tensor) -> Tensor:
+    """The slots [n, m] that attention may look at: the used ones, and where there are none any, for nothing."""
+    return used | ~used.any(dim=1, keepdim=True)
+
+
+def _autocast(weight: Tensor) -> Tensor:
+    """In autocast's dtype where it is on: it would cast anew in each use, for it remembers parameters alone."""
+    device = weight.device.type
+    return weight.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else weight
+
+
+def pad_slots(entries: Tensor, slots: int) -> Tensor:
+    """[R, m, ..] with so many unused slots before the others."""
+    return torch.cat((torch.zeros_like(entries[:, :1]).expand(-1, slots, *entries.shape[2:]), entries), dim=1)

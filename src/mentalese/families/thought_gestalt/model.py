@@ -1,0 +1,684 @@
+"""Thought Gestalt (Borazjanizadeh and McClelland, "Modeling Language as a Sequence of Thoughts").
+
+A stream of sentences `BOS w1..wn EOS` is read one sentence at a time. Inside a sentence, tokens attend to each other;
+across sentences they only read a memory of at most M vectors, one a sentence. A sentence's vector is made from the
+hidden state at its EOS in a middle layer and is written to memory with its graph, so that the loss of later sentences
+trains it.
+
+Only the layers up to the vector's are recurrent. The rest reads the memory and feeds nothing back, so:
+
+    lower layers   one step a sentence, all streams of a batch side by side; a vector's keys and values are made once
+    upper layers   all sentences of all streams at once, each with the window of vectors that it may read
+    head, loss     on the tokens that predict something, all at once
+
+Tokens lie flat, without padding (`nn/ragged.py`), and streams that have ended cost nothing. `reference.py` is the same
+model in its plainest form; the tests hold outputs and gradients to it.
+
+Sections and equations are the paper's. Letters in shapes: B streams of L tokens; n sentences and N tokens in a step, or
+in all steps; m vectors that are read, C cross-attention layers, d hidden size.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import LogitsProcessorList
+from transformers import initialization as init
+
+from mentalese.data.batch import Batch
+from mentalese.errors import InputError
+from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
+from mentalese.families.thought_gestalt.cost import head_flops, layer_flops
+from mentalese.families.thought_gestalt.memory import Memory, MemoryMap, memory_positions, readable, windows
+from mentalese.families.thought_gestalt.streams import Layout, SentenceMarkers, find_sentences
+from mentalese.models.contract import LossOutput
+from mentalese.models.hf import CausalLMOutputWithThoughts, LatentThoughtModel, ResidualLinear, ThoughtCache
+from mentalese.models.trace import Shown, Thought, ThoughtTrace
+from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
+from mentalese.nn.ragged import (
+    Ragged,
+    attend,
+    causal_attention,
+    first_rows,
+    reading_attention,
+    split_heads,
+    take_rows,
+    within,
+)
+
+# ---------------------------------------------------------------------------------------------------------- the modules
+
+
+@dataclass
+class Step:
+    """Sentences that are computed side by side: the k-th of every stream that has one, or those of all steps at once.
+
+    Attributes:
+        sequences: where their tokens lie; vectors that stand before a sentence (`memory` = `prefix`) are part of it.
+        memory: a pair of keys and values [n, m, d] for each cross layer, sentences in `sequences.order`.
+        used: bool [n, m] in that order, which of the m may be read; `None`: all.
+        has_memory: bool [N, 1], whether a token's sentence has anything to read; `None`: all do.
+        cache: keys and values of the tokens of open sentences, where generation needs them.
+        attention: one [N, m] for each cross layer, mean over heads, where a trace was asked for.
+    """
+
+    sequences: Ragged
+    memory: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    used: Tensor | None = None
+    has_memory: Tensor | None = None
+    cache: OpenSentences | None = None
+    attention: list[Tensor] | None = None
+
+
+@dataclass
+class OpenSentences:
+    """Keys and values of the current sentence of each stream, by slot: vectors before the sentence, then its tokens.
+
+    Attributes:
+        state: the cache's, `self.LAYER` is [B, slots, 2 d].
+        batch: B.
+        streams: [R], the streams of a step's sentences.
+        rows, slots: [N], stream and slot of each token.
+        first: [R], the first slot in use.
+        size, end: slots that a sentence may need, and that the longest one needs by now.
+    """
+
+    state: dict[str, Tensor]
+    batch: int
+    streams: Tensor
+    rows: Tensor
+    slots: Tensor
+    first: Tensor
+    size: int
+    end: int
+
+    def attend(self, layer: int, qkv: Tensor, sequences: Ragged, heads: int) -> Tensor:
+        """Causal attention of the new tokens [N, 3 d] to their sentence so far, [N, d]. Sequences are one group."""
+        name = f"self.{layer}"
+        q, kv = qkv.split((qkv.shape[1] // 3, qkv.shape[1] * 2 // 3), dim=-1)
+        held = self.state.get(name)
+        if held is None:
+            held = kv.new_zeros(self.batch, self.size, kv.shape[1])
+        put = held.index_put if torch.is_grad_enabled() else held.index_put_
+        held = self.state[name] = put((self.rows, self.slots), kv)
+        k, v = (split_heads(x, heads) for x in held[self.streams, : self.end].chunk(2, dim=-1))
+        ((query,),) = sequences.pad(q, heads)
+        slot, own = torch.arange(self.end, device=q.device), self.slots[sequences.index].view(*sequences.shapes[0], 1)
+        seen = (slot <= own) & (slot >= self.first[:, None, None])
+        return sequences.unpad([attend(query, k, v, attn_mask=seen[:, None])])
+
+
+class SelfAttention(nn.Module):
+    """Causal attention among the tokens of one sentence (section 2.2)."""
+
+    def __init__(self, config: ThoughtGestaltConfig, layer: int) -> None:
+        super().__init__()
+        self.layer, self.heads, self.dropout = layer, config.num_attention_heads, config.attention_dropout
+        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
+        self.out = ResidualLinear(config.hidden_size, config.hidden_size)
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        return self.out(self._attend(self.qkv(x), step))
+
+    @torch.compiler.disable
+    def _attend(self, qkv: Tensor, step: Step) -> Tensor:
+        if step.cache is not None:
+            return step.cache.attend(self.layer, qkv, step.sequences, self.heads)
+        return causal_attention(qkv, step.sequences, self.heads, self.dropout if self.training else 0.0)
+
+
+class CrossAttention(nn.Module):
+    """The gated read of the memory (section 2.2). What a sentence with an empty memory reads is exactly zero."""
+
+    def __init__(self, config: ThoughtGestaltConfig, layer: int) -> None:
+        super().__init__()
+        self.layer, self.heads, self.dropout = layer, config.num_attention_heads, config.attention_dropout
+        self.query = nn.Linear(config.hidden_size, config.hidden_size)
+        self.key_value = nn.Linear(config.hidden_size, 2 * config.hidden_size)  # applied by `MemoryMap`
+        self.out = ResidualLinear(config.hidden_size, config.hidden_size)
+        self.gate = nn.Parameter(torch.empty(1))
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        read = self.gate * self.out(self._attend(self.query(x), step))
+        return read if step.has_memory is None else torch.where(step.has_memory, read, 0.0)
+
+    @torch.compiler.disable
+    def _attend(self, q: Tensor, step: Step) -> Tensor:
+        keys, values = step.memory[self.layer]
+        if step.attention is not None:
+            step.attention.append(self._weights(q, keys, step))
+        dropout = self.dropout if self.training else 0.0
+        return reading_attention(q, keys, values, step.used, step.sequences, self.heads, dropout)
+
+    def _weights(self, q: Tensor, keys: Tensor, step: Step) -> Tensor:
+        """[N, m], the mean over heads of the attention weights, for traces. Sequences are one group."""
+        ((query,),) = step.sequences.pad(q, self.heads)
+        scores = query @ split_heads(keys, self.heads).transpose(-1, -2)
+        if step.used is not None:
+            scores = scores.masked_fill(~step.used[:, None, None], -math.inf)
+        weights = (scores / math.sqrt(q.shape[-1] / self.heads)).softmax(-1).mean(1)
+        return weights.flatten(0, 1)[step.sequences.place]
+
+
+class MLP(nn.Module):
+    def __init__(self, config: ThoughtGestaltConfig) -> None:
+        super().__init__()
+        self.gated = config.activation == "swiglu"
+        self.up = nn.Linear(config.hidden_size, config.mlp_width * (2 if self.gated else 1))
+        self.out = ResidualLinear(config.mlp_width, config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.gated:
+            return self.out(F.gelu(self.up(x)))
+        gate, up = self.up(x).chunk(2, dim=-1)
+        return self.out(F.silu(gate) * up)
+
+
+class Block(nn.Module):
+    """Pre-norm attention and MLP. A block attends to the sentence, to the memory (Figure 3), or to both (Table 1)."""
+
+    def __init__(self, config: ThoughtGestaltConfig, layer: int) -> None:
+        super().__init__()
+        self.layout, self.dropout = config.attention_layout, config.residual_dropout
+        self.reads = layer in config.cross_layers
+        self.attends = not self.reads or self.layout != "alternate"
+        if self.attends:
+            self.attention_norm = nn.LayerNorm(config.hidden_size)
+            self.attention = SelfAttention(config, layer)
+        if self.reads:
+            self.memory_norm = nn.LayerNorm(config.hidden_size)
+            self.memory_attention = CrossAttention(config, layer)
+        self.mlp_norm = nn.LayerNorm(config.hidden_size)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        """[N, d] to [N, d]."""
+        if self.layout == "parallel":
+            x = x + self._attend(x, step) + self._read(x, step)
+        elif self.layout == "cross_self":
+            x = x + self._read(x, step)
+            x = x + self._attend(x, step)
+        else:
+            if self.attends:
+                x = x + self._attend(x, step)
+            if self.reads:
+                x = x + self._read(x, step)
+        return x + F.dropout(self.mlp(self.mlp_norm(x)), self.dropout, self.training)
+
+    def _attend(self, x: Tensor, step: Step) -> Tensor:
+        return F.dropout(self.attention(self.attention_norm(x), step), self.dropout, self.training)
+
+    def _read(self, x: Tensor, step: Step) -> Tensor:
+        return F.dropout(self.memory_attention(self.memory_norm(x), step), self.dropout, self.training)
+
+
+class SentenceHead(nn.Module):
+    """s_t = W_sent h_EOS (section 2.2), after dropout (B.2); `normalized` norms its input and gives s_t length 1.
+
+    The norm has no weights of its own: the linear map after it holds them.
+    """
+
+    def __init__(self, config: ThoughtGestaltConfig) -> None:
+        super().__init__()
+        self.normalized = config.sentence_head == "normalized"
+        self.linear = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, h: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
+        """[R, d] to the vectors [R, d] and their lengths [R] before these were made 1."""
+        if self.normalized:
+            h = F.layer_norm(h, h.shape[-1:])
+        s = self.linear(F.dropout(h, dropout, self.training))
+        s = s.to(torch.promote_types(s.dtype, torch.float32))
+        norm = s.norm(dim=-1)
+        return (s / norm.clamp(min=1e-6)[:, None] if self.normalized else s), norm
+
+
+# ------------------------------------------------------------------------------------------------------------ the model
+
+
+@dataclass
+class Reading:
+    """What came of streams [B, L]; n sentences and N tokens in the order of `layout`.
+
+    Attributes:
+        hidden: [N, d], final hidden states; without the last token of each sentence where they were not asked for.
+        source: [N], the place of each token in the flattened streams.
+        vectors, norms: [n, d] and [n], the sentence vectors s_t and their lengths before these were made 1; of a
+            sentence that has not ended they are those of its last token. Empty without a memory.
+        attention: one [tokens, m] a step, mean over heads and cross layers, where a trace was asked for.
+    """
+
+    layout: Layout
+    hidden: Tensor
+    source: Tensor
+    vectors: Tensor
+    norms: Tensor
+    attention: list[Tensor]
+
+    def predictions(self) -> tuple[Tensor, Tensor]:
+        """The states [N', d] of tokens before another one of their sentence, and where in the streams those are."""
+        predicting = self.layout.predicting().to(self.hidden.device)
+        complete = len(self.hidden) == len(self.source)
+        return take_rows(self.hidden, predicting) if complete else self.hidden, self.source[predicting + 1]
+
+
+class ThoughtGestaltForCausalLM(LatentThoughtModel):
+    """Thought Gestalt as a causal LM over flat streams `BOS w1..wn EOS BOS ...`, a document ending in `EOD EOS`."""
+
+    config_class = ThoughtGestaltConfig
+    _tied_weights_keys = {"lm_head.weight": "embed.weight"}  # noqa: RUF012 (transformers' own attribute)
+    shard_blocks = False  # a step uses a block's weights many times, and those of `key_value` outside their module
+    about_thoughts = "A vector for each sentence, kept in a memory that the tokens of later sentences read."
+    shown = {  # noqa: RUF012 (nothing writes to it)
+        "memory_attention": Shown("memory use", "The most attention that the token gives to one sentence.", "share"),
+        "memory": Shown("memory", "How much the tokens of a sentence attend to an earlier one."),
+        "memory_gate": Shown(
+            "memory gates", "What is read from memory is multiplied by it, block by block.", along="layer"
+        ),
+    }
+
+    def __init__(self, config: ThoughtGestaltConfig) -> None:
+        super().__init__(config)
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.position_embed = nn.Embedding(config.max_sentence_tokens + 3, config.hidden_size)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        if config.memory != "none":
+            self.sentence_head = SentenceHead(config)
+        self.final_norm = nn.LayerNorm(config.hidden_size)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, CrossAttention):
+            init.constant_(module.gate, self.config.gate_init)
+
+    def new_cache(self) -> ThoughtCache:
+        return ThoughtCache()
+
+    # ------------------------------------------------------------------------------------- reading a stream
+
+    def read(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        cache: ThoughtCache | None = None,
+        token_dropout: float = 0.0,
+        sentence_dropout: float = 0.0,
+        ends: bool = True,
+        trace: bool = False,
+    ) -> Reading:
+        """Reads streams [B, L], from where `cache` left off; the cache moves on.
+
+        Args:
+            token_dropout, sentence_dropout: rates of B.2, in training mode.
+            ends: also give the final states of tokens that end a sentence, which predict nothing.
+            trace: keep the attention to memory.
+        """
+        config, device = self.config, input_ids.device
+        layout = find_sentences(
+            input_ids, attention_mask, config, None if cache is None else cache.state.get("position")
+        )
+        source = layout.source.to(device)
+        embedded = self._embed(input_ids.flatten()[source], layout.positions.to(device), token_dropout)
+        # With a cache, a trace or a prefix each step runs through all layers: it has keys of its own in each of them.
+        at_once = cache is None and not trace and config.memory != "prefix"
+        recurrent = config.recurrent_layers
+        depth = recurrent if at_once else config.num_hidden_layers
+
+        parts = list(embedded.split([int(layout.lengths[layout.step(k)].sum()) for k in range(len(layout.counts))]))
+        memory = Memory(config, lambda: self._memory_map(range(depth)), layout, cache, embedded)
+        vectors, norms, attention = [embedded.new_zeros(0, config.hidden_size)], [embedded.new_zeros(0)], []
+        for k in range(len(parts) if depth else 0):
+            step, prefix = self._step(k, depth, layout, memory, cache)
+            step.attention = [] if trace else None
+            x = self._seed(parts[k], k, layout, memory) if config.seeded else parts[k]
+            x = F.dropout(x, config.embedding_dropout, self.training)
+            x = x if prefix is None else torch.cat((prefix, x))
+            before = len(x) - len(parts[k])
+            for layer in range(depth):
+                x = self.blocks[layer](x, step)
+                if layer == recurrent - 1:
+                    last = (before + layout.lengths[layout.step(k)].cumsum(0) - 1).to(device)
+                    vector, norm = self.sentence_head(take_rows(x, last), sentence_dropout)
+                    vectors.append(vector)
+                    norms.append(norm)
+            ended = layout.ended[layout.step(k)]
+            if recurrent and (bool(ended.any()) if cache is not None else k + 1 < len(parts)):
+                memory.write(vectors[-1], ended, keep=cache is not None)
+            parts[k] = x[before:] if before else x
+            if step.attention:
+                attention.append(torch.stack(step.attention).mean(0)[before:])
+        if cache is not None:
+            cache.seen_tokens += input_ids.shape[1]
+            cache.state["position"] = layout.last_position.to(device)
+            memory.save(cache, layout)
+
+        x = torch.cat(parts) if parts else embedded
+        lengths = layout.lengths
+        if not ends:
+            x, lengths = take_rows(x, layout.predicting().to(device)), lengths - 1
+        if at_once and parts:
+            if not depth:
+                x = F.dropout(x, config.embedding_dropout, self.training)
+            step = self._all_steps(layout, lengths, torch.cat(vectors), range(depth, config.num_hidden_layers))
+            for layer in range(depth, config.num_hidden_layers):
+                x = self.blocks[layer](x, step)
+        return Reading(layout, self.final_norm(x), source, torch.cat(vectors), torch.cat(norms), attention)
+
+    def _embed(self, ids: Tensor, positions: Tensor, token_dropout: float) -> Tensor:
+        """E[x] + P[position in the sentence], [N, d]; content tokens are dropped whole (B.2)."""
+        config = self.config
+        x = self.embed(ids) + self.position_embed(positions)
+        if self.training and token_dropout > 0:
+            dropped = torch.rand(ids.shape, device=ids.device) < token_dropout
+            for marker in (config.sentence_start_token_id, config.sentence_end_token_id, config.eos_token_id):
+                dropped &= ids != marker
+            x = x.masked_fill(dropped[:, None], 0.0)
+        return x
+
+    def _seed(self, x: Tensor, k: int, layout: Layout, memory: Memory) -> Tensor:
+        """E[BOS] <- s_{t-1}, where a step's sentences [N, d] begin and their streams have a vector.
+
+        The paper's formula (section 2.2) replaces X_BOS, position included; P[0] is added here, as its text says.
+        """
+        lengths = layout.lengths[layout.step(k)]
+        fresh = memory.count[: len(lengths)] > 0
+        if k == 0:
+            fresh &= layout.read_before[: len(lengths)] == 0
+        if not bool(fresh.any()):
+            return x
+        begin = (lengths.cumsum(0) - lengths)[fresh].to(x.device)
+        seeds = first_rows(memory.seed, len(lengths))
+        seeds = seeds if bool(fresh.all()) else seeds[fresh.to(x.device)]
+        return x.index_copy(0, begin, (seeds + self.position_embed.weight[0]).to(x.dtype))
+
+    def _memory_map(self, layers: range) -> MemoryMap:
+        """What the cross-attention layers among these make of vectors."""
+        config = self.config
+        positions = memory_positions(
+            config.memory_size, config.hidden_size, config.memory_position_scale, self.embed.weight.device
+        )
+        blocks: list[Any] = [self.blocks[i] for i in layers if i in config.cross_layers]
+        return MemoryMap([block.memory_attention.key_value for block in blocks], positions)
+
+    def _step(
+        self, k: int, depth: int, layout: Layout, memory: Memory, cache: ThoughtCache | None
+    ) -> tuple[Step, Tensor | None]:
+        """The k-th sentences of all streams with what they read, and the vectors before them where there are such."""
+        config, device = self.config, self.embed.weight.device
+        lengths, read_before = layout.lengths[layout.step(k)], layout.read_before[layout.step(k)]
+        count = memory.count[: len(lengths)]
+        prefix, before = None, torch.zeros_like(lengths)
+        if config.memory == "prefix":
+            ranks = memory.ranks(len(lengths))
+            used = (ranks >= 0) & (read_before == 0)[:, None]  # an open sentence has read its prefix
+            before = used.sum(1)
+            held = memory.entries(len(lengths)) + memory.map.at(ranks)
+            prefix = held[used.to(device)].to(self.embed.weight.dtype)
+        step = Step(Ragged.of(lengths, before, device=device))
+        if reading := [layer for layer in config.cross_layers if layer < depth]:
+            used = memory.ranks(len(lengths)) >= 0
+            step.memory = dict(zip(reading, memory.keys_and_values(len(lengths))))
+            if not bool(used.all()):
+                step.used = readable(used).to(device)
+                step.has_memory = used.any(dim=1, keepdim=True).repeat_interleave(lengths, dim=0).to(device)
+        if cache is not None:
+            room = config.memory_size if config.memory == "prefix" else 0
+            first = room - count if room else torch.zeros_like(count)
+            slots = first.repeat_interleave(before) + within(before)
+            own = room + read_before.repeat_interleave(lengths) + within(lengths)
+            streams = layout.streams[layout.step(k)]
+            rows = torch.cat((streams.repeat_interleave(before), streams.repeat_interleave(lengths)))
+            step.cache = OpenSentences(
+                state=cache.state,
+                batch=len(layout.last_position),
+                streams=streams.to(device),
+                rows=rows.to(device),
+                slots=torch.cat((slots, own)).to(device),
+                first=first.to(device),
+                size=room + config.max_sentence_tokens + 3,
+                end=int(own.max()) + 1,
+            )
+        return step, prefix
+
+    def _all_steps(self, layout: Layout, lengths: Tensor, vectors: Tensor, layers: range) -> Step:
+        """All sentences of fresh streams side by side, each with the window of vectors [n, d] that it reads."""
+        config, device = self.config, vectors.device
+        step = Step(Ragged.of(lengths, device=device, grouped=True))
+        cross = [layer for layer in layers if layer in config.cross_layers]
+        if not cross:
+            return step
+        made_by, order = self._memory_map(layers), step.sequences.order.cpu()
+        read, age = windows(layout, config.memory_size)
+        window = config.memory_gradient_window
+        entries = made_by.entries(vectors.detach() if window == 0 else vectors)
+        if window and window < config.memory_size:  # older vectors are read from a second half without their gradients
+            entries = torch.cat((entries, made_by.entries(vectors.detach())))
+            read = torch.where(age > window, read + len(vectors), read)
+        gathered = F.embedding(read[order].to(device), entries.flatten(1)).unflatten(-1, entries.shape[1:])
+        step.memory = dict(zip(cross, made_by.keys_and_values(gathered, torch.arange(read.shape[1])[None])))
+        used = age > 0
+        step.used = readable(used)[order].to(device)
+        step.has_memory = used[:, :1].repeat_interleave(lengths, dim=0).to(device)
+        return step
+
+    # ------------------------------------------------------------------------------------- training and cost
+
+    def final_hidden_states(self, batch: Batch) -> Tensor:
+        """[B, L, d], zero at padding."""
+        return self._spread(self.read(batch["input_ids"], batch.get("attention_mask")), batch["input_ids"])
+
+    @staticmethod
+    def _spread(reading: Reading, input_ids: Tensor) -> Tensor:
+        hidden = reading.hidden
+        flat = hidden.new_zeros(input_ids.numel(), hidden.shape[1]).index_copy(0, reading.source, hidden)
+        return flat.view(*input_ids.shape, -1)
+
+    def target_weights(self, batch: Batch, *, eos_weight: float = 1.0, **settings: Any) -> Tensor:
+        """Ends of sentences count `eos_weight` (section 2.3), their starts nothing, everything else 1."""
+        super().target_weights(batch, **settings)
+        labels = batch["labels"]
+        weights = torch.where(labels == self.config.sentence_end_token_id, eos_weight, 1.0)
+        return weights.masked_fill(labels == self.config.sentence_start_token_id, 0.0)
+
+    def training_loss(
+        self,
+        batch: Batch,
+        *,
+        eos_weight: float = 1.0,
+        token_dropout: float = 0.0,
+        sentence_dropout: float = 0.0,
+        **settings: Any,
+    ) -> LossOutput:
+        """The weighted mean cross-entropy, and for normalised sentence vectors the hinge of their lengths.
+
+        Each sentence's hinge counts as much as its targets do, so that the whole is one mean over targets.
+
+        Args:
+            eos_weight: weight of end-of-sentence targets (section 2.3).
+            token_dropout: share of content tokens whose embeddings are zeroed (B.2).
+            sentence_dropout: dropout of the hidden state that becomes the sentence vector (B.2).
+        """
+        weights = self.target_weights(batch, eos_weight=eos_weight, **settings)
+        reading = self.read(
+            batch["input_ids"],
+            batch.get("attention_mask"),
+            token_dropout=token_dropout,
+            sentence_dropout=sentence_dropout,
+            ends=False,
+        )
+        loss, weight = self._cross_entropy(reading, batch["labels"], weights)
+        metrics = {
+            f"memory_gate.{i}": self.blocks[i].memory_attention.gate.detach()[0] for i in self.config.cross_layers
+        }
+        if self.config.memory != "none":
+            normalized = self.config.sentence_head == "normalized"
+            hinge = self._norm_hinge(reading, batch["labels"], weights) / weight.clamp(min=1e-8)
+            # Without the hinge still zero times it: with FSDP2 the head takes part in every step, read from or not.
+            loss = loss + (self.config.norm_hinge_weight if normalized else 0.0) * hinge
+            metrics |= {"norm_hinge": hinge.detach()} if normalized else {}
+        return LossOutput(loss, weight, metrics)
+
+    def _cross_entropy(self, reading: Reading, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """The weighted mean over the tokens that are predicted, and the sum of the weights."""
+        hidden, places = reading.predictions()
+        labels, weights = labels.flatten()[places], weights.flatten()[places]
+        loss = linear_cross_entropy(hidden, self.output_weight(), labels, target_weights=weights)
+        return loss, (weights * (labels != IGNORED)).sum()
+
+    def _norm_hinge(self, reading: Reading, labels: Tensor, weights: Tensor) -> Tensor:
+        """Squared distances of the vectors' lengths from [0.9, 1.1], weighed by their sentences' targets."""
+        layout, norms = reading.layout, reading.norms
+        counted = (weights * (labels != IGNORED)).flatten()[reading.source].to(norms.dtype)
+        sentence = torch.arange(len(norms)).repeat_interleave(layout.lengths).to(norms.device)
+        of_sentence = torch.zeros_like(norms).index_add(0, sentence, counted) * layout.ended.to(norms.device)
+        return (of_sentence * (F.relu(norms - 1.1) + F.relu(0.9 - norms)).square()).sum()
+
+    @torch.no_grad()
+    def token_nll(self, batch: Batch) -> Tensor:
+        """See `Contract.token_nll`; zero at BOS too, which is never a target."""
+        return self._nll(self.read(batch["input_ids"], batch.get("attention_mask"), ends=False), batch["labels"])
+
+    def _nll(self, reading: Reading, labels: Tensor) -> Tensor:
+        hidden, places = reading.predictions()
+        nll = linear_nll(hidden, self.output_weight(), labels.flatten()[places])
+        return nll.new_zeros(labels.numel()).index_copy(0, places, nll).view_as(labels)
+
+    def compiled_parts(self) -> list[nn.Module]:
+        """The blocks: a graph of all steps would be made anew for each batch."""
+        return list(self.blocks)
+
+    def gradient_groups(self) -> dict[str, list[list[nn.Parameter]]]:
+        """Parameters by component and layer (appendix D)."""
+        groups: dict[str, list[list[nn.Parameter]]] = {"self_attention": [], "memory": [], "mlp": []}
+        for block in self.blocks:
+            for name, group in zip(("attention", "memory_attention", "mlp"), groups.values()):
+                if hasattr(block, name):
+                    group.append(list(getattr(block, name).parameters()))
+        return groups
+
+    def forward_flops(self, batch: Batch) -> int:
+        """See `Contract.forward_flops`."""
+        layout = find_sentences(batch["input_ids"], batch.get("attention_mask"), self.config)
+        return layer_flops(self.config, layout) + head_flops(self.config, batch["input_ids"].numel())
+
+    def training_flops(self, batch: Batch, **settings: Any) -> int:
+        """See `Contract.training_flops`; upper layers and head see only tokens that predict something."""
+        layout = find_sentences(batch["input_ids"], batch.get("attention_mask"), self.config)
+        head = head_flops(self.config, len(layout.predicting()))
+        return 3 * (layer_flops(self.config, layout, ends=False) + head)
+
+    # ------------------------------------------------------------------------------------- Hugging Face's side
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: ThoughtCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        labels: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_thoughts: bool = False,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithThoughts:
+        """Logits [B, L, v] of the token after each; positions are found by the markers, `position_ids` are not read.
+
+        Args:
+            input_ids: [B, L], sentences with their markers.
+            attention_mask: [B, L or, with a cache, all tokens so far], 0 at padding on either side.
+            labels: [B, L], see `Batch`.
+            logits_to_keep: only the logits of the last so many positions (0: all), or of these.
+            output_thoughts: also return a `ThoughtTrace` a stream.
+
+        Raises:
+            InputError: embeddings in place of tokens, unbalanced markers, a cache of another kind, or a trace of a
+                stream that began in an earlier call.
+        """
+        if input_ids is None or inputs_embeds is not None:
+            raise InputError("inputs_embeds is given: sentences are found by their markers, so give input_ids alone")
+        cache = self.check_cache(past_key_values)
+        if output_thoughts and cache is not None and cache.seen_tokens:
+            raise InputError("output_thoughts is True with a cache in use: give the whole text in one call")
+        cache = self.new_cache() if use_cache and cache is None else cache
+        reading = self.read(input_ids, attention_mask, cache=cache, trace=output_thoughts)
+        hidden = self._spread(reading, input_ids)
+        kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        loss = None
+        if labels is not None:
+            loss, _ = self._cross_entropy(reading, labels, self.target_weights({"labels": labels}))
+        return CausalLMOutputWithThoughts(
+            loss=loss,
+            logits=self.lm_head(hidden[:, kept]),
+            past_key_values=cache,
+            thoughts=self._traces(input_ids, reading) if output_thoughts else None,
+        )
+
+    @torch.no_grad()
+    def _traces(self, input_ids: Tensor, reading: Reading) -> list[ThoughtTrace]:
+        """A trace a stream.
+
+        Beside what every model has, at tokens that follow another one of their sentence: `memory_attention` is the
+        largest weight that a token gives to one sentence in memory, `links["memory"]` how much the tokens of sentence i
+        attend to sentence j; all weights are means over heads and cross layers. `memory_gate` holds the gates by cross
+        layer. A model without cross-attention has no weights of sentences to show.
+        """
+        layout, length = reading.layout, input_ids.shape[1]
+        scored = torch.zeros(input_ids.numel(), dtype=torch.bool, device=input_ids.device)
+        scored = scored.index_fill(0, reading.predictions()[1], True).view_as(input_ids)
+        hidden = self._spread(reading, input_ids)
+        traces = self.text_traces(input_ids, scored, lambda at: self.lm_head(hidden[:, at]))
+        attended = torch.full(input_ids.shape, math.nan, device=input_ids.device)
+        gates = [self.blocks[i].memory_attention.gate.detach().float() for i in self.config.cross_layers]
+        reads: list[list[Tensor]] = [[] for _ in traces]
+        of_sentence = [
+            part
+            for weights, lengths in zip(reading.attention, layout.lengths.split(layout.counts))
+            for part in weights.split(lengths.tolist())
+        ]
+        columns = (reading.source % length).split(layout.lengths.tolist())
+        for i, stream in enumerate(layout.streams.tolist()):
+            count = min(len(reads[stream]), self.config.memory_size)
+            read = of_sentence[i][:, -count:] if of_sentence and count else attended.new_zeros(len(columns[i]), 1)
+            attended[stream, columns[i]] = read.amax(-1).to(attended.dtype)
+            reads[stream].append(read.mean(0)[:count])
+            if layout.ended[i] and len(reading.vectors):
+                span = int(columns[i][0]), int(columns[i][-1]) + 1
+                traces[stream].thoughts.append(Thought(reading.vectors[i].detach(), *span))
+        for stream, trace in enumerate(traces):
+            if gates:
+                trace.curves["memory_gate"] = torch.cat(gates)
+            if not reading.attention:
+                continue
+            trace.scores["memory_attention"] = attended[stream]
+            trace.links["memory"] = links = attended.new_zeros(len(trace.thoughts), len(trace.thoughts))
+            for i, read in enumerate(reads[stream][: len(links)]):
+                links[i, i - len(read) : i] = read
+        return traces
+
+    @torch.no_grad()
+    def generate(
+        self, inputs: Tensor | None = None, generation_config: Any = None, logits_processor: Any = None, **kwargs: Any
+    ) -> Any:
+        """Hugging Face's `generate`; the markers of sentences are seen to (`SentenceMarkers`).
+
+        Raises:
+            InputError: beams are to be sampled. After the end of a sentence only its next start can follow, and where
+                there are fewer continuations than beams, transformers draws from those that cannot be.
+        """
+        config = generation_config or self.generation_config
+        beams, sample = (kwargs.get(name, getattr(config, name, None)) for name in ("num_beams", "do_sample"))
+        if sample and (beams or 1) > 1:
+            raise InputError(f"do_sample is True with num_beams {beams}: beams cannot be sampled, give one of the two")
+        if inputs is None and kwargs.get("input_ids") is None:
+            kwargs.setdefault("bos_token_id", self.config.sentence_start_token_id)
+        processors = LogitsProcessorList([*(logits_processor or []), SentenceMarkers(self.config)])
+        return super().generate(inputs, generation_config, logits_processor=processors, **kwargs)

@@ -1,0 +1,144 @@
+"""Thought Gestalt in its plainest form: every sentence padded to the maximum, every step through all layers.
+
+It computes what `modeling.py` does, with the same weights and without dropout, in the order in which the paper tells
+it: a loop over sentence steps, keys and values of the memory projected anew in each. Tests hold the model to it, and
+`benchmarks/thought_gestalt.py` measures what the model saves.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mentalese.data.batch import Batch
+from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
+from mentalese.families.thought_gestalt.model import CrossAttention, SelfAttention, ThoughtGestaltForCausalLM
+from mentalese.nn.loss import IGNORED
+
+
+def hidden_states_reference(model: ThoughtGestaltForCausalLM, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Final hidden states [B, L, d] of fresh streams, zero at padding, and the vectors' lengths [B, S] before the norm.
+
+    Letters: S sentence steps, T = `max_sentence_tokens` + 3 positions.
+    """
+    config = model.config
+    ids, place = _sentences(input_ids, config)  # [B, S, T]
+    memory: list[Tensor] = []  # one [B, d] a step; a stream that has ended goes on with padding
+    outputs, norms = [], []
+    for k in range(ids.shape[1]):
+        x, read = model.embed(ids[:, k]), memory[-config.memory_size :]
+        if memory and config.seeded:
+            seed = memory[-1] if config.memory_gradient_window != 0 else memory[-1].detach()
+            x = torch.cat((seed[:, None], x[:, 1:]), dim=1)
+        x = x + model.position_embed.weight
+        read = [_constant(s, len(read) - i, config) for i, s in enumerate(read)]  # the newest is one sentence old
+        prefix = 0
+        if config.memory == "prefix" and read:
+            vectors = torch.stack(read, dim=1) + _positions(len(read), config)
+            x, prefix = torch.cat((vectors, x), dim=1), len(read)
+        last = prefix + (place[:, k] >= 0).sum(1) - 1
+        for layer, block in enumerate(model.blocks):
+            x = _block(block, x, read, config)
+            if layer == config.vector_layer and config.memory != "none":
+                vector, norm = model.sentence_head(x[torch.arange(len(x)), last.clamp(min=0)], 0.0)
+                memory.append(vector)
+                norms.append(norm)
+        outputs.append(model.final_norm(x[:, prefix:]))
+    hidden = torch.stack(outputs, dim=1)
+    flat = hidden.new_zeros(input_ids.numel(), hidden.shape[-1])
+    flat = flat.index_copy(0, place[place >= 0], hidden[place >= 0])
+    return flat.view(*input_ids.shape, -1), torch.stack(norms, dim=1) if norms else hidden.new_zeros(len(ids), 0)
+
+
+def training_loss_reference(model: ThoughtGestaltForCausalLM, batch: Batch, eos_weight: float = 1.0) -> Tensor:
+    """The weighted mean cross-entropy (section 2.3), with the whole table of logits; without the hinge."""
+    hidden, _ = hidden_states_reference(model, batch["input_ids"])
+    logits = model.lm_head(hidden[:, :-1]).flatten(0, 1)
+    labels = batch["labels"][:, 1:].flatten()
+    weights = torch.where(labels == model.config.sentence_end_token_id, eos_weight, 1.0) * (labels != IGNORED)
+    nll = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
+    return (weights * nll).sum() / weights.sum()
+
+
+def _sentences(input_ids: Tensor, config: ThoughtGestaltConfig) -> tuple[Tensor, Tensor]:
+    """Tokens by sentence [B, S, T], and the place of each in the flattened streams, -1 at padding."""
+    streams: list[list[list[int]]] = []
+    for row, tokens in enumerate(input_ids.tolist()):
+        streams.append([])
+        for column, token in enumerate(tokens):
+            if token == config.sentence_start_token_id:
+                streams[-1].append([])
+            if token != config.pad_token_id:
+                streams[-1][-1].append(row * input_ids.shape[1] + column)
+    place = torch.full((len(streams), max(map(len, streams)), config.max_sentence_tokens + 3), -1)
+    for row, sentences in enumerate(streams):
+        for k, places in enumerate(sentences):
+            place[row, k, : len(places)] = torch.tensor(places)
+    ids = torch.where(place >= 0, input_ids.flatten()[place.clamp(min=0)], config.pad_token_id)
+    return ids, place
+
+
+def _constant(vector: Tensor, age: int, config: ThoughtGestaltConfig) -> Tensor:
+    window = config.memory_gradient_window
+    return vector if window is None or age <= window else vector.detach()
+
+
+def _block(block: Any, x: Tensor, read: list[Tensor], config: ThoughtGestaltConfig) -> Tensor:
+    """The layouts of Table 1 in terms of two increments."""
+    layout = block.layout
+
+    def attend(y: Tensor) -> Tensor:
+        return _self_attention(block.attention, block.attention_norm(y)) if block.attends else torch.zeros_like(y)
+
+    def look(y: Tensor) -> Tensor:
+        if not block.reads or not read:
+            return torch.zeros_like(y)
+        return _cross_attention(block.memory_attention, block.memory_norm(y), torch.stack(read, dim=1), config)
+
+    if layout == "parallel":
+        x = x + attend(x) + look(x)
+    elif layout == "cross_self":
+        x = x + look(x)
+        x = x + attend(x)
+    else:
+        x = x + attend(x)
+        x = x + look(x)
+    return x + block.mlp(block.mlp_norm(x))
+
+
+def _self_attention(module: SelfAttention, x: Tensor) -> Tensor:
+    q, k, v = module.qkv(x).chunk(3, dim=-1)
+    causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+    return module.out(_attention(q, k, v, module.heads, causal))
+
+
+def _cross_attention(module: CrossAttention, x: Tensor, memory: Tensor, config: ThoughtGestaltConfig) -> Tensor:
+    """K = W_K (s + PE[rank]), V = W_V s, all of it projected here."""
+    d = x.shape[-1]
+    weight, bias = module.key_value.weight, module.key_value.bias
+    k = F.linear(memory + _positions(memory.shape[1], config), weight[:d], bias[:d])
+    v = F.linear(memory, weight[d:], bias[d:])
+    return module.gate * module.out(_attention(module.query(x), k, v, module.heads, None))
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Tensor | None) -> Tensor:
+    q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (q, k, v))
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+def _positions(count: int, config: ThoughtGestaltConfig) -> Tensor:
+    """PE [count, d], one number after the other."""
+    d = config.hidden_size
+    table = torch.zeros(count, d)
+    for rank in range(count):
+        for i in range(0, d, 2):
+            angle = rank / 10_000 ** (i / d)
+            table[rank, i], table[rank, i + 1] = math.sin(angle), math.cos(angle)
+    return table / table.norm(dim=-1, keepdim=True) if config.memory_position_scale == "unit" else table

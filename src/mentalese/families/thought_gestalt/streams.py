@@ -1,0 +1,150 @@
+"""Sentences in flat streams: found by their markers when read, kept well formed when generated."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import LogitsProcessor
+
+from mentalese.errors import InputError
+from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
+from mentalese.nn.ragged import within
+
+
+@dataclass
+class Layout:
+    """The sentences of flat streams, step by step: the first of each stream, the second of each that has one, ..
+
+    Inside a step, streams with more sentences come first, so that a step's streams are the first ones of the step
+    before. Everything is on the CPU. PAD and masked tokens belong to no sentence. Letters: n sentences, N tokens.
+
+    Attributes:
+        streams: [n], the stream of each sentence.
+        lengths: [n], its tokens in this call.
+        read_before: [n], its tokens that an earlier call has read.
+        ended: bool [n], whether it ends here, with its EOS.
+        counts: sentences in each step.
+        source: [N], the place of each token in the flattened [B * L], sentence by sentence.
+        positions: [N], place of each token in its sentence.
+        last_position: [B], tokens of the sentence left open at the end (0 where none is).
+    """
+
+    streams: Tensor
+    lengths: Tensor
+    read_before: Tensor
+    ended: Tensor
+    counts: list[int]
+    source: Tensor
+    positions: Tensor
+    last_position: Tensor
+
+    def step(self, k: int) -> slice:
+        """The sentences of step k."""
+        start = sum(self.counts[:k])
+        return slice(start, start + self.counts[k])
+
+    def predicting(self) -> Tensor:
+        """[N'], the tokens before another one of their sentence."""
+        last = self.lengths.cumsum(0) - 1
+        return torch.ones(len(self.source), dtype=torch.bool).index_fill_(0, last, False).nonzero()[:, 0]
+
+
+def find_sentences(
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    config: ThoughtGestaltConfig,
+    first_position: Tensor | None = None,
+) -> Layout:
+    """Finds the sentences of streams [B, L] by their markers.
+
+    Raises:
+        InputError: there are no tokens at all, the markers are unbalanced, or a sentence is longer than the table of
+            positions.
+    """
+    if not input_ids.numel():
+        raise InputError(f"input_ids has the shape {list(input_ids.shape)}: give at least one token")
+    input_ids, length = input_ids.cpu(), input_ids.shape[1]  # all that depends on the data is decided on the CPU, here
+    real = input_ids != config.pad_token_id
+    if attention_mask is not None:
+        real = real & attention_mask[:, -length:].cpu().bool()
+    first_position = input_ids.new_zeros(len(input_ids)) if first_position is None else first_position.cpu()
+    begins = real & (input_ids == config.sentence_start_token_id)
+    ends = real & (input_ids == config.sentence_end_token_id)
+    was_open = (first_position > 0).long()
+    read = real.cumsum(1)
+    start = torch.where(begins, read - 1, -first_position[:, None]).cummax(1).values
+    is_open = was_open[:, None] + (begins.long() - ends.long()).cumsum(1)  # after each token
+    before = F.pad(is_open, (1, 0))[:, :-1]
+    before[:, 0] = was_open
+    too_long = read - start > config.max_sentence_tokens + 3
+    wrong = real & torch.where(before > 0, begins | too_long, ~begins)
+    if bool(wrong.any()):
+        row, column = wrong.nonzero()[0].tolist()
+        if not before[row, column]:
+            why = f"a sentence must begin with sentence_start_token_id ({config.sentence_start_token_id})"
+        elif begins[row, column]:
+            why = (
+                "a sentence begins inside another: end that one with "
+                f"sentence_end_token_id ({config.sentence_end_token_id})"
+            )
+        else:
+            why = (
+                f"the sentence has more than the {config.max_sentence_tokens + 3} tokens, markers included, that "
+                "there are positions for: split it, or train with a larger max_sentence_tokens"
+            )
+        raise InputError(f"input_ids[{row}, {column}] is {input_ids[row, column]}: {why}")
+    sentence = (begins.cumsum(1) - 1 + was_open[:, None]).clamp(min=0)
+    count = int(sentence.max()) + 1 if sentence.numel() else 0
+    lengths = real.new_zeros(real.shape[0], count, dtype=torch.long).scatter_add(1, sentence, real.long())
+    starts = lengths.cumsum(1) - lengths
+    by_length = (lengths > 0).sum(1).argsort(descending=True, stable=True)
+    step, place = (lengths[by_length] > 0).t().nonzero(as_tuple=True)  # step by step
+    streams = by_length[place]
+    sizes = lengths[streams, step]
+    offset = within(sizes)
+    rows = streams.repeat_interleave(sizes)
+    order = (~real).to(torch.uint8).argsort(dim=1, stable=True)  # columns of real tokens first
+    source = rows * length + order[rows, starts[streams, step].repeat_interleave(sizes) + offset]
+    read_before = torch.where(step == 0, first_position[streams], 0)
+    return Layout(
+        streams=streams,
+        lengths=sizes,
+        read_before=read_before,
+        ended=input_ids.flatten()[source[sizes.cumsum(0) - 1]] == config.sentence_end_token_id,
+        counts=step.bincount().tolist(),
+        source=source,
+        positions=read_before.repeat_interleave(sizes) + offset,
+        last_position=torch.where(is_open[:, -1] > 0, (read - start)[:, -1], 0),
+    )
+
+
+class SentenceMarkers(LogitsProcessor):
+    """Keeps generated streams well formed: a sentence that ended is followed by a new one, EOD by the sentence's end.
+
+    Inside a sentence neither BOS nor PAD is generated, no sentence is empty, and one of `max_sentence_tokens` ends.
+
+    A row is one document. `generate` stops a row at the EOD that it makes, but a prompt that ends in EOD, or in
+    `EOD EOS`, is continued by EOS and new sentences, which still read the memory of the document that ended.
+    """
+
+    def __init__(self, config: ThoughtGestaltConfig) -> None:
+        self.config = config
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        config = self.config
+        bos, eos, eod = config.sentence_start_token_id, config.sentence_end_token_id, config.eos_token_id
+        started = (input_ids == bos).cumsum(1)
+        lexical = (started == started[:, -1:]) & (input_ids != bos) & (input_ids != config.pad_token_id)
+        full = lexical.sum(1, keepdim=True) >= config.max_sentence_tokens
+        token = torch.arange(scores.shape[-1], device=scores.device)
+        banned = (token == bos) | (token == config.pad_token_id) | (full & (token != eos) & (token != eod))
+        banned |= (input_ids[:, -1:] == bos) & ((token == eos) | (token == eod))
+        scores = scores.masked_fill(banned, -math.inf)
+        for after, forced in ((eos, bos), (eod, eos)):
+            only = torch.where(token == forced, 0.0, -math.inf).to(scores.dtype)
+            scores = torch.where(input_ids[:, -1:] == after, only, scores)
+        return scores

@@ -1,0 +1,18 @@
+"""Thoughtbubbles: residual streams that fork where a token needs more computation (Liu et al.)."""
+
+from mentalese.registry import Family
+
+_HERE = "mentalese.families.thoughtbubbles"
+
+FAMILY = Family(
+    name="thoughtbubbles",
+    description="Thoughtbubbles: a token's residual stream forks inside the network, within a budget of streams",
+    recipes=f"{_HERE}.recipes:RECIPES",
+    classes={
+        "thoughtbubbles": (
+            f"{_HERE}.config:ThoughtbubblesConfig",
+            f"{_HERE}.model:ThoughtbubblesForCausalLM",
+        )
+    },
+    figures="mentalese.analyses.thoughtbubbles:FIGURES",
+)

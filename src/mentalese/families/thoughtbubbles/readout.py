@@ -1,0 +1,114 @@
+"""Cross-entropy of the mixture of a token's streams (Eq. 11) without the [streams, vocabulary] table of logits.
+
+The gradient of -log sum_j w_j softmax_j(y) in the logits of stream j is r_j (softmax_j - onehot_y), where r_j is the
+share of stream j in the mixture's probability of y. A token's shares need all of its streams, so rows of the batch are
+the chunks: each chunk of logits is turned into gradients at once and forgotten, and nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from mentalese.families.thoughtbubbles.forking import Streams
+from mentalese.nn.loss import IGNORED
+
+
+def mixture_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, streams: Streams) -> tuple[Tensor, Tensor]:
+    """The mean negative log-likelihood of `targets`, differentiable once, and the nats of each token.
+
+    Args:
+        hidden: [B, K, d], what the head reads of each stream.
+        weight: [v, d].
+        targets: [B, L], the id that each token predicts, -100 for none.
+
+    Returns:
+        scalar and float32 [B, L]; the second is not differentiable.
+    """
+    counted = targets != IGNORED
+    coefficients = counted / counted.sum().clamp(min=1)
+    needs = torch.is_grad_enabled()
+    return _apply(hidden, weight, streams.mixture_weights(), targets, coefficients, streams, needs)
+
+
+def mixture_log_probabilities(logits: Tensor, streams: Streams) -> Tensor:
+    """[B, K, v] logits of streams to the log-probabilities [B, L, v] of their mixtures (Eq. 11)."""
+    weighted = logits.float().log_softmax(-1) + streams.mixture_weights()[..., None]
+    index = streams.token[..., None].expand_as(weighted)
+    size = (len(logits), streams.counts.shape[1], logits.shape[-1])
+    top = weighted.new_full(size, -torch.inf).scatter_reduce(1, index, weighted.detach(), "amax")
+    top = top.clamp(min=torch.finfo(weighted.dtype).min)
+    return top + streams.sum_by_token((weighted - top.gather(1, index)).exp()).log()
+
+
+class _MixtureCrossEntropy(torch.autograd.Function):
+    """(loss scalar, nll [B, L]); only the loss is differentiable."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        log_weights: Tensor,
+        targets: Tensor,
+        coefficients: Tensor,
+        streams: Streams,
+        needs_grad: bool,
+    ) -> tuple[Tensor, Tensor]:
+        device = hidden.device.type
+        autocast = torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if autocast else torch.promote_types(hidden.dtype, weight.dtype)
+        precise = torch.promote_types(dtype, torch.float32)
+        with torch.autocast(device, enabled=False):
+            w = weight.to(dtype)
+            hidden_grad = torch.zeros_like(hidden) if needs_grad else None
+            weight_grad = torch.zeros_like(weight, dtype=precise) if needs_grad else None
+            shares_grad = torch.zeros_like(log_weights) if needs_grad else None
+            nll = torch.zeros(targets.shape, dtype=precise, device=hidden.device)
+            table = hidden.new_empty(hidden.shape[1], len(w), dtype=dtype)
+            for row in range(len(hidden)):
+                token, h = streams.token[row], hidden[row].to(dtype)
+                y = targets[row].clamp(min=0)[token][:, None]
+                z = torch.mm(h, w.t(), out=table).to(precise)
+                top = z.amax(-1, keepdim=True)
+                right = z.gather(1, y) - top
+                p = z.sub_(top).exp_()
+                scale = p.sum(-1, keepdim=True)
+                joint = (right - scale.log())[:, 0] + log_weights[row]  # -inf in places without a stream
+                best = joint.new_full(targets.shape[1:], -torch.inf).scatter_reduce_(0, token, joint, "amax")
+                best = best.clamp(min=torch.finfo(precise).min)
+                share = (joint - best[token]).exp()
+                total = torch.zeros_like(best).scatter_add_(0, token, share)
+                nll[row] = -(best + total.log())
+                if hidden_grad is None or weight_grad is None or shares_grad is None:
+                    continue
+                share = share / total.clamp(min=torch.finfo(precise).tiny)[token] * coefficients[row][token]
+                shares_grad[row] = -share
+                p = p.scatter_add_(1, y, -scale).to(dtype)
+                factor = share[:, None] / scale
+                hidden_grad[row] = (p @ w) * factor
+                scaled = (h * factor).to(dtype)
+                if dtype == precise:
+                    torch.addmm(weight_grad, p.t(), scaled, out=weight_grad)  # FLOP counters miss addmm_
+                else:
+                    weight_grad += p.t() @ scaled
+            nll = torch.where(targets != IGNORED, nll, 0.0)
+            loss = (nll * coefficients).sum()
+        ctx.mark_non_differentiable(nll)
+        ctx.save_for_backward(hidden_grad, None if weight_grad is None else weight_grad.to(weight.dtype), shares_grad)
+        return loss, nll
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, loss_grad: Tensor, nll_grad: Tensor) -> tuple[Tensor | None, ...]:
+        grads = (None if grad is None else grad * loss_grad.to(grad.dtype) for grad in ctx.saved_tensors)
+        return (*grads, None, None, None, None)
+
+
+@torch.compiler.disable
+def _apply(*args: Any) -> tuple[Tensor, Tensor]:
+    """Runs eagerly under `torch.compile`: the compiler cannot trace gradients that are made in a forward pass."""
+    return _MixtureCrossEntropy.apply(*args)

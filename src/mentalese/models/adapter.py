@@ -1,0 +1,72 @@
+"""Hugging Face's own causal LMs keep the contract by an adapter."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from mentalese.data.batch import Batch
+from mentalese.models.backbone import attention_width, check_head, linear_weights
+from mentalese.models.contract import Contract
+from mentalese.models.hf import LatentThoughtModel
+
+
+class CausalLMAdapter(nn.Module, Contract):
+    """Gives any decoder-only Hugging Face causal LM the contract: training loss, scoring and cost.
+
+    The wrapped model stays what it is (`adapter.model.save_pretrained(...)` is a plain checkpoint of its own class).
+
+    Args:
+        model: a causal LM whose logits are its output embedding applied to its base model's last hidden state.
+
+    Raises:
+        InputError: the logits are something else (soft-capped, scaled, with a bias), which a chunked head would
+            silently get wrong.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        self.config = model.config
+        check_head(model)
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.model.get_output_embeddings()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model(*args, **kwargs)
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model.generate(*args, **kwargs)
+
+    def final_hidden_states(self, batch: Batch) -> Tensor:
+        mask = batch.get("attention_mask")
+        positions = None if mask is None else (mask.cumsum(1) - 1).clamp(min=0)
+        output = self.model.base_model(
+            input_ids=batch["input_ids"], attention_mask=mask, position_ids=positions, use_cache=False
+        )
+        return output.last_hidden_state
+
+    def forward_flops(self, batch: Batch) -> int:
+        """Every linear map once a token, attention in full over the row, the head once a token."""
+        rows, length = batch["input_ids"].shape
+        attention = 2 * length * attention_width(self.model.config)
+        return 2 * rows * length * (self._linear_weights + attention)
+
+    @cached_property
+    def _linear_weights(self) -> int:
+        """Weights that multiply each token, the head's among them even where it is tied."""
+        return linear_weights(self.model) + self.output_weight().numel()
+
+
+def as_contract(model: PreTrainedModel) -> Any:
+    """The model itself where it keeps the contract, else the adapter around it."""
+    return model if isinstance(model, LatentThoughtModel) else CausalLMAdapter(model)
+
+
+def hugging_face_model(model: nn.Module) -> PreTrainedModel:
+    """The inverse of `as_contract`: what `save_pretrained` and `generate` are called on."""
+    return model.model if isinstance(model, CausalLMAdapter) else model

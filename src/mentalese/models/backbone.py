@@ -1,0 +1,153 @@
+"""Another project's decoder inside a model of ours: how it is built, what is asked of it, what it costs."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.pytorch_utils import Conv1D
+
+from mentalese.errors import InputError, nearest
+from mentalese.models.hf import LatentThoughtConfig
+
+
+def decoder_config(where: str, fields: dict[str, Any]) -> Any:
+    """The Hugging Face config of a decoder from its `model_type` and fields.
+
+    Args:
+        where: the field that holds them, for messages.
+
+    Raises:
+        InputError: no causal LM of that type, one of our own, an unknown field, or a value that its config refuses.
+    """
+    # Imported here: it registers our classes too, whose configs may be what is being imported.
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    values = dict(fields)
+    kind = values.pop("model_type", None)
+    if kind not in CONFIG_MAPPING or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        hint = nearest(str(kind), CONFIG_MAPPING.keys())
+        raise InputError(f"{where}.model_type is {kind!r}: give the type of a transformers decoder (gpt2, llama){hint}")
+    cls = CONFIG_MAPPING[kind]
+    if issubclass(cls, LatentThoughtConfig):
+        raise InputError(f"{where}.model_type is {kind!r}: give a decoder of transformers itself, as gpt2 or llama")
+    known = set(cls.__dataclass_fields__) | set(cls.attribute_map)
+    for name in values:
+        if name not in known:
+            raise InputError(f"{where}.{name}: {kind} has no such field{nearest(name, known)}")
+    try:
+        config = cls(**values)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{where}: {' '.join(str(error).split())}") from error
+    if not all(hasattr(config, name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")):
+        raise InputError(f"{where}.model_type is {kind!r}: it has no attention, give one that has (gpt2, llama)")
+    if any(hasattr(config, name) for name in ("layers_block_type", "block_types")):
+        raise InputError(f"{where}.model_type is {kind!r}: some layers are no attention, give another (gpt2, llama)")
+    encoder = hasattr(config, "add_cross_attention") and getattr(config, "is_decoder", True) is False
+    if config.is_encoder_decoder or encoder:
+        raise InputError(f"{where}.model_type is {kind!r}: it is no decoder alone, give one that is (gpt2, llama)")
+    return config
+
+
+def check_full_attention(where: str, config: Any) -> None:
+    """Raises `InputError` for a decoder that counts columns of its cache: masked ones would take room in its window."""
+    kinds = set(getattr(config, "layer_types", None) or ()) | set(getattr(config, "attention_layers", None) or ())
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    positions = getattr(config, "max_position_embeddings", 0)
+    if "sliding_attention" in kinds or (window is not None and not kinds):
+        if (window or 0) < positions:
+            raise InputError(
+                f"{where}.sliding_window is {window} and max_position_embeddings {positions}: latents need "
+                "attention in full, so give a window of all positions, or None where the type allows it"
+            )
+        kinds.discard("sliding_attention")
+    if kinds - {"full_attention", "global"} or config.model_type in _BY_COLUMN:
+        raise InputError(
+            f"{where}.model_type is {config.model_type!r}: it does not attend in full to what lies before, give a "
+            "decoder that does (gpt2, llama)"
+        )
+
+
+_BY_COLUMN = {"mpt"}  # whose bias counts columns
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a decoder's body keeps what a module of ours beside its layers needs.
+
+    Attributes:
+        layers: the list of its layers, called with hidden states first and made of (config, index).
+        norm: its final norm.
+        rotary: what makes a layer's `position_embeddings`, where layers take them.
+        cache: the keyword by which a layer takes a cache.
+    """
+
+    layers: str = "layers"
+    norm: str = "norm"
+    rotary: str | None = "rotary_emb"
+    cache: str = "past_key_values"
+
+
+PLACES = {
+    "gpt2": Places("h", "ln_f", None),
+    "gpt_neox": Places("layers", "final_layer_norm", "rotary_emb", "layer_past"),
+    "llama": Places(),
+    "mistral": Places(),
+    "qwen2": Places(),
+    "qwen3": Places(),
+}
+"""By `model_type`."""
+
+
+def places(where: str, config: Any) -> Places:
+    """Where a decoder of this config keeps its layers; raises `InputError` for a type that is not known."""
+    if config.model_type not in PLACES:
+        raise InputError(
+            f"{where}.model_type is {config.model_type!r}, whose layers are not known: give one of {', '.join(PLACES)}"
+        )
+    return PLACES[config.model_type]
+
+
+def build_decoder(where: str, config: Any, attn_implementation: str | None = None) -> PreTrainedModel:
+    """A decoder that reads `inputs_embeds` and whose logits are one matrix times its last hidden state.
+
+    Raises:
+        InputError: one that is or does something else.
+    """
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attn_implementation)
+    if "inputs_embeds" not in inspect.signature(model.base_model.forward).parameters:
+        raise InputError(f"{where}.model_type is {config.model_type!r}: it does not read inputs_embeds, give another")
+    check_head(model)
+    return model
+
+
+def check_head(model: PreTrainedModel) -> None:
+    """Raises `InputError` where logits are more than the output embedding applied to the last hidden state."""
+    head = model.get_output_embeddings()
+    caps = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier_scale")
+    capped = [name for name in caps if getattr(model.config, name, None) not in (None, 1, 1.0)]
+    if head is None or getattr(head, "bias", None) is not None or capped:
+        why = f"config.{capped[0]}" if capped else "no output embedding without bias"
+        raise InputError(
+            f"{type(model).__name__} turns hidden states into logits in its own way ({why}): "
+            "only heads that are one matrix are supported"
+        )
+
+
+def linear_weights(model: nn.Module) -> int:
+    """Weights of all linear maps but a model's head: what multiplies each token once."""
+    head: Any = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+    maps = {id(m): m for m in model.modules() if isinstance(m, (nn.Linear, Conv1D)) and m is not head}
+    return sum(m.weight.numel() for m in maps.values())
+
+
+def attention_width(config: Any) -> int:
+    """Channels of all heads of all layers: what a pair of a query and a key costs, twice."""
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return width * config.num_attention_heads * config.num_hidden_layers

@@ -1,0 +1,100 @@
+"""From a recipe's `model` section to a freshly initialised model, checked before anything is built."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from mentalese.data.sentences import fixed_length
+from mentalese.data.tokenizers import special_token_ids
+from mentalese.errors import InputError, nearest
+from mentalese.models.adapter import as_contract
+from mentalese.recipe import Recipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def config_class(model_type: str) -> Any:
+    """The Hugging Face config class of a model type; raises `InputError` with the nearest name."""
+    if model_type not in CONFIG_MAPPING:
+        raise InputError(
+            f"model.model_type is {model_type!r}: no such type{nearest(model_type, CONFIG_MAPPING.keys())}"
+        )
+    return CONFIG_MAPPING[model_type]
+
+
+def build_config(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Any:
+    """A model's config from a recipe's `model` section; the tokenizer fills in vocabulary and special tokens.
+
+    Raises:
+        InputError: an unknown field, a value of the wrong type or out of range.
+    """
+    values = dict(fields)
+    cls = config_class(values.pop("model_type"))
+    known = {f.name for f in cls.__dataclass_fields__.values()} | set(cls.attribute_map)
+    for name in values:
+        if name not in known:
+            raise InputError(f"model.{name}: {cls.model_type} has no such field{nearest(name, known)}")
+    filled = {"vocab_size": len(tokenizer)} | {k: v for k, v in special_token_ids(tokenizer).items() if k in known}
+    try:
+        return cls(**(filled | values))
+    except InputError:
+        raise
+    except (ValueError, TypeError) as error:
+        cause = error.__cause__ if isinstance(error.__cause__, InputError) else error
+        raise InputError(f"model: {' '.join(str(cause).split())}") from error
+
+
+def build_model(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int) -> Any:
+    """A freshly initialised model that keeps the contract; the same seed gives the same weights.
+
+    Raises:
+        InputError: what `build_config` refuses, or sizes that the model's class does.
+    """
+    config = build_config(fields, tokenizer)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            model = AutoModelForCausalLM.from_config(config)
+        except InputError:
+            raise
+        except (ValueError, ArithmeticError, RuntimeError) as error:  # what a class says of sizes it cannot have
+            raise InputError(f"model: {' '.join(str(error).split())}: change its sizes") from error
+        return as_contract(model)
+
+
+def context_length(config: Any) -> int | None:
+    """The most tokens that a model can look at; `None` for models that read sentence by sentence.
+
+    transformers calls it `max_position_embeddings`, whatever a config's own name for it is.
+    """
+    return getattr(config, "max_position_embeddings", None)
+
+
+def check_context(config: Any, recipe: Recipe) -> None:
+    """Raises `InputError` where the recipe's blocks, or its sentences, are longer than the model has positions for."""
+    sentence = getattr(config, "max_sentence_tokens", None)
+    if sentence is not None and recipe.data.batching == "sentences":
+        data, span = recipe.data, fixed_length(recipe.data.sentences)
+        whole = data.sentences == "none"
+        if whole or (span or data.max_sentence_tokens) > sentence:
+            name = "sentences" if whole or span else "max_sentence_tokens"
+            raise InputError(
+                f"data.{name} is {getattr(data, name)!r}: the model has positions for sentences of {sentence} tokens, "
+                "so split into such, or give a larger model.max_sentence_tokens"
+            )
+    if recipe.data.batching == "sentences":
+        return
+    check_length(config, "data.sequence_length", recipe.data.sequence_length)
+    check_length(config, "evaluation.context_length", recipe.evaluation.context_length)
+
+
+def check_length(config: Any, name: str, length: int | None) -> None:
+    """Raises `InputError` where a length of that name is above what the model can look at."""
+    context = context_length(config)
+    if length is not None and context is not None and length > context:
+        raise InputError(f"{name} is {length}: the model's context is {context}, give at most that")

@@ -1,0 +1,270 @@
+"""The contract that every model keeps, so that one loop, one evaluation and one comparison serve all families.
+
+A family brings a `LatentThoughtConfig` and a `LatentThoughtModel`. The least it must write is `forward` (Hugging
+Face's), `final_hidden_states` and `forward_flops`; training loss and scoring follow from those, and a family whose
+training hides more than one pass (latent steps, an inner optimisation, an auxiliary loss) overrides `training_loss`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mentalese.data.batch import Batch
+from mentalese.errors import InputError
+from mentalese.models.trace import Shown, ThoughtTrace
+from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
+
+_PIECE = 256  # tokens whose logits a trace makes at once
+
+
+@dataclass
+class LossOutput:
+    """What a training step returns.
+
+    Attributes:
+        loss: scalar, the mean over the batch's targets.
+        weight: what `loss` is a mean over (number of targets, or the sum of their weights). The loop weighs
+            micro-batches and ranks by it, so that N ranks equal one.
+        metrics: named scalars to log, each a mean over the batch as well; detached.
+    """
+
+    loss: Tensor
+    weight: Tensor
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Contract:
+    """Training, scoring and cost, in terms of final hidden states and the output embedding.
+
+    Attributes:
+        causal: logits of a position are of the next token and see nothing behind it, so that a cache is of use.
+        shard_blocks: FSDP2 may shard each block by itself; not where a step uses a block's weights outside its forward.
+        inner_gradients: the training step calls `autograd.grad` itself (an inner optimisation); FSDP2 then keeps
+            parameters gathered until the step is over.
+        estimators: the ways in which `token_nll` can score a text, its own way first; `exact` is the autoregressive
+            likelihood. A family that has several takes `token_nll(batch, estimator)`.
+        continuation_estimator: the one for labels that follow a given text and must not be read before they are
+            scored (questions and choices); `None`: its own way is such a one.
+        about_thoughts: a sentence for readers of a trace: what this model's thoughts are; empty where it has none.
+        shown: what a trace holds by name, beside `SHOWN` or in its place.
+    """
+
+    causal = True
+    shard_blocks = True
+    inner_gradients = False
+    estimators: tuple[str, ...] = ("exact",)
+    continuation_estimator: str | None = None
+    about_thoughts = ""
+    shown: ClassVar[Mapping[str, Shown]] = {}
+
+    def final_hidden_states(self, batch: Batch) -> Tensor:
+        """[batch, length, hidden]: what the output embedding turns into logits; position t predicts token t + 1."""
+        raise NotImplementedError(f"{type(self).__name__} needs final_hidden_states, or training_loss and token_nll")
+
+    def forward_flops(self, batch: Batch) -> int:
+        """FLOPs of one forward pass over this batch, head included, as PyTorch's FLOP counter counts them.
+
+        A multiply-add is two FLOPs, attention scores count in full though half of them are masked, and element-wise
+        work (norms, activations, softmax, embedding look-ups) counts nothing.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs forward_flops")
+
+    def get_output_embeddings(self) -> nn.Module:
+        raise NotImplementedError(f"{type(self).__name__} needs get_output_embeddings")
+
+    def training_flops(self, batch: Batch, **settings: Any) -> int:
+        """FLOPs of one training step on this batch; the backward pass of a plain model costs two forward passes."""
+        return 3 * self.forward_flops(batch)
+
+    def compiled_parts(self) -> list[nn.Module] | None:
+        """The modules for `torch.compile` to take, where a whole step changes shape with its batch; else `None`."""
+        return None
+
+    def gradient_groups(self) -> dict[str, list[list[nn.Parameter]]]:
+        """Components whose shares of the gradient training logs: for each of a component's layers its parameters."""
+        return {}
+
+    def output_weight(self) -> Tensor:
+        """[vocabulary, hidden], the matrix of the language-model head."""
+        weight = self.get_output_embeddings().weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    def target_weights(self, batch: Batch, **settings: Any) -> Tensor | None:
+        """[batch, length] weights of `labels` in the training loss, or `None` where all count the same."""
+        if settings:
+            name = next(iter(settings))
+            raise InputError(f"phases.model.{name}: {type(self).__name__} has no such training setting")
+        return None
+
+    def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
+        """The mean next-token cross-entropy of a batch.
+
+        Args:
+            batch: see `Batch`; position t's state predicts `labels[:, t + 1]`.
+            settings: this step's values of the recipe's `phases[].model`.
+        """
+        weights = self.target_weights(batch, **settings)
+        return LossOutput(*self.next_token_loss(self.final_hidden_states(batch), batch["labels"], weights))
+
+    def next_token_loss(self, hidden: Tensor, labels: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The weighted mean cross-entropy of `labels` [batch, length] under `hidden`, and the sum of the weights."""
+        labels = labels[:, 1:].reshape(-1)
+        weights = None if weights is None else weights[:, 1:].reshape(-1)
+        counted = (labels != IGNORED).to(torch.float32)
+        weight = (counted if weights is None else counted * weights).sum()
+        loss = linear_cross_entropy(hidden[:, :-1].flatten(0, 1), self.output_weight(), labels, target_weights=weights)
+        return loss, weight
+
+    @torch.no_grad()
+    def token_nll(self, batch: Batch) -> Tensor:
+        """[batch, length] float32: negative log-likelihood in nats of each label given the tokens before it.
+
+        Zero where `labels` is -100 and at position 0, which nothing precedes.
+        """
+        return self.next_token_nll(self.final_hidden_states(batch), batch["labels"])
+
+    def nll_parts(self, batch: Batch, **scoring: Any) -> dict[str, Tensor]:
+        """What `token_nll` is the sum of, by name, each [batch, length]: of a bound more than a likelihood.
+
+        Args:
+            scoring: keywords of `token_nll`.
+        """
+        return {"nll": self.token_nll(batch, **scoring)}
+
+    def scored_labels(self, batch: Batch, estimator: str) -> Tensor:
+        """The labels [batch, length] that an estimator scores, -100 elsewhere: all but those of position 0."""
+        return nn.functional.pad(batch["labels"][:, 1:], (1, 0), value=IGNORED)
+
+    def scoring_protocol(self, estimator: str) -> dict[str, Any]:
+        """What else of the model a figure by this estimator depends on, in words and numbers to publish."""
+        return {}
+
+    def continuation_scoring(self) -> dict[str, str]:
+        """Keywords of `token_nll` that score labels which follow a given text, see `continuation_estimator`."""
+        return {} if self.continuation_estimator is None else {"estimator": self.continuation_estimator}
+
+    def continuation_inputs(self, batch: Batch) -> dict[str, Tensor]:
+        """What `forward` takes to predict a batch's labels, of which it may not read any before its turn."""
+        return {name: batch[name] for name in ("input_ids", "attention_mask")}
+
+    def next_token_nll(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """What `token_nll` gives, of final hidden states [batch, length, hidden]."""
+        nll = linear_nll(hidden[:, :-1].flatten(0, 1), self.output_weight(), labels[:, 1:].reshape(-1))
+        return nn.functional.pad(nll.view(labels.shape[0], -1), (1, 0))
+
+    @torch.no_grad()
+    def traces(self, batch: Batch, **options: Any) -> list[ThoughtTrace]:
+        """A trace a row of a text, with what a model without thoughts has: `text_traces`.
+
+        A model that reads in both directions has no prediction of its own for each token: its `surprise` is
+        `token_nll`, and it has no more.
+
+        Args:
+            batch: `input_ids`, and `attention_mask` where rows are padded.
+            options: of the thoughts, for models that have some.
+
+        Raises:
+            InputError: options that the model does not know.
+        """
+        self._check_options(options, ())
+        ids, mask = batch["input_ids"], batch.get("attention_mask")
+        scored = follows(torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool())
+        if self.causal:
+            hidden, head = self.final_hidden_states(batch), self.get_output_embeddings()
+            return self.text_traces(ids, scored, lambda at: head(hidden[:, at]))
+        nll = self.token_nll(batch | {"labels": ids.masked_fill(~scored, IGNORED)}).masked_fill(~scored, math.nan)
+        return [ThoughtTrace(row, {"surprise": values}, model=self._model_type) for row, values in zip(ids, nll)]
+
+    @staticmethod
+    def _check_options(options: Mapping[str, Any], known: Iterable[str]) -> None:
+        for name, value in options.items():
+            if name not in known:
+                raise InputError(f"{name} is {value}: this model has no thoughts that depend on it, leave it out")
+
+    @torch.no_grad()
+    def text_traces(self, input_ids: Tensor, scored: Tensor, logits: Callable[[Tensor], Tensor]) -> list[ThoughtTrace]:
+        """A trace a row with what every causal model has: `surprise`, `entropy` and the reading `predicted`.
+
+        Args:
+            input_ids: [batch, length].
+            scored: bool [batch, length], the tokens that the one before them predicts; others are NaN, and themselves
+                in the reading.
+            logits: those of the tokens in columns [m], [batch, m, vocabulary]; it is asked for a few at a time.
+        """
+        surprise = torch.full(input_ids.shape, math.nan, device=input_ids.device)
+        entropy, predicted = surprise.clone(), input_ids.clone()
+        size = max(1, _PIECE // len(input_ids))
+        for start in range(0, input_ids.shape[1] - 1, size):
+            at = torch.arange(start, min(start + size, input_ids.shape[1] - 1), device=input_ids.device)
+            there, log_p = scored[:, at + 1], logits(at).float().log_softmax(-1)
+            nll = -log_p.gather(-1, input_ids[:, at + 1, None])[..., 0]
+            surprise[:, at + 1] = nll.masked_fill(~there, math.nan)
+            entropy[:, at + 1] = torch.special.entr(log_p.exp()).sum(-1).masked_fill(~there, math.nan)
+            predicted[:, at + 1] = torch.where(there, log_p.argmax(-1), input_ids[:, at + 1])
+        return [
+            ThoughtTrace(
+                ids, {"surprise": surprise[row], "entropy": entropy[row]}, readings={"predicted": predicted[row]},
+                model=self._model_type,
+            )
+            for row, ids in enumerate(input_ids)
+        ]  # fmt: skip
+
+    @property
+    def _model_type(self) -> str:
+        config: Any = getattr(self, "config", None)
+        return config.model_type
+
+
+def follows(real: Tensor) -> Tensor:
+    """bool [batch, length]: the tokens, of those that are no padding, which stand behind another one."""
+    return real & nn.functional.pad(real[:, :-1], (1, 0))
+
+
+class TrainStep(nn.Module):
+    """What DDP, FSDP2 and `torch.compile` wrap: one call is one micro-batch's loss, whatever passes it hides."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model: Any = model
+
+    def compile(self, **options: Any) -> None:
+        """`torch.compile` for the step, or for the parts of it that the model names."""
+        # A graph for each kind of block, mode and precision; what is over the limit would silently run eagerly.
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+        parts = self.model.compiled_parts()
+        if parts is None:
+            super().compile(**options)
+        for part in parts or ():
+            part.compile(dynamic=True, **options)
+
+    def forward(
+        self, batch: Batch, settings: Mapping[str, Any] | None, scoring: Mapping[str, Any] | None = None
+    ) -> LossOutput | dict[str, Tensor]:
+        """The training loss under these settings; with `settings=None` the tokens' scores, `Contract.nll_parts`.
+
+        Args:
+            scoring: keywords of `token_nll`.
+        """
+        if settings is None:
+            return self.model.nll_parts(batch, **(scoring or {}))
+        return self.model.training_loss(batch, **settings)
+
+
+def count_parameters(model: Any) -> dict[str, int]:
+    """`total`, and `non_embedding` (the papers' N): without token and position tables, tied weights once."""
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    parameters = {id(p): p.numel() for p in model.parameters()}
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if head is not None:
+        embeddings.add(id(head.weight))
+    return {
+        "total": sum(parameters.values()),
+        "non_embedding": sum(n for key, n in parameters.items() if key not in embeddings),
+    }

@@ -1,0 +1,169 @@
+"""Text from a model, by Hugging Face's `generate`: many prompts at once, or one prompt piece by piece."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextIteratorStreamer
+
+from mentalese.data.batch import Batch
+from mentalese.data.plan import decode, encode_prompts, shown_prompt
+from mentalese.data.tokenizers import MASK, special_token_ids
+from mentalese.errors import InputError
+from mentalese.evaluation.perplexity import evaluation_mode
+from mentalese.models.adapter import hugging_face_model
+from mentalese.models.build import context_length
+from mentalese.recipe import DataConfig
+
+
+def generate_text(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    data: DataConfig,
+    *,
+    max_new_tokens: int = 40,
+    seed: int = 0,
+    batch_size: int = 32,
+    **generation_kwargs: Any,
+) -> list[str]:
+    """Each prompt with the text that the model goes on with, and with what it fills in for each `<|mask|>`, if it can.
+
+    Args:
+        model: keeps the contract, or is a Hugging Face causal LM.
+        data: how prompts become tokens (with or without sentence markers).
+        max_new_tokens: 0 is for models that fill in masks, where each prompt has some.
+        seed: the same seed, prompts and batch size give the same text, sampling included.
+        generation_kwargs: Hugging Face's own: `do_sample`, `temperature`, `top_p`, `num_beams`, ...
+
+    Returns:
+        One text a prompt, in order (`num_return_sequences` of them a prompt where that is given), each beginning with
+        its prompt, see `shown_prompt`.
+
+    Raises:
+        InputError: an empty prompt, or one that leaves no room for `max_new_tokens` in the model's context.
+    """
+    if not prompts:
+        return []
+    plain = hugging_face_model(model)
+    everything = _encode(plain, tokenizer, prompts, data, max_new_tokens)
+    options = _options(tokenizer, max_new_tokens) | generation_kwargs
+    texts = []
+    with seeded(plain, seed):
+        for start in range(0, len(prompts), batch_size):
+            rows = {name: tensor[start : start + batch_size] for name, tensor in everything.items()}
+            length = int(rows["attention_mask"].sum(1).max())
+            rows = {name: tensor[:, -length:].to(plain.device) for name, tensor in rows.items()}
+            made = plain.generate(**rows, **options)
+            each = len(made) // len(rows["input_ids"])
+            for i, ids in enumerate(made):
+                prompt = prompts[start + i // each]
+                filled = MASK in prompt and _mask_token_id(plain) is not None
+                shown = decode(ids[:length], tokenizer) if filled else shown_prompt(prompt, data)
+                texts.append(shown + decode(ids[length:], tokenizer))
+    return texts
+
+
+def stream_text(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str,
+    data: DataConfig,
+    *,
+    max_new_tokens: int = 40,
+    seed: int = 0,
+    **generation_kwargs: Any,
+) -> Generator[str, None, None]:
+    """The new text after `prompt`, piece by piece as it is made; beams cannot be streamed.
+
+    Closing the iterator stops the model at its next token.
+
+    Raises:
+        InputError: as `generate_text`, at the call; whatever generation itself raises, at the piece where it happened.
+    """
+    plain = hugging_face_model(model)
+    batch = _encode(plain, tokenizer, [prompt], data, max_new_tokens)
+    return _stream(plain, tokenizer, batch, seed, _options(tokenizer, max_new_tokens) | generation_kwargs)
+
+
+def _stream(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch: Batch, seed: int, options: dict[str, Any]
+) -> Generator[str, None, None]:
+    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    closed = threading.Event()
+    errors: list[BaseException] = []
+
+    def stop(input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.full((input_ids.shape[0],), closed.is_set(), device=input_ids.device)
+
+    def run() -> None:
+        try:
+            with seeded(model, seed):
+                rows = {name: tensor.to(model.device) for name, tensor in batch.items()}
+                model.generate(**rows, **options, streamer=streamer)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            streamer.text_queue.put(streamer.stop_signal)  # or the reader would wait for ever after an error
+
+    options["stopping_criteria"] = [*options.get("stopping_criteria", ()), stop]
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield from (piece for piece in streamer if piece)
+    finally:
+        closed.set()
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _encode(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    data: DataConfig,
+    max_new_tokens: int,
+) -> Batch:
+    """Left-padded prompts that fit the context with `max_new_tokens` to come."""
+    mask_token_id = _mask_token_id(model)
+    filled = mask_token_id is not None and all(MASK in prompt for prompt in prompts)
+    if max_new_tokens < 1 and not (filled and max_new_tokens == 0):
+        raise InputError(f"max_new_tokens is {max_new_tokens}: give at least 1")
+    batch = encode_prompts(prompts, tokenizer, data, mask_token_id)
+    context = context_length(model.config)
+    lengths = batch["attention_mask"].sum(1)
+    longest = int(lengths.argmax())
+    if context is not None and int(lengths[longest]) + max_new_tokens > context:
+        raise InputError(
+            f"the prompt {_shortened(prompts[longest])} has {int(lengths[longest])} tokens and max_new_tokens is "
+            f"{max_new_tokens}: the model's context is {context}, so shorten the prompt or ask for fewer tokens"
+        )
+    return batch
+
+
+def _mask_token_id(model: PreTrainedModel) -> int | None:
+    """That of models which fill in masks."""
+    return None if getattr(model, "causal", True) else getattr(model.config, "mask_token_id", None)
+
+
+def _shortened(text: str) -> str:
+    return repr(text if len(text) <= 40 else text[:39] + "…")
+
+
+def _options(tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> dict[str, Any]:
+    special = special_token_ids(tokenizer, sentences=False)
+    return {"max_new_tokens": max_new_tokens, "pad_token_id": special["pad_token_id"]}
+
+
+@contextmanager
+def seeded(model: PreTrainedModel, seed: int) -> Iterator[None]:
+    """Eval mode and a generator of its own: whoever trains goes on undisturbed."""
+    devices = [model.device] if model.device.type == "cuda" else []
+    with evaluation_mode(model), torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,173 @@
+"""What a model thought about a text, as data: scores, vectors, links and curves, saved and shown."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from mentalese.errors import InputError
+
+_LONGEST_PAGE = 2000  # tokens; a notebook shows a table of longer traces
+
+
+@dataclass
+class Thought:
+    """A latent vector and the half-open span of tokens `[start, end)` that it stands for.
+
+    Attributes:
+        label: what kind of thought it is, where a model has several.
+        layer: the block that it belongs to.
+        codes: its nearest codes, one a codebook.
+        nearest: token ids and their probabilities where the vector is read by the output embedding, best first.
+    """
+
+    vector: Tensor
+    start: int
+    end: int
+    label: str = ""
+    layer: int | None = None
+    codes: tuple[int, ...] = ()
+    nearest: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How a score, a link or a curve of a trace is shown, by its name.
+
+    Attributes:
+        title: for people; `{}` stands for what follows the dot, in a name that ends in one (`streams.` of `streams.3`).
+        about: one sentence.
+        unit: `nats`, `share`, `count` or another word; empty where there is none.
+        along: what a curve's numbers follow: `layer`, `pass`, `step`, `chunk`, `stream`.
+    """
+
+    title: str
+    about: str = ""
+    unit: str = ""
+    along: str = ""
+
+
+SHOWN = {
+    "surprise": Shown("surprise", "What the token cost: minus the log of the probability that it was given.", "nats"),
+    "entropy": Shown("entropy", "How open the prediction of the token was, whatever came.", "nats"),
+    "predicted": Shown("the likeliest next token", "What was expected most in each place, given the text before it."),
+}
+"""What every model's trace has."""
+
+
+@dataclass
+class ThoughtTrace:
+    """What a model thought about one row of text; every family fills in what its paper looks at.
+
+    Attributes:
+        input_ids: [length].
+        scores: name -> [length], one number a token, NaN where a token has none. Every model has `surprise` and (all
+            but those that read in both directions) `entropy`, in nats, of what predicted the token.
+        thoughts: latent vectors with the tokens each stands for, in order.
+        links: name -> [len(thoughts), len(thoughts)], how much thought i read of thought j.
+        curves: name -> [n], numbers along something else than tokens (gate by layer, ELBO by step).
+        readings: name -> [length], the token ids that the model would write in the text's place; `predicted` is the
+            likeliest next token.
+        streams: columns of a table [m], a row for each candidate at each forking layer and for each stream at the end:
+            `layer`, `token` (its place in the row), `parent` (the row of the table that it comes of, -1: none),
+            `weight` (its score, 0 to 1), `kept` (bool, the selection kept it), `fork` (bool, it is a fork).
+        tokens: the text of each token; empty where nobody knew the tokenizer.
+        special: which of them are no text: markers, latents.
+        vocabulary: the text of other ids, those of `readings` and `Thought.nearest`.
+        model: the model type.
+    """
+
+    VERSION = 2
+
+    input_ids: Tensor
+    scores: dict[str, Tensor] = field(default_factory=dict)
+    thoughts: list[Thought] = field(default_factory=list)
+    links: dict[str, Tensor] = field(default_factory=dict)
+    curves: dict[str, Tensor] = field(default_factory=dict)
+    readings: dict[str, Tensor] = field(default_factory=dict)
+    streams: dict[str, Tensor] = field(default_factory=dict)
+    tokens: list[str] = field(default_factory=list)
+    special: list[bool] = field(default_factory=list)
+    vocabulary: dict[int, str] = field(default_factory=dict)
+    model: str = ""
+
+    _GROUPS: ClassVar = ("scores", "links", "curves", "readings", "streams")
+
+    def save(self, folder: str | Path) -> None:
+        """Writes `trace.safetensors` and `trace.json` into `folder`."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {"input_ids": self.input_ids}
+        for group in self._GROUPS:
+            tensors |= {f"{group}.{name}": value for name, value in getattr(self, group).items()}
+        if self.thoughts:
+            tensors["thoughts"] = torch.stack([thought.vector for thought in self.thoughts])
+        save_file(
+            {name: value.detach().cpu().contiguous() for name, value in tensors.items()}, folder / "trace.safetensors"
+        )
+        described = {name: getattr(self, name) for name in ("model", "tokens", "special", "vocabulary")}
+        described["names"] = {group: list(getattr(self, group)) for group in self._GROUPS}  # in their order
+        described["thoughts"] = [{k: v for k, v in vars(t).items() if k != "vector"} for t in self.thoughts]
+        (folder / "trace.json").write_text(json.dumps({"version": self.VERSION} | described), encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: str | Path) -> ThoughtTrace:
+        """The inverse of `save`; raises `InputError` where there is no trace, or one of another version."""
+        folder = Path(folder)
+        if not (folder / "trace.json").is_file():
+            raise InputError(f"{folder} holds no trace (no trace.json): give a folder that `ThoughtTrace.save` wrote")
+        described = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
+        if described.get("version") != cls.VERSION:
+            raise InputError(
+                f"{folder} holds a trace of version {described.get('version')!r}, this library reads {cls.VERSION}: "
+                "make the trace again"
+            )
+        tensors = load_file(folder / "trace.safetensors")
+        groups = {
+            group: {name: tensors[f"{group}.{name}"] for name in names} for group, names in described["names"].items()
+        }
+        vectors: Any = tensors.get("thoughts", ())
+        thoughts = []
+        for vector, about in zip(vectors, described["thoughts"]):
+            about["codes"], about["nearest"] = tuple(about["codes"]), tuple(map(tuple, about["nearest"]))
+            thoughts.append(Thought(vector, **about))
+        return cls(
+            input_ids=tensors["input_ids"],
+            thoughts=thoughts,
+            tokens=described["tokens"],
+            special=described["special"],
+            vocabulary={int(token): text for token, text in described["vocabulary"].items()},
+            model=described["model"],
+            **groups,
+        )
+
+    def to_pandas(self) -> Any:
+        """A `pandas.DataFrame` with a row a token: `token` (its id, where no text is known), every score, and
+        `thoughts`, the numbers of the thoughts that stand for it."""
+        import pandas
+
+        stand: list[list[int]] = [[] for _ in self.input_ids]
+        for number, thought in enumerate(self.thoughts):
+            for place in range(thought.start, thought.end):
+                stand[place].append(number)
+        scores = {name: values.float().cpu().numpy() for name, values in self.scores.items()}
+        return pandas.DataFrame({"token": self.tokens or self.input_ids.tolist(), **scores, "thoughts": stand})
+
+    def _repr_html_(self) -> str:
+        """The page of the trace for notebooks; a table where it is too long for one, or its tokens have no text."""
+        if not self.tokens or len(self.tokens) > _LONGEST_PAGE:
+            return self.to_pandas()._repr_html_()
+        from html import escape
+
+        from mentalese.viewer import payload
+        from mentalese.viewer.page import page
+
+        inside = escape(page(payload([self])), quote=True)
+        style = "width: 100%; height: 48rem; border: 0"
+        return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{inside}"></iframe>'

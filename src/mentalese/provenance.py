@@ -1,0 +1,106 @@
+"""Where a figure comes from: commit, hardware and versions, written beside every result."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mentalese.recipe import AS_IT_IS, LENGTHS, Recipe
+from mentalese.registry import recipes
+
+
+@cache
+def commit() -> str | None:
+    """The commit this library runs from, with `+changes` where its tree is not clean; `None` outside a checkout."""
+    here = Path(__file__).parents[1]
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(here), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--", str(here)) else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def command() -> str:
+    """The command line of this process, as one would type it."""
+    program = Path(sys.argv[0])
+    name = f"python -m {program.parent.name}" if program.name == "__main__.py" else program.name
+    return f"{name} {shlex.join(sys.argv[1:])}".strip()
+
+
+def train_command(recipe: Recipe, out: Path) -> str | None:
+    """The command line that trains `recipe` alone into `out`.
+
+    `None` where there is none: the name is not that of a registered recipe, or something differs that is no option.
+    """
+    known = recipes().get(recipe.name)
+    if known is None or known.phases != recipe.phases or known.model["model_type"] != recipe.model["model_type"]:
+        return None
+    arguments: list[str] = []
+    if recipe.data.source != known.data.source:
+        arguments += ["--data", recipe.data.source]
+        known = dataclasses.replace(known, data=dataclasses.replace(known.data, **AS_IT_IS))
+    for section in ("model", "data", "optimizer", "train", "evaluation"):
+        before, after = _fields(known, section), _fields(recipe, section)
+        if before.keys() - after.keys():
+            return None
+        for name, value in after.items():
+            if (section, name) == ("data", "source") or (name in before and before[name] == value):
+                continue
+            if section == "train" and name in LENGTHS and value is None:
+                continue  # the length that is given replaces the others
+            if isinstance(value, dict):
+                return None
+            option = f"{section}.{name.replace('_', '-')}"
+            if (section, name) == ("train", "seed"):
+                arguments += ["--seed", str(value)]
+            elif isinstance(value, bool):
+                arguments += [f"--{option}" if value else f"--{section}.no-{name.replace('_', '-')}"]
+            else:
+                arguments += [f"--{option}", *map(str, value if isinstance(value, (list, tuple)) else [value])]
+    return f"mentalese train {shlex.join([recipe.name, *arguments, '--out', str(out)])}"
+
+
+def _fields(recipe: Recipe, section: str) -> dict[str, Any]:
+    """A section's fields by the names that its options have."""
+    if section != "model":
+        return vars(getattr(recipe, section))
+    from mentalese.models.build import config_class
+
+    own = config_class(recipe.model["model_type"]).attribute_map
+    return {own.get(name, name): value for name, value in recipe.model.items()}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    """Device, processor, cores that this process may use, and threads."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    return {"device": device.type, "name": name, "cores": cores, "threads": torch.get_num_threads()}
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that a result depends on."""
+    packages = ("mentalese", "torch", "transformers", "tokenizers", "numpy")
+    return {"python": platform.python_version()} | {name: version(name) for name in packages}

@@ -1,0 +1,381 @@
+"""Checkpoints that appear whole or not at all, are written while training goes on, and fit any number of ranks.
+
+    checkpoints/step-00000100/
+        __0_0.distcp ...    tensors, written by each rank (`torch.distributed.checkpoint`)
+        .metadata           which tensor lies where
+        info.json           {"step", "info"}
+        checksums.json      {file: sha256} of all the others
+
+Only tensors are stored: weights, persistent buffers and the optimiser's state. Names do not depend on DDP or FSDP2,
+so a run may go on with another number of ranks. Hyperparameters come from the recipe. Loading unpickles nothing but
+`.metadata`, and there only the classes that a list of tensors is made of.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+import re
+import shutil
+import threading
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+
+from mentalese.errors import InputError
+from mentalese.files import sha256
+from mentalese.training.parallel import Parallel
+
+T = TypeVar("T")
+
+
+class Checkpointer:
+    """The checkpoints of one run. Every method is collective: call it on all ranks, from the main thread.
+
+    Args:
+        folder: where `step-*` folders go, on a disk that all ranks share; what a killed save left there is removed.
+        parallel: the processes of the run.
+        keep: the newest `keep` checkpoints stay, older ones are removed when a new one is whole.
+    """
+
+    def __init__(self, folder: Path, parallel: Parallel, keep: int) -> None:
+        self.folder, self.parallel, self.keep = Path(folder), parallel, keep
+        self._alone = parallel.world_size == 1
+        # Saves run beside training, so their messages need a group of their own.
+        self._group = None if self._alone else dist.new_group(backend="gloo", timeout=timedelta(hours=12))
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        if parallel.is_main:
+            for leftover in self.folder.glob(".step-*"):
+                shutil.rmtree(leftover)
+        parallel.barrier()
+
+    def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, info: dict[str, Any]) -> None:
+        """Copies all tensors to CPU memory and returns; a thread writes them. Waits for the save before, if need be.
+
+        Args:
+            step: names the checkpoint; one of the same step is replaced.
+            info: JSON-ready data that `load` gives back.
+
+        Raises:
+            InputError: the disk is full, now or in the save before; nothing half-written is left.
+        """
+        self.wait()
+        _ignore_warning_of_no_group()
+        snapshot = BlockingAsyncStager().stage(_tensors(model, optimizer))
+        described = json.dumps({"step": step, "info": info}, indent=2)
+        self._thread = threading.Thread(target=self._write, args=(step, snapshot, described), daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Returns when the pending save, if there is one, is whole and in place; raises what went wrong with it."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def latest(self) -> int | None:
+        """The newest checkpoint's step; a pending save is waited for."""
+        self.wait()
+        steps = self.parallel.broadcast_object(self._steps())
+        return steps[-1] if steps else None
+
+    def load(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int | None = None) -> dict[str, Any]:
+        """Restores weights and optimiser state in place, bit for bit, and returns `info`.
+
+        Args:
+            step: which checkpoint; the newest by default.
+
+        Raises:
+            InputError: there is none, a file is damaged, or it is another model's; nothing has been changed then.
+        """
+        self.wait()
+        _ignore_warning_of_no_group()
+        steps = self.parallel.broadcast_object(self._steps())
+        if not steps:
+            raise InputError(f"{self.folder} holds no checkpoint: start without --resume")
+        if step not in (None, *steps):
+            raise InputError(f"{self.folder} holds no checkpoint of step {step}: give one of {steps}")
+        step = steps[-1] if step is None else step
+        folder = self._path(step)
+        reader = _TensorReader(folder)
+
+        def verify() -> None:
+            _verify(folder, self.parallel.rank, self.parallel.world_size)
+            reader.read_metadata()
+
+        try:
+            self._agreed(verify)
+        except _DamagedError as damage:
+            older = [s for s in steps if s < step]
+            remedy = f"remove {folder} to go on from step {older[-1]}" if older else f"remove {folder} and start again"
+            raise InputError(f"{damage}: {remedy}") from damage
+        targets, state = _targets(folder, reader.read_tensors(), model, optimizer)
+        dcp.load(targets, storage_reader=reader, process_group=self._group, no_dist=self._alone)
+        optimizer.state.clear()
+        optimizer.state.update(state)
+        return json.loads((folder / "info.json").read_text())["info"]
+
+    # -- in the thread -----------------------------------------------------------------------------------------------
+
+    def _write(self, step: int, snapshot: dict[str, Any], described: str) -> None:
+        final = self._path(step)
+        temporary = final.with_name(f".{final.name}.tmp")
+        try:
+            writer = dcp.FileSystemWriter(temporary)
+            dcp.save(snapshot, storage_writer=writer, process_group=self._group, no_dist=self._alone)
+            mine = f"__{self.parallel.rank}_*"  # each rank reads back its own files: hashing is spread over ranks
+            sums = self._agreed(lambda: {file.name: sha256(file) for file in temporary.glob(mine)})
+            self._agreed(lambda: self._publish(temporary, final, described, sums) if self.parallel.is_main else None)
+        except BaseException as error:  # handed to the main thread by `wait`
+            if self.parallel.is_main:
+                shutil.rmtree(temporary, ignore_errors=True)
+            self._error = self._explained(error, step)
+
+    def _publish(self, temporary: Path, final: Path, described: str, sums: list[dict[str, str]]) -> None:
+        """Completes the folder, gives it its name in one rename and removes the checkpoints that are too many."""
+        _write_durably(temporary / "info.json", described)
+        checksums = {name: sha256(temporary / name) for name in (".metadata", "info.json")}
+        for part in sums:
+            checksums |= part
+        _write_durably(temporary / "checksums.json", json.dumps(checksums, indent=2, sort_keys=True))
+        _sync(temporary)
+        self._discard(final)
+        temporary.replace(final)
+        _sync(self.folder)
+        for step in self._steps()[: -self.keep]:
+            self._discard(self._path(step))
+
+    def _explained(self, error: BaseException, step: int) -> BaseException:
+        """The error, or the one sentence for a full disk; DCP's own exception holds what happened on which rank."""
+        if isinstance(error, CheckpointException):
+            error = next(cause for cause, _ in error.failures.values())
+        if not (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)):
+            return error
+        steps = self._steps()
+        kept = f"the newest whole one is step {steps[-1]}" if steps else "there is none yet"
+        full = InputError(
+            f"{self.folder}: no space left for the checkpoint of step {step} ({kept}): free some, lower "
+            "train.keep_checkpoints or give another --out"
+        )
+        full.__cause__ = error
+        return full
+
+    # -- small things ------------------------------------------------------------------------------------------------
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08}"
+
+    def _steps(self) -> list[int]:
+        if not self.folder.is_dir():
+            return []
+        matches = (re.fullmatch(r"step-(\d{8,})", path.name) for path in self.folder.iterdir())
+        return sorted(int(match[1]) for match in matches if match)
+
+    def _discard(self, path: Path) -> None:
+        """Removes a checkpoint; a kill in between leaves no half of it under its name."""
+        if path.exists():
+            doomed = path.with_name(f".{path.name}.old")
+            path.replace(doomed)
+            shutil.rmtree(doomed)
+
+    def _agreed(self, work: Callable[[], T]) -> list[T]:
+        """What `work` gave on each rank; raises on all ranks where it raised on one, so that none waits for another."""
+        outcome: T | Exception
+        try:
+            outcome = work()
+        except Exception as error:
+            outcome = error
+        outcomes = [outcome]
+        if self._group is not None:
+            outcomes = [outcome] * self.parallel.world_size
+            dist.all_gather_object(outcomes, outcome, group=self._group)
+        for each in outcomes:
+            if isinstance(each, Exception):
+                raise each
+        return outcomes  # type: ignore[return-value]
+
+
+def _ignore_warning_of_no_group() -> None:
+    """DCP warns that it works in a single process, which a run without `torchrun` is meant to be."""
+    # Not `warnings.catch_warnings`: the warning comes from the thread, and filters belong to the whole process.
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+
+
+def _parameters(model: nn.Module) -> dict[str, Tensor]:
+    """Weights and persistent buffers by name, tied ones once. `state_dict` first shards what FSDP2 has gathered."""
+    unique: dict[int, tuple[str, Tensor]] = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        unique.setdefault(id(value), (name, value))
+    return dict(unique.values())
+
+
+def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """All that a checkpoint holds, flat: `model.NAME` and `optimizer.NAME.STATE`."""
+    parameters = _parameters(model)
+    tensors = {f"model.{name}": value.detach() for name, value in parameters.items()}
+    for name, parameter in parameters.items():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"optimizer.{name}.{key}"] = value
+    return tensors
+
+
+def is_checkpoint(path: str | Path) -> bool:
+    """Whether `path` is a folder that a `Checkpointer` wrote."""
+    return all((Path(path) / name).is_file() for name in (".metadata", "info.json", "checksums.json"))
+
+
+def load_weights(folder: Path, model: nn.Module) -> None:
+    """Restores the weights of a checkpoint in place, in a process of its own; the optimiser's state stays in the file.
+
+    Raises:
+        InputError: a file is damaged, or the checkpoint is another model's; nothing has been changed then.
+    """
+    _ignore_warning_of_no_group()
+    reader = _TensorReader(folder)
+    try:
+        _verify(folder, rank=0, world_size=1)
+        stored = {name: held for name, held in reader.read_tensors().items() if name.startswith("model.")}
+    except _DamagedError as damage:
+        raise InputError(f"{damage}: give another checkpoint") from damage
+    targets = {f"model.{name}": value.detach() for name, value in _parameters(model).items()}
+    _check_same(folder, stored, targets)
+    dcp.load(targets, storage_reader=reader, no_dist=True)
+
+
+def _targets(
+    folder: Path, stored: dict[str, TensorStorageMetadata], model: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[dict[str, Tensor], dict[Tensor, dict[str, Tensor]]]:
+    """The tensors to read into, and the optimiser state that they will form; refused where the file's are others."""
+    parameters = _parameters(model)
+    targets = {f"model.{name}": value.detach() for name, value in parameters.items()}
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    state: dict[Tensor, dict[str, Tensor]] = {}
+    for full, held in stored.items():
+        kind, _, rest = full.partition(".")
+        name, _, key = rest.rpartition(".")
+        parameter = parameters.get(name)
+        if kind == "optimizer" and parameter is not None and id(parameter) in trained:
+            dtype = held.properties.dtype
+            if held.size == parameter.shape:  # a moment, sharded as its parameter is
+                target = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+            else:  # a count of steps
+                target = torch.zeros(held.size, dtype=dtype, device=parameter.device)
+            targets[full] = state.setdefault(parameter, {})[key] = target
+    _check_same(folder, stored, targets)
+    return targets, state
+
+
+def _check_same(folder: Path, stored: dict[str, TensorStorageMetadata], targets: dict[str, Tensor]) -> None:
+    """Raises `InputError` where a checkpoint's tensors are not those that are to be read into."""
+    for full in sorted(targets.keys() | stored.keys()):
+        there = f"{stored[full].properties.dtype} {tuple(stored[full].size)}" if full in stored else "missing"
+        here = f"{targets[full].dtype} {tuple(targets[full].shape)}" if full in targets else "missing"
+        if there != here:
+            raise InputError(
+                f"{folder} is another model's ({full} is {there} in it and {here} in this run): resume with the recipe "
+                "that wrote it"
+            )
+
+
+# -- files that are what was written -----------------------------------------------------------------------------------
+
+
+class _DamagedError(Exception):
+    pass
+
+
+def _verify(folder: Path, rank: int, world_size: int) -> None:
+    """Raises `_DamagedError` where this rank's share of the files is not what was written."""
+    try:
+        checksums = json.loads((folder / "checksums.json").read_text())
+        names = sorted({*checksums, ".metadata", "info.json"})
+        shares = [(name, checksums[name]) for name in names[rank::world_size]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _DamagedError(f"{folder / 'checksums.json'} is damaged or missing") from error
+    for name, expected in shares:
+        file = folder / name
+        if not file.is_file():
+            raise _DamagedError(f"{file} is missing")
+        if sha256(file) != expected:
+            raise _DamagedError(f"{file} is damaged (its SHA-256 is not the one noted when it was written)")
+
+
+def _write_durably(file: Path, text: str) -> None:
+    with file.open("w") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _sync(folder: Path) -> None:
+    """Makes names in a folder survive a power cut, where the system lets folders be opened."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+# -- reading `.metadata` without running what is in it -----------------------------------------------------------------
+
+# All that a list of tensors consists of. `BytesStorageMetadata` is left out on purpose: DCP unpickles such entries.
+_ALLOWED = {
+    "torch": {"Size"},
+    "torch.serialization": {"_get_layout"},
+    "torch.distributed.checkpoint.metadata": {
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "pathlib": {"PosixPath", "WindowsPath"},
+}
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if name not in _ALLOWED.get(module, ()):
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return super().find_class(module, name)
+
+
+class _TensorReader(dcp.FileSystemReader):
+    """Reads tensors and nothing else; DCP's own reader runs whatever code `.metadata` names."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        file = Path(self.path) / ".metadata"
+        try:
+            with file.open("rb") as stream:
+                metadata = _MetadataUnpickler(stream).load()
+            metadata.storage_meta.load_id = self.load_id
+            if not all(isinstance(held, TensorStorageMetadata) for held in metadata.state_dict_metadata.values()):
+                raise pickle.UnpicklingError("it lists something else")
+        except Exception as error:  # whatever a file that is no list of tensors makes the unpickler do
+            raise _DamagedError(f"{file} is not a list of tensors ({error})") from error
+        return metadata
+
+    def read_tensors(self) -> dict[str, TensorStorageMetadata]:
+        """Name, size and type of each tensor."""
+        return self.read_metadata().state_dict_metadata  # type: ignore[return-value]

@@ -1,0 +1,558 @@
+"""One training loop for every family.
+
+    plan      a step is a number; the plan says which tokens, which curriculum settings and how far the run is
+    step      every micro-batch's mean loss, weighed by its targets, so that ranks and micro-batches equal one batch
+    update    gradients scaled and clipped in one pass, fused AdamW
+    watch     validation, best model, early stopping, checkpoints, signals, non-finite losses
+
+The loop never asks which family it trains. Randomness inside a step (dropout, noise) is seeded by (seed, step, rank,
+micro-batch), so a resumed run equals an uninterrupted one bit for bit without any saved generator state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import signal
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+
+from mentalese import provenance
+from mentalese.data.batch import Batch, to_device
+from mentalese.data.plan import Plan, encode_prompts, evaluation_batches
+from mentalese.data.store import TokenStore, prepare, report
+from mentalese.data.tokenizers import special_token_ids
+from mentalese.errors import InputError
+from mentalese.evaluation.answers import answers, check_room
+from mentalese.evaluation.perplexity import perplexity
+from mentalese.files import write_json
+from mentalese.models.adapter import hugging_face_model
+from mentalese.models.build import build_model, check_context, context_length
+from mentalese.models.checkpoints import load_model, save_model, saved_about
+from mentalese.models.contract import LossOutput, TrainStep, count_parameters
+from mentalese.models.generation import generate_text
+from mentalese.models.grow import start_from
+from mentalese.recipe import WITH_MARKERS, DataConfig, EvaluationConfig, Recipe
+from mentalese.screen import progress
+from mentalese.training.checkpoint import Checkpointer
+from mentalese.training.memory import forget_peak_memory, peak_memory
+from mentalese.training.optim import build_optimizer, learning_rate
+from mentalese.training.parallel import (
+    Parallel,
+    clip_and_scale,
+    full_state_dict,
+    gradient_shares,
+    no_sync,
+    setup,
+    teardown,
+    wrap,
+)
+from mentalese.training.run_folder import check_folder, finished_result, learning_curve, openings
+from mentalese.training.tracking import check_trackers, open_trackers, read_metrics
+
+
+class Interrupted(KeyboardInterrupt):
+    """SIGINT or SIGTERM came; the run was saved and `resume=True` goes on from there."""
+
+    def __init__(self, step: int, signum: int) -> None:
+        super().__init__(f"stopped at step {step}; --resume goes on from there")
+        self.exit_code = 128 + signum
+
+
+@dataclass
+class State:
+    """What a checkpoint keeps beside tensors; all else follows from the step.
+
+    Attributes:
+        stage: of the last validation; the bests are those of this stage.
+        best, best_nll: the recipe's metric and the likelihood at `best_step`.
+        to_beat: the metric that early stopping looks back on.
+    """
+
+    step: int = 0
+    stage: int = 0
+    best_step: int | None = None
+    best: float | None = None
+    best_nll: float | None = None
+    to_beat: float | None = None
+    validations_without_gain: int = 0
+    flops: int = 0
+    seconds: float = 0.0
+
+
+def train(recipe: Recipe, out: Path, *, resume: bool = False, show: bool = True) -> dict[str, Any]:
+    """Trains a recipe and evaluates its best model on the test split.
+
+    Args:
+        recipe: what to run.
+        out: the run's folder; gets `config.json`, `metrics.jsonl`, `checkpoints/`, `model/` and `result.json`.
+        resume: go on from the newest checkpoint; a run that is finished returns its result at once, one that has no
+            checkpoint yet starts from the beginning.
+        show: progress on standard error.
+
+    Returns:
+        The content of `result.json`.
+
+    Raises:
+        InputError: the recipe, the data or the folder is not what it should be; nothing has been written then.
+        Interrupted: SIGINT or SIGTERM came; a checkpoint has been written.
+        FloatingPointError: the loss or a gradient is not finite; the message names the step and its batch.
+    """
+    if resume and (finished := finished_result(recipe, out)) is not None:
+        return finished
+    check_folder(recipe, out, resume)
+    check_trackers(recipe.train.trackers)
+    parallel = setup(recipe.train.device)
+    try:
+        with torch.random.fork_rng(devices=[parallel.device] if parallel.device.type == "cuda" else []):
+            return Run(recipe, out, parallel, show=show and parallel.is_main).run(resume)
+    finally:
+        teardown()
+
+
+class Run:
+    """A recipe with everything built that training it takes; `run` trains it, `one_step` does one step of that."""
+
+    def __init__(self, recipe: Recipe, out: Path, parallel: Parallel, *, show: bool) -> None:
+        self.recipe, self.out, self.parallel, self.show = recipe, out, parallel, show
+        self.asks = recipe.evaluation.metric == "accuracy"
+        if self.asks and parallel.world_size > 1 and recipe.train.parallel == "fsdp":
+            raise InputError(
+                "train.parallel is 'fsdp': weights that processes share cannot answer questions, so give 'ddp', one "
+                "process, or evaluation.metric 'perplexity'"
+            )
+        self.store, self.tokenizer = _prepare(recipe, parallel, show)
+        self.special = special_token_ids(self.tokenizer)
+        self.plan = Plan(self.store.splits["train"], recipe, self.special, world_size=parallel.world_size)
+        self.model = build_model(recipe.model, self.tokenizer, recipe.train.seed)
+        if recipe.train.init is not None:
+            start_from(self.model, self.tokenizer, recipe.train.init)
+        self.model.to(parallel.device)
+        check_context(self.model.config, recipe)
+        self.parameters = count_parameters(hugging_face_model(self.model))
+        step = TrainStep(self.model)
+        if recipe.train.compile:
+            step.compile()
+        self.step = wrap(step, parallel, recipe.train.parallel)
+        self.optimizer = build_optimizer(self.model.parameters(), recipe.optimizer)
+        self.prompts, self.sample_tokens = self._sample_prompts()
+        self._check_evaluation()
+        forget_peak_memory(parallel.device)
+        self.peak_memory = 0
+        self.flops = 0  # of this rank, since the last log line
+        self.state = State()
+
+    # -- the run ---------------------------------------------------------------------------------------------------
+
+    def run(self, resume: bool) -> dict[str, Any]:
+        self._write_config(resume)
+        checkpoints = Checkpointer(self.out / "checkpoints", self.parallel, self.recipe.train.keep_checkpoints)
+        if resume and checkpoints.latest() is not None:
+            self.state = State(**checkpoints.load(hugging_face_model(self.model), self.optimizer))
+            if saved_about(self.out).get("step") != self.state.best_step:
+                # The model on disk is from after this checkpoint: the next validation saves one anew.
+                self.state.best_step = self.state.best = self.state.best_nll = None
+        trackers = open_trackers(self.recipe, self.out, self.state.step) if self.parallel.is_main else []
+
+        def log(metrics: dict[str, Any]) -> None:
+            for tracker in trackers:
+                tracker.log(metrics)
+
+        try:
+            with _signals() as received:
+                self._steps(checkpoints, log, received)
+            self.peak_memory = peak_memory(self.parallel.device)
+        finally:
+            checkpoints.wait()
+            for tracker in trackers:
+                tracker.close()
+        return self._finish()
+
+    def _steps(self, checkpoints: Checkpointer, log: Any, received: list[int]) -> None:
+        total, state = self.plan.total_steps, self.state
+        window = Window()
+        with progress(f"Training {self.recipe.name}", total, start=state.step, show=self.show) as bar:
+            while state.step < total and not self._out_of_patience():
+                self.one_step(window)
+                state.step += 1
+                validate = self._is_validation(state.step)
+                checkpoint = self._is_checkpoint(state.step)
+                stop = self.parallel.max(received[0] if received else 0)
+                if self._is_logged(state.step) or stop:
+                    note = self._log(window, log)
+                    bar.update(state.step, note)
+                if validate:
+                    self._validate(log)
+                if checkpoint or stop:
+                    self._save_checkpoint(checkpoints)
+                if stop:
+                    checkpoints.wait()
+                    raise Interrupted(state.step, stop)
+        if state.best_step is None:  # nothing was left to train, and the model on disk is another step's
+            self._validate(log)
+        if self.recipe.train.checkpoint_every and checkpoints.latest() != state.step:
+            self._save_checkpoint(checkpoints)
+
+    def one_step(self, window: Window) -> None:
+        recipe, parallel, step = self.recipe, self.parallel, self.state.step
+        window.start()
+        self.step.train()
+        if self.plan.reset_optimizer(step):
+            self.optimizer.state.clear()
+        position, settings = self.plan.position(step), self.plan.settings(step)
+        rate = learning_rate(recipe.optimizer, step, self.plan.total_steps, position.progress)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+        micros = recipe.train.gradient_accumulation_steps
+        alone = micros == 1 and parallel.world_size == 1
+        outputs: list[LossOutput] = []
+        for micro in range(micros):
+            batch = self.plan.batch(step, parallel.rank, parallel.world_size, micro)
+            self.flops += self.model.training_flops(batch, **settings)
+            torch.manual_seed(_step_seed(recipe.train.seed, step, parallel.rank, micro))
+            with no_sync(self.step, last=micro == micros - 1), self._autocast():
+                output = self.step(to_device(batch, parallel.device), settings)
+                # Alone, the mean loss is the batch's; else sums are reduced and divided by the global weight below.
+                (output.loss if alone else output.loss * output.weight).backward()
+            outputs.append(output)
+        scale, loss, metrics = 1.0, outputs[0].loss.detach(), outputs[0].metrics
+        if not alone:
+            weight = parallel.sum(sum(o.weight.detach() for o in outputs))
+            scale = parallel.world_size / weight if weight else 0.0
+            loss, metrics = self._mean(outputs, weight)
+        if self._is_logged(step + 1):
+            shares = gradient_shares(self.model.gradient_groups())
+            metrics = metrics | {f"gradient_share.{name}": share for name, share in shares.items()}
+        norm = clip_and_scale(self.model.parameters(), scale=scale, max_norm=recipe.optimizer.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        window.add(step, rate, loss, norm, metrics)
+
+    def _mean(self, outputs: list[LossOutput], weight: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss and metrics over micro-batches and ranks, weighed by their targets."""
+
+        def mean(values: list[Tensor]) -> Tensor:
+            total = sum(v.detach() * o.weight.detach() for v, o in zip(values, outputs))
+            return torch.tensor(self.parallel.sum(total) / weight if weight else 0.0)
+
+        names = outputs[0].metrics
+        return mean([o.loss for o in outputs]), {name: mean([o.metrics[name] for o in outputs]) for name in names}
+
+    def _autocast(self) -> torch.autocast:
+        enabled = self.recipe.train.precision == "bf16"
+        return torch.autocast(self.parallel.device.type, dtype=torch.bfloat16, enabled=enabled)
+
+    # -- watching ----------------------------------------------------------------------------------------------------
+
+    def _log(self, window: Window, log: Any) -> str:
+        """Logs the window's last step; a loss or gradient that is not finite ends the run before anything is saved."""
+        losses, norms = [float(loss) for loss in window.losses], [float(norm) for norm in window.norms]
+        for step, loss, norm in zip(window.steps, losses, norms):
+            if not math.isfinite(loss):
+                self._raise_not_finite(step, f"the loss is {loss}")
+            if not math.isfinite(norm):
+                self._raise_not_finite(step, f"the gradients' norm is {norm}")
+        seconds = time.perf_counter() - window.started
+        position = self.plan.position(self.state.step)
+        rate = (position.tokens - self.plan.position(window.steps[0]).tokens) / seconds
+        self.state.seconds += seconds
+        self.state.flops += int(self.parallel.sum(self.flops))
+        self.flops = 0
+        metrics = {
+            "step": self.state.step,
+            "epoch": position.epoch,
+            "tokens": position.tokens,
+            "sentence_steps": position.sentence_steps,
+            "loss": statistics.fmean(losses),
+            "learning_rate": window.learning_rate,
+            "grad_norm": norms[-1],
+            "tokens_per_second": rate,
+            "flops": self.state.flops,
+            "seconds": self.state.seconds,
+        } | {name: float(value) for name, value in window.metrics.items()}
+        log(metrics)
+        window.clear()
+        best = self.state.best
+        shown = "" if best is None else f"accuracy {best:.1%}" if self.asks else f"perplexity {best:.1f}"
+        validated = f"  best {shown}" if shown else ""
+        return f"loss {metrics['loss']:.3f}{validated}  {rate:,.0f} tokens/s"
+
+    def _raise_not_finite(self, step: int, what: str) -> None:
+        position = self.plan.position(step)
+        raise FloatingPointError(
+            f"{what} at step {step} (epoch {position.epoch}, batch {position.index} of the epoch, data "
+            f"{self.store.meta['data_hash'][:12]}, seed {self.recipe.train.seed}): look at this batch, lower "
+            "optimizer.learning_rate or set optimizer.max_grad_norm"
+        )
+
+    def _is_logged(self, step: int) -> bool:
+        """Every `log_every` steps, and wherever a validation or a checkpoint is due."""
+        return step % self.recipe.train.log_every == 0 or self._is_validation(step) or self._is_checkpoint(step)
+
+    def _is_checkpoint(self, step: int) -> bool:
+        every = self.recipe.train.checkpoint_every
+        return every > 0 and step % every == 0
+
+    def _is_validation(self, step: int) -> bool:
+        """Every `eval_every` steps or at each epoch's end, and at the end of the run."""
+        every = self.recipe.train.eval_every
+        if step == self.plan.total_steps:
+            return True
+        if every is not None:
+            return step % every == 0
+        return self.plan.position(step).epoch > self.plan.position(step - 1).epoch
+
+    def _out_of_patience(self) -> bool:
+        patience = self.recipe.train.early_stopping_patience
+        if patience is None or self._data_at(self.state.step).stage != self.recipe.readings()[-1].stage:
+            return False
+        return self.state.validations_without_gain >= patience
+
+    def _validate(self, log: Any) -> None:
+        state, data = self.state, self._data_at(self.state.step)
+        # Every rank scores the whole split: sharded parameters need all ranks, and rank 0's figure decides for all.
+        with self._autocast():
+            scorer = _Scorer(self.step, self.model)
+            figure = self._figure("validation", data, self.recipe.evaluation, scorer, self.model)
+        figure = self.parallel.broadcast_object(figure)
+        position = self.plan.position(state.step)
+        log({"step": state.step, "tokens": position.tokens, "flops": state.flops, "validation": figure})
+        if data.stage != state.stage:  # what was best at another stage says nothing about this one
+            state.stage, state.validations_without_gain = data.stage, 0
+            state.best_step = state.best = state.best_nll = state.to_beat = None
+        value, nll = figure[self.recipe.evaluation.metric], figure["nll"]
+        if self._gains(value, state.to_beat, by=self.recipe.train.early_stopping_min_delta):
+            state.to_beat, state.validations_without_gain = value, 0
+        else:
+            state.validations_without_gain += 1
+        if self._gains(value, state.best) or (self.asks and value == state.best and nll < (state.best_nll or 0.0)):
+            state.best, state.best_nll, state.best_step = value, nll, state.step
+            self._save_model()
+
+    def _gains(self, value: float, before: float | None, by: float = 0.0) -> bool:
+        """Whether the metric is better than it was, by more than `by`."""
+        return before is None or (value > before + by if self.asks else value < before - by)
+
+    def _data_at(self, step: int) -> DataConfig:
+        """How evaluation reads after a step: questions as training last read them, text always in the same way."""
+        records = self.recipe.data.batching == "records"
+        return self.plan.data(max(step - 1, 0)) if records else self.recipe.data
+
+    def _figure(
+        self, split: str, data: DataConfig, evaluation: EvaluationConfig, scorer: nn.Module, model: Any, **options: Any
+    ) -> dict[str, Any]:
+        """Perplexity, and where the recipe asks questions, also how many were answered right, and at which stage."""
+        options = {"device": self.parallel.device} | options
+        text = self.store.splits[split]
+        scored = perplexity(scorer, text, data, evaluation, self.special, **options).to_dict()
+        if not self.asks:
+            return scored
+        asked = answers(model, self.tokenizer, text, data, evaluation, self.special, **options).to_dict()
+        return scored | asked | {"stage": data.stage, "protocol": scored["protocol"] | asked["protocol"]}
+
+    def _check_evaluation(self) -> None:
+        """What evaluation would refuse is refused now, rather than after training."""
+        evaluation, config = self.recipe.evaluation, hugging_face_model(self.model).config
+        whole = dataclasses.replace(evaluation, max_documents=None)
+        for data in self._readings():
+            evaluation_batches(self.store.splits["validation"], data, evaluation, self.special)
+            if self.asks:
+                evaluation_batches(self.store.splits["test"], data, whole, self.special)
+                check_room(config, self.store.splits["validation"], data, evaluation, self.special)
+                check_room(config, self.store.splits["test"], data, whole, self.special)
+
+    def _readings(self) -> list[DataConfig]:
+        """The ways in which evaluation may come to read: one for text, one a phase for questions."""
+        return self.recipe.readings() if self.recipe.data.batching == "records" else [self.recipe.data]
+
+    # -- files -------------------------------------------------------------------------------------------------------
+
+    def _write_config(self, resume: bool) -> None:
+        """`config.json`; refused where the folder's run read other data."""
+        path, data_hash = self.out / "config.json", self.store.meta["data_hash"]
+        if resume and path.exists():
+            before = json.loads(path.read_text())["data_hash"]
+            if before != data_hash:
+                raise InputError(
+                    f"{self.out} was trained on other data (hash {before[:12]}, now {data_hash[:12]}): "
+                    "restore the data or give another --out"
+                )
+        if self.parallel.is_main:
+            self.out.mkdir(parents=True, exist_ok=True)
+            write_json(path, self._provenance() | {"recipe": self.recipe.to_dict()})
+        self.parallel.barrier()
+
+    def _sample_prompts(self) -> tuple[list[str], int]:
+        """What the samples of `result.json` go on from, and how far; refused now rather than after training."""
+        recipe, model = self.recipe, hugging_face_model(self.model)
+        questions = recipe.data.batching == "records"
+        prompts = list(recipe.evaluation.sample_prompts) or openings(self.store, self.tokenizer, questions=questions)
+        longest = max(encode_prompts(prompts, self.tokenizer, data)["input_ids"].shape[1] for data in self._readings())
+        room = (context_length(model.config) or math.inf) - longest
+        if room < 1:
+            raise InputError(
+                f"evaluation.sample_prompts has a prompt of {longest} tokens: the model's context is "
+                f"{context_length(model.config)}, give shorter ones"
+            )
+        return prompts, int(min(recipe.evaluation.sample_tokens, room))
+
+    def _provenance(self) -> dict[str, Any]:
+        return {
+            "fingerprint": self.recipe.fingerprint(),
+            "data_hash": self.store.meta["data_hash"],
+            "source_fingerprint": self.store.meta["source_fingerprint"],
+            "seed": self.recipe.train.seed,
+            "commit": provenance.commit(),
+            "hardware": provenance.hardware(self.parallel.device) | {"ranks": self.parallel.world_size},
+            "versions": provenance.versions(),
+            "command": provenance.command(),
+        }
+
+    def _save_checkpoint(self, checkpoints: Checkpointer) -> None:
+        checkpoints.save(self.state.step, hugging_face_model(self.model), self.optimizer, dict(vars(self.state)))
+
+    def _save_model(self) -> None:
+        """The best model so far as `model/`."""
+        model = hugging_face_model(self.model)
+        sharded = self.parallel.world_size > 1 and self.recipe.train.parallel == "fsdp"
+        weights = full_state_dict(model) if sharded else None
+        if self.parallel.is_main:
+            if weights is not None:
+                model = AutoModelForCausalLM.from_config(model.config)
+                model.load_state_dict(weights)
+            recipe = dataclasses.replace(self.recipe, data=self._data_at(self.state.step))
+            save_model(self.out / "model", model, self.tokenizer, recipe=recipe.to_dict(), step=self.state.step)
+        self.parallel.barrier()
+
+    def _finish(self) -> dict[str, Any]:
+        """Scores the best model on the test split and writes `result.json`."""
+        result: dict[str, Any] = {}
+        if self.parallel.is_main:
+            result = self._result()
+            write_json(self.out / "result.json", result)
+        return self.parallel.broadcast_object(result)
+
+    def _result(self) -> dict[str, Any]:
+        recipe, state, device = self.recipe, self.state, self.parallel.device
+        model, tokenizer = load_model(self.out, device)
+        assert state.best_step is not None
+        data = self._data_at(state.best_step)
+        whole = dataclasses.replace(recipe.evaluation, max_documents=None)
+        # In float32 whatever the run's precision, as `mentalese eval` scores.
+        test = self._figure("test", data, whole, model, model, show=self.show)
+        # Greedy decoding of a small model repeats itself; an answer is what the model is surest of.
+        sampling = {"do_sample": False} if self.asks else {"do_sample": True, "top_p": 0.9}
+        texts = generate_text(
+            model,
+            tokenizer,
+            self.prompts,
+            data,
+            max_new_tokens=self.sample_tokens,
+            seed=recipe.train.seed,
+            **sampling,
+        )
+        records = read_metrics(self.out / "metrics.jsonl")
+        tokens = self.plan.position(state.step).tokens
+        best = next(r["validation"] for r in records if "validation" in r and r["step"] == state.best_step)
+        return {
+            "recipe": recipe.name,
+            "parameters": self.parameters,
+            "steps": state.step,
+            "best_step": state.best_step,
+            "tokens": tokens,
+            "train_tokens": len(self.plan.split.tokens) - len(self.plan.split.document_bytes),
+            "flops": state.flops,
+            "train_flops_per_token": state.flops / tokens,
+            "seconds": state.seconds,
+            "tokens_per_second": statistics.median(r["tokens_per_second"] for r in records if "loss" in r),
+            "peak_memory_bytes": self.peak_memory,
+            "validation": best,
+            "test": test,
+            "samples": [{"prompt": prompt, "text": text} for prompt, text in zip(self.prompts, texts)],
+            "curve": learning_curve(records),
+            "config": recipe.to_dict(),
+        } | self._provenance()
+
+
+class _Scorer(nn.Module):
+    """Scores through the wrapped step: sharded parameters are gathered only inside its forward."""
+
+    def __init__(self, step: nn.Module, model: Any) -> None:
+        super().__init__()
+        self.step, self.estimators = step, model.estimators
+        self.scored_labels, self.scoring_protocol = model.scored_labels, model.scoring_protocol
+
+    def nll_parts(self, batch: Batch, **scoring: Any) -> dict[str, Tensor]:
+        return self.step(batch, None, scoring)
+
+
+@dataclass
+class Window:
+    """The steps since the last log line; losses and norms stay on the device until then, so that no step waits."""
+
+    started: float = 0.0
+    steps: list[int] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)
+    norms: list[Tensor] = field(default_factory=list)
+    learning_rate: float = 0.0
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+
+    def start(self) -> None:
+        if not self.steps:
+            self.started = time.perf_counter()
+
+    def add(self, step: int, learning_rate: float, loss: Tensor, norm: Tensor, metrics: dict[str, Tensor]) -> None:
+        self.steps.append(step)
+        self.losses.append(loss)
+        self.norms.append(norm)
+        self.learning_rate, self.metrics = learning_rate, metrics
+
+    def clear(self) -> None:
+        self.steps, self.losses, self.norms = [], [], []
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Collects SIGINT and SIGTERM while the block runs, so that a step is never cut in the middle."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    handled = (signal.SIGINT, signal.SIGTERM)
+    before = {s: signal.signal(s, lambda signum, _: received.append(signum)) for s in handled}
+    try:
+        yield received
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _prepare(recipe: Recipe, parallel: Parallel, show: bool) -> tuple[TokenStore, PreTrainedTokenizerBase]:
+    """The token store: made by the main process, then opened by the others."""
+    if not parallel.is_main:
+        parallel.barrier()
+    prepared = prepare(recipe.data, show=show)
+    if parallel.is_main:
+        parallel.barrier()
+    for line in report(prepared[0], sentences=recipe.data.batching in WITH_MARKERS) if show else ():
+        print(f"{recipe.data.source}: {line}", file=sys.stderr)
+    return prepared
+
+
+def _step_seed(seed: int, step: int, rank: int, micro: int) -> int:
+    digest = hashlib.blake2b(f"{seed}/{step}/{rank}/{micro}".encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "big")

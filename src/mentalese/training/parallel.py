@@ -1,0 +1,234 @@
+"""Many processes that compute what one would: set-up from `torchrun`, DDP, FSDP2, and gradients scaled and clipped.
+
+Every rank back-propagates the *sum* of its targets' losses; DDP and FSDP2 average over ranks, and `clip_and_scale`
+multiplies by `world_size / targets of all ranks`. So N ranks equal one, however unevenly the targets fall.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import get_total_norm
+
+from mentalese.errors import InputError
+
+if TYPE_CHECKING:
+    from mentalese.models.contract import TrainStep
+
+Device = Literal["auto", "cpu", "cuda", "mps"]
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """This process among all. Every method is collective: call it on all ranks, from the main thread."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        """Rank 0, the one that writes and prints."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Returns when all ranks have called it."""
+        self.max(0)
+
+    def sum(self, value: Tensor | float) -> float:
+        """The sum of a scalar over ranks, added in float64."""
+        return float(self._reduce(value, torch.float64, dist.ReduceOp.SUM))
+
+    def max(self, value: int) -> int:
+        """The largest value of any rank."""
+        return int(self._reduce(value, torch.int64, dist.ReduceOp.MAX))
+
+    def _reduce(self, value: Tensor | float, dtype: torch.dtype, operation: Any) -> Tensor | float:
+        if self.world_size == 1:
+            return value
+        # The caller waits for a Python number anyway, so it goes over gloo on the CPU.
+        reduced = torch.tensor(float(value) if dtype.is_floating_point else int(value), dtype=dtype)
+        dist.all_reduce(reduced, operation)
+        return reduced
+
+    def broadcast_object(self, value: Any) -> Any:
+        """Rank 0's object, on every rank."""
+        if self.world_size == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]
+
+
+def is_main_process() -> bool:
+    """False in all but the first of the processes that `torchrun` started, before `setup` and after `teardown` too."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def setup(device: Device = "auto") -> Parallel:
+    """Joins the processes that `torchrun` started (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`); alone without them.
+
+    Raises:
+        InputError: this machine has no such device, or fewer of them than processes.
+    """
+    rank, world_size, local_rank = (
+        int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
+    )
+    chosen = _device(device, world_size, local_rank)
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    if world_size > 1:
+        # gloo beside NCCL: checkpoints, counts and objects are reduced on the CPU.
+        # The others wait while rank 0 tokenises a corpus or scores the test split: hours, not the default half of one.
+        backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(hours=12))
+    return Parallel(rank, world_size, local_rank, chosen)
+
+
+def _device(device: Device, world_size: int, local_rank: int) -> torch.device:
+    mps = torch.backends.mps.is_available()
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "mps" if mps and world_size == 1 else "cpu"
+    if device == "cuda":
+        if local_rank >= torch.cuda.device_count():
+            raise InputError(
+                f"train.device is 'cuda' and process {local_rank} of this machine finds {torch.cuda.device_count()} "
+                "GPUs: start at most one process a GPU, or give 'cpu'"
+            )
+        return torch.device("cuda", local_rank)
+    if device == "mps" and not (mps and world_size == 1):
+        why = "can train in one process only" if mps else "is not available here"
+        raise InputError(f"train.device is 'mps', which {why}: give 'cpu' or 'auto'")
+    return torch.device(device)
+
+
+def teardown() -> None:
+    """Leaves the process group, if `setup` joined one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def wrap(step: TrainStep, parallel: Parallel, kind: Literal["ddp", "fsdp"]) -> nn.Module:
+    """The step as `parallel` ranks run it together; alone, the step itself.
+
+    Build the optimiser afterwards, and score under `torch.no_grad()`: DDP takes any other call for a step to come.
+
+    DDP looks for unused parameters in each step. That is exact where a rank does not reach a parameter (a gate before
+    its stage): ranks that use it are averaged with zeros, and one that no rank uses keeps no gradient at all, so that
+    AdamW skips it as in one process; adding `0 * p.sum()` to the loss would decay its weight and count the step.
+
+    FSDP2 shards every transformer block, and the rest with the step as root; a model whose blocks are used outside
+    their forward is one shard. It reduces what has a gradient, so all ranks must run the same modules.
+    """
+    if parallel.world_size == 1:
+        return step
+    if kind == "ddp":
+        together = DistributedDataParallel(step, find_unused_parameters=True)
+        together.broadcast_buffers = False  # the argument's name changes between versions, the attribute's does not
+        return together
+    mesh = init_device_mesh(parallel.device.type, (parallel.world_size,))
+    for block in _blocks(step) if step.model.shard_blocks else []:
+        fully_shard(block, mesh=mesh)
+    root = fully_shard(step, mesh=mesh)
+    if getattr(step.model, "inner_gradients", False):
+        # An inner backward pass must not take the parameters away from the forward pass that it is part of.
+        step.register_forward_pre_hook(lambda module, inputs: root.set_reshard_after_backward(False))
+        step.register_forward_hook(lambda module, inputs, output: root.set_reshard_after_backward(True))
+    return step
+
+
+def _blocks(module: nn.Module) -> list[nn.Module]:
+    """The outermost members of `nn.ModuleList`s that are modules of modules (no lists of linear maps or norms)."""
+    found: list[nn.Module] = []
+    for child in module.children():
+        blocks = isinstance(child, nn.ModuleList) and all(any(block.children()) for block in child)
+        found += list(child.children()) if blocks else _blocks(child)
+    return found
+
+
+def no_sync(step: nn.Module, last: bool) -> AbstractContextManager[Any]:
+    """Around each micro-batch's forward and backward pass: gradients are reduced in the last one only."""
+    if isinstance(step, FSDPModule):
+        step.set_requires_gradient_sync(last)
+    elif isinstance(step, DistributedDataParallel) and not last:
+        return step.no_sync()
+    return nullcontext()
+
+
+def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """A model's whole weights on the CPU of rank 0, for `save_pretrained`; other ranks take part and get `{}`."""
+    main = not dist.is_initialized() or dist.get_rank() == 0
+    weights: dict[str, Tensor] = {}
+    for name, value in model.state_dict().items():
+        whole = value.full_tensor() if isinstance(value, DTensor) else value
+        if main:
+            weights[name] = whole.cpu()
+    return weights
+
+
+@torch.no_grad()
+def clip_and_scale(parameters: Iterable[nn.Parameter], *, scale: float, max_norm: float | None) -> Tensor:
+    """Multiplies all gradients by `scale` and clips their joint norm to `max_norm`, in one pass over them.
+
+    Sharded gradients (FSDP2) are measured over all ranks. With `scale=1` and `max_norm=None` nothing is written.
+
+    Returns:
+        Scalar: the norm after scaling and before clipping.
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    local = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
+    norm = get_total_norm(local)
+    mesh = next((g.device_mesh for g in gradients if isinstance(g, DTensor)), None)
+    if mesh is not None:
+        squared = norm.square()
+        dist.all_reduce(squared, group=mesh.get_group())
+        norm = squared.sqrt()
+    norm = norm * scale
+    if local and max_norm is not None:
+        torch._foreach_mul_(local, scale * (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    elif local and scale != 1:
+        torch._foreach_mul_(local, scale)
+    return norm
+
+
+@torch.no_grad()
+def gradient_shares(components: Mapping[str, Sequence[Sequence[nn.Parameter]]]) -> dict[str, Tensor]:
+    """Each component's share of the gradient: the L2 norm of a layer, mean over the component's layers, of 1 in all.
+
+    Call it after the backward pass; shares do not depend on what gradients are scaled by. A parameter without a
+    gradient counts as zero. Sharded gradients (FSDP2) are measured over all ranks.
+
+    Args:
+        components: name -> layers -> parameters.
+
+    Returns:
+        Name -> scalar; empty without any component, zero where there is no gradient at all.
+    """
+    layers = [(name, layer) for name, component in components.items() for layer in component]
+    if not layers:
+        return {}
+    found = [(i, p.grad) for i, (_, layer) in enumerate(layers) for p in layer if p.grad is not None]
+    squared = torch.zeros(len(layers), device=layers[0][1][0].device)
+    if found:
+        norms = torch.stack(torch._foreach_norm([g.to_local() if isinstance(g, DTensor) else g for _, g in found]))
+        squared.index_add_(0, torch.tensor([i for i, _ in found], device=norms.device), norms.float().square())
+    mesh = next((g.device_mesh for _, g in found if isinstance(g, DTensor)), None)
+    if mesh is not None:
+        dist.all_reduce(squared, group=mesh.get_group())
+    of_layers = squared.sqrt()
+    names = [name for name, _ in layers]
+    means = torch.stack([of_layers[[n == name for n in names]].mean() for name in dict.fromkeys(names)])
+    return dict(zip(dict.fromkeys(names), means / means.sum().clamp(min=torch.finfo(means.dtype).tiny)))
