@@ -252,7 +252,7 @@ class MentaleseLM(LM):
 
     def _is_greedy(self, batch: Batch) -> np.ndarray:
         """bool [rows]: every label has the largest logit; of models that fill in masks, all of them at once."""
-        logits = self.model(**self.model.continuation_inputs(batch)).logits
+        logits = self.model(**self.model.continuation_inputs(batch), use_cache=False).logits
         labels = batch["labels"][:, 1:]
         said = logits[:, :-1] if self.model.causal else logits[:, 1:]
         return ((said.argmax(-1) == labels) | (labels == IGNORED)).all(1).cpu().numpy()

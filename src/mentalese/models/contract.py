@@ -68,7 +68,7 @@ class Contract:
         raise NotImplementedError(f"{type(self).__name__} needs final_hidden_states, or training_loss and token_nll")
 
     def forward_flops(self, batch: Batch) -> int:
-        """FLOPs of one forward pass over this batch, head included, as PyTorch's FLOP counter counts them.
+        """FLOPs of one forward pass over this batch without a cache, head included, as PyTorch's FLOP counter counts.
 
         A multiply-add is two FLOPs, attention scores count in full though half of them are masked, and element-wise
         work (norms, activations, softmax, embedding look-ups) counts nothing.

@@ -15,7 +15,7 @@ from mentalese.models.hf import LatentThoughtModel, ThoughtCache
 
 
 @dataclass
-class Reading:
+class TokenLayout:
     """Which tokens of a call are real.
 
     Attributes:
@@ -36,6 +36,7 @@ class WrappedDecoder(LatentThoughtModel):
 
     config_class = WrappedDecoderConfig
     supports_gradient_checkpointing = True
+    keeps_hidden_states = True
 
     def __init__(self, config: WrappedDecoderConfig) -> None:
         super().__init__(config)
@@ -67,38 +68,38 @@ class WrappedDecoder(LatentThoughtModel):
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.backbone.set_output_embeddings(new_embeddings)
 
-    def reading(self, input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache | None) -> Reading:
+    def token_layout(self, input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache | None) -> TokenLayout:
         """Where the padding of this call and of those before it is; the cache remembers it."""
         real = None if attention_mask is None else self.real_tokens(input_ids, attention_mask, cache)
         past, state = (0, {}) if cache is None else (cache.seen_tokens, cache.state)
         if "mask" not in state and (real is None or bool(real.all())):
-            return Reading(past)
+            return TokenLayout(past)
         before = state.get("mask", input_ids.new_ones(len(input_ids), past, dtype=torch.bool))
         real = torch.ones_like(input_ids, dtype=torch.bool) if real is None else real
         mask = torch.cat((before, real), dim=1)
         if cache is not None:
             state["mask"] = mask
-        return Reading(before.sum(1), real, mask, (mask.cumsum(1) - 1).clamp(min=0)[:, past:])
+        return TokenLayout(before.sum(1), real, mask, (mask.cumsum(1) - 1).clamp(min=0)[:, past:])
 
-    def read(self, input_ids: Tensor, reading: Reading, cache: ThoughtCache | None, **given: Any) -> Tensor:
-        """The backbone's final hidden states [B, L, d]; all its layers are `given` this. The cache moves on.
+    def run_backbone(self, input_ids: Tensor, layout: TokenLayout, cache: ThoughtCache | None, **given: Any) -> Any:
+        """The backbone's output, `last_hidden_state` [B, L, d]; all its layers get what is `given`. The cache moves on.
 
         Raises:
             InputError: a cache in training with gradient checkpointing, where layers would leave it empty.
         """
         if cache is not None and self.training and getattr(self.layers[0], "gradient_checkpointing", False):
             raise InputError("past_key_values is given in training with gradient checkpointing: call model.eval()")
-        hidden = self.backbone.base_model(
+        output = self.backbone.base_model(
             input_ids=input_ids,
-            attention_mask=None if reading.mask is None else reading.mask.long(),
-            position_ids=reading.positions,
+            attention_mask=None if layout.mask is None else layout.mask.long(),
+            position_ids=layout.positions,
             past_key_values=cache,
             use_cache=cache is not None,
             **given,
-        ).last_hidden_state
+        )
         if cache is not None:
             cache.seen_tokens += input_ids.shape[1]
-        return hidden
+        return output
 
     @property
     def final_norm(self) -> nn.Module:
