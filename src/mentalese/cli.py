@@ -664,7 +664,7 @@ class _List:
 
 def list_everything(args: list[str]) -> None:
     options = _parse(_List, args, "list")
-    from mentalese.analyses.drawing import figures
+    from mentalese.analyses.figures import figures
     from mentalese.data.builtin import BUILTIN
 
     everything = {
@@ -707,7 +707,7 @@ def figure(args: list[str]) -> None:
     if options.out is None:
         raise InputError("`mentalese figure` needs --out: give the picture's file, e.g. figure.svg")
     text = _given_text(options.text, options.file)
-    from mentalese.analyses.drawing import write_figure
+    from mentalese.analyses.figures import write_figure
 
     write_figure(name, names[1:], options.out, text, source=options.data, documents=options.documents)
     print(f"{options.out}, and its numbers in {options.out.with_suffix('.json')}")

@@ -359,13 +359,13 @@ def test_few_codes_of_few_different_inputs_are_no_collapse() -> None:
         ),
         ({"backbone": {"model_type": "gpt2", "n_embed": 8}}, r"backbone.n_embed: gpt2 has no such field.*n_embd"),
         ({"backbone": {"model_type": "mistral"}}, r"conceptlm.backbone.sliding_window is 4096"),
-        ({"chunk_size": 1}, r"conceptlm.chunk_size is 1: give at least 2"),
-        ({"num_codes": 1}, r"conceptlm.num_codes is 1: give at least 2"),
+        ({"chunk_size": 1}, r"conceptlm.chunk_size is 1: set at least 2"),
+        ({"num_codes": 1}, r"conceptlm.num_codes is 1: set at least 2"),
         ({"num_segments": 7}, r"conceptlm.num_segments is 7: give a divisor of the backbone's width \(768\)"),
         ({"insert_depth": 12}, r"conceptlm.insert_depth is 12: the backbone has 12 layers, give at most 11"),
-        ({"insert_depth": -1}, r"conceptlm.insert_depth is -1: give at least 0"),
-        ({"concept_layers": 0}, r"conceptlm.concept_layers is 0: give at least 1"),
-        ({"vq_weight": -1}, r"conceptlm.vq_weight is -1.0: give at least 0"),
+        ({"insert_depth": -1}, r"conceptlm.insert_depth is -1: set at least 0"),
+        ({"concept_layers": 0}, r"conceptlm.concept_layers is 0: set at least 1"),
+        ({"vq_weight": -1}, r"conceptlm.vq_weight is -1.0: set at least 0"),
         ({"ntp_weight": 0, "ncp_weight": 0, "vq_weight": 0}, r"are 0: give one that is not"),
         ({"codebook": None}, r"conceptlm.vq_weight is 1.0: without a codebook give 0.0"),
         ({"codebook": "conv"}, r"conceptlm.codebook is 'conv'"),
@@ -378,7 +378,7 @@ def test_few_codes_of_few_different_inputs_are_no_collapse() -> None:
         ({"hidden": 1}, r"conceptlm.hidden: no such field"),
         (
             {"hidden_size": 128},
-            r"conceptlm.hidden_size is 128: it is the backbone's, 768; give it in conceptlm.backbone",
+            r"conceptlm.hidden_size is 128: it is the backbone's, 768; set it in conceptlm.backbone",
         ),
         ({"tie_word_embeddings": False}, r"conceptlm.tie_word_embeddings is False: it is the backbone's, True"),
         ({"initializer_range": 0.1}, r"conceptlm.initializer_range is 0.1: it is the backbone's, 0.02"),
@@ -508,8 +508,8 @@ def test_rows_shorter_than_what_is_looked_ahead_have_losses_and_scores_of_their_
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"num_future_tokens": 1}, "mtp.num_future_tokens is 1: give at least 2"),
-        ({"mtp_weight": -1.0}, "mtp.mtp_weight is -1.0: give at least 0"),
+        ({"num_future_tokens": 1}, "mtp.num_future_tokens is 1: set at least 2"),
+        ({"mtp_weight": -1.0}, "mtp.mtp_weight is -1.0: set at least 0"),
         ({"backbone": {"model_type": "bloom"}}, "mtp.backbone.model_type is 'bloom', whose layers are not known"),
     ],
 )

@@ -26,8 +26,8 @@ from mentalese.data.plan import encode_prompts
 from mentalese.data.sentences import open_splitter
 from mentalese.data.tokenizers import corpus_encoder, special_token_ids
 from mentalese.errors import InputError
-from mentalese.evaluation.perplexity import evaluation_mode
 from mentalese.models.build import context_length
+from mentalese.models.contract import evaluation_mode
 from mentalese.models.generation import generate_text
 from mentalese.nn.loss import IGNORED
 from mentalese.recipe import WITH_MARKERS, DataConfig

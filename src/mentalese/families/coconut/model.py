@@ -29,10 +29,11 @@ from transformers.cache_utils import Cache
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
 from mentalese.families.coconut.config import GATES, CoconutConfig
-from mentalese.models.backbone import attention_width, build_decoder, linear_weights
+from mentalese.models.backbone import attention_width, linear_weights
 from mentalese.models.contract import LossOutput, follows
-from mentalese.models.hf import Encoded, LatentThoughtModel, ThoughtCache
+from mentalese.models.hf import Encoded, ThoughtCache
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
+from mentalese.models.wrapped import WrappedDecoder
 
 NEAREST = 5  # tokens of a trace that stand beside a latent
 
@@ -211,7 +212,7 @@ class CoconutEncoded(Encoded):
 # ------------------------------------------------------------------------------------------------------------ the model
 
 
-class CoconutForCausalLM(LatentThoughtModel):
+class CoconutForCausalLM(WrappedDecoder):
     """A Hugging Face decoder whose latent positions read hidden states."""
 
     config_class = CoconutConfig
@@ -235,7 +236,6 @@ class CoconutForCausalLM(LatentThoughtModel):
 
     def __init__(self, config: CoconutConfig) -> None:
         super().__init__(config)
-        self.backbone = build_decoder("coconut.backbone", config.backbone_config, config._attn_implementation)
         self.concept_stream = ConceptStream(config) if config.mode == "agclr" else None
         self.post_init()
         if config.latent_token_id is not None:  # a latent is asked for, never said
@@ -246,18 +246,6 @@ class CoconutForCausalLM(LatentThoughtModel):
         if isinstance(module, Gate):
             init.zeros_(module.weight)
             init.constant_(module.bias, module.bias_init)
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.backbone.get_input_embeddings()
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.backbone.set_input_embeddings(value)
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.backbone.get_output_embeddings()
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        self.backbone.set_output_embeddings(new_embeddings)
 
     # ------------------------------------------------------------------------------------- the passes
 

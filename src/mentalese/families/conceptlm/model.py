@@ -43,11 +43,11 @@ from mentalese.families.conceptlm.codebook import (
     usage_of,
 )
 from mentalese.families.conceptlm.config import ConceptLMConfig
-from mentalese.families.conceptlm.wrapped import WrappedDecoder
 from mentalese.models.backbone import attention_width, linear_weights
 from mentalese.models.contract import LossOutput
 from mentalese.models.hf import Encoded, ThoughtCache
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
+from mentalese.models.wrapped import LayeredDecoder
 
 # ------------------------------------------------------------------------------------------------ what a call carries
 
@@ -147,7 +147,7 @@ class ConceptHeads(nn.Linear):
     """S heads as one map, d to S * N."""
 
 
-class ConceptLMForCausalLM(WrappedDecoder):
+class ConceptLMForCausalLM(LayeredDecoder):
     """A Hugging Face decoder that predicts the next concept too and reads its prediction."""
 
     config_class = ConceptLMConfig

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
 from mentalese.families.conceptlm.config import MTPConfig
-from mentalese.families.conceptlm.wrapped import WrappedDecoder
 from mentalese.models.backbone import attention_width, linear_weights
 from mentalese.models.contract import LossOutput
 from mentalese.models.hf import Encoded, ThoughtCache
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
+from mentalese.models.wrapped import LayeredDecoder
 from mentalese.nn.loss import IGNORED
 
 
@@ -32,7 +32,7 @@ class MTPEncoded(Encoded):
     future: list[Tensor]
 
 
-class MTPForCausalLM(WrappedDecoder):
+class MTPForCausalLM(LayeredDecoder):
     """A Hugging Face decoder that also predicts the tokens after the next one."""
 
     config_class = MTPConfig
