@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from mentalese import Recipe, cli, get_recipe, recipes
+from mentalese.commands.options import read
+from mentalese.models.generate_options import GenerateOptions
 from mentalese.registry import families
 from support import demo
 
@@ -68,7 +70,7 @@ def test_a_models_fields_have_their_own_and_their_usual_name(
 def test_every_recipe_offers_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
     model_types = {recipe.model["model_type"]: name for name, recipe in recipes().items()}
     for name in model_types.values():
-        assert cli.main(["train", name, "--help"]) == 0
+        assert cli.main(["train", name, "--help-all"]) == 0
         shown = capsys.readouterr().out
         for option in ("--model.hidden-size", "--data.batch-size", "--optimizer.betas", "--train.steps", "--resume"):
             assert option in shown, (name, option)
@@ -110,9 +112,11 @@ def test_list_names_families_recipes_and_data(capsys: pytest.CaptureFixture[str]
     everything = json.loads(capsys.readouterr().out)
     assert set(everything["recipes"]) == set(recipes())
     assert {"builtin:stdlib", "builtin:families"} <= set(everything["data"])
-    assert cli.main(["list"]) == 0
+    assert cli.main(["list", "--all"]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in recipes())
+    assert cli.main(["list"]) == 0
+    shown = capsys.readouterr().out
     assert {"curves", "thought_gestalt/gates"} <= set(everything["figures"])
     assert all(name in shown for name in everything["figures"])
 
@@ -192,7 +196,8 @@ def test_bad_input_is_one_sentence(
     ],
 )
 def test_generation_options_are_hugging_faces(options: str, keywords: dict[str, Any]) -> None:
-    assert cli._parse(cli.Generate, options.split(), "generate").generation() == keywords
+    _, parsed = read(GenerateOptions, options.split(), "generate")
+    assert parsed.generation() == keywords
 
 
 class _Stopped(KeyboardInterrupt):
