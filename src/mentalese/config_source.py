@@ -71,6 +71,11 @@ class ConfigSource:
         return [*self.fields, *self.own_names]
 
 
+def is_filled_in(name: str) -> bool:
+    """Whether a field is set from the tokenizer, or by whoever calls the model, and not by a recipe."""
+    return name in ("vocab_size", "use_cache") or name.endswith("_token_id")
+
+
 @cache
 def read_config(model_type: str) -> ConfigSource:
     """The config class of a model type.
@@ -222,8 +227,10 @@ def _literal(node: ast.expr, constants: dict[str, Any]) -> Any:
     if isinstance(node, ast.Name):
         return constants.get(node.id, MISSING)
     try:
+        if isinstance(node, ast.BinOp):  # 4096 * 32
+            return eval(ast.unparse(node), {"__builtins__": {}}, constants)
         return ast.literal_eval(node)
-    except ValueError:
+    except (ValueError, NameError, TypeError, AttributeError):
         return MISSING
 
 

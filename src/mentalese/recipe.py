@@ -194,6 +194,7 @@ class TrainConfig:
         early_stopping_patience: validations without an improvement of `early_stopping_min_delta` in perplexity (or in
             accuracy, from 0 to 1, where that is `evaluation.metric`) after which the run ends, if it has several stages
             at the last of them; `None` never ends early.
+        early_stopping_min_delta: the least improvement that counts, see `early_stopping_patience`.
         checkpoint_every: steps between checkpoints; 0 keeps only the one that an interruption writes.
         keep_checkpoints: the newest N are kept.
         trackers: any of `trackio`, `wandb`, `tensorboard`; `metrics.jsonl` is always written.

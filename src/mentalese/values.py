@@ -40,7 +40,7 @@ def _describe_one(hint: Any) -> str:
         return "one of " + ", ".join(map(str, typing.get_args(hint)))
     if typing.get_origin(hint) is tuple:
         items = typing.get_args(hint)
-        return f"a list ({describe(items[0])} each)" if Ellipsis in items else f"{len(items)} values"
+        return f"{'a list' if Ellipsis in items else f'{len(items)} values'} ({describe(items[0])} each)"
     names = {int: "an integer", float: "a number", bool: "true or false", str: "text", type(None): "none"}
     return names.get(hint, getattr(hint, "__name__", str(hint)))
 

@@ -53,6 +53,32 @@ def test_fields_become_options(trained: list[tuple[Recipe, Path, bool]]) -> None
     assert recipe.model == get_recipe("gpt2/tiny").model | {"resid_pdrop": 0.2}
 
 
+def test_settings_and_options_say_the_same(trained: list[tuple[Recipe, Path, bool]]) -> None:
+    """Settings come before and after options."""
+    for arguments in (
+        "optimizer.learning_rate=1e-4 train.steps=10 model.hidden_size=128 --seed 3",
+        "--seed 3 optimizer.learning-rate=1e-4 train.steps=10 model.n_embd=128",
+        "--optimizer.learning-rate 1e-4 --train.steps=10 --model.n-embd 128 train.seed=3",
+    ):
+        assert cli.main(["train", "gpt2/tiny", *arguments.split()]) == 0
+    assert trained[0] == trained[1] == trained[2]
+    assert trained[0][0].model["n_embd"] == 128
+
+
+def test_a_recipe_comes_from_a_file(trained: list[tuple[Recipe, Path, bool]], tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("base: gpt2/tiny\ntrain: {steps: 5}\n")
+    assert cli.main(["train", str(path), "--train.log-every", "1"]) == 0
+    recipe, out, _ = trained[0]
+    assert recipe == Recipe.from_file(path).override("train.log_every=1")
+    assert out == Path("runs/mine")
+
+
+def test_the_model_inside_a_model_has_options(trained: list[tuple[Recipe, Path, bool]]) -> None:
+    assert cli.main(["train", "coconut/tiny", "--model.backbone.hidden-size", "32"]) == 0
+    assert trained[0][0].model["backbone"]["hidden_size"] == 32
+
+
 def test_one_length_replaces_the_recipes(trained: list[tuple[Recipe, Path, bool]]) -> None:
     assert cli.main(["train", "gpt2/tiny", "--train.steps", "10"]) == 0
     length = trained[0][0].train
@@ -94,6 +120,26 @@ def test_compare_changes_every_recipe(compared: list[tuple[list[Recipe], Path, d
     assert {r.data.source for r in found} == {"file:a.txt"}
     assert {r.train.steps for r in found} == {5}
     assert (out, options) == (Path("runs/compare"), {"match": "tokens", "seeds": 3})
+
+
+def test_compare_reads_files_and_settings(
+    compared: list[tuple[list[Recipe], Path, dict[str, Any]]], tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("base: gpt2/tiny\nmodel: {n_layer: 3}\n")
+    assert cli.main(["compare", "gpt2/tiny", str(path), "train.steps=5"]) == 0
+    [(found, _, _)] = compared
+    assert [(r.name, r.train.steps) for r in found] == [("gpt2/tiny", 5), ("mine", 5)]
+
+
+def test_bench_prints_nothing_but_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def bench(families: list[str], out: Path | None) -> dict[str, Any]:
+        print("a library's greeting")
+        return {"families": {name: {} for name in families}}
+
+    monkeypatch.setattr("mentalese.compare.bench.bench", bench)
+    assert cli.main(["bench", "coconut", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"families": {"coconut": {}}}
 
 
 def test_a_pattern_brings_the_baselines_along(compared: list[tuple[list[Recipe], Path, dict[str, Any]]]) -> None:
@@ -139,6 +185,13 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
         ("train gpt2/tiny --data.batch-siz 3", "did you mean '--data.batch-size'"),
         ("train gpt2/tiny --train.seed 3", "did you mean '--seed'"),
         ("train gpt2/tiny --train.steps ten", "--train.steps"),
+        ("train gpt2/tiny train.stesp=3", "did you mean 'steps'"),
+        ("train gpt2/tiny --resume trian.steps=3", "did you mean 'train'"),
+        ("train gpt2/tiny train.steps=ten", "train.steps is 'ten': use an integer"),
+        ("train mine.yaml", "mine.yaml does not exist"),
+        ("compare gpt2/tiny mine.toml", "mine.toml does not exist"),
+        ("show gpt2/tyni", "did you mean 'gpt2/tiny'"),
+        ("show", "takes a RECIPE"),
         ("train gpt2/tiny --train.steps 0", "train.steps is 0"),
         ("train gpt2/tiny --train.steps 3 --train.epochs 1", "exactly one of the three"),
         ("train gpt2/tiny --optimizer.learning-rate -1", "optimizer.learning_rate is -1.0: give a positive number"),

@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from mentalese.compare.compare import flops_per_token
 from mentalese.data.plan import Plan
 from mentalese.data.store import prepare
@@ -14,7 +16,9 @@ from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model, check_context
 from mentalese.models.contract import count_parameters
 from mentalese.recipe import Recipe
-from mentalese.screen import duration, print_table
+from mentalese.training.loop import Run, Window
+from mentalese.training.memory import peak_memory
+from mentalese.training.parallel import setup, teardown
 
 WARM_UP, TIMED = 1, 3
 _ACTIVATIONS = 34
@@ -23,38 +27,36 @@ _ACTIVATIONS = 34
 
 
 def print_dry_run(recipe: Recipe, flops_per_second: float | None) -> None:
-    """Prints size, length, cost, memory and time of a run, and writes no run folder.
+    """Prints size, length, cost, memory and time of a run in one process, and writes no run folder.
 
     Args:
         flops_per_second: the speed to assume; without it a few training steps are timed on this machine.
     """
     figures = estimate(recipe)
-    if flops_per_second is None:
-        speed, peak = _measure(recipe)
-        how = f"measured here in {TIMED} steps"
-    else:
-        speed, peak, how = flops_per_second, None, "as given"
-    parameters, memory = figures["parameters"], figures["memory"]
-    rows = [
-        ("parameters", f"{parameters['total']:,} ({parameters['non_embedding']:,} without embeddings)"),
-        ("steps", f"{figures['steps']:,}"),
-        ("tokens", f"{figures['tokens']:,} ({figures['tokens_per_step']:,.0f} per step)"),
-        ("training FLOPs", f"{figures['flops']:.3g} ({figures['flops_per_token']:.3g} per token)"),
-        ("speed", f"{speed:.3g} FLOPs per second, {how}"),
-        ("time", f"{figures['flops'] / speed / 3600:,.2f} hours ({duration(figures['flops'] / speed)})"),
-        ("weights", _size(memory["weights"])),
-        ("gradients", _size(memory["gradients"])),
-        ("Adam's moments", _size(memory["adam"])),
-        ("activations", f"about {_size(memory['activations'])} (estimated)"),
-        ("memory in all", f"about {_size(sum(memory.values()))} (estimated)"),
-    ]
+    speed, peak = (flops_per_second, None) if flops_per_second else _measure(recipe)
+    parameters, memory, seconds = figures["parameters"], figures["memory"], figures["flops"] / speed
+    rows = {
+        "parameters": f"{parameters['total']:,} ({parameters['non_embedding']:,} without embeddings)",
+        "steps": f"{figures['steps']:,}",
+        "tokens": f"{figures['tokens']:,} ({figures['tokens_per_step']:,.0f} per step)",
+        "training FLOPs": f"{figures['flops']:.3g} ({figures['flops_per_token']:.3g} per token)",
+        "speed": f"{speed:.3g} FLOPs per second, {'as given' if peak is None else 'measured here in a few steps'}",
+        "time": f"{seconds / 3600:,.2f} hours",
+        "weights": _size(memory["weights"]),
+        "gradients": _size(memory["gradients"]),
+        "Adam's moments": _size(memory["adam"]),
+        "activations": f"{_size(memory['activations'])} (estimated)",
+        "memory in all": f"{_size(sum(memory.values()))} (estimated)",
+    }
     if peak is not None:
-        rows.append(("peak memory", f"{_size(peak)} (measured in these steps, with Python and its libraries on a CPU)"))
-    print_table(("run", recipe.name), rows)
+        rows["peak memory"] = f"{_size(peak)} (measured in these steps; on a CPU with Python and its libraries)"
+    print(f"{recipe.name}: nothing is trained or written\n")
+    for name, value in rows.items():
+        print(f"{name.ljust(max(map(len, rows)))}  {value}")
     print(
-        f"\nActivations: {_ACTIVATIONS} bytes x width x layers x tokens of a micro-batch, twice that in float32, as in "
-        "a plain decoder\nthat stores no attention scores. Latent passes, forks and inner steps need more. Time leaves "
-        "out evaluation and checkpoints."
+        f"\nActivations are estimated as {_ACTIVATIONS} bytes x width x layers x tokens of a micro-batch, twice that in"
+        "\nfloat32: a decoder that stores no attention scores (Korthikanti et al., 2022). Latent passes, forks and"
+        "\ninner steps need more. The time is without evaluation and checkpoints."
     )
 
 
@@ -68,8 +70,6 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
     Raises:
         InputError: the recipe or its data are not what they should be.
     """
-    import torch
-
     store, tokenizer = prepare(recipe.data)
     plan = Plan(store.splits["train"], recipe, special_token_ids(tokenizer))
     with torch.device("meta"):
@@ -99,12 +99,6 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
 
 def _measure(recipe: Recipe) -> tuple[float, int]:
     """FLOPs per second of the recipe's first steps on this machine, and their peak memory in bytes."""
-    import torch
-
-    from mentalese.training.loop import Run, Window
-    from mentalese.training.memory import peak_memory
-    from mentalese.training.parallel import setup, teardown
-
     parallel = setup(recipe.train.device)
     try:
         run = Run(recipe, Path("dry-run"), parallel, show=False)  # its folder is made when training starts
@@ -118,12 +112,9 @@ def _measure(recipe: Recipe) -> tuple[float, int]:
         return (run.flops - flops) / (time.perf_counter() - began), peak_memory(parallel.device)
     finally:
         teardown()
-        del torch
 
 
-def _synchronise(device: Any) -> None:
-    import torch
-
+def _synchronise(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from mentalese import values
 from mentalese.commands.options import Option, flag, own_options, parse
-from mentalese.config_source import read_config
+from mentalese.config_source import is_filled_in, read_config
 from mentalese.docstrings import attribute_docs
 from mentalese.recipe import Recipe
 from mentalese.recipe_files import change, parse_setting, section_types, set_in
@@ -56,9 +56,7 @@ def _model_options(model: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[
         value = current.get(name, field.default)
         if isinstance(value, dict) and "model_type" in value:
             yield from _model_options(value, (*path, name))
-        elif name in ("vocab_size", "use_cache") or name.endswith("_token_id"):
-            continue  # filled in
-        elif value is not dataclasses.MISSING and values.is_simple(field.hint):
+        elif not is_filled_in(name) and value is not dataclasses.MISSING and values.is_simple(field.hint):
             aliases = (flag(*path, usual[name]),) if name in usual else ()
             yield Option((*path, name), flag(*path, name), field.hint, value, field.doc, aliases, name in current)
 

@@ -13,7 +13,7 @@ from mentalese.commands.help import width
 from mentalese.commands.options import one, read
 from mentalese.commands.recipe_options import split_settings
 from mentalese.commands.shared import print_json
-from mentalese.config_source import read_config
+from mentalese.config_source import is_filled_in, read_config
 from mentalese.docstrings import attribute_docs
 from mentalese.recipe import Recipe
 from mentalese.recipe_files import open_recipe, section_types
@@ -81,14 +81,21 @@ def _model(model: Mapping[str, Any], twin: Mapping[str, Any], place: str) -> dic
     kind = dataclasses.MISSING if not twin else twin.get("model_type")
     entries = {"model_type": _entry(model["model_type"], dataclasses.MISSING, kind, "what is trained")}
     nested: dict[str, dict[str, dict[str, Any]]] = {}
+    inner = _inner_names(ours)
     for name, field in config.fields.items():
         value = ours.get(name, field.default)
         if isinstance(value, dict) and "model_type" in value:
             nested = _model(value, theirs.get(name, {}), f"{place}.{name}")
-        elif value is not dataclasses.MISSING:
+        elif name in ours or not (value is dataclasses.MISSING or is_filled_in(name) or name in inner):
             baseline = theirs.get(name, field.default) if same else dataclasses.MISSING
             entries[name] = _entry(value, field.default, baseline, field.doc)
     return {place: entries} | nested
+
+
+def _inner_names(model: Mapping[str, Any]) -> set[str]:
+    """Fields of a model inside the model, which takes its sizes."""
+    inner = [value for value in model.values() if isinstance(value, dict) and "model_type" in value]
+    return {name for value in inner for name in read_config(value["model_type"]).names()}
 
 
 def _by_own_name(model: Mapping[str, Any]) -> dict[str, Any]:
