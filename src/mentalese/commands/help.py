@@ -46,9 +46,9 @@ def print_help(options: Sequence[Option], command: str, about: str, *, everythin
         for option in shown:
             if _section(option) == section:
                 print(_entry(option))
-    print(f"\n  {'-h, --help'.ljust(_COLUMN - 2)}  these lines")
+    print(f"\n{'  -h, --help'.ljust(_COLUMN)}these lines")
     if len(shown) < len(options):
-        print(f"  {'--help-all'.ljust(_COLUMN - 2)}  all {len(options)} options")
+        print(f"{'  --help-all'.ljust(_COLUMN)}all {len(options)} options")
 
 
 def _section(option: Option) -> str:

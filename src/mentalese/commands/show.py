@@ -79,7 +79,11 @@ def _model(model: Mapping[str, Any], twin: Mapping[str, Any], place: str) -> dic
     theirs = _by_own_name(twin) if same else {}
     ours = _by_own_name(model)
     kind = dataclasses.MISSING if not twin else twin.get("model_type")
-    entries = {"model_type": _entry(model["model_type"], dataclasses.MISSING, kind, "what is trained")}
+    entries = {
+        "model_type": _entry(
+            model["model_type"], dataclasses.MISSING, kind, "the kind of model, one of a family or of transformers"
+        )
+    }
     nested: dict[str, dict[str, dict[str, Any]]] = {}
     inner = _inner_names(ours)
     for name, field in config.fields.items():

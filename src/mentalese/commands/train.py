@@ -14,7 +14,7 @@ from mentalese.recipe_files import open_recipe
 
 @dataclass(kw_only=True)
 class Options:
-    """Trains a recipe.
+    """Trains a recipe, every field of which is an option (`mentalese train RECIPE --help`).
 
     Attributes:
         out: the run's folder; runs/RECIPE if it is not given.
