@@ -25,6 +25,14 @@ def attribute_docs(docstring: str | None) -> dict[str, str]:
     return docs
 
 
+def class_docs(cls: type) -> dict[str, str]:
+    """As `attribute_docs`, of a class and its bases."""
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        docs |= attribute_docs(base.__doc__)
+    return docs
+
+
 def hugging_face_docs(docstring: str | None) -> dict[str, str]:
     """Field name -> its text in a docstring of transformers: `name (type):` and an indented text."""
     docs: dict[str, str] = {}

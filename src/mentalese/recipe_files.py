@@ -26,10 +26,11 @@ from typing import Any
 from mentalese import values
 from mentalese.config_source import read_config
 from mentalese.errors import InputError, nearest
-from mentalese.recipe import AS_IT_IS, LENGTHS, Phase, Recipe
+from mentalese.recipe import AS_IT_IS, LENGTHS, Phase, Recipe, TrainConfig
 from mentalese.registry import get_recipe
 
 SUFFIXES = (".json", ".yaml", ".yml", ".toml")
+_ABOUT = {"name": str, "description": str, "baseline": str | None, "paper": str | None}
 
 
 def open_recipe(name: str) -> Recipe:
@@ -37,11 +38,16 @@ def open_recipe(name: str) -> Recipe:
     return from_file(Path(name)) if Path(name).suffix in SUFFIXES else get_recipe(name)
 
 
-def section_types() -> dict[str, type]:
-    """The dataclasses that are a recipe's sections, by name; `model` is not among them."""
-    hints = typing.get_type_hints(Recipe)
-    return {field.name: hints[field.name] for field in dataclasses.fields(Recipe)
-            if dataclasses.is_dataclass(hints[field.name])}  # fmt: skip
+def sections(recipe: Recipe) -> dict[str, Any]:
+    """The recipe's sections by name, each a dataclass; `model` is not among them."""
+    values = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
+    return {name: value for name, value in values.items() if dataclasses.is_dataclass(value)}
+
+
+def section_fields(section: type) -> dict[str, Any]:
+    """The fields of a section's class and their types."""
+    hints = typing.get_type_hints(section)
+    return {field.name: hints[field.name] for field in dataclasses.fields(section)}
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
@@ -83,46 +89,44 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _from_content(content: dict[str, Any], path: Path) -> Recipe:
-    hints = typing.get_type_hints(Recipe)
-    content = {"name": path.stem} | content
-    base = get_recipe(_checked("base", str, content.pop("base"))) if "base" in content else None
+    known = [field.name for field in dataclasses.fields(Recipe)]
     for name in content:
-        if name not in hints:
-            raise InputError(f"{name}: a recipe has no such field{nearest(name, [*hints, 'base'])}")
+        if name not in (*known, "base"):
+            raise InputError(f"{name}: a recipe has no such field{nearest(name, [*known, 'base'])}")
+    fields: dict[str, Any] = {"name": path.stem, "description": f"from {path.name}"}
+    about = {name: _checked(name, hint, content[name]) for name, hint in _ABOUT.items() if name in content}
+    if "base" in content:
+        base = get_recipe(_checked("base", str, content["base"]))
+        fields |= {"description": f"{base.description}, changed by {path.name}", "paper": None} | about
+    else:
+        fields |= about
+        fields["train"] = TrainConfig(**_section(TrainConfig, "train", content.get("train", {})))
+        model = _checked("model", dict[str, Any], content.get("model", {}))
+        base = Recipe(model=model, **fields)
+    changes = {name: content[name] for name in ("model", *sections(base)) if name in content and name not in fields}
     if "phases" in content:
-        content["phases"] = tuple(_phases(content["phases"]))
-    changes = {name: content.pop(name) for name in ("model", *section_types()) if name in content}
-    plain = {name: value if name == "phases" else _checked(name, hints[name], value) for name, value in content.items()}
-    if base is not None:
-        about = {"description": f"{base.description}, changed by {path.name}", "paper": None}
-        return change(base, changes, **about | plain)
-    about = {"description": f"from {path.name}"}
-    model = _checked("model", dict[str, Any], changes.pop("model", {}))
-    if isinstance(model.get("model_type"), str):
-        model = _model_fields(model["model_type"], "model", model)
-    sections = {name: cls(**_section(name, changes.get(name, {}))) for name, cls in section_types().items()}
-    return Recipe(**about | plain, model=model, **sections)
+        fields["phases"] = tuple(_phases(content["phases"], base))
+    return change(base, changes, **fields)
 
 
-def _phases(phases: Any) -> Iterator[Phase]:
-    hints, sections = typing.get_type_hints(Phase), section_types()
+def _phases(phases: Any, recipe: Recipe) -> Iterator[Phase]:
+    hints, known = typing.get_type_hints(Phase), sections(recipe)
     for index, phase in enumerate(_checked("phases", list, phases)):
         place = f"phases[{index}]"
-        for name in _checked(place, dict[str, Any], phase):
+        fields: dict[str, Any] = {}
+        for name, value in _checked(place, dict[str, Any], phase).items():
             if name not in hints:
                 raise InputError(f"{place}.{name}: a phase has no such field{nearest(name, hints)}")
-        fields: dict[str, Any] = {
-            name: _section(name, value, f"{place}.{name}")
-            if name in sections
-            else _checked(f"{place}.{name}", hints[name], value)
-            for name, value in phase.items()
-        }
+            if name in known:
+                fields[name] = _section(type(known[name]), f"{place}.{name}", value)
+            else:
+                fields[name] = _checked(f"{place}.{name}", hints[name], value)
         yield Phase(**fields)
 
 
-def _section(section: str, fields: Any, place: str = "") -> dict[str, Any]:
-    """A section's fields, each of its type."""
-    hints, place = typing.get_type_hints(section_types()[section]), place or section
+def _section(section: type, place: str, fields: Any) -> dict[str, Any]:
+    """Fields of a section, each of its type."""
+    hints = section_fields(section)
     for name in _checked(place, dict[str, Any], fields):
         if name not in hints:
             raise InputError(f"{place}.{name}: no such field{nearest(name, hints)}")
@@ -169,7 +173,8 @@ def change(recipe: Recipe, changes: Mapping[str, Any], **fields: Any) -> Recipe:
         if section == "model":
             replaced[section] = _changed_model(recipe.model, _checked(section, dict[str, Any], new), section)
             continue
-        old, new = getattr(recipe, section), _section(section, new)
+        old = getattr(recipe, section)
+        new = _section(type(old), section, new)
         new = {name: value for name, value in new.items() if value != getattr(old, name)}
         if section == "train" and any(name in new for name in LENGTHS):
             new = dict.fromkeys(LENGTHS) | new
@@ -232,17 +237,15 @@ def field_type(recipe: Recipe, path: typing.Sequence[str]) -> Any:
         path: `("optimizer", "learning_rate")`, or `("model", "backbone", "n_layer")` for a model inside a model.
     """
     section, *names = path
-    sections = section_types()
-    if section not in ("model", *sections):
-        raise InputError(
-            f"{'.'.join(path)}: a recipe has no section {section!r}{nearest(section, ['model', *sections])}"
-        )
+    known = sections(recipe)
+    if section not in ("model", *known):
+        raise InputError(f"{'.'.join(path)}: a recipe has no section {section!r}{nearest(section, ['model', *known])}")
     model, place = recipe.model, "model"
     while section == "model" and len(names) > 1 and "model_type" in (model.get(names[0]) or {}):
         model, place, names = model[names[0]], f"{place}.{names[0]}", names[1:]
     name = ".".join(names)
     if section != "model":
-        hints = typing.get_type_hints(sections[section])
+        hints = section_fields(type(known[section]))
         if name not in hints:
             raise InputError(f"{section}.{name}: no such field{nearest(name, hints)}")
         return hints[name]

@@ -13,7 +13,7 @@ import pytest
 from mentalese import cli, get_recipe, recipes
 from mentalese.analyses.drawing import figures
 from mentalese.commands.recipe_options import COMMON, recipe_options
-from mentalese.recipe_files import section_types
+from mentalese.recipe_files import sections
 from mentalese.registry import families
 
 SECONDS_OF_CPU = """
@@ -72,7 +72,7 @@ def test_every_option_of_every_recipe_is_documented() -> None:
 
 
 def test_the_usual_fields_exist() -> None:
-    fields = {name for cls in section_types().values() for name in cls.__dataclass_fields__}
+    fields = {name for recipe in recipes().values() for section in sections(recipe).values() for name in vars(section)}
     assert fields >= COMMON
 
 
@@ -81,7 +81,7 @@ def test_show_explains_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     shown = json.loads(out(capsys, "show", "conceptlm/tiny", "--json"))
     assert shown["name"] == "conceptlm/tiny"
     written = recipe.to_dict()
-    for section in section_types():
+    for section in sections(recipe):
         assert {name: entry["value"] for name, entry in shown["fields"][section].items()} == written[section]
     rate = shown["fields"]["optimizer"]["learning_rate"]
     assert rate["value"] == recipe.optimizer.learning_rate

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from mentalese import values
 from mentalese.commands.options import Option, flag, own_options, parse
 from mentalese.config_source import is_filled_in, read_config
-from mentalese.docstrings import attribute_docs
+from mentalese.docstrings import class_docs
 from mentalese.recipe import Recipe
-from mentalese.recipe_files import change, parse_setting, section_types, set_in
+from mentalese.recipe_files import change, parse_setting, section_fields, sections, set_in
 
 T = TypeVar("T")
 SHORT = {("data", "source"): "--data", ("train", "seed"): "--seed"}
@@ -37,13 +36,12 @@ def split_settings(words: Sequence[str]) -> tuple[list[str], list[str], list[str
 def recipe_options(recipe: Recipe) -> list[Option]:
     """An option for each field of the recipe; the recipe's values are the defaults."""
     options = list(_model_options(recipe.model, ("model",)))
-    for section, cls in section_types().items():
-        hints, docs = typing.get_type_hints(cls), attribute_docs(cls.__doc__)
-        for field in dataclasses.fields(cls):
-            path, value = (section, field.name), getattr(getattr(recipe, section), field.name)
-            common = field.name in COMMON and (section, field.name) not in _RARE
-            name = SHORT.get(path, flag(*path))
-            options.append(Option(path, name, hints[field.name], value, docs.get(field.name, ""), common=common))
+    for section, config in sections(recipe).items():
+        docs = class_docs(type(config))
+        for name, hint in section_fields(type(config)).items():
+            path, value = (section, name), getattr(config, name)
+            common = name in COMMON and path not in _RARE
+            options.append(Option(path, SHORT.get(path, flag(*path)), hint, value, docs.get(name, ""), common=common))
     return options
 
 

@@ -14,9 +14,9 @@ from mentalese.commands.options import one, read
 from mentalese.commands.recipe_options import split_settings
 from mentalese.commands.shared import print_json
 from mentalese.config_source import is_filled_in, read_config
-from mentalese.docstrings import attribute_docs
+from mentalese.docstrings import class_docs
 from mentalese.recipe import Recipe
-from mentalese.recipe_files import open_recipe, section_types
+from mentalese.recipe_files import open_recipe, sections
 from mentalese.registry import recipes
 
 
@@ -59,16 +59,16 @@ def explain(recipe: Recipe) -> dict[str, dict[str, dict[str, Any]]]:
     `differs_from_baseline` and `doc`. A model inside the model is a section of its own."""
     twin = recipes().get(recipe.baseline or "")
     fields = _model(recipe.model, twin.model if twin else {}, "model")
-    for section, cls in section_types().items():
-        config, docs = getattr(recipe, section), attribute_docs(cls.__doc__)
+    for section, config in sections(recipe).items():
+        docs, theirs = class_docs(type(config)), getattr(twin, section, None)
         fields[section] = {
             field.name: _entry(
                 getattr(config, field.name),
                 field.default,
-                getattr(getattr(twin, section), field.name) if twin else dataclasses.MISSING,
+                getattr(theirs, field.name, dataclasses.MISSING),
                 docs.get(field.name, ""),
             )
-            for field in dataclasses.fields(cls)
+            for field in dataclasses.fields(config)
         }
     return fields
 
