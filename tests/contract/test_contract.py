@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
-from mentalese import EvaluationConfig, Recipe, get_recipe
+from mentalese import EvaluationConfig, InputError, Recipe, get_recipe
 from mentalese.data.batch import Batch
 from mentalese.data.plan import Plan, encode_prompts
 from mentalese.data.store import prepare
@@ -23,6 +22,7 @@ from mentalese.data.tokenizers import special_token_ids
 from mentalese.evaluation.perplexity import perplexity
 from mentalese.models.adapter import as_contract, hugging_face_model
 from mentalese.models.build import build_model
+from mentalese.models.hf import LatentThoughtModel
 from mentalese.models.trace import ThoughtTrace
 from mentalese.nn.loss import IGNORED
 from support import shrink, tiny_recipes
@@ -62,7 +62,7 @@ class Case:
         return self.plan.batch(step)
 
     def logits(self, batch: Batch) -> torch.Tensor:
-        return self.hugging_face(batch["input_ids"], attention_mask=batch.get("attention_mask")).logits
+        return self.hugging_face(batch["input_ids"], attention_mask=batch.get("attention_mask"), use_cache=False).logits
 
     def prompts(self, texts: list[str]) -> Batch:
         return encode_prompts(texts, self.tokenizer, self.recipe.data)
@@ -153,6 +153,82 @@ def test_a_left_padded_batch_equals_its_rows_alone(causal: Case) -> None:
         tokens_alone, logits_alone = _generate(causal, [prompt])
         assert torch.equal(tokens[row], tokens_alone[0])
         torch.testing.assert_close(logits[row], logits_alone[0], **TOLERANCE)
+
+
+def test_decoding_by_hand_with_the_returned_cache_equals_generate(causal: Case) -> None:
+    """The loop that everybody writes: a plain call, then one token at a time with what it returned."""
+    inputs, model = causal.prompts(PROMPTS), causal.hugging_face
+    tokens, logits = _generate(causal, PROMPTS)
+    mask = inputs["attention_mask"]
+    with torch.no_grad():
+        # Thoughts that `generate` infers from the prompt are an argument of a plain call.
+        given = _inferred(causal, inputs)
+        output = model(inputs["input_ids"], attention_mask=mask, position_ids=_positions(mask), **given)
+        for step in range(tokens.shape[1]):
+            torch.testing.assert_close(output.logits[:, -1], logits[:, step], **TOLERANCE)
+            assert output.past_key_values is not None
+            mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+            new = tokens[:, step : step + 1]
+            output = model(
+                new, attention_mask=mask, position_ids=_positions(mask)[:, -1:], past_key_values=output.past_key_values
+            )
+
+
+def _positions(mask: torch.Tensor) -> torch.Tensor:
+    """What transformers' own models need to be told if rows are padded."""
+    return (mask.cumsum(1) - 1).clamp(min=0)
+
+
+def _inferred(case: Case, inputs: Batch) -> dict[str, torch.Tensor]:
+    if "z" not in getattr(case.hugging_face, "forward_options", ()) or not case.model.config.num_latents:
+        return {}
+    from mentalese.families.latent_thought.inference import infer
+    from mentalese.families.latent_thought.model import prompt_batch
+
+    batch = prompt_batch(inputs["input_ids"], inputs["attention_mask"])
+    return {"z": infer(case.hugging_face, batch, seed=torch.zeros(len(batch["input_ids"]), dtype=torch.long)).sample()}
+
+
+def test_no_cache_is_returned_if_none_is_wanted_or_possible(case: Case) -> None:
+    ids, model = case.batch()["input_ids"], case.hugging_face
+    assert model(ids, use_cache=False).past_key_values is None
+    if getattr(model, "can_cache", True):
+        model.config.use_cache = False
+        assert model(ids).past_key_values is None
+    else:
+        assert model(ids).past_key_values is None
+        with pytest.raises(InputError, match=r"use_cache is True: .*use_cache=False"):
+            model(ids, use_cache=True)
+
+
+def test_further_outputs_are_what_they_say_or_a_clear_error(case: Case) -> None:
+    ids, model = case.batch()["input_ids"], case.hugging_face
+    if not isinstance(model, LatentThoughtModel):
+        pytest.skip("another project's model")
+    with pytest.raises(InputError, match="output_attentions is True"):
+        model(ids, output_attentions=True)
+    with pytest.raises(InputError, match="pass input_ids alone"):
+        model(inputs_embeds=model.get_input_embeddings()(ids))
+    with pytest.raises(InputError, match="no_such_argument"):
+        model(ids, no_such_argument=1)
+    as_tuple = model(ids, return_dict=False, use_cache=False)
+    assert isinstance(as_tuple, tuple)
+    assert torch.equal(as_tuple[0], model(ids, use_cache=False).logits)
+    if not model.keeps_hidden_states:
+        with pytest.raises(InputError, match="output_hidden_states is True"):
+            model(ids, output_hidden_states=True)
+        return
+    states = model(ids, output_hidden_states=True).hidden_states
+    assert len(states) == model.config.num_hidden_layers + 1
+    assert all(state.shape[:2] == ids.shape for state in states)
+    torch.testing.assert_close(states[-1], model.encode(ids).hidden)
+
+
+def test_the_loss_of_a_call_is_a_mean_whatever_else_a_trainer_passes(case: Case) -> None:
+    """`transformers.Trainer` divides a loss by its micro-batches unless the model says that it has done so."""
+    if not isinstance(case.hugging_face, LatentThoughtModel):
+        pytest.skip("another project's model")
+    assert case.hugging_face.accepts_loss_kwargs is False
 
 
 def test_beam_search_carries_the_whole_state_with_each_beam(causal: Case) -> None:
@@ -267,7 +343,7 @@ def test_a_trace_has_a_number_for_every_token_that_something_predicts(case: Case
 
 
 def test_a_latent_thought_model_shows_its_thoughts_and_they_are_kept_as_they_are(case: Case, tmp_path: Path) -> None:
-    if "output_thoughts" not in inspect.signature(case.hugging_face.forward).parameters:
+    if not isinstance(case.hugging_face, LatentThoughtModel) or not case.model.causal:
         pytest.skip("a baseline has no thoughts")
     batch = case.batch()
     assert case.model.about_thoughts

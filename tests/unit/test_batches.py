@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from mentalese import Recipe, TrainConfig
+from mentalese.data.documents import Document
 from mentalese.data.plan import decode, encode_prompts, evaluation_batches
 from mentalese.data.sentences import SentenceEncoder
-from mentalese.data.sources import Document
 from mentalese.data.store import Split
 from mentalese.data.tokenizers import BOS, EOD, EOS, special_token_ids
 from mentalese.errors import InputError

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from mentalese import InputError
+from mentalese.data.documents import Source
 from mentalese.data.rows import assemble, whole_records
-from mentalese.data.sources import Source, open_source
+from mentalese.data.sources import open_source
 from mentalese.data.store import prepare
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.nn.loss import IGNORED

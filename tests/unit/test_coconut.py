@@ -77,7 +77,7 @@ def test_a_ragged_batch_equals_its_rows_read_one_by_one_outputs_and_gradients(
 ) -> None:
     model = made(backbone, **fields)
     ids, mask = padded(ROWS)
-    hidden = model.encode(ids, mask)
+    hidden = model.encode(ids, mask).hidden
     weights = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(1))
     (hidden * weights).sum().backward()
     fast = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -110,7 +110,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> list[StorageWeakRef]:
 
 
 def test_the_passes_share_one_copy_of_keys_and_values_for_their_gradients(kept: list[StorageWeakRef]) -> None:
-    hidden = made().encode(torch.tensor([ROWS[0]]))
+    hidden = made().encode(torch.tensor([ROWS[0]])).hidden
     alive = [
         not keys.expired() for keys in kept
     ]  # the question, two latents, the last latent with the rest; two layers
@@ -122,7 +122,7 @@ def test_the_passes_share_one_copy_of_keys_and_values_for_their_gradients(kept: 
 @pytest.mark.parametrize("trained", [True, False])
 def test_nothing_of_a_step_outlives_it(mode: str, trained: bool, kept: list[StorageWeakRef]) -> None:
     model = made(mode=mode)
-    hidden = model.encode(*padded(ROWS))
+    hidden = model.encode(*padded(ROWS)).hidden
     if trained:
         hidden.sum().backward()
     del hidden
@@ -162,7 +162,7 @@ def test_a_model_that_has_no_token_for_latents_says_so() -> None:
 def test_a_model_never_says_a_latent() -> None:
     model = made()
     with torch.no_grad():
-        model.get_output_embeddings().weight[LATENT] = 100 * model.encode(torch.tensor([[10, 11]]))[0, -1]
+        model.get_output_embeddings().weight[LATENT] = 100 * model.encode(torch.tensor([[10, 11]])).hidden[0, -1]
     assert int(model(torch.tensor([[10, 11]])).logits[0, -1].argmax()) == LATENT
     assert LATENT not in model.generate(torch.tensor([[10, 11]]), max_new_tokens=4, do_sample=False, pad_token_id=0)
 
@@ -204,8 +204,8 @@ def test_a_text_in_two_pieces_is_the_text_even_cut_between_latents(cut: int, fie
     model = made(mode="agclr", **fields)
     ids = torch.tensor([ROWS[0], [7, 9, 12, START, LATENT, LATENT, LATENT, END, 30, 31, 32]])
     cache = model.new_cache()
-    pieces = [model.encode(part, cache=cache) for part in (ids[:, :cut], ids[:, cut:])]
-    torch.testing.assert_close(torch.cat(pieces, dim=1), model.encode(ids), atol=1e-5, rtol=1e-5)
+    pieces = [model.encode(part, cache=cache).hidden for part in (ids[:, :cut], ids[:, cut:])]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), model.encode(ids).hidden, atol=1e-5, rtol=1e-5)
 
 
 def test_a_latent_reads_the_state_before_it_and_a_pause_does_not() -> None:
@@ -269,7 +269,7 @@ def test_a_trace_holds_every_latent_and_what_the_gates_were() -> None:
     assert [(t.start, t.end, t.label) for t in traces[2].thoughts] == [(2, 3, "latent"), (2, 3, "concept")]
     names = ("read", "forget", "write", "retention", "retention_gated")
     assert {name: len(curve) for name, curve in traces[3].curves.items()} == dict.fromkeys(names, 2)
-    hidden = model.encode(ids, mask)
+    hidden = model.encode(ids, mask).hidden
     torch.testing.assert_close(  # the second latent of coconut's kind would be the state at the first
         traces[0].thoughts[0].vector,
         reference.concept_stream(model, hidden[0, 3], torch.zeros(32), 0)[0],
@@ -283,7 +283,7 @@ def test_a_latent_stands_beside_the_tokens_that_it_would_say() -> None:
     ids = torch.tensor([ROWS[0]])
     with torch.no_grad():
         [trace], logits = model(ids, output_thoughts=True).thoughts, model(ids).logits[0]
-    hidden = model.encode(ids)[0]
+    hidden = model.encode(ids).hidden[0]
     before = [3, 4, 5]  # a latent of coconut's is the state before it, which says the next token
     for at, thought in zip(before, trace.thoughts):
         best = logits[at].softmax(-1).topk(5)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mentalese import get_recipe
 from mentalese.analyses import coconut as figures
-from mentalese.analyses.drawing import write_figure
+from mentalese.analyses.figures import write_figure
 from mentalese.data.store import Split, prepare
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mentalese import cli, get_recipe, recipes
-from mentalese.analyses.drawing import figures
+from mentalese.analyses.figures import figures
 from mentalese.commands.recipe_options import COMMON, recipe_options
 from mentalese.recipe_files import sections
 from mentalese.registry import families

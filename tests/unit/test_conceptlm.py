@@ -178,7 +178,8 @@ def test_no_token_reads_a_later_one_and_a_chunks_last_token_has_the_next_concept
     ids = torch.tensor([ROWS[0]])
     embedded = []
     model.get_input_embeddings().register_forward_hook(lambda m, i, out: embedded.append(out) or out.retain_grad())
-    hidden, concepts = model.encode(ids)
+    encoded = model.encode(ids)
+    hidden, concepts = encoded.hidden, encoded.concepts
     for t in range(ids.shape[1]):
         [read] = torch.autograd.grad(hidden[0, t].sum(), embedded[0], retain_graph=True)
         assert not read[0, t + 1 :].any()
@@ -239,7 +240,7 @@ def test_the_losses_reach_what_they_are_to_train_and_nothing_else() -> None:
 
     def moved(name: str) -> set[str]:
         model = made(insert_depth=1)
-        _, concepts = model.encode(text["input_ids"], text["attention_mask"])
+        concepts = model.encode(text["input_ids"], text["attention_mask"]).concepts
         assert concepts is not None
         found = gradients(model, model.concept_losses(concepts)[name])
         return {parameter for parameter, value in found.items() if value.abs().max() > 0}
@@ -253,7 +254,7 @@ def test_the_losses_reach_what_they_are_to_train_and_nothing_else() -> None:
 
 def test_only_unquantised_targets_and_detached_ones_are_regressed_to() -> None:
     model = made(insert_depth=0)
-    _, concepts = model.encode(torch.tensor([ROWS[0]]))
+    concepts = model.encode(torch.tensor([ROWS[0]])).concepts
     assert concepts is not None
     concepts.pooled.retain_grad()
     last = concepts.pooled[:, -1].detach()
@@ -358,13 +359,13 @@ def test_few_codes_of_few_different_inputs_are_no_collapse() -> None:
         ),
         ({"backbone": {"model_type": "gpt2", "n_embed": 8}}, r"backbone.n_embed: gpt2 has no such field.*n_embd"),
         ({"backbone": {"model_type": "mistral"}}, r"conceptlm.backbone.sliding_window is 4096"),
-        ({"chunk_size": 1}, r"conceptlm.chunk_size is 1: give at least 2"),
-        ({"num_codes": 1}, r"conceptlm.num_codes is 1: give at least 2"),
+        ({"chunk_size": 1}, r"conceptlm.chunk_size is 1: set at least 2"),
+        ({"num_codes": 1}, r"conceptlm.num_codes is 1: set at least 2"),
         ({"num_segments": 7}, r"conceptlm.num_segments is 7: give a divisor of the backbone's width \(768\)"),
         ({"insert_depth": 12}, r"conceptlm.insert_depth is 12: the backbone has 12 layers, give at most 11"),
-        ({"insert_depth": -1}, r"conceptlm.insert_depth is -1: give at least 0"),
-        ({"concept_layers": 0}, r"conceptlm.concept_layers is 0: give at least 1"),
-        ({"vq_weight": -1}, r"conceptlm.vq_weight is -1.0: give at least 0"),
+        ({"insert_depth": -1}, r"conceptlm.insert_depth is -1: set at least 0"),
+        ({"concept_layers": 0}, r"conceptlm.concept_layers is 0: set at least 1"),
+        ({"vq_weight": -1}, r"conceptlm.vq_weight is -1.0: set at least 0"),
         ({"ntp_weight": 0, "ncp_weight": 0, "vq_weight": 0}, r"are 0: give one that is not"),
         ({"codebook": None}, r"conceptlm.vq_weight is 1.0: without a codebook give 0.0"),
         ({"codebook": "conv"}, r"conceptlm.codebook is 'conv'"),
@@ -377,7 +378,7 @@ def test_few_codes_of_few_different_inputs_are_no_collapse() -> None:
         ({"hidden": 1}, r"conceptlm.hidden: no such field"),
         (
             {"hidden_size": 128},
-            r"conceptlm.hidden_size is 128: it is the backbone's, 768; give it in conceptlm.backbone",
+            r"conceptlm.hidden_size is 128: it is the backbone's, 768; set it in conceptlm.backbone",
         ),
         ({"tie_word_embeddings": False}, r"conceptlm.tie_word_embeddings is False: it is the backbone's, True"),
         ({"initializer_range": 0.1}, r"conceptlm.initializer_range is 0.1: it is the backbone's, 0.02"),
@@ -391,12 +392,12 @@ def test_a_config_that_cannot_be_built_says_which_field(fields: dict[str, Any], 
 def test_what_a_pass_cannot_read_is_refused() -> None:
     model = made()
     ids = torch.tensor([ROWS[0]])
-    with pytest.raises(InputError, match="inputs_embeds is given: chunks are counted in tokens"):
+    with pytest.raises(InputError, match=r"inputs_embeds is set: .* pass input_ids alone"):
         model(inputs_embeds=torch.zeros(1, 3, 16))
     with pytest.raises(InputError, match=r"past_key_values is a ThoughtCache: .* needs a ConceptCache"):
         model(ids, past_key_values=ThoughtCache(3))
     cache = model(ids, use_cache=True).past_key_values
-    with pytest.raises(InputError, match="output_thoughts is True with a cache of earlier tokens"):
+    with pytest.raises(InputError, match="output_thoughts is True with a cache in use"):
         model(ids, past_key_values=cache, output_thoughts=True)
     with pytest.raises(InputError, match="attention_mask has 3 columns: give 11"):
         model(ids, attention_mask=torch.ones(1, 3))
@@ -479,7 +480,8 @@ def test_heads_that_look_further_do_not_see_what_they_predict() -> None:
     ids = torch.tensor([ROWS[0]])
     changed = ids.clone()
     changed[0, 6] = 59
-    for before, after in zip(model.encode_all(ids), model.encode_all(changed)):
+    first, second = (model.encode(tokens, trace=True) for tokens in (ids, changed))
+    for before, after in zip((first.hidden, *first.future), (second.hidden, *second.future)):
         torch.testing.assert_close(before[:, :6], after[:, :6])
         assert not torch.allclose(before[:, 6:], after[:, 6:], atol=1e-3)
 
@@ -506,8 +508,8 @@ def test_rows_shorter_than_what_is_looked_ahead_have_losses_and_scores_of_their_
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"num_future_tokens": 1}, "mtp.num_future_tokens is 1: give at least 2"),
-        ({"mtp_weight": -1.0}, "mtp.mtp_weight is -1.0: give at least 0"),
+        ({"num_future_tokens": 1}, "mtp.num_future_tokens is 1: set at least 2"),
+        ({"mtp_weight": -1.0}, "mtp.mtp_weight is -1.0: set at least 0"),
         ({"backbone": {"model_type": "bloom"}}, "mtp.backbone.model_type is 'bloom', whose layers are not known"),
     ],
 )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mentalese import get_recipe
-from mentalese.analyses.drawing import write_figure
+from mentalese.analyses.figures import write_figure
 from mentalese.data.plan import evaluation_batches
 from mentalese.data.store import prepare
 from mentalese.data.tokenizers import special_token_ids

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from mentalese import cli, get_recipe
-from mentalese.analyses.drawing import FORMATS, figures, labels, write_figure
+from mentalese.analyses.drawing import labels
+from mentalese.analyses.figures import FORMATS, figures, write_figure
 from mentalese.errors import InputError
 from mentalese.training.loop import train
 from support import shrink

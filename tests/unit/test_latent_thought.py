@@ -688,9 +688,9 @@ def test_a_trace_says_what_comes_back_from_the_thoughts_of_the_first_layers() ->
 def test_a_trace_takes_fast_steps_where_thoughts_are_inferred() -> None:
     made, ids = model(), text()
     assert [len(trace.curves["elbo"]) for trace in made.traces(batch(ids), fast_steps=7)] == [7, 7]
-    with pytest.raises(InputError, match="fast_steps is 7, and nothing is to be inferred: leave it out"):
+    with pytest.raises(InputError, match="fast_steps is 7, and nothing is to be inferred: remove it"):
         made(ids, fast_steps=7)
-    with pytest.raises(InputError, match="fast_steps is 7, and nothing is to be inferred: leave it out"):
+    with pytest.raises(InputError, match="fast_steps is 7, and nothing is to be inferred: remove it"):
         model(num_latents=0).traces(batch(ids), fast_steps=7)
 
 
@@ -795,7 +795,7 @@ def test_arguments_that_cannot_be_are_refused() -> None:
         made(ids, attention_mask=torch.tensor([[1] * 40, [0] * 40]))
     with pytest.raises(InputError, match="attention_mask has 3 columns: give 40"):
         made(ids, attention_mask=torch.ones(2, 3))
-    with pytest.raises(InputError, match="give input_ids alone"):
+    with pytest.raises(InputError, match="pass input_ids alone"):
         made(inputs_embeds=torch.zeros(2, 3, 16))
     with pytest.raises(InputError, match="inputs is None"):
         made.generate()

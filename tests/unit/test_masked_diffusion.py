@@ -485,7 +485,7 @@ def test_what_generation_has_no_use_for_is_refused(options: dict[str, Any], mess
 
 def test_a_cache_and_unknown_ways_to_score_are_refused() -> None:
     model, ids = build(), tokens(1, 4)
-    with pytest.raises(InputError, match="past_key_values is given"):
+    with pytest.raises(InputError, match="past_key_values is set: a bidirectional model has no cache"):
         model(ids, past_key_values=model.new_cache())
     with pytest.raises(InputError, match="estimator is 'exact': this model has elbo-bound"):
         model.token_nll(text(ids), "exact")

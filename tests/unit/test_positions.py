@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from mentalese.analyses.drawing import write_figure
+from mentalese.analyses.figures import write_figure
 from mentalese.analyses.positions import nll_by_position
 from support import EOD, make_split
 

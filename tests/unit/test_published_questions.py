@@ -12,7 +12,8 @@ import pyarrow.parquet
 import pytest
 
 from mentalese import InputError
-from mentalese.data.sources import Source, open_source
+from mentalese.data.documents import Source
+from mentalese.data.sources import open_source
 
 
 def segments(source: Source, split: str) -> list[tuple[str, ...] | None]:

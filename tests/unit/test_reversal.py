@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from mentalese import get_recipe
-from mentalese.analyses.probe import NAMES, reversal, reversal_scores, single_token_names, trend
 from mentalese.data.batch import Batch
 from mentalese.data.tokenizers import add_markers, special_token_ids
 from mentalese.errors import InputError
+from mentalese.evaluation.reversal import NAMES, reversal, reversal_scores, single_token_names, trend
 from mentalese.evaluation.tasks import evaluate_model
 from mentalese.models.adapter import as_contract
 from mentalese.models.build import build_model

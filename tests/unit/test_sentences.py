@@ -15,8 +15,9 @@ from transformers import PreTrainedTokenizerFast
 
 from mentalese import DataConfig, InputError
 from mentalese.data.builtin import stdlib
+from mentalese.data.documents import Document, record
 from mentalese.data.sentences import SentenceEncoder, align, clause_ends, cut_and_merge, open_splitter
-from mentalese.data.sources import Document, open_source, record
+from mentalese.data.sources import open_source
 from mentalese.data.tokenizers import corpus_encoder, open_tokenizer
 
 TEXT = "Dr. Smith  went home.\n\nHe slept!  “Did he?” she asked.\n"

@@ -14,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mentalese import InputError
-from mentalese.data.sources import SPLITS, Document, Source, open_source, record, split_files
+from mentalese.data.documents import SPLITS, Document, Source, record
+from mentalese.data.files import split_files
+from mentalese.data.sources import open_source
 from mentalese.data.store import prepare
 from mentalese.recipe import DataConfig
 

@@ -18,8 +18,9 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from mentalese import DataConfig, InputError, get_recipe
+from mentalese.data.documents import SPLITS
 from mentalese.data.sentences import open_splitter
-from mentalese.data.sources import SPLITS, open_source
+from mentalese.data.sources import open_source
 from mentalese.data.store import open_store, prepare, report
 from mentalese.data.tokenizers import special_token_ids, tokenizer_fingerprint
 from mentalese.training.loop import Run

@@ -413,7 +413,7 @@ def test_the_flops_formula_is_what_pytorch_counts(fields: dict[str, Any]) -> Non
     batch = batch_of(*rows, left=False)
     # The counter knows matrix products but not the CPU's fused attention: count the unfused form.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
-        model(batch["input_ids"], attention_mask=batch["attention_mask"])
+        model(batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False)
     assert model.forward_flops(batch) == counter.get_total_flops()
 
 
@@ -630,12 +630,12 @@ def test_what_cannot_be_read_is_refused() -> None:
     from transformers import DynamicCache
 
     model, ids = make(), torch.tensor([stream(3)])
-    with pytest.raises(InputError, match="give input_ids alone"):
+    with pytest.raises(InputError, match="pass input_ids alone"):
         model(inputs_embeds=torch.zeros(1, 3, 16))
     with pytest.raises(InputError, match="needs a ThoughtCache"):
         model(ids, past_key_values=DynamicCache())
     cache = model(ids, use_cache=True).past_key_values
-    with pytest.raises(InputError, match="give the whole text in one call"):
+    with pytest.raises(InputError, match="pass the whole text in one call"):
         model(ids, past_key_values=cache, output_thoughts=True)
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mentalese import get_recipe
-from mentalese.analyses.drawing import write_figure
+from mentalese.analyses.figures import write_figure
 from mentalese.analyses.thoughtbubbles import BINS, _attended, _percent, _rank_correlation, _windows
 from mentalese.data.store import TokenStore, prepare
 from mentalese.errors import InputError

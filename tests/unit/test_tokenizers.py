@@ -14,7 +14,8 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from mentalese import InputError
-from mentalese.data.sources import Source, open_source
+from mentalese.data.documents import Source
+from mentalese.data.sources import open_source
 from mentalese.data.tokenizers import (
     BOS,
     EOD,

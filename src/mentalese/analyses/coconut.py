@@ -122,13 +122,11 @@ def _think(opened: _Opened, rows: dict[str, Any]) -> tuple[Tensor, Thoughts]:
     import torch
 
     from mentalese.data.batch import to_device
-    from mentalese.families.coconut.model import Thoughts
 
-    thoughts = Thoughts()
     with torch.no_grad():
-        hidden = opened.model.encode(**to_device(rows, opened.device), thoughts=thoughts)
+        encoded = opened.model.encode(**to_device(rows, opened.device), trace=True)
     columns = (rows["input_ids"][0] == opened.model.config.latent_token_id).nonzero()[:, 0]
-    return hidden[:, columns - 1].float(), thoughts
+    return encoded.hidden[:, columns - 1].float(), encoded.thoughts
 
 
 def _thinking(opened: _Opened, split: Split) -> Iterator[tuple[list[int], Tensor, Thoughts]]:

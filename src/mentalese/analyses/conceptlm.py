@@ -98,7 +98,7 @@ def _read(model: Any, batch: Batch) -> tuple[_Read, Any]:
     ids, mask, size = batch["input_ids"], batch.get("attention_mask"), model.config.chunk_size
     rows = ids if mask is None else [row[real.bool()] for row, real in zip(ids, mask)]
     with torch.no_grad():
-        _, concepts = model.encode(ids, mask)
+        concepts = model.encode(ids, mask).concepts
     tokens = torch.cat([row[: len(row) // size * size].view(-1, size) for row in rows])
     return _Read(tokens.cpu(), concepts.own.float().cpu(), concepts.chosen.cpu()), concepts
 

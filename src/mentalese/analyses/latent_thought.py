@@ -138,7 +138,9 @@ def _reconstruct(opened: _Opened, batch: Batch) -> tuple[Tensor, Tensor]:
     model, ids = opened.model, batch["input_ids"]
     z = model.first_thoughts(infer(model, batch, inference=opened.method).mu)
     with torch.no_grad():
-        forced = torch.stack([model(ids, batch.get("attention_mask"), z=own).logits.argmax(-1) for own in z])
+        forced = torch.stack(
+            [model(ids, batch.get("attention_mask"), z=own, use_cache=False).logits.argmax(-1) for own in z]
+        )
     free = model.say(ids[:, :1].repeat(len(z), 1), z.flatten(0, 1), ids.shape[1]).view(len(z), *ids.shape)
     return free, torch.cat((ids[None, :, :1].expand(len(z), -1, -1), forced[..., :-1]), dim=-1)
 

@@ -299,8 +299,8 @@ def _sparse_ticks(axis: Any, tokens: Iterable[int]) -> None:
 
 def _probed(path: str, label: str) -> dict[str, Any]:
     """The probe of a run at each of its checkpoints, or of a saved model, and the trends of the targets' nats."""
-    from mentalese.analyses.probe import QUERIES, trend
-    from mentalese.analyses.probe import reversal as probe
+    from mentalese.evaluation.reversal import QUERIES, trend
+    from mentalese.evaluation.reversal import reversal as probe
     from mentalese.models.checkpoints import load_model, saved_recipe
     from mentalese.recipe import DataConfig
     from mentalese.training.parallel import setup

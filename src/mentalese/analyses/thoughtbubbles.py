@@ -117,7 +117,7 @@ def entropy(paths: list[str]) -> tuple[Any, dict[str, Any]]:
         forks[target[scored]] = streams.cpu()[scored] - 1
         for values, model in zip(entropies, models):
             with torch.no_grad():
-                logits = output.logits if model is opened.model else model(**batch).logits
+                logits = output.logits if model is opened.model else model(**batch, use_cache=False).logits
             values[target[scored]] = _entropy(logits).cpu()[scored]
     windows, documents = _windows(~np.isnan(forks))
     if len(windows) < BINS:

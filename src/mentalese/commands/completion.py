@@ -59,7 +59,7 @@ def run(words: list[str]) -> None:
 
 def _arguments() -> dict[str, list[str]]:
     """What follows a command, by command."""
-    from mentalese.analyses.drawing import figures
+    from mentalese.analyses.figures import figures
 
     known = [*recipes()]
     return {"train": known, "compare": known, "show": known, "list": known} | {

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from mentalese.commands.options import flag, read_one
+from mentalese.commands.option import flag
+from mentalese.commands.options import read_one
 from mentalese.commands.shared import device, only_result_on_stdout, print_json
 from mentalese.errors import InputError
 from mentalese.models.generate_options import config_fields

@@ -35,7 +35,7 @@ def run(words: list[str]) -> None:
     if options.out is None:
         raise InputError("`mentalese figure` needs --out: set the picture's file, e.g. --out figure.svg")
     text = given_text(options.text, options.file)
-    from mentalese.analyses.drawing import write_figure
+    from mentalese.analyses.figures import write_figure
 
     write_figure(name, names[1:], options.out, text, source=options.data, documents=options.documents)
     print(f"{options.out}, and its numbers in {options.out.with_suffix('.json')}")

@@ -8,13 +8,11 @@ import textwrap
 import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from mentalese import values
 from mentalese.commands import COMMANDS
-
-if TYPE_CHECKING:
-    from mentalese.commands.options import Option
+from mentalese.commands.option import Option
 
 _COLUMN = 34
 

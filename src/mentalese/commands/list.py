@@ -68,7 +68,7 @@ def run(words: list[str]) -> None:
 
 def _everything() -> dict[str, dict[str, str]]:
     """Name -> description, by kind."""
-    from mentalese.analyses.drawing import figures
+    from mentalese.analyses.figures import figures
     from mentalese.data.builtin import BUILTIN
 
     return {

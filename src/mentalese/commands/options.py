@@ -9,43 +9,16 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from mentalese import values
 from mentalese.commands.help import print_help
+from mentalese.commands.option import Option, flag
 from mentalese.docstrings import attribute_docs
 from mentalese.errors import InputError, nearest
 
 T = TypeVar("T")
 _WORDS = ("true", "false", "none", "null")
-
-
-@dataclass(frozen=True)
-class Option:
-    """One option.
-
-    Attributes:
-        path: where its value goes: a field of the command's own, or section and field of a recipe.
-        flag: `--data.batch-size`.
-        hint: its type.
-        default: what holds if it is not given; shown by `--help`.
-        doc: its documentation.
-        aliases: other flags of the same option.
-        common: whether `--help` shows it; `--help-all` shows all.
-    """
-
-    path: tuple[str, ...]
-    flag: str
-    hint: Any
-    default: Any
-    doc: str
-    aliases: tuple[str, ...] = ()
-    common: bool = True
-
-
-def flag(*path: str) -> str:
-    return f"--{'.'.join(path).replace('_', '-')}"
 
 
 def own_options(options: type) -> list[Option]:

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from mentalese import values
-from mentalese.commands.options import Option, flag, own_options, parse
+from mentalese.commands.option import Option, flag
+from mentalese.commands.options import own_options, parse
 from mentalese.config_source import is_filled_in, read_config
 from mentalese.docstrings import class_docs
 from mentalese.recipe import Recipe

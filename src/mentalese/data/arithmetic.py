@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache, reduce
 from itertools import pairwise
 
-from mentalese.data.sources import Document, record
+from mentalese.data.documents import Document, record
 
 ARITHMETIC_VERSION = 1
 

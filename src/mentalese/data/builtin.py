@@ -17,8 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from mentalese.data.arithmetic import arithmetic
+from mentalese.data.documents import Document, Kind
 from mentalese.data.prosqa import prosqa, prosqa_small
-from mentalese.data.sources import Document, Kind
 
 MIN_WORDS = 100
 FAMILIES_VERSION = 1

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
 
-from mentalese.data.sources import Document, record
+from mentalese.data.documents import Document, record
 from mentalese.errors import InputError
 
 PROSQA_VERSION = 1

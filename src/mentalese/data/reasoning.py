@@ -25,7 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mentalese.data.sources import Document, Source, open_text, record, row_reader, split_files
+from mentalese.data.documents import Document, Source, record
+from mentalese.data.files import open_text, row_reader, split_files
 from mentalese.errors import InputError
 
 _ROWS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mentalese.data.sources import Document, Kind
+from mentalese.data.documents import Document, Kind
 from mentalese.data.tokenizers import corpus_encoder
 from mentalese.errors import InputError, nearest
 from mentalese.recipe import DataConfig

@@ -7,159 +7,21 @@ every document's split is known: given splits stay, missing ones are taken out o
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import json
-import re
-import zlib
-from array import array
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any
 
-import numpy as np
-
+from mentalese.data.builtin import BUILTIN
 from mentalese.data.detokenizers import check_detokenizer, detokenize
+from mentalese.data.documents import SPLITS, Document, Kind, Reader, Source, record
+from mentalese.data.files import HEADING, SPLIT_ALIASES, Row, join_lines, row_reader, split_files, text_reader
+from mentalese.data.reasoning import PUBLISHED
 from mentalese.errors import InputError, nearest
 
-VERSION = 1
-SPLITS = ("train", "validation", "test")
-HELD_OUT_SHARE = 0.05
-
-Kind = Literal["text", "records"]
-Row = tuple[str, dict[str, Any]]
-"""Where a row stands (for messages), and its columns."""
-
-_ALIASES = {"valid": "validation", "val": "validation", "dev": "validation"}
-_SPLIT_FILE = re.compile(r"(?:(?P<prefix>.*?)[-_])??(?P<split>train|validation|valid|val|dev|test)(?:[-_.].*)?")
 _SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
-_HEADING = re.compile(r" ?= [^=](?:.*[^=])? = ?\n?")
-_BREAK = re.compile(r"\s*[\r\n]\s*")
-_END_OF_DOCUMENT = "<|endoftext|>"
 _RECORD = ("question", "steps", "answer")
 _LONG_TEXT = 100
-_DUPLICATE, _EMPTY = -1, -2  # in place of the number of a document's split
-
-
-@dataclass(frozen=True)
-class Document:
-    """A text and, where they are known, its parts (sentences, or question, steps and answer): joined they are it."""
-
-    text: str
-    segments: tuple[str, ...] | None = None
-
-    @classmethod
-    def join(cls, segments: Iterable[str]) -> Document:
-        segments = tuple(segments)
-        return cls("".join(segments), segments)
-
-
-Reader = Callable[[], Iterator[Document]]
-
-
-class Source:
-    """Documents in train, validation and test, which share none.
-
-    Where validation or test is not given, it is taken out of train; without a train split, only what is given is there.
-
-    Attributes:
-        name: as it was asked for.
-        kind: `text`, or `records` (question, steps and answer as segments).
-        fingerprint: sha256 of every document and its split; the file's name and place do not count.
-        splits: those there are of `train`, `validation` and `test`.
-        dropped: documents of each split that were left out because a later split has them too.
-        empty: documents of each split that were left out because they hold nothing but white space.
-
-    Raises:
-        InputError: a split holds no document, or there are too few to take validation and test from.
-    """
-
-    def __init__(self, name: str, kind: Kind, readers: dict[str, Reader]) -> None:
-        self.name, self.kind, self._readers = name, kind, readers
-        digest = hashlib.sha256(f"{VERSION} {kind}".encode())
-        keys: dict[str, np.ndarray] = {}
-        sizes: dict[str, np.ndarray] = {}
-        for split in SPLITS:
-            if split in readers:
-                keys[split], sizes[split] = _scan(name, split, readers[split], digest)
-        self.fingerprint = digest.hexdigest()
-        self._owner = _assign(name, keys, {split: size == 0 for split, size in sizes.items()})
-        self.splits = SPLITS if "train" in readers else tuple(keys)
-        self._sizes = {
-            split: sum(int(sizes[given][owner == SPLITS.index(split)].sum()) for given, owner in self._owner.items())
-            for split in self.splits
-        }
-        self.dropped = {split: int((owner == _DUPLICATE).sum()) for split, owner in self._owner.items()}
-        self.empty = {split: int((owner == _EMPTY).sum()) for split, owner in self._owner.items()}
-
-    def documents(self, split: str) -> Iterator[Document]:
-        """The documents of a split, in the source's order, read as one goes.
-
-        Raises:
-            InputError: the source has no such split.
-        """
-        self.size(split)  # checks
-        number = SPLITS.index(split)
-        for given, owner in self._owner.items():
-            if (owner == number).any():
-                yield from (document for document, own in zip(self._readers[given](), owner) if own == number)
-
-    def size(self, split: str) -> int:
-        """UTF-8 bytes of the split's text. Raises `InputError` where the source has no such split."""
-        if split not in self._sizes:
-            raise InputError(f"{self.name} holds no {split} file, only {' and '.join(self.splits)}: add one")
-        return self._sizes[split]
-
-
-def _scan(name: str, split: str, reader: Reader, digest: Any) -> tuple[np.ndarray, np.ndarray]:
-    """64 bits of each document's sha256, and its bytes, 0 for empty ones; all of it goes into `digest`."""
-    keys, sizes = array("Q"), array("Q")
-    digest.update(split.encode())
-    for document in reader():
-        try:
-            text = document.text.encode()
-        except UnicodeEncodeError as error:
-            raise InputError(
-                f"{name}: document {len(keys) + 1} of {split} is not valid Unicode (half a surrogate pair): repair it"
-            ) from error
-        own, empty = hashlib.sha256(text).digest(), not document.text.strip()
-        digest.update(own)
-        digest.update(str([len(segment) for segment in document.segments or ()]).encode())
-        keys.append(int.from_bytes(own[:8], "big"))
-        sizes.append(0 if empty else len(text))
-    if not any(sizes):
-        raise InputError(f"{name} holds no text for {split}: give a source with at least one document there")
-    return np.array(keys, dtype=np.uint64), np.array(sizes, dtype=np.int64)
-
-
-def _assign(name: str, keys: dict[str, np.ndarray], empty: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """For each given split, the number of the split that each of its documents belongs to; below 0 for none."""
-    owner = {given: np.where(empty[given], _EMPTY, SPLITS.index(given)).astype(np.int8) for given in keys}
-    for given, later in (("validation", ("test",)), ("train", ("validation", "test"))):
-        for other in later:
-            if given in keys and other in keys:
-                owner[given][~empty[given] & np.isin(keys[given], keys[other])] = _DUPLICATE
-    for given in owner:
-        if (owner[given] < 0).all():
-            raise InputError(f"{name}: every document of {given} occurs in another split too: give other documents")
-    missing = [split for split in ("test", "validation") if split not in keys]
-    if missing and "train" in keys:
-        distinct = np.unique(keys["train"][owner["train"] >= 0])
-        if len(distinct) <= len(missing):
-            raise InputError(
-                f"{name} holds {len(distinct)} distinct document(s), too few to take {' and '.join(missing)} from: "
-                f"give at least {len(missing) + 1}, or a folder with train, validation and test files"
-            )
-        rank, start = np.searchsorted(distinct, keys["train"]), 0
-        for i, split in enumerate(missing):
-            bound = np.searchsorted(distinct, np.uint64(int((i + 1) * HELD_OUT_SHARE * 2**64)))
-            end = min(max(int(bound), start + 1), len(distinct) - len(missing) + i)
-            owner["train"][(owner["train"] >= 0) & (rank >= start) & (rank < end)] = SPLITS.index(split)
-            start = end
-    return owner
 
 
 def open_source(spec: str, *, text_column: str | None = None, detokenizer: str | None = None) -> Source:
@@ -188,9 +50,7 @@ def open_source(spec: str, *, text_column: str | None = None, detokenizer: str |
     if detokenizer is not None:
         check_detokenizer(detokenizer)
     kind, _, rest = spec.partition(":")
-    if rest and kind in ("clutrr", "gsm8k", "gsm8k-aug", "hotpotqa"):
-        from mentalese.data.reasoning import PUBLISHED
-
+    if rest and kind in PUBLISHED:
         _check_text(spec, "records", detokenizer)
         return PUBLISHED[kind](spec, Path(rest).expanduser())
     holds, readers = _open(spec, text_column)
@@ -212,8 +72,6 @@ def _detokenized(reader: Reader, detokenizer: str) -> Reader:
 def _open(spec: str, text_column: str | None) -> tuple[Kind, dict[str, Reader]]:
     kind, _, rest = spec.partition(":")
     if kind == "builtin":
-        from mentalese.data.builtin import BUILTIN
-
         if rest not in BUILTIN:
             raise InputError(f"data.source is {spec!r}: no such built-in data{nearest(rest, BUILTIN)}")
         builtin = BUILTIN[rest]
@@ -237,143 +95,14 @@ def _open_files(spec: str, path: Path, text_column: str | None) -> tuple[Kind, d
     if plain:
         if text_column is not None:
             raise InputError(f"data.text_column is {text_column!r}: a txt file has no columns, leave it out")
-        return "text", {split: _chain(map(_text_reader, paths)) for split, paths in found.items()}
+        return "text", {split: _chain(map(text_reader, paths)) for split, paths in found.items()}
     rows = {split: [row_reader(file) for file in paths] for split, paths in found.items()}
     return _open_rows(spec, rows, text_column)
-
-
-def split_files(path: Path, suffixes: tuple[str, ...]) -> dict[str, list[Path]]:
-    """The files of each split, sorted: a lone file is train, those of a folder are told by their names.
-
-    A name begins with its split's (`train-00000.parquet`). Only in a folder without such names it may follow one prefix
-    (`prosqa_valid.json.gz`), the same for all.
-
-    Raises:
-        InputError: nothing is there, or nothing of these kinds; a file is empty.
-    """
-    kinds = ", ".join(suffixes)
-    if path.is_file():
-        if not path.name.endswith(suffixes):
-            raise InputError(f"{path} is of no known kind: give {kinds} or a folder of them")
-        found = {"train": [path]}
-    elif path.is_dir():
-        by_prefix: dict[str, dict[str, list[Path]]] = {}
-        for file in sorted(path.iterdir()):
-            suffix = next((suffix for suffix in suffixes if file.name.endswith(suffix)), None)
-            if suffix and (match := _SPLIT_FILE.fullmatch(file.name.removesuffix(suffix))):
-                split = _ALIASES.get(match["split"], match["split"])
-                by_prefix.setdefault(match["prefix"] or "", {}).setdefault(split, []).append(file)
-        if not by_prefix:
-            raise InputError(f"{path} holds no train file (train{kinds.replace(' ', ' train')}): add one")
-        if "" not in by_prefix and len(by_prefix) > 1:
-            raise InputError(f"{path} holds files of several sets ({', '.join(sorted(by_prefix))}): give each a folder")
-        found = by_prefix.get("") or next(iter(by_prefix.values()))
-    else:
-        raise InputError(f"{path} does not exist: check data.source")
-    for file in chain.from_iterable(found.values()):
-        if file.stat().st_size == 0:
-            raise InputError(f"{file} is empty: give a file with text")
-    return found
 
 
 def _chain(readers: Iterable[Reader]) -> Reader:
     parts = list(readers)
     return lambda: (document for part in parts for document in part())
-
-
-def _text_reader(path: Path) -> Reader:
-    def read() -> Iterator[str]:
-        try:
-            with path.open(encoding="utf-8") as file:
-                for line in file:
-                    if "\0" in line:
-                        raise InputError(f"{path} is binary: give UTF-8 text")
-                    yield line
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path} is not UTF-8 text (byte {error.start}): convert it") from error
-
-    return lambda: join_lines(read())
-
-
-def join_lines(lines: Iterable[str]) -> Iterator[Document]:
-    """Documents that begin at level-one headings and after lines `<|endoftext|>`; blank ones are left out."""
-    held: list[str] = []
-    for line in chain(lines, [_END_OF_DOCUMENT]):
-        separator = line.strip() == _END_OF_DOCUMENT
-        if separator or _HEADING.fullmatch(line):
-            text = "".join(held)
-            if text.strip():
-                yield Document(text)
-            held = []
-        if not separator:
-            held.append(line)
-
-
-def row_reader(path: Path) -> Callable[[], Iterator[Row]]:
-    """What reads a parquet, jsonl or json file, the latter two in gzip too."""
-    if path.suffix == ".parquet":
-        return lambda: _read_parquet(path)
-    return lambda: (_read_json_list if path.name.endswith((".json", ".json.gz")) else read_json_lines)(path)
-
-
-@contextmanager
-def open_text(path: Path) -> Iterator[TextIO]:
-    """A UTF-8 file, gzip by its ending. Raises `InputError` for what turns out, while it is read, to be neither."""
-    opener: Any = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opener(path, "rt", encoding="utf-8") as file:
-            yield file
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text: convert it") from error
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise InputError(f"{path} is no whole gzip file ({error}): fetch it again") from error
-
-
-def read_json_lines(path: Path) -> Iterator[Row]:
-    """`(where, row)` of each line, for messages; gzip by the file's ending. Raises `InputError` for what is no JSON."""
-    with open_text(path) as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            where = f"{path}, line {number}"
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise InputError(f"{where} is not JSON ({error}): repair or remove it") from error
-            if not isinstance(row, dict):
-                raise InputError(f"{where} is not a JSON object: give one object with named columns a line")
-            yield where, row
-
-
-def _read_json_list(path: Path) -> Iterator[Row]:
-    try:
-        with open_text(path) as file:
-            rows = json.load(file)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path} is not JSON ({error}): repair it, or call it .jsonl if each line is a row") from error
-    if not isinstance(rows, list):
-        raise InputError(f"{path} is no JSON list: give a list of objects, or .jsonl with one object a line")
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict):
-            raise InputError(f"{path}, row {number} is not a JSON object: give objects with named columns")
-        yield f"{path}, row {number}", row
-
-
-def _read_parquet(path: Path) -> Iterator[Row]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            number = 0
-            for batch in file.iter_batches(batch_size=1024):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"{path}, row {number}", row
-    except (pyarrow.ArrowException, OSError) as error:
-        raise InputError(
-            f"{path} is no readable parquet file ({str(error).splitlines()[0]}): write it again"
-        ) from error
 
 
 def _open_hub(spec: str, name: str, text_column: str | None) -> tuple[Kind, dict[str, Reader]]:
@@ -387,7 +116,7 @@ def _open_hub(spec: str, name: str, text_column: str | None) -> tuple[Kind, dict
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"data.source is {spec!r}: the hub's data set cannot be had ({reason})") from error
-    splits = {_ALIASES.get(own, own): rows for own, rows in ({split: found} if split else found).items()}
+    splits = {SPLIT_ALIASES.get(own, own): rows for own, rows in ({split: found} if split else found).items()}
     if not set(splits) & set(SPLITS):
         raise InputError(f"data.source is {spec!r}: it has no {', '.join(SPLITS)} split, only {', '.join(splits)}")
 
@@ -418,7 +147,7 @@ def _open_rows(
 
 def _are_lines(texts: list[str]) -> bool:
     """Whether rows are the lines of a text with headings, and no documents."""
-    return any(map(_HEADING.fullmatch, texts)) and not any("\n" in text.strip() for text in texts)
+    return any(map(HEADING.fullmatch, texts)) and not any("\n" in text.strip() for text in texts)
 
 
 def _line_reader(parts: list[Callable[[], Iterator[Row]]], column: str) -> Reader:
@@ -473,12 +202,3 @@ def _record(where: str, row: dict[str, Any]) -> Document:
             f"{where} is no record: question and answer must be texts and steps a list of texts, none of them empty"
         )
     return record(str(question), [str(step) for step in steps or ()], str(answer))
-
-
-def record(question: str, steps: Iterable[str], answer: str) -> Document:
-    """A document of kind `records`: the question and each step on a line of its own, then `### answer`.
-
-    Line breaks within one of them become spaces.
-    """
-    question, answer, *steps = (_BREAK.sub(" ", text.strip()) for text in (question, answer, *steps))
-    return Document.join([f"{question}\n", *(f"{step}\n" for step in steps), f"### {answer}"])

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from mentalese.data.documents import Document, Source
 from mentalese.data.sentences import SentenceEncoder, fixed_length, open_splitter
-from mentalese.data.sources import Document, Source, open_source
+from mentalese.data.sources import open_source
 from mentalese.data.tokenizers import (
     add_markers,
     load_pretrained_tokenizer,

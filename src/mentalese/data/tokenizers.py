@@ -19,7 +19,7 @@ from mentalese.files import whole_folder
 from mentalese.screen import progress
 
 if TYPE_CHECKING:
-    from mentalese.data.sources import Source
+    from mentalese.data.documents import Source
 
 PAD, BOS, EOS, EOD = "<|pad|>", "<|bos|>", "<|eos|>", "<|endoftext|>"
 """Padding, start and end of a sentence, end of a document."""

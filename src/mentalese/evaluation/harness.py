@@ -26,8 +26,8 @@ from mentalese.data.plan import encode_prompts
 from mentalese.data.sentences import open_splitter
 from mentalese.data.tokenizers import corpus_encoder, special_token_ids
 from mentalese.errors import InputError
-from mentalese.evaluation.perplexity import evaluation_mode
 from mentalese.models.build import context_length
+from mentalese.models.contract import evaluation_mode
 from mentalese.models.generation import generate_text
 from mentalese.nn.loss import IGNORED
 from mentalese.recipe import WITH_MARKERS, DataConfig
@@ -252,7 +252,7 @@ class MentaleseLM(LM):
 
     def _is_greedy(self, batch: Batch) -> np.ndarray:
         """bool [rows]: every label has the largest logit; of models that fill in masks, all of them at once."""
-        logits = self.model(**self.model.continuation_inputs(batch)).logits
+        logits = self.model(**self.model.continuation_inputs(batch), use_cache=False).logits
         labels = batch["labels"][:, 1:]
         said = logits[:, :-1] if self.model.causal else logits[:, 1:]
         return ((said.argmax(-1) == labels) | (labels == IGNORED)).all(1).cpu().numpy()

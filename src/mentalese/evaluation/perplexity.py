@@ -6,16 +6,16 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mentalese.data.batch import Batch, to_device
 from mentalese.errors import InputError
+from mentalese.models.contract import evaluation_mode
 from mentalese.nn.loss import IGNORED
 from mentalese.recipe import WITH_MARKERS, DataConfig, EvaluationConfig
 from mentalese.screen import progress
@@ -52,18 +52,6 @@ class Perplexity:
         if not self.parts:
             del figures["parts"]
         return figures
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Eval mode (no dropout) inside the block; every module's own mode is restored after it."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def perplexity(

@@ -31,10 +31,11 @@ from mentalese.data.plan import decode, encode_prompts
 from mentalese.data.store import Split
 from mentalese.data.tokenizers import corpus_encoder, special_token_ids
 from mentalese.errors import InputError
-from mentalese.evaluation.perplexity import evaluation_mode, protocol, token_scores
+from mentalese.evaluation.perplexity import protocol, token_scores
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import context_length
 from mentalese.models.checkpoints import load_model, saved_recipe
+from mentalese.models.contract import evaluation_mode
 from mentalese.models.generation import seeded
 from mentalese.recipe import WITH_MARKERS, DataConfig, EvaluationConfig
 from mentalese.screen import progress

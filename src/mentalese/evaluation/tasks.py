@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from mentalese.analyses.probe import reversal
 from mentalese.data.store import TokenStore, prepare
 from mentalese.data.tokenizers import MARKERS, add_markers, special_token_ids, tokenizer_fingerprint
 from mentalese.errors import InputError, nearest
 from mentalese.evaluation.answers import ONCE, Asking, answers
 from mentalese.evaluation.perplexity import perplexity
+from mentalese.evaluation.reversal import reversal
 from mentalese.evaluation.samples import UNASKED, Judge, Sampling, conditional, open_judge, unconditional
 from mentalese.evaluation.zero_shot import (
     HUB,

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mentalese.data.sources import join_lines, open_text, read_json_lines
+from mentalese.data.files import join_lines, open_text, read_json_lines
 from mentalese.errors import InputError, nearest
 from mentalese.files import sha256
 

@@ -17,6 +17,7 @@ from mentalese.data.tokenizers import load_pretrained_tokenizer, tokenizer_finge
 from mentalese.errors import InputError, nearest
 from mentalese.files import sha256, whole_folder, write_json
 from mentalese.models.adapter import as_contract
+from mentalese.models.tensor_files import is_checkpoint, load_weights
 from mentalese.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -57,8 +58,6 @@ def save_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokeni
 
 def model_folder(path: str | Path) -> Path:
     """The `model/` of a run's folder or of a checkpoint's run, or the folder itself."""
-    from mentalese.training.checkpoint import is_checkpoint
-
     inside = (Path(path).absolute().parents[1] if is_checkpoint(path) else Path(path)) / "model"
     return inside if (inside / "config.json").is_file() else Path(path)
 
@@ -98,8 +97,6 @@ def load_model(
         InputError: there is no model, its weights are damaged, its tokenizer is another one, or its config has no such
             field.
     """
-    from mentalese.training.checkpoint import is_checkpoint, load_weights
-
     name, checkpoint = str(path), is_checkpoint(path)
     source = name.removeprefix("hub:") if name.startswith("hub:") else str(model_folder(path))
     if not name.startswith("hub:") and not (Path(source) / "config.json").is_file():

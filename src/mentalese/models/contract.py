@@ -8,7 +8,8 @@ training hides more than one pass (latent steps, an inner optimisation, an auxil
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -68,7 +69,7 @@ class Contract:
         raise NotImplementedError(f"{type(self).__name__} needs final_hidden_states, or training_loss and token_nll")
 
     def forward_flops(self, batch: Batch) -> int:
-        """FLOPs of one forward pass over this batch, head included, as PyTorch's FLOP counter counts them.
+        """FLOPs of one forward pass over this batch without a cache, head included, as PyTorch's FLOP counter counts.
 
         A multiply-add is two FLOPs, attention scores count in full though half of them are masked, and element-wise
         work (norms, activations, softmax, embedding look-ups) counts nothing.
@@ -225,6 +226,18 @@ class Contract:
 def follows(real: Tensor) -> Tensor:
     """bool [batch, length]: the tokens, of those that are no padding, which stand behind another one."""
     return real & nn.functional.pad(real[:, :-1], (1, 0))
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Eval mode (no dropout) inside the block; every module's own mode is restored after it."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 class TrainStep(nn.Module):

@@ -14,9 +14,9 @@ from mentalese.data.batch import Batch
 from mentalese.data.plan import decode, encode_prompts, shown_prompt
 from mentalese.data.tokenizers import MASK, special_token_ids
 from mentalese.errors import InputError
-from mentalese.evaluation.perplexity import evaluation_mode
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import context_length
+from mentalese.models.contract import evaluation_mode
 from mentalese.recipe import DataConfig
 
 

@@ -1,4 +1,4 @@
-"""Hugging Face's side of every family: config, cache and model base."""
+"""Hugging Face's side of every family: the config, the cache, and the one `forward`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError, nearest
-from mentalese.models.contract import Contract
+from mentalese.models.contract import Contract, follows
 from mentalese.models.trace import ThoughtTrace
 
 # Keywords that transformers itself hands to a config (loading, attention choice, classification heads).
@@ -47,6 +47,7 @@ class LatentThoughtConfig(PreTrainedConfig):
     initializer_range: float = 0.02
     tie_word_embeddings: bool = True
     use_cache: bool = True
+    keys_to_ignore_at_inference = ("past_key_values", "thoughts")
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
@@ -137,9 +138,22 @@ class ThoughtCache(Cache):
 
 @dataclass
 class CausalLMOutputWithThoughts(CausalLMOutputWithPast):
-    """Hugging Face's output, and one `ThoughtTrace` a row where `output_thoughts=True` was asked for."""
+    """Hugging Face's output, and one `ThoughtTrace` per row if `output_thoughts=True` was asked for."""
 
     thoughts: list[ThoughtTrace] | None = None
+
+
+@dataclass(kw_only=True)
+class Encoded:
+    """What a family's `encode` returns: everything before the head. A family adds what its losses and traces need.
+
+    Attributes:
+        hidden: [batch, length, hidden], the final hidden states that the head reads.
+        hidden_states: [batch, length, hidden] per layer, embeddings first, if they were asked for.
+    """
+
+    hidden: Tensor
+    hidden_states: tuple[Tensor, ...] | None = None
 
 
 class ResidualLinear(nn.Linear):
@@ -153,15 +167,32 @@ class LatentThoughtModel(PreTrainedModel, Contract, GenerationMixin):
     """Base of every family's model: a Hugging Face causal LM that keeps the contract.
 
     A subclass sets `config_class`, builds its modules in `__init__` (`embed` and `lm_head` among them, ending in
-    `self.post_init()`), gives every parameter that is not a plain linear, embedding or norm its rule in
-    `_init_weights`, and keeps whatever generation needs between tokens in a `ThoughtCache`.
+    `self.post_init()`), initialises in `_init_weights` every parameter that is not part of a plain linear, embedding
+    or norm, keeps whatever generation needs between tokens in a `ThoughtCache`, and writes
+
+        encode          tokens to final hidden states, from where a cache left off
+        fill            what a trace shows of its thoughts
+        forward_flops   the cost of a pass
+
+    Attributes:
+        forward_options: further keywords of `encode` that `forward` takes.
+        keeps_hidden_states: whether `encode` takes `output_hidden_states`.
+        can_cache: whether tokens can be read one after the other.
+        traces_continue: whether a trace may begin in the middle of a text, with a cache of what came before.
+        why_no_cache: the reason, for messages, if `can_cache` is False.
     """
 
     config_class = LatentThoughtConfig
     base_model_prefix = "model"
+    accepts_loss_kwargs = False  # losses are means over the batch: `transformers.Trainer` divides by its micro-batches
     _is_stateful = True
     _supports_sdpa = True
     cache_class: type[ThoughtCache] = ThoughtCache
+    forward_options: tuple[str, ...] = ()
+    keeps_hidden_states = False
+    can_cache = True
+    traces_continue = False
+    why_no_cache = "this model reads a text only as a whole"
     embed: nn.Embedding
     lm_head: nn.Linear
 
@@ -183,25 +214,185 @@ class LatentThoughtModel(PreTrainedModel, Contract, GenerationMixin):
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.lm_head = new_embeddings
 
+    # ------------------------------------------------------------------------------------- what a family writes
+
+    def encode(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        cache: ThoughtCache | None = None,
+        trace: bool = False,
+    ) -> Any:
+        """Final hidden states of tokens [batch, length], from where `cache` left off; the cache moves on.
+
+        Args:
+            attention_mask: [batch, length or, with a cache, all tokens so far], 0 at padding on either side.
+            cache: one of `cache_class`; `None` if nothing is to be kept.
+            trace: keep what `fill` shows.
+
+        Returns:
+            An `Encoded`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs encode")
+
+    def fill(self, traces: list[ThoughtTrace], encoded: Any, real: Tensor) -> None:
+        """Adds a family's thoughts to traces that have each token's surprise, one per row.
+
+        Args:
+            encoded: what `encode` returned with `trace=True`.
+            real: bool [batch, length], the tokens that are no padding.
+        """
+
+    def logits(self, encoded: Any, at: Any) -> Tensor:
+        """[batch, m, vocabulary], of the tokens in columns `at`: a slice, or indices [m]."""
+        return self.get_output_embeddings()(encoded.hidden[:, at])
+
+    def labels_loss(self, encoded: Any, labels: Tensor) -> Tensor:
+        """The scalar that `forward` returns as `loss` for labels [batch, length]."""
+        return self.next_token_loss(encoded.hidden, labels)[0]
+
+    def predicted_tokens(self, encoded: Any, input_ids: Tensor, real: Tensor) -> Tensor:
+        """bool [batch, length], the tokens that the one before them predicts."""
+        return follows(real)
+
     def new_cache(self) -> ThoughtCache:
-        """An empty cache for `generate`; families whose keys and values live in named states override it."""
-        return ThoughtCache(self.config.num_hidden_layers)
+        """An empty cache for `generate`; families whose keys and values are named states override it."""
+        return self.cache_class(self.config.num_hidden_layers)
+
+    # ------------------------------------------------------------------------------------- what they get for it
+
+    def final_hidden_states(self, batch: Batch) -> Tensor:
+        return self.encode(batch["input_ids"], batch.get("attention_mask")).hidden
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: ThoughtCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        labels: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_thoughts: bool = False,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+        **options: Any,
+    ) -> Any:
+        """Logits [batch, length, vocabulary], each position's of the token after it.
+
+        Positions follow from `attention_mask`; `position_ids` are not read.
+
+        Args:
+            input_ids: [batch, length].
+            attention_mask: [batch, length or, with a cache, all tokens so far], 0 at padding on either side.
+            past_key_values: the cache that an earlier call returned, or `new_cache()`.
+            use_cache: return a cache; `None` does so as `config.use_cache` says, but neither in training mode nor for a
+                trace.
+            labels: [batch, length], see `Batch`; `loss` is then that of the next token.
+            logits_to_keep: only the logits of the last N positions (0: all), or of these positions.
+            output_thoughts: also return a `ThoughtTrace` per row.
+            output_hidden_states: also return the hidden states of every layer, for families that keep them.
+            options: `forward_options` of the family, see its `encode`.
+
+        Returns:
+            A `CausalLMOutputWithThoughts`, or a tuple if `return_dict` is False.
+
+        Raises:
+            InputError: embeddings instead of tokens, a cache of another kind, a trace of a text that began in an
+                earlier call, a keyword that this model does not know, or an output that it does not keep.
+        """
+        if input_ids is None or inputs_embeds is not None:
+            what = "input_ids is None" if inputs_embeds is None else "inputs_embeds is set"
+            raise InputError(f"{what}: this model finds its thoughts by tokens, so pass input_ids alone")
+        if use_cache is None:
+            use_cache = self.config.use_cache and self.can_cache and not self.training and not output_thoughts
+        cache = self._cache(past_key_values, use_cache)
+        if output_thoughts and not self.causal:
+            raise InputError(f"output_thoughts is True: {type(self).__name__} reads in both directions and has none")
+        if output_thoughts and not self.traces_continue and cache is not None and cache.seen_tokens:
+            raise InputError("output_thoughts is True with a cache in use: pass the whole text in one call")
+        options |= self._checked_outputs(options, output_hidden_states, output_attentions)
+        encoded = self.encode(input_ids, attention_mask, cache=cache, trace=output_thoughts, **options)
+        kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        output = self.output(
+            encoded,
+            loss=None if labels is None else self.labels_loss(encoded, labels),
+            logits=self.logits(encoded, kept),
+            past_key_values=cache,
+            hidden_states=encoded.hidden_states,
+            thoughts=self.trace(input_ids, attention_mask, encoded) if output_thoughts else None,
+        )
+        return output.to_tuple() if return_dict is False else output
+
+    def output(self, encoded: Any, **fields: Any) -> CausalLMOutputWithThoughts:
+        """What `forward` returns; families with further fields override it."""
+        return CausalLMOutputWithThoughts(**fields)
+
+    def _cache(self, cache: Any, use_cache: bool) -> Any:
+        """The cache of a call: the one it was given, a new one, or none."""
+        if cache is not None and not isinstance(cache, self.cache_class):
+            raise InputError(
+                f"past_key_values is a {type(cache).__name__}: {type(self).__name__} needs a "
+                f"{self.cache_class.__name__} (remove the argument, or use model.new_cache())"
+            )
+        if not self.can_cache:
+            if cache is not None or use_cache:
+                name = "past_key_values is set" if cache is not None else "use_cache is True"
+                raise InputError(f"{name}: {self.why_no_cache}, so set use_cache=False")
+            return None
+        return self.new_cache() if use_cache and cache is None else cache
+
+    def _checked_outputs(
+        self, options: dict[str, Any], hidden_states: bool | None, attentions: bool | None
+    ) -> dict[str, Any]:
+        """`output_hidden_states` for `encode`, if asked for; raises what `forward` does."""
+        for name in options:
+            if name not in self.forward_options:
+                hint = nearest(name, [*inspect.signature(self.forward).parameters, *self.forward_options])
+                raise InputError(f"{name}: {type(self).__name__}.forward has no such argument{hint}")
+        if attentions:
+            raise InputError(
+                f"output_attentions is True: {type(self).__name__} keeps no attention weights; use "
+                "output_thoughts=True, whose traces show what it attends to"
+            )
+        if not hidden_states:
+            return {}
+        if not self.keeps_hidden_states:
+            raise InputError(
+                f"output_hidden_states is True: {type(self).__name__} keeps the final ones alone; use "
+                "model.encode(input_ids).hidden"
+            )
+        return {"output_hidden_states": True}
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
+        if not self.can_cache:
+            model_kwargs["use_cache"] = generation_config.use_cache = False
+        elif generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
             model_kwargs["past_key_values"] = self.new_cache()
 
+    def trace(self, input_ids: Tensor, attention_mask: Tensor | None, encoded: Any) -> list[ThoughtTrace]:
+        """A trace per row: what every model has (`text_traces`), filled by the family."""
+        with torch.no_grad():
+            mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+            real = mask[:, -input_ids.shape[1] :].bool()
+            scored = self.predicted_tokens(encoded, input_ids, real)
+            traces = self.text_traces(input_ids, scored, lambda at: self.logits(encoded, at))
+            self.fill(traces, encoded, real)
+        return traces
+
     def traces(self, batch: Batch, **options: Any) -> list[ThoughtTrace]:
-        """See `Contract.traces`; `options` are keywords of `forward`."""
-        known = inspect.signature(self.forward).parameters
-        if "output_thoughts" not in known:
+        """See `Contract.traces`; `options` are the model's `forward_options`."""
+        if not self.causal:
             return super().traces(batch, **options)
-        self._check_options(options, known)
+        self._check_options(options, self.forward_options)
         read = {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}
         with torch.no_grad():
-            return self(**read, output_thoughts=True, logits_to_keep=1, **options).thoughts
+            return self(**read, output_thoughts=True, use_cache=False, logits_to_keep=1, **options).thoughts
 
     @staticmethod
     def real_tokens(input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache | None) -> Tensor:
@@ -230,13 +421,3 @@ class LatentThoughtModel(PreTrainedModel, Contract, GenerationMixin):
             raise InputError(
                 f"attention_mask[{int(empty.nonzero()[0])}] is 0 throughout: every row needs a token, leave it out"
             )
-
-    def check_cache(self, cache: Any) -> Any:
-        """The cache given to `forward`, refused where it is not one of ours."""
-        if cache is not None and not isinstance(cache, self.cache_class):
-            raise InputError(
-                f"past_key_values is a {type(cache).__name__}: {type(self).__name__} needs a "
-                f"{self.cache_class.__name__} "
-                "(leave the argument out, or call model.new_cache())"
-            )
-        return cache

@@ -16,11 +16,9 @@ from __future__ import annotations
 import errno
 import json
 import os
-import pickle
 import re
 import shutil
 import threading
-import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -31,11 +29,19 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
 from mentalese.errors import InputError
 from mentalese.files import sha256
+from mentalese.models.tensor_files import (
+    DamagedError,
+    TensorReader,
+    check_same,
+    ignore_warning_of_no_group,
+    named_tensors,
+    verify,
+)
 from mentalese.training.parallel import Parallel
 
 T = TypeVar("T")
@@ -73,7 +79,7 @@ class Checkpointer:
             InputError: the disk is full, now or in the save before; nothing half-written is left.
         """
         self.wait()
-        _ignore_warning_of_no_group()
+        ignore_warning_of_no_group()
         snapshot = BlockingAsyncStager().stage(_tensors(model, optimizer))
         described = json.dumps({"step": step, "info": info}, indent=2)
         self._thread = threading.Thread(target=self._write, args=(step, snapshot, described), daemon=True)
@@ -104,7 +110,7 @@ class Checkpointer:
             InputError: there is none, a file is damaged, or it is another model's; nothing has been changed then.
         """
         self.wait()
-        _ignore_warning_of_no_group()
+        ignore_warning_of_no_group()
         steps = self.parallel.broadcast_object(self._steps())
         if not steps:
             raise InputError(f"{self.folder} holds no checkpoint: start without --resume")
@@ -112,15 +118,15 @@ class Checkpointer:
             raise InputError(f"{self.folder} holds no checkpoint of step {step}: give one of {steps}")
         step = steps[-1] if step is None else step
         folder = self._path(step)
-        reader = _TensorReader(folder)
+        reader = TensorReader(folder)
 
-        def verify() -> None:
-            _verify(folder, self.parallel.rank, self.parallel.world_size)
+        def check() -> None:
+            verify(folder, self.parallel.rank, self.parallel.world_size)
             reader.read_metadata()
 
         try:
-            self._agreed(verify)
-        except _DamagedError as damage:
+            self._agreed(check)
+        except DamagedError as damage:
             older = [s for s in steps if s < step]
             remedy = f"remove {folder} to go on from step {older[-1]}" if older else f"remove {folder} and start again"
             raise InputError(f"{damage}: {remedy}") from damage
@@ -210,23 +216,9 @@ class Checkpointer:
         return outcomes  # type: ignore[return-value]
 
 
-def _ignore_warning_of_no_group() -> None:
-    """DCP warns that it works in a single process, which a run without `torchrun` is meant to be."""
-    # Not `warnings.catch_warnings`: the warning comes from the thread, and filters belong to the whole process.
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-
-
-def _parameters(model: nn.Module) -> dict[str, Tensor]:
-    """Weights and persistent buffers by name, tied ones once. `state_dict` first shards what FSDP2 has gathered."""
-    unique: dict[int, tuple[str, Tensor]] = {}
-    for name, value in model.state_dict(keep_vars=True).items():
-        unique.setdefault(id(value), (name, value))
-    return dict(unique.values())
-
-
 def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """All that a checkpoint holds, flat: `model.NAME` and `optimizer.NAME.STATE`."""
-    parameters = _parameters(model)
+    parameters = named_tensors(model)
     tensors = {f"model.{name}": value.detach() for name, value in parameters.items()}
     for name, parameter in parameters.items():
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -234,34 +226,11 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Te
     return tensors
 
 
-def is_checkpoint(path: str | Path) -> bool:
-    """Whether `path` is a folder that a `Checkpointer` wrote."""
-    return all((Path(path) / name).is_file() for name in (".metadata", "info.json", "checksums.json"))
-
-
-def load_weights(folder: Path, model: nn.Module) -> None:
-    """Restores the weights of a checkpoint in place, in a process of its own; the optimiser's state stays in the file.
-
-    Raises:
-        InputError: a file is damaged, or the checkpoint is another model's; nothing has been changed then.
-    """
-    _ignore_warning_of_no_group()
-    reader = _TensorReader(folder)
-    try:
-        _verify(folder, rank=0, world_size=1)
-        stored = {name: held for name, held in reader.read_tensors().items() if name.startswith("model.")}
-    except _DamagedError as damage:
-        raise InputError(f"{damage}: give another checkpoint") from damage
-    targets = {f"model.{name}": value.detach() for name, value in _parameters(model).items()}
-    _check_same(folder, stored, targets)
-    dcp.load(targets, storage_reader=reader, no_dist=True)
-
-
 def _targets(
     folder: Path, stored: dict[str, TensorStorageMetadata], model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Tensor], dict[Tensor, dict[str, Tensor]]]:
     """The tensors to read into, and the optimiser state that they will form; refused where the file's are others."""
-    parameters = _parameters(model)
+    parameters = named_tensors(model)
     targets = {f"model.{name}": value.detach() for name, value in parameters.items()}
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
     state: dict[Tensor, dict[str, Tensor]] = {}
@@ -276,43 +245,8 @@ def _targets(
             else:  # a count of steps
                 target = torch.zeros(held.size, dtype=dtype, device=parameter.device)
             targets[full] = state.setdefault(parameter, {})[key] = target
-    _check_same(folder, stored, targets)
+    check_same(folder, stored, targets)
     return targets, state
-
-
-def _check_same(folder: Path, stored: dict[str, TensorStorageMetadata], targets: dict[str, Tensor]) -> None:
-    """Raises `InputError` where a checkpoint's tensors are not those that are to be read into."""
-    for full in sorted(targets.keys() | stored.keys()):
-        there = f"{stored[full].properties.dtype} {tuple(stored[full].size)}" if full in stored else "missing"
-        here = f"{targets[full].dtype} {tuple(targets[full].shape)}" if full in targets else "missing"
-        if there != here:
-            raise InputError(
-                f"{folder} is another model's ({full} is {there} in it and {here} in this run): resume with the recipe "
-                "that wrote it"
-            )
-
-
-# -- files that are what was written -----------------------------------------------------------------------------------
-
-
-class _DamagedError(Exception):
-    pass
-
-
-def _verify(folder: Path, rank: int, world_size: int) -> None:
-    """Raises `_DamagedError` where this rank's share of the files is not what was written."""
-    try:
-        checksums = json.loads((folder / "checksums.json").read_text())
-        names = sorted({*checksums, ".metadata", "info.json"})
-        shares = [(name, checksums[name]) for name in names[rank::world_size]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _DamagedError(f"{folder / 'checksums.json'} is damaged or missing") from error
-    for name, expected in shares:
-        file = folder / name
-        if not file.is_file():
-            raise _DamagedError(f"{file} is missing")
-        if sha256(file) != expected:
-            raise _DamagedError(f"{file} is damaged (its SHA-256 is not the one noted when it was written)")
 
 
 def _write_durably(file: Path, text: str) -> None:
@@ -330,52 +264,3 @@ def _sync(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-# -- reading `.metadata` without running what is in it -----------------------------------------------------------------
-
-# All that a list of tensors consists of. `BytesStorageMetadata` is left out on purpose: DCP unpickles such entries.
-_ALLOWED = {
-    "torch": {"Size"},
-    "torch.serialization": {"_get_layout"},
-    "torch.distributed.checkpoint.metadata": {
-        "ChunkStorageMetadata",
-        "Metadata",
-        "MetadataIndex",
-        "StorageMeta",
-        "TensorProperties",
-        "TensorStorageMetadata",
-        "_MEM_FORMAT_ENCODING",
-    },
-    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-    "pathlib": {"PosixPath", "WindowsPath"},
-}
-
-
-class _MetadataUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
-            return getattr(torch, name)
-        if name not in _ALLOWED.get(module, ()):
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        return super().find_class(module, name)
-
-
-class _TensorReader(dcp.FileSystemReader):
-    """Reads tensors and nothing else; DCP's own reader runs whatever code `.metadata` names."""
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        file = Path(self.path) / ".metadata"
-        try:
-            with file.open("rb") as stream:
-                metadata = _MetadataUnpickler(stream).load()
-            metadata.storage_meta.load_id = self.load_id
-            if not all(isinstance(held, TensorStorageMetadata) for held in metadata.state_dict_metadata.values()):
-                raise pickle.UnpicklingError("it lists something else")
-        except Exception as error:  # whatever a file that is no list of tensors makes the unpickler do
-            raise _DamagedError(f"{file} is not a list of tensors ({error})") from error
-        return metadata
-
-    def read_tensors(self) -> dict[str, TensorStorageMetadata]:
-        """Name, size and type of each tensor."""
-        return self.read_metadata().state_dict_metadata  # type: ignore[return-value]

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from mentalese import html
+from mentalese.models.trace import ThoughtTrace
+from mentalese.viewer.payload import payload as drawn
 
 _HERE = Path(__file__).parent
 _BODY = """<main></main>
@@ -21,3 +23,8 @@ def page(payload: dict[str, Any]) -> str:
     """
     style, script = ((_HERE / f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     return html.page(payload["title"], style=style, body=_BODY, script=script, data=payload)
+
+
+def trace_page(trace: ThoughtTrace) -> str:
+    """The page of one trace whose tokens have their text."""
+    return page(drawn([trace]))

@@ -29,10 +29,11 @@ from transformers.cache_utils import Cache
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
 from mentalese.families.coconut.config import GATES, CoconutConfig
-from mentalese.models.backbone import attention_width, build_decoder, linear_weights
+from mentalese.models.backbone import attention_width, linear_weights
 from mentalese.models.contract import LossOutput, follows
-from mentalese.models.hf import CausalLMOutputWithThoughts, LatentThoughtModel, ThoughtCache
+from mentalese.models.hf import Encoded, ThoughtCache
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
+from mentalese.models.wrapped import WrappedDecoder
 
 NEAREST = 5  # tokens of a trace that stand beside a latent
 
@@ -187,27 +188,35 @@ def _keys_kept_once(keys: Any) -> Iterator[None]:
 
 @dataclass
 class Thoughts:
-    """What the latents of a batch were: one entry a pass, [B, d] each, and the gates' values by name.
+    """What the latents of a batch were: one entry per pass, [B, d] each, and the gates' values by name.
 
-    `states` are h_t, `latents` h'_t, `concepts` c_t. `is_latent` and `real` say where they and all tokens lie, bool
-    [B, L].
+    `states` are h_t, `latents` h'_t, `concepts` c_t. `is_latent`, bool [B, L], marks their positions, `embedded`
+    [B, L, d] is what the tokens are without passes.
     """
 
+    is_latent: Tensor
+    embedded: Tensor
     states: list[Tensor] = field(default_factory=list)
     latents: list[Tensor] = field(default_factory=list)
     concepts: list[Tensor] = field(default_factory=list)
     gates: list[dict[str, Tensor]] = field(default_factory=list)
-    is_latent: Tensor = field(default_factory=lambda: torch.empty(0))
-    real: Tensor = field(default_factory=lambda: torch.empty(0))
+
+
+@dataclass(kw_only=True)
+class CoconutEncoded(Encoded):
+    """Final hidden states, and what the latents were if a trace was asked for."""
+
+    thoughts: Thoughts | None = None
 
 
 # ------------------------------------------------------------------------------------------------------------ the model
 
 
-class CoconutForCausalLM(LatentThoughtModel):
+class CoconutForCausalLM(WrappedDecoder):
     """A Hugging Face decoder whose latent positions read hidden states."""
 
     config_class = CoconutConfig
+    traces_continue = True
     shard_blocks = False  # a step runs the backbone many times
     about_thoughts = (
         "Hidden states that are fed back in place of tokens between a question and its answer; of AGCLR a concept "
@@ -227,7 +236,6 @@ class CoconutForCausalLM(LatentThoughtModel):
 
     def __init__(self, config: CoconutConfig) -> None:
         super().__init__(config)
-        self.backbone = build_decoder("coconut.backbone", config.backbone_config, config._attn_implementation)
         self.concept_stream = ConceptStream(config) if config.mode == "agclr" else None
         self.post_init()
         if config.latent_token_id is not None:  # a latent is asked for, never said
@@ -239,18 +247,6 @@ class CoconutForCausalLM(LatentThoughtModel):
             init.zeros_(module.weight)
             init.constant_(module.bias, module.bias_init)
 
-    def get_input_embeddings(self) -> nn.Module:
-        return self.backbone.get_input_embeddings()
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.backbone.set_input_embeddings(value)
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.backbone.get_output_embeddings()
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        self.backbone.set_output_embeddings(new_embeddings)
-
     # ------------------------------------------------------------------------------------- the passes
 
     def encode(
@@ -259,12 +255,12 @@ class CoconutForCausalLM(LatentThoughtModel):
         attention_mask: Tensor | None = None,
         *,
         cache: ThoughtCache | None = None,
-        thoughts: Thoughts | None = None,
-    ) -> Tensor:
+        trace: bool = False,
+    ) -> CoconutEncoded:
         """Final hidden states [B, L, d], zero at padding, from where `cache` left off; the cache moves on.
 
         Args:
-            thoughts: gets what the latents were.
+            trace: also keep what the latents were.
 
         Raises:
             InputError: a latent before any token, or latents apart from each other.
@@ -278,8 +274,7 @@ class CoconutForCausalLM(LatentThoughtModel):
         state = {} if cache is None else cache.state
         real = self.real_tokens(input_ids, attention_mask, cache)
         is_latent = (input_ids == self.config.latent_token_id) & real
-        if thoughts is not None:
-            thoughts.is_latent, thoughts.real = is_latent, real
+        thoughts = Thoughts(is_latent, self.get_input_embeddings()(input_ids)) if trace else None
         passes = 0 if self.config.mode == "pause" else self._passes(is_latent)
         if passes:
             layout = lay_out(is_latent, real, passes)
@@ -322,7 +317,7 @@ class CoconutForCausalLM(LatentThoughtModel):
                 latest = torch.where(real.any(1, keepdim=True), latest, state["hidden"])
             state["hidden"], state["mask"] = latest, mask
             cache.seen_tokens += length
-        return hidden
+        return CoconutEncoded(hidden=hidden, thoughts=thoughts)
 
     def _think(
         self, embedded: Tensor, layout: Layout, read: Any, state: dict[str, Tensor], thoughts: Thoughts | None
@@ -367,9 +362,6 @@ class CoconutForCausalLM(LatentThoughtModel):
 
     # ------------------------------------------------------------------------------------- training and cost
 
-    def final_hidden_states(self, batch: Batch) -> Tensor:
-        return self.encode(batch["input_ids"], batch.get("attention_mask"))
-
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
         """See `Contract.training_loss`; what the latents of a batch do not need gets zero gradients."""
         output = super().training_loss(batch, **settings)
@@ -398,65 +390,25 @@ class CoconutForCausalLM(LatentThoughtModel):
         body = columns * linear_weights(self.backbone) + 2 * pairs * attention_width(inner)
         return 2 * rows * (body + gated + length * self.output_weight().numel())
 
-    # ------------------------------------------------------------------------------------- Hugging Face's side
+    # ------------------------------------------------------------------------------------- traces
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: ThoughtCache | None = None,
-        inputs_embeds: Tensor | None = None,
-        use_cache: bool | None = None,
-        labels: Tensor | None = None,
-        logits_to_keep: int | Tensor = 0,
-        output_thoughts: bool = False,
-        **kwargs: Any,
-    ) -> CausalLMOutputWithThoughts:
-        """Logits [B, L, v] of the token after each; at a latent, of what its state says.
+    def predicted_tokens(self, encoded: CoconutEncoded, input_ids: Tensor, real: Tensor) -> Tensor:
+        """See `LatentThoughtModel.predicted_tokens`: nothing predicts a latent."""
+        return follows(real) & (input_ids != self.config.latent_token_id)
 
-        Positions follow from `attention_mask`; `position_ids` are not read.
+    def fill(self, traces: list[ThoughtTrace], encoded: CoconutEncoded, real: Tensor) -> None:
+        """Each latent as it was read and, of AGCLR, the concept stream after it, with what the output embedding makes
+        of them.
 
-        Args:
-            input_ids: [B, L], latents marked by `config.latent_token_id`.
-            attention_mask: [B, L or, with a cache, all tokens so far], 0 at padding on either side.
-            labels: [B, L], see `Batch`.
-            logits_to_keep: only the logits of the last so many positions (0: all), or of these.
-            output_thoughts: also return a `ThoughtTrace` a row.
-
-        Raises:
-            InputError: embeddings in place of tokens, or a cache of another kind.
+        `curves` contains, per pass, each gate's mean, and `retention`: the cosine of the state before each latent with
+        that before the first one (Figure 3 of AGCLR), of h'_t instead of h_t as `retention_gated`.
         """
-        if input_ids is None or inputs_embeds is not None:
-            raise InputError("inputs_embeds is given: latents are found by their tokens, so give input_ids alone")
-        cache = self.check_cache(past_key_values)
-        cache = self.new_cache() if use_cache and cache is None else cache
-        thoughts = Thoughts() if output_thoughts else None
-        hidden = self.encode(input_ids, attention_mask, cache=cache, thoughts=thoughts)
-        kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        return CausalLMOutputWithThoughts(
-            loss=None if labels is None else self.next_token_loss(hidden, labels)[0],
-            logits=self.get_output_embeddings()(hidden[:, kept]),
-            past_key_values=cache,
-            thoughts=None if thoughts is None else self._traces(input_ids, hidden, thoughts),
-        )
-
-    @torch.no_grad()
-    def _traces(self, input_ids: Tensor, hidden: Tensor, thoughts: Thoughts) -> list[ThoughtTrace]:
-        """A trace a row: each latent as it was read and, of AGCLR, the concept stream after it, with what the output
-        embedding makes of them.
-
-        `curves` holds by pass each gate's mean, and `retention`: the cosine of the state before each latent with that
-        before the first one (Figure 3 of AGCLR), of h'_t in place of h_t as `retention_gated`. Latents have no scores.
-        """
-        is_latent, head = thoughts.is_latent, self.get_output_embeddings()
-        scored = follows(thoughts.real) & ~is_latent
-        traces = self.text_traces(input_ids, scored, lambda at: head(hidden[:, at]))
-        embedded = self.get_input_embeddings()(input_ids)
+        thoughts = encoded.thoughts
+        assert thoughts is not None
         for row, trace in enumerate(traces):
-            columns = is_latent[row].nonzero()[:, 0].tolist()
+            columns = thoughts.is_latent[row].nonzero()[:, 0].tolist()
             if not thoughts.latents:
-                trace.thoughts = [Thought(embedded[row, at].detach(), at, at + 1, "latent") for at in columns]
+                trace.thoughts = [Thought(thoughts.embedded[row, at].detach(), at, at + 1, "latent") for at in columns]
                 continue
             for number, at in enumerate(columns):
                 vectors = {"latent": thoughts.latents[number][row]}
@@ -474,7 +426,6 @@ class CoconutForCausalLM(LatentThoughtModel):
             for name, states in kept.items():
                 own = torch.stack([state[row].float() for state in states[: len(columns)]])
                 trace.curves[name] = torch.cosine_similarity(own[:1], own, dim=-1)
-        return traces
 
     def _nearest(self, vector: Tensor) -> tuple[tuple[int, float], ...]:
         """The likeliest tokens, were the vector [d] a final hidden state."""

@@ -1,4 +1,15 @@
-"""What Coconut and AGCLR compute, in plain words: a row at a time, all of it read anew for every latent and token."""
+"""Coconut and AGCLR in their plainest form: read this file first.
+
+Hao et al., "Training Large Language Models to Reason in a Continuous Latent Space", arXiv 2412.06769; Farhan and
+Chaudhary, "Why Limit the Residual Stream to Layers and Not Tokens?" (AGCLR), arXiv 2606.07720, whose equations are
+cited.
+
+A latent position reads no token. Its input is the last hidden state at the position before it; in AGCLR three gates
+mix that state with a memory. One row at a time, without padding or cache: everything is read again for every latent and
+every new token. `model.py` computes the same, fast, and tests compare outputs and gradients.
+
+Letters in shapes: L tokens, d hidden size.
+"""
 
 from __future__ import annotations
 

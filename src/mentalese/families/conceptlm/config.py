@@ -5,66 +5,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from mentalese.errors import InputError
-from mentalese.models.backbone import check_full_attention, decoder_config, places
-from mentalese.models.hf import LatentThoughtConfig
+from mentalese.models.wrapped import LayeredDecoderConfig
 
 
-class WrappedDecoderConfig(LatentThoughtConfig):
-    """A model around a decoder, whose sizes it takes.
-
-    Attributes:
-        backbone: a Hugging Face decoder of a type in `models.decoder.PLACES`: its `model_type` and the fields of its
-            config. Vocabulary and special tokens are those of this config; sizes are the backbone's.
-    """
-
-    model_type = "wrapped_decoder"
-    backbone: dict[str, Any] | None = None
-
-    def __post_init__(self, **kwargs: Any) -> None:
-        self.backbone = self.backbone or {"model_type": "gpt2"}
-        inner = decoder_config(f"{self.model_type}.backbone", self.backbone)
-        for name in (
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "tie_word_embeddings",
-            "initializer_range",
-        ):
-            value, own = getattr(self, name), getattr(inner, name)
-            if value not in (own, self.__dataclass_fields__[name].default):
-                raise InputError(
-                    f"{self.model_type}.{name} is {value}: it is the backbone's, {own}; give it in "
-                    f"{self.model_type}.backbone"
-                )
-            setattr(self, name, own)
-        super().__post_init__(**kwargs)
-
-    @property
-    def max_position_embeddings(self) -> int | None:
-        """Positions of the backbone."""
-        return getattr(self.backbone_config, "max_position_embeddings", None)
-
-    @property
-    def backbone_config(self) -> Any:
-        """The backbone's own config, with the vocabulary and special tokens of this one."""
-        config = decoder_config(f"{self.model_type}.backbone", self.backbone or {})
-        for name in ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id"):
-            setattr(config, name, getattr(self, name))
-        return config
-
-    def validate_architecture(self) -> None:
-        super().validate_architecture()
-        config = self.backbone_config
-        places(f"{self.model_type}.backbone", config)
-        check_full_attention(f"{self.model_type}.backbone", config)
-
-    def _at_least(self, least: float, *names: str) -> None:
-        for name in names:
-            if (value := getattr(self, name)) < least:
-                raise InputError(f"{self.model_type}.{name} is {value}: give at least {least}")
-
-
-class ConceptLMConfig(WrappedDecoderConfig):
+class ConceptLMConfig(LayeredDecoderConfig):
     """ConceptLM ("Next Concept Prediction in Discrete Latent Space Leads to Stronger Language Models").
 
     Attributes:
@@ -145,7 +89,7 @@ class ConceptLMConfig(WrappedDecoderConfig):
             )
 
 
-class MTPConfig(WrappedDecoderConfig):
+class MTPConfig(LayeredDecoderConfig):
     """Multi-token prediction (Gloeckle et al., "Better & Faster Large Language Models via Multi-token Prediction").
 
     Attributes:

@@ -23,7 +23,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -43,11 +43,11 @@ from mentalese.families.conceptlm.codebook import (
     usage_of,
 )
 from mentalese.families.conceptlm.config import ConceptLMConfig
-from mentalese.families.conceptlm.wrapped import WrappedDecoder
 from mentalese.models.backbone import attention_width, linear_weights
-from mentalese.models.contract import LossOutput, follows
-from mentalese.models.hf import CausalLMOutputWithThoughts, ThoughtCache
+from mentalese.models.contract import LossOutput
+from mentalese.models.hf import Encoded, ThoughtCache
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
+from mentalese.models.wrapped import LayeredDecoder
 
 # ------------------------------------------------------------------------------------------------ what a call carries
 
@@ -121,6 +121,13 @@ class Concepts:
         return nearest_codes(self.own.detach(), self.codes)
 
 
+@dataclass(kw_only=True)
+class ConceptEncoded(Encoded):
+    """Final hidden states and the call's concepts, `None` if none ended in it."""
+
+    concepts: Concepts | None = None
+
+
 @dataclass
 class _Call:
     """What the layer in front of which concepts are read is told of a call."""
@@ -140,7 +147,7 @@ class ConceptHeads(nn.Linear):
     """S heads as one map, d to S * N."""
 
 
-class ConceptLMForCausalLM(WrappedDecoder):
+class ConceptLMForCausalLM(LayeredDecoder):
     """A Hugging Face decoder that predicts the next concept too and reads its prediction."""
 
     config_class = ConceptLMConfig
@@ -182,9 +189,6 @@ class ConceptLMForCausalLM(WrappedDecoder):
         """Concept layers become copies of the backbone's first ones (section 4.3)."""
         for number, layer in enumerate(self.concept_layers):
             layer.load_state_dict(self.layers[number % len(self.layers)].state_dict())
-
-    def new_cache(self) -> ConceptCache:
-        return ConceptCache(self.config.num_hidden_layers)
 
     # ------------------------------------------------------------------------------------------------- the concepts
 
@@ -262,24 +266,26 @@ class ConceptLMForCausalLM(WrappedDecoder):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         *,
-        cache: ConceptCache | None = None,
-    ) -> tuple[Tensor, Concepts | None]:
+        cache: ThoughtCache | None = None,
+        trace: bool = False,
+        output_hidden_states: bool = False,
+    ) -> ConceptEncoded:
         """Final hidden states [B, L, d], from where `cache` left off, and the call's concepts; the cache moves on.
 
         With a cache there may be no concept that ends in this call.
         """
-        reading = self.reading(input_ids, attention_mask, cache)
-        chunks = Chunks.of(self.config.chunk_size, input_ids.shape[1], reading.seen, reading.real)
+        layout = self.token_layout(input_ids, attention_mask, cache)
+        chunks = Chunks.of(self.config.chunk_size, input_ids.shape[1], layout.seen, layout.real)
         if cache is None:  # processes that share weights must run the same layers, however short their texts
             chunks.count = max(chunks.count, 1)
-        call = _Call(chunks, cache)
-        hidden = self.read(input_ids, reading, cache, concepts=call)
-        return hidden, call.concepts
+        call = _Call(chunks, cast("ConceptCache | None", cache))
+        kept = {"output_hidden_states": True} if output_hidden_states else {}
+        output = self.run_backbone(input_ids, layout, cache, concepts=call, **kept)
+        return ConceptEncoded(
+            hidden=output.last_hidden_state, hidden_states=output.hidden_states, concepts=call.concepts
+        )
 
     # ------------------------------------------------------------------------------------------- training and cost
-
-    def final_hidden_states(self, batch: Batch) -> Tensor:
-        return self.encode(batch["input_ids"], batch.get("attention_mask"))[0]
 
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
         """NTP + NCP + VQ (section 3), each by its weight.
@@ -288,9 +294,10 @@ class ConceptLMForCausalLM(WrappedDecoder):
         (`codebook_utilisation`) and the perplexity (`codebook_perplexity`): means over segments, and the least of any.
         """
         weights = self.target_weights(batch, **settings)
-        hidden, concepts = self.encode(batch["input_ids"], batch.get("attention_mask"))
+        encoded = self.encode(batch["input_ids"], batch.get("attention_mask"))
+        concepts = encoded.concepts
         assert concepts is not None
-        ntp, weight = self.next_token_loss(hidden, batch["labels"], weights)
+        ntp, weight = self.next_token_loss(encoded.hidden, batch["labels"], weights)
         losses = {"ntp": ntp} | self.concept_losses(concepts)
         by_weight = {"ntp": self.config.ntp_weight, "ncp": self.config.ncp_weight, "vq": self.config.vq_weight}
         weighed = [by_weight[name] * value for name, value in losses.items() if by_weight[name]]
@@ -355,7 +362,7 @@ class ConceptLMForCausalLM(WrappedDecoder):
             raise InputError("conceptlm.codebook is None: the model has no codes to count")
         counts = torch.zeros(self.config.segments, self.config.num_codes, dtype=torch.long)
         for batch in batches:
-            _, concepts = self.encode(batch["input_ids"], batch.get("attention_mask"))
+            concepts = self.encode(batch["input_ids"], batch.get("attention_mask")).concepts
             assert concepts is not None
             counts += usage(concepts.chosen, self.config.num_codes).counts.cpu()
         return usage_of(counts)
@@ -392,65 +399,18 @@ class ConceptLMForCausalLM(WrappedDecoder):
         forward -= 2 * self.codebook.multiply_adds()
         return 3 * forward + 2 * concepts * config.num_codes * config.hidden_size
 
-    # ---------------------------------------------------------------------------------------- Hugging Face's side
+    # ---------------------------------------------------------------------------------------- traces
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: ConceptCache | None = None,
-        inputs_embeds: Tensor | None = None,
-        use_cache: bool | None = None,
-        labels: Tensor | None = None,
-        logits_to_keep: int | Tensor = 0,
-        output_thoughts: bool = False,
-        **kwargs: Any,
-    ) -> CausalLMOutputWithThoughts:
-        """Logits [B, L, v] of the token after each.
+    def fill(self, traces: list[ThoughtTrace], encoded: ConceptEncoded, real: Tensor) -> None:
+        """Each concept and what was predicted for it, both with their nearest codes, over its chunk's tokens.
 
-        Positions follow from `attention_mask`; `position_ids` are not read.
-
-        Args:
-            input_ids: [B, L].
-            attention_mask: [B, L or, with a cache, all tokens so far], 0 at padding on either side.
-            labels: [B, L], see `Batch`; `loss` is that of the next token alone.
-            logits_to_keep: only the logits of the last so many positions (0: all), or of these.
-            output_thoughts: also return a `ThoughtTrace` a row.
-
-        Raises:
-            InputError: embeddings in place of tokens, or a cache of another kind.
-        """
-        if input_ids is None or inputs_embeds is not None:
-            raise InputError("inputs_embeds is given: chunks are counted in tokens, so give input_ids alone")
-        cache = self.check_cache(past_key_values)
-        cache = self.new_cache() if use_cache and cache is None else cache
-        if output_thoughts and cache is not None and cache.seen_tokens:
-            raise InputError("output_thoughts is True with a cache of earlier tokens: give the whole text at once")
-        hidden, concepts = self.encode(input_ids, attention_mask, cache=cache)
-        kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        return CausalLMOutputWithThoughts(
-            loss=None if labels is None else self.next_token_loss(hidden, labels)[0],
-            logits=self.get_output_embeddings()(hidden[:, kept]),
-            past_key_values=cache,
-            thoughts=self._traces(input_ids, attention_mask, hidden, concepts) if output_thoughts else None,
-        )
-
-    @torch.no_grad()
-    def _traces(
-        self, input_ids: Tensor, attention_mask: Tensor | None, hidden: Tensor, concepts: Concepts | None
-    ) -> list[ThoughtTrace]:
-        """A trace a row: each concept and what was predicted in its place, both with their nearest codes, over its
-        chunk's tokens.
-
-        `concept_error` is that of the prediction of a token's chunk, the mean squared error, NaN where nothing was
+        `concept_error` is that of the prediction of a token's chunk, the mean squared error; NaN if nothing was
         predicted or the chunk is not finished. The curve has it by concept.
         """
-        real, head = self.real_tokens(input_ids, attention_mask, None), self.get_output_embeddings()
-        traces = self.text_traces(input_ids, follows(real), lambda at: head(hidden[:, at]))
+        concepts = encoded.concepts
         size = self.config.chunk_size
         for row, trace in enumerate(traces):
-            error = torch.full(real.shape[1:], math.nan, device=input_ids.device)
+            error = torch.full(real.shape[1:], math.nan, device=real.device)
             trace.scores["concept_error"] = error
             columns = real[row].nonzero()[:, 0].tolist()
             count = len(columns) // size
@@ -470,7 +430,6 @@ class ConceptLMForCausalLM(WrappedDecoder):
                     guess = Thought(predicted[j - 1], *span, "predicted", codes=tuple(codes[1][j - 1]))
                     trace.thoughts.append(guess)
                     error[own] = errors[j - 1]
-        return traces
 
 
 def layer_flops(length: int, width: int, chunk_size: int = 1) -> int:

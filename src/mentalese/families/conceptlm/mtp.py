@@ -8,6 +8,7 @@ backbone says; the others, which predict the tokens after the next one, are trai
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,15 +17,22 @@ from torch import Tensor, nn
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
 from mentalese.families.conceptlm.config import MTPConfig
-from mentalese.families.conceptlm.wrapped import WrappedDecoder
 from mentalese.models.backbone import attention_width, linear_weights
-from mentalese.models.contract import LossOutput, follows
-from mentalese.models.hf import CausalLMOutputWithThoughts, ThoughtCache
+from mentalese.models.contract import LossOutput
+from mentalese.models.hf import Encoded, ThoughtCache
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
+from mentalese.models.wrapped import LayeredDecoder
 from mentalese.nn.loss import IGNORED
 
 
-class MTPForCausalLM(WrappedDecoder):
+@dataclass(kw_only=True)
+class MTPEncoded(Encoded):
+    """Final hidden states of the first head, and of the others [B, L, d] each if they were asked for."""
+
+    future: list[Tensor]
+
+
+class MTPForCausalLM(LayeredDecoder):
     """A Hugging Face decoder that also predicts the tokens after the next one."""
 
     config_class = MTPConfig
@@ -49,28 +57,39 @@ class MTPForCausalLM(WrappedDecoder):
         return args, kwargs
 
     def encode(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, *, cache: ThoughtCache | None = None
-    ) -> Tensor:
-        """Final hidden states of the next token's head [B, L, d], from where `cache` left off; the cache moves on."""
-        return self.read(input_ids, self.reading(input_ids, attention_mask, cache), cache)
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        cache: ThoughtCache | None = None,
+        trace: bool = False,
+        output_hidden_states: bool = False,
+    ) -> MTPEncoded:
+        """Final hidden states of the next token's head [B, L, d], from where `cache` left off; the cache moves on.
 
-    def encode_all(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> list[Tensor]:
-        """Final hidden states of all n heads, [B, L, d] each: head i's at t predict token t + i, counted from 1."""
+        Args:
+            trace: also run the other heads, which have no cache: head i's states at t predict token t + i.
+
+        Raises:
+            InputError: a trace with a cache.
+        """
+        if trace and cache is not None:
+            raise InputError("output_thoughts is True with a cache: pass the whole text in one call, without a cache")
         future: list[Tensor] = []
-        hidden = self.read(input_ids, self.reading(input_ids, attention_mask, None), None, future=future)
-        return [hidden, *future]
-
-    def final_hidden_states(self, batch: Batch) -> Tensor:
-        return self.encode(batch["input_ids"], batch.get("attention_mask"))
+        layout = self.token_layout(input_ids, attention_mask, cache)
+        kept: dict[str, Any] = {"output_hidden_states": True} if output_hidden_states else {}
+        kept |= {"future": future} if trace else {}
+        output = self.run_backbone(input_ids, layout, cache, **kept)
+        return MTPEncoded(hidden=output.last_hidden_state, hidden_states=output.hidden_states, future=future)
 
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
         """The sum of all heads' mean losses (Gloeckle et al., Eq. 2); `metrics` holds them apart, `ntp` the first."""
         weights = self.target_weights(batch, **settings)
         ids, mask = batch["input_ids"], batch.get("attention_mask")
-        heads, real = self.encode_all(ids, mask), self.real_tokens(ids, mask, None)
-        loss, weight = self.next_token_loss(heads[0], batch["labels"], weights)
+        encoded, real = self.encode(ids, mask, trace=True), self.real_tokens(ids, mask, None)
+        loss, weight = self.next_token_loss(encoded.hidden, batch["labels"], weights)
         metrics = {"ntp": loss.detach()}
-        for ahead, hidden in enumerate(heads[1:], 1):
+        for ahead, hidden in enumerate(encoded.future, 1):
             later, _ = self.next_token_loss(*_further(hidden, batch["labels"], real, ahead))
             metrics[f"mtp.{ahead + 1}"] = later.detach()
             loss = loss + self.config.mtp_weight * later
@@ -86,44 +105,12 @@ class MTPForCausalLM(WrappedDecoder):
         each = linear_weights(self.future_layers) + attention + heads * self.output_weight().numel()
         return 3 * (self.forward_flops(batch) + 2 * rows * length * each)
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: ThoughtCache | None = None,
-        inputs_embeds: Tensor | None = None,
-        use_cache: bool | None = None,
-        labels: Tensor | None = None,
-        logits_to_keep: int | Tensor = 0,
-        output_thoughts: bool = False,
-        **kwargs: Any,
-    ) -> CausalLMOutputWithThoughts:
-        """Logits [B, L, v] of the token after each. Arguments are those of `ConceptLMForCausalLM.forward`."""
-        if input_ids is None or inputs_embeds is not None:
-            raise InputError("inputs_embeds is given: give input_ids alone")
-        cache = self.check_cache(past_key_values)
-        cache = self.new_cache() if use_cache and cache is None else cache
-        if output_thoughts and cache is not None:
-            raise InputError("output_thoughts is True with a cache: give the whole text at once, without one")
-        heads = self.encode_all(input_ids, attention_mask) if output_thoughts else []
-        hidden = heads[0] if heads else self.encode(input_ids, attention_mask, cache=cache)
-        kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        return CausalLMOutputWithThoughts(
-            loss=None if labels is None else self.next_token_loss(hidden, labels)[0],
-            logits=self.get_output_embeddings()(hidden[:, kept]),
-            past_key_values=cache,
-            thoughts=self._traces(input_ids, attention_mask, heads) if output_thoughts else None,
-        )
-
-    @torch.no_grad()
-    def _traces(self, input_ids: Tensor, attention_mask: Tensor | None, heads: list[Tensor]) -> list[ThoughtTrace]:
-        """A trace a row: each later head's state over the token that it predicts, and what that token cost it:
-        `surprise.2` is the nats of the head that predicts two ahead."""
-        real, head = self.real_tokens(input_ids, attention_mask, None), self.get_output_embeddings()
-        traces = self.text_traces(input_ids, follows(real), lambda at: head(heads[0][:, at]))
+    def fill(self, traces: list[ThoughtTrace], encoded: MTPEncoded, real: Tensor) -> None:
+        """Each later head's state over the token that it predicts, and what that token cost it: `surprise.2` is in
+        nats, of the head that predicts two ahead."""
+        input_ids = torch.stack([trace.input_ids for trace in traces])
         labels, length = input_ids.masked_fill(~real, IGNORED), input_ids.shape[1]
-        for ahead, hidden in enumerate(heads[1:], 2):
+        for ahead, hidden in enumerate(encoded.future, 2):
             later = self.next_token_nll(*_further(hidden, labels, real, ahead - 1))
             later = nn.functional.pad(later, (ahead - 1, 0))[:, :length]
             seen = real & nn.functional.pad(real, (ahead, 0))[:, :length]
@@ -133,7 +120,6 @@ class MTPForCausalLM(WrappedDecoder):
                 columns = real[row].nonzero()[:, 0].tolist()
                 for here, there in zip(columns, columns[ahead:]):
                     trace.thoughts.append(Thought(hidden[row, here], there, there + 1, f"{ahead} ahead"))
-        return traces
 
 
 def _further(hidden: Tensor, labels: Tensor, real: Tensor, ahead: int) -> tuple[Tensor, Tensor]:

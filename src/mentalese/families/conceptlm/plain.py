@@ -1,4 +1,15 @@
-"""ConceptLM in its plainest form: one row without padding, a loop for each index, the paper's sections 2 and 3."""
+"""ConceptLM in its plainest form: read this file first.
+
+Liu et al., "Next Concept Prediction in Discrete Latent Space Leads to Stronger Language Models", arXiv 2602.08984,
+sections 2 and 3.
+
+Every k tokens form a chunk. The mean hidden state u_j of chunk j is a concept. Two layers read the concepts so far and
+predict the next one, p_j, as a weighted sum of learned codes; p_j is added to the hidden states that predict the next
+chunk's tokens. One row without padding, one loop per index. `model.py` computes the same, fast, and tests compare
+outputs, losses and gradients.
+
+Letters in shapes: L tokens, d hidden size, k tokens per chunk.
+"""
 
 from __future__ import annotations
 

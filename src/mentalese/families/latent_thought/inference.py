@@ -24,7 +24,7 @@ from mentalese.nn.noise import Noise
 from mentalese.screen import progress
 
 if TYPE_CHECKING:
-    from mentalese.families.latent_thought.model import LTMForCausalLM, Reading
+    from mentalese.families.latent_thought.model import LTMForCausalLM, PackedBatch
 
 _MEANS, _VARIANCES, _FINAL = -3, -2, -1  # draws of noise that are not a fast step's
 _WEIGHT_DECAY = 0.01  # of the release's AdamW
@@ -116,7 +116,7 @@ def differentiable(batch: Batch) -> Batch:
 def fit(
     model: LTMForCausalLM,
     x: Tensor,
-    reading: Reading,
+    reading: PackedBatch,
     targets: Tensor,
     *,
     method: str | None = None,
@@ -147,7 +147,7 @@ def fit(
         for name, value in (("fast_steps", steps), ("fast_learning_rate", learning_rate)):
             if value is not None:
                 raise InputError(f"{name} is {value}: an encoder takes no steps, so leave it out, or infer otherwise")
-        return encode(model, reading, targets, seed=seed), []
+        return amortised(model, reading, targets, seed=seed), []
     steps = config.fast_steps if steps is None else steps
     if steps < 1:
         raise InputError(f"fast_steps is {steps}: give 1 or more")
@@ -190,7 +190,7 @@ def fit(
     return posterior, gradients
 
 
-def encode(model: LTMForCausalLM, reading: Reading, targets: Tensor, *, seed: int | Tensor = 0) -> Posterior:
+def amortised(model: LTMForCausalLM, reading: PackedBatch, targets: Tensor, *, seed: int | Tensor = 0) -> Posterior:
     """The posterior that the encoder of a VAE gives (section 2.2), differentiable in its weights.
 
     It reads a row's first token and those that are `targets` [B, N - 1], so that nothing else has a say. A row without

@@ -27,14 +27,14 @@ from mentalese.errors import InputError
 from mentalese.families.latent_thought.config import LTMConfig
 from mentalese.families.latent_thought.inference import (
     Posterior,
+    amortised,
     check_finite,
     differentiable,
-    encode,
     fit,
     infer,
 )
-from mentalese.models.contract import LossOutput, follows
-from mentalese.models.hf import CausalLMOutputWithThoughts, LatentThoughtModel, ResidualLinear, ThoughtCache
+from mentalese.models.contract import LossOutput
+from mentalese.models.hf import CausalLMOutputWithThoughts, Encoded, LatentThoughtModel, ResidualLinear, ThoughtCache
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll, linear_nll_sum
 from mentalese.nn.noise import shared_seed
@@ -45,7 +45,7 @@ from mentalese.nn.window import window_attention, window_mask, window_pairs
 
 
 @dataclass
-class Reading:
+class PackedBatch:
     """What all blocks of a pass share, and where its tokens were.
 
     Attributes:
@@ -130,7 +130,7 @@ class SelfAttention(nn.Module):
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
         self.out = ResidualLinear(config.hidden_size, config.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, reading: Reading) -> Tensor:
+    def forward(self, x: Tensor, reading: PackedBatch) -> Tensor:
         """[B, N, d] to [B, N, d]."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         q, k = rotate(q, *reading.rotary), rotate(k, *reading.rotary)
@@ -154,7 +154,7 @@ class CrossAttention(nn.Module):
         self.key_value = nn.Linear(config.hidden_size, 2 * config.hidden_size, bias=False)
         self.out = ResidualLinear(config.hidden_size, config.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, z: Tensor, reading: Reading) -> Tensor:
+    def forward(self, x: Tensor, z: Tensor, reading: PackedBatch) -> Tensor:
         """[B, N, d] and thoughts [B, n, d] to [B, N, d]; with a cache the thoughts of its first call stay."""
         q = rotate(self.query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2), *reading.rotary)
         state = {} if reading.past is None else reading.past.state
@@ -192,7 +192,7 @@ class Block(nn.Module):
         self.mlp = SwiGLU(config)
 
     def forward(
-        self, x: Tensor, z: Tensor | None, reading: Reading, *, before_z: bool = True, after: bool = True
+        self, x: Tensor, z: Tensor | None, reading: PackedBatch, *, before_z: bool = True, after: bool = True
     ) -> Tensor:
         """[B, N, d] to [B, N, d].
 
@@ -244,7 +244,7 @@ class Encoder(nn.Module):
         self.final_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.posterior = nn.Linear(config.hidden_size, 2 * config.hidden_size, bias=False)
 
-    def forward(self, tokens: Tensor, read: Tensor, reading: Reading) -> tuple[Tensor, Tensor]:
+    def forward(self, tokens: Tensor, read: Tensor, reading: PackedBatch) -> tuple[Tensor, Tensor]:
         """Means and log variances [B, N_z, d], of embedded tokens [B, N, d].
 
         Args:
@@ -271,6 +271,26 @@ class LTMOutput(CausalLMOutputWithThoughts):
     z_given: bool | None = None
 
 
+@dataclass(kw_only=True)
+class LTMEncoded(Encoded):
+    """Final hidden states where the tokens are (`hidden`) and packed.
+
+    Attributes:
+        packed: [B, N, d].
+        z: the thoughts that they are given.
+        z_given: see `LTMOutput`.
+        posterior: that `z` is the mean of, if it was inferred.
+        explained: for a trace, the same given thoughts inferred from the text.
+    """
+
+    packed: Tensor
+    reading: PackedBatch
+    z: Tensor | None
+    z_given: bool
+    posterior: Posterior | None = None
+    explained: LTMEncoded | None = None
+
+
 @dataclass
 class Reinference:
     """How `generate` goes on to infer thoughts: after `every` tokens behind the `prompt` columns of all rows.
@@ -295,6 +315,7 @@ class LTMForCausalLM(LatentThoughtModel):
 
     config_class = LTMConfig
     inner_gradients = True
+    forward_options = ("z", "fast_steps")
     about_thoughts = (
         "Vectors for each block, inferred from this very text: surprise is what the text costs once they are known, "
         "and the KL what they cost themselves."
@@ -339,7 +360,7 @@ class LTMForCausalLM(LatentThoughtModel):
 
     def read(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, cache: ThoughtCache | None = None
-    ) -> tuple[Tensor, Reading]:
+    ) -> tuple[Tensor, PackedBatch]:
         """All that does not depend on thoughts: the stream [B, N, d] behind the first self-attention, and its reading.
 
         Raises:
@@ -374,7 +395,7 @@ class LTMForCausalLM(LatentThoughtModel):
         head = config.hidden_size // config.num_attention_heads
         apart = config.max_position_embeddings // max(config.num_latents, 1)
         latents = apart * torch.arange(config.latents_per_layer, device=device)
-        reading = Reading(
+        reading = PackedBatch(
             ids=input_ids,
             columns=columns,
             lengths=lengths,
@@ -389,7 +410,7 @@ class LTMForCausalLM(LatentThoughtModel):
     def _pack(
         self, input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache | None
     ) -> tuple[Tensor | None, Tensor]:
-        """`columns` and `lengths` of `Reading`."""
+        """`columns` and `lengths` of `PackedBatch`."""
         rows, width = input_ids.shape
         if attention_mask is not None:
             real = self.real_tokens(input_ids, attention_mask, cache)
@@ -401,7 +422,7 @@ class LTMForCausalLM(LatentThoughtModel):
                 return order[:, : max(int(lengths.max()), 1)], lengths
         return None, torch.full((rows,), width, device=input_ids.device)
 
-    def decode(self, x: Tensor, z: Tensor | None, reading: Reading) -> Tensor:
+    def decode(self, x: Tensor, z: Tensor | None, reading: PackedBatch) -> Tensor:
         """The stream of `read` [B, N, d] and thoughts [B, N_z, d] to what the head reads, [B, N, d].
 
         Thoughts are layer-major; `None` is the prior mean.
@@ -484,7 +505,7 @@ class LTMForCausalLM(LatentThoughtModel):
             raise InputError(f"phases.model.kl_weight is {kl_weight}: give a number of 0 or more")
         x, reading = self.read(batch["input_ids"], batch.get("attention_mask"))
         targets = reading.targets(batch["labels"])
-        posterior = encode(self, reading, targets, seed=shared_seed())
+        posterior = amortised(self, reading, targets, seed=shared_seed())
         hidden = self.decode(x, posterior.sample(), reading)
         total, nll = linear_nll_sum(hidden[:, :-1].flatten(0, 1), self.output_weight(), targets.flatten())
         kl = posterior.kl_by_layer(1)[:, 0]
@@ -659,93 +680,65 @@ class LTMForCausalLM(LatentThoughtModel):
 
     # ------------------------------------------------------------------------------------- Hugging Face's side
 
-    def forward(
+    def encode(
         self,
-        input_ids: Tensor | None = None,
+        input_ids: Tensor,
         attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: ThoughtCache | None = None,
-        inputs_embeds: Tensor | None = None,
-        use_cache: bool | None = None,
-        labels: Tensor | None = None,
-        logits_to_keep: int | Tensor = 0,
-        output_thoughts: bool = False,
+        *,
+        cache: ThoughtCache | None = None,
+        trace: bool = False,
         z: Tensor | None = None,
         fast_steps: int | None = None,
-        **kwargs: Any,
-    ) -> LTMOutput:
-        """Logits [B, L, v] of the token after each, given thoughts; without them under the prior mean, zero.
+    ) -> LTMEncoded:
+        """Final hidden states [B, L, d] given thoughts, zero at padding; without them under the prior mean, zero.
 
-        It never infers thoughts, which would read the text it predicts: see `infer`, `token_nll`, `generate`. Positions
-        follow from `attention_mask`; `position_ids` are not read.
+        It never infers thoughts, which would read the text it predicts: see `infer`, `token_nll`, `generate`.
 
         Args:
-            input_ids: [B, L].
-            attention_mask: [B, L or, with a cache, all tokens so far], 0 at padding on either side.
-            labels: [B, L], see `Batch`.
-            logits_to_keep: only the logits of the last so many positions (0: all), or of these.
-            output_thoughts: also return a `ThoughtTrace` a row: `z`, or thoughts inferred for it from the whole row.
+            trace: also keep thoughts for `fill`: `z`, or those inferred from the whole row.
             z: [B, N_z, d], layer-major; a cache keeps what its first call was given.
             fast_steps: T_fast of a trace's inference, in place of the config's.
 
         Raises:
-            InputError: embeddings in place of tokens, a cache of another kind, z of another shape, a trace of a text
-                that began in an earlier call, or steps where nothing is inferred.
+            InputError: z of another shape, or steps when nothing is to be inferred.
         """
-        if input_ids is None or inputs_embeds is not None:
-            raise InputError("inputs_embeds is given: thoughts are inferred from tokens, so give input_ids alone")
-        cache = self.check_cache(past_key_values)
-        if output_thoughts and cache is not None and cache.seen_tokens:
-            raise InputError("output_thoughts is True with a cache in use: give the whole text in one call")
         z = self.check_z(z, len(input_ids))
-        if fast_steps is not None and not (output_thoughts and z is None and self.config.num_latents):
-            raise InputError(f"fast_steps is {fast_steps}, and nothing is to be inferred: leave it out")
-        cache = self.new_cache() if use_cache and cache is None else cache
+        if fast_steps is not None and not (trace and z is None and self.config.num_latents):
+            raise InputError(f"fast_steps is {fast_steps}, and nothing is to be inferred: remove it")
         x, reading = self.read(input_ids, attention_mask, cache)
         given = z is not None
         if cache is not None:  # what the first call had is what its thoughts' keys and values are made of
             held = cache.state.setdefault("z_given", torch.full((len(x),), given, device=x.device))
             given = bool(held.all())
-        hidden = self.decode(x, z, reading)
-        spread = reading.spread(hidden)
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        loss = None
-        if labels is not None:
-            targets = reading.targets(labels).flatten()
-            loss = linear_cross_entropy(hidden[:, :-1].flatten(0, 1), self.output_weight(), targets)
-        return LTMOutput(
-            loss=loss,
-            logits=self.lm_head(spread[:, kept]),
-            past_key_values=cache,
-            thoughts=self._traces(input_ids, attention_mask, z, fast_steps) if output_thoughts else None,
-            z_given=given,
-        )
+        packed = self.decode(x, z, reading)
+        encoded = LTMEncoded(hidden=reading.spread(packed), packed=packed, reading=reading, z=z, z_given=given)
+        if trace and self.config.num_latents and z is None:
+            batch = prompt_batch(input_ids, attention_mask)
+            posterior = infer(self, batch, inference=self.config.scoring, fast_steps=fast_steps)
+            encoded.explained = self.encode(input_ids, attention_mask, z=posterior.mu)
+            encoded.explained.posterior = posterior
+        return encoded
 
-    @torch.no_grad()
-    def _traces(
-        self, input_ids: Tensor, attention_mask: Tensor | None, z: Tensor | None, fast_steps: int | None
-    ) -> list[ThoughtTrace]:
-        """A trace a row: its thoughts, each of the whole row, and what inference did.
+    def labels_loss(self, encoded: LTMEncoded, labels: Tensor) -> Tensor:
+        """See `LatentThoughtModel.labels_loss`; padding between tokens is no gap."""
+        targets = encoded.reading.targets(labels).flatten()
+        return linear_cross_entropy(encoded.packed[:, :-1].flatten(0, 1), self.output_weight(), targets)
 
-        Scores are under the thoughts; `elbo`, `nll` and `kl` are nats of the row by fast step where there are such,
-        `kl_by_layer` those at the end. Readings are what comes back from the thoughts of the first layers alone
-        (appendix B): a row's first token is given, each layer costs a cached decoding of the whole batch.
+    def output(self, encoded: LTMEncoded, **fields: Any) -> LTMOutput:
+        return LTMOutput(**fields, z_given=encoded.z_given)
+
+    def trace(self, input_ids: Tensor, attention_mask: Tensor | None, encoded: LTMEncoded) -> list[ThoughtTrace]:
+        """See `LatentThoughtModel.trace`; scores are under the thoughts that explain the text."""
+        return super().trace(input_ids, attention_mask, encoded.explained or encoded)
+
+    def fill(self, traces: list[ThoughtTrace], encoded: LTMEncoded, real: Tensor) -> None:
+        """A row's thoughts, each of the whole row, and what inference did.
+
+        `elbo`, `nll` and `kl` are nats of the row by fast step, if there are such steps, `kl_by_layer` those at the
+        end. Readings are what comes back from the thoughts of the first layers alone (appendix B): a row's first token
+        is given, each layer costs a cached decoding of the whole batch.
         """
-        config = self.config
-        batch = prompt_batch(input_ids, attention_mask)
-        real = batch["attention_mask"].bool()
-        curves: list[dict[str, Tensor]] = [{} for _ in input_ids]
-        if config.num_latents and z is None:
-            posterior = infer(self, batch, inference=config.scoring, fast_steps=fast_steps)
-            z = posterior.mu
-            layers = posterior.kl_by_layer(self.thought_layers)
-            for row, found in enumerate(curves):
-                for name in ("elbo", "nll", "kl") if len(posterior.nll) else ():
-                    found[name] = getattr(posterior, name)[:, row]
-                found["kl_by_layer"] = layers[row]
-        x, reading = self.read(input_ids, attention_mask)
-        hidden = reading.spread(self.decode(x, z, reading))
-        traces = self.text_traces(input_ids, follows(real), lambda at: self.lm_head(hidden[:, at]))
+        config, z, reading, posterior = self.config, encoded.z, encoded.reading, encoded.posterior
         readings: dict[str, Tensor] = {}
         if z is not None:
             kept, ids = self.first_thoughts(z), reading.ids
@@ -753,17 +746,20 @@ class LTMForCausalLM(LatentThoughtModel):
             names = ["no thoughts", "the thoughts of block 0"]
             names += [f"the thoughts of blocks 0 to {last}" for last in range(1, self.thought_layers)]
             for name, own in zip(["no thoughts", "the thoughts"] if config.shared_latents else names, said):
-                readings[name] = torch.where(real, reading.spread(own), input_ids)
+                readings[name] = reading.spread(own)
         for row, trace in enumerate(traces):
-            trace.curves = curves[row]
-            trace.readings = {name: said[row] for name, said in readings.items()} | trace.readings
+            if posterior is not None:
+                for name in ("elbo", "nll", "kl") if len(posterior.nll) else ():
+                    trace.curves[name] = getattr(posterior, name)[:, row]
+                trace.curves["kl_by_layer"] = posterior.kl_by_layer(self.thought_layers)[row]
+            own = {name: torch.where(real[row], said[row], trace.input_ids) for name, said in readings.items()}
+            trace.readings = own | trace.readings
             places = real[row].nonzero()[:, 0]
             span = int(places[0]), int(places[-1]) + 1
             for i, vector in enumerate(() if z is None else z[row]):
                 layer = None if config.shared_latents else i // config.latents_per_layer
                 label = "all layers" if layer is None else f"layer {layer}"
                 trace.thoughts.append(Thought(vector.detach(), *span, label, layer))
-        return traces
 
     @property
     def thought_layers(self) -> int:
@@ -821,7 +817,7 @@ class LTMForCausalLM(LatentThoughtModel):
         if inputs is None:
             raise InputError("inputs is None: thoughts are inferred from a prompt, so give token ids")
         z = self.check_z(z, len(inputs))
-        cache = self.check_cache(kwargs.get("past_key_values"))
+        cache = self._cache(kwargs.get("past_key_values"), use_cache=False)
         used = cache is not None and cache.seen_tokens > 0
         mask = kwargs.pop("attention_mask", None)
         if mask is None and not used:  # Hugging Face would take the padding token for padding wherever it is

@@ -1,7 +1,15 @@
-"""Latent Thought Models in their plainest form: nothing shared between fast steps, all weights in every gradient.
+"""Latent Thought Models in their plainest form: read this file first.
 
-Sections and equations are the paper's. Rows have no padding, attention makes all pairs, Adam is written out. Noise is
-that of `inference.py`, so that outputs and gradients can be compared.
+Kong et al., "Latent Thought Models with Variational Bayes Inference-Time Computation", arXiv 2502.01567. Sections and
+equations are the paper's.
+
+Each text has thoughts z, vectors that every layer of a decoder attends to. Fast learning fits a posterior over z by
+gradient steps on the text's ELBO; slow learning updates the weights on the text given a draw from it. Nothing is shared
+between fast steps, every gradient includes all weights, rows have no padding, attention computes all pairs, and Adam is
+written out. The noise is that of `inference.py`, so outputs and gradients can be compared with `model.py`, which
+computes the same, fast.
+
+Letters in shapes: B rows of N tokens, N_z thoughts, d hidden size, v vocabulary.
 """
 
 from __future__ import annotations

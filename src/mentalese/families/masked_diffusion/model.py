@@ -23,6 +23,7 @@ Letters in shapes: B rows of N tokens, v the vocabulary, d hidden size.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -33,12 +34,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
-from transformers.modeling_outputs import MaskedLMOutput
 
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
 from mentalese.models.contract import LossOutput
-from mentalese.models.hf import LatentThoughtConfig, LatentThoughtModel, ResidualLinear
+from mentalese.models.hf import Encoded, LatentThoughtConfig, LatentThoughtModel, ResidualLinear, ThoughtCache
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
 from mentalese.nn.noise import Noise, shared_seed
 from mentalese.nn.rotary import rotary_table, rotate
@@ -204,11 +204,21 @@ class Block(nn.Module):
 # ----------------------------------------------------------------------------------------------------------- the model
 
 
+@dataclass(kw_only=True)
+class MaskedEncoded(Encoded):
+    """Final hidden states, and which positions are masks, bool [B, N]."""
+
+    masked: Tensor
+
+
 class MaskedDiffusionLM(LatentThoughtModel):
     """MDLM, MD4 or SEDD absorb; see `MaskedDiffusionConfig.objective`."""
 
     config_class = MaskedDiffusionConfig
     causal = False
+    can_cache = False
+    why_no_cache = "a bidirectional model has no cache, since a new token changes what all positions contain"
+    forward_options = ("mask_probability",)
     estimators = ("elbo-bound",)
     _tied_weights_keys = {"lm_head.weight": "embed.weight"}  # noqa: RUF012 (transformers' own attribute)
 
@@ -381,42 +391,28 @@ class MaskedDiffusionLM(LatentThoughtModel):
 
     # ------------------------------------------------------------------------------------- Hugging Face's side
 
-    def forward(
+    def encode(
         self,
-        input_ids: Tensor | None = None,
+        input_ids: Tensor,
         attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
+        *,
+        cache: ThoughtCache | None = None,
+        trace: bool = False,
         mask_probability: Tensor | None = None,
-        past_key_values: Any = None,
-        use_cache: bool | None = None,
-        **kwargs: Any,
-    ) -> MaskedLMOutput:
-        """Logits [B, N, v] of what each position holds, of any use where `input_ids` has a mask.
-
-        There is no cache: a new token changes what all positions hold. `use_cache` does nothing.
+    ) -> MaskedEncoded:
+        """Final hidden states [B, N, d] of what each position contains, of use where `input_ids` has a mask.
 
         Args:
-            input_ids: [B, N], `config.mask_token_id` where a token is to be found.
-            attention_mask: [B, N], 0 at padding on either side.
-            labels: [B, N]; `loss` is the mean cross-entropy of those behind masks.
+            input_ids: [B, N], `config.mask_token_id` if a token is to be found.
             mask_probability: [B], p(t), for models that see the time; `None`: the share of masks in each row.
-
-        Raises:
-            InputError: no `input_ids`, or a cache.
         """
-        if input_ids is None:
-            raise InputError("input_ids is None: masks are token ids, so give these")
-        if past_key_values is not None:
-            raise InputError("past_key_values is given: a bidirectional model has no cache, so leave it out")
         hidden = self.hidden(input_ids, attention_mask, mask_probability)
-        loss = None
-        if labels is not None:
-            behind = labels.masked_fill(input_ids != self.config.mask_token_id, IGNORED).flatten()
-            loss = linear_cross_entropy(hidden.flatten(0, 1), self.output_weight(), behind)
-        return MaskedLMOutput(loss=loss, logits=self.lm_head(hidden))
+        return MaskedEncoded(hidden=hidden, masked=input_ids == self.config.mask_token_id)
 
-    def _prepare_cache_for_generation(self, *args: Any, **kwargs: Any) -> None:
-        """There is none."""
+    def labels_loss(self, encoded: MaskedEncoded, labels: Tensor) -> Tensor:
+        """The mean cross-entropy of the labels [B, N] under masks."""
+        targets = labels.masked_fill(~encoded.masked, IGNORED).flatten()
+        return linear_cross_entropy(encoded.hidden.flatten(0, 1), self.output_weight(), targets)
 
     def generate(
         self,

@@ -37,7 +37,7 @@ from mentalese.families.thought_gestalt.cost import head_flops, layer_flops
 from mentalese.families.thought_gestalt.memory import Memory, MemoryMap, memory_positions, readable, windows
 from mentalese.families.thought_gestalt.streams import Layout, SentenceMarkers, find_sentences
 from mentalese.models.contract import LossOutput
-from mentalese.models.hf import CausalLMOutputWithThoughts, LatentThoughtModel, ResidualLinear, ThoughtCache
+from mentalese.models.hf import Encoded, LatentThoughtModel, ResidualLinear, ThoughtCache
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
 from mentalese.nn.ragged import (
@@ -242,7 +242,7 @@ class SentenceHead(nn.Module):
 
 
 @dataclass
-class Reading:
+class StreamOutput:
     """What came of streams [B, L]; n sentences and N tokens in the order of `layout`.
 
     Attributes:
@@ -265,6 +265,13 @@ class Reading:
         predicting = self.layout.predicting().to(self.hidden.device)
         complete = len(self.hidden) == len(self.source)
         return take_rows(self.hidden, predicting) if complete else self.hidden, self.source[predicting + 1]
+
+
+@dataclass(kw_only=True)
+class ThoughtGestaltEncoded(Encoded):
+    """Final hidden states where the tokens are, and the same sentence by sentence."""
+
+    reading: StreamOutput
 
 
 class ThoughtGestaltForCausalLM(LatentThoughtModel):
@@ -313,7 +320,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         sentence_dropout: float = 0.0,
         ends: bool = True,
         trace: bool = False,
-    ) -> Reading:
+    ) -> StreamOutput:
         """Reads streams [B, L], from where `cache` left off; the cache moves on.
 
         Args:
@@ -370,7 +377,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             step = self._all_steps(layout, lengths, torch.cat(vectors), range(depth, config.num_hidden_layers))
             for layer in range(depth, config.num_hidden_layers):
                 x = self.blocks[layer](x, step)
-        return Reading(layout, self.final_norm(x), source, torch.cat(vectors), torch.cat(norms), attention)
+        return StreamOutput(layout, self.final_norm(x), source, torch.cat(vectors), torch.cat(norms), attention)
 
     def _embed(self, ids: Tensor, positions: Tensor, token_dropout: float) -> Tensor:
         """E[x] + P[position in the sentence], [N, d]; content tokens are dropped whole (B.2)."""
@@ -471,12 +478,24 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
 
     # ------------------------------------------------------------------------------------- training and cost
 
-    def final_hidden_states(self, batch: Batch) -> Tensor:
-        """[B, L, d], zero at padding."""
-        return self._spread(self.read(batch["input_ids"], batch.get("attention_mask")), batch["input_ids"])
+    def encode(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        cache: ThoughtCache | None = None,
+        trace: bool = False,
+    ) -> ThoughtGestaltEncoded:
+        """Final hidden states [B, L, d], zero at padding, from where `cache` left off; the cache moves on.
+
+        Raises:
+            InputError: unbalanced markers, or a sentence longer than there are positions for.
+        """
+        reading = self.read(input_ids, attention_mask, cache=cache, trace=trace)
+        return ThoughtGestaltEncoded(hidden=self._spread(reading, input_ids), reading=reading)
 
     @staticmethod
-    def _spread(reading: Reading, input_ids: Tensor) -> Tensor:
+    def _spread(reading: StreamOutput, input_ids: Tensor) -> Tensor:
         hidden = reading.hidden
         flat = hidden.new_zeros(input_ids.numel(), hidden.shape[1]).index_copy(0, reading.source, hidden)
         return flat.view(*input_ids.shape, -1)
@@ -526,14 +545,14 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             metrics |= {"norm_hinge": hinge.detach()} if normalized else {}
         return LossOutput(loss, weight, metrics)
 
-    def _cross_entropy(self, reading: Reading, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def _cross_entropy(self, reading: StreamOutput, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """The weighted mean over the tokens that are predicted, and the sum of the weights."""
         hidden, places = reading.predictions()
         labels, weights = labels.flatten()[places], weights.flatten()[places]
         loss = linear_cross_entropy(hidden, self.output_weight(), labels, target_weights=weights)
         return loss, (weights * (labels != IGNORED)).sum()
 
-    def _norm_hinge(self, reading: Reading, labels: Tensor, weights: Tensor) -> Tensor:
+    def _norm_hinge(self, reading: StreamOutput, labels: Tensor, weights: Tensor) -> Tensor:
         """Squared distances of the vectors' lengths from [0.9, 1.1], weighed by their sentences' targets."""
         layout, norms = reading.layout, reading.norms
         counted = (weights * (labels != IGNORED)).flatten()[reading.source].to(norms.dtype)
@@ -546,7 +565,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         """See `Contract.token_nll`; zero at BOS too, which is never a target."""
         return self._nll(self.read(batch["input_ids"], batch.get("attention_mask"), ends=False), batch["labels"])
 
-    def _nll(self, reading: Reading, labels: Tensor) -> Tensor:
+    def _nll(self, reading: StreamOutput, labels: Tensor) -> Tensor:
         hidden, places = reading.predictions()
         nll = linear_nll(hidden, self.output_weight(), labels.flatten()[places])
         return nll.new_zeros(labels.numel()).index_copy(0, places, nll).view_as(labels)
@@ -577,66 +596,25 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
 
     # ------------------------------------------------------------------------------------- Hugging Face's side
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: ThoughtCache | None = None,
-        inputs_embeds: Tensor | None = None,
-        use_cache: bool | None = None,
-        labels: Tensor | None = None,
-        logits_to_keep: int | Tensor = 0,
-        output_thoughts: bool = False,
-        **kwargs: Any,
-    ) -> CausalLMOutputWithThoughts:
-        """Logits [B, L, v] of the token after each; positions are found by the markers, `position_ids` are not read.
+    def labels_loss(self, encoded: ThoughtGestaltEncoded, labels: Tensor) -> Tensor:
+        """See `LatentThoughtModel.labels_loss`: starts of sentences are not predicted."""
+        return self._cross_entropy(encoded.reading, labels, self.target_weights({"labels": labels}))[0]
 
-        Args:
-            input_ids: [B, L], sentences with their markers.
-            attention_mask: [B, L or, with a cache, all tokens so far], 0 at padding on either side.
-            labels: [B, L], see `Batch`.
-            logits_to_keep: only the logits of the last so many positions (0: all), or of these.
-            output_thoughts: also return a `ThoughtTrace` a stream.
-
-        Raises:
-            InputError: embeddings in place of tokens, unbalanced markers, a cache of another kind, or a trace of a
-                stream that began in an earlier call.
-        """
-        if input_ids is None or inputs_embeds is not None:
-            raise InputError("inputs_embeds is given: sentences are found by their markers, so give input_ids alone")
-        cache = self.check_cache(past_key_values)
-        if output_thoughts and cache is not None and cache.seen_tokens:
-            raise InputError("output_thoughts is True with a cache in use: give the whole text in one call")
-        cache = self.new_cache() if use_cache and cache is None else cache
-        reading = self.read(input_ids, attention_mask, cache=cache, trace=output_thoughts)
-        hidden = self._spread(reading, input_ids)
-        kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        loss = None
-        if labels is not None:
-            loss, _ = self._cross_entropy(reading, labels, self.target_weights({"labels": labels}))
-        return CausalLMOutputWithThoughts(
-            loss=loss,
-            logits=self.lm_head(hidden[:, kept]),
-            past_key_values=cache,
-            thoughts=self._traces(input_ids, reading) if output_thoughts else None,
-        )
-
-    @torch.no_grad()
-    def _traces(self, input_ids: Tensor, reading: Reading) -> list[ThoughtTrace]:
-        """A trace a stream.
-
-        Beside what every model has, at tokens that follow another one of their sentence: `memory_attention` is the
-        largest weight that a token gives to one sentence in memory, `links["memory"]` how much the tokens of sentence i
-        attend to sentence j; all weights are means over heads and cross layers. `memory_gate` holds the gates by cross
-        layer. A model without cross-attention has no weights of sentences to show.
-        """
-        layout, length = reading.layout, input_ids.shape[1]
+    def predicted_tokens(self, encoded: ThoughtGestaltEncoded, input_ids: Tensor, real: Tensor) -> Tensor:
+        """See `LatentThoughtModel.predicted_tokens`: tokens that follow another one of their sentence."""
         scored = torch.zeros(input_ids.numel(), dtype=torch.bool, device=input_ids.device)
-        scored = scored.index_fill(0, reading.predictions()[1], True).view_as(input_ids)
-        hidden = self._spread(reading, input_ids)
-        traces = self.text_traces(input_ids, scored, lambda at: self.lm_head(hidden[:, at]))
-        attended = torch.full(input_ids.shape, math.nan, device=input_ids.device)
+        return scored.index_fill(0, encoded.reading.predictions()[1], True).view_as(input_ids)
+
+    def fill(self, traces: list[ThoughtTrace], encoded: ThoughtGestaltEncoded, real: Tensor) -> None:
+        """Sentence vectors, and who reads them.
+
+        `memory_attention` is the largest weight that a token gives to one sentence in memory, `links["memory"]` how
+        much the tokens of sentence i attend to sentence j; all weights are means over heads and cross layers.
+        `memory_gate` contains the gates by cross layer. A model without cross-attention has no weights to show.
+        """
+        reading = encoded.reading
+        layout, length = reading.layout, real.shape[1]
+        attended = torch.full(real.shape, math.nan, device=real.device)
         gates = [self.blocks[i].memory_attention.gate.detach().float() for i in self.config.cross_layers]
         reads: list[list[Tensor]] = [[] for _ in traces]
         of_sentence = [
@@ -662,7 +640,6 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             trace.links["memory"] = links = attended.new_zeros(len(trace.thoughts), len(trace.thoughts))
             for i, read in enumerate(reads[stream][: len(links)]):
                 links[i, i - len(read) : i] = read
-        return traces
 
     @torch.no_grad()
     def generate(

@@ -1,8 +1,12 @@
-"""Thought Gestalt in its plainest form: every sentence padded to the maximum, every step through all layers.
+"""Thought Gestalt in its plainest form: read this file first.
 
-It computes what `modeling.py` does, with the same weights and without dropout, in the order in which the paper tells
-it: a loop over sentence steps, keys and values of the memory projected anew in each. Tests hold the model to it, and
-`benchmarks/thought_gestalt.py` measures what the model saves.
+Borazjanizadeh and McClelland, "Modeling Language as a Sequence of Thoughts", arXiv 2512.25026.
+
+A document is read one sentence at a time. Tokens attend to their own sentence and, by cross-attention, to a memory with
+one vector per earlier sentence. Each sentence writes its vector to the memory with its graph. Here every sentence is
+padded to the maximum, every step runs all layers, and the memory's keys and values are projected again in each step.
+`model.py` computes the same with the same weights, fast; tests compare outputs and gradients, without dropout.
+`benchmarks/thought_gestalt.py` measures how much the fast model saves.
 """
 
 from __future__ import annotations

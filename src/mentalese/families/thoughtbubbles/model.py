@@ -35,8 +35,8 @@ from mentalese.families.thoughtbubbles.forking import (
     select_block,
 )
 from mentalese.families.thoughtbubbles.readout import mixture_cross_entropy, mixture_log_probabilities
-from mentalese.models.contract import LossOutput, follows
-from mentalese.models.hf import CausalLMOutputWithThoughts, LatentThoughtModel, ResidualLinear, ThoughtCache
+from mentalese.models.contract import LossOutput
+from mentalese.models.hf import LatentThoughtModel, ResidualLinear, ThoughtCache
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
 from mentalese.nn.attention import add_weighted, attend_with_scores, flex_attention_with_scores, with_scores
 from mentalese.nn.loss import IGNORED
@@ -51,7 +51,7 @@ PREFIXES = 32  # rows at once where prefixes are scored one by one
 
 
 @dataclass
-class Reading:
+class StreamState:
     """What the blocks between two forks share.
 
     Attributes:
@@ -87,7 +87,7 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.out = ResidualLinear(config.hidden_size, config.hidden_size)
 
-    def forward(self, x: Tensor, reading: Reading) -> Tensor:
+    def forward(self, x: Tensor, reading: StreamState) -> Tensor:
         """[B, N, d] to [B, N, d]."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         width = q.shape[-1]
@@ -104,7 +104,7 @@ class Attention(nn.Module):
             reading.attention.append(self._weights(q, k))
         return self.out(attend_with_scores(q, k, v, width, scale=self.scale, attn_mask=reading.mask))
 
-    def _append(self, reading: Reading, name: str, new: Tensor) -> Tensor:
+    def _append(self, reading: StreamState, name: str, new: Tensor) -> Tensor:
         """All keys or values so far, [B, heads, m, d_h (+ 1)]."""
         name, past, end = f"{name}.{self.layer}", reading.past, reading.past + new.shape[2]
         assert reading.cache is not None
@@ -145,13 +145,13 @@ class Block(nn.Module):
         self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, reading: Reading) -> Tensor:
+    def forward(self, x: Tensor, reading: StreamState) -> Tensor:
         """[B, N, d] to [B, N, d]."""
         x = self._write(x, self.attention(self.attention_norm(x), reading), reading)
         return self._write(x, self.mlp(self.mlp_norm(x)), reading)
 
     @staticmethod
-    def _write(x: Tensor, update: Tensor, reading: Reading) -> Tensor:
+    def _write(x: Tensor, update: Tensor, reading: StreamState) -> Tensor:
         return x + update if reading.scores is None else add_weighted(x, update, reading.scores)
 
 
@@ -217,7 +217,7 @@ class Encoding:
         columns: [B, n], where each token lies in its row; `None`: tokens are rows, there is no padding.
         length: L, columns of the batch.
         forks: one [B, n] a forking layer, the streams of each token after it.
-        attention: see `Reading`, of the blocks behind the last fork.
+        attention: see `StreamState`, of the blocks behind the last fork.
         candidates: one a forking layer, where a trace was asked for.
     """
 
@@ -227,6 +227,7 @@ class Encoding:
     forks: list[Tensor]
     attention: list[Tensor]
     candidates: list[Candidates]
+    hidden_states: None = None
 
     def spread(self, values: Tensor) -> Tensor:
         """Values of tokens [B, n, ..] where the tokens lie, zero at padding: [B, L, ..]."""
@@ -274,6 +275,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         "attention": Shown("attention", "How much a stream attends to another one behind the last fork."),
         "stream_weight": Shown("weight of streams", "How far each stream counts at the end.", "share", "stream"),
     }
+    why_no_cache = "selection is 'block', so a new token may change the streams of earlier ones"
     _supports_flex_attn = True
     _tied_weights_keys = {"lm_head.weight": "embed.weight"}  # noqa: RUF012 (transformers' own attribute)
 
@@ -389,7 +391,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
                 f"budget_mode='dynamic' would keep {config.streams(longest)} streams for them"
             )
 
-    def _reading(self, streams: Streams, segment: int, cache: ThoughtCache | None) -> Reading:
+    def _reading(self, streams: Streams, segment: int, cache: ThoughtCache | None) -> StreamState:
         """Tables and masks for the blocks up to the next fork; `segment` counts the forks before them."""
         config = self.config
         positions = streams.positions()
@@ -409,7 +411,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         scores = streams.scores
         if scores is None and config.fork_layers and config.score_scale == "overwrite":
             scores = torch.zeros_like(streams.token, dtype=torch.float32)
-        return Reading(cos, sin, scores, mask, past, None if cache is None else cache.state, None)
+        return StreamState(cos, sin, scores, mask, past, None if cache is None else cache.state, None)
 
     def _fork(
         self, streams: Streams, layer: int, selection: str, budget_mode: str, calibrate: bool
@@ -601,77 +603,31 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         mixed = mixture_log_probabilities(self.lm_head(self.final_norm(streams.x)), streams)
         return mixed.masked_fill((streams.counts == 0)[..., None], 0.0)
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: ThoughtCache | None = None,
-        inputs_embeds: Tensor | None = None,
-        use_cache: bool | None = None,
-        labels: Tensor | None = None,
-        logits_to_keep: int | Tensor = 0,
-        output_thoughts: bool = False,
-        **kwargs: Any,
-    ) -> CausalLMOutputWithThoughts:
-        """Logits [B, L, v] of the token after each; log-probabilities where the read-out is a mixture.
+    @property
+    def can_cache(self) -> bool:  # type: ignore[override]
+        """Whether the selection is causal: else a new token may change the streams of earlier ones."""
+        return self.config.causal
 
-        Positions follow from `attention_mask`; `position_ids` are not read.
+    def labels_loss(self, encoded: Encoding, labels: Tensor) -> Tensor:
+        """See `LatentThoughtModel.labels_loss`; a mixture has its own."""
+        if self.mixes:
+            return self._mixture(encoded, labels)[0]
+        return self.next_token_loss(self._states(encoded), encoded.predictable(labels))[0]
 
-        Args:
-            input_ids: [B, L].
-            attention_mask: [B, L or, with a cache, all tokens so far], 0 at padding on either side.
-            use_cache: without effect where the selection is not causal.
-            labels: [B, L], see `Batch`.
-            logits_to_keep: only the logits of the last so many positions (0: all), or of these.
-            output_thoughts: also return a `ThoughtTrace` a row.
+    def logits(self, encoded: Encoding, at: Any) -> Tensor:
+        """See `LatentThoughtModel.logits`; log-probabilities if the read-out is a mixture."""
+        return self._logits(encoded, torch.arange(encoded.length, device=encoded.streams.token.device)[at])
 
-        Raises:
-            InputError: embeddings in place of tokens, a cache of another kind, a cache where the selection is not
-                causal, or a trace of a text that began in an earlier call.
-        """
-        if input_ids is None or inputs_embeds is not None:
-            raise InputError("inputs_embeds is given: a stream's forks belong to tokens, so give input_ids alone")
-        cache = self.check_cache(past_key_values)
-        if output_thoughts and cache is not None and cache.seen_tokens:
-            raise InputError("output_thoughts is True with a cache in use: give the whole text in one call")
-        if not self.config.causal:
-            if cache is not None:
-                raise InputError(
-                    "past_key_values is given and selection is 'block': a new token may change the streams of earlier "
-                    "ones, so set use_cache=False, or a causal selection in the config"
-                )
-            use_cache = False
-        cache = self.new_cache() if use_cache and cache is None else cache
-        encoding = self.encode(input_ids, attention_mask, cache=cache, trace=output_thoughts)
-        kept = torch.arange(input_ids.shape[1], device=input_ids.device)
-        kept = kept[-logits_to_keep or None :] if isinstance(logits_to_keep, int) else kept[logits_to_keep]
-        logits = self._logits(encoding, kept)
-        loss = None
-        if labels is not None:
-            if self.mixes:
-                loss, _ = self._mixture(encoding, labels)
-            else:
-                loss, _ = self.next_token_loss(self._states(encoding), encoding.predictable(labels))
-        return CausalLMOutputWithThoughts(
-            loss=loss,
-            logits=logits,
-            past_key_values=cache,
-            thoughts=self._traces(input_ids, attention_mask, encoding) if output_thoughts else None,
-        )
-
-    @torch.no_grad()
-    def _traces(self, input_ids: Tensor, attention_mask: Tensor | None, encoding: Encoding) -> list[ThoughtTrace]:
-        """A trace a row: every stream at the end, how many of them each token has, and whom they attend to.
+    def fill(self, traces: list[ThoughtTrace], encoded: Encoding, real: Tensor) -> None:
+        """Every stream at the end, how many of them each token has, and whom they attend to.
 
         `scores["streams"]` is a token's number of streams at the end, `streams.LAYER` after the fork before that block;
-        `links["attention"]` is the mean attention of stream i to stream j over heads and the blocks behind the last
-        fork. The table `streams` holds at each forking layer all that it chose from, the forks that were not made among
-        them, and the streams at the end.
+        `links["attention"]` is the mean attention of stream i to stream j over heads and the blocks after the last
+        fork. The table `streams` contains at each forking layer all that it chose from, the forks that were not made
+        among them, and the streams at the end.
         """
+        encoding, tokens = encoded, real
         streams = encoding.streams
-        tokens = self.real_tokens(input_ids, attention_mask, None)
-        traces = self.text_traces(input_ids, follows(tokens), lambda at: self._logits(encoding, at))
         names = [f"streams.{layer}" for layer in self.config.fork_layers]
         counts = {
             name: encoding.spread(count.float()).masked_fill(~tokens, math.nan)
@@ -679,21 +635,20 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         }
         attention = torch.stack(encoding.attention).mean(0) if encoding.attention else None
         for row, trace in enumerate(traces):
-            real = streams.own[row] | True if streams.real is None else streams.real[row]
+            own = streams.own[row] | True if streams.real is None else streams.real[row]
             trace.scores |= {name: count[row] for name, count in counts.items()}
             columns = (streams.token if encoding.columns is None else encoding.columns.gather(1, streams.token))[
                 row
             ].tolist()
-            for i in real.nonzero()[:, 0].tolist():
+            for i in own.nonzero()[:, 0].tolist():
                 label = "token" if streams.own[row, i] else "fork"
                 trace.thoughts.append(Thought(streams.x[row, i].detach(), columns[i], columns[i] + 1, label))
             if streams.scores is not None:
-                trace.curves["stream_weight"] = streams.scores[row].exp()[real]
+                trace.curves["stream_weight"] = streams.scores[row].exp()[own]
             if attention is not None:
-                trace.links["attention"] = attention[row][real][:, real]
+                trace.links["attention"] = attention[row][own][:, own]
             if encoding.candidates:
                 trace.streams = self._genealogy(encoding, row)
-        return traces
 
     def _genealogy(self, encoding: Encoding, row: int) -> dict[str, Tensor]:
         """The table `ThoughtTrace.streams` of a row."""
@@ -729,10 +684,3 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         if encoding.columns is not None:
             table["token"] = encoding.columns[row, table["token"]]
         return table
-
-    @torch.no_grad()
-    def generate(self, inputs: Tensor | None = None, generation_config: Any = None, **kwargs: Any) -> Any:
-        """Hugging Face's `generate`; without a cache where the selection is not causal, which reads all text anew."""
-        if not self.config.causal:
-            kwargs["use_cache"] = False
-        return super().generate(inputs, generation_config, **kwargs)

@@ -1,6 +1,14 @@
-"""Thoughtbubbles in its plainest form: one text, streams in a list, every sum written out.
+"""Thoughtbubbles in its plainest form: read this file first.
 
-Equations are the paper's. Everything is differentiable, so that outputs and gradients can be compared.
+Liu et al., "Thoughtbubbles: an Unsupervised Method for Parallel Thinking in Latent Space", arXiv 2510.00219. Equations
+are the paper's.
+
+Each token enters as one residual stream. Before some blocks every stream may fork, and only the best streams continue.
+A stream's cumulative score scales what it writes and how much attention it gets; at the end a token's streams are
+averaged. One text, streams in a list, every sum written out, and everything differentiable. `model.py` computes the
+same, fast, and tests compare outputs and gradients.
+
+Letters in shapes: L tokens, N streams, d hidden size, v vocabulary.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ import torch
 from mentalese.data.batch import to_device
 from mentalese.data.plan import encode_prompts
 from mentalese.errors import InputError
-from mentalese.evaluation.perplexity import evaluation_mode
 from mentalese.evaluation.statistics import bootstrap_pairs
+from mentalese.models.contract import evaluation_mode
 from mentalese.nn.loss import IGNORED
 from mentalese.recipe import DataConfig
 from mentalese.screen import progress

@@ -1,0 +1,71 @@
+"""Training curves of runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mentalese.analyses.drawing import COLORS, MARKERS, Figure, canvas, count_axis, read_result
+from mentalese.errors import InputError
+
+
+def _curves(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+    """Validation perplexity and training loss against tokens; of runs that answer questions, accuracy against steps."""
+    results = [read_result(path) for path in paths]
+    asked = ["accuracy" in result["test"] for result in results]
+    if len(set(asked)) > 1:
+        text, questions = paths[asked.index(False)], paths[asked.index(True)]
+        raise InputError(f"{questions} tells an accuracy and {text} a perplexity: draw them apart")
+    metric, x, clocks = ("accuracy", "step", "steps") if asked[0] else ("perplexity", "tokens", "tokens")
+    picture, ((left, right),) = canvas(1, 2, 10, 3.6)
+    numbers: dict[str, Any] = {"runs": []}
+    ends: dict[int, set[int]] = {}  # the last steps of stages, and which
+    for i, (path, result) in enumerate(zip(paths, results)):
+        color, test = COLORS[i % len(COLORS)], result["test"][metric]
+        label = f"{result['recipe']}, test {f'{test:.1%}' if asked[0] else f'{test:.1f}'}"
+        series: dict[str, Any] = {}
+        for axes, name, style in (
+            (left, f"validation_{metric}", {"marker": MARKERS[i % len(MARKERS)], "markersize": 3}),
+            (right, "loss", {"linewidth": 1}),
+        ):
+            points = [(point[x], point[name]) for point in result["curve"] if name in point]
+            axes.plot(*zip(*points), color=color, label=label, **style)
+            series[name] = [list(point) for point in points]
+        if asked[0]:
+            series["stages"] = stages = _stages(result["curve"])
+            if len(stages) <= 4:  # a stage an epoch would hide the curves
+                for end, stage in stages[:-1]:
+                    ends.setdefault(end, set()).add(stage)
+        numbers["runs"].append({"path": path, "recipe": result["recipe"], f"test_{metric}": test} | series)
+    if asked[0]:
+        for end, which in ends.items():
+            left.axvline(end, color="0.5", linewidth=0.8, linestyle="--")
+            left.annotate(
+                f"stage {', '.join(map(str, sorted(which)))} ends", (end, 1), xycoords=("data", "axes fraction"),
+                xytext=(-3, -3), textcoords="offset points", ha="right", va="top", fontsize=7, color="0.4",
+            )  # fmt: skip
+        left.set(title="validation accuracy at the stage of training", ylim=(-0.02, 1.12))
+        left.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        right.set(title="training loss, nats a token", ylim=(0, None))
+    else:
+        # The steep start is cut off, or it would leave the ends, which are compared, a few pixels.
+        left.set(title="validation perplexity", yscale="log", ylim=(None, 1000))
+        right.set(title="training loss, nats a token", ylim=(None, 7.5))
+        for formatter in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
+            formatter("{x:.0f}")
+    for axes in (left, right):
+        count_axis(axes.xaxis, f"training {clocks}")
+    left.legend()
+    return picture, numbers
+
+
+def _stages(curve: list[dict[str, Any]]) -> list[list[int]]:
+    """`[last step, stage]` of each stage of a curriculum, in order, as far as validations tell."""
+    last = {point["stage"]: point["step"] for point in curve if "stage" in point}
+    return [[step, stage] for stage, step in last.items()]
+
+
+CURVES = Figure(
+    description="training loss and validation perplexity against tokens, or accuracy and stages against steps",
+    takes="RESULT ...",
+    draw=_curves,
+)

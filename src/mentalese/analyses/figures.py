@@ -1,0 +1,119 @@
+"""Pictures of runs and results by name: `mentalese figure NAME PATH ... --out FILE.svg`.
+
+A family names its own in `Family.figures`. The numbers of a picture are written next to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mentalese.analyses.curves import CURVES
+from mentalese.analyses.drawing import Figure
+from mentalese.errors import InputError, nearest
+from mentalese.files import check_place
+
+FORMATS = (".svg", ".png", ".pdf")
+
+_STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.25,
+    "legend.frameon": False,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 5,
+    "figure.facecolor": "white",
+    "svg.hashsalt": "mentalese",  # the same numbers give the same file
+}
+
+
+def _positions(paths: list[str], **options: Any) -> tuple[Any, dict[str, Any]]:
+    from mentalese.analyses.positions import draw_positions
+
+    return draw_positions(paths, **options)
+
+
+POSITIONS = Figure(
+    description="nats a token of the test split by the token's place in its document: what long context is worth",
+    takes="MODEL ...",
+    draw=_positions,
+    reads_source=True,
+)
+
+
+def figures() -> dict[str, Figure]:
+    """All figures by name: `curves` and `positions`, and `FAMILY/NAME` for those of the families."""
+    from mentalese.registry import families, load
+
+    found = {"curves": CURVES, "positions": POSITIONS}
+    for family in families().values():
+        own = load(family.figures) if family.figures else {}
+        found |= {f"{family.name}/{name}": figure for name, figure in own.items()}
+    return found
+
+
+def write_figure(
+    name: str,
+    paths: Sequence[str],
+    out: Path,
+    text: str | None = None,
+    *,
+    source: str | None = None,
+    documents: int | None = None,
+) -> dict[str, Any]:
+    """Draws a figure into `out` and writes its numbers beside it, as JSON; returns these.
+
+    Args:
+        name: one of `figures()`.
+        paths: runs, results or models, as the figure takes them.
+        out: the picture; its suffix says in which format.
+        text: for figures that show what a model makes of a text.
+        source, documents: for figures of many texts or questions: which (`DataConfig.source`), where not the model's
+            own, and how many of them.
+
+    Raises:
+        InputError: no such figure, nothing to draw, a place that cannot be written, or matplotlib is not installed.
+    """
+    known = figures()
+    if name not in known:
+        raise InputError(f"no figure is called {name!r}{nearest(name, known)} (`mentalese list` shows all)")
+    figure = known[name]
+    if not paths:
+        raise InputError(f"the figure {name} takes {figure.takes}, and none was given")
+    if out.suffix not in FORMATS:
+        raise InputError(f"--out is {str(out)!r}: give a file that ends in {', '.join(FORMATS)}")
+    check_place(out, "--out")
+    if figure.reads_text != (text is not None):
+        raise InputError(
+            f"the figure {name} {'needs a text: give --text or --file' if figure.reads_text else _NO_TEXT}"
+        )
+    asked = {name: value for name, value in (("source", source), ("documents", documents)) if value is not None}
+    if asked and not figure.reads_source:
+        raise InputError(f"the figure {name} reads no data: leave out --data and --documents")
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise InputError("figures need matplotlib: pip install 'mentalese[figures]'") from error
+
+    from mentalese import provenance
+    from mentalese.files import write_json
+
+    options = asked | ({"text": text} if figure.reads_text else {})
+    with matplotlib.rc_context(_STYLE):
+        picture, numbers = figure.draw(list(paths), **options)
+        temporary = out.with_name(f".{out.stem}{out.suffix}")
+        metadata = {"Date": None} if out.suffix == ".svg" else None
+        picture.savefig(temporary, dpi=150, metadata=metadata)
+        temporary.replace(out)
+    about = {"figure": name, "paths": list(paths), "commit": provenance.commit(), "command": provenance.command()}
+    write_json(out.with_suffix(".json"), about | numbers)
+    return numbers
+
+
+_NO_TEXT = "shows runs, not a text: leave out --text and --file"

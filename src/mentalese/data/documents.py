@@ -1,0 +1,149 @@
+"""Documents, and sources of them with training, validation and test apart."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from mentalese.errors import InputError
+
+VERSION = 1
+SPLITS = ("train", "validation", "test")
+HELD_OUT_SHARE = 0.05
+
+Kind = Literal["text", "records"]
+_BREAK = re.compile(r"\s*[\r\n]\s*")
+_DUPLICATE, _EMPTY = -1, -2  # instead of the number of a document's split
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text and, where they are known, its parts (sentences, or question, steps and answer): joined they are it."""
+
+    text: str
+    segments: tuple[str, ...] | None = None
+
+    @classmethod
+    def join(cls, segments: Iterable[str]) -> Document:
+        segments = tuple(segments)
+        return cls("".join(segments), segments)
+
+
+Reader = Callable[[], Iterator[Document]]
+
+
+class Source:
+    """Documents in train, validation and test, which share none.
+
+    Where validation or test is not given, it is taken out of train; without a train split, only what is given is there.
+
+    Attributes:
+        name: as it was asked for.
+        kind: `text`, or `records` (question, steps and answer as segments).
+        fingerprint: sha256 of every document and its split; the file's name and place do not count.
+        splits: those there are of `train`, `validation` and `test`.
+        dropped: documents of each split that were left out because a later split has them too.
+        empty: documents of each split that were left out because they hold nothing but white space.
+
+    Raises:
+        InputError: a split holds no document, or there are too few to take validation and test from.
+    """
+
+    def __init__(self, name: str, kind: Kind, readers: dict[str, Reader]) -> None:
+        self.name, self.kind, self._readers = name, kind, readers
+        digest = hashlib.sha256(f"{VERSION} {kind}".encode())
+        keys: dict[str, np.ndarray] = {}
+        sizes: dict[str, np.ndarray] = {}
+        for split in SPLITS:
+            if split in readers:
+                keys[split], sizes[split] = _scan(name, split, readers[split], digest)
+        self.fingerprint = digest.hexdigest()
+        self._owner = _assign(name, keys, {split: size == 0 for split, size in sizes.items()})
+        self.splits = SPLITS if "train" in readers else tuple(keys)
+        self._sizes = {
+            split: sum(int(sizes[given][owner == SPLITS.index(split)].sum()) for given, owner in self._owner.items())
+            for split in self.splits
+        }
+        self.dropped = {split: int((owner == _DUPLICATE).sum()) for split, owner in self._owner.items()}
+        self.empty = {split: int((owner == _EMPTY).sum()) for split, owner in self._owner.items()}
+
+    def documents(self, split: str) -> Iterator[Document]:
+        """The documents of a split, in the source's order, read as one goes.
+
+        Raises:
+            InputError: the source has no such split.
+        """
+        self.size(split)  # checks
+        number = SPLITS.index(split)
+        for given, owner in self._owner.items():
+            if (owner == number).any():
+                yield from (document for document, own in zip(self._readers[given](), owner) if own == number)
+
+    def size(self, split: str) -> int:
+        """UTF-8 bytes of the split's text. Raises `InputError` where the source has no such split."""
+        if split not in self._sizes:
+            raise InputError(f"{self.name} holds no {split} file, only {' and '.join(self.splits)}: add one")
+        return self._sizes[split]
+
+
+def _scan(name: str, split: str, reader: Reader, digest: Any) -> tuple[np.ndarray, np.ndarray]:
+    """64 bits of each document's sha256, and its bytes, 0 for empty ones; all of it goes into `digest`."""
+    keys, sizes = array("Q"), array("Q")
+    digest.update(split.encode())
+    for document in reader():
+        try:
+            text = document.text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"{name}: document {len(keys) + 1} of {split} is not valid Unicode (half a surrogate pair): repair it"
+            ) from error
+        own, empty = hashlib.sha256(text).digest(), not document.text.strip()
+        digest.update(own)
+        digest.update(str([len(segment) for segment in document.segments or ()]).encode())
+        keys.append(int.from_bytes(own[:8], "big"))
+        sizes.append(0 if empty else len(text))
+    if not any(sizes):
+        raise InputError(f"{name} holds no text for {split}: give a source with at least one document there")
+    return np.array(keys, dtype=np.uint64), np.array(sizes, dtype=np.int64)
+
+
+def _assign(name: str, keys: dict[str, np.ndarray], empty: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """For each given split, the number of the split that each of its documents belongs to; below 0 for none."""
+    owner = {given: np.where(empty[given], _EMPTY, SPLITS.index(given)).astype(np.int8) for given in keys}
+    for given, later in (("validation", ("test",)), ("train", ("validation", "test"))):
+        for other in later:
+            if given in keys and other in keys:
+                owner[given][~empty[given] & np.isin(keys[given], keys[other])] = _DUPLICATE
+    for given in owner:
+        if (owner[given] < 0).all():
+            raise InputError(f"{name}: every document of {given} occurs in another split too: give other documents")
+    missing = [split for split in ("test", "validation") if split not in keys]
+    if missing and "train" in keys:
+        distinct = np.unique(keys["train"][owner["train"] >= 0])
+        if len(distinct) <= len(missing):
+            raise InputError(
+                f"{name} holds {len(distinct)} distinct document(s), too few to take {' and '.join(missing)} from: "
+                f"give at least {len(missing) + 1}, or a folder with train, validation and test files"
+            )
+        rank, start = np.searchsorted(distinct, keys["train"]), 0
+        for i, split in enumerate(missing):
+            bound = np.searchsorted(distinct, np.uint64(int((i + 1) * HELD_OUT_SHARE * 2**64)))
+            end = min(max(int(bound), start + 1), len(distinct) - len(missing) + i)
+            owner["train"][(owner["train"] >= 0) & (rank >= start) & (rank < end)] = SPLITS.index(split)
+            start = end
+    return owner
+
+
+def record(question: str, steps: Iterable[str], answer: str) -> Document:
+    """A document of kind `records`: the question and each step on a line of its own, then `### answer`.
+
+    Line breaks within one of them become spaces.
+    """
+    question, answer, *steps = (_BREAK.sub(" ", text.strip()) for text in (question, answer, *steps))
+    return Document.join([f"{question}\n", *(f"{step}\n" for step in steps), f"### {answer}"])

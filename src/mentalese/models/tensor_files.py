@@ -1,0 +1,138 @@
+"""Tensors of a training checkpoint, read without running what its files name, and checked against their checksums."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from mentalese.errors import InputError
+from mentalese.files import sha256
+
+
+def is_checkpoint(path: str | Path) -> bool:
+    """Whether `path` is a folder that a `Checkpointer` wrote."""
+    return all((Path(path) / name).is_file() for name in (".metadata", "info.json", "checksums.json"))
+
+
+def load_weights(folder: Path, model: nn.Module) -> None:
+    """Restores the weights of a checkpoint in place, in a process of its own; the optimiser's state stays in the file.
+
+    Raises:
+        InputError: a file is damaged, or the checkpoint is another model's; nothing has been changed then.
+    """
+    ignore_warning_of_no_group()
+    reader = TensorReader(folder)
+    try:
+        verify(folder, rank=0, world_size=1)
+        stored = {name: held for name, held in reader.read_tensors().items() if name.startswith("model.")}
+    except DamagedError as damage:
+        raise InputError(f"{damage}: give another checkpoint") from damage
+    targets = {f"model.{name}": value.detach() for name, value in named_tensors(model).items()}
+    check_same(folder, stored, targets)
+    dcp.load(targets, storage_reader=reader, no_dist=True)
+
+
+def ignore_warning_of_no_group() -> None:
+    """DCP warns that it works in a single process, which a run without `torchrun` is meant to be."""
+    # Not `warnings.catch_warnings`: the warning comes from the thread, and filters belong to the whole process.
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Weights and persistent buffers by name, tied ones once. `state_dict` first shards what FSDP2 has gathered."""
+    unique: dict[int, tuple[str, Tensor]] = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        unique.setdefault(id(value), (name, value))
+    return dict(unique.values())
+
+
+def check_same(folder: Path, stored: dict[str, TensorStorageMetadata], targets: dict[str, Tensor]) -> None:
+    """Raises `InputError` where a checkpoint's tensors are not those that are to be read into."""
+    for full in sorted(targets.keys() | stored.keys()):
+        there = f"{stored[full].properties.dtype} {tuple(stored[full].size)}" if full in stored else "missing"
+        here = f"{targets[full].dtype} {tuple(targets[full].shape)}" if full in targets else "missing"
+        if there != here:
+            raise InputError(
+                f"{folder} is another model's ({full} is {there} in it and {here} in this run): resume with the recipe "
+                "that wrote it"
+            )
+
+
+# -- files that are what was written -----------------------------------------------------------------------------------
+
+
+class DamagedError(Exception):
+    pass
+
+
+def verify(folder: Path, rank: int, world_size: int) -> None:
+    """Raises `DamagedError` where this rank's share of the files is not what was written."""
+    try:
+        checksums = json.loads((folder / "checksums.json").read_text())
+        names = sorted({*checksums, ".metadata", "info.json"})
+        shares = [(name, checksums[name]) for name in names[rank::world_size]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedError(f"{folder / 'checksums.json'} is damaged or missing") from error
+    for name, expected in shares:
+        file = folder / name
+        if not file.is_file():
+            raise DamagedError(f"{file} is missing")
+        if sha256(file) != expected:
+            raise DamagedError(f"{file} is damaged (its SHA-256 is not the one noted when it was written)")
+
+
+# -- reading `.metadata` without running what is in it -----------------------------------------------------------------
+
+# All that a list of tensors consists of. `BytesStorageMetadata` is left out on purpose: DCP unpickles such entries.
+_ALLOWED = {
+    "torch": {"Size"},
+    "torch.serialization": {"_get_layout"},
+    "torch.distributed.checkpoint.metadata": {
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "pathlib": {"PosixPath", "WindowsPath"},
+}
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if name not in _ALLOWED.get(module, ()):
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return super().find_class(module, name)
+
+
+class TensorReader(dcp.FileSystemReader):
+    """Reads tensors and nothing else; DCP's own reader runs whatever code `.metadata` names."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        file = Path(self.path) / ".metadata"
+        try:
+            with file.open("rb") as stream:
+                metadata = _MetadataUnpickler(stream).load()
+            metadata.storage_meta.load_id = self.load_id
+            if not all(isinstance(held, TensorStorageMetadata) for held in metadata.state_dict_metadata.values()):
+                raise pickle.UnpicklingError("it lists something else")
+        except Exception as error:  # whatever a file that is no list of tensors makes the unpickler do
+            raise DamagedError(f"{file} is not a list of tensors ({error})") from error
+        return metadata
+
+    def read_tensors(self) -> dict[str, TensorStorageMetadata]:
+        """Name, size and type of each tensor."""
+        return self.read_metadata().state_dict_metadata  # type: ignore[return-value]
