@@ -1,16 +1,18 @@
 """A recipe is a run as plain data: model, tokens, optimiser, length, curriculum and how it is evaluated.
 
 Nothing here imports torch, so that recipes can be listed and edited at once. A recipe is immutable: use
-`dataclasses.replace`, or `Recipe.from_dict(recipe.to_dict() | {...})`.
+`dataclasses.replace` or `recipe.override("optimizer.learning_rate=1e-3")`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib
 import json
 from dataclasses import dataclass, field
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, Literal
 
 from mentalese.errors import InputError, nearest
@@ -136,6 +138,11 @@ class OptimizerConfig:
     """AdamW and its learning-rate schedule. Weight decay acts on matrices only (no biases, norms, gates, scalars).
 
     Attributes:
+        learning_rate: the highest, at the end of the warm-up.
+        betas: decay of AdamW's first and second moment.
+        eps: added to the root of the second moment.
+        weight_decay: AdamW's, decoupled from the gradient.
+        schedule: of the learning rate after the warm-up.
         warmup: length of the linear warm-up; steps where it is at least 1, else a fraction of the run.
         min_learning_rate_ratio: the schedule ends at this fraction of `learning_rate`.
         max_grad_norm: gradients are clipped to this norm; `None` leaves them alone.
@@ -180,14 +187,19 @@ class TrainConfig:
             of the decoder inside it (`mentalese.models.grow.start_from`).
         gradient_accumulation_steps: micro-batches an optimiser step and rank; the global batch stays the same.
         precision: `fp32`, or `bf16` autocast (weights and optimiser state stay float32).
+        compile: train through `torch.compile`.
         parallel: `ddp` or `fsdp` (FSDP2), when launched by `torchrun`.
+        device: `auto` takes CUDA, then MPS, then the CPU.
+        log_every: steps between lines of `metrics.jsonl`.
         eval_every: steps between validations; `None` validates at the end of each epoch and of the run.
         early_stopping_patience: validations without an improvement of `early_stopping_min_delta` in perplexity (or in
             accuracy, from 0 to 1, where that is `evaluation.metric`) after which the run ends, if it has several stages
             at the last of them; `None` never ends early.
+        early_stopping_min_delta: the least improvement that counts, see `early_stopping_patience`.
         checkpoint_every: steps between checkpoints; 0 keeps only the one that an interruption writes.
         keep_checkpoints: the newest N are kept.
         trackers: any of `trackio`, `wandb`, `tensorboard`; `metrics.jsonl` is always written.
+        seed: of the initial weights, the order of the data and all noise.
     """
 
     steps: int | None = None
@@ -368,6 +380,23 @@ class Recipe:
         """The inverse of `to_dict`; raises `InputError` for a field that does not exist."""
         return _build(cls, data, "recipe")
 
+    @classmethod
+    def from_file(cls, path: str | Path) -> Recipe:
+        """A recipe from a JSON, YAML or TOML file, see `mentalese.recipe_files`.
+
+        Raises:
+            InputError: the file cannot be read, or a field does not exist or has a wrong value.
+        """
+        return _recipe_files().from_file(Path(path))
+
+    def override(self, *settings: str) -> Recipe:
+        """The recipe with other values: `override("optimizer.learning_rate=1e-3", "train.steps=100")`.
+
+        Raises:
+            InputError: a field does not exist or the value is not of its type.
+        """
+        return _recipe_files().override(self, *settings)
+
     def fingerprint(self) -> str:
         """A short hash of all that changes the run's result; equal recipes have equal fingerprints."""
         fields = self.to_dict()
@@ -377,6 +406,11 @@ class Recipe:
             del fields["train"][name]
         text = json.dumps(fields, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _recipe_files() -> Any:
+    """The module knows recipes by name and models by type, and so is above this one."""
+    return importlib.import_module("mentalese.recipe_files")
 
 
 _NESTED: dict[str, type] = {

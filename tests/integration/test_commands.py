@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -249,6 +250,71 @@ def test_the_demo_ends_in_a_table_a_report_and_a_page_a_family(
     assert pages.keys() == {"report", *families()} - {"baselines", "masked_diffusion"}
     assert all(page.startswith("<!doctype html>") for page in pages.values())
     assert mentalese(*comparison, *texts) == 0, "finished runs are taken as they are"
+
+
+CURRICULA = {
+    "yaml": """
+base: coconut/tiny
+train: {steps: 3, device: cpu}
+phases:
+  - {start: 1, data: {stage: 1}}
+  - {start: 2, data: {stage: 2}, reset_optimizer: true}
+""",
+    "toml": """
+base = "thought_gestalt/tiny"
+train = { steps = 3, device = "cpu" }
+[[phases]]
+start = 1
+model = { eos_weight = [0.05, 0.5] }
+""",
+    "json": json.dumps(
+        {
+            "model": {"model_type": "gpt2", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
+            "train": {"steps": 3, "device": "cpu"},
+            "phases": [{"start": 2, "reset_optimizer": True}],
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize("suffix", CURRICULA)
+def test_a_curriculum_in_a_file_trains(
+    suffix: str, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / f"mine.{suffix}", tmp_path / "run"
+    path.write_text(CURRICULA[suffix])
+    options = small("coconut/tiny" if suffix == "yaml" else "gpt2/tiny", corpus)
+    assert mentalese("train", path, "optimizer.learning_rate=2e-3", "--out", out, *options) == 0
+    assert "mine: test" in capsys.readouterr().out
+    config = json.loads((out / "config.json").read_text())["recipe"]
+    assert config["name"] == "mine"
+    assert config["optimizer"]["learning_rate"] == 2e-3
+    assert len(config["phases"]) == CURRICULA[suffix].count("start")
+    assert json.loads((out / "result.json").read_text())["steps"] == 3
+    assert mentalese("train", path, "train.log_every=1", "optimizer.learning_rate=2e-3", "--out", out, *options) == 2
+    refusal(capsys.readouterr().err, "--resume")
+
+
+def test_json_is_all_that_is_printed(
+    gpt2: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def printed(*arguments: str | Path) -> Any:
+        assert mentalese(*arguments, "--json") == 0
+        return json.loads(capsys.readouterr().out)
+
+    capsys.readouterr()
+    perplexity = json.loads((gpt2 / "result.json").read_text())["test"]["perplexity"]
+    assert printed("eval", gpt2)["perplexity"]["perplexity"] == pytest.approx(perplexity, rel=1e-6)
+    assert printed("eval", gpt2, "--against", gpt2)["overall"]["difference"] == 0
+    [generated] = printed("generate", gpt2, "--prompt", "She had", "--max-new-tokens", "3")
+    assert generated["prompt"] == "She had"
+    assert generated["text"].startswith("She had")
+    mine = tmp_path / "wide.yaml"
+    mine.write_text("base: gpt2/tiny\nmodel: {n_inner: 64}\n")
+    options = ("--data", f"file:{corpus}", "--out", tmp_path / "runs", "--train.steps", "2", *SMALL)
+    comparison = printed("compare", "gpt2/tiny", mine, *options)
+    assert [row["name"] for row in comparison["rows"]] == ["gpt2/tiny", "wide"]
+    assert comparison == json.loads((tmp_path / "runs" / "compare.json").read_text())
 
 
 def test_a_prepared_store_trains(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

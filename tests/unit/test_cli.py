@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from mentalese import Recipe, cli, get_recipe, recipes
+from mentalese.commands.options import read
+from mentalese.models.generate_options import GenerateOptions
 from mentalese.registry import families
 from support import demo
 
@@ -51,6 +53,32 @@ def test_fields_become_options(trained: list[tuple[Recipe, Path, bool]]) -> None
     assert recipe.model == get_recipe("gpt2/tiny").model | {"resid_pdrop": 0.2}
 
 
+def test_settings_and_options_say_the_same(trained: list[tuple[Recipe, Path, bool]]) -> None:
+    """Settings come before and after options."""
+    for arguments in (
+        "optimizer.learning_rate=1e-4 train.steps=10 model.hidden_size=128 --seed 3",
+        "--seed 3 optimizer.learning-rate=1e-4 train.steps=10 model.n_embd=128",
+        "--optimizer.learning-rate 1e-4 --train.steps=10 --model.n-embd 128 train.seed=3",
+    ):
+        assert cli.main(["train", "gpt2/tiny", *arguments.split()]) == 0
+    assert trained[0] == trained[1] == trained[2]
+    assert trained[0][0].model["n_embd"] == 128
+
+
+def test_a_recipe_comes_from_a_file(trained: list[tuple[Recipe, Path, bool]], tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("base: gpt2/tiny\ntrain: {steps: 5}\n")
+    assert cli.main(["train", str(path), "--train.log-every", "1"]) == 0
+    recipe, out, _ = trained[0]
+    assert recipe == Recipe.from_file(path).override("train.log_every=1")
+    assert out == Path("runs/mine")
+
+
+def test_the_model_inside_a_model_has_options(trained: list[tuple[Recipe, Path, bool]]) -> None:
+    assert cli.main(["train", "coconut/tiny", "--model.backbone.hidden-size", "32"]) == 0
+    assert trained[0][0].model["backbone"]["hidden_size"] == 32
+
+
 def test_one_length_replaces_the_recipes(trained: list[tuple[Recipe, Path, bool]]) -> None:
     assert cli.main(["train", "gpt2/tiny", "--train.steps", "10"]) == 0
     length = trained[0][0].train
@@ -68,7 +96,7 @@ def test_a_models_fields_have_their_own_and_their_usual_name(
 def test_every_recipe_offers_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
     model_types = {recipe.model["model_type"]: name for name, recipe in recipes().items()}
     for name in model_types.values():
-        assert cli.main(["train", name, "--help"]) == 0
+        assert cli.main(["train", name, "--help-all"]) == 0
         shown = capsys.readouterr().out
         for option in ("--model.hidden-size", "--data.batch-size", "--optimizer.betas", "--train.steps", "--resume"):
             assert option in shown, (name, option)
@@ -94,6 +122,26 @@ def test_compare_changes_every_recipe(compared: list[tuple[list[Recipe], Path, d
     assert (out, options) == (Path("runs/compare"), {"match": "tokens", "seeds": 3})
 
 
+def test_compare_reads_files_and_settings(
+    compared: list[tuple[list[Recipe], Path, dict[str, Any]]], tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("base: gpt2/tiny\nmodel: {n_layer: 3}\n")
+    assert cli.main(["compare", "gpt2/tiny", str(path), "train.steps=5"]) == 0
+    [(found, _, _)] = compared
+    assert [(r.name, r.train.steps) for r in found] == [("gpt2/tiny", 5), ("mine", 5)]
+
+
+def test_bench_prints_nothing_but_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def bench(families: list[str], out: Path | None) -> dict[str, Any]:
+        print("a library's greeting")
+        return {"families": {name: {} for name in families}}
+
+    monkeypatch.setattr("mentalese.compare.bench.bench", bench)
+    assert cli.main(["bench", "coconut", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"families": {"coconut": {}}}
+
+
 def test_a_pattern_brings_the_baselines_along(compared: list[tuple[list[Recipe], Path, dict[str, Any]]]) -> None:
     """And the demo has every family that reads texts."""
     assert cli.main(next(command for command in demo() if command[0] == "compare")) == 0
@@ -110,9 +158,11 @@ def test_list_names_families_recipes_and_data(capsys: pytest.CaptureFixture[str]
     everything = json.loads(capsys.readouterr().out)
     assert set(everything["recipes"]) == set(recipes())
     assert {"builtin:stdlib", "builtin:families"} <= set(everything["data"])
-    assert cli.main(["list"]) == 0
+    assert cli.main(["list", "--all"]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in recipes())
+    assert cli.main(["list"]) == 0
+    shown = capsys.readouterr().out
     assert {"curves", "thought_gestalt/gates"} <= set(everything["figures"])
     assert all(name in shown for name in everything["figures"])
 
@@ -135,6 +185,13 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
         ("train gpt2/tiny --data.batch-siz 3", "did you mean '--data.batch-size'"),
         ("train gpt2/tiny --train.seed 3", "did you mean '--seed'"),
         ("train gpt2/tiny --train.steps ten", "--train.steps"),
+        ("train gpt2/tiny train.stesp=3", "did you mean 'steps'"),
+        ("train gpt2/tiny --resume trian.steps=3", "did you mean 'train'"),
+        ("train gpt2/tiny train.steps=ten", "train.steps is 'ten': use an integer"),
+        ("train mine.yaml", "mine.yaml does not exist"),
+        ("compare gpt2/tiny mine.toml", "mine.toml does not exist"),
+        ("show gpt2/tyni", "did you mean 'gpt2/tiny'"),
+        ("show", "takes a RECIPE"),
         ("train gpt2/tiny --train.steps 0", "train.steps is 0"),
         ("train gpt2/tiny --train.steps 3 --train.epochs 1", "exactly one of the three"),
         ("train gpt2/tiny --optimizer.learning-rate -1", "optimizer.learning_rate is -1.0: give a positive number"),
@@ -192,7 +249,8 @@ def test_bad_input_is_one_sentence(
     ],
 )
 def test_generation_options_are_hugging_faces(options: str, keywords: dict[str, Any]) -> None:
-    assert cli._parse(cli.Generate, options.split(), "generate").generation() == keywords
+    _, parsed = read(GenerateOptions, options.split(), "generate")
+    assert parsed.generation() == keywords
 
 
 class _Stopped(KeyboardInterrupt):

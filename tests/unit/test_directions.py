@@ -9,9 +9,11 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[2] / "src" / "mentalese"
 LAYERS = (
     ("errors",),
-    ("files", "screen", "html"),
+    ("files", "screen", "html", "values", "docstrings"),
     ("recipe",),
     ("registry",),
+    ("config_source",),
+    ("recipe_files",),
     ("nn",),
     ("data",),
     ("models",),

@@ -17,9 +17,11 @@ import pytest
 import torch
 
 from mentalese import cli, get_recipe
+from mentalese.commands.options import read
 from mentalese.data.store import prepare
 from mentalese.errors import InputError
 from mentalese.models.build import build_model
+from mentalese.models.generate_options import GenerateOptions
 from mentalese.models.generation import generate_text
 from mentalese.viewer import play
 from mentalese.viewer.play import Player, thought_knobs
@@ -60,11 +62,11 @@ def settings(player: Player, **values: float | None) -> list[float | None]:
     return list((start | {"max_new_tokens": 8} | values).values())
 
 
-def parsed(command: str) -> cli.Generate:
-    return cli._parse(cli.Generate, shlex.split(command)[3:], "generate")
+def parsed(command: str) -> GenerateOptions:
+    return read(GenerateOptions, shlex.split(command)[3:], "generate")[1]
 
 
-def text(player: Player, options: cli.Generate) -> str:
+def text(player: Player, options: GenerateOptions) -> str:
     return [*player.write(options, threading.Event())][-1]
 
 
@@ -113,7 +115,7 @@ def test_the_command_shown_has_the_same_options(player: Player) -> None:
 
 
 def test_only_what_differs_from_the_models_own_is_given(player: Player) -> None:
-    settled = settings(player, temperature=0, max_new_tokens=cli.Generate.max_new_tokens)
+    settled = settings(player, temperature=0, max_new_tokens=GenerateOptions.max_new_tokens)
     assert player.command(player.options("Anna", settled)) == "mentalese generate 'runs/a model' --prompt Anna"
 
 
@@ -220,5 +222,5 @@ def test_without_gradio_it_is_said_how_to_install_it(
 
 
 def test_every_option_of_the_page_is_one_of_the_command_line(player: Player) -> None:
-    known = {field.name for field in dataclasses.fields(cli.Generate)}
+    known = {field.name for field in dataclasses.fields(GenerateOptions)}
     assert {knob.name for knob in player.knobs if not knob.field} <= known

@@ -311,8 +311,8 @@ def test_the_command_writes_a_page(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("", "--text and --file are missing: give one of them"),
-        ("--text a --file b.txt", "--text and --file are both given: give one of them"),
+        ("", "--text and --file are missing: use one of them"),
+        ("--text a --file b.txt", "--text and --file are both given: use one of them"),
         ("--file none.txt", "--file is 'none.txt': no such file"),
         ("--text ''", "there is no text in --text: give some"),
         ("--text a --out none/page.html", "--out is 'none/page.html': its folder does not exist, make it first"),

@@ -23,7 +23,6 @@ import gradio as gr
 import torch
 
 from mentalese.analyses.drawing import labels
-from mentalese.cli import Generate, config_fields
 from mentalese.compare.charts import short_count
 from mentalese.data.plan import encode_prompts, shown_prompt
 from mentalese.data.tokenizers import corpus_encoder
@@ -33,6 +32,7 @@ from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import context_length
 from mentalese.models.checkpoints import load_model, saved_recipe, with_fields
 from mentalese.models.contract import count_parameters
+from mentalese.models.generate_options import GenerateOptions, config_fields
 from mentalese.models.generation import generate_text, stream_text
 from mentalese.recipe import DataConfig
 from mentalese.registry import families
@@ -81,7 +81,7 @@ def sampling_knobs(model: Any, data: DataConfig) -> list[Knob]:
     """How tokens are drawn, and how many."""
     own = hugging_face_model(model).generation_config
     room = (context_length(model.config) or _MOST_TOKENS + 1) - 1
-    most, default = min(room, _MOST_TOKENS), Generate.max_new_tokens
+    most, default = min(room, _MOST_TOKENS), GenerateOptions.max_new_tokens
     drawn = float(own.temperature or 1.0) if own.do_sample else 0.0
     temperature = 0.0 if data.batching == "records" else drawn or 0.8  # answers are to be right, texts not to repeat
     return [
@@ -89,7 +89,7 @@ def sampling_knobs(model: Any, data: DataConfig) -> list[Knob]:
         Knob("temperature", "Temperature", "0 takes the likeliest token", drawn, 0, 2, 0.05, temperature),
         Knob("top_p", "Top-p", "the likeliest tokens that share so much", float(own.top_p or 1.0), 0.05, 1, 0.05),
         Knob("top_k", "Top-k", "only so many of the likeliest", own.top_k or _TOP_K, 1),
-        Knob("seed", "Seed", "the same gives the same text", Generate.seed, 0),
+        Knob("seed", "Seed", "the same gives the same text", GenerateOptions.seed, 0),
     ]
 
 
@@ -124,7 +124,7 @@ class Player:
         self.path, self.model, self.tokenizer, self.data = path, model, tokenizer, data
         self.knobs = [*thought_knobs(model, data), *sampling_knobs(model, data)]
 
-    def options(self, prompt: str, values: Sequence[float | None]) -> Generate:
+    def options(self, prompt: str, values: Sequence[float | None]) -> GenerateOptions:
         """The options of `mentalese generate` that say the same as the page's settings.
 
         Args:
@@ -137,9 +137,9 @@ class Player:
         if at["temperature"] == 0:  # nothing is drawn, so that there is nothing to restrict
             given = {name: value for name, value in given.items() if name not in ("temperature", "top_p", "top_k")}
             given["greedy"] = bool(hugging_face_model(self.model).generation_config.do_sample)
-        return Generate(prompt=(prompt,), **given)
+        return GenerateOptions(prompt=(prompt,), **given)
 
-    def command(self, options: Generate) -> str:
+    def command(self, options: GenerateOptions) -> str:
         """What to type for the same text."""
         words = ["mentalese", "generate", self.path]
         for field in dataclasses.fields(options):
@@ -150,7 +150,7 @@ class Player:
                 words += more
         return shlex.join(words)
 
-    def write(self, options: Generate, stopped: threading.Event) -> Generator[str, None, None]:
+    def write(self, options: GenerateOptions, stopped: threading.Event) -> Generator[str, None, None]:
         """The prompt and all that follows it, longer each time; a text that grows in no order comes at once.
 
         Args:
@@ -177,7 +177,7 @@ class Player:
             for piece in pieces:
                 yield (written := written + piece)
 
-    def _asked(self, options: Generate) -> tuple[Any, DataConfig]:
+    def _asked(self, options: GenerateOptions) -> tuple[Any, DataConfig]:
         """The model and its data under these options; the weights are shared."""
         data = at_stage(self.data, options.stage, options.latents)
         if not options.config:
@@ -186,7 +186,7 @@ class Player:
         model.config = with_fields(model.config, config_fields(options.config))
         return model, data
 
-    def thoughts(self, options: Generate, written: str) -> str:
+    def thoughts(self, options: GenerateOptions, written: str) -> str:
         """The page of what the model thinks of a text that it wrote, or of a question and its own answer."""
         model, data = self._asked(options)
         asked = {} if options.fast_steps is None else {"fast_steps": options.fast_steps}

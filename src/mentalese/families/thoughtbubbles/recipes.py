@@ -113,6 +113,7 @@ def table1() -> list[Recipe]:
             two = Recipe(
                 name=f"thoughtbubbles/table1-{corpus}-{size}-2l",
                 description=f"Table 1: {size.upper()} on {corpus}, kappa 2L, 2.5B tokens",
+                paper="Table 1",
                 model=model(width, heads, layers, 512, (3, 7, 11), vocab_size=50_304),
                 data=DataConfig(source=source, tokenizer=GPT2_TOKENS, sequence_length=512, batch_size=64),
                 optimizer=OptimizerConfig(learning_rate=2.5e-4, warmup=0.01),
@@ -147,6 +148,7 @@ def table4() -> list[Recipe]:
             model=paper.model | {"fork_layers": list(forks)},
             train=train,
             baseline=None,
+            paper="Table 4",
         )
         for name, text, forks in (
             ("ours", "3, 7 and 11", (3, 7, 11)),
