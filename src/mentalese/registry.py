@@ -16,7 +16,7 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from mentalese.errors import InputError, nearest
 
 if TYPE_CHECKING:
+    from mentalese.data.layouts import Layout
     from mentalese.recipe import Recipe
 
 ENTRY_POINTS = "mentalese.families"
@@ -44,6 +45,8 @@ class Family:
             `mentalese grow`.
         figures: `module:attribute` of a dict of `mentalese.analyses.drawing.Figure` by name, for `mentalese figure
             NAME/..`; the module imports neither torch nor transformers nor matplotlib by itself.
+        layouts: kind -> `module:Class` of layouts of text that the family brings; the modules import neither torch nor
+            transformers by themselves.
     """
 
     name: str
@@ -52,6 +55,16 @@ class Family:
     classes: dict[str, tuple[str, str]]
     grow: str | None = None
     figures: str | None = None
+    layouts: dict[str, str] = field(default_factory=dict)
+
+
+_LAYOUTS = {
+    "packed": "mentalese.data.layouts.packed:Packed",
+    "per_document": "mentalese.data.layouts.packed:PerDocument",
+    "marked": "mentalese.data.layouts.packed:Marked",
+    "sentence_streams": "mentalese.data.layouts.sentences:SentenceStreams",
+    "qa": "mentalese.data.layouts.qa:QuestionAnswer",
+}
 
 
 def load(reference: str) -> Any:
@@ -75,6 +88,22 @@ def families() -> dict[str, Family]:
         if names.count(name) > 1:
             raise InputError(f"two packages declare the family {name!r}: uninstall or rename one")
     return {family.name: family for family in found}
+
+
+def layout_class(kind: str) -> type[Layout]:
+    """The layout of this kind, a built-in one or a family's.
+
+    Raises:
+        InputError: no layout has this kind, or two packages declare it.
+    """
+    known: dict[str, str] = dict(_LAYOUTS)
+    for family in families().values() if kind not in _LAYOUTS else ():
+        for name, reference in family.layouts.items():
+            if known.setdefault(name, reference) != reference:
+                raise InputError(f"two packages declare the layout {name!r}: uninstall or rename one")
+    if kind not in known:
+        raise InputError(f"layout.kind is {kind!r}: use one of {', '.join(known)}{nearest(str(kind), known)}")
+    return load(known[kind])
 
 
 @cache
