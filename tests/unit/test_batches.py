@@ -209,7 +209,7 @@ SENTENCES = DataConfig(sentences="sentencex", max_sentence_tokens=64)
 
 def prompt(tokenizer: PreTrainedTokenizerFast, text: str, layout: Layout, data: DataConfig = SENTENCES) -> str:
     """What a model reads, markers spelt out."""
-    batch = layout.encode_prompts([text], tokenizer, SENTENCES)
+    batch = layout.encode_prompts([text], tokenizer, data)
     assert batch["attention_mask"].all()
     return tokenizer.decode(batch["input_ids"][0])
 
@@ -255,7 +255,7 @@ def test_a_prompt_is_divided_as_the_store_divides_a_document(tokenizer: Any, spl
     special = special_token_ids(tokenizer)
     bos, eos = special["sentence_start_token_id"], special["sentence_end_token_id"]
     expected = [[bos, *ids.tolist(), eos] for ids in np.split(stored.tokens, np.cumsum(stored.lengths[0])[:-1])]
-    row = SentenceStreams().encode_prompts([text], tokenizer, SENTENCES)["input_ids"][0].tolist()
+    row = SentenceStreams().encode_prompts([text], tokenizer, data)["input_ids"][0].tolist()
     assert [*row, eos] == [token for sentence in expected for token in sentence]
 
 

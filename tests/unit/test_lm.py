@@ -25,7 +25,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from mentalese import Recipe, cli, get_recipe
+from mentalese import cli, get_recipe
 from mentalese.data.batch import Batch
 from mentalese.data.layouts import Layout, Marked, Packed, QuestionAnswer, SentenceStreams
 from mentalese.data.store import Split
@@ -79,7 +79,7 @@ class Bigram(nn.Module, Contract):
         said = tokenizer.convert_tokens_to_ids([chr(i) for i in range(97, 123)])
         self.table[:, [i for i in range(len(tokenizer)) if i not in said]] -= 9
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, use_cache: bool = False) -> Any:
         assert input_ids.shape[1] <= self.config.max_position_embeddings
         return SimpleNamespace(logits=self.table[input_ids])
 
@@ -580,8 +580,9 @@ def saved(
     hugging_face_model(build(recipe.name, tokenizer)[0]).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     if request.param != "no recipe":
-        changed = Recipe.from_dict(recipe.to_dict() | {"data": recipe.to_dict()["data"] | {"sequence_length": 32}})
-        (folder / "mentalese.json").write_text(json.dumps({"recipe": changed.to_dict()}))
+        if isinstance(recipe.layout, Packed):
+            recipe = dataclasses.replace(recipe, layout=Packed(sequence_length=32))
+        (folder / "mentalese.json").write_text(json.dumps({"recipe": recipe.to_dict()}))
     return folder
 
 

@@ -61,7 +61,7 @@ def judge(tokenizer: PreTrainedTokenizerFast) -> Judge:
 
 def nats(judge: Judge, ids: list[int]) -> Tensor:
     """Of each token after an end of document, by Hugging Face's own logits."""
-    row = torch.tensor([[judge.special["bos_token_id"], *ids]])
+    row = torch.tensor([[judge.special_ids["bos_token_id"], *ids]])
     with torch.no_grad():
         return -judge.model.model(row).logits[0, :-1].log_softmax(-1).gather(-1, row[0, 1:, None])[:, 0]
 
