@@ -22,10 +22,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mentalese.data import layouts
 from mentalese.errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from mentalese.data.layouts import Layout
     from mentalese.recipe import Recipe
 
 ENTRY_POINTS = "mentalese.families"
@@ -58,15 +58,6 @@ class Family:
     layouts: dict[str, str] = field(default_factory=dict)
 
 
-_LAYOUTS = {
-    "packed": "mentalese.data.layouts.packed:Packed",
-    "per_document": "mentalese.data.layouts.packed:PerDocument",
-    "marked": "mentalese.data.layouts.packed:Marked",
-    "sentence_streams": "mentalese.data.layouts.sentences:SentenceStreams",
-    "qa": "mentalese.data.layouts.qa:QuestionAnswer",
-}
-
-
 def load(reference: str) -> Any:
     """The object that `module:attribute` names."""
     module, _, attribute = reference.partition(":")
@@ -90,20 +81,18 @@ def families() -> dict[str, Family]:
     return {family.name: family for family in found}
 
 
-def layout_class(kind: str) -> type[Layout]:
-    """The layout of this kind, a built-in one or a family's.
+def _layouts() -> dict[str, str]:
+    """The layouts that families bring, by kind."""
+    found: dict[str, str] = {}
+    for family in families().values():
+        for kind, reference in family.layouts.items():
+            if kind in found:
+                raise InputError(f"two families declare the layout {kind!r}: uninstall or rename one")
+            found[kind] = reference
+    return found
 
-    Raises:
-        InputError: no layout has this kind, or two packages declare it.
-    """
-    known: dict[str, str] = dict(_LAYOUTS)
-    for family in families().values() if kind not in _LAYOUTS else ():
-        for name, reference in family.layouts.items():
-            if known.setdefault(name, reference) != reference:
-                raise InputError(f"two packages declare the layout {name!r}: uninstall or rename one")
-    if kind not in known:
-        raise InputError(f"layout.kind is {kind!r}: use one of {', '.join(known)}{nearest(str(kind), known)}")
-    return load(known[kind])
+
+layouts.BROUGHT.append(_layouts)
 
 
 @cache

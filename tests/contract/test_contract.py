@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM
 
 from mentalese import EvaluationConfig, InputError, Recipe, get_recipe
 from mentalese.data.batch import Batch
-from mentalese.data.plan import Plan
 from mentalese.data.store import prepare
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.evaluation.perplexity import perplexity
@@ -25,6 +24,7 @@ from mentalese.models.build import build_model
 from mentalese.models.hf import LatentThoughtModel
 from mentalese.models.trace import ThoughtTrace
 from mentalese.nn.loss import IGNORED
+from mentalese.training.plan import Plan
 from support import shrink, tiny_recipes
 
 TOLERANCE = {"atol": 2e-5, "rtol": 2e-5}

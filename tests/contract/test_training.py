@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mentalese import Recipe, get_recipe
-from mentalese.data.plan import Plan
 from mentalese.training.loop import train
+from mentalese.training.plan import Plan
 from support import assert_same, checkpoint, checkpoint_steps, finish, launch, losses, shrink, tiny_recipes, weights
 
 

@@ -14,7 +14,6 @@ import torch
 from mentalese import DataConfig, EvaluationConfig, Phase, Recipe, TrainConfig, cli
 from mentalese.compare.compare import Match, compare, print_comparison
 from mentalese.data.layouts import Layout, PerDocument, QuestionAnswer
-from mentalese.data.plan import Plan
 from mentalese.errors import InputError
 from mentalese.evaluation.answers import Answers
 from mentalese.evaluation.perplexity import Perplexity
@@ -22,6 +21,7 @@ from mentalese.models.checkpoints import saved_recipe
 from mentalese.training import loop
 from mentalese.training.loop import train
 from mentalese.training.parallel import Parallel
+from mentalese.training.plan import Plan
 from support import assert_same, checkpoint, finish, launch, losses, metrics, weights
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}

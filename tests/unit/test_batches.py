@@ -14,13 +14,12 @@ from transformers import PreTrainedTokenizerFast
 from mentalese import Recipe, TrainConfig
 from mentalese.data.documents import Document
 from mentalese.data.evaluation import evaluation_batches
-from mentalese.data.layouts import Layout, Marked, Packed, PerDocument, QuestionAnswer, SentenceStreams
+from mentalese.data.layouts import Layout, Marked, Packed, PerDocument, QuestionAnswer, SentenceStreams, layout_class
 from mentalese.data.sentences import SentenceEncoder
 from mentalese.data.store import Split
 from mentalese.data.tokenizers import BOS, EOD, EOS, decode, special_token_ids
 from mentalese.errors import InputError
 from mentalese.recipe import DataConfig, EvaluationConfig
-from mentalese.registry import layout_class
 from support import MARKERS, make_split
 
 

@@ -10,10 +10,10 @@ SOURCE = Path(__file__).parents[2] / "src" / "mentalese"
 LAYERS = (
     ("errors",),
     ("files", "screen", "html"),
-    ("recipe",),
-    ("registry",),
     ("nn",),
     ("data",),
+    ("recipe",),
+    ("registry",),
     ("models",),
     ("families",),
     ("provenance",),

@@ -11,11 +11,11 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from mentalese import InputError, Recipe, TrainConfig
+from mentalese.data.layouts import layout_class
 from mentalese.evaluation.paired import compare_models, compare_scores
 from mentalese.evaluation.statistics import bootstrap_ratio
 from mentalese.evaluation.tasks import evaluate_model
 from mentalese.recipe import DataConfig
-from mentalese.registry import layout_class
 from support import EOD, make_split
 
 SPLIT = make_split([3, 2], [4], [2, 2, 1])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from mentalese.data.batch import Batch
-from mentalese.data.layouts import Layout, Marked, Packed, PerDocument, QuestionAnswer, SentenceStreams
+from mentalese.data.layouts import Layout, Marked, Packed, PerDocument, QuestionAnswer, SentenceStreams, layout_class
 from mentalese.data.store import Split
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
@@ -22,7 +22,6 @@ from mentalese.evaluation.tasks import evaluate_model
 from mentalese.models.adapter import CausalLMAdapter
 from mentalese.models.contract import Contract
 from mentalese.recipe import DataConfig, EvaluationConfig, Recipe, TrainConfig
-from mentalese.registry import layout_class
 from support import MARKERS, make_split
 
 TEXTS = ["One.", "A dog ran. It was fast.", "Überall ist Wunderland, überall ist Leben.", "No. " * 30, "x"]

@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mentalese.data.plan import Plan
+from mentalese.data.layouts import layout_class
 from mentalese.data.store import Split
 from mentalese.errors import InputError
 from mentalese.recipe import DataConfig, Phase, Recipe, TrainConfig
-from mentalese.registry import layout_class
+from mentalese.training.plan import Plan
 from support import BOS, EOD, EOS, MARKERS, PAD, make_split
 
 

@@ -13,12 +13,12 @@ from mentalese.data import tokenizers
 from mentalese.data.batch import Batch
 from mentalese.data.evaluation import evaluation_batches, question_batches
 from mentalese.data.layouts import QuestionAnswer
-from mentalese.data.plan import Plan
 from mentalese.data.store import Split
 from mentalese.data.tokenizers import add_markers
 from mentalese.errors import InputError
 from mentalese.nn.loss import IGNORED
 from mentalese.recipe import DataConfig, EvaluationConfig, Phase, Recipe, TrainConfig
+from mentalese.training.plan import Plan
 from support import Markers, make_split
 
 START, LATENT, END, PAD, EOD = 1, 2, 3, 0, 5

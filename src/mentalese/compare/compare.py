@@ -20,7 +20,6 @@ import torch
 
 from mentalese import provenance
 from mentalese.compare.report import cells, header, metric, write_report
-from mentalese.data.plan import Plan
 from mentalese.data.store import prepare
 from mentalese.errors import InputError
 from mentalese.evaluation.statistics import paired_t_test, summary
@@ -32,6 +31,7 @@ from mentalese.recipe import Recipe
 from mentalese.screen import print_table
 from mentalese.training import loop
 from mentalese.training.parallel import is_main_process
+from mentalese.training.plan import Plan
 from mentalese.training.run_folder import check_folder
 
 Match = Literal["params", "tokens", "flops"]

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from mentalese.data.batch import Batch
+from mentalese.data.config import EvaluationConfig
 from mentalese.data.layouts import Layout
 from mentalese.data.rows import as_arrays
 from mentalese.data.store import Split
-from mentalese.recipe import EvaluationConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

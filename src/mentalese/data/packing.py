@@ -1,4 +1,4 @@
-"""How an epoch packs rows into batches: an order drawn from a generator keyed by (seed, epoch), and its bounds.
+"""How rows are packed into the batches of an epoch, in an order drawn from a generator.
 
 Packing functions return `order` and `bounds`, int64: batch i has rows `order[bounds[i]:bounds[i + 1]]`, the longest
 first.
@@ -6,48 +6,11 @@ first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from mentalese.data.rows import Rows
 
-if TYPE_CHECKING:
-    from mentalese.data.layouts.base import Layout
-    from mentalese.data.store import Split
-
 _BATCHES_SORTED_TOGETHER = 50
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """Batch i has rows `order[bounds[i]:bounds[i + 1]]`, the longest first."""
-
-    rows: Rows
-    order: np.ndarray
-    bounds: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.bounds) - 1
-
-    def clocks(self, split: Split, layout: Layout) -> np.ndarray:
-        """int64 [batches + 1, 2]: lexical target tokens and sentence steps before each batch and after the last.
-
-        A sentence step is one sentence position processed across the batch (Thought Gestalt, appendix C); a flat
-        batch is one step.
-        """
-        rows = self.rows[self.order]
-        tokens = np.add.reduceat(rows.lexical_targets(split), self.bounds[:-1])
-        steps = np.maximum.reduceat(layout.passes(rows), self.bounds[:-1])
-        return np.concatenate([[(0, 0)], np.cumsum(np.stack([tokens, steps], axis=1), axis=0)])
-
-
-def pack_epoch(split: Split, layout: Layout, seed: int, epoch: int) -> Epoch:
-    """An epoch's batches; a pure function of its arguments."""
-    generator = np.random.Generator(np.random.Philox(key=[seed % 2**64, epoch]))
-    rows = layout.training_rows(split, generator)
-    return Epoch(rows, *layout.pack(rows, split, generator))
 
 
 def pack_rows(rows: Rows, batch_size: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

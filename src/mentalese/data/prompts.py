@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from mentalese.data.batch import Batch
+from mentalese.data.config import DataConfig
 from mentalese.data.sentences import SentenceEncoder, cut_and_merge
 from mentalese.data.tokenizers import MASK, corpus_encoder, special_token_ids
 from mentalese.errors import InputError
-from mentalese.recipe import DataConfig
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

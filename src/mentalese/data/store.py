@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from mentalese.data.config import DataConfig
 from mentalese.data.documents import Document, Source
 from mentalese.data.layouts import Layout, Packed
 from mentalese.data.sentences import SentenceEncoder, fixed_length, open_splitter
@@ -33,7 +34,6 @@ from mentalese.data.tokenizers import (
 )
 from mentalese.errors import InputError
 from mentalese.files import sha256, whole_folder
-from mentalese.recipe import DataConfig
 from mentalese.screen import progress
 
 FORMAT_VERSION = 1

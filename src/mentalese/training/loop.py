@@ -34,7 +34,6 @@ from mentalese import provenance
 from mentalese.data.batch import Batch, to_device
 from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Layout
-from mentalese.data.plan import Plan
 from mentalese.data.store import TokenStore, prepare, report
 from mentalese.errors import InputError
 from mentalese.evaluation.answers import answers, check_room
@@ -61,6 +60,7 @@ from mentalese.training.parallel import (
     teardown,
     wrap,
 )
+from mentalese.training.plan import Plan
 from mentalese.training.run_folder import check_folder, finished_result, learning_curve, openings
 from mentalese.training.tracking import check_trackers, open_trackers, read_metrics
 

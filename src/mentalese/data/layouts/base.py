@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from mentalese.data.batch import Batch
+    from mentalese.data.config import DataConfig, EvaluationConfig
     from mentalese.data.store import Split
-    from mentalese.recipe import DataConfig, EvaluationConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from mentalese.errors import InputError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from mentalese.data.config import DataConfig, EvaluationConfig
     from mentalese.data.store import Split
-    from mentalese.recipe import DataConfig, EvaluationConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from mentalese.data.batch import Batch
+    from mentalese.data.config import DataConfig, EvaluationConfig
     from mentalese.data.store import Split
-    from mentalese.recipe import DataConfig, EvaluationConfig
 
 LATENT_NAMES = ("latent_start_token_id", "latent_token_id", "latent_end_token_id")
 

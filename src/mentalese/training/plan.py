@@ -12,8 +12,7 @@ import numpy as np
 
 from mentalese.data.batch import Batch
 from mentalese.data.layouts import Layout
-from mentalese.data.packing import Epoch, pack_epoch
-from mentalese.data.rows import as_arrays
+from mentalese.data.rows import Rows, as_arrays
 from mentalese.data.store import Split
 from mentalese.errors import InputError
 from mentalese.nn.loss import IGNORED
@@ -21,6 +20,36 @@ from mentalese.recipe import Clock, Recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """Batch i has rows `order[bounds[i]:bounds[i + 1]]`, the longest first."""
+
+    rows: Rows
+    order: np.ndarray
+    bounds: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def clocks(self, split: Split, layout: Layout) -> np.ndarray:
+        """int64 [batches + 1, 2]: lexical target tokens and sentence steps before each batch and after the last.
+
+        A sentence step is one sentence position processed across the batch (Thought Gestalt, appendix C); a flat
+        batch is one step.
+        """
+        rows = self.rows[self.order]
+        tokens = np.add.reduceat(rows.lexical_targets(split), self.bounds[:-1])
+        steps = np.maximum.reduceat(layout.passes(rows), self.bounds[:-1])
+        return np.concatenate([[(0, 0)], np.cumsum(np.stack([tokens, steps], axis=1), axis=0)])
+
+
+def pack_epoch(split: Split, layout: Layout, seed: int, epoch: int) -> Epoch:
+    """An epoch's batches; a pure function of its arguments."""
+    generator = np.random.Generator(np.random.Philox(key=[seed % 2**64, epoch]))
+    rows = layout.training_rows(split, generator)
+    return Epoch(rows, *layout.pack(rows, split, generator))
 
 
 @dataclass(frozen=True)
