@@ -25,6 +25,7 @@ from typing import Any
 
 from mentalese import values
 from mentalese.config_source import read_config
+from mentalese.data.layouts import Layout, layout_class
 from mentalese.errors import InputError, nearest
 from mentalese.recipe import AS_IT_IS, LENGTHS, Phase, Recipe, TrainConfig
 from mentalese.registry import get_recipe
@@ -104,21 +105,22 @@ def _from_content(content: dict[str, Any], path: Path) -> Recipe:
         model = _checked("model", dict[str, Any], content.get("model", {}))
         base = Recipe(model=model, **fields)
     changes = {name: content[name] for name in ("model", *sections(base)) if name in content and name not in fields}
-    if "phases" in content:
-        fields["phases"] = tuple(_phases(content["phases"], base))
-    return change(base, changes, **fields)
+    if "phases" not in content:
+        return change(base, changes, **fields)
+    layout = _changed_layout(base.layout, content.get("layout", {}))
+    return change(base, changes, **fields, phases=tuple(_phases(content["phases"], layout)))
 
 
-def _phases(phases: Any, recipe: Recipe) -> Iterator[Phase]:
-    hints, known = typing.get_type_hints(Phase), sections(recipe)
+def _phases(phases: Any, layout: Layout) -> Iterator[Phase]:
+    hints = typing.get_type_hints(Phase)
     for index, phase in enumerate(_checked("phases", list, phases)):
         place = f"phases[{index}]"
         fields: dict[str, Any] = {}
         for name, value in _checked(place, dict[str, Any], phase).items():
             if name not in hints:
                 raise InputError(f"{place}.{name}: a phase has no such field{nearest(name, hints)}")
-            if name in known:
-                fields[name] = _section(type(known[name]), f"{place}.{name}", value)
+            if name == "layout":
+                fields[name] = _section(type(layout), f"{place}.{name}", value)
             else:
                 fields[name] = _checked(f"{place}.{name}", hints[name], value)
         yield Phase(**fields)
@@ -162,7 +164,7 @@ def change(recipe: Recipe, changes: Mapping[str, Any], **fields: Any) -> Recipe:
 
     Args:
         changes: section name -> field name -> value. A model of another type replaces the recipe's, and so does a
-            length of the run; another source is read as it is, unless `changes` say how.
+            length of the run, and a layout of another kind; another source is read as it is, unless `changes` say how.
         fields: other fields of the recipe, e.g. `name`.
 
     Raises:
@@ -174,6 +176,9 @@ def change(recipe: Recipe, changes: Mapping[str, Any], **fields: Any) -> Recipe:
             replaced[section] = _changed_model(recipe.model, _checked(section, dict[str, Any], new), section)
             continue
         old = getattr(recipe, section)
+        if section == "layout":
+            replaced[section] = _changed_layout(old, new)
+            continue
         new = _section(type(old), section, new)
         new = {name: value for name, value in new.items() if value != getattr(old, name)}
         if section == "train" and any(name in new for name in LENGTHS):
@@ -183,6 +188,15 @@ def change(recipe: Recipe, changes: Mapping[str, Any], **fields: Any) -> Recipe:
         if new:
             replaced[section] = dataclasses.replace(old, **new)
     return dataclasses.replace(recipe, **replaced)
+
+
+def _changed_layout(layout: Layout, changes: Any) -> Layout:
+    """The layout with other values; one of another kind has its own defaults for what is not set."""
+    changes = dict(_checked("layout", dict[str, Any], changes))
+    kind = _checked("layout.kind", str, changes.pop("kind", layout.kind))
+    if kind == layout.kind:
+        return dataclasses.replace(layout, **_section(type(layout), "layout", changes))
+    return layout_class(kind)(**_section(layout_class(kind), "layout", changes))
 
 
 def _changed_model(model: dict[str, Any], changes: dict[str, Any], place: str) -> dict[str, Any]:
@@ -245,7 +259,7 @@ def field_type(recipe: Recipe, path: typing.Sequence[str]) -> Any:
         model, place, names = model[names[0]], f"{place}.{names[0]}", names[1:]
     name = ".".join(names)
     if section != "model":
-        hints = section_fields(type(known[section]))
+        hints = section_fields(type(known[section])) | ({"kind": str} if section == "layout" else {})
         if name not in hints:
             raise InputError(f"{section}.{name}: no such field{nearest(name, hints)}")
         return hints[name]

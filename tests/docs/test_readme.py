@@ -29,7 +29,7 @@ from mentalese.cli import main
 
 arguments = sys.argv[1:]
 if arguments[0] in ("train", "compare"):
-    arguments += "--train.steps 2 --data.batch-size 2 --data.tokens-per-batch 600 --evaluation.sample-tokens 4".split()
+    arguments += "--train.steps 2 --evaluation.sample-tokens 4".split()
     if "--data" not in arguments:
         text = "{questions}" if "coconut" in arguments[1] else "{corpus}"
         arguments += f"--data file:{{text}} --data.tokenizer bpe:512".split()

@@ -11,15 +11,15 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mentalese import cli, get_recipe
-from mentalese.data.plan import encode_prompts
 from mentalese.models.checkpoints import saved_recipe
 from mentalese.registry import families, match_recipes
 from support import demo, tiny_recipes
 
 SMALL = """
-    --data.tokenizer bpe:512 --data.sequence-length 64 --data.batch-size 4 --data.tokens-per-batch 400
-    --data.max-sentences 6 --evaluation.max-documents 4 --evaluation.sample-tokens 8 --train.device cpu
+    --data.tokenizer bpe:512 --evaluation.max-documents 4 --evaluation.sample-tokens 8 --train.device cpu
 """.split()  # noqa: SIM905
+ROWS = ["--layout.sequence-length", "64", "--layout.batch-size", "4"]
+STREAMS = ["--layout.tokens-per-batch", "400", "--layout.max-sentences", "6"]
 
 
 def mentalese(*arguments: str | Path) -> int:
@@ -27,15 +27,16 @@ def mentalese(*arguments: str | Path) -> int:
 
 
 def asks(name: str) -> bool:
-    return get_recipe(name).data.batching == "records"
+    return get_recipe(name).layout.questions
 
 
 def small(name: str, corpus: Path) -> list[str]:
     """Options of three steps of a `tiny` recipe on texts, or on questions where it reads such."""
     if not asks(name):
-        return ["--data", f"file:{corpus}", "--train.steps", "3", *SMALL]
+        sizes = STREAMS if get_recipe(name).layout.sequential else ROWS
+        return ["--data", f"file:{corpus}", "--train.steps", "3", *SMALL, *sizes]
     options = ["--data", f"file:{corpus.with_name('questions.jsonl')}", "--train.steps", "3", *SMALL]
-    return [*options, "--data.sequence-length", "128"]
+    return [*options, *ROWS, "--layout.sequence-length", "128"]
 
 
 @pytest.fixture(scope="module", params=tiny_recipes())
@@ -49,7 +50,7 @@ def run(request: pytest.FixtureRequest, corpus: Path, tmp_path_factory: pytest.T
 @pytest.fixture(scope="module")
 def gpt2(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "gpt2"
-    arguments = ("--data", f"file:{corpus}", "--out", out, "--train.steps", "3", *SMALL)
+    arguments = ("--data", f"file:{corpus}", "--out", out, "--train.steps", "3", *SMALL, *ROWS)
     assert mentalese("train", "gpt2/tiny", *arguments) == 0
     return out
 
@@ -71,7 +72,7 @@ def test_a_trained_model_opens_with_the_auto_classes(run: Path) -> None:
     assert len(tokenizer) == model.config.vocab_size
     recipe = saved_recipe(str(run))
     assert recipe is not None
-    inputs = encode_prompts(["She had a son."], tokenizer, recipe.data)
+    inputs = recipe.layout.encode_prompts(["She had a son."], tokenizer, recipe.data)
     assert model.generate(**inputs, max_new_tokens=4, min_new_tokens=4).shape[1] == inputs["input_ids"].shape[1] + 4
 
 
@@ -335,7 +336,7 @@ BAD_TRAINING = {
     "no such tokenizer": ("--data file:good.jsonl --data.tokenizer nowhere", "nowhere"),
     "a size that heads do not divide": ("--data file:good.jsonl --model.hidden-size 66", "66"),
     "a size of nothing": ("--data file:good.jsonl --model.hidden-size 0", "change its sizes"),
-    "too long for the model": ("--data file:good.jsonl --data.sequence-length 512", "512"),
+    "too long for the model": ("--data file:good.jsonl --layout.sequence-length 512", "512"),
     "a tracker that is not there": ("--data file:good.jsonl --train.trackers wandbb", "did you mean 'wandb'"),
     "a file as the run's folder": ("--data file:good.jsonl --out good.jsonl", "which is a file"),
     "a folder that is no run": ("--data file:good.jsonl --out full", "holds no run"),

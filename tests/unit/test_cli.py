@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from mentalese import Recipe, cli, get_recipe, recipes
 from mentalese.commands.options import read
+from mentalese.data.layouts import Packed
 from mentalese.models.generate_options import GenerateOptions
 from mentalese.registry import families
 from support import demo
@@ -37,7 +40,7 @@ def test_a_recipe_runs_as_it_is(trained: list[tuple[Recipe, Path, bool]], capsys
 
 def test_fields_become_options(trained: list[tuple[Recipe, Path, bool]]) -> None:
     arguments = (
-        "train gpt2/tiny --out somewhere --resume --seed 7 --data file:a.txt --data.batch-size 8 "
+        "train gpt2/tiny --out somewhere --resume --seed 7 --data file:a.txt --layout.batch-size 8 "
         "--optimizer.learning-rate 1e-4 --optimizer.betas 0.9 0.99 --optimizer.max-grad-norm None "
         "--evaluation.max_documents 5 --model.resid-pdrop 0.2 --train.precision bf16"
     )
@@ -46,7 +49,7 @@ def test_fields_become_options(trained: list[tuple[Recipe, Path, bool]]) -> None
     assert (out, resume) == (Path("somewhere"), True)
     assert (recipe.train.seed, recipe.train.precision) == (7, "bf16")
     assert recipe.train.tokens == get_recipe("gpt2/tiny").train.tokens
-    assert (recipe.data.source, recipe.data.batch_size) == ("file:a.txt", 8)
+    assert (recipe.data.source, recipe.layout) == ("file:a.txt", Packed(batch_size=8))
     assert (recipe.optimizer.learning_rate, recipe.optimizer.betas) == (1e-4, (0.9, 0.99))
     assert recipe.optimizer.max_grad_norm is None
     assert recipe.evaluation.max_documents == 5
@@ -98,8 +101,16 @@ def test_every_recipe_offers_its_fields(capsys: pytest.CaptureFixture[str]) -> N
     for name in model_types.values():
         assert cli.main(["train", name, "--help-all"]) == 0
         shown = capsys.readouterr().out
-        for option in ("--model.hidden-size", "--data.batch-size", "--optimizer.betas", "--train.steps", "--resume"):
+        own = {f"--layout.{field.name.replace('_', '-')}" for field in dataclasses.fields(recipes()[name].layout)}
+        for option in {
+            "--model.hidden-size",
+            "--data.tokenizer",
+            "--optimizer.betas",
+            "--train.steps",
+            "--resume",
+        } | own:
             assert option in shown, (name, option)
+        assert len(set(re.findall(r"--layout\.[a-z-]+", shown))) == len(own), "and no other layout's"
 
 
 @pytest.fixture
@@ -147,7 +158,7 @@ def test_a_pattern_brings_the_baselines_along(compared: list[tuple[list[Recipe],
     assert cli.main(next(command for command in demo() if command[0] == "compare")) == 0
     names = [recipe.name for recipe in compared[0][0]]
     tiny = {f"{family}/tiny" for family in families()} & recipes().keys()
-    assert {name for name in tiny if recipes()[name].data.batching != "records"} <= set(names)
+    assert {name for name in tiny if not recipes()[name].layout.questions} <= set(names)
     assert {recipe.baseline for recipe in compared[0][0] if recipe.baseline} <= set(names)
     assert len(set(names)) == len(names)
     assert names[0] == "gpt2/tiny"
@@ -182,7 +193,8 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
         ("train", "takes a RECIPE"),
         ("train gpt2/tyni", "did you mean 'gpt2/tiny'"),
         ("train gpt2/tiny more", "takes a RECIPE"),
-        ("train gpt2/tiny --data.batch-siz 3", "did you mean '--data.batch-size'"),
+        ("train gpt2/tiny --layout.batch-siz 3", "did you mean '--layout.batch-size'"),
+        ("train gpt2/tiny --layout.latents 3", "no such option"),
         ("train gpt2/tiny --train.seed 3", "did you mean '--seed'"),
         ("train gpt2/tiny --train.steps ten", "--train.steps"),
         ("train gpt2/tiny train.stesp=3", "did you mean 'steps'"),
@@ -194,9 +206,9 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
         ("show", "takes a RECIPE"),
         ("train gpt2/tiny --train.steps 0", "train.steps is 0"),
         ("train gpt2/tiny --train.steps 3 --train.epochs 1", "exactly one of the three"),
-        ("train gpt2/tiny --optimizer.learning-rate -1", "optimizer.learning_rate is -1.0: give a positive number"),
+        ("train gpt2/tiny --optimizer.learning-rate -1", "optimizer.learning_rate is -1.0: set a positive number"),
         ("train gpt2/tiny --optimizer.betas 0.9", "--optimizer.betas"),
-        ("train gpt2/tiny --data.batching bloks", "blocks"),
+        ("train coconut/tiny --layout.removal stepps", "steps"),
         ("compare", "takes a RECIPE"),
         ("compare no-such/*", "no recipe matches"),
         ("compare gpt2/tiny gpt2/small --match money", "params"),

@@ -44,13 +44,13 @@ PROMPT = "Anna has a son called Paul. Paul"
 def player(request: pytest.FixtureRequest, corpus: Path) -> Player:
     """An untrained model of the named recipe, whose weights are large enough to tell texts apart."""
     recipe = shrink(get_recipe(getattr(request, "param", "gpt2/tiny")), corpus)
-    _, tokenizer = prepare(recipe.data, show=False)
+    _, tokenizer = prepare(recipe.data, recipe.layout, show=False)
     model = build_model(recipe.model, tokenizer, seed=0).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim >= 2:
                 parameter.mul_(5)
-    return Player("runs/a model", model, tokenizer, recipe.data)
+    return Player("runs/a model", model, tokenizer, recipe.data, recipe.layout)
 
 
 every_family = pytest.mark.parametrize("player", THINKS, indirect=True, scope="module")
@@ -82,14 +82,16 @@ def test_the_page_writes_what_the_command_line_writes(player: Player) -> None:
     options = player.options(PROMPT, settings(player, temperature=1.5, seed=3))
     model, kwargs = player.model, {"do_sample": True, "temperature": 1.5, "seed": 3, "max_new_tokens": 8}
     assert options.generation() == {"do_sample": True, "temperature": 1.5}
-    assert [text(player, options)] == generate_text(model, player.tokenizer, [PROMPT], player.data, **kwargs)
+    assert [text(player, options)] == generate_text(
+        model, player.tokenizer, [PROMPT], player.data, player.layout, **kwargs
+    )
 
 
 @pytest.mark.parametrize("player", [name for name in THINKS if THINKS[name]], indirect=True, scope="module")
 def test_each_thought_that_can_be_set_changes_what_is_written(player: Player) -> None:
     before = player.model.config.to_dict()
     plain = {}
-    for knob in thought_knobs(player.model, player.data):
+    for knob in thought_knobs(player.model, player.layout):
         changed = [
             text(player, player.options(PROMPT, settings(player, temperature=0, max_new_tokens=24, **given)))
             for given in ({}, {knob.name: CHANGED[knob.name]})
@@ -102,7 +104,7 @@ def test_each_thought_that_can_be_set_changes_what_is_written(player: Player) ->
 
 @pytest.mark.parametrize("player", ["coconut/tiny", "thoughtbubbles/tiny"], indirect=True, scope="module")
 def test_the_command_shown_has_the_same_options(player: Player) -> None:
-    thoughts = {knob.name: CHANGED[knob.name] for knob in thought_knobs(player.model, player.data)}
+    thoughts = {knob.name: CHANGED[knob.name] for knob in thought_knobs(player.model, player.layout)}
     for prompt, values in (
         ("--greedy", settings(player)),
         ("Anna", settings(player, temperature=0, top_k=3)),

@@ -9,9 +9,7 @@ from typing import Any
 import torch
 
 from mentalese.compare.compare import flops_per_token
-from mentalese.data.plan import Plan
 from mentalese.data.store import prepare
-from mentalese.data.tokenizers import special_token_ids
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model, check_context
 from mentalese.models.contract import count_parameters
@@ -19,6 +17,7 @@ from mentalese.recipe import Recipe
 from mentalese.training.loop import Run, Window
 from mentalese.training.memory import peak_memory
 from mentalese.training.parallel import setup, teardown
+from mentalese.training.plan import Plan
 
 WARM_UP, TIMED = 1, 3
 _ACTIVATIONS = 34
@@ -71,7 +70,7 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
         InputError: the recipe or its data are not what they should be.
     """
     store, tokenizer = prepare(recipe.data)
-    plan = Plan(store.splits["train"], recipe, special_token_ids(tokenizer))
+    plan = Plan(store.splits["train"], recipe, tokenizer)
     with torch.device("meta"):
         model = build_model(recipe.model, tokenizer, seed=0)
     check_context(model.config, recipe)

@@ -28,28 +28,29 @@ def run(words: list[str]) -> None:
     if not prompts:
         raise InputError("there is no prompt: use --prompt TEXT or --file FILE")
 
-    from mentalese.evaluation.tasks import at_stage
+    from mentalese.data.layouts import Packed
     from mentalese.models.adapter import hugging_face_model
     from mentalese.models.checkpoints import load_model, saved_recipe
-    from mentalese.models.generation import generate_text, shown_prompt, stream_text
+    from mentalese.models.generation import generate_text, stream_text
     from mentalese.recipe import DataConfig
 
     model, tokenizer = load_model(path, device(), fields=config_fields(options.config))
     kwargs |= options.inference(hugging_face_model(model).generate)
     recipe = saved_recipe(path)
-    data = at_stage(recipe.data if recipe else DataConfig(), options.stage, options.latents)
+    data, layout = (recipe.data, recipe.layout) if recipe else (DataConfig(), Packed())
+    layout = layout.at(options.stage, options.latents)
     length: dict[str, Any] = {"max_new_tokens": options.max_new_tokens, "seed": options.seed}
     one_stream = len(prompts) == 1 and options.num_beams == 1 and model.causal and not options.json
     if one_stream and sys.stdout.isatty():
-        pieces = stream_text(model, tokenizer, prompts[0], data, **length, **kwargs)
+        pieces = stream_text(model, tokenizer, prompts[0], data, layout, **length, **kwargs)
         first = next(pieces, "")  # an error comes before anything is printed
-        print(shown_prompt(prompts[0], data) + first, end="", flush=True)
+        print(layout.prompt_text(prompts[0]) + first, end="", flush=True)
         for piece in pieces:
             print(piece, end="", flush=True)
         print()
         return
     with only_result_on_stdout():
-        texts = generate_text(model, tokenizer, prompts, data, **length, **kwargs)
+        texts = generate_text(model, tokenizer, prompts, data, layout, **length, **kwargs)
     if options.json:
         print_json([{"prompt": prompt, "text": text} for prompt, text in zip(prompts, texts)])
     else:

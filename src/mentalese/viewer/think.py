@@ -10,17 +10,16 @@ import torch
 from torch import Tensor
 
 from mentalese.analyses.drawing import labels
-from mentalese.data.plan import encode_prompts
-from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS, special_token_ids
+from mentalese.data.layouts import Layout, Packed
+from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS
 from mentalese.errors import InputError
-from mentalese.evaluation.tasks import at_stage
 from mentalese.models.adapter import as_contract, hugging_face_model
 from mentalese.models.build import context_length
 from mentalese.models.checkpoints import load_model, saved_recipe
 from mentalese.models.contract import Contract, count_parameters
 from mentalese.models.generation import seeded
 from mentalese.models.trace import ThoughtTrace
-from mentalese.recipe import WITH_MARKERS, DataConfig, EvaluationConfig
+from mentalese.recipe import DataConfig, EvaluationConfig
 from mentalese.viewer.payload import payload
 
 if TYPE_CHECKING:
@@ -34,18 +33,20 @@ def think(
     tokenizer: PreTrainedTokenizerBase,
     text: str,
     data: DataConfig | None = None,
+    layout: Layout | None = None,
     *,
     max_new_tokens: int = EvaluationConfig.answer_tokens,
     **options: Any,
 ) -> ThoughtTrace:
     """What a model thinks of a text, read as in training: after the end of a document, or in sentences that all end.
 
-    A model of questions is asked the text, with latents as `data` has them, and its greedy answer is traced too. Only
-    models of sentences read a text of any length; others what their context holds.
+    For models trained on questions, the text is used as the question, with latents as `layout` has them, and the
+    greedy answer is traced too. Only models of sentences read a text of any length.
 
     Args:
         model: keeps the contract, or is any Hugging Face causal LM that the contract's adapter takes.
-        data: how texts become tokens; `None`: as running text.
+        data: how texts are split into sentences; `None`: as by default.
+        layout: how texts become tokens; `None`: as running text.
         max_new_tokens: of an answer.
         options: of the model's thoughts: `fast_steps` where they are inferred.
 
@@ -53,14 +54,14 @@ def think(
         InputError: an empty text, one that the model's context does not hold, or an option that the model does not
             know.
     """
-    data = data or DataConfig()
+    data, layout = data or DataConfig(), layout or Packed()
     if not text.strip():
         raise InputError(f"the text is {text!r}: give some to think about")
     plain = hugging_face_model(model)
-    asked, context = data.batching == "records", context_length(plain.config)
-    batch = encode_prompts([text], tokenizer, data)
-    if data.batching in WITH_MARKERS:  # the last sentence ends too
-        end = special_token_ids(tokenizer)["sentence_end_token_id"]
+    asked, context = layout.questions, context_length(plain.config)
+    batch, special = layout.encode_prompts([text], tokenizer, data), layout.special_ids(tokenizer)
+    if layout.markers:  # the last sentence ends too
+        end = special["sentence_end_token_id"]
         batch = {"input_ids": torch.nn.functional.pad(batch["input_ids"], (0, 1), value=end)}
     ids = batch["input_ids"].to(plain.device)
     length, room = ids.shape[1], max_new_tokens if asked else 0
@@ -73,7 +74,7 @@ def think(
             "shorten it"
         )
     if asked:
-        pad = special_token_ids(tokenizer, sentences=False)["pad_token_id"]
+        pad = special["pad_token_id"]
         with seeded(plain, 0), torch.no_grad():
             new: dict[str, Any] = {"max_new_tokens": room, "do_sample": False, "pad_token_id": pad}
             ids = plain.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **new)
@@ -159,18 +160,18 @@ def think_page(
     for number, name in enumerate(paths):
         own = {setting: value for setting, value in asked.items() if value is not None and not number}
         recipe = saved_recipe(name)
-        data = recipe.data if recipe else DataConfig()
-        if own and data.batching != "records":
+        data, layout = (recipe.data, recipe.layout) if recipe else (DataConfig(), Packed())
+        if own and not layout.questions:
             setting, value = next(iter(own.items()))
             raise InputError(f"{setting} is {value}, and {name} reads texts: that is for models of questions")
         model, tokenizer = load_model(name, device, fields=None if number else config)
         tokens = own.pop("max_new_tokens", (recipe.evaluation if recipe else EvaluationConfig()).answer_tokens)
-        data = at_stage(data, own.get("stage"), own.get("latents"))
-        opened.append((model, tokenizer, data, tokens, {} if number else options))
+        layout = layout.at(own.get("stage"), own.get("latents"))
+        opened.append((model, tokenizer, data, layout, tokens, {} if number else options))
     found = []
-    for name, (model, tokenizer, data, tokens, of_thoughts) in zip(paths, opened):
+    for name, (model, tokenizer, data, layout, tokens, of_thoughts) in zip(paths, opened):
         try:
-            found.append(think(model, tokenizer, text, data, max_new_tokens=tokens, **of_thoughts))
+            found.append(think(model, tokenizer, text, data, layout, max_new_tokens=tokens, **of_thoughts))
         except InputError as error:
             raise InputError(f"{name}: {error}") from error
     sizes = [count_parameters(model)["total"] for model, *_ in opened]
