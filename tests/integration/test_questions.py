@@ -267,7 +267,7 @@ def test_another_set_of_questions_needs_nothing_to_train_on(
         ("--tasks reversal --latents 2", "latents is 2, which only perplexity and accuracy use: leave it out"),
         ("--tasks accuracy --estimators exact", "which only perplexity uses"),
         ("--tasks perplexity --answer-tokens 4", "answer_tokens is 4, which only accuracy uses"),
-        ("--tasks accuracy --latents -1", "data.latents is -1: give 0 or more"),
+        ("--tasks accuracy --latents -1", "layout.latents is -1: set 0 or more"),
         ("--tasks accuracy --latents 50", "evaluation.answer_tokens is 6: the longest question has"),
     ],
 )

@@ -172,7 +172,7 @@ def test_a_dry_run_says_what_a_run_costs_and_writes_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     text = corpus.with_name("questions.jsonl") if name.startswith("coconut") else corpus
-    arguments = ["--data", f"file:{text}", "--data.tokenizer", "bpe:512", "--data.sequence-length", "128"]
+    arguments = ["--data", f"file:{text}", "--data.tokenizer", "bpe:512", "--layout.sequence-length", "128"]
     arguments += ["--out", "run", "train.steps=20", "train.device=cpu"]
     assert cli.main(["train", name, "--dry-run", *speed, *arguments]) == 0
     rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line)

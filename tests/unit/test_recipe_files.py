@@ -78,8 +78,8 @@ def test_another_type_of_model_replaces_it(tmp_path: Path) -> None:
 
 def test_a_curriculum_comes_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "stages.toml"
-    write(path, 'base = "coconut/tiny"\n[[phases]]\nstart = 1\nclock = "epochs"\n[phases.data]\nstage = "2"\n')
-    assert Recipe.from_file(path).phases == (Phase(start=1, clock="epochs", data={"stage": 2}),)
+    write(path, 'base = "coconut/tiny"\n[[phases]]\nstart = 1\nclock = "epochs"\n[phases.layout]\nstage = "2"\n')
+    assert Recipe.from_file(path).phases == (Phase(start=1, clock="epochs", layout={"stage": 2}),)
     assert Recipe.from_file(write(tmp_path / "none.yaml", "base: coconut/tiny\nphases: []\n")).phases == ()
 
 
@@ -100,16 +100,16 @@ def test_a_curriculum_comes_from_a_file(tmp_path: Path) -> None:
         ("a.yaml", "base: gpt2/tiny\ntrain: {compile: 1}", "train.compile is 1: use true or false"),
         ("a.yaml", "base: gpt2/tiny\ntrain: {log_every: null}", "train.log_every is None: use an integer"),
         ("a.yaml", "base: gpt2/tiny\ntrain: 3", "train is 3: use"),
-        ("a.yaml", "base: gpt2/tiny\ndata: {batch_size: 0}", "data.batch_size is 0"),
+        ("a.yaml", "base: gpt2/tiny\nlayout: {batch_size: 0}", "layout.batch_size is 0"),
         ("a.yaml", "base: gpt2/tiny\noptimizer: {betas: [0.9]}", "optimizer.betas is [0.9]: use 2 values"),
         ("a.yaml", "base: gpt2/tiny\nmodel: {n_layers: 3}", "gpt2 has no such field; did you mean 'n_layer'"),
         ("a.yaml", "base: gpt2/tiny\nmodel: {n_layer: x}", "model.n_layer is 'x': use an integer"),
         ("a.yaml", "base: gpt2/tiny\nmodel: {model_type: gtp2}", "no such type; did you mean 'gpt2'"),
         ("a.yaml", "base: gpt2/tiny\nphases: [{strat: 1}]", "phases[0].strat: a phase has no such field"),
-        ("a.yaml", "base: gpt2/tiny\nphases: [{data: {stag: 1}}]", "phases[0].data.stag: no such field"),
+        ("a.yaml", "base: gpt2/tiny\nphases: [{layout: {stag: 1}}]", "phases[0].layout.stag: no such field"),
         ("a.yaml", "base: gpt2/tiny\nphases: [{clock: days}]", "phases[0].clock is 'days': use one of steps"),
         ("a.yaml", "train: {steps: 3}", "name its model_type"),
-        ("a.yaml", "model: {model_type: gpt2}", "give exactly one of the three"),
+        ("a.yaml", "model: {model_type: gpt2}", "set exactly one of the three"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_one_sentence(name: str, text: str, says: str, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_another_source_is_read_as_it_is() -> None:
         ("trian.steps=3", "no section 'trian'; did you mean 'train'"),
         ("train.stesp=3", "train.stesp: no such field; did you mean 'steps'"),
         ("train.steps=ten", "train.steps is 'ten': use an integer or none"),
-        ("train.steps=0", "train.steps is 0: give a positive number"),
+        ("train.steps=0", "train.steps is 0: set a positive number"),
         ("train.precision=fp8", "use one of fp32, bf16"),
         ("train.compile=maybe", "train.compile is 'maybe': use true or false"),
         ("optimizer.betas=0.9", "use 2 values"),

@@ -12,7 +12,7 @@ class Option:
 
     Attributes:
         path: where its value goes: a field of the command's own, or section and field of a recipe.
-        flag: `--data.batch-size`.
+        flag: `--layout.batch-size`.
         hint: its type.
         default: what holds if it is not given; shown by `--help`.
         doc: its documentation.

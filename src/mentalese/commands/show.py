@@ -14,6 +14,7 @@ from mentalese.commands.options import one, read
 from mentalese.commands.recipe_options import split_settings
 from mentalese.commands.shared import print_json
 from mentalese.config_source import is_filled_in, read_config
+from mentalese.data.layouts import Packed
 from mentalese.docstrings import class_docs
 from mentalese.recipe import Recipe
 from mentalese.recipe_files import open_recipe, sections
@@ -70,7 +71,13 @@ def explain(recipe: Recipe) -> dict[str, dict[str, dict[str, Any]]]:
             )
             for field in dataclasses.fields(config)
         }
-    return fields
+    kind = _entry(
+        recipe.layout.kind,
+        Packed.kind,
+        twin.layout.kind if twin else dataclasses.MISSING,
+        (type(recipe.layout).__doc__ or "").partition("\n")[0],
+    )
+    return fields | {"layout": {"kind": kind} | fields["layout"]}
 
 
 def _model(model: Mapping[str, Any], twin: Mapping[str, Any], place: str) -> dict[str, dict[str, dict[str, Any]]]:
