@@ -69,7 +69,7 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
     Raises:
         InputError: the recipe or its data are not what they should be.
     """
-    store, tokenizer = prepare(recipe.data)
+    store, tokenizer = prepare(recipe.data, recipe.layout)
     plan = Plan(store.splits["train"], recipe, tokenizer)
     with torch.device("meta"):
         model = build_model(recipe.model, tokenizer, seed=0)
