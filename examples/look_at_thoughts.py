@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from mentalese.models.checkpoints import load_model, saved_recipe
+from mentalese.models.thinking import think
 from mentalese.models.trace import ThoughtTrace
-from mentalese.viewer import think
 
 STORY = "Anna has a son called Paul. Paul lives in Rome."
 

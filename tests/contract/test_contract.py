@@ -18,10 +18,10 @@ from mentalese import EvaluationConfig, InputError, Recipe, get_recipe
 from mentalese.data.batch import Batch
 from mentalese.data.store import prepare
 from mentalese.data.tokenizers import special_token_ids
-from mentalese.evaluation.perplexity import perplexity
 from mentalese.models.adapter import as_contract, hugging_face_model
 from mentalese.models.build import build_model
 from mentalese.models.hf import LatentThoughtModel
+from mentalese.models.scoring import perplexity
 from mentalese.models.trace import ThoughtTrace
 from mentalese.nn.loss import IGNORED
 from mentalese.training.plan import Plan

@@ -23,11 +23,11 @@ from mentalese.data.layouts import Packed, PerDocument
 from mentalese.data.sources import open_source
 from mentalese.data.tokenizers import open_tokenizer
 from mentalese.errors import InputError
-from mentalese.evaluation.perplexity import Perplexity
 from mentalese.evaluation.tasks import evaluate_model
 from mentalese.models.adapter import CausalLMAdapter
 from mentalese.models.checkpoints import load_model, saved_recipe
 from mentalese.models.contract import LossOutput
+from mentalese.models.scoring import Perplexity
 from mentalese.training import loop
 from mentalese.training.loop import train
 from mentalese.training.parallel import gradient_shares

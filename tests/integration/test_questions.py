@@ -16,8 +16,8 @@ from mentalese.compare.compare import Match, compare, print_comparison
 from mentalese.data.layouts import Layout, PerDocument, QuestionAnswer
 from mentalese.errors import InputError
 from mentalese.evaluation.answers import Answers
-from mentalese.evaluation.perplexity import Perplexity
 from mentalese.models.checkpoints import saved_recipe
+from mentalese.models.scoring import Perplexity
 from mentalese.training import loop
 from mentalese.training.loop import train
 from mentalese.training.parallel import Parallel

@@ -24,6 +24,7 @@ LAYERS = (
     ("compare",),
     ("analyses",),
     ("viewer",),
+    ("api",),
     ("commands",),
     ("cli",),
 )

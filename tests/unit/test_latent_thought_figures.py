@@ -19,11 +19,11 @@ from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Packed
 from mentalese.data.store import Split, prepare
 from mentalese.errors import InputError
-from mentalese.evaluation.perplexity import perplexity
 from mentalese.evaluation.tasks import open_evaluation
 from mentalese.families.latent_thought.inference import infer
 from mentalese.families.latent_thought.plain import learn_reference, logits_reference
 from mentalese.models.checkpoints import load_model
+from mentalese.models.scoring import perplexity
 from mentalese.recipe import EvaluationConfig, Recipe
 from support import saved, short_documents, shrink
 

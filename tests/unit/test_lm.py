@@ -33,13 +33,13 @@ from mentalese.data.store import Split
 from mentalese.data.tokenizers import add_markers, special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluation.harness import MentaleseLM
-from mentalese.evaluation.perplexity import perplexity
 from mentalese.evaluation.tasks import evaluate_model
 from mentalese.evaluation.zero_shot import SETS, hub_task, read_hub_task, read_questions, zero_shot
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model
 from mentalese.models.contract import Contract
 from mentalese.models.generation import generate_text
+from mentalese.models.scoring import perplexity
 from mentalese.nn.loss import IGNORED
 from mentalese.recipe import DataConfig, EvaluationConfig
 

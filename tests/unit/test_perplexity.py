@@ -17,10 +17,10 @@ from mentalese.data.layouts import Layout, Marked, Packed, PerDocument, Question
 from mentalese.data.store import Split
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
-from mentalese.evaluation.perplexity import perplexity, protocol, token_scores
 from mentalese.evaluation.tasks import evaluate_model
 from mentalese.models.adapter import CausalLMAdapter
 from mentalese.models.contract import Contract
+from mentalese.models.scoring import perplexity, protocol, token_scores
 from mentalese.recipe import DataConfig, EvaluationConfig, Recipe, TrainConfig
 from support import MARKERS, make_split
 

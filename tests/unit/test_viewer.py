@@ -20,9 +20,9 @@ from mentalese.errors import InputError
 from mentalese.models import contract
 from mentalese.models.adapter import as_contract
 from mentalese.models.checkpoints import load_model, saved_recipe
+from mentalese.models.thinking import think, token_texts, trace
 from mentalese.models.trace import Thought
-from mentalese.viewer import payload, think, think_page, trace
-from mentalese.viewer.think import token_texts
+from mentalese.viewer import payload, think_page
 from support import saved, shrink
 
 TEXT = "She had a son. He was old, and lived in the town. </script><b>Who?</b>"

@@ -60,7 +60,7 @@ def run(words: list[str]) -> None:
 
 
 def _score(test: dict[str, Any]) -> str:
-    from mentalese.evaluation.perplexity import label
+    from mentalese.models.scoring import label
 
     if "accuracy" in test:
         return f"test accuracy {test['accuracy']:.1%} of {test['questions']:,} questions"

@@ -10,15 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from mentalese.data.config import DataConfig
 from mentalese.data.documents import Document, Source
@@ -196,6 +197,16 @@ def _check_parts(store: TokenStore, config: DataConfig, layout: Layout) -> None:
                 f"data.max_sentence_tokens is {cap}: {config.source} contains questions, whose parts are never cut, "
                 f"and one has {longest} tokens; set at least that, or use layout 'qa'"
             )
+
+
+def split_of(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: DataConfig, end: int) -> Split:
+    """Texts as a split in memory, each a document that ends in the token `end`, in sentences as `config` has them."""
+    encoder = SentenceEncoder(tokenizer, config)
+    dtype = np.dtype("<u4")
+    with TemporaryDirectory() as folder:
+        _write_split(Path(folder) / "texts", map(Document, texts), encoder, end, dtype)
+        split = _open_split(Path(folder) / "texts", dtype)
+        return Split(**{name: np.array(array) for name, array in vars(split).items()})
 
 
 def report(store: TokenStore, *, sentences: bool) -> list[str]:

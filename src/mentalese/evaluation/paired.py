@@ -12,9 +12,9 @@ import torch
 from mentalese.data.layouts import Layout
 from mentalese.data.store import Split
 from mentalese.errors import InputError
-from mentalese.evaluation.perplexity import protocol, token_scores
 from mentalese.evaluation.statistics import bootstrap_ratio
 from mentalese.evaluation.tasks import open_evaluation, open_text
+from mentalese.models.scoring import protocol, token_scores
 from mentalese.recipe import DataConfig, EvaluationConfig
 
 POSITIONS = 12

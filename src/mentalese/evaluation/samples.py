@@ -31,12 +31,12 @@ from mentalese.data.layouts import Layout, PerDocument
 from mentalese.data.store import Split
 from mentalese.data.tokenizers import corpus_encoder, decode
 from mentalese.errors import InputError
-from mentalese.evaluation.perplexity import protocol, token_scores
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import context_length
 from mentalese.models.checkpoints import load_model, saved_recipe
 from mentalese.models.contract import evaluation_mode
 from mentalese.models.generation import seeded
+from mentalese.models.scoring import protocol, token_scores
 from mentalese.recipe import DataConfig, EvaluationConfig
 from mentalese.screen import progress
 

@@ -17,7 +17,6 @@ from mentalese.data.store import TokenStore, prepare
 from mentalese.data.tokenizers import MARKERS, add_markers, special_token_ids, tokenizer_fingerprint
 from mentalese.errors import InputError, nearest
 from mentalese.evaluation.answers import ONCE, Asking, answers
-from mentalese.evaluation.perplexity import perplexity
 from mentalese.evaluation.reversal import reversal
 from mentalese.evaluation.samples import UNASKED, Judge, Sampling, conditional, open_judge, unconditional
 from mentalese.evaluation.zero_shot import (
@@ -31,9 +30,10 @@ from mentalese.evaluation.zero_shot import (
     zero_shot,
 )
 from mentalese.files import check_place, write_json
-from mentalese.models.build import check_length, context_length
-from mentalese.models.checkpoints import load_model, model_folder, saved_recipe
-from mentalese.recipe import AS_IT_IS, DataConfig, EvaluationConfig
+from mentalese.models.build import check_length
+from mentalese.models.saved import Saved, load
+from mentalese.models.scoring import perplexity
+from mentalese.recipe import DataConfig, EvaluationConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -197,7 +197,7 @@ _USERS: dict[str, Sequence[str]] = {
 
 
 def evaluate_model(
-    path: str,
+    path: str | Saved,
     *,
     tasks: list[str],
     source: str | None = None,
@@ -224,7 +224,7 @@ def evaluate_model(
     """Evaluates a saved model in its own tokens: `{task: result}`, also written to `out` as JSON.
 
     Args:
-        path: a run's folder, a saved model's, or `hub:NAME`.
+        path: an opened model, or a run's folder, a saved model's, or `hub:NAME`.
         tasks: names from `TASKS`, or `hub:NAME` for any task or group of lm-eval's, fetched from the network.
         source: the text, as in `DataConfig.source`; `None` takes the one that the model was trained on.
         text_column, detokenizer: how it is read, as in `DataConfig`.
@@ -263,7 +263,9 @@ def evaluate_model(
             questions[task] = read_hub_task(task.removeprefix(HUB), limit)
     sampled = set(tasks) & set(_SAMPLED)
     judge = open_judge(sampling, device, mauve="conditional" in sampled) if sampled else None
-    model, tokenizer, data, layout, own = open_evaluation(path, source, device, config)
+    saved = path.on(source) if isinstance(path, Saved) else load(path, device, config=config).on(source)
+    model, tokenizer, data, layout, own = saved.model, saved.tokenizer, saved.data, saved.layout, saved.evaluation
+    path, device = saved.path, saved.device
     read = {name: given[name] for name in ("text_column", "detokenizer") if given[name] is not None}
     data, layout = dataclasses.replace(data, **read), layout.at(stage, latents)
     for estimator in estimators:
@@ -272,7 +274,7 @@ def evaluate_model(
     protocol = evaluation or own
     # A model of another project is asked with all of its context.
     window = layout.window(protocol)
-    max_length = window[0] if window and saved_recipe(path) else None
+    max_length = window[0] if window and saved.recipe else None
     changes: dict[str, Any] = {"max_documents": documents, "answer_tokens": answer_tokens}
     if joined or context_length is not None:  # the recipe's stride belongs to its own windows
         if window is None:
@@ -337,16 +339,8 @@ def open_evaluation(
     Raises:
         InputError: see `load_model`.
     """
-    model, tokenizer = load_model(path, device, fields=config)
-    recipe = saved_recipe(path)
-    if recipe:
-        data, layout, evaluation = recipe.data, recipe.layout, recipe.evaluation
-    else:
-        data, layout, evaluation = DataConfig(), _plain_layout(model), EvaluationConfig()
-    data = dataclasses.replace(data, tokenizer=str(model_folder(path)))
-    if source is not None:
-        data = dataclasses.replace(data, source=source, **AS_IT_IS)
-    return model, tokenizer, data, layout, dataclasses.replace(evaluation, max_documents=None)
+    saved = load(path, device, config=config).on(source)
+    return saved.model, saved.tokenizer, saved.data, saved.layout, saved.evaluation
 
 
 def open_text(
@@ -373,9 +367,3 @@ def open_text(
     tokens = store.splits[split].tokens
     read = dataclasses.replace(store.splits[split], tokens=np.where(tokens == end, own, tokens))
     return dataclasses.replace(store, splits=store.splits | {split: read})
-
-
-def _plain_layout(model: Any) -> Packed:
-    """Rows that fit a model which no recipe came with."""
-    length = Packed().sequence_length
-    return Packed(sequence_length=min(length, context_length(model.config) or length))

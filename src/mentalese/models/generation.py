@@ -63,7 +63,7 @@ def generate_text(
             each = len(made) // len(rows["input_ids"])
             for i, ids in enumerate(made):
                 prompt = prompts[start + i // each]
-                filled = MASK in prompt and _mask_token_id(plain) is not None
+                filled = MASK in prompt and mask_token_id(plain) is not None
                 shown = decode(ids[:length], tokenizer) if filled else layout.prompt_text(prompt)
                 texts.append(shown + decode(ids[length:], tokenizer))
     return texts
@@ -133,11 +133,11 @@ def _encode(
     max_new_tokens: int,
 ) -> Batch:
     """Left-padded prompts that fit the context with `max_new_tokens` to come."""
-    mask_token_id = _mask_token_id(model)
-    filled = mask_token_id is not None and all(MASK in prompt for prompt in prompts)
+    mask = mask_token_id(model)
+    filled = mask is not None and all(MASK in prompt for prompt in prompts)
     if max_new_tokens < 1 and not (filled and max_new_tokens == 0):
         raise InputError(f"max_new_tokens is {max_new_tokens}: give at least 1")
-    batch = layout.encode_prompts(prompts, tokenizer, data, mask_token_id)
+    batch = layout.encode_prompts(prompts, tokenizer, data, mask)
     context = context_length(model.config)
     lengths = batch["attention_mask"].sum(1)
     longest = int(lengths.argmax())
@@ -149,7 +149,7 @@ def _encode(
     return batch
 
 
-def _mask_token_id(model: PreTrainedModel) -> int | None:
+def mask_token_id(model: PreTrainedModel) -> int | None:
     """That of models which fill in masks."""
     return None if getattr(model, "causal", True) else getattr(model.config, "mask_token_id", None)
 

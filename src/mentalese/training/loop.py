@@ -37,7 +37,6 @@ from mentalese.data.layouts import Layout
 from mentalese.data.store import TokenStore, prepare, report
 from mentalese.errors import InputError
 from mentalese.evaluation.answers import answers, check_room
-from mentalese.evaluation.perplexity import perplexity
 from mentalese.files import write_json
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model, check_context, context_length
@@ -45,6 +44,7 @@ from mentalese.models.checkpoints import load_model, save_model, saved_about
 from mentalese.models.contract import LossOutput, TrainStep, count_parameters
 from mentalese.models.generation import generate_text
 from mentalese.models.grow import start_from
+from mentalese.models.scoring import perplexity
 from mentalese.recipe import EvaluationConfig, Recipe
 from mentalese.screen import progress
 from mentalese.training.checkpoint import Checkpointer

@@ -33,9 +33,10 @@ from mentalese.models.checkpoints import load_model, saved_recipe, with_fields
 from mentalese.models.contract import count_parameters
 from mentalese.models.generate_options import GenerateOptions, config_fields
 from mentalese.models.generation import generate_text, stream_text
+from mentalese.models.thinking import think, trace
 from mentalese.recipe import DataConfig
 from mentalese.registry import families
-from mentalese.viewer import payload, think, trace
+from mentalese.viewer import payload
 from mentalese.viewer.page import page as thought_page
 
 if TYPE_CHECKING:

@@ -57,6 +57,45 @@ class Perplexity:
         return figures
 
 
+@dataclass(frozen=True)
+class TextScore:
+    """How well a model predicts one text.
+
+    Attributes:
+        nll: nats of the whole text.
+        tokens: scored tokens.
+        bytes: UTF-8 bytes of the text.
+        estimator: how the likelihood was found; only `exact` is one pass's own.
+    """
+
+    nll: float
+    tokens: int
+    bytes: int
+    estimator: str
+
+    @property
+    def perplexity(self) -> float:
+        """Depends on the tokenizer."""
+        return _exp(self.nll / self.tokens)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Comparable across tokenizers."""
+        return self.nll / math.log(2) / self.bytes
+
+
+def text_scores(scores: np.ndarray, split: Split, estimator: str) -> list[TextScore]:
+    """`token_scores` [len(split.tokens)] summed by document; raises `InputError` for one without a scored token."""
+    found = []
+    for number, (start, end, size) in enumerate(zip(split.documents, split.documents[1:], split.document_bytes)):
+        own = scores[start:end]
+        tokens = int((~np.isnan(own)).sum())
+        if not tokens:
+            raise InputError(f"texts[{number}] has no token to score by the estimator {estimator!r}: use a longer text")
+        found.append(TextScore(float(np.nansum(own.astype(np.float64))), tokens, int(size), estimator))
+    return found
+
+
 def perplexity(
     model: Any,
     tokenizer: PreTrainedTokenizerBase,
