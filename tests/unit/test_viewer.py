@@ -127,11 +127,11 @@ def test_any_hugging_face_model_has_surprise_and_entropy(tokenizer: PreTrainedTo
     log_p = model(found.input_ids[None]).logits[0, :-1].log_softmax(-1).double()
     assert found.tokens == ["<|endoftext|>", *"a plain text"]
     assert found.special == [True] + [False] * 12
-    surprise, entropy = found.scores["surprise"], found.scores["entropy"]
-    assert surprise[0].isnan()
+    surprisal, entropy = found.scores["surprisal"], found.scores["entropy"]
+    assert surprisal[0].isnan()
     assert entropy[0].isnan()
     expected = -log_p.gather(1, found.input_ids[1:, None])[:, 0]
-    torch.testing.assert_close(surprise[1:].double(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(surprisal[1:].double(), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(entropy[1:].double(), -(log_p.exp() * log_p).sum(-1), atol=1e-5, rtol=1e-5)
     assert torch.equal(found.readings["predicted"][1:], log_p.argmax(-1))
     assert found.vocabulary.keys() == set(found.readings["predicted"].tolist())
@@ -182,9 +182,9 @@ def test_an_option_that_the_model_does_not_know_is_refused(
 
 
 def test_numbers_are_short_and_what_is_no_number_is_null() -> None:
-    found = ThoughtTrace(torch.arange(3), {"surprise": torch.tensor([math.nan, 1.23456789, math.inf])}, model="gpt2")
+    found = ThoughtTrace(torch.arange(3), {"surprisal": torch.tensor([math.nan, 1.23456789, math.inf])}, model="gpt2")
     (drawn,) = payload([found])["traces"]
-    assert drawn["scores"]["surprise"]["values"] == [None, 1.235, None]
+    assert drawn["scores"]["surprisal"]["values"] == [None, 1.235, None]
     assert drawn["tokens"] == ["0", "1", "2"], "without a tokenizer there are ids"
 
 
@@ -192,7 +192,7 @@ def test_a_new_familys_words_are_its_names_until_it_says_more() -> None:
     found = ThoughtTrace(
         torch.arange(3),
         {"inner_doubt": torch.zeros(3)},
-        curves={"surprise.2": torch.zeros(2), "doubt.by.layer": torch.zeros(2)},
+        curves={"surprisal.2": torch.zeros(2), "doubt.by.layer": torch.zeros(2)},
         model="someone_elses",
     )
     (drawn,) = payload([found])["traces"]
@@ -200,7 +200,7 @@ def test_a_new_familys_words_are_its_names_until_it_says_more() -> None:
     assert drawn["curves"]["doubt.by.layer"]["title"] == "doubt.by.layer"
     assert (drawn["about"], drawn["streams"]) == ("", None)
     (drawn,) = payload([dataclasses.replace(found, model="mtp")])["traces"]
-    assert drawn["curves"]["surprise.2"]["title"] == "surprise, 2 ahead"
+    assert drawn["curves"]["surprisal.2"]["title"] == "surprisal, 2 ahead"
 
 
 def test_links_are_the_strongest_between_different_thoughts() -> None:
@@ -217,7 +217,7 @@ def test_a_gain_is_of_the_tokens_that_both_read(runs: dict[str, Path], tokenizer
     own, other = page["traces"]
     assert own["scores"]["gain"]["title"] == "gain over gpt2/gpt2"
     assert own["scores"]["gain"]["diverging"]
-    pairs = zip(*(_by_text(part, "surprise") for part in (own, other)), _by_text(own, "gain"), _by_text(other, "gain"))
+    pairs = zip(*(_by_text(part, "surprisal") for part in (own, other)), _by_text(own, "gain"), _by_text(other, "gain"))
     checked = 0
     for mine, theirs, gain, back in pairs:
         if None not in (mine, theirs):
@@ -245,7 +245,7 @@ def _by_text(drawn: dict[str, Any], score: str) -> list[float | None]:
 def test_what_no_likelihood_is_compared_with_says_so(runs: dict[str, Path], other: str) -> None:
     page = inside(think_page(runs["gpt2"], TEXT, against=runs[other]))
     about = page["traces"][0]["scores"]["gain"]["about"]
-    assert re.search(f"Surprise of {other}/{other}: .* no likelihood", about), "it is said of which model"
+    assert re.search(f"Surprisal of {other}/{other}: .* no likelihood", about), "it is said of which model"
 
 
 # -- files and notebooks -----------------------------------------------------------------------------------------------
@@ -280,13 +280,24 @@ def test_a_notebook_shows_the_page_in_a_frame_of_its_own(runs: dict[str, Path], 
 
 
 def test_a_trace_of_another_version_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"holds no trace \(no trace.json\): give a folder"):
+    with pytest.raises(InputError, match=r"contains no trace\.json: use a folder"):
         ThoughtTrace.load(tmp_path)
     ThoughtTrace(torch.arange(3)).save(tmp_path)
     described = json.loads((tmp_path / "trace.json").read_text())
     (tmp_path / "trace.json").write_text(json.dumps(described | {"version": 1}))
-    with pytest.raises(InputError, match="holds a trace of version 1, this library reads 2: make the trace again"):
+    with pytest.raises(InputError, match="contains a trace of version 1, this library reads 2 and 3: make the trace"):
         ThoughtTrace.load(tmp_path)
+
+
+def test_a_trace_of_version_2_gets_the_names_of_today(tmp_path: Path) -> None:
+    scores = {name: torch.tensor([math.nan, 1.0, 2.0]) for name in ("surprise", "entropy", "surprise.2", "surprised")}
+    ThoughtTrace(torch.arange(3), scores).save(tmp_path)
+    described = json.loads((tmp_path / "trace.json").read_text())
+    assert described["version"] == 3
+    (tmp_path / "trace.json").write_text(json.dumps(described | {"version": 2}))
+    found = ThoughtTrace.load(tmp_path)
+    assert list(found.scores) == ["surprisal", "entropy", "surprisal.2", "surprised"]
+    torch.testing.assert_close(found.scores["surprisal.2"], scores["surprise.2"], equal_nan=True)
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -347,7 +358,7 @@ def test_of_two_models_it_is_said_which_one_refuses(runs: dict[str, Path]) -> No
 
 
 def test_bytes_that_are_no_text_are_refused(tokenizer: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(InputError, match=r"prompts\[0\] is no Unicode text \(at character 1\): give UTF-8"):
+    with pytest.raises(InputError, match=r"prompts\[0\] is not Unicode \(at character 1\): use UTF-8"):
         think(gpt2(tokenizer), tokenizer, "a\udcff")
 
 
