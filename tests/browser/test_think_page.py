@@ -12,7 +12,7 @@ import pytest
 
 from browser import payloads
 from browser.payloads import page_of
-from mentalese import get_recipe
+from mentalese import get_recipe, load
 from mentalese.viewer import think_page
 from mentalese.viewer.page import page as page_html
 from support import saved, shrink
@@ -64,7 +64,7 @@ def test_a_trace_has_the_panels_of_what_it_holds_and_fits_a_phone(opened: Open, 
 def test_every_family_has_its_panels(opened: Open, corpus: Path, tmp_path: Path, name: str) -> None:
     run = saved(tmp_path / "run", shrink(get_recipe(name), corpus))
     text = "Anna has a son </script> called Paul. He is older than Maria. Maria lives in the town."
-    page = opened(think_page(run, text, max_new_tokens=4 if "coconut" in name else None))
+    page = opened(think_page(load(run), text, **({"max_new_tokens": 4} if "coconut" in name else {})))
     assert page.locator("section h2").all_inner_texts() == ["Text", *MODELS[name]]
     assert text in re.sub("[‹›◦]", "", page.locator(".flow").text_content() or "")
     for number in range(0, page.locator(".token").count(), 9):
