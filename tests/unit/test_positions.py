@@ -1,4 +1,4 @@
-"""Nats a token by its place in the document: spans that double, up to what a model reads at once."""
+"""Nats per token by place in the document: spans that double, up to what a model reads at once."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def test_a_text_of_any_length_is_for_models_of_sentences_alone(
     assert len(think(gpt2(tokenizer), tokenizer, "a" * 63).input_ids) == 64
 
 
-def test_any_hugging_face_model_has_surprise_and_entropy(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_any_hugging_face_model_has_surprisal_and_entropy(tokenizer: PreTrainedTokenizerFast) -> None:
     model = gpt2(tokenizer)
     found = think(model, tokenizer, "a plain text")
     log_p = model(found.input_ids[None]).logits[0, :-1].log_softmax(-1).double()
