@@ -85,7 +85,8 @@ def test_auto_classes_know_every_family_whichever_is_imported_first(first: str) 
 )
 def test_every_order_of_imports_works(lines: str) -> None:
     """Families import transformers' classes, and transformers' mappings know families: neither waits for the other."""
-    code = f"{lines}\nimport mentalese\nfrom transformers import AutoConfig\nprint(AutoConfig.for_model('gpt2_gist').model_type)"
+    code = f"{lines}\nimport mentalese\nfrom transformers import AutoConfig\n"
+    code += "print(AutoConfig.for_model('gpt2_gist').model_type)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "gpt2_gist", done.stderr
 
