@@ -361,17 +361,17 @@ def test_a_trace_has_a_number_for_every_token_that_something_predicts(case: Case
     assert [trace.model for trace in traces] == [case.model.config.model_type] * len(real)
     for row, trace in enumerate(traces):
         assert torch.equal(trace.input_ids, batch["input_ids"][row])
-        surprise = trace.scores["surprise"]
-        there = ~surprise.isnan()
+        surprisal = trace.scores["surprisal"]
+        there = ~surprisal.isnan()
         assert there.any()
         assert not there[~real[row]].any()
         assert not there[0]
         for name, score in trace.scores.items():
-            assert score.shape == surprise.shape, name
+            assert score.shape == surprisal.shape, name
             assert not score.isinf().any(), name
             assert score[~real[row]].isnan().all(), name
         if not case.model.estimators[0].endswith("-bound"):
-            torch.testing.assert_close(surprise[there], nll[row][there], **TOLERANCE)
+            torch.testing.assert_close(surprisal[there], nll[row][there], **TOLERANCE)
         if case.model.causal:
             entropy = trace.scores["entropy"]
             assert torch.equal(entropy.isnan(), ~there)

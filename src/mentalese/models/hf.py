@@ -255,7 +255,7 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
         raise NotImplementedError(f"{type(self).__name__} needs encode")
 
     def fill(self, traces: list[ThoughtTrace], encoded: Any, real: Tensor) -> None:
-        """Adds a family's thoughts to traces that have each token's surprise, one per row.
+        """Adds a family's thoughts to traces that have each token's surprisal, one per row.
 
         Args:
             encoded: what `encode` returned with `trace=True`.

@@ -317,12 +317,12 @@ class LTMForCausalLM(LatentThoughtModel):
     inner_gradients = True
     forward_options = ("z", "fast_steps")
     about_thoughts = (
-        "Vectors for each block, inferred from this very text: surprise is what the text costs once they are known, "
+        "Vectors for each block, inferred from this very text: surprisal is what the text costs once they are known, "
         "and the KL what they cost themselves."
     )
     shown = {  # noqa: RUF012 (nothing writes to it)
-        "surprise": Shown(
-            "surprise", "What the token cost given thoughts inferred from the whole text: no likelihood.", "nats"
+        "surprisal": Shown(
+            "surprisal", "What the token cost given thoughts inferred from the whole text: no likelihood.", "nats"
         ),
         "predicted": Shown(
             "the likeliest next token", "What was expected most, given the thoughts and the text before it."

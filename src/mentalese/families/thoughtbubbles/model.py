@@ -264,8 +264,8 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         "at once (selection 'block'), so that later tokens have a say, or token by token ('causal')."
     )
     shown = {  # noqa: RUF012 (nothing writes to it)
-        "surprise": Shown(
-            "surprise",
+        "surprisal": Shown(
+            "surprisal",
             "What the token cost: minus the log of the probability that it was given; no likelihood where later tokens "
             "have a say (selection 'block').",
             "nats",
