@@ -50,7 +50,7 @@ def text_for(run: str) -> str:
     if recipe is None:
         raise SystemExit(f"{run} holds no recipe: give the folder of a run")
     documents = open_source(recipe.data.source).documents("test")
-    if recipe.data.batching == "records":
+    if recipe.layout.questions:
         return next(document.segments[0] for document in documents if document.segments)
     paragraphs = (paragraph.strip() for document in documents for paragraph in document.text.split("\n\n"))
     found = next(paragraph for paragraph in paragraphs if len(paragraph.split()) >= 0.6 * WORDS)

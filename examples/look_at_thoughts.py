@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from mentalese.models.checkpoints import load_model, saved_recipe
+from mentalese.models.thinking import think
 from mentalese.models.trace import ThoughtTrace
-from mentalese.viewer import think
 
 STORY = "Anna has a son called Paul. Paul lives in Rome."
 
@@ -18,7 +18,7 @@ STORY = "Anna has a son called Paul. Paul lives in Rome."
 def main(path: Path, folder: Path) -> None:
     model, tokenizer = load_model(path)
     recipe = saved_recipe(path)
-    trace = think(model, tokenizer, STORY, recipe.data if recipe else None)
+    trace = think(model, tokenizer, STORY, *((recipe.data, recipe.layout) if recipe else ()))
 
     table = trace.to_pandas()  # a row a token; in a notebook, `trace` on a line of its own draws the whole page
     print(table.to_string(float_format="{:.2f}".format))

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 from mentalese import TrainConfig, get_recipe
-from mentalese.data.plan import encode_prompts
 from mentalese.models.checkpoints import load_model
 from mentalese.training.loop import train
 
@@ -28,7 +27,8 @@ def main(folder: Path, steps: int) -> None:
     print(f"test perplexity {result['test']['perplexity']:.2f} after {result['tokens']:,} tokens")
 
     model, tokenizer = load_model(folder)
-    trace = model(**encode_prompts([STORY], tokenizer, recipe.data), output_thoughts=True).thoughts[0]
+    prompt = recipe.layout.encode_prompts([STORY], tokenizer, recipe.data)
+    trace = model(**prompt, output_thoughts=True).thoughts[0]
     for i, thought in enumerate(trace.thoughts):
         sentence = tokenizer.decode(trace.input_ids[thought.start : thought.end], skip_special_tokens=True)
         read = ", ".join(f"{weight:.2f}" for weight in trace.links["memory"][i, :i].tolist())

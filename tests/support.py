@@ -18,6 +18,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mentalese import Recipe, TrainConfig, recipes
+from mentalese.data import tokenizers
+from mentalese.data.layouts import QuestionAnswer
 from mentalese.data.store import Split, prepare
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model
@@ -65,7 +67,7 @@ def saved(folder: Path, recipe: Recipe, **fields: Any) -> Path:
     recipe = dataclasses.replace(
         recipe, name=f"{recipe.name.partition('/')[0]}/{folder.name}", model=recipe.model | fields
     )
-    _, tokenizer = prepare(recipe.data, show=False)
+    _, tokenizer = prepare(recipe.data, recipe.layout, show=False)
     model = build_model(recipe.model, tokenizer, seed=0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -79,22 +81,23 @@ def saved(folder: Path, recipe: Recipe, **fields: Any) -> Path:
 
 def shrink(recipe: Recipe, corpus: Path, *, steps: int = 6, **train: object) -> Recipe:
     """The recipe on the small corpus, a few hundred tokens a step, for a few steps; questions at all stages at once."""
-    asks = recipe.data.batching == "records"
+    layout, asks = recipe.layout, recipe.layout.questions
     data = dataclasses.replace(
         recipe.data,
         source=f"file:{corpus.with_name('questions.jsonl') if asks else corpus}",
         tokenizer="bpe:512",
-        batch_size=4,
-        sequence_length=min(recipe.data.sequence_length, 128 if asks else 64),
-        tokens_per_batch=400,
-        max_sentences=6,
         train_tokens=None,
-        **({"stage": recipe.data.stages, "uniform_prob": 0.5} if asks else {}),
     )
+    sizes: dict[str, Any] = {"tokens_per_batch": 400, "max_sentences": 6}
+    if layout.sequence_length is not None:
+        sizes = {"batch_size": 4, "sequence_length": min(layout.sequence_length, 128 if asks else 64)}
+    if isinstance(layout, QuestionAnswer):
+        sizes |= {"stage": layout.stages, "uniform_prob": 0.5}
+    layout = dataclasses.replace(layout, **sizes)
     config = TrainConfig(steps=steps, log_every=1, device="cpu", **train)  # type: ignore[arg-type]
     evaluation = dataclasses.replace(recipe.evaluation, max_documents=4, sample_tokens=8)
     phases = () if asks else recipe.phases
-    return dataclasses.replace(recipe, data=data, train=config, evaluation=evaluation, phases=phases)
+    return dataclasses.replace(recipe, data=data, layout=layout, train=config, evaluation=evaluation, phases=phases)
 
 
 # -- runs in processes of their own ------------------------------------------------------------------------------------
@@ -160,14 +163,25 @@ def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
 
 
 PAD, BOS, EOS, EOD = 0, 1, 2, 3
-SPECIAL = {
-    "pad_token_id": PAD,
-    "bos_token_id": EOD,
-    "eos_token_id": EOD,
-    "sentence_start_token_id": BOS,
-    "sentence_end_token_id": EOS,
-}
-"""Marker ids of splits made by `make_split`."""
+
+
+class Markers:
+    """A tokenizer that knows nothing but the ids of its markers."""
+
+    eos_token_id = bos_token_id = None
+
+    def __init__(self, **ids: int) -> None:
+        self._ids = ids
+
+    def convert_tokens_to_ids(self, token: str) -> int | None:
+        return self._ids.get(token)
+
+    def convert_ids_to_tokens(self, index: int) -> str:
+        return next(token for token, own in self._ids.items() if own == index)
+
+
+MARKERS: Any = Markers(**{tokenizers.PAD: PAD, tokenizers.BOS: BOS, tokenizers.EOS: EOS, tokenizers.EOD: EOD})
+"""The tokenizer of splits made by `make_split`."""
 
 
 def make_split(*documents: list[int]) -> Split:

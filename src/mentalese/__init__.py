@@ -15,8 +15,10 @@ from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Phas
 from mentalese.registry import Family, get_recipe, match_recipes, recipes, register_lazily
 
 if TYPE_CHECKING:
+    from mentalese.api import evaluate, think, train
     from mentalese.models.contract import LossOutput, TrainStep
     from mentalese.models.hf import LatentThoughtConfig, LatentThoughtModel, ThoughtCache
+    from mentalese.models.saved import Saved, load
     from mentalese.models.trace import ThoughtTrace
 
 __version__ = version("mentalese")
@@ -32,20 +34,30 @@ __all__ = [
     "OptimizerConfig",
     "Phase",
     "Recipe",
+    "Saved",
     "ThoughtCache",
     "ThoughtTrace",
     "TrainConfig",
     "TrainStep",
+    "evaluate",
     "get_recipe",
+    "load",
     "match_recipes",
     "recipes",
+    "think",
+    "train",
 ]
 
 
 _PLACES = {
+    "evaluate": "mentalese.api",
+    "load": "mentalese.models.saved",
+    "think": "mentalese.api",
+    "train": "mentalese.api",
     "LatentThoughtConfig": "mentalese.models.hf",
     "LatentThoughtModel": "mentalese.models.hf",
     "LossOutput": "mentalese.models.contract",
+    "Saved": "mentalese.models.saved",
     "ThoughtCache": "mentalese.models.hf",
     "ThoughtTrace": "mentalese.models.trace",
     "TrainStep": "mentalese.models.contract",

@@ -14,6 +14,12 @@ class InputError(ValueError):
     """
 
 
+def require(condition: bool, name: str, value: object, remedy: str) -> None:
+    """Raises `InputError` unless the condition is met."""
+    if not condition:
+        raise InputError(f"{name} is {value!r}: {remedy}")
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`"; did you mean 'x'?"` where a known name is close to `name`, else an empty string."""
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)

@@ -49,11 +49,13 @@ def train_command(recipe: Recipe, out: Path) -> str | None:
     known = recipes().get(recipe.name)
     if known is None or known.phases != recipe.phases or known.model["model_type"] != recipe.model["model_type"]:
         return None
+    if known.layout.kind != recipe.layout.kind:
+        return None
     arguments: list[str] = []
     if recipe.data.source != known.data.source:
         arguments += ["--data", recipe.data.source]
         known = dataclasses.replace(known, data=dataclasses.replace(known.data, **AS_IT_IS))
-    for section in ("model", "data", "optimizer", "train", "evaluation"):
+    for section in ("model", "data", "layout", "optimizer", "train", "evaluation"):
         before, after = _fields(known, section), _fields(recipe, section)
         if before.keys() - after.keys():
             return None

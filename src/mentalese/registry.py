@@ -16,12 +16,13 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mentalese.data import layouts
 from mentalese.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class Family:
             `mentalese grow`.
         figures: `module:attribute` of a dict of `mentalese.analyses.drawing.Figure` by name, for `mentalese figure
             NAME/..`; the module imports neither torch nor transformers nor matplotlib by itself.
+        layouts: kind -> `module:Class` of layouts of text that the family brings; the modules import neither torch nor
+            transformers by themselves.
     """
 
     name: str
@@ -52,6 +55,7 @@ class Family:
     classes: dict[str, tuple[str, str]]
     grow: str | None = None
     figures: str | None = None
+    layouts: dict[str, str] = field(default_factory=dict)
 
 
 def load(reference: str) -> Any:
@@ -75,6 +79,20 @@ def families() -> dict[str, Family]:
         if names.count(name) > 1:
             raise InputError(f"two packages declare the family {name!r}: uninstall or rename one")
     return {family.name: family for family in found}
+
+
+def _layouts() -> dict[str, str]:
+    """The layouts that families bring, by kind."""
+    found: dict[str, str] = {}
+    for family in families().values():
+        for kind, reference in family.layouts.items():
+            if kind in found:
+                raise InputError(f"two families declare the layout {kind!r}: uninstall or rename one")
+            found[kind] = reference
+    return found
+
+
+layouts.BROUGHT.append(_layouts)
 
 
 @cache

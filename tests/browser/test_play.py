@@ -79,7 +79,7 @@ def expected(model: Path, prompt: str, tokens: int, seed: int) -> str:
     recipe = saved_recipe(model)
     assert recipe is not None
     options = {"max_new_tokens": tokens, "seed": seed, "do_sample": True, "temperature": 0.8}
-    return generate_text(opened, tokenizer, [prompt], recipe.data, **options)[0]
+    return generate_text(opened, tokenizer, [prompt], recipe.data, recipe.layout, **options)[0]
 
 
 def test_a_text_grows_and_its_thoughts_appear(reader: Callable[[], Page], model: Path) -> None:

@@ -16,15 +16,15 @@ from transformers import AutoModelForCausalLM
 
 from mentalese import EvaluationConfig, InputError, Recipe, get_recipe
 from mentalese.data.batch import Batch
-from mentalese.data.plan import Plan, encode_prompts
 from mentalese.data.store import prepare
 from mentalese.data.tokenizers import special_token_ids
-from mentalese.evaluation.perplexity import perplexity
 from mentalese.models.adapter import as_contract, hugging_face_model
 from mentalese.models.build import build_model
 from mentalese.models.hf import LatentThoughtModel
+from mentalese.models.scoring import perplexity
 from mentalese.models.trace import ThoughtTrace
 from mentalese.nn.loss import IGNORED
+from mentalese.training.plan import Plan
 from support import shrink, tiny_recipes
 
 TOLERANCE = {"atol": 2e-5, "rtol": 2e-5}
@@ -65,19 +65,19 @@ class Case:
         return self.hugging_face(batch["input_ids"], attention_mask=batch.get("attention_mask"), use_cache=False).logits
 
     def prompts(self, texts: list[str]) -> Batch:
-        return encode_prompts(texts, self.tokenizer, self.recipe.data)
+        return self.recipe.layout.encode_prompts(texts, self.tokenizer, self.recipe.data)
 
 
 @pytest.fixture(params=[*tiny_recipes(), *MODES])
 def case(request: pytest.FixtureRequest, corpus: Path) -> Case:
     recipe = shrink(get_recipe(request.param), corpus)
-    store, tokenizer = prepare(recipe.data, show=False)
+    store, tokenizer = prepare(recipe.data, recipe.layout, show=False)
     model = build_model(recipe.model, tokenizer, seed=0).eval()
     with torch.no_grad():  # a freshly initialised tied model repeats one token: larger weights tell caches apart
         for parameter in model.parameters():
             if parameter.ndim >= 2:
                 parameter.mul_(3)
-    plan = Plan(store.splits["train"], recipe, special_token_ids(tokenizer))
+    plan = Plan(store.splits["train"], recipe, tokenizer)
     return Case(recipe, model, tokenizer, plan)
 
 
@@ -403,14 +403,15 @@ def test_the_adapter_is_what_makes_a_hugging_face_model_keep_the_contract(case: 
 
 
 def test_a_perplexity_does_not_depend_on_the_batch_size(case: Case) -> None:
-    store, tokenizer = prepare(case.recipe.data, show=False)
+    store, tokenizer = prepare(case.recipe.data, case.recipe.layout, show=False)
     figures = [
         perplexity(
             case.model,
+            tokenizer,
             store.splits["train"],
             case.recipe.data,
+            case.recipe.layout,
             EvaluationConfig(batch_size=batch_size, max_documents=7),
-            special_token_ids(tokenizer),
         )
         for batch_size in (1, 3, 7)
     ]

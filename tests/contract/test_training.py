@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mentalese import Recipe, get_recipe
-from mentalese.data.plan import Plan
 from mentalese.training.loop import train
+from mentalese.training.plan import Plan
 from support import assert_same, checkpoint, checkpoint_steps, finish, launch, losses, shrink, tiny_recipes, weights
 
 
@@ -56,5 +56,5 @@ def test_two_processes_equal_one(recipe: Recipe, tmp_path: Path) -> None:
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
     assert two["test"]["nll"] == pytest.approx(one["test"]["nll"], rel=1e-4)
     assert two["tokens"] == one["tokens"]
-    if recipe.data.batching in ("blocks", "marked"):  # rows of other lengths are padded to their rank's longest
+    if recipe.layout.kind in ("packed", "marked"):  # rows of other lengths are padded to their rank's longest
         assert two["flops"] == one["flops"]

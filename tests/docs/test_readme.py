@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from mentalese import cli
+from mentalese.commands.eval import Options as EvalOptions
+from mentalese.commands.options import read
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^(<!-- not run -->\n)?```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -28,7 +29,7 @@ from mentalese.cli import main
 
 arguments = sys.argv[1:]
 if arguments[0] in ("train", "compare"):
-    arguments += "--train.steps 2 --data.batch-size 2 --data.tokens-per-batch 600 --evaluation.sample-tokens 4".split()
+    arguments += "--train.steps 2 --evaluation.sample-tokens 4".split()
     if "--data" not in arguments:
         text = "{questions}" if "coconut" in arguments[1] else "{corpus}"
         arguments += f"--data file:{{text}} --data.tokenizer bpe:512".split()
@@ -82,7 +83,8 @@ def test_the_commands_of_evaluation_have_options_that_exist() -> None:
     for line in lines:
         command, task, model, *options = shlex.split(line)
         assert (command, task, model) == ("mentalese", "eval", "MODEL")
-        cli._parse(cli._Eval, options, "eval")
+        names, _ = read(EvalOptions, options, "eval")
+        assert not names
 
 
 def test_the_family_that_contributing_declares_is_one() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from mentalese import Recipe, TrainConfig, get_recipe, recipes
+from mentalese.data.layouts import QuestionAnswer
 
 FOLDER = Path(__file__).parent
 MODES = ["latent_thought/tiny-langevin", "latent_thought/tiny-vae"]  # other ways to train than the `tiny` recipe's
@@ -26,11 +27,12 @@ def golden_recipe(name: str) -> Recipe:
     """The tiny recipe itself, on text that is the same for every Python version."""
     recipe = get_recipe(name)
     data, phases = dataclasses.replace(recipe.data, source="builtin:families", tokenizer="bpe:1024"), recipe.phases
-    if recipe.data.batching == "records":  # generated already; the first steps have no latents
-        data, phases = dataclasses.replace(recipe.data, stage=recipe.data.stages), ()
+    layout = recipe.layout
+    if isinstance(layout, QuestionAnswer):  # generated already; the first steps have no latents
+        data, layout, phases = recipe.data, dataclasses.replace(layout, stage=layout.stages), ()
     evaluation = dataclasses.replace(recipe.evaluation, max_documents=1, sample_tokens=1)
     train = TrainConfig(steps=20, log_every=1, device="cpu", seed=0)
-    return dataclasses.replace(recipe, data=data, evaluation=evaluation, train=train, phases=phases)
+    return dataclasses.replace(recipe, data=data, layout=layout, evaluation=evaluation, train=train, phases=phases)
 
 
 def losses(name: str, out: Path) -> list[float]:

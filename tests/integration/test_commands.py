@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mentalese import cli, get_recipe
-from mentalese.data.plan import encode_prompts
 from mentalese.models.checkpoints import saved_recipe
 from mentalese.registry import families, match_recipes
 from support import demo, tiny_recipes
 
 SMALL = """
-    --data.tokenizer bpe:512 --data.sequence-length 64 --data.batch-size 4 --data.tokens-per-batch 400
-    --data.max-sentences 6 --evaluation.max-documents 4 --evaluation.sample-tokens 8 --train.device cpu
+    --data.tokenizer bpe:512 --evaluation.max-documents 4 --evaluation.sample-tokens 8 --train.device cpu
 """.split()  # noqa: SIM905
+ROWS = ["--layout.sequence-length", "64", "--layout.batch-size", "4"]
+STREAMS = ["--layout.tokens-per-batch", "400", "--layout.max-sentences", "6"]
 
 
 def mentalese(*arguments: str | Path) -> int:
@@ -26,15 +27,16 @@ def mentalese(*arguments: str | Path) -> int:
 
 
 def asks(name: str) -> bool:
-    return get_recipe(name).data.batching == "records"
+    return get_recipe(name).layout.questions
 
 
 def small(name: str, corpus: Path) -> list[str]:
     """Options of three steps of a `tiny` recipe on texts, or on questions where it reads such."""
     if not asks(name):
-        return ["--data", f"file:{corpus}", "--train.steps", "3", *SMALL]
+        sizes = STREAMS if get_recipe(name).layout.sequential else ROWS
+        return ["--data", f"file:{corpus}", "--train.steps", "3", *SMALL, *sizes]
     options = ["--data", f"file:{corpus.with_name('questions.jsonl')}", "--train.steps", "3", *SMALL]
-    return [*options, "--data.sequence-length", "128"]
+    return [*options, *ROWS, "--layout.sequence-length", "128"]
 
 
 @pytest.fixture(scope="module", params=tiny_recipes())
@@ -48,7 +50,7 @@ def run(request: pytest.FixtureRequest, corpus: Path, tmp_path_factory: pytest.T
 @pytest.fixture(scope="module")
 def gpt2(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "gpt2"
-    arguments = ("--data", f"file:{corpus}", "--out", out, "--train.steps", "3", *SMALL)
+    arguments = ("--data", f"file:{corpus}", "--out", out, "--train.steps", "3", *SMALL, *ROWS)
     assert mentalese("train", "gpt2/tiny", *arguments) == 0
     return out
 
@@ -70,7 +72,7 @@ def test_a_trained_model_opens_with_the_auto_classes(run: Path) -> None:
     assert len(tokenizer) == model.config.vocab_size
     recipe = saved_recipe(str(run))
     assert recipe is not None
-    inputs = encode_prompts(["She had a son."], tokenizer, recipe.data)
+    inputs = recipe.layout.encode_prompts(["She had a son."], tokenizer, recipe.data)
     assert model.generate(**inputs, max_new_tokens=4, min_new_tokens=4).shape[1] == inputs["input_ids"].shape[1] + 4
 
 
@@ -251,6 +253,71 @@ def test_the_demo_ends_in_a_table_a_report_and_a_page_a_family(
     assert mentalese(*comparison, *texts) == 0, "finished runs are taken as they are"
 
 
+CURRICULA = {
+    "yaml": """
+base: coconut/tiny
+train: {steps: 3, device: cpu}
+phases:
+  - {start: 1, data: {stage: 1}}
+  - {start: 2, data: {stage: 2}, reset_optimizer: true}
+""",
+    "toml": """
+base = "thought_gestalt/tiny"
+train = { steps = 3, device = "cpu" }
+[[phases]]
+start = 1
+model = { eos_weight = [0.05, 0.5] }
+""",
+    "json": json.dumps(
+        {
+            "model": {"model_type": "gpt2", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
+            "train": {"steps": 3, "device": "cpu"},
+            "phases": [{"start": 2, "reset_optimizer": True}],
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize("suffix", CURRICULA)
+def test_a_curriculum_in_a_file_trains(
+    suffix: str, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / f"mine.{suffix}", tmp_path / "run"
+    path.write_text(CURRICULA[suffix])
+    options = small("coconut/tiny" if suffix == "yaml" else "gpt2/tiny", corpus)
+    assert mentalese("train", path, "optimizer.learning_rate=2e-3", "--out", out, *options) == 0
+    assert "mine: test" in capsys.readouterr().out
+    config = json.loads((out / "config.json").read_text())["recipe"]
+    assert config["name"] == "mine"
+    assert config["optimizer"]["learning_rate"] == 2e-3
+    assert len(config["phases"]) == CURRICULA[suffix].count("start")
+    assert json.loads((out / "result.json").read_text())["steps"] == 3
+    assert mentalese("train", path, "train.log_every=1", "optimizer.learning_rate=2e-3", "--out", out, *options) == 2
+    refusal(capsys.readouterr().err, "--resume")
+
+
+def test_json_is_all_that_is_printed(
+    gpt2: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def printed(*arguments: str | Path) -> Any:
+        assert mentalese(*arguments, "--json") == 0
+        return json.loads(capsys.readouterr().out)
+
+    capsys.readouterr()
+    perplexity = json.loads((gpt2 / "result.json").read_text())["test"]["perplexity"]
+    assert printed("eval", gpt2)["perplexity"]["perplexity"] == pytest.approx(perplexity, rel=1e-6)
+    assert printed("eval", gpt2, "--against", gpt2)["overall"]["difference"] == 0
+    [generated] = printed("generate", gpt2, "--prompt", "She had", "--max-new-tokens", "3")
+    assert generated["prompt"] == "She had"
+    assert generated["text"].startswith("She had")
+    mine = tmp_path / "wide.yaml"
+    mine.write_text("base: gpt2/tiny\nmodel: {n_inner: 64}\n")
+    options = ("--data", f"file:{corpus}", "--out", tmp_path / "runs", "--train.steps", "2", *SMALL)
+    comparison = printed("compare", "gpt2/tiny", mine, *options)
+    assert [row["name"] for row in comparison["rows"]] == ["gpt2/tiny", "wide"]
+    assert comparison == json.loads((tmp_path / "runs" / "compare.json").read_text())
+
+
 def test_a_prepared_store_trains(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store, out = tmp_path / "store", tmp_path / "run"
     assert mentalese("data", "prepare", f"file:{corpus}", "--out", store, "--tokenizer", "bpe:512") == 0
@@ -269,7 +336,7 @@ BAD_TRAINING = {
     "no such tokenizer": ("--data file:good.jsonl --data.tokenizer nowhere", "nowhere"),
     "a size that heads do not divide": ("--data file:good.jsonl --model.hidden-size 66", "66"),
     "a size of nothing": ("--data file:good.jsonl --model.hidden-size 0", "change its sizes"),
-    "too long for the model": ("--data file:good.jsonl --data.sequence-length 512", "512"),
+    "too long for the model": ("--data file:good.jsonl --layout.sequence-length 512", "512"),
     "a tracker that is not there": ("--data file:good.jsonl --train.trackers wandbb", "did you mean 'wandb'"),
     "a file as the run's folder": ("--data file:good.jsonl --out good.jsonl", "which is a file"),
     "a folder that is no run": ("--data file:good.jsonl --out full", "holds no run"),

@@ -19,14 +19,15 @@ from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
 from mentalese import Phase, Recipe, get_recipe
 from mentalese.data.batch import Batch
+from mentalese.data.layouts import Packed, PerDocument
 from mentalese.data.sources import open_source
 from mentalese.data.tokenizers import open_tokenizer
 from mentalese.errors import InputError
-from mentalese.evaluation.perplexity import Perplexity
 from mentalese.evaluation.tasks import evaluate_model
 from mentalese.models.adapter import CausalLMAdapter
 from mentalese.models.checkpoints import load_model, saved_recipe
 from mentalese.models.contract import LossOutput
+from mentalese.models.scoring import Perplexity
 from mentalese.training import loop
 from mentalese.training.loop import train
 from mentalese.training.parallel import gradient_shares
@@ -59,16 +60,16 @@ def contents(folder: Path) -> dict[str, bytes]:
 # -- a step ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("batching", ["blocks", "documents"])
-def test_two_micro_batches_equal_one_batch(recipe: Recipe, tmp_path: Path, batching: str) -> None:
-    """Rows of `documents` hold unequal numbers of targets, and so do the micro-batches."""
-    recipe = changed(recipe, "data", batching=batching)
+@pytest.mark.parametrize("layout", [Packed, PerDocument])
+def test_two_micro_batches_equal_one_batch(recipe: Recipe, tmp_path: Path, layout: type[Packed]) -> None:
+    """Rows of `per_document` hold unequal numbers of targets, and so do the micro-batches."""
+    recipe = dataclasses.replace(recipe, layout=layout(**vars(recipe.layout)))
     one = train(recipe, tmp_path / "one", show=False)
     two = train(changed(recipe, "train", gradient_accumulation_steps=2), tmp_path / "two", show=False)
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
     assert two["test"]["nll"] == pytest.approx(one["test"]["nll"], rel=1e-5)
     assert two["tokens"] == one["tokens"]
-    if batching == "blocks":
+    if layout is Packed:
         assert two["flops"] == one["flops"]
     else:  # rows are padded to the longest of their micro-batch, not of the whole batch
         assert 0.5 * one["flops"] < two["flops"] <= one["flops"]

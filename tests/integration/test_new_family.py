@@ -7,14 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 FAMILY = ROOT / "examples" / "family"
 
 
-def test_the_smallest_family_keeps_the_contract() -> None:
-    lines = sum(len(path.read_text().splitlines()) for path in (FAMILY / "running_mean").glob("*.py"))
-    assert lines <= 80
-    command = [sys.executable, "-m", "pytest", "--quiet", "tests/contract", "-k", "running_mean", "-p", "no:xdist"]
+@pytest.mark.parametrize("name", ["running_mean", "sentence_rows"])
+def test_a_small_family_keeps_the_contract(name: str) -> None:
+    """`running_mean` brings a model, `sentence_rows` a layout of text."""
+    assert sum(len(path.read_text().splitlines()) for path in (FAMILY / name).glob("*.py")) <= 80
+    command = [sys.executable, "-m", "pytest", "--quiet", "tests/contract", "-k", name, "-p", "no:xdist"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(FAMILY), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

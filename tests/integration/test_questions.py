@@ -13,14 +13,15 @@ import torch
 
 from mentalese import DataConfig, EvaluationConfig, Phase, Recipe, TrainConfig, cli
 from mentalese.compare.compare import Match, compare, print_comparison
-from mentalese.data.plan import Plan
+from mentalese.data.layouts import Layout, PerDocument, QuestionAnswer
 from mentalese.errors import InputError
 from mentalese.evaluation.answers import Answers
-from mentalese.evaluation.perplexity import Perplexity
 from mentalese.models.checkpoints import saved_recipe
+from mentalese.models.scoring import Perplexity
 from mentalese.training import loop
 from mentalese.training.loop import train
 from mentalese.training.parallel import Parallel
+from mentalese.training.plan import Plan
 from support import assert_same, checkpoint, finish, launch, losses, metrics, weights
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
@@ -53,12 +54,12 @@ def curriculum(sums: Path) -> Recipe:
         description="sums in latent steps",
         model=GPT2,
         data=DataConfig(
-            source=f"file:{sums}", tokenizer="bpe:280", batching="records", sequence_length=40, batch_size=8, stages=2,
-            latents_per_step=1,
+            source=f"file:{sums}", tokenizer="bpe:280",
         ),
+        layout=QuestionAnswer(sequence_length=40, batch_size=8, stages=2, latents_per_step=1),
         train=TrainConfig(epochs=3, eval_every=EPOCH // 2, log_every=1, checkpoint_every=5, device="cpu"),
         evaluation=EvaluationConfig(metric="accuracy", answer_tokens=6, sample_tokens=6),
-        phases=tuple(Phase(start=s, clock="epochs", data={"stage": s}, reset_optimizer=True) for s in (1, 2)),
+        phases=tuple(Phase(start=s, clock="epochs", layout={"stage": s}, reset_optimizer=True) for s in (1, 2)),
     )  # fmt: skip
 
 
@@ -89,7 +90,7 @@ def test_a_curriculum_is_asked_at_the_stage_that_training_is_at(recipe: Recipe, 
     assert all(sample["text"].startswith(f"{sample['prompt']}\n") for sample in result["samples"])
 
     saved = saved_recipe(out)
-    assert saved == dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, stage=2))
+    assert saved == changed(recipe, "layout", stage=2)
     assert Recipe.from_dict(json.loads((out / "config.json").read_text())["recipe"]) == recipe
     assert train(recipe, out, resume=True, show=False) == result
 
@@ -99,7 +100,8 @@ def test_a_model_that_has_learnt_the_answer_says_it_and_stops(recipe: Recipe, tm
     rows = [{"question": f"{n}?", "steps": ["so"], "answer": "Yes, sir"} for n in range(200)]
     source = tmp_path / "numbers.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    recipe = changed(recipe, "data", source=f"file:{source}", tokenizer="bpe:300", stages=1)
+    recipe = changed(recipe, "data", source=f"file:{source}", tokenizer="bpe:300")
+    recipe = changed(recipe, "layout", stages=1)
     recipe = changed(recipe, "optimizer", learning_rate=5e-3, schedule="constant")
     recipe = changed(recipe, "evaluation", answer_tokens=12)
     phase = dataclasses.replace(recipe.phases[0], start=2)
@@ -162,13 +164,15 @@ def test_the_best_model_is_the_best_of_the_last_stage(
     end: int,
     best: int,
 ) -> None:
-    asked: list[DataConfig] = []
+    asked: list[Layout] = []
 
-    def answers(model: Any, tokenizer: Any, split: Any, data: DataConfig, *args: Any, **kwargs: Any) -> Answers:
-        asked.append(data)
+    def answers(
+        model: Any, tokenizer: Any, split: Any, data: Any, layout: Layout, *args: Any, **options: Any
+    ) -> Answers:
+        asked.append(layout)
         return Answers(figures[min(len(asked), len(figures)) - 1][0], 0.0, 0.0, 8, {})
 
-    def perplexity(scorer: Any, split: Any, data: DataConfig, *args: Any, **kwargs: Any) -> Perplexity:
+    def perplexity(*args: Any, **options: Any) -> Perplexity:
         return Perplexity(figures[min(len(asked), len(figures) - 1)][1], 1, 1, 9.0, 1.0, {})
 
     monkeypatch.setattr(loop, "answers", answers)
@@ -263,7 +267,7 @@ def test_another_set_of_questions_needs_nothing_to_train_on(
         ("--tasks reversal --latents 2", "latents is 2, which only perplexity and accuracy use: leave it out"),
         ("--tasks accuracy --estimators exact", "which only perplexity uses"),
         ("--tasks perplexity --answer-tokens 4", "answer_tokens is 4, which only accuracy uses"),
-        ("--tasks accuracy --latents -1", "data.latents is -1: give 0 or more"),
+        ("--tasks accuracy --latents -1", "layout.latents is -1: set 0 or more"),
         ("--tasks accuracy --latents 50", "evaluation.answer_tokens is 6: the longest question has"),
     ],
 )
@@ -281,7 +285,8 @@ def test_a_model_of_texts_is_asked_what_it_can_read(
         name="sums/text",
         description="the same as text",
         model=GPT2,
-        data=DataConfig(source=f"file:{sums}", tokenizer="bpe:280", batching="documents", sequence_length=40),
+        data=DataConfig(source=f"file:{sums}", tokenizer="bpe:280"),
+        layout=PerDocument(sequence_length=40),
         train=TrainConfig(steps=1, device="cpu"),
     )
     train(plain, tmp_path / "run", show=False)
@@ -292,9 +297,9 @@ def test_a_model_of_texts_is_asked_what_it_can_read(
     assert (result["questions"], result["protocol"]["attempts"]["k"], result["protocol"]["shots"]["seed"]) == (3, 2, 1)
     assert 0 <= result["pass_at_k"] <= 1
     assert mentalese(*asked, "--data", "builtin:stdlib") == 2
-    assert "tasks holds 'accuracy': builtin:stdlib holds texts" in capsys.readouterr().err
+    assert "tasks contains 'accuracy': builtin:stdlib contains texts" in capsys.readouterr().err
     assert mentalese("generate", tmp_path / "run", "--prompt", "3", "--latents", "2") == 2
-    assert "data.latents is 2: it needs data.batching 'records'" in capsys.readouterr().err
+    assert "latents is 2: the layout 'per_document' has no latents; remove it" in capsys.readouterr().err
 
 
 # -- comparison --------------------------------------------------------------------------------------------------------

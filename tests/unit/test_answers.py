@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from mentalese import Recipe, TrainConfig
+from mentalese.data.layouts import Layout, Packed, QuestionAnswer, SentenceStreams
 from mentalese.data.store import TokenStore, prepare
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
@@ -24,7 +25,7 @@ SETTINGS = EvaluationConfig(metric="accuracy", answer_tokens=24, batch_size=4)
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[TokenStore, Any, DataConfig]:
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[TokenStore, Any, QuestionAnswer]:
     """Questions of very different lengths: `sum of 1 2 3 is?`, answered after one step."""
     path = tmp_path_factory.mktemp("sums") / "sums.jsonl"
     rows = []
@@ -33,9 +34,9 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[TokenStore, Any,
         question = f"The sum of {' '.join(map(str, numbers))} is?"
         rows.append({"question": question, "steps": [f"count {len(numbers)}"], "answer": f"The {sum(numbers):,}."})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = DataConfig(source=f"file:{path}", tokenizer="bpe:320", batching="records", sequence_length=64)
-    store, tokenizer = prepare(data, show=False)
-    return store, tokenizer, data
+    layout = QuestionAnswer(sequence_length=64)
+    store, tokenizer = prepare(DataConfig(source=f"file:{path}", tokenizer="bpe:320"), layout, show=False)
+    return store, tokenizer, layout
 
 
 def gpt2(tokenizer: Any) -> CausalLMAdapter:
@@ -70,15 +71,15 @@ class Scripted(nn.Module):
 
 
 def ask(
-    prepared: tuple[TokenStore, Any, DataConfig], said: list[str], *, count: int | None = None, **fields: Any
+    prepared: tuple[TokenStore, Any, QuestionAnswer], said: list[str], *, count: int | None = None, **fields: Any
 ) -> tuple[Answers, Scripted]:
-    store, tokenizer, data = prepared
+    store, tokenizer, layout = prepared
     asking = fields.pop("asking", Asking())
     context, settings = fields.pop("context", None), dataclasses.replace(SETTINGS, max_documents=count or len(said))
-    model, data = Scripted(said, tokenizer, context), dataclasses.replace(data, **fields)
+    model, layout = Scripted(said, tokenizer, context), dataclasses.replace(layout, **fields)
     train = store.splits["train"]
-    special = special_token_ids(tokenizer)
-    return answers(model, tokenizer, train, data, settings, special, asking=asking, examples=train), model
+    read = (tokenizer, train, DataConfig(), layout, settings)
+    return answers(model, *read, asking=asking, examples=train), model
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_the_answer_is_what_follows_the_last_mark(text: str, answer: str) -> Non
     assert final_answer(text) == answer
 
 
-def test_accuracy_is_to_the_letter_and_squads_figures_are_not(prepared: tuple[TokenStore, Any, DataConfig]) -> None:
+def test_accuracy_is_to_the_letter_and_squads_figures_are_not(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:
     store, tokenizer, _ = prepared
     split = store.splits["train"]
     starts = split.segments[split.document_segments[1:] - 1]
@@ -112,14 +113,14 @@ def test_accuracy_is_to_the_letter_and_squads_figures_are_not(prepared: tuple[To
 
 
 def test_each_question_is_asked_at_the_stage_and_told_from_the_others(
-    prepared: tuple[TokenStore, Any, DataConfig],
+    prepared: tuple[TokenStore, Any, QuestionAnswer],
 ) -> None:
-    store, tokenizer, data = prepared
-    data = dataclasses.replace(data, stage=2, stages=2, latents_per_step=1)
+    store, tokenizer, layout = prepared
+    layout = dataclasses.replace(layout, stage=2, stages=2, latents_per_step=1)
     count = len(store.splits["validation"].document_bytes)
     model = Scripted([f"### {i}" for i in range(count)], tokenizer)
     special = special_token_ids(tokenizer)
-    given = answered(model, tokenizer, store.splits["validation"], data, SETTINGS, special)
+    given = answered(model, tokenizer, store.splits["validation"], DataConfig(), layout, SETTINGS)
     assert [each.document for each in given] == list(range(count))
     assert all(each.expected.startswith("The ") and "," not in each.expected for each in given)
     for each in given:
@@ -130,7 +131,7 @@ def test_each_question_is_asked_at_the_stage_and_told_from_the_others(
         assert row.count(special["latent_token_id"]) == 2
         assert last - first == 3
     result = answers(
-        Scripted(["no"] * count, tokenizer), tokenizer, store.splits["validation"], data, SETTINGS, special
+        Scripted(["no"] * count, tokenizer), tokenizer, store.splits["validation"], DataConfig(), layout, SETTINGS
     )
     assert result.protocol == {
         "decoding": "greedy", "answer": "the text after the last #, without commas", "stage": 2, "latents": 2,
@@ -143,14 +144,13 @@ def _segment(store: TokenStore, index: int) -> tuple[int, int]:
     return int(segments[index]), int(segments[index + 1])
 
 
-def test_answers_do_not_depend_on_the_batch_size(prepared: tuple[TokenStore, Any, DataConfig]) -> None:
-    store, tokenizer, data = prepared
+def test_answers_do_not_depend_on_the_batch_size(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:
+    store, tokenizer, layout = prepared
     model = gpt2(tokenizer)
-    special = special_token_ids(tokenizer)
 
     def texts(batch_size: int) -> list[str]:
         settings = dataclasses.replace(SETTINGS, batch_size=batch_size, max_documents=10)
-        return [a.text for a in answered(model, tokenizer, store.splits["train"], data, settings, special)]
+        return [a.text for a in answered(model, tokenizer, store.splits["train"], DataConfig(), layout, settings)]
 
     alone = texts(1)
     assert len(set(alone)) == 10
@@ -159,25 +159,25 @@ def test_answers_do_not_depend_on_the_batch_size(prepared: tuple[TokenStore, Any
 
 
 def test_a_question_without_room_for_its_answer_is_refused_before_any_is_asked(
-    prepared: tuple[TokenStore, Any, DataConfig],
+    prepared: tuple[TokenStore, Any, QuestionAnswer],
 ) -> None:
-    store, tokenizer, data = prepared
+    store, tokenizer, layout = prepared
     [longest] = (max(map(len, ask(prepared, ["no"] * 20)[1].asked)),)
     settings = dataclasses.replace(SETTINGS, max_documents=20)
     for context, remedy in ((longest + 23, "give at most 23"), (longest, "leave out the longest questions")):
         model = Scripted([], tokenizer, context)
         says = f"evaluation.answer_tokens is 24: the longest question has {longest} tokens and the model's context is"
         with pytest.raises(InputError, match=f"{says} {context}, {remedy}"):
-            answers(model, tokenizer, store.splits["train"], data, settings, special_token_ids(tokenizer))
+            answers(model, tokenizer, store.splits["train"], DataConfig(), layout, settings)
         assert not model.asked
     model = Scripted(["no"] * 20, tokenizer, longest + 24)
-    answers(model, tokenizer, store.splits["train"], data, settings, special_token_ids(tokenizer))
+    answers(model, tokenizer, store.splits["train"], DataConfig(), layout, settings)
 
 
 # -- several attempts, and examples ------------------------------------------------------------------------------------
 
 
-def right(prepared: tuple[TokenStore, Any, DataConfig], count: int) -> list[str]:
+def right(prepared: tuple[TokenStore, Any, QuestionAnswer], count: int) -> list[str]:
     """The answers of the first questions, in the order that they are asked in: the longest first."""
     tokenizer = prepared[1]
     asked = ask(prepared, ["?"] * count)[1].asked
@@ -186,7 +186,7 @@ def right(prepared: tuple[TokenStore, Any, DataConfig], count: int) -> list[str]
     return [f"### The {total}." for total in sums]
 
 
-def test_a_question_is_passed_where_any_attempt_is_right(prepared: tuple[TokenStore, Any, DataConfig]) -> None:
+def test_a_question_is_passed_where_any_attempt_is_right(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:
     first, second, third = right(prepared, 3)
     said = ["no", "no", third, "no", second, "no", first, "no", "no"]  # greedily, then drawn twice
     result, model = ask(prepared, said, count=3, asking=Asking(answer_samples=2, temperature=0.7, seed=5))
@@ -209,21 +209,21 @@ def test_a_question_is_passed_where_any_attempt_is_right(prepared: tuple[TokenSt
     assert "pass_at_k" not in result.to_dict()
 
 
-def test_drawn_answers_follow_from_the_seed(prepared: tuple[TokenStore, Any, DataConfig]) -> None:
-    store, tokenizer, data = prepared
-    model, special = gpt2(tokenizer), special_token_ids(tokenizer)
+def test_drawn_answers_follow_from_the_seed(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:
+    store, tokenizer, layout = prepared
+    model = gpt2(tokenizer)
 
     def drawn(seed: int) -> list[tuple[str, ...]]:
         settings = dataclasses.replace(SETTINGS, max_documents=6)
         asking = Asking(answer_samples=2, seed=seed)
-        given = answered(model, tokenizer, store.splits["train"], data, settings, special, asking=asking)
+        given = answered(model, tokenizer, store.splits["train"], DataConfig(), layout, settings, asking=asking)
         return [each.attempts for each in given]
 
     assert drawn(1) == drawn(1) != drawn(2)
     assert any(one != other for one, other in drawn(1))
 
 
-def test_shots_are_other_records_before_the_question(prepared: tuple[TokenStore, Any, DataConfig]) -> None:
+def test_shots_are_other_records_before_the_question(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:
     store, tokenizer, _ = prepared
     split = store.splits["train"]
     _, plain = ask(prepared, ["no"] * 8)
@@ -242,33 +242,33 @@ def test_shots_are_other_records_before_the_question(prepared: tuple[TokenStore,
     assert ask(prepared, ["no"] * 8, asking=Asking(shots=2, seed=4))[1].asked != model.asked
 
 
-def test_shots_leave_room_for_question_and_answer(prepared: tuple[TokenStore, Any, DataConfig]) -> None:
+def test_shots_leave_room_for_question_and_answer(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:
     _, plain = ask(prepared, ["no"] * 8, asking=Asking(shots=2))
     free = max(map(len, plain.asked))
     _, model = ask(prepared, ["no"] * 8, asking=Asking(shots=2), context=free + 14)
     assert max(map(len, model.asked)) + SETTINGS.answer_tokens <= free + 14
     with pytest.raises(InputError, match=r"shots is 9: only \d+ of \d+ training records are so short"):
         ask(prepared, ["no"] * 8, asking=Asking(shots=9), context=free + 14)
-    store, tokenizer, data = prepared
+    store, tokenizer, layout = prepared
     with pytest.raises(InputError, match="shots is 1: the source has no train split"):
         answered(
-            Scripted([], tokenizer), tokenizer, store.splits["test"], data, SETTINGS, special_token_ids(tokenizer),
+            Scripted([], tokenizer), tokenizer, store.splits["test"], DataConfig(), layout, SETTINGS,
             asking=Asking(shots=1),
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("batching", ["blocks", "sentences"])
+@pytest.mark.parametrize("layout", [Packed(), SentenceStreams()])
 def test_a_model_of_texts_reads_a_question_as_it_reads_texts(
-    prepared: tuple[TokenStore, Any, DataConfig], batching: Any
+    prepared: tuple[TokenStore, Any, QuestionAnswer], layout: Layout
 ) -> None:
     store, tokenizer, _ = prepared
-    data, special = DataConfig(batching=batching), special_token_ids(tokenizer)
+    special = special_token_ids(tokenizer)
     settings = dataclasses.replace(SETTINGS, max_documents=2)
     model = Scripted(["So #### 7\nmore\n\n### 8", "it is 3, or 4"], tokenizer)
-    given = answers(model, tokenizer, store.splits["train"], data, settings, special)
+    given = answers(model, tokenizer, store.splits["train"], DataConfig(), layout, settings)
     assert given.protocol["answer"].startswith("what follows the first #s")
     assert "stage" not in given.protocol
-    start = special["eos_token_id" if batching == "blocks" else "sentence_start_token_id"]
+    start = special["eos_token_id" if layout.plain else "sentence_start_token_id"]
     for row in model.asked:
         assert row[0] == start
         assert tokenizer.decode(row[1:]).startswith("The sum of")
@@ -307,7 +307,7 @@ def test_what_cannot_be_asked_is_refused(fields: dict[str, Any], says: str) -> N
 
 def test_only_records_are_asked() -> None:
     model, length = {"model_type": "gpt2"}, TrainConfig(steps=1)
-    with pytest.raises(InputError, match=r"evaluation.metric is 'accuracy': it needs data.batching 'records'"):
+    with pytest.raises(InputError, match=r"evaluation.metric is 'accuracy': layout 'packed' has no questions"):
         Recipe(name="x/y", description="", model=model, train=length, evaluation=EvaluationConfig(metric="accuracy"))
-    with pytest.raises(InputError, match=r"evaluation.answer_tokens is 0: give at least 1"):
+    with pytest.raises(InputError, match=r"evaluation.answer_tokens is 0: set at least 1"):
         EvaluationConfig(answer_tokens=0)

@@ -97,13 +97,13 @@ def test_marked_and_gist_runs_differ_from_gpt2s_in_the_markers_and_the_mask_alon
     recipe = get_recipe(name).to_dict()
     twin = get_recipe(recipe["baseline"]).to_dict()
     gist = name.startswith("gpt2-gist/")
-    assert recipe["data"].pop("batching") == "marked"
-    assert twin["data"].pop("batching") == "blocks"
+    assert recipe["layout"].pop("kind") == "marked"
+    assert twin["layout"].pop("kind") == "packed"
     assert (recipe["model"].pop("model_type"), twin["model"].pop("model_type")) == (
         "gpt2_gist" if gist else "gpt2",
         "gpt2",
     )
-    for field in ("model", "data", "optimizer", "train", "evaluation", "phases"):
+    for field in ("model", "data", "layout", "optimizer", "train", "evaluation", "phases"):
         assert recipe[field] == twin[field]
     if not name.endswith("/tiny"):
         assert sizes(name, GPT2_VOCABULARY)["non_embedding"] == 85_056_000

@@ -13,18 +13,19 @@ from transformers import PreTrainedTokenizerFast
 
 from mentalese import Recipe, TrainConfig
 from mentalese.data.documents import Document
-from mentalese.data.plan import decode, encode_prompts, evaluation_batches
+from mentalese.data.evaluation import evaluation_batches
+from mentalese.data.layouts import Layout, Marked, Packed, PerDocument, QuestionAnswer, SentenceStreams, layout_class
 from mentalese.data.sentences import SentenceEncoder
 from mentalese.data.store import Split
-from mentalese.data.tokenizers import BOS, EOD, EOS, special_token_ids
+from mentalese.data.tokenizers import BOS, EOD, EOS, decode, special_token_ids
 from mentalese.errors import InputError
 from mentalese.recipe import DataConfig, EvaluationConfig
-from support import SPECIAL, make_split
+from support import MARKERS, make_split
 
 
-def batches_of(split: Split, batching: Any, length: int = 256, **evaluation: Any) -> list[dict[str, Any]]:
-    data = DataConfig(batching=batching, sequence_length=length)
-    return list(evaluation_batches(split, data, EvaluationConfig(**evaluation), SPECIAL))
+def batches_of(split: Split, kind: str, length: int = 256, **evaluation: Any) -> list[dict[str, Any]]:
+    layout = SentenceStreams() if kind == "sentence_streams" else layout_class(kind)(sequence_length=length)  # type: ignore[call-arg]
+    return list(evaluation_batches(split, layout, EvaluationConfig(**evaluation), MARKERS))
 
 
 def scored(batches: list[dict[str, Any]]) -> list[int]:
@@ -46,10 +47,10 @@ def test_every_lexical_token_is_scored_once_by_blocks_and_by_sentences(
     split = make_split(*documents)
     stride = data.draw(st.one_of(st.none(), st.integers(1, length - 1)))
     lexical = sorted(t for t in split.tokens.tolist() if t >= 10)
-    for batching in ("blocks", "documents", "marked"):
-        windows = batches_of(split, batching, context_length=length, stride=stride, batch_size=batch_size)
+    for kind in ("packed", "per_document", "marked"):
+        windows = batches_of(split, kind, context_length=length, stride=stride, batch_size=batch_size)
         assert scored(windows) == lexical
-    assert scored(batches_of(split, "sentences", batch_size=batch_size)) == lexical
+    assert scored(batches_of(split, "sentence_streams", batch_size=batch_size)) == lexical
 
 
 @few
@@ -57,17 +58,17 @@ def test_every_lexical_token_is_scored_once_by_blocks_and_by_sentences(
 def test_all_also_scores_the_ends_of_documents_and_of_sentences(documents: Any, length: int) -> None:
     split = make_split(*documents)
     everything = sorted(split.tokens.tolist())
-    assert scored(batches_of(split, "blocks", length, tokens="all")) == everything
+    assert scored(batches_of(split, "packed", length, tokens="all")) == everything
     ends = [2] * sum(map(len, documents))
-    for batching in ("sentences", "marked"):
-        assert scored(batches_of(split, batching, length, tokens="all")) == sorted(everything + ends)
+    for kind in ("sentence_streams", "marked"):
+        assert scored(batches_of(split, kind, length, tokens="all")) == sorted(everything + ends)
 
 
 @few
-@given(corpora, st.integers(2, 12), st.sampled_from(["blocks", "documents", "marked", "sentences"]))
-def test_a_label_knows_its_place_in_the_store(documents: Any, length: int, batching: str) -> None:
+@given(corpora, st.integers(2, 12), st.sampled_from(["packed", "per_document", "marked", "sentence_streams"]))
+def test_a_label_knows_its_place_in_the_store(documents: Any, length: int, kind: str) -> None:
     split = make_split(*documents)
-    for batch in batches_of(split, batching, length, tokens="all"):
+    for batch in batches_of(split, kind, length, tokens="all"):
         index, labels = batch["store_index"], batch["labels"]
         stored = index >= 0
         assert labels[stored].tolist() == split.tokens[index[stored].numpy()].tolist()
@@ -78,7 +79,7 @@ def test_a_label_knows_its_place_in_the_store(documents: Any, length: int, batch
 @given(corpora, st.integers(2, 12))
 def test_windows_stay_inside_a_document_and_start_after_its_eod(documents: Any, length: int) -> None:
     split = make_split(*documents)
-    for batch in batches_of(split, "blocks", length, batch_size=3):
+    for batch in batches_of(split, "packed", length, batch_size=3):
         assert batch["input_ids"].shape[1] <= length
         for ids in batch["input_ids"].tolist():
             assert 3 not in ids[1:]
@@ -88,15 +89,15 @@ def test_windows_stay_inside_a_document_and_start_after_its_eod(documents: Any, 
 
 
 @few
-@given(corpora, st.integers(2, 12), st.data(), st.sampled_from(["blocks", "documents"]))
+@given(corpora, st.integers(2, 12), st.data(), st.sampled_from(["packed", "per_document"]))
 def test_joined_documents_are_scored_once_in_blocks_that_share_one_token(
-    documents: Any, length: int, data: Any, batching: str
+    documents: Any, length: int, data: Any, kind: str
 ) -> None:
     split, count = make_split(*documents), data.draw(st.integers(1, len(documents)))
     tokens = split.tokens[: split.documents[count]].tolist()
     options = {"context_length": length, "joined": True, "max_documents": count, "batch_size": 3}
     for scoring, wanted in (("lexical", [t for t in tokens if t >= 10]), ("all", tokens)):
-        batches = batches_of(split, batching, tokens=scoring, **options)
+        batches = batches_of(split, kind, tokens=scoring, **options)
         assert scored(batches) == sorted(wanted)
         rows, places = [], []
         for batch in batches:
@@ -112,25 +113,25 @@ def test_joined_documents_are_scored_once_in_blocks_that_share_one_token(
 
 
 def test_joined_windows_may_overlap_and_are_of_blocks_alone() -> None:
-    batches = batches_of(make_split([2], [3]), "blocks", context_length=4, stride=2, joined=True, batch_size=1)
+    batches = batches_of(make_split([2], [3]), "packed", context_length=4, stride=2, joined=True, batch_size=1)
     rows = sorted((b["input_ids"].tolist()[0], b["labels"].tolist()[0]) for b in batches)
     assert rows == [
         ([3, 10, 11, 3], [-100, 10, 11, -100]),
         ([11, 3, 13, 14], [-100, -100, 13, 14]),
         ([13, 14, 15], [-100, -100, 15]),
     ]
-    for batching in ("marked", "sentences", "records"):
-        with pytest.raises(InputError, match=rf"evaluation.joined is True: .* here it is '{batching}'"):
-            batches_of(make_split([2], [3]), batching, joined=True)
+    for kind in ("marked", "sentence_streams", "qa"):
+        with pytest.raises(InputError, match=rf"evaluation.joined is True: layout '{kind}' does not join"):
+            batches_of(make_split([2], [3]), kind, joined=True)
     with pytest.raises(InputError, match=r"evaluation\.joined is True"):
         Recipe(
             name="x/y", description="", model={"model_type": "gpt2"}, train=TrainConfig(steps=1),
-            data=DataConfig(batching="sentences"), evaluation=EvaluationConfig(joined=True),
+            layout=SentenceStreams(), evaluation=EvaluationConfig(joined=True),
         )  # fmt: skip
 
 
 def test_later_windows_score_stride_new_tokens_after_the_context() -> None:
-    batches = batches_of(make_split([10]), "blocks", context_length=6, stride=2, batch_size=1)
+    batches = batches_of(make_split([10]), "packed", context_length=6, stride=2, batch_size=1)
     rows = sorted((b["input_ids"].tolist()[0], b["labels"].tolist()[0]) for b in batches)
     assert rows == [
         ([3, 10, 11, 12, 13, 14], [-100, 10, 11, 12, 13, 14]),
@@ -151,7 +152,7 @@ def test_marked_windows_stay_inside_a_document_and_start_with_its_first_sentence
 
 
 def test_sentences_are_whole_documents_with_markers_whatever_their_length() -> None:
-    (batch,) = batches_of(make_split([2, 1], [1] * 100), "sentences")
+    (batch,) = batches_of(make_split([2, 1], [1] * 100), "sentence_streams")
     assert (batch["input_ids"] == 1).sum(1).tolist() == [100, 2]
     short = batch["input_ids"][1][batch["attention_mask"][1].bool()]
     assert short.tolist() == [1, 10, 11, 2, 1, 12, 3, 2]
@@ -159,87 +160,86 @@ def test_sentences_are_whole_documents_with_markers_whatever_their_length() -> N
 
 
 def test_a_records_question_is_context_only() -> None:
-    (batch,) = batches_of(make_split([2, 2], [3, 1, 1]), "records")
+    (batch,) = batches_of(make_split([2, 2], [3, 1, 1]), "qa")
     assert batch["question_lengths"].tolist() == [3, 2]
     assert scored([batch]) == [12, 13, 18, 19]
-    with pytest.raises(InputError, match=r"data.sequence_length is 5: 1 of 2 records are longer, give at least 6"):
+    with pytest.raises(InputError, match=r"layout.sequence_length is 5: 1 of 2 questions are longer; set at least 6"):
         evaluation_batches(
-            make_split([2, 2], [3, 1, 1]),
-            DataConfig(batching="records", sequence_length=5),
-            EvaluationConfig(),
-            SPECIAL,
+            make_split([2, 2], [3, 1, 1]), QuestionAnswer(sequence_length=5), EvaluationConfig(), MARKERS
         )
 
 
-@pytest.mark.parametrize("batching", ["blocks", "documents", "marked", "sentences", "records"])
-def test_only_the_first_documents_are_scored_where_a_maximum_is_given(batching: Any) -> None:
+@pytest.mark.parametrize("kind", ["packed", "per_document", "marked", "sentence_streams", "qa"])
+def test_only_the_first_documents_are_scored_where_a_maximum_is_given(kind: Any) -> None:
     split = make_split([2, 3], [1, 4], [5, 1])
     first = make_split([2, 3], [1, 4])
-    assert scored(batches_of(split, batching, max_documents=2)) == scored(batches_of(first, batching))
-    assert scored(batches_of(split, batching, max_documents=9)) == scored(batches_of(split, batching))
+    assert scored(batches_of(split, kind, max_documents=2)) == scored(batches_of(first, kind))
+    assert scored(batches_of(split, kind, max_documents=9)) == scored(batches_of(split, kind))
 
 
 def test_evaluation_is_the_same_each_time_and_wastes_little() -> None:
     lengths = np.random.default_rng(0).integers(1, 200, size=(300, 3)).tolist()
     split = make_split(*lengths)
-    for batching in ("blocks", "sentences"):
-        once, again = (batches_of(split, batching, 64) for _ in range(2))
+    for kind in ("packed", "sentence_streams"):
+        once, again = (batches_of(split, kind, 64) for _ in range(2))
         assert all(torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(once, again))
-    masks = [b.get("attention_mask", torch.ones_like(b["labels"])).float() for b in batches_of(split, "blocks", 64)]
+    masks = [b.get("attention_mask", torch.ones_like(b["labels"])).float() for b in batches_of(split, "packed", 64)]
     assert sum(m.sum() for m in masks) / sum(m.numel() for m in masks) > 0.98
 
 
 @pytest.mark.parametrize(
     ("evaluation", "message"),
     [
-        ({"stride": 256}, "evaluation.stride is 256: give .* below the context \\(256\\)"),
-        ({"context_length": 1}, "evaluation.context_length is 1: give at least 2"),
+        ({"stride": 256}, "evaluation.stride is 256: set .* below the context \\(256\\)"),
+        ({"context_length": 1}, "evaluation.context_length is 1: set at least 2"),
     ],
     ids=["stride", "context"],
 )
 def test_windows_that_cannot_be_are_refused_at_the_call(evaluation: dict[str, int], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        evaluation_batches(make_split([3]), DataConfig(), EvaluationConfig(**evaluation), SPECIAL)
+        evaluation_batches(make_split([3]), Packed(), EvaluationConfig(**evaluation), MARKERS)
 
 
 # -- prompts -----------------------------------------------------------------------------------------------------------
 
 
-SENTENCES = DataConfig(batching="sentences", sentences="sentencex", max_sentence_tokens=64)
-MARKED = DataConfig(batching="marked", sentences="sentencex", max_sentence_tokens=64)
+SENTENCES = DataConfig(sentences="sentencex", max_sentence_tokens=64)
 
 
-def prompt(tokenizer: PreTrainedTokenizerFast, text: str, data: DataConfig) -> str:
+def prompt(tokenizer: PreTrainedTokenizerFast, text: str, layout: Layout, data: DataConfig = SENTENCES) -> str:
     """What a model reads, markers spelt out."""
-    batch = encode_prompts([text], tokenizer, data)
+    batch = layout.encode_prompts([text], tokenizer, data)
     assert batch["attention_mask"].all()
     return tokenizer.decode(batch["input_ids"][0])
 
 
 def test_a_document_starts_after_the_end_of_another(tokenizer: Any) -> None:
-    for batching in ("blocks", "documents"):
-        assert prompt(tokenizer, "Once upon", DataConfig(batching=batching)) == EOD + "Once upon"  # type: ignore[arg-type]
+    for layout in (Packed(), PerDocument()):
+        assert prompt(tokenizer, "Once upon", layout) == EOD + "Once upon"
 
 
 def test_a_record_starts_with_its_question(tokenizer: Any) -> None:
-    assert prompt(tokenizer, "2 + 2 =", DataConfig(batching="records")) == "2 + 2 =\n"
+    assert prompt(tokenizer, "2 + 2 =", QuestionAnswer()) == "2 + 2 =\n"
 
 
 def test_the_last_sentence_is_left_open(tokenizer: Any) -> None:
-    for data in (SENTENCES, MARKED):
-        assert prompt(tokenizer, "He left. She sta", data) == f"{BOS}He left.{EOS}{BOS} She sta"
-        assert prompt(tokenizer, "He left.", data) == f"{BOS}He left."
+    for layout in (SentenceStreams(), Marked()):
+        assert prompt(tokenizer, "He left. She sta", layout) == f"{BOS}He left.{EOS}{BOS} She sta"
+        assert prompt(tokenizer, "He left.", layout) == f"{BOS}He left."
 
 
 def test_the_beginning_of_a_sentence_is_not_merged_into_the_one_before(tokenizer: Any) -> None:
-    assert prompt(tokenizer, "He left. S", SENTENCES) == f"{BOS}He left.{EOS}{BOS} S"
+    assert prompt(tokenizer, "He left. S", SentenceStreams()) == f"{BOS}He left.{EOS}{BOS} S"
 
 
 def test_sentences_are_capped_and_merged_as_in_training(tokenizer: Any) -> None:
-    short = DataConfig(batching="sentences", min_sentence_tokens=12)
-    assert prompt(tokenizer, "No. He left. S", short) == f"{BOS}No. He left.{EOS}{BOS} S"
-    long = DataConfig(batching="sentences", max_sentence_tokens=10)
-    assert prompt(tokenizer, "One, two, three, four", long) == f"{BOS}One, two,{EOS}{BOS} three,{EOS}{BOS} four"
+    short = DataConfig(min_sentence_tokens=12)
+    assert prompt(tokenizer, "No. He left. S", SentenceStreams(), short) == f"{BOS}No. He left.{EOS}{BOS} S"
+    long = DataConfig(max_sentence_tokens=10)
+    assert (
+        prompt(tokenizer, "One, two, three, four", SentenceStreams(), long)
+        == f"{BOS}One, two,{EOS}{BOS} three,{EOS}{BOS} four"
+    )
 
 
 @few
@@ -249,25 +249,25 @@ def test_sentences_are_capped_and_merged_as_in_training(tokenizer: Any) -> None:
 )
 def test_a_prompt_is_divided_as_the_store_divides_a_document(tokenizer: Any, splitter: str, sentences: Any) -> None:
     text = " ".join([*sentences, "This one is long enough to stand alone."])
-    data = DataConfig(batching="sentences", sentences=splitter, min_sentence_tokens=9, max_sentence_tokens=40)
+    data = DataConfig(sentences=splitter, min_sentence_tokens=9, max_sentence_tokens=40)
     stored = SentenceEncoder(tokenizer, data)([Document(text)])
     special = special_token_ids(tokenizer)
     bos, eos = special["sentence_start_token_id"], special["sentence_end_token_id"]
     expected = [[bos, *ids.tolist(), eos] for ids in np.split(stored.tokens, np.cumsum(stored.lengths[0])[:-1])]
-    row = encode_prompts([text], tokenizer, data)["input_ids"][0].tolist()
+    row = SentenceStreams().encode_prompts([text], tokenizer, data)["input_ids"][0].tolist()
     assert [*row, eos] == [token for sentence in expected for token in sentence]
 
 
 def test_fixed_spans_and_undivided_documents(tokenizer: Any) -> None:
-    fixed = DataConfig(batching="sentences", sentences="fixed:5")
-    assert prompt(tokenizer, "He left. She", fixed) == f"{BOS}He le{EOS}{BOS}ft. S{EOS}{BOS}he"
-    assert prompt(tokenizer, "He le", fixed) == f"{BOS}He le"
-    whole = DataConfig(batching="sentences", sentences="none")
-    assert prompt(tokenizer, "He left. She", whole) == f"{BOS}He left. She"
+    fixed = DataConfig(sentences="fixed:5")
+    assert prompt(tokenizer, "He left. She", SentenceStreams(), fixed) == f"{BOS}He le{EOS}{BOS}ft. S{EOS}{BOS}he"
+    assert prompt(tokenizer, "He le", SentenceStreams(), fixed) == f"{BOS}He le"
+    whole = DataConfig(sentences="none")
+    assert prompt(tokenizer, "He left. She", SentenceStreams(), whole) == f"{BOS}He left. She"
 
 
 def test_prompts_are_padded_on_the_left(tokenizer: Any) -> None:
-    batch = encode_prompts(["a", "abc"], tokenizer, DataConfig())
+    batch = Packed().encode_prompts(["a", "abc"], tokenizer, DataConfig())
     special = special_token_ids(tokenizer)
     pad, eod = special["pad_token_id"], special["eos_token_id"]
     assert batch["input_ids"].tolist()[0][:3] == [pad, pad, eod]
@@ -282,15 +282,15 @@ def test_prompts_are_padded_on_the_left(tokenizer: Any) -> None:
     )
 )
 def test_a_prompts_text_is_kept_with_markers_names_as_plain_text(tokenizer: Any, text: str) -> None:
-    for data in (DataConfig(), SENTENCES, DataConfig(batching="records")):
+    for layout in (Packed(), SentenceStreams(), QuestionAnswer()):
         if not text.strip():
-            with pytest.raises(InputError, match=r"prompts\[0\] is .*: give some text"):
-                encode_prompts([text], tokenizer, data)
+            with pytest.raises(InputError, match=r"prompts\[0\] is .*: use a prompt with some text"):
+                layout.encode_prompts([text], tokenizer, SENTENCES)
             continue
-        ids = encode_prompts([text], tokenizer, data)["input_ids"][0]
-        read = f"{text.rstrip()}\n" if data.batching == "records" else text
+        ids = layout.encode_prompts([text], tokenizer, SENTENCES)["input_ids"][0]
+        read = f"{text.rstrip()}\n" if layout.questions else text
         assert decode(ids, tokenizer) == decode(ids.tolist(), tokenizer) == read
-        if data is SENTENCES:
+        if layout.markers:
             special = special_token_ids(tokenizer)
             row, bos, eos = ids.tolist(), special["sentence_start_token_id"], special["sentence_end_token_id"]
             assert row.count(bos) == row.count(eos) + 1
@@ -299,5 +299,5 @@ def test_a_prompts_text_is_kept_with_markers_names_as_plain_text(tokenizer: Any,
 
 @pytest.mark.parametrize("text", ["", " \n\t"])
 def test_an_empty_prompt_is_refused_by_its_number(tokenizer: Any, text: str) -> None:
-    with pytest.raises(InputError, match=r"prompts\[1\] is .*: give some text to go on from"):
-        encode_prompts(["fine", text], tokenizer, SENTENCES)
+    with pytest.raises(InputError, match=r"prompts\[1\] is .*: use a prompt with some text"):
+        SentenceStreams().encode_prompts(["fine", text], tokenizer, SENTENCES)

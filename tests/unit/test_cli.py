@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mentalese import Recipe, cli, get_recipe, recipes
+from mentalese.commands.options import read
+from mentalese.data.layouts import Packed
+from mentalese.models.generate_options import GenerateOptions
 from mentalese.registry import families
 from support import demo
 
@@ -35,7 +40,7 @@ def test_a_recipe_runs_as_it_is(trained: list[tuple[Recipe, Path, bool]], capsys
 
 def test_fields_become_options(trained: list[tuple[Recipe, Path, bool]]) -> None:
     arguments = (
-        "train gpt2/tiny --out somewhere --resume --seed 7 --data file:a.txt --data.batch-size 8 "
+        "train gpt2/tiny --out somewhere --resume --seed 7 --data file:a.txt --layout.batch-size 8 "
         "--optimizer.learning-rate 1e-4 --optimizer.betas 0.9 0.99 --optimizer.max-grad-norm None "
         "--evaluation.max_documents 5 --model.resid-pdrop 0.2 --train.precision bf16"
     )
@@ -44,11 +49,37 @@ def test_fields_become_options(trained: list[tuple[Recipe, Path, bool]]) -> None
     assert (out, resume) == (Path("somewhere"), True)
     assert (recipe.train.seed, recipe.train.precision) == (7, "bf16")
     assert recipe.train.tokens == get_recipe("gpt2/tiny").train.tokens
-    assert (recipe.data.source, recipe.data.batch_size) == ("file:a.txt", 8)
+    assert (recipe.data.source, recipe.layout) == ("file:a.txt", Packed(batch_size=8))
     assert (recipe.optimizer.learning_rate, recipe.optimizer.betas) == (1e-4, (0.9, 0.99))
     assert recipe.optimizer.max_grad_norm is None
     assert recipe.evaluation.max_documents == 5
     assert recipe.model == get_recipe("gpt2/tiny").model | {"resid_pdrop": 0.2}
+
+
+def test_settings_and_options_say_the_same(trained: list[tuple[Recipe, Path, bool]]) -> None:
+    """Settings come before and after options."""
+    for arguments in (
+        "optimizer.learning_rate=1e-4 train.steps=10 model.hidden_size=128 --seed 3",
+        "--seed 3 optimizer.learning-rate=1e-4 train.steps=10 model.n_embd=128",
+        "--optimizer.learning-rate 1e-4 --train.steps=10 --model.n-embd 128 train.seed=3",
+    ):
+        assert cli.main(["train", "gpt2/tiny", *arguments.split()]) == 0
+    assert trained[0] == trained[1] == trained[2]
+    assert trained[0][0].model["n_embd"] == 128
+
+
+def test_a_recipe_comes_from_a_file(trained: list[tuple[Recipe, Path, bool]], tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("base: gpt2/tiny\ntrain: {steps: 5}\n")
+    assert cli.main(["train", str(path), "--train.log-every", "1"]) == 0
+    recipe, out, _ = trained[0]
+    assert recipe == Recipe.from_file(path).override("train.log_every=1")
+    assert out == Path("runs/mine")
+
+
+def test_the_model_inside_a_model_has_options(trained: list[tuple[Recipe, Path, bool]]) -> None:
+    assert cli.main(["train", "coconut/tiny", "--model.backbone.hidden-size", "32"]) == 0
+    assert trained[0][0].model["backbone"]["hidden_size"] == 32
 
 
 def test_one_length_replaces_the_recipes(trained: list[tuple[Recipe, Path, bool]]) -> None:
@@ -68,10 +99,18 @@ def test_a_models_fields_have_their_own_and_their_usual_name(
 def test_every_recipe_offers_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
     model_types = {recipe.model["model_type"]: name for name, recipe in recipes().items()}
     for name in model_types.values():
-        assert cli.main(["train", name, "--help"]) == 0
+        assert cli.main(["train", name, "--help-all"]) == 0
         shown = capsys.readouterr().out
-        for option in ("--model.hidden-size", "--data.batch-size", "--optimizer.betas", "--train.steps", "--resume"):
+        own = {f"--layout.{field.name.replace('_', '-')}" for field in dataclasses.fields(recipes()[name].layout)}
+        for option in {
+            "--model.hidden-size",
+            "--data.tokenizer",
+            "--optimizer.betas",
+            "--train.steps",
+            "--resume",
+        } | own:
             assert option in shown, (name, option)
+        assert len(set(re.findall(r"--layout\.[a-z-]+", shown))) == len(own), "and no other layout's"
 
 
 @pytest.fixture
@@ -94,12 +133,32 @@ def test_compare_changes_every_recipe(compared: list[tuple[list[Recipe], Path, d
     assert (out, options) == (Path("runs/compare"), {"match": "tokens", "seeds": 3})
 
 
+def test_compare_reads_files_and_settings(
+    compared: list[tuple[list[Recipe], Path, dict[str, Any]]], tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("base: gpt2/tiny\nmodel: {n_layer: 3}\n")
+    assert cli.main(["compare", "gpt2/tiny", str(path), "train.steps=5"]) == 0
+    [(found, _, _)] = compared
+    assert [(r.name, r.train.steps) for r in found] == [("gpt2/tiny", 5), ("mine", 5)]
+
+
+def test_bench_prints_nothing_but_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def bench(families: list[str], out: Path | None) -> dict[str, Any]:
+        print("a library's greeting")
+        return {"families": {name: {} for name in families}}
+
+    monkeypatch.setattr("mentalese.compare.bench.bench", bench)
+    assert cli.main(["bench", "coconut", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"families": {"coconut": {}}}
+
+
 def test_a_pattern_brings_the_baselines_along(compared: list[tuple[list[Recipe], Path, dict[str, Any]]]) -> None:
     """And the demo has every family that reads texts."""
     assert cli.main(next(command for command in demo() if command[0] == "compare")) == 0
     names = [recipe.name for recipe in compared[0][0]]
     tiny = {f"{family}/tiny" for family in families()} & recipes().keys()
-    assert {name for name in tiny if recipes()[name].data.batching != "records"} <= set(names)
+    assert {name for name in tiny if not recipes()[name].layout.questions} <= set(names)
     assert {recipe.baseline for recipe in compared[0][0] if recipe.baseline} <= set(names)
     assert len(set(names)) == len(names)
     assert names[0] == "gpt2/tiny"
@@ -110,9 +169,11 @@ def test_list_names_families_recipes_and_data(capsys: pytest.CaptureFixture[str]
     everything = json.loads(capsys.readouterr().out)
     assert set(everything["recipes"]) == set(recipes())
     assert {"builtin:stdlib", "builtin:families"} <= set(everything["data"])
-    assert cli.main(["list"]) == 0
+    assert cli.main(["list", "--all"]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in recipes())
+    assert cli.main(["list"]) == 0
+    shown = capsys.readouterr().out
     assert {"curves", "thought_gestalt/gates"} <= set(everything["figures"])
     assert all(name in shown for name in everything["figures"])
 
@@ -132,14 +193,22 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
         ("train", "takes a RECIPE"),
         ("train gpt2/tyni", "did you mean 'gpt2/tiny'"),
         ("train gpt2/tiny more", "takes a RECIPE"),
-        ("train gpt2/tiny --data.batch-siz 3", "did you mean '--data.batch-size'"),
+        ("train gpt2/tiny --layout.batch-siz 3", "did you mean '--layout.batch-size'"),
+        ("train gpt2/tiny --layout.latents 3", "no such option"),
         ("train gpt2/tiny --train.seed 3", "did you mean '--seed'"),
         ("train gpt2/tiny --train.steps ten", "--train.steps"),
+        ("train gpt2/tiny train.stesp=3", "did you mean 'steps'"),
+        ("train gpt2/tiny --resume trian.steps=3", "did you mean 'train'"),
+        ("train gpt2/tiny train.steps=ten", "train.steps is 'ten': use an integer"),
+        ("train mine.yaml", "mine.yaml does not exist"),
+        ("compare gpt2/tiny mine.toml", "mine.toml does not exist"),
+        ("show gpt2/tyni", "did you mean 'gpt2/tiny'"),
+        ("show", "takes a RECIPE"),
         ("train gpt2/tiny --train.steps 0", "train.steps is 0"),
         ("train gpt2/tiny --train.steps 3 --train.epochs 1", "exactly one of the three"),
-        ("train gpt2/tiny --optimizer.learning-rate -1", "optimizer.learning_rate is -1.0: give a positive number"),
+        ("train gpt2/tiny --optimizer.learning-rate -1", "optimizer.learning_rate is -1.0: set a positive number"),
         ("train gpt2/tiny --optimizer.betas 0.9", "--optimizer.betas"),
-        ("train gpt2/tiny --data.batching bloks", "blocks"),
+        ("train coconut/tiny --layout.removal stepps", "steps"),
         ("compare", "takes a RECIPE"),
         ("compare no-such/*", "no recipe matches"),
         ("compare gpt2/tiny gpt2/small --match money", "params"),
@@ -192,7 +261,8 @@ def test_bad_input_is_one_sentence(
     ],
 )
 def test_generation_options_are_hugging_faces(options: str, keywords: dict[str, Any]) -> None:
-    assert cli._parse(cli.Generate, options.split(), "generate").generation() == keywords
+    _, parsed = read(GenerateOptions, options.split(), "generate")
+    assert parsed.generation() == keywords
 
 
 class _Stopped(KeyboardInterrupt):

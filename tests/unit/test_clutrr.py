@@ -12,10 +12,9 @@ import pytest
 
 from mentalese import InputError
 from mentalese.data.documents import Source
-from mentalese.data.rows import assemble, whole_records
+from mentalese.data.layouts import QuestionAnswer
 from mentalese.data.sources import open_source
 from mentalese.data.store import prepare
-from mentalese.data.tokenizers import special_token_ids
 from mentalese.nn.loss import IGNORED
 from mentalese.recipe import DataConfig
 
@@ -67,10 +66,11 @@ def test_validation_is_taken_from_train_and_no_split_shares_a_question(tmp_path:
 
 def test_records_batches_ask_for_the_answer_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MENTALESE_CACHE", str(tmp_path / "cache"))
-    data = DataConfig(source=f"clutrr:{archive(tmp_path)}", tokenizer="bpe:300", batching="records")
-    store, tokenizer = prepare(data, show=False)
-    rows = whole_records(store.splits["test"], 1, data)
-    batch = assemble(store.splits["test"], rows[np.array([0])], data, special_token_ids(tokenizer))
+    data = DataConfig(source=f"clutrr:{archive(tmp_path)}", tokenizer="bpe:300")
+    layout = QuestionAnswer()
+    store, tokenizer = prepare(data, layout, show=False)
+    rows = layout.rows(store.splits["test"], 1)
+    batch = layout.assemble(store.splits["test"], rows[np.array([0])], tokenizer)
     asked = batch["labels"][0][batch["labels"][0] != IGNORED]
     assert tokenizer.decode(asked).startswith("### son")
     assert "[Yan] left. How is" in tokenizer.decode(batch["input_ids"][0])

@@ -15,11 +15,12 @@ from torch import Tensor
 from mentalese import get_recipe
 from mentalese.analyses import coconut as figures
 from mentalese.analyses.figures import write_figure
+from mentalese.data.layouts import QuestionAnswer
 from mentalese.data.store import Split, prepare
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluation.answers import answered
-from mentalese.evaluation.tasks import at_stage, open_evaluation, open_text
+from mentalese.evaluation.tasks import open_evaluation, open_text
 from mentalese.families.coconut import plain as reference
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model
@@ -52,20 +53,19 @@ def recipe(source: str) -> Recipe:
     """AGCLR with three latents and an answer."""
     tiny = get_recipe("coconut/tiny")
     backbone = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
-    data = dataclasses.replace(
-        tiny.data, source=source, tokenizer="bpe:300", train_tokens=None, stage=4, stages=3, latents_per_step=1
-    )
+    data = dataclasses.replace(tiny.data, source=source, tokenizer="bpe:300", train_tokens=None)
+    layout = QuestionAnswer(sequence_length=512, stage=4, stages=3, latents_per_step=1)
     evaluation = dataclasses.replace(tiny.evaluation, answer_tokens=8, batch_size=4)
     model = {"model_type": "coconut", "mode": "agclr", "backbone": backbone}
-    return dataclasses.replace(tiny, model=model, data=data, phases=(), evaluation=evaluation)
+    return dataclasses.replace(tiny, model=model, data=data, layout=layout, phases=(), evaluation=evaluation)
 
 
 def saved(folder: Path, recipe: Recipe, mode: str | None, change: Any = None, stage: int = 4, **fields: Any) -> Path:
     """An untrained model as a run leaves it; `change` is called on it."""
-    data = dataclasses.replace(recipe.data, stage=stage)
+    layout = recipe.layout.at(stage, None)
     fields |= {"mode": mode} if mode else {}
-    recipe = dataclasses.replace(recipe, name=folder.name, data=data, model=recipe.model | fields)
-    _, tokenizer = prepare(recipe.data, show=False)
+    recipe = dataclasses.replace(recipe, name=folder.name, layout=layout, model=recipe.model | fields)
+    _, tokenizer = prepare(recipe.data, recipe.layout, show=False)
     model = build_model(recipe.model, tokenizer, seed=0)
     if change is not None:
         with torch.no_grad():
@@ -131,7 +131,7 @@ def asked(run: Path, recipe: Recipe, split: str = "validation") -> list[Tensor]:
 
 
 def questions(recipe: Recipe, split: str) -> Split:
-    return prepare(recipe.data, show=False)[0].splits[split]
+    return prepare(recipe.data, recipe.layout, show=False)[0].splits[split]
 
 
 def passes(run: Path, row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -260,10 +260,9 @@ def test_tokens_that_the_font_cannot_show_are_told_apart_from_spaces() -> None:
 
 def ask(run: Path, split: str, source: str | None = None, latents: int | None = None) -> list[Any]:
     """What a model answers to each question of a split."""
-    model, tokenizer, data, protocol = open_evaluation(str(run), source)
-    part = open_text(tokenizer, data, split, show=False).splits[split]
-    special = special_token_ids(tokenizer, sentences=False)
-    return answered(model, tokenizer, part, at_stage(data, None, latents), protocol, special)
+    model, tokenizer, data, layout, protocol = open_evaluation(str(run), source)
+    part = open_text(tokenizer, data, layout, split, show=False).splits[split]
+    return answered(model, tokenizer, part, data, layout.at(None, latents), protocol)
 
 
 def answers_of(folder: Path, source: str, split: str, said: dict[int, Any]) -> str:
@@ -375,8 +374,8 @@ def test_what_cannot_be_drawn_is_refused(
     refused("contrast", coconut, agclr, says="no concept stream")
 
     plain = dataclasses.replace(recipe, model=recipe.model["backbone"])
-    data = dataclasses.replace(recipe.data, latents_per_step=None)
-    gpt2 = saved(tmp_path / "gpt2", dataclasses.replace(plain, data=data), None)
+    layout = QuestionAnswer(sequence_length=512, stages=3)
+    gpt2 = saved(tmp_path / "gpt2", dataclasses.replace(plain, layout=layout), None)
     refused("latents", gpt2, says="is a gpt2 model: give one of the modes coconut, agclr, pause")
     elsewhere = answers_of(tmp_path / "elsewhere", source, "test", {})
     other = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, source=elsewhere))

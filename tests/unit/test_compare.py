@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from mentalese.compare.compare import compare, flops_per_token, print_comparison
+from mentalese.data.layouts import Packed, QuestionAnswer
 from mentalese.errors import InputError
 from mentalese.evaluation.statistics import paired_t_test, student_t_p, summary
 from mentalese.provenance import train_command
@@ -107,15 +108,15 @@ def test_a_recipes_own_baseline_goes_before_the_first_one(tmp_path: Path) -> Non
 
 
 def asking(name: str, **changes: Any) -> Recipe:
-    data = DataConfig(batching="records") if "data" not in changes else changes.pop("data")
-    return recipe(name, data=data, evaluation=EvaluationConfig(metric="accuracy"), **changes)
+    fields = {"layout": QuestionAnswer(), "evaluation": EvaluationConfig(metric="accuracy")}
+    return recipe(name, **(fields | changes))
 
 
 def test_accuracies_are_compared_in_points(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scores = {"a/x": [60.0, 64.0, 58.0], "b/x": [70.0, 75.0, 68.0]}
     # The curriculum is each recipe's own.
-    other = DataConfig(batching="records", stage=3, stages=3, latents_per_step=1)
-    result = compare([asking("a/x"), asking("b/x", data=other)], tmp_path, seeds=3, train=FakeTrainer(scores))
+    other = QuestionAnswer(stage=3, stages=3, latents_per_step=1)
+    result = compare([asking("a/x"), asking("b/x", layout=other)], tmp_path, seeds=3, train=FakeTrainer(scores))
     first, second = result["rows"]
     assert first["accuracy"]["mean"] == pytest.approx(0.6067, abs=1e-4)
     assert (first["difference"], first["paired_test"]) == (0.0, None)
@@ -176,8 +177,9 @@ def test_without_a_match_every_recipe_keeps_its_own_length(tmp_path: Path) -> No
 
 
 def _real(name: str, corpus: Path, **model: Any) -> Recipe:
-    data = DataConfig(source=f"file:{corpus}", tokenizer="bpe:512", sequence_length=64, batch_size=4)
-    return recipe(name, model=GPT2 | model, data=data, train=TrainConfig(steps=6))
+    data = DataConfig(source=f"file:{corpus}", tokenizer="bpe:512")
+    layout = Packed(sequence_length=64, batch_size=4)
+    return recipe(name, model=GPT2 | model, data=data, layout=layout, train=TrainConfig(steps=6))
 
 
 def test_flops_are_matched_through_the_models_own_count(tmp_path: Path, corpus: Path) -> None:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from mentalese import get_recipe
 from mentalese.analyses.figures import write_figure
-from mentalese.data.plan import evaluation_batches
+from mentalese.data.evaluation import evaluation_batches
+from mentalese.data.layouts import Packed
 from mentalese.data.store import prepare
-from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluation.tasks import open_evaluation
 from mentalese.families.conceptlm.plain import code_tables, hidden_states
@@ -36,7 +36,8 @@ def recipe(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     return dataclasses.replace(
         recipe,
         model=recipe.model | {"backbone": backbone, "num_codes": 4, "insert_depth": 1},
-        data=dataclasses.replace(recipe.data, tokenizer="bpe:280", sequence_length=LENGTH),
+        data=dataclasses.replace(recipe.data, tokenizer="bpe:280"),
+        layout=Packed(sequence_length=LENGTH, batch_size=4),
         evaluation=EvaluationConfig(context_length=LENGTH, stride=LENGTH - 1, batch_size=4),
     )
 
@@ -108,10 +109,10 @@ def test_concepts_are_those_of_the_text_and_of_each_validation_row_read_alone(mo
     out = tmp_path / "concepts.svg"
     written = draw("concepts", model, out=out, text=TEXT)
     loaded, tokenizer = load_model(model)
-    _, _, data, protocol = open_evaluation(str(model))
-    split = prepare(data, show=False)[0].splits["validation"]
+    _, _, data, layout, protocol = open_evaluation(str(model))
+    split = prepare(data, layout, show=False)[0].splits["validation"]
     one = dataclasses.replace(protocol, batch_size=1)
-    rows = [b["input_ids"][0] for b in evaluation_batches(split, data, one, special_token_ids(tokenizer))]
+    rows = [b["input_ids"][0] for b in evaluation_batches(split, layout, one, tokenizer)]
     assert len({len(row) for row in rows}) > 1  # read together, some are padded
     there = []
     for row in rows:
@@ -175,5 +176,5 @@ def test_what_cannot_be_drawn_is_refused(model: Path, recipe: Recipe, tmp_path: 
     refused(model, text="word " * LENGTH, says="tokens, its start included: give one of")
     context = saved(tmp_path / "context", recipe, codebook=None, ncp_weight=0.0, vq_weight=0.0)
     refused(context, says=r"has no codes \(conceptlm.codebook is None\): give a model with a codebook")
-    gpt2 = dataclasses.replace(get_recipe("gpt2/tiny"), data=recipe.data)
+    gpt2 = dataclasses.replace(get_recipe("gpt2/tiny"), data=recipe.data, layout=recipe.layout)
     refused(saved(tmp_path / "gpt2", gpt2), says="is a gpt2 model: give a ConceptLM")

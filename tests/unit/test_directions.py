@@ -9,11 +9,13 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[2] / "src" / "mentalese"
 LAYERS = (
     ("errors",),
-    ("files", "screen", "html"),
-    ("recipe",),
-    ("registry",),
+    ("files", "screen", "html", "values", "docstrings"),
     ("nn",),
     ("data",),
+    ("recipe",),
+    ("registry",),
+    ("config_source",),
+    ("recipe_files",),
     ("models",),
     ("families",),
     ("provenance",),
@@ -22,6 +24,7 @@ LAYERS = (
     ("compare",),
     ("analyses",),
     ("viewer",),
+    ("api",),
     ("commands",),
     ("cli",),
 )

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from mentalese.cli import main
+from mentalese.data.layouts import QuestionAnswer
 from mentalese.data.tokenizers import LATENT_MARKERS, special_token_ids
 from mentalese.errors import InputError
 from mentalese.families.coconut.model import CoconutForCausalLM
@@ -73,12 +74,8 @@ def recipe(corpus: Path, start: Path, model: dict[str, Any], tokenizer: Path) ->
         data=DataConfig(
             source=f"file:{corpus.with_name('questions.jsonl')}",
             tokenizer=str(tokenizer),
-            batching="records",
-            batch_size=4,
-            stage=1,
-            stages=2,
-            latents_per_step=1,
         ),
+        layout=QuestionAnswer(batch_size=4, stage=1, stages=2, latents_per_step=1),
         train=TrainConfig(steps=2, init=str(start), device="cpu"),
         evaluation=EvaluationConfig(max_documents=2, sample_tokens=2, batch_size=2),
     )
@@ -99,7 +96,7 @@ def test_a_run_starts_from_a_grown_model_or_from_its_base(corpus: Path, tokenize
     losses = [result["curve"][0]["loss"] for result in results]
     assert losses[0] == losses[1]
     plain = recipe(corpus, tmp_path / "base", inner, tmp_path / "base")
-    plain = dataclasses.replace(plain, data=dataclasses.replace(plain.data, latents_per_step=None))
+    plain = dataclasses.replace(plain, layout=QuestionAnswer(batch_size=4, stage=1, stages=2))
     assert train(plain, tmp_path / "run-plain", show=False)["curve"][0]["loss"] == pytest.approx(losses[0], abs=0.5)
 
 

@@ -845,7 +845,7 @@ def test_a_tiny_model_and_its_baseline_differ_in_thoughts_alone() -> None:
     assert tiny.baseline == plain.name
     assert plain.model["num_latents"] == 0
     assert plain.model.items() <= (tiny.model | {"num_latents": 0}).items()
-    for part in ("data", "optimizer", "train", "evaluation"):
+    for part in ("data", "layout", "optimizer", "train", "evaluation"):
         assert getattr(tiny, part) == getattr(plain, part)
 
 
@@ -855,8 +855,10 @@ def test_every_recipe_is_a_model_that_can_be() -> None:
     for recipe in made:
         fields = {k: v for k, v in recipe.model.items() if k != "model_type"}
         LTMConfig(**fields)
-        assert recipe.data.sequence_length <= recipe.model["max_position_embeddings"]
-        assert recipe.evaluation.stride == recipe.data.sequence_length - 1, "blocks do not overlap"
+        length = recipe.layout.sequence_length
+        assert length is not None
+        assert length <= recipe.model["max_position_embeddings"]
+        assert recipe.evaluation.stride == length - 1, "blocks do not overlap"
 
 
 def test_weights_and_streams_get_gradients_of_the_fast_steps_alone() -> None:

@@ -15,15 +15,15 @@ from torch import Tensor
 from mentalese import get_recipe
 from mentalese.analyses import latent_thought as figures
 from mentalese.analyses.figures import write_figure
-from mentalese.data.plan import evaluation_batches
+from mentalese.data.evaluation import evaluation_batches
+from mentalese.data.layouts import Packed
 from mentalese.data.store import Split, prepare
-from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
-from mentalese.evaluation.perplexity import perplexity
 from mentalese.evaluation.tasks import open_evaluation
 from mentalese.families.latent_thought.inference import infer
 from mentalese.families.latent_thought.plain import learn_reference, logits_reference
 from mentalese.models.checkpoints import load_model
+from mentalese.models.scoring import perplexity
 from mentalese.recipe import EvaluationConfig, Recipe
 from support import saved, short_documents, shrink
 
@@ -48,7 +48,8 @@ def recipe(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     return dataclasses.replace(
         recipe,
         model=recipe.model | sizes,
-        data=dataclasses.replace(recipe.data, tokenizer="bpe:280", sequence_length=LENGTH),
+        data=dataclasses.replace(recipe.data, tokenizer="bpe:280"),
+        layout=Packed(sequence_length=LENGTH, batch_size=4),
         evaluation=EvaluationConfig(context_length=LENGTH, stride=LENGTH - 1, batch_size=4),
     )
 
@@ -63,16 +64,17 @@ def plain(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved(tmp_path_factory.mktemp("plain") / "plain", recipe, num_latents=0)
 
 
-def validation(path: Path) -> tuple[Split, Any, EvaluationConfig, dict[str, int]]:
-    _, tokenizer, data, protocol = open_evaluation(str(path))
-    return prepare(data, show=False)[0].splits["validation"], data, protocol, special_token_ids(tokenizer)
+def validation(path: Path) -> tuple[Any, Split, Any, Any, EvaluationConfig]:
+    """What `perplexity` takes after the model."""
+    _, tokenizer, data, layout, protocol = open_evaluation(str(path))
+    return tokenizer, prepare(data, layout, show=False)[0].splits["validation"], data, layout, protocol
 
 
 def rows(path: Path) -> list[Tensor]:
     """All rows [1, n], without padding, the longest first."""
-    split, data, protocol, special = validation(path)
+    tokenizer, split, _, layout, protocol = validation(path)
     protocol = dataclasses.replace(protocol, batch_size=1)
-    return [batch["input_ids"] for batch in evaluation_batches(split, data, protocol, special)]
+    return [batch["input_ids"] for batch in evaluation_batches(split, layout, protocol, tokenizer)]
 
 
 def draw(name: str, *paths: Path, out: Path, text: str | None = None) -> dict[str, Any]:
@@ -192,9 +194,9 @@ def test_a_bound_by_fast_steps_is_the_perplexity_with_so_many(run: Path, plain: 
     assert found["rows"] == baseline["rows"] == len(rows(run))
 
     def scored(path: Path, estimator: str | None = None, **fields: Any) -> Any:
-        split, data, protocol, special = validation(path)
+        *read, protocol = validation(path)
         model, _ = load_model(path, fields=fields)
-        return perplexity(model, split, data, dataclasses.replace(protocol, estimator=estimator), special)
+        return perplexity(model, *read, dataclasses.replace(protocol, estimator=estimator))
 
     for i, steps in enumerate(found["steps"]):
         bound, prefix = scored(run, fast_steps=steps), scored(run, "prefix", fast_steps=steps)
@@ -224,8 +226,7 @@ def test_without_thoughts_the_same_second_halves_are_scored(run: Path, plain: Pa
 def test_an_encoder_takes_no_steps_and_is_a_line(recipe: Recipe, tmp_path: Path) -> None:
     encoder = saved(tmp_path / "encoder", recipe, inference="amortised", encoder_layers=1)
     (found,) = draw("steps", encoder, out=tmp_path / "steps.svg")["models"]
-    split, data, protocol, special = validation(encoder)
-    expected = perplexity(load_model(encoder)[0], split, data, protocol, special)
+    expected = perplexity(load_model(encoder)[0], *validation(encoder))
     assert found["steps"] == [None]
     assert found["bound"] == pytest.approx([expected.nll], rel=1e-5)
     with pytest.raises(InputError, match="has an encoder and takes no fast steps: give a model that does"):
@@ -254,7 +255,7 @@ def test_what_cannot_be_drawn_is_refused(run: Path, plain: Path, recipe: Recipe,
     smaller = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, tokenizer="bpe:270"))
     refused("steps", run, saved(tmp_path / "smaller", smaller), says="another text, tokenizer or length")
     other = get_recipe("gpt2/tiny")
-    other = dataclasses.replace(other, data=recipe.data)
+    other = dataclasses.replace(other, data=recipe.data, layout=recipe.layout)
     with pytest.raises(InputError, match="is a gpt2 model: give a Latent Thought Model"):
         figures._open([str(saved(tmp_path / "gpt2", other))])
 

@@ -26,19 +26,20 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from mentalese import Recipe, cli, get_recipe
+from mentalese import cli, get_recipe
 from mentalese.data.batch import Batch
+from mentalese.data.layouts import Layout, Marked, Packed, QuestionAnswer, SentenceStreams
 from mentalese.data.store import Split
 from mentalese.data.tokenizers import add_markers, special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluation.harness import MentaleseLM
-from mentalese.evaluation.perplexity import perplexity
 from mentalese.evaluation.tasks import evaluate_model
 from mentalese.evaluation.zero_shot import SETS, hub_task, read_hub_task, read_questions, zero_shot
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model
 from mentalese.models.contract import Contract
 from mentalese.models.generation import generate_text
+from mentalese.models.scoring import perplexity
 from mentalese.nn.loss import IGNORED
 from mentalese.recipe import DataConfig, EvaluationConfig
 
@@ -56,17 +57,17 @@ def request(*arguments: Any, kind: str = "loglikelihood") -> Instance:
     return Instance(request_type=kind, doc={}, arguments=arguments, idx=0)  # type: ignore[arg-type]
 
 
-def build(recipe: str, tokenizer: PreTrainedTokenizerFast) -> tuple[Any, DataConfig]:
+def build(recipe: str, tokenizer: PreTrainedTokenizerFast) -> tuple[Any, DataConfig, Layout]:
     """Random weights, large enough that predictions differ."""
     found, large = get_recipe(recipe), {"initializer_range": 0.2}
     model = found.model | ({"backbone": found.model["backbone"] | large} if "backbone" in found.model else large)
-    return build_model(model, tokenizer, seed=0).eval(), found.data
+    return build_model(model, tokenizer, seed=0).eval(), found.data, found.layout
 
 
 @pytest.fixture(params=FAMILIES)
 def lm(request: pytest.FixtureRequest, tokenizer: PreTrainedTokenizerFast) -> MentaleseLM:
-    model, data = build(request.param, tokenizer)
-    return MentaleseLM(model, tokenizer, data, batch_size=2)
+    model, *read = build(request.param, tokenizer)
+    return MentaleseLM(model, tokenizer, *read, batch_size=2)
 
 
 class Bigram(nn.Module, Contract):
@@ -79,7 +80,7 @@ class Bigram(nn.Module, Contract):
         said = tokenizer.convert_tokens_to_ids([chr(i) for i in range(97, 123)])
         self.table[:, [i for i in range(len(tokenizer)) if i not in said]] -= 9
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, use_cache: bool = False) -> Any:
         assert input_ids.shape[1] <= self.config.max_position_embeddings
         return SimpleNamespace(logits=self.table[input_ids])
 
@@ -100,8 +101,8 @@ class Bigram(nn.Module, Contract):
 
 
 def test_a_plain_models_score_is_the_log_softmax_of_its_own_logits(tokenizer: PreTrainedTokenizerFast) -> None:
-    model, data = build("gpt2/tiny", tokenizer)
-    found = MentaleseLM(model, tokenizer, data, batch_size=3).loglikelihood([request(*pair) for pair in PAIRS])
+    model, *read = build("gpt2/tiny", tokenizer)
+    found = MentaleseLM(model, tokenizer, *read, batch_size=3).loglikelihood([request(*pair) for pair in PAIRS])
     for (context, continuation), (log_likelihood, greedy) in zip(PAIRS, found):
         ids = torch.tensor([[model.config.eos_token_id, *tokenizer(context + continuation)["input_ids"]]])
         scores = hugging_face_model(model)(ids).logits[0, :-1].detach().log_softmax(-1)
@@ -113,7 +114,7 @@ def test_a_plain_models_score_is_the_log_softmax_of_its_own_logits(tokenizer: Pr
 def test_a_model_of_sentences_reads_context_and_continuation_between_markers(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    model, data = build("thought_gestalt/tiny", tokenizer)
+    model, *read = build("thought_gestalt/tiny", tokenizer)
     special = special_token_ids(tokenizer)
     start, end = special["sentence_start_token_id"], special["sentence_end_token_id"]
     rows = [tokenizer(text)["input_ids"] for text in ("She had a son.", " His name", " was Paul.")]
@@ -121,7 +122,7 @@ def test_a_model_of_sentences_reads_context_and_continuation_between_markers(
     labels = torch.full_like(ids, IGNORED)
     labels[0, -len(rows[2]) :] = ids[0, -len(rows[2]) :]
     expected = model.token_nll({"input_ids": ids, "labels": labels}).sum()
-    (score,) = MentaleseLM(model, tokenizer, data).score([PAIRS[0]])
+    (score,) = MentaleseLM(model, tokenizer, *read).score([PAIRS[0]])
     assert (score.nll, score.tokens) == (pytest.approx(float(expected), rel=1e-5), len(" was Paul."))
 
 
@@ -187,14 +188,14 @@ def test_a_rolling_score_is_that_of_the_whole_text(lm: MentaleseLM) -> None:
 def test_a_rolling_score_of_a_long_text_is_that_of_lm_evals_windows(
     length: int, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    model, data = build("gpt2/tiny", tokenizer)
+    model, *read = build("gpt2/tiny", tokenizer)
     text = "the quick brown fox jumps over the lazy dog, and then it sleeps until the sun has gone"[:length]
     ids, beginning = tokenizer(text)["input_ids"], special_token_ids(tokenizer)["eos_token_id"]
     expected = 0.0
     for context, said in map(make_disjoint_window, get_rolling_token_windows(ids, beginning, 31, 1)):
         scores = hugging_face_model(model)(torch.tensor([context + said])).logits[0].detach().log_softmax(-1)
         expected += float(scores[len(context) - 1 : -1].gather(1, torch.tensor(said)[:, None]).sum())
-    lm = MentaleseLM(model, tokenizer, data, max_length=32)
+    lm = MentaleseLM(model, tokenizer, *read, max_length=32)
     assert lm.loglikelihood_rolling([request(text)]) == [pytest.approx(expected, rel=1e-5)]
     windows = lm.score([("", text)])[0].nll
     assert (windows == pytest.approx(-expected, rel=1e-6)) == (length <= 32)
@@ -206,7 +207,7 @@ def test_generation_goes_on_until_the_first_stop(lm: MentaleseLM) -> None:
     others = [i for i in range(len(lm.tokenizer)) if i not in letters]
     contexts = ["She had a son.", "The river"]
     chosen = {"do_sample": False, "suppress_tokens": others}
-    texts = generate_text(lm.model, lm.tokenizer, contexts, lm.data, max_new_tokens=8, **chosen)
+    texts = generate_text(lm.model, lm.tokenizer, contexts, lm.data, lm.layout, max_new_tokens=8, **chosen)
     free = [text[len(context) :] for context, text in zip(contexts, texts)]
     assert [len(text) for text in free] == [8, 8]
     options = {"max_gen_toks": 8, "temperature": 0.0, **chosen}
@@ -224,9 +225,9 @@ def test_the_protocol_says_how_the_model_scores_and_what_it_reads(tokenizer: Pre
     assert protocol["estimator"] == "block"
     assert protocol["text"] == "after the beginning-of-text token; windows of at most 50 tokens"
     assert MentaleseLM(model, tokenizer, max_length=20).protocol()["text"].endswith("of at most 20 tokens")
-    marked = MentaleseLM(model, tokenizer, DataConfig(batching="marked")).protocol()["text"]
+    marked = MentaleseLM(model, tokenizer, layout=Marked()).protocol()["text"]
     assert marked == "sentences between markers; windows of at most 50 tokens"
-    sentences = MentaleseLM(model, tokenizer, DataConfig(batching="sentences")).protocol()["text"]
+    sentences = MentaleseLM(model, tokenizer, layout=SentenceStreams()).protocol()["text"]
     assert sentences.endswith("memory of earlier sentences; whole texts")
 
 
@@ -238,8 +239,8 @@ def test_what_is_not_finite_is_reported_with_its_text(tokenizer: PreTrainedToken
 
 
 def test_a_model_of_records_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(InputError, match=r"data.batching is 'records'"):
-        MentaleseLM(Bigram(tokenizer), tokenizer, DataConfig(batching="records"))
+    with pytest.raises(InputError, match=r"layout is 'qa'"):
+        MentaleseLM(Bigram(tokenizer), tokenizer, layout=QuestionAnswer())
 
 
 # -- questions -----------------------------------------------------------------------------------------------------
@@ -518,7 +519,7 @@ def test_questions_that_the_hub_does_not_give_end_in_a_sentence(monkeypatch: pyt
 def test_zero_shot_figures_are_those_of_one_question_at_a_time(
     recipe: str, tokenizer: PreTrainedTokenizerFast, folder: Path
 ) -> None:
-    model, data = build(recipe, tokenizer)
+    model, *read = build(recipe, tokenizer)
     rng = np.random.default_rng(0)
     words = ["a", "cat", "sat", "on", "the", "old", "wooden", "mat", "and", "slept"]
     rows = [
@@ -527,7 +528,7 @@ def test_zero_shot_figures_are_those_of_one_question_at_a_time(
         for _ in range(20)
     ]
     write(folder / "hellaswag_val.jsonl", rows)
-    alone, together = (MentaleseLM(model, tokenizer, data, max_length=64, batch_size=size) for size in (1, 32))
+    alone, together = (MentaleseLM(model, tokenizer, *read, max_length=64, batch_size=size) for size in (1, 32))
     pairs = [(row["ctx"], f" {ending}") for row in rows for ending in row["endings"]]
     scores = [[score.nll for score in lm.score(pairs)] for lm in (alone, together)]
     np.testing.assert_allclose(scores[0], scores[1], rtol=0, atol=1e-4)
@@ -546,13 +547,12 @@ def test_a_word_perplexity_of_wikitext_is_the_perplexity_of_its_running_text_in_
 ) -> None:
     from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer
 
-    model, data = build(recipe, tokenizer)
-    data = dataclasses.replace(data, sequence_length=32)
+    model, *read = build(recipe, tokenizer)
     # The last block of an article is full too: a perplexity does not begin it earlier.
     lengths = [len(tokenizer(wikitext_detokenizer({"page": page}))["input_ids"]) for page in ARTICLES]
     pages = [page.replace(" = ", f" = {'x' * (-n % 31)}", 1) for page, n in zip(ARTICLES, lengths)]
     (folder / "wikitext-103" / "test.txt").write_text("".join(pages))
-    found = zero_shot(MentaleseLM(model, tokenizer, data, max_length=32), read_questions("wikitext", folder))
+    found = zero_shot(MentaleseLM(model, tokenizer, *read, max_length=32), read_questions("wikitext", folder))
     texts = [wikitext_detokenizer({"page": page}) for page in pages]
     assert "2.5 miles, met" in texts[0]
     end = special_token_ids(tokenizer)["eos_token_id"]
@@ -565,7 +565,7 @@ def test_a_word_perplexity_of_wikitext_is_the_perplexity_of_its_running_text_in_
         document_segments=np.arange(len(texts) + 1),
         document_bytes=np.array([len(text.encode()) for text in texts]),
     )
-    own = perplexity(model, split, data, EvaluationConfig(stride=31), special_token_ids(tokenizer))
+    own = perplexity(model, tokenizer, split, DataConfig(), Packed(sequence_length=32), EvaluationConfig(stride=31))
     nats, words = own.nll * own.tokens, sum(len(re.split(r"\s+", page)) for page in pages)
     assert found["word_perplexity"] == pytest.approx(math.exp(nats / words), rel=1e-5)
     assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / len("".join(pages).encode()), rel=1e-5)
@@ -581,8 +581,9 @@ def saved(
     hugging_face_model(build(recipe.name, tokenizer)[0]).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     if request.param != "no recipe":
-        changed = Recipe.from_dict(recipe.to_dict() | {"data": recipe.to_dict()["data"] | {"sequence_length": 32}})
-        (folder / "mentalese.json").write_text(json.dumps({"recipe": changed.to_dict()}))
+        if isinstance(recipe.layout, Packed):
+            recipe = dataclasses.replace(recipe, layout=Packed(sequence_length=32))
+        (folder / "mentalese.json").write_text(json.dumps({"recipe": recipe.to_dict()}))
     return folder
 
 
@@ -615,7 +616,9 @@ def test_a_saved_models_answers_are_those_of_its_scores(saved: Path, folder: Pat
 
     found = evaluate_model(str(saved), tasks=["hellaswag"], task_files=folder, show=False)["hellaswag"]
     recipe = saved_recipe(saved)
-    lm = MentaleseLM(*load_model(saved), recipe.data if recipe else None, max_length=32 if recipe else None)
+    lm = MentaleseLM(
+        *load_model(saved), *((recipe.data, recipe.layout) if recipe else ()), max_length=32 if recipe else None
+    )
     context, endings = ROWS["hellaswag_val"][0]["ctx"], ROWS["hellaswag_val"][0]["endings"]
     sums = [score.nll for score in lm.score([(context, " " + ending) for ending in endings])]
     whole = [score.nll / score.tokens for score in lm.score([("", f"{context} {ending}") for ending in endings])]

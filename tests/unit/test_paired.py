@@ -11,6 +11,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from mentalese import InputError, Recipe, TrainConfig
+from mentalese.data.layouts import layout_class
 from mentalese.evaluation.paired import compare_models, compare_scores
 from mentalese.evaluation.statistics import bootstrap_ratio
 from mentalese.evaluation.tasks import evaluate_model
@@ -82,41 +83,47 @@ def test_documents_that_differ_as_a_whole_widen_the_interval() -> None:
 def saved(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> dict[str, str]:
     """Two untrained models of 64 tokens of context: one of blocks, one of the stream with markers."""
     folders = {}
-    for batching in ("blocks", "marked"):
+    for kind in ("packed", "marked"):
         torch.manual_seed(0)
         sizes = {"n_positions": 64, "n_embd": 16, "n_layer": 1, "n_head": 2, "initializer_range": 0.2}
         model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), bos_token_id=None, eos_token_id=None, **sizes))
-        folder = tmp_path / batching
+        folder = tmp_path / kind
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        data = DataConfig(source="file:/not/there.txt", batching=batching, sequence_length=64)  # type: ignore[arg-type]
+        data = DataConfig(source="file:/not/there.txt")
+        layout = layout_class(kind)(sequence_length=64)  # type: ignore[call-arg]
         recipe = Recipe(
-            name="test/tiny", description="", model={"model_type": "gpt2"}, data=data, train=TrainConfig(steps=1)
+            name="test/tiny",
+            description="",
+            model={"model_type": "gpt2"},
+            data=data,
+            layout=layout,
+            train=TrainConfig(steps=1),
         )
         (folder / "mentalese.json").write_text(json.dumps({"recipe": recipe.to_dict(), "step": 1}))
-        folders[batching] = str(folder)
+        folders[kind] = str(folder)
     return folders
 
 
-def test_saved_models_with_other_batchings_compare_on_the_same_tokens(saved: dict[str, str], corpus: Path) -> None:
+def test_saved_models_with_other_layouts_compare_on_the_same_tokens(saved: dict[str, str], corpus: Path) -> None:
     source = f"file:{corpus}"
-    result = compare_models(saved["marked"], saved["blocks"], source=source, show=False)
+    result = compare_models(saved["marked"], saved["packed"], source=source, show=False)
     alone = {
         name: evaluate_model(path, tasks=["perplexity"], source=source, show=False)["perplexity"]
         for name, path in saved.items()
     }
-    assert result["overall"]["tokens"] == alone["marked"]["tokens"] == alone["blocks"]["tokens"]
+    assert result["overall"]["tokens"] == alone["marked"]["tokens"] == alone["packed"]["tokens"]
     assert result["nll"] == pytest.approx(alone["marked"]["nll"], abs=1e-6)
-    assert result["reference_nll"] == pytest.approx(alone["blocks"]["nll"], abs=1e-6)
+    assert result["reference_nll"] == pytest.approx(alone["packed"]["nll"], abs=1e-6)
     assert result["protocol"]["first_token"] != result["reference_protocol"]["first_token"]
     with pytest.raises(InputError, match="split is 'dev'"):
-        compare_models(saved["marked"], saved["blocks"], source=source, split="dev", show=False)
+        compare_models(saved["marked"], saved["packed"], source=source, split="dev", show=False)
 
 
 def test_models_with_other_tokens_are_not_paired(saved: dict[str, str], corpus: Path) -> None:
-    file = Path(saved["blocks"]) / "tokenizer.json"
+    file = Path(saved["packed"]) / "tokenizer.json"
     described = json.loads(file.read_text())
     described["normalizer"] = {"type": "Lowercase"}
     file.write_text(json.dumps(described))
     with pytest.raises(InputError, match="in other tokens: compare their bits a byte"):
-        compare_models(saved["marked"], saved["blocks"], source=f"file:{corpus}", show=False)
+        compare_models(saved["marked"], saved["packed"], source=f"file:{corpus}", show=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from pathlib import Path
@@ -14,15 +13,16 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from mentalese.data.batch import Batch
+from mentalese.data.layouts import Layout, Marked, Packed, PerDocument, QuestionAnswer, SentenceStreams, layout_class
 from mentalese.data.store import Split
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
-from mentalese.evaluation.perplexity import perplexity, protocol, token_scores
 from mentalese.evaluation.tasks import evaluate_model
 from mentalese.models.adapter import CausalLMAdapter
 from mentalese.models.contract import Contract
+from mentalese.models.scoring import perplexity, protocol, token_scores
 from mentalese.recipe import DataConfig, EvaluationConfig, Recipe, TrainConfig
-from support import SPECIAL, make_split
+from support import MARKERS, make_split
 
 TEXTS = ["One.", "A dog ran. It was fast.", "Überall ist Wunderland, überall ist Leben.", "No. " * 30, "x"]
 
@@ -66,11 +66,15 @@ class Uniform(nn.Module, Contract):
         return torch.where(batch["labels"] == -100, 0.0, math.log(self.choices))
 
 
-DATA = DataConfig(batching="documents", sequence_length=32)
+LAYOUT = PerDocument(sequence_length=32)
 
 
-def score(model, split, tokenizer, data=DATA, **evaluation):  # type: ignore[no-untyped-def]
-    return perplexity(model, split, data, EvaluationConfig(**evaluation), special_token_ids(tokenizer))
+def score(model, split, tokenizer, layout=LAYOUT, **evaluation):  # type: ignore[no-untyped-def]
+    return perplexity(model, tokenizer, split, DataConfig(), layout, EvaluationConfig(**evaluation))
+
+
+def layout_of(kind: str, length: int) -> Layout:
+    return SentenceStreams() if kind == "sentence_streams" else layout_class(kind)(sequence_length=length)  # type: ignore[call-arg]
 
 
 def test_a_uniform_model_has_the_perplexity_of_its_choices(split: Split, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -88,13 +92,13 @@ def test_all_tokens_also_counts_the_documents_ends(split: Split, tokenizer: PreT
     assert everything.bytes == lexical.bytes
 
 
-@pytest.mark.parametrize("batching", ["blocks", "documents"])
+@pytest.mark.parametrize("kind", ["packed", "per_document"])
 def test_the_batch_size_changes_nothing(
-    batching: str, model: CausalLMAdapter, split: Split, tokenizer: PreTrainedTokenizerFast
+    kind: str, model: CausalLMAdapter, split: Split, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     """Rows of very different lengths are padded on the right in large batches and not at all in batches of one."""
-    data = dataclasses.replace(DATA, batching=batching)
-    one, *others = (score(model, split, tokenizer, data, batch_size=size) for size in (1, 2, 3, 64))
+    layout = layout_of(kind, 32)
+    one, *others = (score(model, split, tokenizer, layout, batch_size=size) for size in (1, 2, 3, 64))
     for other in others:
         assert other.nll == pytest.approx(one.nll, abs=1e-5)
         assert (other.tokens, other.bytes, other.protocol) == (one.tokens, one.bytes, one.protocol)
@@ -126,7 +130,7 @@ def test_more_context_is_used(model: CausalLMAdapter, split: Split, tokenizer: P
 def test_the_protocol_says_all_that_the_figure_depends_on(split: Split, tokenizer: PreTrainedTokenizerFast) -> None:
     said = score(Uniform(2), split, tokenizer, context_length=16, stride=4).protocol
     assert said["tokens"] == "lexical"
-    assert said["context"] == "sliding windows of 16 tokens inside a document, 4 new ones a window"
+    assert said["context"] == "sliding windows of 16 tokens inside a document, 4 new tokens per window"
     assert said["estimator"] == "exact"
     assert said["documents"] == len(TEXTS)
     assert "end-of-document" in said["first_token"]
@@ -152,7 +156,7 @@ def test_a_likelihood_that_is_not_finite_names_its_batch(split: Split, tokenizer
 
 # -- token by token ----------------------------------------------------------------------------------------------------
 
-BATCHINGS = ("blocks", "documents", "marked", "sentences")
+KINDS = ("packed", "per_document", "marked", "sentence_streams")
 
 
 class ByToken(nn.Module, Contract):
@@ -162,12 +166,12 @@ class ByToken(nn.Module, Contract):
         return torch.where(batch["labels"] == -100, 0.0, 1 + batch["labels"].float() / 7)
 
 
-@pytest.mark.parametrize("batching", BATCHINGS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", [8, 1024])
-def test_every_batching_scores_the_same_tokens_each_in_its_place(batching: str, length: int) -> None:
+def test_every_kind_scores_the_same_tokens_each_in_its_place(kind: str, length: int) -> None:
     split = make_split([2, 7, 1], [0], [5], [1] * 9, [40, 3])
-    data = DataConfig(batching=batching, sequence_length=length)
-    scores = token_scores(ByToken(), split, data, EvaluationConfig(batch_size=2, tokens="all"), SPECIAL)
+    layout, evaluation = layout_of(kind, length), EvaluationConfig(batch_size=2, tokens="all")
+    scores = token_scores(ByToken(), MARKERS, split, DataConfig(), layout, evaluation)
     assert scores.dtype == np.float32
     text = split.tokens >= 10
     np.testing.assert_allclose(scores[text], 1 + split.tokens[text] / 7, rtol=1e-6)
@@ -203,17 +207,17 @@ def test_what_an_estimator_leaves_out_does_not_count(split: Split, tokenizer: Pr
     result = score(Bound(2), split, tokenizer, estimator="second", context_length=1000, stride=999)
     assert (result.tokens, result.parts, result.bits_per_byte) == (len(TEXTS), {}, None)
     assert result.perplexity == pytest.approx(2)
-    data, evaluation = DATA, EvaluationConfig(estimator="second", context_length=1000, stride=999)
-    scores = token_scores(Bound(2), split, data, evaluation, special_token_ids(tokenizer))
+    evaluation = EvaluationConfig(estimator="second", context_length=1000, stride=999)
+    scores = token_scores(Bound(2), tokenizer, split, DataConfig(), LAYOUT, evaluation)
     assert (~np.isnan(scores)).sum() == len(TEXTS)
 
 
-@pytest.mark.parametrize("batching", ["blocks", "documents"])
+@pytest.mark.parametrize("kind", ["packed", "per_document"])
 @pytest.mark.parametrize("length", [2, 8, 1024])
-def test_blocks_of_joined_documents_score_the_same_tokens_each_in_its_place(batching: str, length: int) -> None:
+def test_blocks_of_joined_documents_score_the_same_tokens_each_in_its_place(kind: str, length: int) -> None:
     split = make_split([2, 7, 1], [0], [5], [1] * 9, [40, 3])
-    data, evaluation = DataConfig(batching=batching, sequence_length=length), EvaluationConfig(joined=True)
-    scores = token_scores(ByToken(), split, data, evaluation, SPECIAL)
+    layout, evaluation = layout_of(kind, length), EvaluationConfig(joined=True)
+    scores = token_scores(ByToken(), MARKERS, split, DataConfig(), layout, evaluation)
     text = split.tokens >= 10
     np.testing.assert_allclose(scores[text], 1 + split.tokens[text] / 7, rtol=1e-6)
     assert np.isnan(scores[~text]).all()
@@ -233,27 +237,26 @@ def test_joined_documents_are_context_of_each_other(
         expected[start : start + 15] = nll
     expected[split.documents[1:] - 1] = np.nan
     evaluation = EvaluationConfig(context_length=16, joined=True, batch_size=3)
-    scores = token_scores(model, split, DATA, evaluation, special)
+    scores = token_scores(model, tokenizer, split, DataConfig(), LAYOUT, evaluation)
     np.testing.assert_allclose(scores, expected, rtol=1e-4)
-    assert protocol(model, DATA, evaluation)["context"] == (
-        "windows of 16 tokens of the documents joined by end-of-document tokens, 15 new ones a window"
+    assert protocol(model, DataConfig(), LAYOUT, evaluation)["context"] == (
+        "windows of 16 tokens of the documents joined by end-of-document tokens, 15 new tokens per window"
     )
 
 
 def test_the_protocol_of_records_tells_markers_without_latents_from_none() -> None:
     for fields, latents in (({}, None), ({"latents": 0}, 0), ({"latents_per_step": 2, "stage": 3, "stages": 3}, 6)):
-        data = DataConfig(batching="records", **fields)
-        assert protocol(ByToken(), data, EvaluationConfig())["latents"] == latents
+        layout = QuestionAnswer(**fields)  # type: ignore[arg-type]
+        assert protocol(ByToken(), DataConfig(), layout, EvaluationConfig())["latents"] == latents
 
 
-@pytest.mark.parametrize("batching", ["blocks", "documents", "marked"])
+@pytest.mark.parametrize("kind", ["packed", "per_document", "marked"])
 def test_a_perplexity_is_the_mean_of_its_tokens(
-    batching: str, model: CausalLMAdapter, split: Split, tokenizer: PreTrainedTokenizerFast
+    kind: str, model: CausalLMAdapter, split: Split, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    data, special = dataclasses.replace(DATA, batching=batching), special_token_ids(tokenizer)
-    evaluation = EvaluationConfig(max_documents=4, batch_size=3)
-    result = perplexity(model, split, data, evaluation, special)
-    scores = token_scores(model, split, data, evaluation, special)
+    scored = (tokenizer, split, DataConfig(), layout_of(kind, 32), EvaluationConfig(max_documents=4, batch_size=3))
+    result = perplexity(model, *scored)
+    scores = token_scores(model, *scored)
     assert (~np.isnan(scores)).sum() == result.tokens
     assert np.nansum(scores.astype(np.float64)) / result.tokens == pytest.approx(result.nll, abs=1e-6)
     assert np.isnan(scores[split.documents[4] :]).all()
@@ -272,21 +275,21 @@ def test_marked_windows_give_the_likelihood_between_markers(
         with torch.no_grad():
             nll = -model.model(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
         expected += nll[(ids[0, 1:] != bos) & (ids[0, 1:] != eos)].tolist()
-    data = DataConfig(batching="marked", sequence_length=64)
-    scores = token_scores(model, split, data, EvaluationConfig(), special | {"eos_token_id": 3})
+    split.tokens[split.documents[1:] - 1] = special["eos_token_id"]
+    scores = token_scores(model, tokenizer, split, DataConfig(), Marked(sequence_length=64), EvaluationConfig())
     np.testing.assert_allclose(scores[~np.isnan(scores)], expected, rtol=1e-4)
 
 
 def test_the_protocol_says_after_what_a_sentence_begins() -> None:
     first = {
-        batching: protocol(ByToken(), DataConfig(batching=batching), EvaluationConfig())["first_token"]
-        for batching in BATCHINGS
+        kind: protocol(ByToken(), DataConfig(), layout_of(kind, 32), EvaluationConfig())["first_token"]
+        for kind in KINDS
     }
-    assert first["blocks"] == first["documents"]
-    assert "after the sentence before it" in first["blocks"]
-    for batching, context in (("marked", "what the window holds"), ("sentences", "memory of earlier sentences")):
-        assert "after its sentence-start token" in first[batching]
-        assert context in first[batching]
+    assert first["packed"] == first["per_document"]
+    assert "after the sentence before it" in first["packed"]
+    for kind, context in (("marked", "before it in the window"), ("sentence_streams", "memory of earlier sentences")):
+        assert "after its sentence-start token" in first[kind]
+        assert context in first[kind]
 
 
 # -- a saved model -----------------------------------------------------------------------------------------------------
@@ -299,7 +302,7 @@ def saved(model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast, tmp_path_f
     tokenizer.save_pretrained(folder)
     recipe = Recipe(
         name="test/tiny", description="", model={"model_type": "gpt2"}, train=TrainConfig(steps=1),
-        data=DataConfig(source="file:/not/there.txt", tokenizer="bpe:300", sequence_length=32),
+        data=DataConfig(source="file:/not/there.txt", tokenizer="bpe:300"), layout=Packed(sequence_length=32),
         evaluation=EvaluationConfig(max_documents=1),
     )  # fmt: skip
     (folder / "mentalese.json").write_text(json.dumps({"recipe": recipe.to_dict(), "step": 1}))
@@ -347,7 +350,7 @@ def test_a_tokenizer_that_lacks_the_markers_is_refused(saved: Path, corpus: Path
     kept = {k: v for k, v in settings.items() if k in ("tokenizer_class", "bos_token", "eos_token")}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(kept))
     about = json.loads((tmp_path / "mentalese.json").read_text())
-    about["recipe"]["data"]["batching"] = "marked"
+    about["recipe"]["layout"]["kind"] = "marked"
     (tmp_path / "mentalese.json").write_text(json.dumps(about))
     with pytest.raises(InputError, match="lacks the markers"):
         evaluate_model(str(tmp_path), tasks=["perplexity"], source=f"file:{corpus}", show=False)

@@ -11,25 +11,34 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mentalese.data.plan import Plan
+from mentalese.data.layouts import layout_class
 from mentalese.data.store import Split
 from mentalese.errors import InputError
 from mentalese.recipe import DataConfig, Phase, Recipe, TrainConfig
-from support import BOS, EOD, EOS, PAD, SPECIAL, make_split
+from mentalese.training.plan import Plan
+from support import BOS, EOD, EOS, MARKERS, PAD, make_split
 
 
 def make_plan(
-    split: Split, *, phases: tuple[Phase, ...] = (), train: TrainConfig | None = None, ranks: int = 1, **data: Any
+    split: Split,
+    *,
+    phases: tuple[Phase, ...] = (),
+    train: TrainConfig | None = None,
+    ranks: int = 1,
+    train_tokens: int | None = None,
+    kind: str = "packed",
+    **fields: Any,
 ) -> Plan:
     recipe = Recipe(
         name="x/y",
         description="",
         model={"model_type": "gpt2"},
-        data=DataConfig(**data),
+        data=DataConfig(train_tokens=train_tokens),
+        layout=layout_class(kind)(**fields),
         train=train or TrainConfig(steps=100),
         phases=phases,
     )
-    return Plan(split, recipe, SPECIAL, world_size=ranks)
+    return Plan(split, recipe, MARKERS, world_size=ranks)
 
 
 def first_epoch(plan: Plan) -> list[dict[str, Any]]:
@@ -64,20 +73,20 @@ few = settings(max_examples=60, deadline=None)
 
 BOOK = make_split(*[[3 + (7 * d + s) % 6 for s in range(1 + d % 11)] for d in range(40)])
 SHAPES: list[dict[str, Any]] = [
-    {"batching": "blocks", "sequence_length": 16, "batch_size": 12},
-    {"batching": "documents", "sequence_length": 16, "batch_size": 12},
-    {"batching": "sentences", "max_sentences": 4, "tokens_per_batch": 120},
-    {"batching": "records", "sequence_length": 80, "batch_size": 12},
-    {"batching": "marked", "sequence_length": 16, "batch_size": 12},
+    {"kind": "packed", "sequence_length": 16, "batch_size": 12},
+    {"kind": "per_document", "sequence_length": 16, "batch_size": 12},
+    {"kind": "sentence_streams", "max_sentences": 4, "tokens_per_batch": 120},
+    {"kind": "qa", "sequence_length": 80, "batch_size": 12},
+    {"kind": "marked", "sequence_length": 16, "batch_size": 12},
 ]
 QUESTIONS = make_split(*[[2 + d % 5, 3, 1 + d % 7] for d in range(40)])
 
 
 def corpus_for(shape: dict[str, Any]) -> Split:
-    return QUESTIONS if shape["batching"] == "records" else BOOK
+    return QUESTIONS if shape["kind"] == "qa" else BOOK
 
 
-every_batching = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape["batching"])
+every_layout = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape["kind"])
 
 
 # -- packing -----------------------------------------------------------------------------------------------------------
@@ -87,7 +96,7 @@ every_batching = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shap
 @given(corpora, st.integers(2, 12))
 def test_blocks_make_every_token_a_target_once_an_epoch_without_padding(documents: Any, length: int) -> None:
     split = make_split(*documents)
-    batches = first_epoch(make_plan(split, batching="blocks", sequence_length=length, batch_size=1))
+    batches = first_epoch(make_plan(split, kind="packed", sequence_length=length, batch_size=1))
     assert targets(batches) == sorted(split.tokens.tolist())
     assert not any("attention_mask" in b for b in batches)
     if len(split.tokens) >= length:
@@ -106,7 +115,7 @@ def test_marked_blocks_are_the_stream_of_all_sentences_cut_with_starts_of_senten
     documents: Any, length: int
 ) -> None:
     split = make_split(*documents)
-    batches = first_epoch(make_plan(split, batching="marked", sequence_length=length, batch_size=1))
+    batches = first_epoch(make_plan(split, kind="marked", sequence_length=length, batch_size=1))
     stream = with_markers(split)
     assert targets(batches) == sorted(stream[1:])
     assert not any("attention_mask" in b for b in batches)
@@ -120,7 +129,7 @@ def test_marked_blocks_are_the_stream_of_all_sentences_cut_with_starts_of_senten
 
 
 def test_a_marked_block_may_begin_and_end_inside_a_sentence() -> None:
-    plan = make_plan(make_split([2, 1], [3]), batching="marked", sequence_length=6, batch_size=1)
+    plan = make_plan(make_split([2, 1], [3]), kind="marked", sequence_length=6, batch_size=1)
     rows = sorted((b["input_ids"][0].tolist(), b["labels"][0].tolist()) for b in first_epoch(plan))
     assert rows == [
         ([BOS, 10, 11, EOS, BOS, 12], [-100, 10, 11, EOS, BOS, 12]),
@@ -133,7 +142,7 @@ def test_a_marked_block_may_begin_and_end_inside_a_sentence() -> None:
 @given(corpora, st.integers(2, 12))
 def test_documents_make_every_token_a_target_once_and_never_cross_a_document(documents: Any, length: int) -> None:
     split = make_split(*documents)
-    batches = first_epoch(make_plan(split, batching="documents", sequence_length=length, batch_size=1))
+    batches = first_epoch(make_plan(split, kind="per_document", sequence_length=length, batch_size=1))
     assert targets(batches) == sorted(split.tokens.tolist())
     for batch in batches:
         (row,) = rows_of(batch)
@@ -142,13 +151,13 @@ def test_documents_make_every_token_a_target_once_and_never_cross_a_document(doc
 
 
 def test_a_continued_piece_overlaps_by_one_token() -> None:
-    plan = make_plan(make_split([10]), batching="documents", sequence_length=5, batch_size=1)
+    plan = make_plan(make_split([10]), kind="per_document", sequence_length=5, batch_size=1)
     rows = sorted(rows_of(b)[0] for b in first_epoch(plan))
     assert rows == [[EOD, 10, 11, 12, 13], [13, 14, 15, 16, 17], [17, 18, 19, EOD]]
 
 
 def test_padding_is_on_the_right_masked_and_no_target() -> None:
-    plan = make_plan(make_split([2], [4]), batching="documents", sequence_length=8, batch_size=2)
+    plan = make_plan(make_split([2], [4]), kind="per_document", sequence_length=8, batch_size=2)
     batch = plan.batch(0)
     assert batch["input_ids"].tolist() == [[EOD, 13, 14, 15, 16, EOD], [EOD, 10, 11, EOD, PAD, PAD]]
     assert batch["labels"].tolist() == [[-100, 13, 14, 15, 16, EOD], [-100, 10, 11, EOD, -100, -100]]
@@ -158,7 +167,7 @@ def test_padding_is_on_the_right_masked_and_no_target() -> None:
 
 def test_rows_of_similar_length_share_a_batch() -> None:
     lengths = np.random.default_rng(0).integers(1, 60, size=800)
-    plan = make_plan(make_split(*[[int(n)] for n in lengths]), batching="documents", sequence_length=64, batch_size=8)
+    plan = make_plan(make_split(*[[int(n)] for n in lengths]), kind="per_document", sequence_length=64, batch_size=8)
     masks = [b.get("attention_mask", torch.ones_like(b["input_ids"])).float() for b in first_epoch(plan)]
     padding = 1 - sum(m.sum() for m in masks) / sum(m.numel() for m in masks)
     assert padding < 0.04  # unsorted: about 0.4
@@ -176,7 +185,7 @@ def test_streams_keep_every_sentence_whole_once_under_both_caps_but_for_document
 ) -> None:
     split = make_split(*documents)
     data = {"max_sentences": most, "tokens_per_batch": budget, "bucket_width": width}
-    batches = first_epoch(make_plan(split, batching="sentences", **data))
+    batches = first_epoch(make_plan(split, kind="sentence_streams", **data))
     of_document = np.repeat([len(d) for d in documents], [len(d) for d in documents])
     sentences = [
         tuple(split.tokens[a:b].tolist()) for a, b, n in zip(split.segments, split.segments[1:], of_document) if n > 1
@@ -210,14 +219,14 @@ def streams_of_30(batch: dict[str, Any]) -> int:
 def test_batches_have_even_sizes() -> None:
     generator = np.random.default_rng(0)
     documents = [generator.integers(5, 40, size=n).tolist() for n in generator.integers(1, 60, size=400)]
-    plan = make_plan(make_split(*documents), batching="sentences", max_sentences=30, tokens_per_batch=4000)
+    plan = make_plan(make_split(*documents), kind="sentence_streams", max_sentences=30, tokens_per_batch=4000)
     sizes = [len(lexical(targets([b]))) for b in first_epoch(plan)]
     assert np.median(sizes) > 0.95 * 4000
 
 
 def test_long_streams_are_dealt_out_rather_than_clustered() -> None:
     split = make_split(*[[10] * 30] * 20, *[[10] * 2] * 400)  # 14,000 tokens, 20 batches
-    batches = first_epoch(make_plan(split, batching="sentences", tokens_per_batch=700))
+    batches = first_epoch(make_plan(split, kind="sentence_streams", tokens_per_batch=700))
     assert [streams_of_30(b) for b in batches] == [1] * 20
 
 
@@ -226,7 +235,7 @@ def test_long_streams_are_dealt_first_and_what_fits_nowhere_opens_new_batches_an
     places = set()
     for seed in range(3):
         train = TrainConfig(steps=1, seed=seed)
-        plan = make_plan(split, train=train, batching="sentences", tokens_per_batch=420)
+        plan = make_plan(split, train=train, kind="sentence_streams", tokens_per_batch=420)
         long = [streams_of_30(b) for b in first_epoch(plan)]
         assert sorted(long) == [0] * 4 + [1] * 20
         places.add(tuple(long))
@@ -234,18 +243,18 @@ def test_long_streams_are_dealt_first_and_what_fits_nowhere_opens_new_batches_an
 
 
 def test_a_stream_above_the_budget_has_a_batch_of_its_own() -> None:
-    plan = make_plan(make_split([25, 25], [1, 1], [1, 1]), batching="sentences", tokens_per_batch=20)
+    plan = make_plan(make_split([25, 25], [1, 1], [1, 1]), kind="sentence_streams", tokens_per_batch=20)
     sizes = sorted([len(lexical(r)) for r in rows_of(b)] for b in first_epoch(plan))
     assert sizes == [[2, 2], [50]] or sizes == [[2], [2], [50]]
 
 
 def test_a_long_document_s_last_sentence_may_be_a_stream_alone() -> None:
-    plan = make_plan(make_split([3, 3, 3], [9]), batching="sentences", max_sentences=2, tokens_per_batch=20)
+    plan = make_plan(make_split([3, 3, 3], [9]), kind="sentence_streams", max_sentences=2, tokens_per_batch=20)
     assert sorted(row.count(BOS) for batch in first_epoch(plan) for row in rows_of(batch)) == [1, 2]
 
 
 def test_a_records_question_is_no_target() -> None:
-    plan = make_plan(make_split([3, 2, 1], [2, 1]), batching="records", sequence_length=7, batch_size=2)
+    plan = make_plan(make_split([3, 2, 1], [2, 1]), kind="qa", sequence_length=7, batch_size=2)
     batch = plan.batch(0)
     assert batch["input_ids"].tolist() == [[10, 11, 12, 13, 14, 15, EOD], [17, 18, 19, EOD, PAD, PAD, PAD]]
     assert batch["labels"].tolist() == [[-100] * 3 + [13, 14, 15, EOD], [-100] * 2 + [19, EOD] + [-100] * 3]
@@ -253,13 +262,17 @@ def test_a_records_question_is_no_target() -> None:
 
 
 def test_the_rows_of_an_incomplete_last_batch_are_left_out() -> None:
-    plan = make_plan(make_split(*[[3]] * 7), batching="documents", sequence_length=8, batch_size=2)
+    plan = make_plan(make_split(*[[3]] * 7), kind="per_document", sequence_length=8, batch_size=2)
     assert [len(b["input_ids"]) for b in first_epoch(plan)] == [2, 2, 2]
 
 
-@every_batching
+@every_layout
 def test_epochs_hold_the_same_rows_in_another_order(shape: dict[str, Any]) -> None:
-    plan = make_plan(corpus_for(shape), train=TrainConfig(steps=200), **(shape | {"batch_size": 1}))
+    plan = make_plan(
+        corpus_for(shape),
+        train=TrainConfig(steps=200),
+        **(shape | ({"batch_size": 1} if "batch_size" in shape else {})),
+    )
     epochs: dict[int, list[tuple[int, ...]]] = {}
     step = 0
     while plan.position(step).epoch < 2:
@@ -276,7 +289,7 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(torch.as_tensor(a[k]), torch.as_tensor(b[k])) for k in a)
 
 
-@every_batching
+@every_layout
 def test_a_batch_follows_from_its_step_alone(shape: dict[str, Any]) -> None:
     split = corpus_for(shape)
     old, new = make_plan(split, **shape), make_plan(split, **shape)
@@ -287,7 +300,7 @@ def test_a_batch_follows_from_its_step_alone(shape: dict[str, Any]) -> None:
         assert new.position(step) == positions[step]
 
 
-@every_batching
+@every_layout
 def test_another_seed_gives_other_batches(shape: dict[str, Any]) -> None:
     split = corpus_for(shape)
     a = make_plan(split, train=TrainConfig(steps=9, seed=1), **shape)
@@ -295,7 +308,7 @@ def test_another_seed_gives_other_batches(shape: dict[str, Any]) -> None:
     assert not all(same(a.batch(step), b.batch(step)) for step in range(3))
 
 
-@every_batching
+@every_layout
 @pytest.mark.parametrize(("ranks", "micros"), [(1, 1), (2, 1), (1, 3), (2, 3)])
 def test_ranks_and_micro_batches_share_a_batch_without_overlap(shape: dict[str, Any], ranks: int, micros: int) -> None:
     split = corpus_for(shape)
@@ -311,7 +324,7 @@ def test_ranks_and_micro_batches_share_a_batch_without_overlap(shape: dict[str, 
 
 
 def test_a_rank_without_a_stream_gets_one_without_labels() -> None:
-    plan = make_plan(make_split([5, 5]), batching="sentences", ranks=3)
+    plan = make_plan(make_split([5, 5]), kind="sentence_streams", ranks=3)
     shares = [plan.batch(0, rank, 3) for rank in range(3)]
     assert all(torch.equal(s["input_ids"], shares[0]["input_ids"]) for s in shares)
     assert [len(targets([s])) for s in shares] == [10 + 1 + 2, 0, 0]
@@ -320,7 +333,7 @@ def test_a_rank_without_a_stream_gets_one_without_labels() -> None:
 # -- clocks ------------------------------------------------------------------------------------------------------------
 
 
-@every_batching
+@every_layout
 def test_clocks_count_what_the_batches_hold(shape: dict[str, Any]) -> None:
     plan = make_plan(corpus_for(shape), **shape)
     tokens = sentence_steps = 0
@@ -329,11 +342,11 @@ def test_clocks_count_what_the_batches_hold(shape: dict[str, Any]) -> None:
         assert (position.step, position.tokens, position.sentence_steps) == (step, tokens, sentence_steps)
         batch = plan.batch(step)
         tokens += len(lexical(targets([batch])))
-        sentence_steps += most_sentences(batch) if shape.get("batching") == "sentences" else 1
+        sentence_steps += most_sentences(batch) if shape["kind"] == "sentence_streams" else 1
 
 
 def test_an_epochs_end_is_the_next_ones_start() -> None:
-    plan = make_plan(make_split(*[[3]] * 6), batching="documents", sequence_length=8, batch_size=2)
+    plan = make_plan(make_split(*[[3]] * 6), kind="per_document", sequence_length=8, batch_size=2)
     assert [plan.position(step).epoch for step in range(5)] == [0, 0, 0, 1, 1]
     assert [plan.position(step).index for step in range(5)] == [0, 1, 2, 0, 1]
     assert plan.position(3).tokens == 18
@@ -353,14 +366,14 @@ def test_an_epochs_end_is_the_next_ones_start() -> None:
     ids=["steps", "epochs", "part of an epoch", "less than a step", "a token", "an epoch of tokens", "one more"],
 )
 def test_a_run_is_as_long_as_asked(train: TrainConfig, steps: int) -> None:
-    plan = make_plan(make_split(*[[3]] * 6), train=train, batching="documents", sequence_length=8, batch_size=2)
+    plan = make_plan(make_split(*[[3]] * 6), train=train, kind="per_document", sequence_length=8, batch_size=2)
     assert plan.total_steps == steps
     assert plan.position(0).progress == 0
     assert plan.position(steps).progress == 1
 
 
 def test_progress_of_a_run_given_in_epochs_counts_tokens_so_that_other_batches_do_not_make_it_jump() -> None:
-    grow = Phase(start=1, clock="epochs", data={"tokens_per_batch": 480})
+    grow = Phase(start=1, clock="epochs", layout={"tokens_per_batch": 480})
     plan = make_plan(BOOK, train=TrainConfig(epochs=2), phases=(grow,), **SHAPES[2])
     progress = np.array([plan.position(step).progress for step in range(plan.total_steps + 1)])
     second = next(s for s in range(plan.total_steps) if plan.position(s).epoch == 1)
@@ -379,7 +392,7 @@ def test_progress_of_a_run_given_in_epochs_counts_tokens_so_that_other_batches_d
 def test_data_changes_at_the_first_epoch_that_begins_at_or_after_the_start(
     clock: Any, start: float, epoch: int | None
 ) -> None:
-    longer = Phase(start=start, clock=clock, data={"max_sentences": 8})
+    longer = Phase(start=start, clock=clock, layout={"max_sentences": 8})
     plan = make_plan(BOOK, train=TrainConfig(epochs=4), phases=(longer,), **SHAPES[2])
     most: dict[int, int] = {}
     for step in range(plan.total_steps):
@@ -389,7 +402,7 @@ def test_data_changes_at_the_first_epoch_that_begins_at_or_after_the_start(
 
 
 def test_a_stream_curriculum_of_many_phases_resumes_anywhere() -> None:
-    phases = tuple(Phase(start=e, clock="epochs", data={"max_sentences": 4 + 2 * e}) for e in range(1, 4))
+    phases = tuple(Phase(start=e, clock="epochs", layout={"max_sentences": 4 + 2 * e}) for e in range(1, 4))
     plan = make_plan(BOOK, train=TrainConfig(epochs=4), phases=phases, **SHAPES[2])
     for step in (plan.total_steps - 1, plan.total_steps // 2):
         fresh = make_plan(BOOK, train=TrainConfig(epochs=4), phases=phases, **SHAPES[2])
@@ -440,14 +453,14 @@ def test_a_phase_that_begins_with_the_run_resets_nothing() -> None:
 
 
 def test_a_batch_that_ranks_cannot_share_is_refused() -> None:
-    with pytest.raises(InputError, match=r"data.batch_size is 12: give a multiple of 8, which is 4 ranks"):
+    with pytest.raises(InputError, match=r"layout.batch_size is 12: set a multiple of 8, which is 4 ranks"):
         make_plan(BOOK, train=TrainConfig(steps=1, gradient_accumulation_steps=2), ranks=4, **SHAPES[0])
-    with pytest.raises(InputError, match=r"data.batch_size is 5: give a multiple of 2"):
-        make_plan(BOOK, phases=(Phase(start=9, data={"batch_size": 5}),), ranks=2, **SHAPES[0])
+    with pytest.raises(InputError, match=r"layout.batch_size is 5: set a multiple of 2"):
+        make_plan(BOOK, phases=(Phase(start=9, layout={"batch_size": 5}),), ranks=2, **SHAPES[0])
 
 
 def test_too_little_text_for_a_batch_is_refused() -> None:
-    with pytest.raises(InputError, match=r"data.batch_size is 12: the training split makes only 1 rows of at most 16"):
+    with pytest.raises(InputError, match=r"layout.batch_size is 12: the training split has only 1 rows of at most 16"):
         make_plan(make_split([3]), **SHAPES[0])
 
 
@@ -459,35 +472,37 @@ def test_a_split_without_text_is_refused() -> None:
 
 
 def test_sentence_streams_of_nothing_but_single_sentences_are_refused() -> None:
-    with pytest.raises(InputError, match=r"data.sentences is 'none': every document .* is a single sentence"):
-        make_plan(make_split([5], [7], [2]), batching="sentences", sentences="none")
+    with pytest.raises(InputError, match=r"layout is 'sentence_streams': every document .* is a single sentence"):
+        make_plan(make_split([5], [7], [2]), kind="sentence_streams")
 
 
 def test_records_that_are_too_long_or_have_no_answer_are_refused() -> None:
     long = make_split(*[[2, 3, 10] if d < 10 else [2, 3] for d in range(40)])
-    with pytest.raises(InputError, match=r"data.sequence_length is 9: 10 of 40 records are longer, give at least 16"):
-        make_plan(long, batching="records", sequence_length=9)
+    with pytest.raises(
+        InputError, match=r"layout.sequence_length is 9: 10 of 40 questions are longer; set at least 16"
+    ):
+        make_plan(long, kind="qa", sequence_length=9)
     with pytest.raises(InputError, match=r"1 of 2 documents lack a question or an answer"):
-        make_plan(make_split([3, 3], [3]), batching="records", batch_size=1)
+        make_plan(make_split([3, 3], [3]), kind="qa", batch_size=1)
 
 
 def test_a_phase_cannot_change_data_that_is_fixed_for_the_run() -> None:
-    with pytest.raises(InputError, match=r"phases.data is 'tokenizer': only sequence_length, batch_size"):
-        make_plan(BOOK, phases=(Phase(data={"tokenizer": "bpe:512"}),), **SHAPES[0])
-    with pytest.raises(InputError, match=r"data.max_sentences is 0"):
-        make_plan(BOOK, phases=(Phase(start=5, data={"max_sentences": 0}),), **SHAPES[2])
+    with pytest.raises(InputError, match=r"phases.layout is 'tokenizer': only sequence_length, batch_size"):
+        make_plan(BOOK, phases=(Phase(layout={"tokenizer": "bpe:512"}),), **SHAPES[0])
+    with pytest.raises(InputError, match=r"layout.max_sentences is 0"):
+        make_plan(BOOK, phases=(Phase(start=5, layout={"max_sentences": 0}),), **SHAPES[2])
 
 
 def test_the_recipe_is_not_changed_by_its_phases() -> None:
-    plan = make_plan(BOOK, phases=(Phase(data={"batch_size": 6}),), **SHAPES[0])
+    plan = make_plan(BOOK, phases=(Phase(layout={"batch_size": 6}),), **SHAPES[0])
     assert len(plan.batch(0)["input_ids"]) == 6
-    assert dataclasses.replace(plan.recipe.data).batch_size == 12
+    assert dataclasses.asdict(plan.recipe.layout)["batch_size"] == 12
 
 
 def test_train_tokens_takes_the_first_whole_documents() -> None:
     split = make_split(*[[5, 4]] * 20)  # ten tokens a document
-    plan = make_plan(split, train_tokens=55, batching="documents", sequence_length=16, batch_size=1)
+    plan = make_plan(split, train_tokens=55, kind="per_document", sequence_length=16, batch_size=1)
     seen = {int(plan.batch(step)["input_ids"].max()) for step in range(6)}
     assert len(plan.split.document_bytes) == 6
     assert max(seen) < 10 + 60
-    assert len(make_plan(split, batching="documents", sequence_length=16, batch_size=1).split.document_bytes) == 20
+    assert len(make_plan(split, kind="per_document", sequence_length=16, batch_size=1).split.document_bytes) == 20

@@ -17,9 +17,11 @@ import pytest
 import torch
 
 from mentalese import cli, get_recipe
+from mentalese.commands.options import read
 from mentalese.data.store import prepare
 from mentalese.errors import InputError
 from mentalese.models.build import build_model
+from mentalese.models.generate_options import GenerateOptions
 from mentalese.models.generation import generate_text
 from mentalese.viewer import play
 from mentalese.viewer.play import Player, thought_knobs
@@ -42,13 +44,13 @@ PROMPT = "Anna has a son called Paul. Paul"
 def player(request: pytest.FixtureRequest, corpus: Path) -> Player:
     """An untrained model of the named recipe, whose weights are large enough to tell texts apart."""
     recipe = shrink(get_recipe(getattr(request, "param", "gpt2/tiny")), corpus)
-    _, tokenizer = prepare(recipe.data, show=False)
+    _, tokenizer = prepare(recipe.data, recipe.layout, show=False)
     model = build_model(recipe.model, tokenizer, seed=0).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim >= 2:
                 parameter.mul_(5)
-    return Player("runs/a model", model, tokenizer, recipe.data)
+    return Player("runs/a model", model, tokenizer, recipe.data, recipe.layout)
 
 
 every_family = pytest.mark.parametrize("player", THINKS, indirect=True, scope="module")
@@ -60,11 +62,11 @@ def settings(player: Player, **values: float | None) -> list[float | None]:
     return list((start | {"max_new_tokens": 8} | values).values())
 
 
-def parsed(command: str) -> cli.Generate:
-    return cli._parse(cli.Generate, shlex.split(command)[3:], "generate")
+def parsed(command: str) -> GenerateOptions:
+    return read(GenerateOptions, shlex.split(command)[3:], "generate")[1]
 
 
-def text(player: Player, options: cli.Generate) -> str:
+def text(player: Player, options: GenerateOptions) -> str:
     return [*player.write(options, threading.Event())][-1]
 
 
@@ -80,14 +82,16 @@ def test_the_page_writes_what_the_command_line_writes(player: Player) -> None:
     options = player.options(PROMPT, settings(player, temperature=1.5, seed=3))
     model, kwargs = player.model, {"do_sample": True, "temperature": 1.5, "seed": 3, "max_new_tokens": 8}
     assert options.generation() == {"do_sample": True, "temperature": 1.5}
-    assert [text(player, options)] == generate_text(model, player.tokenizer, [PROMPT], player.data, **kwargs)
+    assert [text(player, options)] == generate_text(
+        model, player.tokenizer, [PROMPT], player.data, player.layout, **kwargs
+    )
 
 
 @pytest.mark.parametrize("player", [name for name in THINKS if THINKS[name]], indirect=True, scope="module")
 def test_each_thought_that_can_be_set_changes_what_is_written(player: Player) -> None:
     before = player.model.config.to_dict()
     plain = {}
-    for knob in thought_knobs(player.model, player.data):
+    for knob in thought_knobs(player.model, player.layout):
         changed = [
             text(player, player.options(PROMPT, settings(player, temperature=0, max_new_tokens=24, **given)))
             for given in ({}, {knob.name: CHANGED[knob.name]})
@@ -100,7 +104,7 @@ def test_each_thought_that_can_be_set_changes_what_is_written(player: Player) ->
 
 @pytest.mark.parametrize("player", ["coconut/tiny", "thoughtbubbles/tiny"], indirect=True, scope="module")
 def test_the_command_shown_has_the_same_options(player: Player) -> None:
-    thoughts = {knob.name: CHANGED[knob.name] for knob in thought_knobs(player.model, player.data)}
+    thoughts = {knob.name: CHANGED[knob.name] for knob in thought_knobs(player.model, player.layout)}
     for prompt, values in (
         ("--greedy", settings(player)),
         ("Anna", settings(player, temperature=0, top_k=3)),
@@ -113,7 +117,7 @@ def test_the_command_shown_has_the_same_options(player: Player) -> None:
 
 
 def test_only_what_differs_from_the_models_own_is_given(player: Player) -> None:
-    settled = settings(player, temperature=0, max_new_tokens=cli.Generate.max_new_tokens)
+    settled = settings(player, temperature=0, max_new_tokens=GenerateOptions.max_new_tokens)
     assert player.command(player.options("Anna", settled)) == "mentalese generate 'runs/a model' --prompt Anna"
 
 
@@ -220,5 +224,5 @@ def test_without_gradio_it_is_said_how_to_install_it(
 
 
 def test_every_option_of_the_page_is_one_of_the_command_line(player: Player) -> None:
-    known = {field.name for field in dataclasses.fields(cli.Generate)}
+    known = {field.name for field in dataclasses.fields(GenerateOptions)}
     assert {knob.name for knob in player.knobs if not knob.field} <= known

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -10,27 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mentalese.data import tokenizers
 from mentalese.data.batch import Batch
-from mentalese.data.plan import Plan, encode_prompts, evaluation_batches, question_batches
-from mentalese.data.rows import whole_records
+from mentalese.data.evaluation import evaluation_batches, question_batches
+from mentalese.data.layouts import QuestionAnswer
 from mentalese.data.store import Split
-from mentalese.data.tokenizers import add_markers, special_token_ids
+from mentalese.data.tokenizers import add_markers
 from mentalese.errors import InputError
 from mentalese.nn.loss import IGNORED
 from mentalese.recipe import DataConfig, EvaluationConfig, Phase, Recipe, TrainConfig
-from support import make_split
+from mentalese.training.plan import Plan
+from support import Markers, make_split
 
 START, LATENT, END, PAD, EOD = 1, 2, 3, 0, 5
-SPECIAL = {
-    "pad_token_id": PAD,
-    "bos_token_id": EOD,
-    "eos_token_id": EOD,
-    "sentence_start_token_id": 6,
-    "sentence_end_token_id": 7,
-    "latent_start_token_id": START,
-    "latent_token_id": LATENT,
-    "latent_end_token_id": END,
-}
+MARKED: Any = Markers(
+    **dict(zip(tokenizers.MARKERS, (PAD, 6, 7, EOD))),
+    **dict(zip(tokenizers.LATENT_MARKERS.values(), (START, LATENT, END))),
+)
 
 
 def records(*parts: list[int]) -> Split:
@@ -40,13 +35,13 @@ def records(*parts: list[int]) -> Split:
     return split
 
 
-def config(**fields: Any) -> DataConfig:
-    return DataConfig(batching="records", batch_size=1, **fields)
+def config(**fields: Any) -> QuestionAnswer:
+    return QuestionAnswer(batch_size=1, **fields)
 
 
 def read(split: Split, **fields: Any) -> tuple[list[int], list[int]]:
     """The first record's row, and those of its tokens that are targets."""
-    [batch] = evaluation_batches(split, config(**fields), EvaluationConfig(tokens="all", max_documents=1), SPECIAL)
+    [batch] = evaluation_batches(split, config(**fields), EvaluationConfig(tokens="all", max_documents=1), MARKED)
     labels = batch["labels"][0]
     return batch["input_ids"][0].tolist(), labels[labels != IGNORED].tolist()
 
@@ -81,8 +76,8 @@ def test_a_stage_puts_latents_in_the_place_of_the_first_steps(fields: dict[str, 
 
 def test_a_question_is_asked_up_to_where_the_model_goes_on() -> None:
     split = records([2, 1, 1], [4, 1, 1, 2])
-    data = config(latents_per_step=1, stages=1, stage=1)
-    [batch] = question_batches(split, data, EvaluationConfig(), SPECIAL)
+    layout = config(latents_per_step=1, stages=1, stage=1)
+    [batch] = question_batches(split, layout, EvaluationConfig(), MARKED)
     assert batch["documents"].tolist() == [1, 0]
     assert batch["input_ids"].tolist() == [[15, 16, 17, 18, START, LATENT, END], [0, 0, 10, 11, START, LATENT, END]]
     assert batch["attention_mask"].tolist() == [[1] * 7, [0, 0, 1, 1, 1, 1, 1]]
@@ -90,32 +85,31 @@ def test_a_question_is_asked_up_to_where_the_model_goes_on() -> None:
 
 def test_a_prompt_reads_like_the_records_of_its_stage(tokenizer: Any) -> None:
     marked = add_markers(tokenizer, latents=True)
-    batch = encode_prompts(["Who?"], marked, config(latents_per_step=2, stages=3, stage=1))
+    batch = config(latents_per_step=2, stages=3, stage=1).encode_prompts(["Who?"], marked, DataConfig())
     read = marked.decode(batch["input_ids"][0])
     assert read == "Who?\n<|start-latent|><|latent|><|latent|><|end-latent|>"
-    assert marked.decode(encode_prompts(["Who?\n"], marked, config())["input_ids"][0]) == "Who?\n"
+    assert marked.decode(config().encode_prompts(["Who?\n"], marked, DataConfig())["input_ids"][0]) == "Who?\n"
 
 
 def test_latents_that_the_tokenizer_has_no_tokens_for_are_refused(tokenizer: Any) -> None:
     with pytest.raises(InputError, match=r"no tokens for them: .*latents=True"):
-        encode_prompts(["Who?"], tokenizer, config(latents=1))
+        config(latents=1).encode_prompts(["Who?"], tokenizer, DataConfig())
     with pytest.raises(InputError, match="no tokens for them"):
-        question_batches(ONE, config(latents=1), EvaluationConfig(), special_token_ids(tokenizer))
+        question_batches(ONE, config(latents=1), EvaluationConfig(), tokenizer)
 
 
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"batching": "blocks", "latents": 2}, "data.latents is 2: it needs data.batching 'records'"),
-        ({"batching": "records", "stage": -1}, "data.stage is -1"),
-        ({"batching": "records", "uniform_prob": 1.5}, "data.uniform_prob is 1.5"),
-        ({"batching": "records", "removal_smoothing": 4.0}, "it needs data.removal 'tokens'"),
-        ({"batching": "records", "removal": "tokens", "uniform_prob": 0.5}, "draws stages of data.removal 'steps'"),
+        ({"stage": -1}, "layout.stage is -1"),
+        ({"uniform_prob": 1.5}, "layout.uniform_prob is 1.5"),
+        ({"removal_smoothing": 4.0}, "it needs layout.removal 'tokens'"),
+        ({"removal": "tokens", "uniform_prob": 0.5}, "draws stages of layout.removal 'steps'"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says):
-        DataConfig(**fields)
+        QuestionAnswer(**fields)
 
 
 # -- the curriculum ----------------------------------------------------------------------------------------------------
@@ -126,11 +120,11 @@ def plan(split: Split, *phases: Phase, epochs: float = 3, seed: int = 0, **field
         name="x/y",
         description="",
         model={"model_type": "gpt2"},
-        data=dataclasses.replace(config(), **fields),
+        layout=config(**fields),
         train=TrainConfig(epochs=epochs, seed=seed),
         phases=phases,
     )
-    return Plan(split, recipe, SPECIAL)
+    return Plan(split, recipe, MARKED)
 
 
 def latents(batch: Batch) -> list[int]:
@@ -139,43 +133,43 @@ def latents(batch: Batch) -> list[int]:
 
 def test_phases_raise_the_stage_by_epochs_and_the_optimizer_forgets() -> None:
     split = records(*[[2, 1, 1, 2]] * 4)
-    stages = [Phase(start=s, clock="epochs", data={"stage": s}, reset_optimizer=True) for s in (1, 2)]
+    stages = [Phase(start=s, clock="epochs", layout={"stage": s}, reset_optimizer=True) for s in (1, 2)]
     made = plan(split, *stages, stages=2, latents_per_step=3)
     assert made.total_steps == 12
     assert [latents(made.batch(step))[0] for step in range(12)] == [0] * 4 + [3] * 4 + [6] * 4
     assert [step for step in range(12) if made.reset_optimizer(step)] == [4, 8]
-    assert [made.data(step).stage for step in (3, 4, 11)] == [0, 1, 2]
+    assert [made.layout(step).stage for step in (3, 4, 11)] == [0, 1, 2]
 
 
 @given(share=st.sampled_from([0.0, 0.3, 1.0]), stage=st.integers(0, 4), seed=st.integers(0, 9))
 def test_a_share_of_the_records_is_read_at_any_stage(share: float, stage: int, seed: int) -> None:
     split = records(*[[2, 1, 1, 1, 2]] * 300)
-    data = config(stages=3, stage=stage, latents_per_step=1, uniform_prob=share)
-    rows = whole_records(split, 300, data, np.random.default_rng(seed))
+    layout = config(stages=3, stage=stage, latents_per_step=1, uniform_prob=share)
+    rows = layout.rows(split, 300, np.random.default_rng(seed))
     assert rows.gap is not None
     found = np.bincount(rows.gap - 2, minlength=4) / 300
     expected = np.full(4, share / 4)
     expected[min(stage, 3)] += 1 - share
     assert np.abs(found - expected).max() < 0.12
-    again = whole_records(split, 300, data, np.random.default_rng(seed))
+    again = layout.rows(split, 300, np.random.default_rng(seed))
     assert np.array_equal(rows.gap, again.gap)
 
 
 def test_implicit_cot_loses_tokens_from_the_left_and_sometimes_more() -> None:
     split = records(*[[2, 20, 2]] * 2000)
-    data = config(stages=40, stage=5, removal="tokens", removal_smoothing=1.0)
-    rows = whole_records(split, 2000, data, np.random.default_rng(0))
+    layout = config(stages=40, stage=5, removal="tokens", removal_smoothing=1.0)
+    rows = layout.rows(split, 2000, np.random.default_rng(0))
     assert rows.rest is not None
     removed = rows.rest - rows.target
     assert removed.min() == 5
     share = [(removed == 5 + more).mean() for more in range(3)]
     assert share == pytest.approx([0.632, 0.233, 0.086], abs=0.03)  # proportional to exp(-more)
-    assert np.ptp(whole_records(split, 2000, data).lengths) == 0, "nothing is drawn where a model is evaluated"
+    assert np.ptp(layout.rows(split, 2000).lengths) == 0, "nothing is drawn where a model is evaluated"
 
 
 def test_a_row_that_a_later_stage_makes_too_long_is_found_before_training() -> None:
     split = records(*[[2, 1, 1, 2]] * 4)
-    late = Phase(start=2, clock="epochs", data={"stage": 2})
-    with pytest.raises(InputError, match=r"data.sequence_length is 12: 4 of 4 records are longer, give at least 13"):
+    late = Phase(start=2, clock="epochs", layout={"stage": 2})
+    with pytest.raises(InputError, match=r"layout.sequence_length is 12: 4 of 4 questions are longer; set at least 13"):
         plan(split, late, stages=2, latents_per_step=3, sequence_length=12)
     plan(split, late, stages=2, latents_per_step=3, sequence_length=13)

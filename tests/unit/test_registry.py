@@ -91,10 +91,18 @@ def test_a_fingerprint_moves_with_the_result_and_not_with_the_watching() -> None
     [
         ({"train": {"steps": 1, "epochs": 1}}, "exactly one"),
         ({"train": {"steps": 0}}, "train.steps is 0"),
-        ({"train": {"steps": 1}, "data": {"batch_size": 0}}, "data.batch_size is 0"),
+        ({"train": {"steps": 1}, "layout": {"kind": "packed", "batch_size": 0}}, "layout.batch_size is 0"),
         ({"train": {"steps": 1}, "optimizer": {"learning_rate": -1.0}}, "optimizer.learning_rate is -1.0"),
         ({"train": {"stepz": 1}}, "did you mean 'steps'"),
-        ({"train": {"steps": 1}, "phases": [{"data": {"max_sentence": 3}}]}, "did you mean 'max_sentences'"),
+        (
+            {
+                "train": {"steps": 1},
+                "layout": {"kind": "sentence_streams"},
+                "phases": [{"layout": {"max_sentence": 3}}],
+            },
+            "did you mean 'max_sentences'",
+        ),
+        ({"train": {"steps": 1}, "layout": {"kind": "pack"}}, "layout.kind is 'pack': .* did you mean 'packed'"),
     ],
 )
 def test_a_bad_field_is_named_with_its_remedy(fields: dict, message: str) -> None:

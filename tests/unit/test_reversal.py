@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from mentalese import get_recipe
 from mentalese.data.batch import Batch
+from mentalese.data.layouts import Marked, Packed, SentenceStreams
 from mentalese.data.tokenizers import add_markers, special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluation.reversal import NAMES, reversal, reversal_scores, single_token_names, trend
@@ -27,7 +27,7 @@ from mentalese.models.generation import generate_text, stream_text
 from mentalese.recipe import DataConfig
 
 PEOPLE = ["James", "John", "Mark", "Paul"]
-BLOCKS, SENTENCES = DataConfig(batching="blocks"), DataConfig(batching="sentences")
+PLAIN = (DataConfig(), Packed())
 
 
 def words(*known: str, end: str | None = None) -> PreTrainedTokenizerFast:
@@ -85,7 +85,7 @@ def random_gpt2(vocabulary: int) -> Any:
 
 
 def test_a_model_that_repeats_the_last_name_errs_in_reverse_only(marked: PreTrainedTokenizerFast) -> None:
-    result = reversal(Copycat(single_token_names(marked)), marked, BLOCKS)
+    result = reversal(Copycat(single_token_names(marked)), marked, *PLAIN)
     assert (result["names"], result["pairs"]) == (PEOPLE, 12)
     for condition, target, distractor in (("normal", 0.5, 2.0), ("reversed", 2.0, 0.5)):
         expected = {
@@ -101,7 +101,7 @@ def test_a_model_that_repeats_the_last_name_errs_in_reverse_only(marked: PreTrai
 
 def test_all_ordered_pairs_are_asked_in_both_directions(marked: PreTrainedTokenizerFast) -> None:
     model = Copycat(single_token_names(marked))
-    reversal(model, marked, BLOCKS)
+    reversal(model, marked, *PLAIN)
     asked = {marked.decode(row) for row in model.asked}
     assert len(asked) == len(model.asked) == 4 * 3 * 2 * 2
     assert "<|endoftext|>The son of Mark is Paul. The father of Paul is Mark" in asked
@@ -113,9 +113,9 @@ def test_for_models_of_sentences_the_context_is_a_sentence_and_the_query_an_open
     names = single_token_names(tokenizer)
     assert list(names) == list(NAMES)
     model = Copycat(names)
-    for batching in ("sentences", "marked"):
+    for layout in (SentenceStreams(), Marked()):
         model.asked.clear()
-        reversal(model, tokenizer, dataclasses.replace(SENTENCES, batching=batching))  # type: ignore[arg-type]
+        reversal(model, tokenizer, DataConfig(), layout)
         special = special_token_ids(tokenizer)
         start, end = special["sentence_start_token_id"], special["sentence_end_token_id"]
         for row in model.asked:
@@ -131,7 +131,8 @@ def test_for_models_of_sentences_the_context_is_a_sentence_and_the_query_an_open
 def test_the_batch_size_changes_nothing(recipe: str, marked: PreTrainedTokenizerFast) -> None:
     found = get_recipe(recipe)
     model = build_model(found.model | {"initializer_range": 0.2}, marked, seed=0).train()
-    scores = [reversal_scores(model, marked, found.data, PEOPLE, batch_size=size)["reversed"] for size in (1, 7, 1000)]
+    asked = (model, marked, found.data, found.layout, PEOPLE)
+    scores = [reversal_scores(*asked, batch_size=size)["reversed"] for size in (1, 7, 1000)]
     assert np.nanstd(scores[0]) > 0.01
     for other in scores[1:]:
         np.testing.assert_allclose(other, scores[0], atol=1e-4)
@@ -140,7 +141,7 @@ def test_the_batch_size_changes_nothing(recipe: str, marked: PreTrainedTokenizer
 
 def test_a_plain_causal_lm_is_asked_in_its_own_tokens(plain: PreTrainedTokenizerFast) -> None:
     model = random_gpt2(len(plain))
-    scores = reversal_scores(model, plain, BLOCKS, PEOPLE)
+    scores = reversal_scores(model, plain, *PLAIN, PEOPLE)
     text = "The son of John is Mark. The father of Mark is"
     ids = torch.tensor([[plain.eos_token_id, *plain(text)["input_ids"]]])
     logits = model.model(ids).logits[0, -1].detach()
@@ -190,15 +191,15 @@ def test_a_plain_model_goes_on_with_a_text(plain: PreTrainedTokenizerFast) -> No
     model = random_gpt2(len(plain))
     options: dict[str, Any] = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
     prompts = ["Paul", "The father of Paul"]
-    together = generate_text(model, plain, prompts, BLOCKS, **options)
+    together = generate_text(model, plain, prompts, *PLAIN, **options)
     assert [text[: len(prompt)] for text, prompt in zip(together, prompts)] == prompts
-    assert together == [generate_text(model, plain, [prompt], BLOCKS, **options)[0] for prompt in prompts]
-    assert "".join(stream_text(model, plain, "Paul", BLOCKS, **options)) == together[0].removeprefix("Paul")
+    assert together == [generate_text(model, plain, [prompt], *PLAIN, **options)[0] for prompt in prompts]
+    assert "".join(stream_text(model, plain, "Paul", *PLAIN, **options)) == together[0].removeprefix("Paul")
 
 
 def test_a_tokenizer_without_the_names_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(InputError, match="has 0 of 60 first names as one token"):
-        reversal(nn.Linear(1, 1), tokenizer, BLOCKS)
+        reversal(nn.Linear(1, 1), tokenizer, *PLAIN)
 
 
 def test_names_of_an_unknown_word_are_not_probed() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from mentalese import Recipe, TrainConfig, cli
+from mentalese.data.layouts import Marked, Packed, QuestionAnswer, SentenceStreams
 from mentalese.data.store import Split
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
@@ -33,7 +34,7 @@ from mentalese.evaluation.samples import (
 from mentalese.models.adapter import CausalLMAdapter
 from mentalese.recipe import DataConfig
 
-DATA = DataConfig(batching="blocks")
+LAYOUT = Packed()
 LENGTH = 48
 
 
@@ -60,7 +61,7 @@ def judge(tokenizer: PreTrainedTokenizerFast) -> Judge:
 
 def nats(judge: Judge, ids: list[int]) -> Tensor:
     """Of each token after an end of document, by Hugging Face's own logits."""
-    row = torch.tensor([[judge.special["bos_token_id"], *ids]])
+    row = torch.tensor([[judge.special_ids["bos_token_id"], *ids]])
     with torch.no_grad():
         return -judge.model.model(row).logits[0, :-1].log_softmax(-1).gather(-1, row[0, 1:, None])[:, 0]
 
@@ -110,7 +111,7 @@ def test_samples_from_nothing_have_their_full_length_and_are_judged_text_by_text
     monkeypatch.setattr(samples, "token_entropy", lambda ids: made.append(ids) or token_entropy(ids))
     model.model.generation_config = own = GenerationConfig(top_k=1, do_sample=True, eos_token_id=5)
     sampling = Sampling(samples=11, sample_tokens=40, seed=3)
-    found = unconditional(model, tokenizer, DATA, sampling, judge, show=False)
+    found = unconditional(model, tokenizer, LAYOUT, sampling, judge, show=False)
     assert model.model.generation_config is own
     assert [len(ids) for ids in made] == [40] * 22
     greedy, drawn = made[:11], made[11:]
@@ -145,7 +146,7 @@ def test_samples_follow_from_the_seed_and_fill_the_context(
 ) -> None:
     def texts(**fields: Any) -> list[str]:
         sampling = Sampling(samples=3, decoding="multinomial", **fields)
-        found = unconditional(model, tokenizer, DATA, sampling, judge, show=False)
+        found = unconditional(model, tokenizer, LAYOUT, sampling, judge, show=False)
         assert "greedy" not in found
         assert found["protocol"]["sample_tokens"] == fields.get("sample_tokens", 127)
         return found["multinomial"]["texts"]
@@ -174,13 +175,13 @@ def test_any_model_that_generates_is_sampled_from_where_its_documents_begin(
     tokenizer: PreTrainedTokenizerFast, judge: Judge
 ) -> None:
     special = special_token_ids(tokenizer)
-    for batching, begins in (("blocks", "bos_token_id"), ("sentences", "sentence_start_token_id")):
+    for layout, begins in ((Packed(), "bos_token_id"), (SentenceStreams(), "sentence_start_token_id")):
         model = WithoutCache()
-        data, sampling = DataConfig(batching=batching), Sampling(samples=2, sample_tokens=5)
-        unconditional(model, tokenizer, data, sampling, judge, show=False)
+        sampling = Sampling(samples=2, sample_tokens=5)
+        unconditional(model, tokenizer, layout, sampling, judge, show=False)
         assert model.begun == {special[begins]}
     with pytest.raises(InputError, match="this one answers questions"):
-        unconditional(model, tokenizer, DataConfig(batching="records"), sampling, judge, show=False)
+        unconditional(model, tokenizer, QuestionAnswer(), sampling, judge, show=False)
 
 
 # -- after prompts -----------------------------------------------------------------------------------------------------
@@ -209,7 +210,7 @@ def test_continuations_follow_the_beginnings_of_documents_that_are_long_enough(
     model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast, split: Split, judge: Judge
 ) -> None:
     sampling = Sampling(samples=100, draws=2, **SHORT)
-    found = conditional(model, tokenizer, split, DATA, sampling, judge, show=False)
+    found = conditional(model, tokenizer, split, DataConfig(), LAYOUT, sampling, judge, show=False)
     first = split.documents[10]  # the first of 20 tokens
     prompt = tokenizer.decode(split.tokens[first : first + 12])
     for figures in (found["greedy"], found["multinomial"]):
@@ -224,7 +225,9 @@ def test_continuations_follow_the_beginnings_of_documents_that_are_long_enough(
         12,
     )
 
-    everything = conditional(WithoutCache(), tokenizer, split, DATA, Sampling(draws=1, **SHORT), judge, show=False)
+    everything = conditional(
+        WithoutCache(), tokenizer, split, DataConfig(), LAYOUT, Sampling(draws=1, **SHORT), judge, show=False
+    )
     assert everything["protocol"]["samples"] == 120
 
 
@@ -233,9 +236,11 @@ def test_too_few_or_too_long_prompts_are_refused(
 ) -> None:
     for count in (121, 99):
         with pytest.raises(InputError, match=rf"samples is {count}: 120 documents have the 20 tokens"):
-            conditional(model, tokenizer, split, DATA, Sampling(samples=count, **SHORT), judge, show=False)
+            conditional(
+                model, tokenizer, split, DataConfig(), LAYOUT, Sampling(samples=count, **SHORT), judge, show=False
+            )
     with pytest.raises(InputError, match=r"sample_tokens is 8: the model's context is 20 and holds 13 before them"):
-        conditional(gpt2(tokenizer, 20), tokenizer, split, DATA, Sampling(**SHORT), judge, show=False)
+        conditional(gpt2(tokenizer, 20), tokenizer, split, DataConfig(), LAYOUT, Sampling(**SHORT), judge, show=False)
 
 
 # -- what is needed ----------------------------------------------------------------------------------------------------
@@ -271,10 +276,10 @@ def test_a_judge_reads_plain_text(saved: Path, tmp_path: Path) -> None:
         (tmp_path / file.name).write_bytes(file.read_bytes())
     recipe = Recipe(
         name="x/y", description="", model={"model_type": "gpt2"}, train=TrainConfig(steps=1),
-        data=DataConfig(batching="marked"),
+        layout=Marked(),
     )  # fmt: skip
     (tmp_path / "mentalese.json").write_text(json.dumps({"recipe": recipe.to_dict()}))
-    with pytest.raises(InputError, match="which reads marked: give a model of plain text"):
+    with pytest.raises(InputError, match="which has layout 'marked': use a model of plain text"):
         open_judge(Sampling(judge=str(tmp_path)))
 
 

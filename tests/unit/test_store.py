@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mentalese import DataConfig, InputError, get_recipe
 from mentalese.data.documents import SPLITS
+from mentalese.data.layouts import Marked, Packed, QuestionAnswer, SentenceStreams
 from mentalese.data.sentences import open_splitter
 from mentalese.data.sources import open_source
 from mentalese.data.store import open_store, prepare, report
@@ -84,7 +85,7 @@ def test_a_large_vocabulary_takes_wider_integers(tmp_path: Path) -> None:
 def test_the_same_inputs_and_settings_are_prepared_once(config: DataConfig) -> None:
     first, tokenizer = prepare(config, show=False)
     written = (first.folder / "meta.json").stat().st_mtime_ns
-    again, same = prepare(dataclasses.replace(config, batch_size=3, sequence_length=9), show=False)
+    again, same = prepare(config, Packed(batch_size=3, sequence_length=9), show=False)
     assert again.folder == first.folder
     assert (again.folder / "meta.json").stat().st_mtime_ns == written
     assert tokenizer_fingerprint(same) == tokenizer_fingerprint(tokenizer)
@@ -98,8 +99,8 @@ def test_a_prepared_folder_is_a_source(config: DataConfig, prepared: Path) -> No
     assert store.folder == prepared
     assert tokenizer_fingerprint(tokenizer) == tokenizer_fingerprint(original) == store.meta["tokenizer_fingerprint"]
     with pytest.raises(InputError, match=r"min_sentence_tokens is 3.*was prepared with 9"):
-        prepare(DataConfig(source=f"store:{prepared}", batching="sentences"), show=False)
-    prepare(dataclasses.replace(config, source=f"store:{prepared}", batching="sentences"), show=False)
+        prepare(DataConfig(source=f"store:{prepared}"), SentenceStreams(), show=False)
+    prepare(dataclasses.replace(config, source=f"store:{prepared}"), SentenceStreams(), show=False)
 
 
 def test_every_cut_or_flipped_byte_is_noticed(prepared: Path) -> None:
@@ -205,8 +206,8 @@ def write_rows(path: Path, rows: list[dict[str, object]]) -> str:
 def test_a_text_without_ends_of_sentences_is_cut_at_the_cap_and_the_report_says_so(tmp_path: Path) -> None:
     text = " ".join(f"word{i}" for i in range(200))
     source = write_rows(tmp_path / "a.jsonl", [{"text": f"{i} {text}"} for i in range(40)])
-    config = DataConfig(source=source, tokenizer="bpe:300", batching="sentences", max_sentence_tokens=24)
-    store, tokenizer = prepare(config, out=tmp_path / "store", show=False)
+    config = DataConfig(source=source, tokenizer="bpe:300", max_sentence_tokens=24)
+    store, tokenizer = prepare(config, SentenceStreams(), out=tmp_path / "store", show=False)
     split = store.splits["train"]
     lengths = np.diff(split.segments)
     assert lengths.max() <= 24 + 1  # the end of the document
@@ -239,16 +240,16 @@ def test_empty_documents_are_left_out_and_counted(tmp_path: Path) -> None:
 
 
 def test_texts_are_no_records_and_long_parts_of_records_no_sentences(config: DataConfig, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"data.batching is 'records': .* holds texts; give rows with question"):
-        prepare(dataclasses.replace(config, batching="records"), out=tmp_path / "no", show=False)
+    with pytest.raises(InputError, match=r"layout is 'qa': .* contains texts; use rows with question"):
+        prepare(config, QuestionAnswer(), out=tmp_path / "no", show=False)
     assert not list(tmp_path.iterdir())
     rows: list[dict[str, object]] = [{"question": f"{i}? " * 30, "steps": [], "answer": str(i)} for i in range(40)]
     records = DataConfig(source=write_rows(tmp_path / "r.jsonl", rows), tokenizer="bpe:300", max_sentence_tokens=9)
-    for batching in ("records", "blocks", "marked"):
-        prepare(dataclasses.replace(records, batching=batching), out=tmp_path / "store", show=False)  # type: ignore[arg-type]
+    for layout in (QuestionAnswer(), Packed(), Marked()):
+        prepare(records, layout, out=tmp_path / "store", show=False)
     for source in (records.source, f"store:{tmp_path / 'store'}"):
         with pytest.raises(InputError, match=r"data.max_sentence_tokens is 9: .* parts are never cut, and one has"):
-            prepare(dataclasses.replace(records, source=source, batching="sentences"), show=False)
+            prepare(dataclasses.replace(records, source=source), SentenceStreams(), show=False)
 
 
 def test_a_folder_without_training_questions_is_prepared_to_evaluate_only(config: DataConfig, tmp_path: Path) -> None:
@@ -259,24 +260,24 @@ def test_a_folder_without_training_questions_is_prepared_to_evaluate_only(config
         write_rows(folder / f"set_{split}.jsonl", rows)
     tokenizer = prepare(config, show=False)[1]
     tokenizer.save_pretrained(tmp_path / "tokenizer")
-    asked = DataConfig(source=f"file:{folder}", tokenizer=str(tmp_path / "tokenizer"), batching="records")
-    store, _ = prepare(asked, out=tmp_path / "store", to_train=False, show=False)
+    asked = DataConfig(source=f"file:{folder}", tokenizer=str(tmp_path / "tokenizer"))
+    store, _ = prepare(asked, QuestionAnswer(), out=tmp_path / "store", to_train=False, show=False)
     assert {name: len(split.document_bytes) for name, split in store.splits.items()} == {"validation": 5, "test": 5}
     again = dataclasses.replace(asked, source=f"store:{tmp_path / 'store'}")
-    assert list(prepare(again, to_train=False, show=False)[0].splits) == ["validation", "test"]
+    assert list(prepare(again, QuestionAnswer(), to_train=False, show=False)[0].splits) == ["validation", "test"]
     with pytest.raises(InputError, match=r"questions holds no train file, only validation and test: add one"):
-        prepare(asked, show=False)
+        prepare(asked, QuestionAnswer(), show=False)
     with pytest.raises(InputError, match=r"store holds only validation and test: give a store with a training split"):
-        prepare(again, show=False)
+        prepare(again, QuestionAnswer(), show=False)
     with pytest.raises(InputError, match="no train file"):  # nor a tokenizer to learn
-        prepare(dataclasses.replace(asked, tokenizer="bpe:300"), to_train=False, show=False)
+        prepare(dataclasses.replace(asked, tokenizer="bpe:300"), QuestionAnswer(), to_train=False, show=False)
 
 
 def test_records_keep_their_parts(tmp_path: Path) -> None:
     rows = [{"question": f"What is {i}+{i}?", "steps": [f"{i}+{i}={2 * i}"], "answer": str(2 * i)} for i in range(40)]
     (tmp_path / "r.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = DataConfig(source=f"file:{tmp_path / 'r.jsonl'}", tokenizer="bpe:300", batching="records")
-    store, tokenizer = prepare(config, out=tmp_path / "store", show=False)
+    config = DataConfig(source=f"file:{tmp_path / 'r.jsonl'}", tokenizer="bpe:300")
+    store, tokenizer = prepare(config, QuestionAnswer(), out=tmp_path / "store", show=False)
     split = store.splits["train"]
     assert store.meta["kind"] == "records"
     assert (np.diff(split.document_segments) == 3).all()

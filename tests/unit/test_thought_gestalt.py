@@ -144,6 +144,7 @@ def test_spans_change_the_segmentation_alone() -> None:
         base = get_recipe(f"thought_gestalt/table2-{subset}")
         assert recipe.model == base.model | {"max_sentence_tokens": int(span)}
         assert dataclasses.replace(recipe.data, sentences="sat") == base.data
+        assert recipe.layout == base.layout
         assert (recipe.phases, recipe.train, recipe.optimizer) == (base.phases, base.train, base.optimizer)
 
 

@@ -15,6 +15,7 @@ import torch
 from mentalese import get_recipe
 from mentalese.analyses.figures import write_figure
 from mentalese.analyses.thoughtbubbles import BINS, _attended, _percent, _rank_correlation, _windows
+from mentalese.data.layouts import Packed
 from mentalese.data.store import TokenStore, prepare
 from mentalese.errors import InputError
 from mentalese.models.build import build_model
@@ -29,7 +30,7 @@ TEXT = "Miles has a son, whose name is $Joel$; it costs $5.\nJoel is a baker."
 def saved(folder: Path, recipe: Recipe, **fields: Any) -> Path:
     """An untrained model whose forks are decided by what its tokens are, as a run leaves it."""
     recipe = dataclasses.replace(recipe, model=recipe.model | fields)
-    _, tokenizer = prepare(recipe.data, show=False)
+    _, tokenizer = prepare(recipe.data, recipe.layout, show=False)
     model = build_model(recipe.model, tokenizer, seed=0)
     torch.manual_seed(0)
     with torch.no_grad():
@@ -50,12 +51,12 @@ def recipe(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     for split, part in (("test", lines[:8]), ("validation", lines[8:12]), ("train", lines[12:])):
         (folder / f"{split}.jsonl").write_text("".join(part))
     recipe = shrink(get_recipe("thoughtbubbles/tiny"), folder)
-    data = dataclasses.replace(recipe.data, sequence_length=1024)
+    layout = Packed(sequence_length=1024, batch_size=4)
     fields = {"max_position_embeddings": 1024, "num_hidden_layers": 4, "fork_layers": (1, 2, 3), "hidden_size": 32}
     return dataclasses.replace(
         recipe,
         model=recipe.model | fields,
-        data=data,
+        layout=layout,
         evaluation=dataclasses.replace(recipe.evaluation, context_length=1024, stride=1023),
     )
 
@@ -72,7 +73,7 @@ def regular(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def store(recipe: Recipe) -> TokenStore:
-    return prepare(recipe.data, show=False)[0]
+    return prepare(recipe.data, recipe.layout, show=False)[0]
 
 
 def documents(store: TokenStore) -> list[torch.Tensor]:

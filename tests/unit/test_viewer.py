@@ -16,14 +16,13 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from mentalese import DataConfig, Recipe, ThoughtTrace, cli, get_recipe
-from mentalese.data.plan import encode_prompts
 from mentalese.errors import InputError
 from mentalese.models import contract
 from mentalese.models.adapter import as_contract
 from mentalese.models.checkpoints import load_model, saved_recipe
+from mentalese.models.thinking import think, token_texts, trace
 from mentalese.models.trace import Thought
-from mentalese.viewer import payload, think, think_page, trace
-from mentalese.viewer.think import token_texts
+from mentalese.viewer import payload, think_page
 from support import saved, shrink
 
 TEXT = "She had a son. He was old, and lived in the town. </script><b>Who?</b>"
@@ -92,11 +91,11 @@ def test_a_model_of_questions_is_asked_and_its_answer_is_traced_too(runs: dict[s
     model, tokenizer = load_model(runs["coconut"])
     recipe = saved_recipe(runs["coconut"])
     assert recipe is not None
-    asked = encode_prompts(["Who is it?"], tokenizer, recipe.data)["input_ids"]
-    found = think(model, tokenizer, "Who is it?", recipe.data, max_new_tokens=5)
+    asked = recipe.layout.encode_prompts(["Who is it?"], tokenizer, recipe.data)["input_ids"]
+    found = think(model, tokenizer, "Who is it?", recipe.data, recipe.layout, max_new_tokens=5)
     answered = model.generate(asked, max_new_tokens=5, do_sample=False, pad_token_id=tokenizer.pad_token_id)
     assert torch.equal(found.input_ids, answered[0])
-    assert len(found.thoughts) == 2 * recipe.data.latents_at(recipe.data.stage)
+    assert len(found.thoughts) == 2 * (recipe.layout.asked()["latents"] or 0)
     page = inside(think_page(runs["coconut"], "Who is it?", latents=3))
     assert sum(thought["label"] == "latent" for thought in page["traces"][0]["thoughts"]) == 3
 
@@ -105,7 +104,7 @@ def test_the_last_sentence_of_a_text_is_a_thought_too(runs: dict[str, Path]) -> 
     model, tokenizer = load_model(runs["thought_gestalt"])
     recipe = saved_recipe(runs["thought_gestalt"])
     assert recipe is not None
-    found = think(model, tokenizer, "He was old. She had a son.", recipe.data)
+    found = think(model, tokenizer, "He was old. She had a son.", recipe.data, recipe.layout)
     assert found.thoughts[-1].end == len(found.input_ids)
     assert [found.special[place] for place in (0, 1, -1)] == [True, False, True]
 
@@ -116,7 +115,7 @@ def test_a_text_of_any_length_is_for_models_of_sentences_alone(
     model, own = load_model(runs["thought_gestalt"])
     recipe = saved_recipe(runs["thought_gestalt"])
     assert recipe is not None
-    assert len(think(model, own, "He was old. " * 100, recipe.data).thoughts) > 50
+    assert len(think(model, own, "He was old. " * 100, recipe.data, recipe.layout).thoughts) > 50
     with pytest.raises(InputError, match="the text has 65 tokens, those around it included: the model's context is 64"):
         think(gpt2(tokenizer), tokenizer, "a" * 64)
     assert len(think(gpt2(tokenizer), tokenizer, "a" * 63).input_ids) == 64
@@ -311,8 +310,8 @@ def test_the_command_writes_a_page(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("", "--text and --file are missing: give one of them"),
-        ("--text a --file b.txt", "--text and --file are both given: give one of them"),
+        ("", "--text and --file are missing: use one of them"),
+        ("--text a --file b.txt", "--text and --file are both given: use one of them"),
         ("--file none.txt", "--file is 'none.txt': no such file"),
         ("--text ''", "there is no text in --text: give some"),
         ("--text a --out none/page.html", "--out is 'none/page.html': its folder does not exist, make it first"),

@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,22 +50,23 @@ class _Opened:
     model: Any
     tokenizer: Any
     data: Any
+    layout: Any
     protocol: Any
     device: Any
 
-    @cached_property
-    def special(self) -> dict[str, int]:
-        from mentalese.data.tokenizers import special_token_ids
-
-        return special_token_ids(self.tokenizer, sentences=False)
-
     @property
     def latents(self) -> int:
-        return self.data.latents_at(self.data.stage)
+        return self.layout.latents_at(self.layout.stage)
 
     def about(self) -> dict[str, Any]:
         mode = self.model.config.mode
-        return {"path": self.path, "label": self.label, "mode": mode, "stage": self.data.stage, "latents": self.latents}
+        return {
+            "path": self.path,
+            "label": self.label,
+            "mode": mode,
+            "stage": self.layout.stage,
+            "latents": self.latents,
+        }
 
 
 def _open(paths: Sequence[str], source: str | None = None, documents: int | None = None) -> list[_Opened]:
@@ -78,11 +77,11 @@ def _open(paths: Sequence[str], source: str | None = None, documents: int | None
     device = setup("auto").device
     found = []
     for path, label in zip(paths, labels(paths)):
-        model, tokenizer, data, protocol = open_evaluation(path, source, device)
-        if data.batching != "records":
-            raise InputError(f"{path} was not trained on questions (data.batching 'records'): give a model that was")
+        model, tokenizer, data, layout, protocol = open_evaluation(path, source, device)
+        if not layout.questions:
+            raise InputError(f"{path} was not trained on questions (layout 'qa'): use a model that was")
         protocol = dataclasses.replace(protocol, max_documents=documents)
-        found.append(_Opened(path, label, model, tokenizer, data, protocol, device))
+        found.append(_Opened(path, label, model, tokenizer, data, layout, protocol, device))
     return found
 
 
@@ -96,8 +95,8 @@ def _with_latents(opened: _Opened, modes: Sequence[str] = ("coconut", "agclr")) 
         raise InputError(f"{opened.path} has the mode {config.mode!r}, {why}: give one of {', '.join(modes)}")
     if not opened.latents:
         raise InputError(
-            f"{opened.path} was last trained at stage {opened.data.stage}, which has no latents: give a model whose "
-            "recipe has data.latents, or data.latents_per_step at a later stage"
+            f"{opened.path} was last trained at stage {opened.layout.stage}, which has no latents: use a model "
+            "whose recipe has layout.latents, or layout.latents_per_step at a later stage"
         )
 
 
@@ -110,10 +109,10 @@ def _one(paths: list[str], name: str) -> _Opened:
 def _split(opened: _Opened, name: str, latents: int | None = None) -> Split:
     """A split whose questions, with so many latents, the model has room for."""
     from mentalese.evaluation.answers import check_room
-    from mentalese.evaluation.tasks import at_stage, open_text
+    from mentalese.evaluation.tasks import open_text
 
-    split = open_text(opened.tokenizer, opened.data, name, show=False).splits[name]
-    check_room(opened.model.config, split, at_stage(opened.data, None, latents), opened.protocol, opened.special)
+    split = open_text(opened.tokenizer, opened.data, opened.layout, name, show=False).splits[name]
+    check_room(opened.model.config, split, opened.layout.at(None, latents), opened.protocol, opened.tokenizer)
     return split
 
 
@@ -131,14 +130,13 @@ def _think(opened: _Opened, rows: dict[str, Any]) -> tuple[Tensor, Thoughts]:
 
 def _thinking(opened: _Opened, split: Split) -> Iterator[tuple[list[int], Tensor, Thoughts]]:
     """Numbers of questions in the split, and `_think` of them, batch by batch."""
-    from mentalese.data.plan import question_batches
+    from mentalese.data.evaluation import question_batches
     from mentalese.screen import progress
 
-    data = dataclasses.replace(opened.data, sequence_length=sys.maxsize)  # steps, which can be long, are not read
     count = opened.protocol.documents(len(split.document_bytes))
     with progress(f"Reading {opened.label}", count, show=True) as bar:
         done = 0
-        for batch in question_batches(split, data, opened.protocol, opened.special):
+        for batch in question_batches(split, opened.layout, opened.protocol, opened.tokenizer):
             documents = batch.pop("documents").tolist()
             yield documents, *_think(opened, batch)
             bar.update(done := done + len(documents))
@@ -264,12 +262,11 @@ def tokens(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
 
     Beside each pass's nearest stands the mean cosine of all tokens: what a token's cosine is to be held to.
     """
-    from mentalese.data.plan import encode_prompts
     from mentalese.models.build import context_length
 
     opened = _one(paths, "tokens")
     _with_latents(opened)
-    batch = encode_prompts([text], opened.tokenizer, opened.data)
+    batch = opened.layout.encode_prompts([text], opened.tokenizer, opened.data)
     length, context = batch["input_ids"].shape[1], context_length(opened.model.config)
     if context is not None and length > context:
         raise InputError(f"the text has {length} tokens, latents included, and the context is {context}: shorten it")
@@ -364,7 +361,7 @@ def contrast(paths: list[str], *, source: str | None = None, documents: int = AN
         )
     splits = [_split(opened, "validation") for opened in models]
     given = [
-        answered(m.model, m.tokenizer, split, m.data, m.protocol, m.special, device=m.device, show=True)
+        answered(m.model, m.tokenizer, split, m.data, m.layout, m.protocol, device=m.device, show=True)
         for m, split in zip(models, splits)
     ]
     outcomes = {(True, True): "both", (True, False): "first", (False, True): "second", (False, False): "neither"}
@@ -405,7 +402,7 @@ def _stored(opened: _Opened, split: Split, document: int, similarity: Tensor) ->
     question, answer = (
         split.tokens[split.segments[i] : split.segments[i + 1]].astype("int64").tolist() for i in (first, last - 1)
     )
-    markers = set(opened.special.values())
+    markers = set(opened.layout.special_ids(opened.tokenizer).values())
     ids = [i for i in dict.fromkeys(answer) if i not in markers and opened.tokenizer.decode([i]).strip(" #")]
     own = similarity[:, ids]
     return {
@@ -469,7 +466,6 @@ def latents(paths: list[str], *, source: str | None = None, documents: int = ANS
 
     from mentalese.evaluation.answers import answered
     from mentalese.evaluation.statistics import bootstrap_ratio
-    from mentalese.evaluation.tasks import at_stage
 
     models = _open(paths, source, documents)
     for opened in models:
@@ -482,7 +478,7 @@ def latents(paths: list[str], *, source: str | None = None, documents: int = ANS
         right = np.array(
             [
                 [each.correct for each in answered(
-                    m.model, m.tokenizer, split, at_stage(m.data, None, count), m.protocol, m.special, device=m.device,
+                    m.model, m.tokenizer, split, m.data, m.layout.at(None, count), m.protocol, device=m.device,
                     show=True,
                 )]
                 for count in counts

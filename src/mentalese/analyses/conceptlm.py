@@ -103,20 +103,19 @@ def _read(model: Any, batch: Batch) -> tuple[_Read, Any]:
     return _Read(tokens.cpu(), concepts.own.float().cpu(), concepts.chosen.cpu()), concepts
 
 
-def _validation(model: Any, tokenizer: Any, data: Any, protocol: Any, device: Any) -> _Read:
+def _validation(model: Any, tokenizer: Any, data: Any, layout: Any, protocol: Any, device: Any) -> _Read:
     """The first chunks of the validation split, in rows of the length trained on."""
     import torch
 
     from mentalese.data.batch import to_device
-    from mentalese.data.plan import evaluation_batches
-    from mentalese.data.tokenizers import special_token_ids
+    from mentalese.data.evaluation import evaluation_batches
     from mentalese.evaluation.tasks import open_text
     from mentalese.screen import progress
 
-    split = open_text(tokenizer, data, "validation", show=False).splits["validation"]
+    split = open_text(tokenizer, data, layout, "validation", show=False).splits["validation"]
     found: list[_Read] = []
     with progress("Reading the validation split", CHUNKS) as bar:
-        for batch in evaluation_batches(split, data, protocol, special_token_ids(tokenizer, sentences=False)):
+        for batch in evaluation_batches(split, layout, protocol, tokenizer):
             read = {name: value for name, value in batch.items() if name in ("input_ids", "attention_mask")}
             found.append(_read(model, to_device(read, device))[0])
             count = sum(len(part.tokens) for part in found)
@@ -135,7 +134,6 @@ def concepts(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
     channels (L_NCP, section 3); beside it is that of the validation split's mean concept, which takes no prediction.
     """
     from mentalese.data.batch import to_device
-    from mentalese.data.plan import encode_prompts
     from mentalese.evaluation.tasks import open_evaluation
     from mentalese.families.conceptlm.codebook import nearest_codes, usage
     from mentalese.training.parallel import setup
@@ -143,22 +141,22 @@ def concepts(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
     if len(paths) != 1:
         raise InputError(f"the figure conceptlm/concepts shows one model, and {len(paths)} were given")
     (path,), device = paths, setup("auto").device
-    model, tokenizer, data, protocol = open_evaluation(path, device=device)
+    model, tokenizer, data, layout, protocol = open_evaluation(path, device=device)
     if model.config.model_type != "conceptlm":
         raise InputError(f"{path} is a {model.config.model_type} model: give a ConceptLM")
     if model.config.codebook is None:
         raise InputError(f"{path} has no codes (conceptlm.codebook is None): give a model with a codebook")
-    if data.batching not in ("blocks", "documents"):
-        raise InputError(f"{path} has data.batching {data.batching!r}: give a model of blocks or documents")
-    size, length = model.config.chunk_size, data.sequence_length
-    batch = encode_prompts([text], tokenizer, data)
+    if not layout.plain or layout.sequence_length is None:
+        raise InputError(f"{path} has layout {layout.kind!r}: use a model trained on layout 'packed' or 'per_document'")
+    size, length = model.config.chunk_size, layout.sequence_length
+    batch = layout.encode_prompts([text], tokenizer, data)
     count = batch["input_ids"].shape[1]
     if not size <= count <= length:
         raise InputError(
             f"the text has {count} tokens, its start included: give one of {size} (a chunk) to {length} (a row)"
         )
     protocol = dataclasses.replace(protocol, tokens="lexical", context_length=length, stride=length - 1)
-    split = _validation(model, tokenizer, data, protocol, device)
+    split = _validation(model, tokenizer, data, layout, protocol, device)
     if not len(split.tokens):
         raise InputError(f"no row of the validation split of {data.source} has {size} tokens: give a model of another")
     read, made = _read(model, to_device(batch, device))

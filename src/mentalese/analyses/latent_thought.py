@@ -43,6 +43,7 @@ class _Opened:
     model: Any
     tokenizer: Any
     data: Any
+    layout: Any
     protocol: Any
     device: Any
 
@@ -67,14 +68,12 @@ class _Opened:
     def rows(self, count: int, title: str) -> Iterator[Batch]:
         """So many rows of the validation split in batches, with progress on standard error."""
         from mentalese.data.batch import to_device
-        from mentalese.data.plan import evaluation_batches
-        from mentalese.data.tokenizers import special_token_ids
+        from mentalese.data.evaluation import evaluation_batches
         from mentalese.evaluation.tasks import open_text
         from mentalese.screen import progress
 
-        split = open_text(self.tokenizer, self.data, "validation", show=False).splits["validation"]
-        special = special_token_ids(self.tokenizer, sentences=False)
-        found = evaluation_batches(split, self.data, self.protocol, special)
+        split = open_text(self.tokenizer, self.data, self.layout, "validation", show=False).splits["validation"]
+        found = evaluation_batches(split, self.layout, self.protocol, self.tokenizer)
         batches = list(islice(found, -(-count // self.protocol.batch_size)))
         count = min(count, sum(len(batch["input_ids"]) for batch in batches))
         with progress(f"{title} {self.label}", count) as bar:
@@ -93,14 +92,16 @@ def _open(paths: list[str]) -> list[_Opened]:
     device = setup("auto").device
     found = []
     for path, label in zip(paths, labels(paths)):
-        model, tokenizer, data, protocol = open_evaluation(path, device=device)
+        model, tokenizer, data, layout, protocol = open_evaluation(path, device=device)
         if model.config.model_type != "ltm":
             raise InputError(f"{path} is a {model.config.model_type} model: give a Latent Thought Model")
-        if data.batching not in ("blocks", "documents"):
-            raise InputError(f"{path} has data.batching {data.batching!r}: give a model of blocks or documents")
-        length = min(data.sequence_length, model.config.max_position_embeddings)
+        if not layout.plain or layout.sequence_length is None:
+            raise InputError(
+                f"{path} has layout {layout.kind!r}: use a model trained on layout 'packed' or 'per_document'"
+            )
+        length = min(layout.sequence_length, model.config.max_position_embeddings)
         protocol = dataclasses.replace(protocol, tokens="lexical", context_length=length, stride=length - 1)
-        found.append(_Opened(path, label, model, tokenizer, data, protocol, device))
+        found.append(_Opened(path, label, model, tokenizer, data, layout, protocol, device))
     return found
 
 
@@ -182,11 +183,10 @@ def words(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
     Words are what white space parts; a word is right where all its tokens are, in their places.
     """
     from mentalese.data.batch import to_device
-    from mentalese.data.plan import encode_prompts
     from mentalese.data.tokenizers import corpus_encoder
 
     opened = _one(paths, "words", layered=True)
-    batch = encode_prompts([text], opened.tokenizer, opened.data)
+    batch = opened.layout.encode_prompts([text], opened.tokenizer, opened.data)
     ids, length = batch["input_ids"], opened.protocol.context_length
     if ids.shape[1] > length:
         raise InputError(f"the text has {ids.shape[1]} tokens, its start included, and the model {length}: shorten it")

@@ -299,6 +299,7 @@ def _sparse_ticks(axis: Any, tokens: Iterable[int]) -> None:
 
 def _probed(path: str, label: str) -> dict[str, Any]:
     """The probe of a run at each of its checkpoints, or of a saved model, and the trends of the targets' nats."""
+    from mentalese.data.layouts import Packed
     from mentalese.evaluation.reversal import QUERIES, trend
     from mentalese.evaluation.reversal import reversal as probe
     from mentalese.models.checkpoints import load_model, saved_recipe
@@ -306,6 +307,7 @@ def _probed(path: str, label: str) -> dict[str, Any]:
     from mentalese.training.parallel import setup
 
     recipe, device = saved_recipe(path), setup("auto").device
+    read = (recipe.data, recipe.layout) if recipe else (DataConfig(), Packed())
     points: list[dict[str, Any]] = []
     checkpoints = sorted(Path(path).glob("checkpoints/step-*"))
     at = {record["step"]: record["tokens"] for record in read_run(path)} if checkpoints else {}
@@ -313,7 +315,7 @@ def _probed(path: str, label: str) -> dict[str, Any]:
         print(f"probing {label}: {number + 1} of {len(checkpoints) or 1}", file=sys.stderr, flush=True)
         model, tokenizer = load_model(source if checkpoints else path, device)
         step = int(source.name.removeprefix("step-")) if checkpoints else None
-        found = probe(model, tokenizer, recipe.data if recipe else DataConfig(), device=device)
+        found = probe(model, tokenizer, *read, device=device)
         points.append({"step": step, "tokens": None if step is None else at[step]} | found)
     trends = {}
     tokens: list[Any] = [point["tokens"] for point in points]
@@ -335,7 +337,6 @@ def memory(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
     import torch
     from matplotlib.colors import CenteredNorm
 
-    from mentalese.data.plan import encode_prompts
     from mentalese.data.tokenizers import special_token_ids
     from mentalese.models.checkpoints import load_model, saved_recipe
 
@@ -345,7 +346,7 @@ def memory(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
     recipe = saved_recipe(paths[0])
     if recipe is None or not getattr(model.config, "cross_layers", ()):
         raise InputError(f"{paths[0]} has no memory that its layers read: give a Thought Gestalt model with one")
-    batch = encode_prompts([text], tokenizer, recipe.data)
+    batch = recipe.layout.encode_prompts([text], tokenizer, recipe.data)
     end = torch.tensor([[special_token_ids(tokenizer)["sentence_end_token_id"]]])
     with torch.no_grad():
         (trace,) = model(torch.cat((batch["input_ids"], end), dim=1), output_thoughts=True).thoughts

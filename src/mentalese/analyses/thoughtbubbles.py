@@ -41,6 +41,7 @@ class _Forking:
     model: Any
     tokenizer: Any
     data: Any
+    layout: Any
     protocol: Any
     label: str
     device: Any
@@ -61,17 +62,17 @@ def _open(path: str) -> _Forking:
     from mentalese.training.parallel import setup
 
     device = setup("auto").device
-    model, tokenizer, data, protocol = open_evaluation(path, device=device)
+    model, tokenizer, data, layout, protocol = open_evaluation(path, device=device)
     if not getattr(model.config, "fork_layers", ()):
         raise InputError(f"{path} has no streams that fork: give a Thoughtbubbles model with fork_layers")
     protocol = dataclasses.replace(protocol, tokens="lexical", batch_size=4, max_documents=DOCUMENTS)
-    return _Forking(model, tokenizer, data, protocol, labels([path])[0], device)
+    return _Forking(model, tokenizer, data, layout, protocol, labels([path])[0], device)
 
 
 def _test_split(opened: _Forking) -> Split:
     from mentalese.evaluation.tasks import open_text
 
-    return open_text(opened.tokenizer, opened.data, "test", show=False).splits["test"]
+    return open_text(opened.tokenizer, opened.data, opened.layout, "test", show=False).splits["test"]
 
 
 def _outputs(opened: _Forking, split: Split) -> Iterator[tuple[Batch, Tensor, Any]]:
@@ -79,12 +80,10 @@ def _outputs(opened: _Forking, split: Split) -> Iterator[tuple[Batch, Tensor, An
     import torch
 
     from mentalese.data.batch import to_device
-    from mentalese.data.plan import evaluation_batches
-    from mentalese.data.tokenizers import special_token_ids
-    from mentalese.recipe import WITH_MARKERS
+    from mentalese.data.evaluation import evaluation_batches
 
-    special = special_token_ids(opened.tokenizer, sentences=opened.data.batching in WITH_MARKERS)
-    for number, batch in enumerate(evaluation_batches(split, opened.data, opened.protocol, special)):
+    batches = evaluation_batches(split, opened.layout, opened.protocol, opened.tokenizer)
+    for number, batch in enumerate(batches):
         if number % 50 == 0:
             print(f"reading the test split of {opened.data.source}: batch {number}", file=sys.stderr, flush=True)
         target = torch.nn.functional.pad(batch["store_index"][:, 1:], (0, 1), value=-1)
@@ -165,7 +164,8 @@ def _other(path: str, opened: _Forking) -> Any:
     model, tokenizer = load_model(path, opened.device)
     if tokenizer_fingerprint(tokenizer) != tokenizer_fingerprint(opened.tokenizer):
         raise InputError(f"{path} has another tokenizer than {opened.label}: give a model trained on the same tokens")
-    context, length = context_length(model.config), opened.protocol.window(opened.data)[0]
+    context, window = context_length(model.config), opened.layout.window(opened.protocol)
+    length = window[0] if window else opened.layout.sequence_length
     if context is None or context < length:
         raise InputError(
             f"{path} reads {'sentence by sentence' if context is None else f'{context} tokens'} and {opened.label} "
@@ -355,13 +355,12 @@ def forks(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
     from matplotlib.colors import ListedColormap
 
     from mentalese.data.batch import to_device
-    from mentalese.data.plan import encode_prompts
     from mentalese.data.tokenizers import special_token_ids
 
     if len(paths) != 1:
         raise InputError(f"the figure thoughtbubbles/forks shows one model, and {len(paths)} were given")
     opened = _open(paths[0])
-    batch = encode_prompts([text], opened.tokenizer, opened.data)
+    batch = opened.layout.encode_prompts([text], opened.tokenizer, opened.data)
     with torch.no_grad():
         (trace,) = opened.model(**to_device(batch, opened.device), output_thoughts=True).thoughts
     layers = opened.model.config.fork_layers

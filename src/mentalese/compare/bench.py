@@ -51,9 +51,9 @@ def peak_flops(device_name: str) -> float | None:
 
 def _at_its_last_stage(recipe: Recipe) -> Recipe:
     """A recipe of questions as its curriculum ends: before that there may be no thoughts to pay for."""
-    if recipe.data.batching != "records":
+    if not recipe.layout.questions:
         return recipe
-    return dataclasses.replace(recipe, data=recipe.readings()[-1], phases=())
+    return dataclasses.replace(recipe, layout=recipe.layouts()[-1], phases=())
 
 
 class Side:
@@ -67,7 +67,7 @@ class Side:
     def __init__(self, recipe: Recipe, parallel: Parallel, folder: Path = Path("bench")) -> None:
         self.recipe = recipe = _at_its_last_stage(recipe)
         self.run = loop.Run(recipe, folder, parallel, show=False)
-        questions = recipe.data.batching == "records"
+        questions = recipe.layout.questions
         self.prompts = openings(self.run.store, self.run.tokenizer, count=PROMPTS, questions=questions)
 
     def train(self, steps: int) -> float:
@@ -90,6 +90,7 @@ class Side:
             self.run.tokenizer,
             self.prompts,
             self.recipe.data,
+            self.recipe.layout,
             max_new_tokens=NEW_TOKENS,
             min_new_tokens=NEW_TOKENS,
             do_sample=False,

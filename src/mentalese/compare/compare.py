@@ -20,9 +20,7 @@ import torch
 
 from mentalese import provenance
 from mentalese.compare.report import cells, header, metric, write_report
-from mentalese.data.plan import Plan
 from mentalese.data.store import prepare
-from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluation.statistics import paired_t_test, summary
 from mentalese.files import write_json
@@ -33,6 +31,7 @@ from mentalese.recipe import Recipe
 from mentalese.screen import print_table
 from mentalese.training import loop
 from mentalese.training.parallel import is_main_process
+from mentalese.training.plan import Plan
 from mentalese.training.run_folder import check_folder
 
 Match = Literal["params", "tokens", "flops"]
@@ -179,7 +178,7 @@ def _check_parameters(recipes: list[Recipe], show: bool) -> None:
 
 def _meta_model(recipe: Recipe, show: bool) -> tuple[Any, dict[str, int], Any, Any]:
     """The recipe's model without memory for weights, its parameter counts, and its tokens."""
-    store, tokenizer = prepare(recipe.data, show=show)
+    store, tokenizer = prepare(recipe.data, recipe.layout, show=show)
     with torch.device("meta"):
         model = build_model(recipe.model, tokenizer, seed=0)
     return model, count_parameters(hugging_face_model(model)), store, tokenizer
@@ -188,9 +187,8 @@ def _meta_model(recipe: Recipe, show: bool) -> tuple[Any, dict[str, int], Any, A
 def _with_flops(recipe: Recipe, budget: int, show: bool) -> Recipe:
     """The recipe at the length whose training costs `budget` FLOPs."""
     model, _, store, tokenizer = _meta_model(recipe, show)
-    special = special_token_ids(tokenizer)
     for _ in range(2):  # a curriculum's cost a token depends on the length, which depends on the cost
-        plan = Plan(store.splits["train"], recipe, special)
+        plan = Plan(store.splits["train"], recipe, tokenizer)
         tokens = budget / flops_per_token(model, plan, recipe.train.gradient_accumulation_steps)
         recipe = _with_tokens(recipe, max(1, round(tokens)))
     return recipe

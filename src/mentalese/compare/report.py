@@ -26,9 +26,9 @@ from mentalese.compare.charts import (
     scatter,
     short_count,
 )
-from mentalese.evaluation.perplexity import label
 from mentalese.files import write_text
 from mentalese.html import page
+from mentalese.models.scoring import label
 
 _HEADER = ("model", "parameters", "non-embedding", "train FLOPs/token", "tokens/s")
 _RESULTS = {

@@ -9,7 +9,7 @@ from torch import Tensor
 
 Batch = dict[str, Any]
 """Flat token streams: `input_ids` and `labels` (-100 = not a target) [batch, length], `attention_mask` [batch, length]
-where rows are padded, and whatever else a kind of batching brings (`question_lengths` [batch] for records)."""
+if rows are padded, and whatever else a layout adds (`question_lengths` [batch] for questions)."""
 
 
 def to_device(batch: Batch, device: str | torch.device) -> Batch:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mentalese.data.config import DataConfig
 from mentalese.data.documents import Document, Kind
 from mentalese.data.tokenizers import corpus_encoder
 from mentalese.errors import InputError, nearest
-from mentalese.recipe import DataConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -10,17 +10,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from mentalese.data.config import DataConfig
 from mentalese.data.documents import Document, Source
+from mentalese.data.layouts import Layout, Packed
 from mentalese.data.sentences import SentenceEncoder, fixed_length, open_splitter
 from mentalese.data.sources import open_source
 from mentalese.data.tokenizers import (
@@ -32,7 +35,6 @@ from mentalese.data.tokenizers import (
 )
 from mentalese.errors import InputError
 from mentalese.files import sha256, whole_folder
-from mentalese.recipe import WITH_MARKERS, DataConfig
 from mentalese.screen import progress
 
 FORMAT_VERSION = 1
@@ -120,21 +122,28 @@ def open_store(folder: Path | str, *, verify: bool = True) -> TokenStore:
 
 
 def prepare(
-    config: DataConfig, *, out: Path | None = None, to_train: bool = True, show: bool = True
+    config: DataConfig,
+    layout: Layout | None = None,
+    *,
+    out: Path | None = None,
+    to_train: bool = True,
+    show: bool = True,
 ) -> tuple[TokenStore, PreTrainedTokenizerFast]:
-    """The token store and the tokenizer that `config` asks for; reused where inputs and settings are the same.
+    """The token store and the tokenizer that `config` asks for; reused if inputs and settings are the same.
 
     `store:FOLDER` as the source opens a prepared folder, which brings its own tokenizer.
 
     Args:
+        layout: what reads the store: whether it needs questions, sentences or tokens for latents. `None`: plain text.
         out: the store's folder; by default one under `cache_dir()`, named by all that goes into it.
         to_train: whether there must be something to train on; without, the store has the splits that the source has.
 
     Raises:
         InputError: bad input, found before anything is written; `out` holds something else; the disk is full.
     """
+    layout = layout or Packed()
     if config.source.startswith("store:"):
-        return _open_prepared(config, to_train)
+        return _open_prepared(config, layout, to_train)
     if out is not None and out.exists() and not (out / "meta.json").is_file() and (out.is_file() or any(out.iterdir())):
         raise InputError(f"{out} holds something else than a token store: choose another folder")
     cap = config.max_sentence_tokens
@@ -142,7 +151,7 @@ def prepare(
         raise InputError(f"data.sentences is {config.sentences!r}: give at most data.max_sentence_tokens ({cap})")
     _, splitter = open_splitter(config.sentences)
     source = _open_source(config)
-    _check_kind(config, source.kind)
+    _check_kind(config, layout, source.kind)
     if to_train:
         source.size("train")  # checks
     tokenizer = open_tokenizer(config.tokenizer, source, cache=cache_dir(), show=show)
@@ -165,29 +174,39 @@ def prepare(
     store = open_store(folder)
     if store.meta["key"] != key:
         raise InputError(f"{folder} holds a token store of other data or settings: choose another folder")
-    _check_parts(store, config)
-    return store, add_markers(tokenizer, latents=config.batching == "records")
+    _check_parts(store, config, layout)
+    return store, add_markers(tokenizer, latents=layout.questions)
 
 
-def _check_kind(config: DataConfig, kind: str) -> None:
-    """Raises `InputError` where texts are to be read as records."""
-    if config.batching == "records" and kind != "records":
+def _check_kind(config: DataConfig, layout: Layout, kind: str) -> None:
+    """Raises `InputError` if texts are to be read as questions."""
+    if layout.questions and kind != "records":
         raise InputError(
-            f"data.batching is 'records': {config.source} holds texts; give rows with question, steps and answer, or "
-            "other batching"
+            f"layout is {layout.kind!r}: {config.source} contains texts; use rows with question, steps and answer, or "
+            "another layout"
         )
 
 
-def _check_parts(store: TokenStore, config: DataConfig) -> None:
-    """Raises `InputError` where records, whose parts are not cut, are to be read as sentences and are too long."""
+def _check_parts(store: TokenStore, config: DataConfig, layout: Layout) -> None:
+    """Raises `InputError` if records, whose parts are not cut, are to be read as sentences and are too long."""
     cap = config.max_sentence_tokens
-    if config.batching == "sentences" and store.meta["kind"] == "records":
+    if layout.sequential and store.meta["kind"] == "records":
         longest = max(int(np.diff(split.segments).max(initial=0)) for split in store.splits.values())
         if longest > cap + 1:
             raise InputError(
-                f"data.max_sentence_tokens is {cap}: {config.source} holds records, whose parts are never cut, and one "
-                f"has {longest} tokens; give at least that, or data.batching 'records'"
+                f"data.max_sentence_tokens is {cap}: {config.source} contains questions, whose parts are never cut, "
+                f"and one has {longest} tokens; set at least that, or use layout 'qa'"
             )
+
+
+def split_of(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: DataConfig, end: int) -> Split:
+    """Texts as a split in memory, each a document that ends in the token `end`, in sentences as `config` has them."""
+    encoder = SentenceEncoder(tokenizer, config)
+    dtype = np.dtype("<u4")
+    with TemporaryDirectory() as folder:
+        _write_split(Path(folder) / "texts", map(Document, texts), encoder, end, dtype)
+        split = _open_split(Path(folder) / "texts", dtype)
+        return Split(**{name: np.array(array) for name, array in vars(split).items()})
 
 
 def report(store: TokenStore, *, sentences: bool) -> list[str]:
@@ -217,7 +236,7 @@ def _open_source(config: DataConfig) -> Source:
     return open_source(config.source, text_column=config.text_column, detokenizer=config.detokenizer)
 
 
-def _open_prepared(config: DataConfig, to_train: bool) -> tuple[TokenStore, PreTrainedTokenizerFast]:
+def _open_prepared(config: DataConfig, layout: Layout, to_train: bool) -> tuple[TokenStore, PreTrainedTokenizerFast]:
     store = open_store(config.source.removeprefix("store:"))
     if config.detokenizer is not None:
         raise InputError(
@@ -225,17 +244,17 @@ def _open_prepared(config: DataConfig, to_train: bool) -> tuple[TokenStore, PreT
         )
     if to_train and "train" not in store.splits:
         raise InputError(f"{config.source} holds only {' and '.join(store.splits)}: give a store with a training split")
-    for name in _SENTENCE_FIELDS if config.batching in WITH_MARKERS else ():
+    for name in _SENTENCE_FIELDS if layout.markers else ():
         asked, prepared = getattr(config, name), store.meta["settings"][name]
         if asked != prepared:
             raise InputError(
                 f"data.{name} is {asked!r}, but {store.folder} was prepared with {prepared!r}: "
                 "set it to that, or prepare the data again"
             )
-    _check_kind(config, store.meta["kind"])
-    _check_parts(store, config)
+    _check_kind(config, layout, store.meta["kind"])
+    _check_parts(store, config, layout)
     tokenizer = load_pretrained_tokenizer(str(store.folder / "tokenizer"))
-    return store, add_markers(tokenizer, latents=config.batching == "records")
+    return store, add_markers(tokenizer, latents=layout.questions)
 
 
 def _checksum(content: dict[str, Any]) -> str:

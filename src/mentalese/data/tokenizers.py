@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch import Tensor
 from transformers import AutoTokenizer, GPT2TokenizerFast, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from mentalese.errors import InputError
@@ -48,15 +50,15 @@ def special_token_ids(tokenizer: PreTrainedTokenizerBase, *, sentences: bool = T
     `sentence_start_token_id` and `sentence_end_token_id` are the sentence markers.
 
     Args:
-        sentences: whether the text has sentence markers. Where it has none, another project's tokenizer will do: its
-            own beginning and end of a text stand for ours, the end pads too, and all the rest is the end as well.
+        sentences: whether the text has sentence markers. If it has none, another project's tokenizer will do: its own
+            beginning and end of a text replace ours, the end is also the padding, and all the rest is the end as well.
 
     Raises:
         InputError: the tokenizer lacks a marker.
     """
-    vocabulary = tokenizer.get_vocab()
-    missing = [marker for marker in MARKERS if marker not in vocabulary]
-    end = tokenizer.eos_token_id
+    found = {marker: _marker_id(tokenizer, marker) for marker in MARKERS}
+    missing = [marker for marker in MARKERS if found[marker] is None]
+    end = tokenizer.eos_token_id if missing else None
     if not sentences and {PAD, BOS, EOS} <= set(missing) and end is not None:
         start = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         names = ("pad_token_id", "eos_token_id", "sentence_start_token_id", "sentence_end_token_id")
@@ -66,14 +68,23 @@ def special_token_ids(tokenizer: PreTrainedTokenizerBase, *, sentences: bool = T
             f"the tokenizer lacks the markers {', '.join(missing)}: "
             "add them with mentalese.data.tokenizers.add_markers(tokenizer) and resize the model's embeddings"
         )
-    latent = {name: vocabulary[marker] for name, marker in LATENT_MARKERS.items() if marker in vocabulary}
-    return latent | {
-        "pad_token_id": vocabulary[PAD],
-        "bos_token_id": vocabulary[EOD],
-        "eos_token_id": vocabulary[EOD],
-        "sentence_start_token_id": vocabulary[BOS],
-        "sentence_end_token_id": vocabulary[EOS],
+    latent = {name: _marker_id(tokenizer, marker) for name, marker in LATENT_MARKERS.items()}
+    own = {
+        "pad_token_id": PAD,
+        "bos_token_id": EOD,
+        "eos_token_id": EOD,
+        "sentence_start_token_id": BOS,
+        "sentence_end_token_id": EOS,
     }
+    ids = latent | {name: found[marker] for name, marker in own.items()}
+    return {name: index for name, index in ids.items() if index is not None}
+
+
+def _marker_id(tokenizer: PreTrainedTokenizerBase, marker: str) -> int | None:
+    """A marker's id, or `None`. Looked up alone: the whole vocabulary takes milliseconds, and each batch asks."""
+    index = tokenizer.convert_tokens_to_ids(marker)
+    known = index is not None and tokenizer.convert_ids_to_tokens(index) == marker  # else it is the unknown token
+    return index if known else None
 
 
 def add_markers(tokenizer: PreTrainedTokenizerBase, *, latents: bool = False) -> PreTrainedTokenizerFast:
@@ -170,6 +181,12 @@ def corpus_encoder(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
     backend.no_truncation()
     backend.encode_special_tokens = True
     return backend
+
+
+def decode(ids: Sequence[int] | Tensor, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The text of token ids [length], markers removed."""
+    markers = set(special_token_ids(tokenizer, sentences=False).values())
+    return tokenizer.decode([i for i in torch.as_tensor(ids).tolist() if i not in markers])
 
 
 def _train_bpe(source: Source, size: int, show: bool) -> PreTrainedTokenizerFast:

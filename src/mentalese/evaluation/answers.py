@@ -8,7 +8,6 @@ import dataclasses
 import re
 import statistics
 import string
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,9 +17,10 @@ import numpy as np
 import torch
 
 from mentalese.data.batch import Batch
-from mentalese.data.plan import decode, encode_prompts, question_batches
+from mentalese.data.evaluation import question_batches
+from mentalese.data.layouts import Layout
+from mentalese.data.tokenizers import decode
 from mentalese.errors import InputError
-from mentalese.evaluation.perplexity import asked_at
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import context_length
 from mentalese.models.generation import seeded
@@ -132,8 +132,8 @@ def answers(
     tokenizer: PreTrainedTokenizerBase,
     split: Split,
     data: DataConfig,
+    layout: Layout,
     evaluation: EvaluationConfig,
-    special: dict[str, int],
     *,
     asking: Asking = ONCE,
     examples: Split | None = None,
@@ -142,13 +142,12 @@ def answers(
 ) -> Answers:
     """Asks a split's questions; takes and raises what `answered` does."""
     given = answered(
-        model, tokenizer, split, data, evaluation, special, asking=asking, examples=examples, device=device, show=show
+        model, tokenizer, split, data, layout, evaluation, asking=asking, examples=examples, device=device, show=show
     )
-    records = data.batching == "records"
     protocol: dict[str, Any] = {
         "decoding": "greedy",
-        "answer": "the text after the last #, without commas" if records else _FREE_ANSWER,
-        **(asked_at(data) if records else {}),
+        "answer": "the text after the last #, without commas" if layout.questions else _FREE_ANSWER,
+        **layout.asked(),
         "answer_tokens": evaluation.answer_tokens,
         "documents": len(given),
     }
@@ -173,8 +172,8 @@ def answered(
     tokenizer: PreTrainedTokenizerBase,
     split: Split,
     data: DataConfig,
+    layout: Layout,
     evaluation: EvaluationConfig,
-    special: dict[str, int],
     *,
     asking: Asking = ONCE,
     examples: Split | None = None,
@@ -189,9 +188,9 @@ def answered(
     Args:
         model: keeps the contract, or is a Hugging Face causal LM; left in the mode it came in.
         split: records.
-        data: what the model was trained on; of records, at which stage, and with how many latents, they are asked.
+        data: how texts are split into sentences.
+        layout: how the model reads text; of questions also the stage and the number of latents.
         evaluation: how many of them, how many at once, and how long an answer may be.
-        special: the tokenizer's marker ids, from `special_token_ids`.
         examples: the records that shots are drawn from; never the question itself.
 
     Raises:
@@ -200,8 +199,9 @@ def answered(
             then.
     """
     plain = hugging_face_model(model)
-    batches = _batches(plain.config, tokenizer, split, data, evaluation, special, asking, examples)
-    options = {name: special[name] for name in ("pad_token_id", "eos_token_id")}
+    batches = _batches(plain.config, tokenizer, split, data, layout, evaluation, asking, examples)
+    special = layout.special_ids(tokenizer)
+    options: dict[str, Any] = {name: special[name] for name in ("pad_token_id", "eos_token_id")}
     options |= {"max_new_tokens": evaluation.answer_tokens}
     given: list[Answered] = []
     count = evaluation.documents(len(split.document_bytes))
@@ -213,7 +213,7 @@ def answered(
             for i, document in enumerate(batch["documents"].tolist()):
                 expected = final_answer(_segment(split, split.document_segments[document + 1] - 1, tokenizer))
                 answer, *attempts = (
-                    final_answer(text) if data.batching == "records" else free_answer(text, expected)
+                    final_answer(text) if layout.questions else free_answer(text, expected)
                     for text in (said[i], *tries[i])
                 )
                 given.append(Answered(document, said[i], answer, expected, answer == expected, tuple(attempts)))
@@ -248,10 +248,11 @@ def _attempts(
 
 
 def check_room(
-    config: Any, split: Split, data: DataConfig, evaluation: EvaluationConfig, special: dict[str, int]
+    config: Any, split: Split, layout: Layout, evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Raises `InputError` where a question of the split leaves no room for its answer in the model's context."""
-    _check_longest(config, next(_questions(split, data, evaluation, special))["input_ids"].shape[1], evaluation)
+    """Raises `InputError` if a question of the split leaves no room for its answer in the model's context."""
+    longest = next(question_batches(split, layout, evaluation, tokenizer))["input_ids"].shape[1]
+    _check_longest(config, longest, evaluation)
 
 
 def _check_longest(config: Any, longest: int, evaluation: EvaluationConfig) -> None:
@@ -293,20 +294,20 @@ def _batches(
     tokenizer: PreTrainedTokenizerBase,
     split: Split,
     data: DataConfig,
+    layout: Layout,
     evaluation: EvaluationConfig,
-    special: dict[str, int],
     asking: Asking,
     examples: Split | None,
 ) -> Iterator[Batch]:
-    """What `question_batches` gives, as text where a model has to read questions so."""
-    if data.batching == "records" and not asking.shots:
-        check_room(config, split, data, evaluation, special)
-        return _questions(split, data, evaluation, special)
+    """What `question_batches` returns, as text if a model has to read questions so."""
+    if layout.questions and not asking.shots:
+        check_room(config, split, layout, evaluation, tokenizer)
+        return question_batches(split, layout, evaluation, tokenizer)
     count = evaluation.documents(len(split.document_bytes))
     texts = [_segment(split, split.document_segments[i], tokenizer) for i in range(count)]
     if asking.shots:
-        texts = _after_shots(texts, config, tokenizer, split, data, evaluation, asking, examples)
-    encoded = encode_prompts(texts, tokenizer, data)
+        texts = _after_shots(texts, config, tokenizer, split, data, layout, evaluation, asking, examples)
+    encoded = layout.encode_prompts(texts, tokenizer, data)
     _check_longest(config, encoded["input_ids"].shape[1], evaluation)
     lengths = encoded["attention_mask"].sum(1)
     order = lengths.argsort(descending=True, stable=True)
@@ -324,6 +325,7 @@ def _after_shots(
     tokenizer: PreTrainedTokenizerBase,
     split: Split,
     data: DataConfig,
+    layout: Layout,
     evaluation: EvaluationConfig,
     asking: Asking,
     examples: Split | None,
@@ -333,7 +335,7 @@ def _after_shots(
         raise InputError(f"shots is {asking.shots}: the source has no train split to take them from")
     sizes, context, usable = np.diff(examples.documents), context_length(config), len(examples.document_bytes)
     if context is not None:
-        longest = encode_prompts(questions, tokenizer, data)["input_ids"].shape[1]
+        longest = layout.encode_prompts(questions, tokenizer, data)["input_ids"].shape[1]
         # The end of a document, which is in its size, and one more token make an empty line.
         share = (context - evaluation.answer_tokens - longest) // asking.shots
         fitting = np.flatnonzero(sizes + 1 <= share)
@@ -351,13 +353,6 @@ def _after_shots(
         shots = (decode(_tokens(examples, *examples.documents[[i, i + 1]] - [0, 1]), tokenizer) for i in drawn)
         texts.append("\n\n".join([*shots, question]))
     return texts
-
-
-def _questions(
-    split: Split, data: DataConfig, evaluation: EvaluationConfig, special: dict[str, int]
-) -> Iterator[Batch]:
-    """The longest first; a record that is too long to train on can be asked all the same, its steps are not read."""
-    return question_batches(split, dataclasses.replace(data, sequence_length=sys.maxsize), evaluation, special)
 
 
 def _segment(split: Split, segment: int, tokenizer: PreTrainedTokenizerBase) -> str:

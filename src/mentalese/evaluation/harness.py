@@ -1,6 +1,7 @@
 """Every model as lm-eval asks it: log-likelihoods by the model's own `token_nll`, whatever its family.
 
-`MentaleseLM(*load_model(path), saved_recipe(path).data)` is an `lm_eval.api.model.LM` for all of lm-eval's tasks.
+`MentaleseLM(*load_model(path), recipe.data, recipe.layout)` is an `lm_eval.api.model.LM` for all of lm-eval's tasks,
+with `recipe = saved_recipe(path)`.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator import evaluate
 
 from mentalese.data.batch import Batch, to_device
-from mentalese.data.plan import encode_prompts
+from mentalese.data.layouts import Layout, Packed
 from mentalese.data.sentences import open_splitter
-from mentalese.data.tokenizers import corpus_encoder, special_token_ids
+from mentalese.data.tokenizers import corpus_encoder
 from mentalese.errors import InputError
 from mentalese.models.build import context_length
 from mentalese.models.contract import evaluation_mode
 from mentalese.models.generation import generate_text
 from mentalese.nn.loss import IGNORED
-from mentalese.recipe import WITH_MARKERS, DataConfig
+from mentalese.recipe import DataConfig
 from mentalese.screen import progress
 
 if TYPE_CHECKING:
@@ -57,20 +58,21 @@ class _Window(NamedTuple):
 class MentaleseLM(LM):
     """A model that keeps the contract, for lm-eval.
 
-    A text is read as in training (`encode_prompts`): after the end of a document, or as sentences between their
+    A text is read as in training (`Layout.encode_prompts`): after the end of a document, or as sentences between their
     markers, which are given and never scored. Every token of a continuation is scored, a token that begins in the
     context and ends in the continuation too. A text that is longer than the model reads at once is read in windows,
     each of them with at least half a window of context; where a whole text is scored, in lm-eval's blocks.
 
     Args:
         model: keeps the contract (`load_model`); left in the mode that it came in.
-        data: how texts become tokens; unless given, plain text.
-        max_length: the most tokens read at once; unless given, the model's context. Models of sentences read all.
+        data: how texts are split into sentences; unless set, as by default.
+        layout: how texts become tokens; unless set, plain text.
+        max_length: the most tokens read at once; unless set, the model's context. Models of sentences read all.
         batch_size: rows at once; results do not depend on it.
         device: where the model is.
 
     Raises:
-        InputError: a model of records, which are questions and answers and no text, or a tokenizer without markers.
+        InputError: a layout of questions, which are not plain text, or a tokenizer without markers.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class MentaleseLM(LM):
         model: Any,
         tokenizer: PreTrainedTokenizerBase,
         data: DataConfig | None = None,
+        layout: Layout | None = None,
         *,
         max_length: int | None = None,
         batch_size: int = 16,
@@ -85,29 +88,27 @@ class MentaleseLM(LM):
         show: bool = False,
     ) -> None:
         super().__init__()
-        self.model, self.tokenizer, self.data = model, tokenizer, data or DataConfig()
-        if self.data.batching == "records":
-            raise InputError("data.batching is 'records': such a model reads questions and no plain text")
-        self.special = special_token_ids(tokenizer, sentences=self.data.batching in WITH_MARKERS)
+        self.model, self.tokenizer = model, tokenizer
+        self.data, self.layout = data or DataConfig(), layout or Packed()
+        if self.layout.questions:
+            raise InputError(
+                f"layout is {self.layout.kind!r}: such a model reads questions and not plain text; use another model"
+            )
+        self.special_ids = self.layout.special_ids(tokenizer)
         context = max_length or context_length(model.config)
-        self.max_length = None if self.data.batching == "sentences" else context
+        self.max_length = None if self.layout.sequential else context
         self.batch_size, self.show = batch_size, show
         self._device = torch.device(device)
         self._backend = corpus_encoder(tokenizer)
-        marked = self.data.batching in WITH_MARKERS
-        self._split = open_splitter(self.data.sentences)[0] if marked else lambda text: [text]
+        self._split = open_splitter(self.data.sentences)[0] if self.layout.markers else lambda text: [text]
 
     def protocol(self, *, blocks: bool = False) -> dict[str, Any]:
         """The words that a figure is published with; `blocks`: of whole texts."""
-        begins = {
-            "sentences": "sentences between markers, read with the model's memory of earlier sentences",
-            "marked": "sentences between markers",
-        }.get(self.data.batching, "after the beginning-of-text token")
         cut = f"of at most {self.max_length} tokens"
         longer = f"blocks {cut} that share one" if blocks else f"windows {cut}"
         longer = "whole texts" if self.max_length is None else longer
         return {
-            "text": f"{begins}; {longer}",
+            "text": f"{self.layout.beginning}; {longer}",
             "tokens": "every token of the continuation",
             "estimator": self.model.continuation_estimator or self.model.estimators[0],
             "lm_eval": version("lm-eval"),
@@ -142,6 +143,7 @@ class MentaleseLM(LM):
                 self.tokenizer,
                 contexts,
                 self.data,
+                self.layout,
                 max_new_tokens=new,
                 batch_size=self.batch_size,
                 **options,
@@ -206,8 +208,9 @@ class MentaleseLM(LM):
 
     def _encode(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Of each pair the token ids and the labels, both int64 [length]."""
-        prompts = encode_prompts([context + continuation for context, continuation in pairs], self.tokenizer, self.data)
-        markers = list(self.special.values())
+        texts = [context + continuation for context, continuation in pairs]
+        prompts = self.layout.encode_prompts(texts, self.tokenizer, self.data)
+        markers = list(self.special_ids.values())
         rows, labels = [], []
         for ids, mask, (context, continuation) in zip(prompts["input_ids"], prompts["attention_mask"], pairs):
             row = ids[mask == 1].numpy()
@@ -240,7 +243,7 @@ class MentaleseLM(LM):
     def _batch(self, windows: Sequence[_Window], rows: list[np.ndarray], labels: list[np.ndarray]) -> Batch:
         shape = len(windows), max(window.end - window.start for window in windows)
         batch = {
-            "input_ids": torch.full(shape, self.special["pad_token_id"]),
+            "input_ids": torch.full(shape, self.special_ids["pad_token_id"]),
             "labels": torch.full(shape, IGNORED),
             "attention_mask": torch.zeros(shape, dtype=torch.int64),
         }

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from mentalese.data.layouts import Layout
 from mentalese.data.store import Split
-from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
-from mentalese.evaluation.perplexity import protocol, token_scores
 from mentalese.evaluation.statistics import bootstrap_ratio
 from mentalese.evaluation.tasks import open_evaluation, open_text
-from mentalese.recipe import WITH_MARKERS, DataConfig, EvaluationConfig
+from mentalese.models.scoring import protocol, token_scores
+from mentalese.recipe import DataConfig, EvaluationConfig
 
 POSITIONS = 12
 
@@ -147,16 +147,16 @@ class Scoring:
     """A saved model and a text in its tokens, to be scored by the model's own protocol.
 
     Attributes:
-        data, evaluation: how the model reads and scores it.
+        data, layout, evaluation: how the model reads and scores it.
         split: the part of the text.
-        special: the tokenizer's marker ids.
     """
 
     model: Any
+    tokenizer: Any
     data: DataConfig
+    layout: Layout
     evaluation: EvaluationConfig
     split: Split
-    special: dict[str, int]
 
     @property
     def source(self) -> str:
@@ -164,15 +164,18 @@ class Scoring:
 
     @property
     def length(self) -> int:
-        """Tokens that the model reads at once."""
-        return self.evaluation.window(self.data)[0]
+        """Tokens that the model reads at once: those of a window, or of the longest document."""
+        window = self.layout.window(self.evaluation)
+        return window[0] if window else int(np.diff(self.split.documents).max(initial=1))
 
     def scores(self, device: str | torch.device, show: bool) -> np.ndarray:
         """The model's `token_scores` [len(split.tokens)]: nats, NaN where not scored."""
-        return token_scores(self.model, self.split, self.data, self.evaluation, self.special, device=device, show=show)
+        return token_scores(
+            self.model, self.tokenizer, self.split, self.data, self.layout, self.evaluation, device=device, show=show
+        )
 
     def protocol(self) -> dict[str, Any]:
-        return protocol(self.model, self.data, dataclasses.replace(self.evaluation, tokens="lexical"))
+        return protocol(self.model, self.data, self.layout, dataclasses.replace(self.evaluation, tokens="lexical"))
 
 
 def open_scoring(
@@ -188,7 +191,7 @@ def open_scoring(
 
     Takes and raises what `compare_models` does; of the text the first so many `documents`, `None`: all.
     """
-    model, tokenizer, data, evaluation = open_evaluation(path, source, device)
+    model, tokenizer, data, layout, evaluation = open_evaluation(path, source, device)
     evaluation = dataclasses.replace(evaluation, max_documents=documents)
-    text = open_text(tokenizer, data, split, show).splits[split]
-    return Scoring(model, data, evaluation, text, special_token_ids(tokenizer, sentences=data.batching in WITH_MARKERS))
+    text = open_text(tokenizer, data, layout, split, show).splits[split]
+    return Scoring(model, tokenizer, data, layout, evaluation, text)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from mentalese.data.batch import to_device
-from mentalese.data.plan import encode_prompts
+from mentalese.data.layouts import Layout
 from mentalese.errors import InputError
 from mentalese.evaluation.statistics import bootstrap_pairs
 from mentalese.models.contract import evaluation_mode
@@ -58,6 +58,7 @@ def reversal_scores(
     model: Any,
     tokenizer: PreTrainedTokenizerBase,
     data: DataConfig,
+    layout: Layout,
     names: Sequence[str],
     *,
     batch_size: int = 256,
@@ -68,8 +69,8 @@ def reversal_scores(
 
     Args:
         model: keeps the contract; left in the mode that it came in.
-        data: how prompts become tokens; where there are sentence markers the context is a whole sentence and the query
-            an open one.
+        data, layout: how prompts become tokens; with sentence markers the context is a whole sentence and the query an
+            open one.
         names: each one token (`single_token_names`).
         batch_size: rows at once; results do not depend on it.
 
@@ -84,7 +85,7 @@ def reversal_scores(
         for done, (condition, query) in enumerate(QUERIES.items()):
             people = [{"father": names[f], "son": names[s]} for f, s in pairs]
             texts = [f"{CONTEXT} {query}".format(**both) for both in people]
-            prompts = encode_prompts(texts, tokenizer, data)
+            prompts = layout.encode_prompts(texts, tokenizer, data)
             order = ("son", "father") if condition == "normal" else ("father", "son")
             answers = torch.tensor([[ids[both[who]]] for both in people for who in order])
             rows = torch.cat((prompts["input_ids"].repeat_interleave(2, 0), answers), dim=1)
@@ -110,6 +111,7 @@ def reversal(
     model: Any,
     tokenizer: PreTrainedTokenizerBase,
     data: DataConfig,
+    layout: Layout,
     *,
     batch_size: int = 256,
     device: str | torch.device = "cpu",
@@ -132,7 +134,7 @@ def reversal(
             f"the tokenizer has {len(names)} of {len(NAMES)} first names as one token, and the probe needs two: "
             "names of several tokens are not probed, so give a model with a larger vocabulary"
         )
-    scores = reversal_scores(model, tokenizer, data, names, batch_size=batch_size, device=device, show=show)
+    scores = reversal_scores(model, tokenizer, data, layout, names, batch_size=batch_size, device=device, show=show)
     result: dict[str, Any] = {
         "names": names,
         "pairs": len(names) * (len(names) - 1),

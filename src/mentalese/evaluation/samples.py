@@ -27,17 +27,17 @@ from transformers import GenerationConfig
 
 from mentalese import provenance
 from mentalese.data.batch import Batch, to_device
-from mentalese.data.plan import decode, encode_prompts
+from mentalese.data.layouts import Layout, PerDocument
 from mentalese.data.store import Split
-from mentalese.data.tokenizers import corpus_encoder, special_token_ids
+from mentalese.data.tokenizers import corpus_encoder, decode
 from mentalese.errors import InputError
-from mentalese.evaluation.perplexity import protocol, token_scores
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import context_length
 from mentalese.models.checkpoints import load_model, saved_recipe
 from mentalese.models.contract import evaluation_mode
 from mentalese.models.generation import seeded
-from mentalese.recipe import WITH_MARKERS, DataConfig, EvaluationConfig
+from mentalese.models.scoring import protocol, token_scores
+from mentalese.recipe import DataConfig, EvaluationConfig
 from mentalese.screen import progress
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ BATCH_SIZE = 8
 """Samples at once, as published speeds are measured (Kong et al., "Latent Thought Models", 2025, appendix A.3)."""
 
 _LONGEST, _KEPT = 1024, 3
+_JUDGED = EvaluationConfig(batch_size=BATCH_SIZE)
 _FEWEST_TEXTS = 100  # MAUVE compares histograms of a tenth as many bins: of fewer texts it says nothing
 
 
@@ -108,8 +109,13 @@ class Judge:
     device: str | torch.device
 
     @property
-    def special(self) -> dict[str, int]:
-        return special_token_ids(self.tokenizer, sentences=False)
+    def layout(self) -> PerDocument:
+        """How it reads samples: each as a document."""
+        return PerDocument(sequence_length=self.length)
+
+    @property
+    def special_ids(self) -> dict[str, int]:
+        return self.layout.special_ids(self.tokenizer)
 
 
 def open_judge(sampling: Sampling, device: str | torch.device = "cpu", *, mauve: bool = False) -> Judge:
@@ -124,14 +130,14 @@ def open_judge(sampling: Sampling, device: str | torch.device = "cpu", *, mauve:
     if mauve and importlib.util.find_spec("mauve") is None:
         raise InputError("MAUVE is not installed: install it with pip install 'mentalese[mauve]'")
     recipe = saved_recipe(name)
-    if recipe is not None and recipe.data.batching not in ("blocks", "documents"):
-        raise InputError(f"judge is {name!r}, which reads {recipe.data.batching}: give a model of plain text")
+    if recipe is not None and not recipe.layout.plain:
+        raise InputError(f"judge is {name!r}, which has layout {recipe.layout.kind!r}: use a model of plain text")
     model, tokenizer = load_model(name, device)
     return Judge(name, model, tokenizer, min(context_length(model.config) or _LONGEST, _LONGEST), device)
 
 
 def unconditional(
-    model: Any, tokenizer: PreTrainedTokenizerBase, data: DataConfig, sampling: Sampling, judge: Judge, *, show: bool
+    model: Any, tokenizer: PreTrainedTokenizerBase, layout: Layout, sampling: Sampling, judge: Judge, *, show: bool
 ) -> dict[str, Any]:
     """Sequences that begin as a document does, where a model with thoughts has them from its prior.
 
@@ -139,7 +145,7 @@ def unconditional(
 
     Args:
         model: keeps the contract, or is a Hugging Face causal LM; left in the mode it came in.
-        data: what it was trained on, which tells what a document begins with.
+        layout: that of its recipe, which tells what a document begins with.
 
     Returns:
         For each decoding `generative_perplexity` (a token of the judge; `None` where nothing but ends of documents was
@@ -149,18 +155,20 @@ def unconditional(
     Raises:
         InputError: a model of questions, or `sample_tokens` above the model's context.
     """
-    plain, special = hugging_face_model(model), _special(tokenizer, data)
+    plain, special = hugging_face_model(model), _special_ids(tokenizer, layout)
     context = context_length(plain.config)
     tokens = sampling.sample_tokens or min(_LONGEST, _LONGEST if context is None else context - 1)
     _check_room(context, 1, tokens)
-    start = special["sentence_start_token_id" if data.batching in WITH_MARKERS else "bos_token_id"]
+    start = special["sentence_start_token_id" if layout.markers else "bos_token_id"]
     first = torch.full((sampling.samples or 64, 1), start)
     prompts = {"input_ids": first, "attention_mask": torch.ones_like(first)}
 
     figures = {}
     for decoding in sampling.decodings:
-        ids, measured = _sampled(plain, prompts, tokens, decoding, 1, special, sampling, show)
-        texts = [[decode(piece, tokenizer) for piece in _between_ends(row, special)] for row in ids.tolist()]
+        ids, measured = _sampled(plain, prompts, tokens, decoding, 1, special["pad_token_id"], sampling, show)
+        texts = [
+            [decode(piece, tokenizer) for piece in _between_ends(row, special["eos_token_id"])] for row in ids.tolist()
+        ]
         figures[decoding] = {
             "generative_perplexity": judge_texts(judge, [("", text) for pieces in texts for text in pieces]),
             **measured,
@@ -174,6 +182,7 @@ def conditional(
     tokenizer: PreTrainedTokenizerBase,
     split: Split,
     data: DataConfig,
+    layout: Layout,
     sampling: Sampling,
     judge: Judge,
     *,
@@ -182,7 +191,8 @@ def conditional(
     """Continuations of the beginnings of a split's documents, beside what stands there.
 
     Args:
-        model, data: as `unconditional` has them.
+        model, layout: as `unconditional` has them.
+        data: how its prompts are split into sentences.
         split: its first documents that are long enough give a prompt each.
 
     Returns:
@@ -193,18 +203,21 @@ def conditional(
     Raises:
         InputError: a model of questions, too few documents, or tokens above the model's context.
     """
-    plain, special = hugging_face_model(model), _special(tokenizer, data)
+    plain, special = hugging_face_model(model), _special_ids(tokenizer, layout)
     tokens = sampling.sample_tokens or 50
     begun, whole = _beginnings(split, tokenizer, sampling, tokens)
-    prompts = encode_prompts(begun, tokenizer, data)
+    prompts = layout.encode_prompts(begun, tokenizer, data)
     _check_room(context_length(plain.config), prompts["input_ids"].shape[1], tokens)
     human = text_features(judge, whole)
 
     figures = {}
     for decoding in sampling.decodings:
         draws = sampling.draws if decoding == "multinomial" else 1
-        ids, measured = _sampled(plain, prompts, tokens, decoding, draws, special, sampling, show)
-        said = ["\n\n".join(decode(piece, tokenizer) for piece in _between_ends(row, special)) for row in ids.tolist()]
+        ids, measured = _sampled(plain, prompts, tokens, decoding, draws, special["pad_token_id"], sampling, show)
+        said = [
+            "\n\n".join(decode(piece, tokenizer) for piece in _between_ends(row, special["eos_token_id"]))
+            for row in ids.tolist()
+        ]
         texts = [prompt + text for prompt, text in zip(begun * draws, said)]
         scores = [
             mauve(human, text_features(judge, texts[i : i + len(begun)])) for i in range(0, len(texts), len(begun))
@@ -223,10 +236,10 @@ def conditional(
 # -- generation --------------------------------------------------------------------------------------------------------
 
 
-def _special(tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> dict[str, int]:
-    if data.batching == "records":
-        raise InputError("samples are of models that go on with a text, and this one answers questions: ask accuracy")
-    return special_token_ids(tokenizer, sentences=data.batching in WITH_MARKERS)
+def _special_ids(tokenizer: PreTrainedTokenizerBase, layout: Layout) -> dict[str, int]:
+    if layout.questions:
+        raise InputError("samples need a model that continues texts, and this one answers questions: use accuracy")
+    return layout.special_ids(tokenizer)
 
 
 def _check_room(context: int | None, prompt: int, tokens: int) -> None:
@@ -243,7 +256,7 @@ def _sampled(
     tokens: int,
     decoding: Decoding,
     draws: int,
-    special: dict[str, int],
+    pad: int,
     sampling: Sampling,
     show: bool,
 ) -> tuple[Tensor, dict[str, float]]:
@@ -252,7 +265,7 @@ def _sampled(
     count = len(prompts["input_ids"])
     with (
         seeded(model, sampling.seed),
-        _whole_distribution(model, special["pad_token_id"], sampling.temperature, decoding),
+        _whole_distribution(model, pad, sampling.temperature, decoding),
         torch.no_grad(),
         progress(f"Sampling ({decoding})", count * draws, show=show) as bar,
     ):
@@ -280,9 +293,9 @@ def _whole_distribution(model: Any, pad: int, temperature: float, decoding: Deco
         model.generation_config = own
 
 
-def _between_ends(ids: Sequence[int], special: dict[str, int]) -> list[list[int]]:
-    """What stands between ends of documents."""
-    parts = groupby(ids, key=lambda token: token == special["eos_token_id"])
+def _between_ends(ids: Sequence[int], end: int) -> list[list[int]]:
+    """The tokens between ends of documents."""
+    parts = groupby(ids, key=lambda token: token == end)
     return [list(part) for is_end, part in parts if not is_end]
 
 
@@ -326,7 +339,7 @@ def judge_texts(judge: Judge, texts: Sequence[tuple[str, str]]) -> float | None:
     parts = [(given, said) for given, said in pairs if said]
     if not parts:
         return None
-    ids = [[*given, *said, judge.special["eos_token_id"]] for given, said in parts]
+    ids = [[*given, *said, judge.special_ids["eos_token_id"]] for given, said in parts]
     bounds = np.cumsum([0, *map(len, ids)])
     split = Split(
         tokens=np.concatenate(ids).astype(np.uint32),
@@ -335,15 +348,10 @@ def judge_texts(judge: Judge, texts: Sequence[tuple[str, str]]) -> float | None:
         document_segments=np.arange(len(bounds)),
         document_bytes=np.ones(len(ids), dtype=np.int64),
     )
-    data, evaluation = _reading(judge)
-    scores = token_scores(judge.model, split, data, evaluation, judge.special, device=judge.device)
+    scores = token_scores(judge.model, judge.tokenizer, split, DataConfig(), judge.layout, _JUDGED, device=judge.device)
     for start, (given, _) in zip(bounds.tolist(), parts):
         scores[start : start + len(given)] = np.nan
     return math.exp(np.nanmean(scores.astype(np.float64)))
-
-
-def _reading(judge: Judge) -> tuple[DataConfig, EvaluationConfig]:
-    return DataConfig(batching="documents", sequence_length=judge.length), EvaluationConfig(batch_size=BATCH_SIZE)
 
 
 def text_features(judge: Judge, texts: Sequence[str]) -> np.ndarray:
@@ -353,7 +361,7 @@ def text_features(judge: Judge, texts: Sequence[str]) -> np.ndarray:
     features = []
     for start in range(0, len(rows), BATCH_SIZE):
         part = rows[start : start + BATCH_SIZE]
-        ids = torch.nn.utils.rnn.pad_sequence(part, batch_first=True, padding_value=judge.special["pad_token_id"])
+        ids = torch.nn.utils.rnn.pad_sequence(part, batch_first=True, padding_value=judge.special_ids["pad_token_id"])
         last = torch.tensor([len(row) - 1 for row in part])
         batch = {"input_ids": ids, "attention_mask": (torch.arange(ids.shape[1]) <= last[:, None]).long()}
         with evaluation_mode(judge.model), torch.no_grad():
@@ -371,7 +379,7 @@ def mauve(human: np.ndarray, model: np.ndarray) -> float:
 
 def _protocol(judge: Judge, sampling: Sampling, samples: int, tokens: int) -> dict[str, Any]:
     asked = {name: getattr(sampling, name) for name in ("temperature", "seed")}
-    read = protocol(judge.model, *_reading(judge))
+    read = protocol(judge.model, DataConfig(), judge.layout, _JUDGED)
     return {
         "samples": samples,
         "sample_tokens": tokens,

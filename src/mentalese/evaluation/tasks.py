@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from mentalese.data.layouts import Layout, Packed
 from mentalese.data.store import TokenStore, prepare
 from mentalese.data.tokenizers import MARKERS, add_markers, special_token_ids, tokenizer_fingerprint
 from mentalese.errors import InputError, nearest
 from mentalese.evaluation.answers import ONCE, Asking, answers
-from mentalese.evaluation.perplexity import perplexity
 from mentalese.evaluation.reversal import reversal
 from mentalese.evaluation.samples import UNASKED, Judge, Sampling, conditional, open_judge, unconditional
 from mentalese.evaluation.zero_shot import (
@@ -30,9 +30,10 @@ from mentalese.evaluation.zero_shot import (
     zero_shot,
 )
 from mentalese.files import check_place, write_json
-from mentalese.models.build import check_length, context_length
-from mentalese.models.checkpoints import load_model, model_folder, saved_recipe
-from mentalese.recipe import AS_IT_IS, WITH_MARKERS, DataConfig, EvaluationConfig
+from mentalese.models.build import check_length
+from mentalese.models.saved import Saved, load
+from mentalese.models.scoring import perplexity
+from mentalese.recipe import DataConfig, EvaluationConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -44,7 +45,8 @@ class Evaluation:
 
     Attributes:
         model: keeps the contract.
-        data: the text to score, and how texts become the model's rows.
+        data: the text to score.
+        layout: how texts become the model's rows.
         protocol: which tokens count and how far the model may look back.
         estimators: the ways to find a perplexity's likelihood, in place of the protocol's own.
         max_length: the most tokens that a row of questions may have, where the recipe tells.
@@ -56,6 +58,7 @@ class Evaluation:
     model: Any
     tokenizer: PreTrainedTokenizerBase
     data: DataConfig
+    layout: Layout
     protocol: EvaluationConfig
     split: str
     estimators: tuple[str, ...]
@@ -69,13 +72,18 @@ class Evaluation:
 
 
 def _perplexity(given: Evaluation) -> dict[str, Any]:
-    data, split = given.data, given.split
-    store = open_text(given.tokenizer, data, split, given.show)
-    special = special_token_ids(given.tokenizer, sentences=data.batching in WITH_MARKERS)
+    store = open_text(given.tokenizer, given.data, given.layout, given.split, given.show)
 
     def score(evaluation: EvaluationConfig) -> dict[str, Any]:
         scored = perplexity(
-            given.model, store.splits[split], data, evaluation, special, device=given.device, show=given.show
+            given.model,
+            given.tokenizer,
+            store.splits[given.split],
+            given.data,
+            given.layout,
+            evaluation,
+            device=given.device,
+            show=given.show,
         )
         return scored.to_dict() | _origin(given, store)
 
@@ -85,22 +93,21 @@ def _perplexity(given: Evaluation) -> dict[str, Any]:
 
 
 def _accuracy(given: Evaluation) -> dict[str, Any]:
-    data, split = given.data, given.split
     # A model of texts reads questions as text; in the store they have their parts all the same.
-    stored = data if data.batching == "records" else dataclasses.replace(data, batching="blocks")
-    store = open_text(given.tokenizer, stored, split, given.show)
+    stored = given.layout if given.layout.questions else Packed()
+    store = open_text(given.tokenizer, given.data, stored, given.split, given.show)
     if store.meta["kind"] != "records":
         raise InputError(
-            f"tasks holds 'accuracy': {data.source} holds texts; give rows of question, steps and answer, or a set "
-            "such as gsm8k:PATH, by --data"
+            f"tasks contains 'accuracy': {given.data.source} contains texts; use rows of question, steps and answer, "
+            "or a set such as --data gsm8k:PATH"
         )
     asked = answers(
         given.model,
         given.tokenizer,
-        store.splits[split],
-        data,
+        store.splits[given.split],
+        given.data,
+        given.layout,
         given.protocol,
-        special_token_ids(given.tokenizer, sentences=False),
         asking=given.asking,
         examples=store.splits.get("train"),
         device=given.device,
@@ -121,19 +128,27 @@ def _origin(given: Evaluation, store: TokenStore) -> dict[str, str | None]:
 
 def _unconditional(given: Evaluation) -> dict[str, Any]:
     assert given.judge is not None
-    return unconditional(given.model, given.tokenizer, given.data, given.sampling, given.judge, show=given.show)
+    return unconditional(given.model, given.tokenizer, given.layout, given.sampling, given.judge, show=given.show)
 
 
 def _conditional(given: Evaluation) -> dict[str, Any]:
     assert given.judge is not None
-    store = open_text(given.tokenizer, given.data, given.split, given.show)
-    split = store.splits[given.split]
-    figures = conditional(given.model, given.tokenizer, split, given.data, given.sampling, given.judge, show=given.show)
+    store = open_text(given.tokenizer, given.data, given.layout, given.split, given.show)
+    figures = conditional(
+        given.model,
+        given.tokenizer,
+        store.splits[given.split],
+        given.data,
+        given.layout,
+        given.sampling,
+        given.judge,
+        show=given.show,
+    )
     return figures | _origin(given, store)
 
 
 def _reversal(given: Evaluation) -> dict[str, Any]:
-    return reversal(given.model, given.tokenizer, given.data, device=given.device, show=given.show)
+    return reversal(given.model, given.tokenizer, given.data, given.layout, device=given.device, show=given.show)
 
 
 def _zero_shot(name: str, given: Evaluation) -> dict[str, Any]:
@@ -143,6 +158,7 @@ def _zero_shot(name: str, given: Evaluation) -> dict[str, Any]:
         given.model,
         given.tokenizer,
         given.data,
+        given.layout,
         max_length=given.max_length,
         batch_size=given.protocol.batch_size,
         device=given.device,
@@ -181,7 +197,7 @@ _USERS: dict[str, Sequence[str]] = {
 
 
 def evaluate_model(
-    path: str,
+    path: str | Saved,
     *,
     tasks: list[str],
     source: str | None = None,
@@ -208,7 +224,7 @@ def evaluate_model(
     """Evaluates a saved model in its own tokens: `{task: result}`, also written to `out` as JSON.
 
     Args:
-        path: a run's folder, a saved model's, or `hub:NAME`.
+        path: an opened model, or a run's folder, a saved model's, or `hub:NAME`.
         tasks: names from `TASKS`, or `hub:NAME` for any task or group of lm-eval's, fetched from the network.
         source: the text, as in `DataConfig.source`; `None` takes the one that the model was trained on.
         text_column, detokenizer: how it is read, as in `DataConfig`.
@@ -247,29 +263,33 @@ def evaluate_model(
             questions[task] = read_hub_task(task.removeprefix(HUB), limit)
     sampled = set(tasks) & set(_SAMPLED)
     judge = open_judge(sampling, device, mauve="conditional" in sampled) if sampled else None
-    model, tokenizer, data, own = open_evaluation(path, source, device, config)
+    saved = path.on(source) if isinstance(path, Saved) else load(path, device, config=config).on(source)
+    model, tokenizer, data, layout, own = saved.model, saved.tokenizer, saved.data, saved.layout, saved.evaluation
+    path, device = saved.path, saved.device
     read = {name: given[name] for name in ("text_column", "detokenizer") if given[name] is not None}
-    data = dataclasses.replace(at_stage(data, stage, latents), **read)
+    data, layout = dataclasses.replace(data, **read), layout.at(stage, latents)
     for estimator in estimators:
         if estimator not in model.estimators:
             raise InputError(f"estimators holds {estimator!r}: this model has {', '.join(model.estimators)}")
     protocol = evaluation or own
     # A model of another project is asked with all of its context.
-    max_length = protocol.window(data)[0] if saved_recipe(path) else None
+    window = layout.window(protocol)
+    max_length = window[0] if window and saved.recipe else None
     changes: dict[str, Any] = {"max_documents": documents, "answer_tokens": answer_tokens}
     if joined or context_length is not None:  # the recipe's stride belongs to its own windows
-        if data.batching in ("sentences", "records"):
+        if window is None:
             name, value = ("joined", joined) if joined else ("context_length", context_length)
-            raise InputError(f"{name} is {value}: {path} reads {data.batching} as they are, leave it out")
+            raise InputError(f"{name} is {value}: {path} has layout {layout.kind!r}, which reads no windows; remove it")
         check_length(model.config, "context_length", context_length)
         protocol = dataclasses.replace(protocol, stride=None, joined=joined or protocol.joined)
         changes["context_length"] = context_length
     protocol = dataclasses.replace(protocol, **{name: value for name, value in changes.items() if value is not None})
-    protocol.window(data)  # checks
+    layout.check_evaluation(protocol)
     wanted = Evaluation(
         model=model,
         tokenizer=tokenizer,
         data=data,
+        layout=layout,
         protocol=protocol,
         split=split,
         estimators=tuple(estimators),
@@ -309,7 +329,7 @@ def open_evaluation(
     source: str | None = None,
     device: str | torch.device = "cpu",
     config: dict[str, Any] | None = None,
-) -> tuple[Any, PreTrainedTokenizerBase, DataConfig, EvaluationConfig]:
+) -> tuple[Any, PreTrainedTokenizerBase, DataConfig, Layout, EvaluationConfig]:
     """A saved model and its tokenizer, and how its recipe reads and scores a text, here whole.
 
     Args:
@@ -319,31 +339,20 @@ def open_evaluation(
     Raises:
         InputError: see `load_model`.
     """
-    model, tokenizer = load_model(path, device, fields=config)
-    recipe = saved_recipe(path)
-    data, evaluation = (recipe.data, recipe.evaluation) if recipe else (_plain_data(model), EvaluationConfig())
-    data = dataclasses.replace(data, tokenizer=str(model_folder(path)))
-    if source is not None:
-        data = dataclasses.replace(data, source=source, **AS_IT_IS)
-    return model, tokenizer, data, dataclasses.replace(evaluation, max_documents=None)
+    saved = load(path, device, config=config).on(source)
+    return saved.model, saved.tokenizer, saved.data, saved.layout, saved.evaluation
 
 
-def at_stage(data: DataConfig, stage: int | None, latents: int | None) -> DataConfig:
-    """The data with records read at this stage, with so many latents, where these are given."""
-    asked: dict[str, Any] = {
-        name: value for name, value in (("stage", stage), ("latents", latents)) if value is not None
-    }
-    return dataclasses.replace(data, **asked)
-
-
-def open_text(tokenizer: PreTrainedTokenizerBase, data: DataConfig, split: str, show: bool) -> TokenStore:
-    """The text in a saved model's own tokens; where these are another project's, documents end in its end of text.
+def open_text(
+    tokenizer: PreTrainedTokenizerBase, data: DataConfig, layout: Layout, split: str, show: bool
+) -> TokenStore:
+    """The text in a saved model's own tokens; if these are another project's, documents end in its end of text.
 
     Raises:
         InputError: what `prepare` refuses, a tokenizer that lacks the markers, or an unknown split.
     """
-    store, prepared = prepare(data, to_train=False, show=show)
-    special = special_token_ids(tokenizer, sentences=data.batching in WITH_MARKERS)
+    store, prepared = prepare(data, layout, to_train=False, show=show)
+    special = layout.special_ids(tokenizer)
     known = MARKERS[0] in tokenizer.get_vocab()
     if tokenizer_fingerprint(prepared) != tokenizer_fingerprint(tokenizer if known else add_markers(tokenizer)):
         raise InputError(
@@ -358,10 +367,3 @@ def open_text(tokenizer: PreTrainedTokenizerBase, data: DataConfig, split: str, 
     tokens = store.splits[split].tokens
     read = dataclasses.replace(store.splits[split], tokens=np.where(tokens == end, own, tokens))
     return dataclasses.replace(store, splits=store.splits | {split: read})
-
-
-def _plain_data(model: Any) -> DataConfig:
-    """Blocks that fit a model which no recipe came with."""
-    length = DataConfig().sequence_length
-    context = context_length(model.config) or length
-    return DataConfig(batching="blocks", sequence_length=min(length, context))

@@ -76,25 +76,24 @@ def context_length(config: Any) -> int | None:
 
 
 def check_context(config: Any, recipe: Recipe) -> None:
-    """Raises `InputError` where the recipe's blocks, or its sentences, are longer than the model has positions for."""
-    sentence = getattr(config, "max_sentence_tokens", None)
-    if sentence is not None and recipe.data.batching == "sentences":
-        data, span = recipe.data, fixed_length(recipe.data.sentences)
-        whole = data.sentences == "none"
-        if whole or (span or data.max_sentence_tokens) > sentence:
-            name = "sentences" if whole or span else "max_sentence_tokens"
-            raise InputError(
-                f"data.{name} is {getattr(data, name)!r}: the model has positions for sentences of {sentence} tokens, "
-                "so split into such, or give a larger model.max_sentence_tokens"
-            )
-    if recipe.data.batching == "sentences":
+    """Raises `InputError` if the recipe's rows, or its sentences, are longer than the model has positions for."""
+    if not recipe.layout.sequential:
+        for layout in recipe.layouts():
+            check_length(config, "layout.sequence_length", layout.sequence_length)
+        check_length(config, "evaluation.context_length", recipe.evaluation.context_length)
         return
-    check_length(config, "data.sequence_length", recipe.data.sequence_length)
-    check_length(config, "evaluation.context_length", recipe.evaluation.context_length)
+    sentence, data = getattr(config, "max_sentence_tokens", None), recipe.data
+    span, whole = fixed_length(data.sentences), data.sentences == "none"
+    if sentence is not None and (whole or (span or data.max_sentence_tokens) > sentence):
+        name = "sentences" if whole or span else "max_sentence_tokens"
+        raise InputError(
+            f"data.{name} is {getattr(data, name)!r}: the model has positions for sentences of {sentence} tokens; "
+            "split into such, or set a larger model.max_sentence_tokens"
+        )
 
 
 def check_length(config: Any, name: str, length: int | None) -> None:
-    """Raises `InputError` where a length of that name is above what the model can look at."""
+    """Raises `InputError` if a length of that name is above what the model can look at."""
     context = context_length(config)
     if length is not None and context is not None and length > context:
-        raise InputError(f"{name} is {length}: the model's context is {context}, give at most that")
+        raise InputError(f"{name} is {length}: the model's context is {context}; set at most that")

@@ -11,8 +11,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextIteratorStreamer
 
 from mentalese.data.batch import Batch
-from mentalese.data.plan import decode, encode_prompts, shown_prompt
-from mentalese.data.tokenizers import MASK, special_token_ids
+from mentalese.data.layouts import Layout
+from mentalese.data.tokenizers import MASK, decode, special_token_ids
 from mentalese.errors import InputError
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import context_length
@@ -25,6 +25,7 @@ def generate_text(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[str],
     data: DataConfig,
+    layout: Layout,
     *,
     max_new_tokens: int = 40,
     seed: int = 0,
@@ -35,14 +36,14 @@ def generate_text(
 
     Args:
         model: keeps the contract, or is a Hugging Face causal LM.
-        data: how prompts become tokens (with or without sentence markers).
+        data, layout: how prompts become tokens.
         max_new_tokens: 0 is for models that fill in masks, where each prompt has some.
         seed: the same seed, prompts and batch size give the same text, sampling included.
         generation_kwargs: Hugging Face's own: `do_sample`, `temperature`, `top_p`, `num_beams`, ...
 
     Returns:
         One text a prompt, in order (`num_return_sequences` of them a prompt where that is given), each beginning with
-        its prompt, see `shown_prompt`.
+        its prompt, see `Layout.prompt_text`.
 
     Raises:
         InputError: an empty prompt, or one that leaves no room for `max_new_tokens` in the model's context.
@@ -50,7 +51,7 @@ def generate_text(
     if not prompts:
         return []
     plain = hugging_face_model(model)
-    everything = _encode(plain, tokenizer, prompts, data, max_new_tokens)
+    everything = _encode(plain, tokenizer, prompts, data, layout, max_new_tokens)
     options = _options(tokenizer, max_new_tokens) | generation_kwargs
     texts = []
     with seeded(plain, seed):
@@ -62,8 +63,8 @@ def generate_text(
             each = len(made) // len(rows["input_ids"])
             for i, ids in enumerate(made):
                 prompt = prompts[start + i // each]
-                filled = MASK in prompt and _mask_token_id(plain) is not None
-                shown = decode(ids[:length], tokenizer) if filled else shown_prompt(prompt, data)
+                filled = MASK in prompt and mask_token_id(plain) is not None
+                shown = decode(ids[:length], tokenizer) if filled else layout.prompt_text(prompt)
                 texts.append(shown + decode(ids[length:], tokenizer))
     return texts
 
@@ -73,6 +74,7 @@ def stream_text(
     tokenizer: PreTrainedTokenizerBase,
     prompt: str,
     data: DataConfig,
+    layout: Layout,
     *,
     max_new_tokens: int = 40,
     seed: int = 0,
@@ -86,7 +88,7 @@ def stream_text(
         InputError: as `generate_text`, at the call; whatever generation itself raises, at the piece where it happened.
     """
     plain = hugging_face_model(model)
-    batch = _encode(plain, tokenizer, [prompt], data, max_new_tokens)
+    batch = _encode(plain, tokenizer, [prompt], data, layout, max_new_tokens)
     return _stream(plain, tokenizer, batch, seed, _options(tokenizer, max_new_tokens) | generation_kwargs)
 
 
@@ -127,14 +129,15 @@ def _encode(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[str],
     data: DataConfig,
+    layout: Layout,
     max_new_tokens: int,
 ) -> Batch:
     """Left-padded prompts that fit the context with `max_new_tokens` to come."""
-    mask_token_id = _mask_token_id(model)
-    filled = mask_token_id is not None and all(MASK in prompt for prompt in prompts)
+    mask = mask_token_id(model)
+    filled = mask is not None and all(MASK in prompt for prompt in prompts)
     if max_new_tokens < 1 and not (filled and max_new_tokens == 0):
         raise InputError(f"max_new_tokens is {max_new_tokens}: give at least 1")
-    batch = encode_prompts(prompts, tokenizer, data, mask_token_id)
+    batch = layout.encode_prompts(prompts, tokenizer, data, mask)
     context = context_length(model.config)
     lengths = batch["attention_mask"].sum(1)
     longest = int(lengths.argmax())
@@ -146,7 +149,7 @@ def _encode(
     return batch
 
 
-def _mask_token_id(model: PreTrainedModel) -> int | None:
+def mask_token_id(model: PreTrainedModel) -> int | None:
     """That of models which fill in masks."""
     return None if getattr(model, "causal", True) else getattr(model.config, "mask_token_id", None)
 

@@ -32,12 +32,11 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from mentalese import provenance
 from mentalese.data.batch import Batch, to_device
-from mentalese.data.plan import Plan, encode_prompts, evaluation_batches
+from mentalese.data.evaluation import evaluation_batches
+from mentalese.data.layouts import Layout
 from mentalese.data.store import TokenStore, prepare, report
-from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluation.answers import answers, check_room
-from mentalese.evaluation.perplexity import perplexity
 from mentalese.files import write_json
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model, check_context, context_length
@@ -45,7 +44,8 @@ from mentalese.models.checkpoints import load_model, save_model, saved_about
 from mentalese.models.contract import LossOutput, TrainStep, count_parameters
 from mentalese.models.generation import generate_text
 from mentalese.models.grow import start_from
-from mentalese.recipe import WITH_MARKERS, DataConfig, EvaluationConfig, Recipe
+from mentalese.models.scoring import perplexity
+from mentalese.recipe import EvaluationConfig, Recipe
 from mentalese.screen import progress
 from mentalese.training.checkpoint import Checkpointer
 from mentalese.training.memory import forget_peak_memory, peak_memory
@@ -60,6 +60,7 @@ from mentalese.training.parallel import (
     teardown,
     wrap,
 )
+from mentalese.training.plan import Plan
 from mentalese.training.run_folder import check_folder, finished_result, learning_curve, openings
 from mentalese.training.tracking import check_trackers, open_trackers, read_metrics
 
@@ -135,8 +136,7 @@ class Run:
                 "process, or evaluation.metric 'perplexity'"
             )
         self.store, self.tokenizer = _prepare(recipe, parallel, show)
-        self.special = special_token_ids(self.tokenizer)
-        self.plan = Plan(self.store.splits["train"], recipe, self.special, world_size=parallel.world_size)
+        self.plan = Plan(self.store.splits["train"], recipe, self.tokenizer, world_size=parallel.world_size)
         self.model = build_model(recipe.model, self.tokenizer, recipe.train.seed)
         if recipe.train.init is not None:
             start_from(self.model, self.tokenizer, recipe.train.init)
@@ -318,21 +318,21 @@ class Run:
 
     def _out_of_patience(self) -> bool:
         patience = self.recipe.train.early_stopping_patience
-        if patience is None or self._data_at(self.state.step).stage != self.recipe.readings()[-1].stage:
+        if patience is None or self._layout_at(self.state.step).stage != self.recipe.layouts()[-1].stage:
             return False
         return self.state.validations_without_gain >= patience
 
     def _validate(self, log: Any) -> None:
-        state, data = self.state, self._data_at(self.state.step)
+        state, layout = self.state, self._layout_at(self.state.step)
         # Every rank scores the whole split: sharded parameters need all ranks, and rank 0's figure decides for all.
         with self._autocast():
             scorer = _Scorer(self.step, self.model)
-            figure = self._figure("validation", data, self.recipe.evaluation, scorer, self.model)
+            figure = self._figure("validation", layout, self.recipe.evaluation, scorer, self.model)
         figure = self.parallel.broadcast_object(figure)
         position = self.plan.position(state.step)
         log({"step": state.step, "tokens": position.tokens, "flops": state.flops, "validation": figure})
-        if data.stage != state.stage:  # what was best at another stage says nothing about this one
-            state.stage, state.validations_without_gain = data.stage, 0
+        if layout.stage != state.stage:  # what was best at another stage says nothing about this one
+            state.stage, state.validations_without_gain = layout.stage, 0
             state.best_step = state.best = state.best_nll = state.to_beat = None
         value, nll = figure[self.recipe.evaluation.metric], figure["nll"]
         if self._gains(value, state.to_beat, by=self.recipe.train.early_stopping_min_delta):
@@ -347,37 +347,36 @@ class Run:
         """Whether the metric is better than it was, by more than `by`."""
         return before is None or (value > before + by if self.asks else value < before - by)
 
-    def _data_at(self, step: int) -> DataConfig:
-        """How evaluation reads after a step: questions as training last read them, text always in the same way."""
-        records = self.recipe.data.batching == "records"
-        return self.plan.data(max(step - 1, 0)) if records else self.recipe.data
+    def _layout_at(self, step: int) -> Layout:
+        """The layout of evaluation after a step: questions as training last read them, text always in the same way."""
+        return self.plan.layout(max(step - 1, 0)) if self.recipe.layout.questions else self.recipe.layout
 
     def _figure(
-        self, split: str, data: DataConfig, evaluation: EvaluationConfig, scorer: nn.Module, model: Any, **options: Any
+        self, split: str, layout: Layout, evaluation: EvaluationConfig, scorer: nn.Module, model: Any, **options: Any
     ) -> dict[str, Any]:
-        """Perplexity, and where the recipe asks questions, also how many were answered right, and at which stage."""
+        """Perplexity, and if the recipe asks questions, also how many were answered right, and at which stage."""
         options = {"device": self.parallel.device} | options
-        text = self.store.splits[split]
-        scored = perplexity(scorer, text, data, evaluation, self.special, **options).to_dict()
+        read = (self.tokenizer, self.store.splits[split], self.recipe.data, layout, evaluation)
+        scored = perplexity(scorer, *read, **options).to_dict()
         if not self.asks:
             return scored
-        asked = answers(model, self.tokenizer, text, data, evaluation, self.special, **options).to_dict()
-        return scored | asked | {"stage": data.stage, "protocol": scored["protocol"] | asked["protocol"]}
+        asked = answers(model, *read, **options).to_dict()
+        return scored | asked | {"stage": layout.stage, "protocol": scored["protocol"] | asked["protocol"]}
 
     def _check_evaluation(self) -> None:
         """What evaluation would refuse is refused now, rather than after training."""
         evaluation, config = self.recipe.evaluation, hugging_face_model(self.model).config
         whole = dataclasses.replace(evaluation, max_documents=None)
-        for data in self._readings():
-            evaluation_batches(self.store.splits["validation"], data, evaluation, self.special)
+        for layout in self._layouts():
+            evaluation_batches(self.store.splits["validation"], layout, evaluation, self.tokenizer)
             if self.asks:
-                evaluation_batches(self.store.splits["test"], data, whole, self.special)
-                check_room(config, self.store.splits["validation"], data, evaluation, self.special)
-                check_room(config, self.store.splits["test"], data, whole, self.special)
+                evaluation_batches(self.store.splits["test"], layout, whole, self.tokenizer)
+                check_room(config, self.store.splits["validation"], layout, evaluation, self.tokenizer)
+                check_room(config, self.store.splits["test"], layout, whole, self.tokenizer)
 
-    def _readings(self) -> list[DataConfig]:
-        """The ways in which evaluation may come to read: one for text, one a phase for questions."""
-        return self.recipe.readings() if self.recipe.data.batching == "records" else [self.recipe.data]
+    def _layouts(self) -> list[Layout]:
+        """The layouts that evaluation may come to use: one for text, one per phase for questions."""
+        return self.recipe.layouts() if self.recipe.layout.questions else [self.recipe.layout]
 
     # -- files -------------------------------------------------------------------------------------------------------
 
@@ -397,11 +396,12 @@ class Run:
         self.parallel.barrier()
 
     def _sample_prompts(self) -> tuple[list[str], int]:
-        """What the samples of `result.json` go on from, and how far; refused now rather than after training."""
+        """What the samples of `result.json` continue, and how far; refused now rather than after training."""
         recipe, model = self.recipe, hugging_face_model(self.model)
-        questions = recipe.data.batching == "records"
+        questions = recipe.layout.questions
         prompts = list(recipe.evaluation.sample_prompts) or openings(self.store, self.tokenizer, questions=questions)
-        longest = max(encode_prompts(prompts, self.tokenizer, data)["input_ids"].shape[1] for data in self._readings())
+        encoded = (layout.encode_prompts(prompts, self.tokenizer, recipe.data) for layout in self._layouts())
+        longest = max(batch["input_ids"].shape[1] for batch in encoded)
         room = (context_length(model.config) or math.inf) - longest
         if room < 1:
             raise InputError(
@@ -434,7 +434,7 @@ class Run:
             if weights is not None:
                 model = AutoModelForCausalLM.from_config(model.config)
                 model.load_state_dict(weights)
-            recipe = dataclasses.replace(self.recipe, data=self._data_at(self.state.step))
+            recipe = dataclasses.replace(self.recipe, layout=self._layout_at(self.state.step))
             save_model(self.out / "model", model, self.tokenizer, recipe=recipe.to_dict(), step=self.state.step)
         self.parallel.barrier()
 
@@ -450,17 +450,18 @@ class Run:
         recipe, state, device = self.recipe, self.state, self.parallel.device
         model, tokenizer = load_model(self.out, device)
         assert state.best_step is not None
-        data = self._data_at(state.best_step)
+        layout = self._layout_at(state.best_step)
         whole = dataclasses.replace(recipe.evaluation, max_documents=None)
         # In float32 whatever the run's precision, as `mentalese eval` scores.
-        test = self._figure("test", data, whole, model, model, show=self.show)
+        test = self._figure("test", layout, whole, model, model, show=self.show)
         # Greedy decoding of a small model repeats itself; an answer is what the model is surest of.
         sampling = {"do_sample": False} if self.asks else {"do_sample": True, "top_p": 0.9}
         texts = generate_text(
             model,
             tokenizer,
             self.prompts,
-            data,
+            recipe.data,
+            layout,
             max_new_tokens=self.sample_tokens,
             seed=recipe.train.seed,
             **sampling,
@@ -545,10 +546,10 @@ def _prepare(recipe: Recipe, parallel: Parallel, show: bool) -> tuple[TokenStore
     """The token store: made by the main process, then opened by the others."""
     if not parallel.is_main:
         parallel.barrier()
-    prepared = prepare(recipe.data, show=show)
+    prepared = prepare(recipe.data, recipe.layout, show=show)
     if parallel.is_main:
         parallel.barrier()
-    for line in report(prepared[0], sentences=recipe.data.batching in WITH_MARKERS) if show else ():
+    for line in report(prepared[0], sentences=recipe.layout.markers) if show else ():
         print(f"{recipe.data.source}: {line}", file=sys.stderr)
     return prepared
 

@@ -20,11 +20,19 @@ def finished_result(recipe: Recipe, out: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     result = json.loads(path.read_text())
-    if result.get("fingerprint") != recipe.fingerprint():
+    if _fingerprint(result.get("config")) != recipe.fingerprint():
         return None
     if result["source_fingerprint"] != source_fingerprint(recipe.data):
         raise InputError(f"{out} was trained on other text than {recipe.data.source} holds now: give another --out")
     return result
+
+
+def _fingerprint(saved: dict[str, Any] | None) -> str | None:
+    """That of a saved recipe, read first: another version may have written it in other words."""
+    try:
+        return Recipe.from_dict(saved).fingerprint() if saved else None
+    except InputError:
+        return None
 
 
 def check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
@@ -39,12 +47,20 @@ def check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
     held = json.loads(path.read_text())
     if "fingerprint" not in held:
         raise InputError(f"--out is {str(out)!r}, which holds a model and no run: give another folder")
-    if held["fingerprint"] == recipe.fingerprint():
+    if _fingerprint(held["recipe"]) == recipe.fingerprint():
         if not resume:
             raise InputError(f"{out} already holds this run: add --resume to go on with it, or give another --out")
         return
-    changed = _changes(held["recipe"], recipe.to_dict())
+    changed = _changes(_current(held["recipe"]), recipe.to_dict())
     raise InputError(f"{out} holds another run ({changed}): undo the change to resume it, or give another --out")
+
+
+def _current(saved: dict[str, Any]) -> dict[str, Any]:
+    """A saved recipe as this version writes it, if it can be read."""
+    try:
+        return Recipe.from_dict(saved).to_dict()
+    except InputError:
+        return saved
 
 
 def _changes(before: Any, after: Any, where: str = "") -> str:

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from mentalese.viewer.payload import payload
-from mentalese.viewer.think import think, think_page, trace
+from mentalese.viewer.think import think_page
 
-__all__ = ["payload", "think", "think_page", "trace"]
+__all__ = ["payload", "think_page"]

@@ -23,20 +23,20 @@ import gradio as gr
 import torch
 
 from mentalese.analyses.drawing import labels
-from mentalese.cli import Generate, config_fields
 from mentalese.compare.charts import short_count
-from mentalese.data.plan import encode_prompts, shown_prompt
+from mentalese.data.layouts import Layout, Packed
 from mentalese.data.tokenizers import corpus_encoder
 from mentalese.errors import InputError
-from mentalese.evaluation.tasks import at_stage
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import context_length
 from mentalese.models.checkpoints import load_model, saved_recipe, with_fields
 from mentalese.models.contract import count_parameters
+from mentalese.models.generate_options import GenerateOptions, config_fields
 from mentalese.models.generation import generate_text, stream_text
+from mentalese.models.thinking import think, trace
 from mentalese.recipe import DataConfig
 from mentalese.registry import families
-from mentalese.viewer import payload, think, trace
+from mentalese.viewer import payload
 from mentalese.viewer.page import page as thought_page
 
 if TYPE_CHECKING:
@@ -77,27 +77,26 @@ class Knob:
         return gr.Slider(self.least, self.most, start, step=self.step, **named)
 
 
-def sampling_knobs(model: Any, data: DataConfig) -> list[Knob]:
+def sampling_knobs(model: Any, layout: Layout) -> list[Knob]:
     """How tokens are drawn, and how many."""
     own = hugging_face_model(model).generation_config
     room = (context_length(model.config) or _MOST_TOKENS + 1) - 1
-    most, default = min(room, _MOST_TOKENS), Generate.max_new_tokens
+    most, default = min(room, _MOST_TOKENS), GenerateOptions.max_new_tokens
     drawn = float(own.temperature or 1.0) if own.do_sample else 0.0
-    temperature = 0.0 if data.batching == "records" else drawn or 0.8  # answers are to be right, texts not to repeat
+    temperature = 0.0 if layout.questions else drawn or 0.8  # answers are to be right, texts not to repeat
     return [
         Knob("max_new_tokens", "New tokens", "", default, 1, most, start=min(default, max(most // 2, 1))),
         Knob("temperature", "Temperature", "0 takes the likeliest token", drawn, 0, 2, 0.05, temperature),
         Knob("top_p", "Top-p", "the likeliest tokens that share so much", float(own.top_p or 1.0), 0.05, 1, 0.05),
         Knob("top_k", "Top-k", "only so many of the likeliest", own.top_k or _TOP_K, 1),
-        Knob("seed", "Seed", "the same gives the same text", Generate.seed, 0),
+        Knob("seed", "Seed", "the same gives the same text", GenerateOptions.seed, 0),
     ]
 
 
-def thought_knobs(model: Any, data: DataConfig) -> list[Knob]:
+def thought_knobs(model: Any, layout: Layout) -> list[Knob]:
     """How much this model is to think, as far as it can be told when it is asked."""
     config, found = model.config, []
-    if data.has_latents:
-        own = data.latents_at(data.stage)
+    if (own := layout.asked().get("latents")) is not None:
         found.append(Knob("latents", "Latent thoughts", "behind the question", own, 0, max(2 * own, 12)))
     takes = inspect.signature(hugging_face_model(model).generate).parameters
     if "fast_steps" in takes and config.num_latents and config.inference != "amortised":
@@ -117,14 +116,16 @@ class Player:
     Args:
         path: as the command was given it.
         model: keeps the contract.
-        data: how its prompts become tokens.
+        data, layout: how its prompts become tokens.
     """
 
-    def __init__(self, path: str, model: Any, tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> None:
-        self.path, self.model, self.tokenizer, self.data = path, model, tokenizer, data
-        self.knobs = [*thought_knobs(model, data), *sampling_knobs(model, data)]
+    def __init__(
+        self, path: str, model: Any, tokenizer: PreTrainedTokenizerBase, data: DataConfig, layout: Layout
+    ) -> None:
+        self.path, self.model, self.tokenizer, self.data, self.layout = path, model, tokenizer, data, layout
+        self.knobs = [*thought_knobs(model, layout), *sampling_knobs(model, layout)]
 
-    def options(self, prompt: str, values: Sequence[float | None]) -> Generate:
+    def options(self, prompt: str, values: Sequence[float | None]) -> GenerateOptions:
         """The options of `mentalese generate` that say the same as the page's settings.
 
         Args:
@@ -137,9 +138,9 @@ class Player:
         if at["temperature"] == 0:  # nothing is drawn, so that there is nothing to restrict
             given = {name: value for name, value in given.items() if name not in ("temperature", "top_p", "top_k")}
             given["greedy"] = bool(hugging_face_model(self.model).generation_config.do_sample)
-        return Generate(prompt=(prompt,), **given)
+        return GenerateOptions(prompt=(prompt,), **given)
 
-    def command(self, options: Generate) -> str:
+    def command(self, options: GenerateOptions) -> str:
         """What to type for the same text."""
         words = ["mentalese", "generate", self.path]
         for field in dataclasses.fields(options):
@@ -150,7 +151,7 @@ class Player:
                 words += more
         return shlex.join(words)
 
-    def write(self, options: Generate, stopped: threading.Event) -> Generator[str, None, None]:
+    def write(self, options: GenerateOptions, stopped: threading.Event) -> Generator[str, None, None]:
         """The prompt and all that follows it, longer each time; a text that grows in no order comes at once.
 
         Args:
@@ -159,7 +160,7 @@ class Player:
         Raises:
             InputError: what `mentalese generate` refuses.
         """
-        model, data = self._asked(options)
+        model, layout = self._asked(options)
         kwargs = options.generation() | options.inference(hugging_face_model(model).generate)
         kwargs |= {"max_new_tokens": options.max_new_tokens, "seed": options.seed}
         if "show_progress" in kwargs:
@@ -170,33 +171,36 @@ class Player:
 
         [prompt] = options.prompt
         if not model.causal:
-            yield generate_text(model, self.tokenizer, [prompt], data, stopping_criteria=[stop], **kwargs)[0]
+            yield generate_text(model, self.tokenizer, [prompt], self.data, layout, stopping_criteria=[stop], **kwargs)[
+                0
+            ]
             return
-        written = shown_prompt(prompt, data)
-        with closing(stream_text(model, self.tokenizer, prompt, data, stopping_criteria=[stop], **kwargs)) as pieces:
+        written = layout.prompt_text(prompt)
+        new = stream_text(model, self.tokenizer, prompt, self.data, layout, stopping_criteria=[stop], **kwargs)
+        with closing(new) as pieces:
             for piece in pieces:
                 yield (written := written + piece)
 
-    def _asked(self, options: Generate) -> tuple[Any, DataConfig]:
-        """The model and its data under these options; the weights are shared."""
-        data = at_stage(self.data, options.stage, options.latents)
+    def _asked(self, options: GenerateOptions) -> tuple[Any, Layout]:
+        """The model and its layout under these options; the weights are shared."""
+        layout = self.layout.at(options.stage, options.latents)
         if not options.config:
-            return self.model, data
+            return self.model, layout
         model = copy.copy(self.model)
         model.config = with_fields(model.config, config_fields(options.config))
-        return model, data
+        return model, layout
 
-    def thoughts(self, options: Generate, written: str) -> str:
+    def thoughts(self, options: GenerateOptions, written: str) -> str:
         """The page of what the model thinks of a text that it wrote, or of a question and its own answer."""
-        model, data = self._asked(options)
+        model, layout = self._asked(options)
         asked = {} if options.fast_steps is None else {"fast_steps": options.fast_steps}
-        if data.batching == "records":
-            question = encode_prompts(options.prompt, self.tokenizer, data)["input_ids"][0]
-            answer = written.removeprefix(shown_prompt(options.prompt[0], data))
+        if layout.questions:
+            question = layout.encode_prompts(options.prompt, self.tokenizer, self.data)["input_ids"][0]
+            answer = written.removeprefix(layout.prompt_text(options.prompt[0]))
             ids = corpus_encoder(self.tokenizer).encode(answer, add_special_tokens=False).ids
             found = trace(model, self.tokenizer, torch.cat([question, torch.tensor(ids, dtype=torch.long)]), **asked)
         else:
-            found = think(model, self.tokenizer, written, data, **asked)
+            found = think(model, self.tokenizer, written, self.data, layout, **asked)
         size = count_parameters(model)["total"]
         title, names = "What it thought", labels([self.path])
         return thought_page(payload([found], names=names, parameters=[size], title=title, text=written))
@@ -227,7 +231,7 @@ def build(player: Player) -> gr.Blocks:
     def answer(request: gr.Request, prompt: str, *values: float | None) -> Iterator[tuple[Any, ...]]:
         stopped = stops.setdefault(request.session_hash, threading.Event())  # asked again before the end, it is anew
         options = player.options(prompt, values)
-        given, written = shown_prompt(prompt, player.data), ""
+        given, written = player.layout.prompt_text(prompt), ""
         yield _text(given, given), _said("Thinking …"), "", player.command(options)
         try:
             if not stopped.is_set():
@@ -256,7 +260,7 @@ def build(player: Player) -> gr.Blocks:
         gr.HTML(_about(player))
         with gr.Row():
             with gr.Column(scale=3):
-                prompt = gr.Textbox(label="Question" if player.data.batching == "records" else "Prompt", lines=3)
+                prompt = gr.Textbox(label="Question" if player.layout.questions else "Prompt", lines=3)
                 with gr.Row():
                     go, halt = gr.Button("Write", variant="primary"), gr.Button("Stop", interactive=False)
                 text, said = gr.HTML(_text("", "")), gr.HTML(_said(""))
@@ -347,7 +351,8 @@ def play(path: str, host: str, port: int, device: Any) -> None:
     check_address(host, port)
     model, tokenizer = load_model(path, device)
     recipe = saved_recipe(path)
-    player = Player(path, model, tokenizer, recipe.data if recipe else DataConfig())
+    data, layout = (recipe.data, recipe.layout) if recipe else (DataConfig(), Packed())
+    player = Player(path, model, tokenizer, data, layout)
     page = build(player)
     try:
         print(f"{path}: open {serve(page, host, port)} in a browser; Ctrl+C ends it", flush=True)

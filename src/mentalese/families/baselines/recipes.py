@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from mentalese.data.layouts import Marked, Packed
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
 
 WIKITEXT = "hub:Salesforce/wikitext:wikitext-103-raw-v1"
@@ -81,7 +82,7 @@ def tiny() -> Recipe:
         name="gpt2/tiny",
         description="GPT-2, 12 layers of width 64, 100,000 tokens: seconds on two CPU cores",
         model=gpt2(64, 4, context=256),
-        data=DataConfig(batch_size=4),  # small steps, many of them: the text is short
+        layout=Packed(batch_size=4),  # small steps, many of them: the text is short
         optimizer=OptimizerConfig(learning_rate=3e-3, warmup=0.1),
         train=TrainConfig(tokens=100_000, eval_every=20),
         evaluation=EvaluationConfig(max_documents=4),
@@ -94,7 +95,8 @@ def small(name: str, model: dict[str, Any], description: str) -> Recipe:
         name=name,
         description=f"{description}, 500M tokens of WikiText-103",
         model=model,
-        data=DataConfig(source=WIKITEXT, tokenizer="bpe:16384", sequence_length=1024, batch_size=64),
+        data=DataConfig(source=WIKITEXT, tokenizer="bpe:16384"),
+        layout=Packed(sequence_length=1024, batch_size=64),
         optimizer=OptimizerConfig(learning_rate=1e-3, weight_decay=0.01),
         train=TrainConfig(tokens=500_000_000, precision="bf16", eval_every=500, checkpoint_every=500),
     )
@@ -106,14 +108,8 @@ def table2(suffix: str, width: int, heads: int, millions: int = 50) -> Recipe:
         name=f"gpt2/table2-{suffix}",
         description=f"GPT-2, the twin of thought_gestalt/table2-{suffix}",
         model=gpt2(width, heads, dropout=0.1),
-        data=DataConfig(
-            source=WIKITEXT,
-            tokenizer=GPT2_TOKENS,
-            sentences="sat",
-            train_tokens=millions * 1_000_000,
-            sequence_length=1024,
-            batch_size=20,
-        ),
+        data=DataConfig(source=WIKITEXT, tokenizer=GPT2_TOKENS, sentences="sat", train_tokens=millions * 1_000_000),
+        layout=Packed(sequence_length=1024, batch_size=20),
         optimizer=OptimizerConfig(learning_rate=2.5e-4, betas=(0.9, 0.999), weight_decay=0.01),
         train=TrainConfig(epochs=50, early_stopping_patience=3, early_stopping_min_delta=0.1, checkpoint_every=1000),
         paper="Table 2, Figure 2",
@@ -126,7 +122,8 @@ def by_size(name: str, model: dict[str, Any], description: str, learning_rate: f
         name=name,
         description=f"{description}, for any text",
         model=model,
-        data=DataConfig(tokenizer="bpe:8192", sequence_length=512),
+        data=DataConfig(tokenizer="bpe:8192"),
+        layout=Packed(sequence_length=512),
         optimizer=OptimizerConfig(learning_rate=learning_rate),
         train=TrainConfig(tokens=10_000_000, eval_every=100),
     )
@@ -140,7 +137,8 @@ def published(
         name=name,
         description=f"{description}, 10B tokens of FineWeb-Edu",
         model=model,
-        data=DataConfig(source=FINEWEB, tokenizer=tokenizer, sequence_length=context, batch_size=2**19 // context),
+        data=DataConfig(source=FINEWEB, tokenizer=tokenizer),
+        layout=Packed(sequence_length=context, batch_size=2**19 // context),
         optimizer=OptimizerConfig(learning_rate=learning_rate),
         train=TrainConfig(
             tokens=10_000_000_000,
@@ -159,7 +157,8 @@ def openstax(size: str) -> Recipe:
         name=f"gpt2/openstax-{size}",
         description=f"GPT-2 with {size.upper()} non-embedding parameters on 20M tokens of textbooks (give --data)",
         model=gpt2(width, heads),
-        data=DataConfig(tokenizer="bpe:8192", sequence_length=1024, batch_size=8),
+        data=DataConfig(tokenizer="bpe:8192"),
+        layout=Packed(sequence_length=1024, batch_size=8),
         optimizer=OptimizerConfig(learning_rate=learning_rate),
         train=TrainConfig(  # about 2,440 steps of 8,192 tokens: 20 validations, each beside a checkpoint
             tokens=20_000_000, precision="bf16", eval_every=122, checkpoint_every=122, keep_checkpoints=25
@@ -177,7 +176,7 @@ def with_markers(
         name=name,
         description=description,
         model=recipe.model | ({"model_type": "gpt2_gist"} if gist else {}),
-        data=dataclasses.replace(recipe.data, batching="marked"),
+        layout=Marked(**vars(recipe.layout)),
         baseline=recipe.name,
         paper=paper,
     )

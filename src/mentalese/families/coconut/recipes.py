@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from mentalese.data.layouts import QuestionAnswer
 from mentalese.families.baselines.recipes import llama
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Phase, Recipe, TrainConfig
 
@@ -62,7 +63,7 @@ class Curriculum:
             Phase(
                 start=stage * self.epochs,
                 clock="epochs",
-                data={"stage": stage if stage < self.stages else self.stages + 1},
+                layout={"stage": stage if stage < self.stages else self.stages + 1},
                 reset_optimizer=True,
             )
             for stage in range(1, self.stages + 1)
@@ -72,7 +73,7 @@ class Curriculum:
         """iCoT's: some tokens more each epoch."""
         removed = [*range(self.removed_tokens, self.step_tokens, self.removed_tokens), self.step_tokens + 1]
         return tuple(
-            Phase(start=epoch, clock="epochs", data={"stage": tokens}, reset_optimizer=True)
+            Phase(start=epoch, clock="epochs", layout={"stage": tokens}, reset_optimizer=True)
             for epoch, tokens in enumerate(removed, 1)
         )
 
@@ -91,7 +92,7 @@ def method(recipe: Recipe, name: str, curriculum: Curriculum, **fields: Any) -> 
         "no-thoughts": {"stages": stages},
         "pause": {"stage": 1, "latents": stages * per_step},
     }
-    data = changes.get(name, {"stages": stages, "latents_per_step": per_step})
+    layout = changes.get(name, {"stages": stages, "latents_per_step": per_step})
     phases: tuple[Phase, ...] = () if name in ("cot", "no-cot", "pause") else curriculum.phases()
     if name == "icot":
         phases = curriculum.implicit_phases()
@@ -104,7 +105,7 @@ def method(recipe: Recipe, name: str, curriculum: Curriculum, **fields: Any) -> 
         name=f"{recipe.name}-{name}",
         description=f"{recipe.description}: {TITLES[name]}",
         model=model,
-        data=dataclasses.replace(recipe.data, **data),
+        layout=dataclasses.replace(recipe.layout, **layout),
         phases=phases,
         baseline=None if name == "cot" else f"{recipe.name}-cot",
     )
@@ -112,12 +113,13 @@ def method(recipe: Recipe, name: str, curriculum: Curriculum, **fields: Any) -> 
 
 def without_curriculum(recipe: Recipe) -> Recipe:
     """All latents and no step from the first epoch on (Coconut's "w/o curriculum")."""
-    data = dataclasses.replace(recipe.data, stage=recipe.data.stages + 1)
+    assert isinstance(recipe.layout, QuestionAnswer)
+    layout = dataclasses.replace(recipe.layout, stage=recipe.layout.stages + 1)
     return dataclasses.replace(
         recipe,
         name=f"{recipe.name}-no-curriculum",
         description=f"{recipe.description}, all latent from the first epoch on",
-        data=data,
+        layout=layout,
         phases=(),
     )
 
@@ -132,13 +134,8 @@ TINY = Recipe(
     name="coconut/tiny",
     description="4 layers of width 64 on small graphs, 40,000 tokens",
     model=DECODER,
-    data=DataConfig(
-        source="builtin:prosqa-small",
-        tokenizer="bpe:400",
-        batching="records",
-        train_tokens=40_000,
-        sequence_length=512,
-    ),
+    data=DataConfig(source="builtin:prosqa-small", tokenizer="bpe:400", train_tokens=40_000),
+    layout=QuestionAnswer(sequence_length=512),
     optimizer=OptimizerConfig(learning_rate=3e-3, weight_decay=0.01, schedule="constant"),
     train=TrainConfig(epochs=8),
     evaluation=EvaluationConfig(metric="accuracy", max_documents=50, answer_tokens=40, batch_size=100),
@@ -150,9 +147,8 @@ SMALL = Recipe(
     name="coconut/small",
     description="8 layers of width 256 on graphs as large as ProsQA's, 40 epochs",
     model=llama(256, 8, layers=8, mlp=704, key_value_heads=8, tied=True, context=512, theta=10_000.0),
-    data=DataConfig(
-        source="builtin:prosqa", tokenizer="bpe:400", batching="records", batch_size=64, sequence_length=512
-    ),
+    data=DataConfig(source="builtin:prosqa", tokenizer="bpe:400"),
+    layout=QuestionAnswer(batch_size=64, sequence_length=512),
     optimizer=OptimizerConfig(learning_rate=1e-3, weight_decay=0.01, schedule="constant"),
     train=TrainConfig(epochs=40, precision="bf16", checkpoint_every=1000),
     evaluation=EvaluationConfig(metric="accuracy", max_documents=300, answer_tokens=64, batch_size=100),
@@ -173,7 +169,8 @@ def graphs() -> list[Recipe]:
         name="coconut/graphs",
         description="4 layers of width 64 from scratch on small graphs, 14 epochs",
         model=DECODER,
-        data=DataConfig(source="builtin:prosqa-small", tokenizer="bpe:400", batching="records", sequence_length=512),
+        data=DataConfig(source="builtin:prosqa-small", tokenizer="bpe:400"),
+        layout=QuestionAnswer(sequence_length=512),
         optimizer=OptimizerConfig(learning_rate=3e-3, weight_decay=0.01, schedule="constant"),
         train=TrainConfig(epochs=14, log_every=100),
         evaluation=EvaluationConfig(metric="accuracy", max_documents=200, answer_tokens=40, batch_size=50),
@@ -197,7 +194,8 @@ def paper(name: str, source: str, description: str, epochs: int, answer_tokens: 
         name=f"coconut/{name}",
         description=description,
         model=GPT2,
-        data=DataConfig(source=source, tokenizer=GPT2_HUB, batching="records", batch_size=128, sequence_length=1024),
+        data=DataConfig(source=source, tokenizer=GPT2_HUB),
+        layout=QuestionAnswer(batch_size=128, sequence_length=1024),
         optimizer=OptimizerConfig(
             learning_rate=1e-4,
             betas=(0.9, 0.999),

@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from mentalese.data.layouts import Packed
 from mentalese.families.baselines.recipes import (
     FINEWEB,
     GPT2_PUBLISHED,
@@ -89,7 +90,7 @@ def tiny() -> list[Recipe]:
         name="conceptlm/tiny",
         description="GPT-2, 12 layers of width 64, 100,000 tokens",
         model=gpt2(64, 4, context=256),
-        data=DataConfig(batch_size=4),
+        layout=Packed(batch_size=4),
         optimizer=OptimizerConfig(learning_rate=3e-3, warmup=0.1),
         train=TrainConfig(tokens=100_000, eval_every=20),
         evaluation=EvaluationConfig(max_documents=4),
@@ -97,7 +98,7 @@ def tiny() -> list[Recipe]:
     )
     # What lies behind a layer drifts faster than embeddings do: codes need more steps, of the same tokens in all, and
     # behind GPT-2's first layer smaller ones.
-    steps = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, batch_size=2), baseline=None)
+    steps = dataclasses.replace(recipe, layout=Packed(batch_size=2), baseline=None)
     smaller = dataclasses.replace(steps, optimizer=dataclasses.replace(steps.optimizer, learning_rate=1e-3))
     narrow = {
         "neox": neox(64, 4, layers=4, context=256),
@@ -124,7 +125,8 @@ def small() -> list[Recipe]:
         name="conceptlm/small",
         description="GPT-2 with 21M non-embedding parameters, 500M tokens of WikiText-103",
         model=gpt2(384, 6),
-        data=DataConfig(source=WIKITEXT, tokenizer="bpe:16384", sequence_length=1024, batch_size=64),
+        data=DataConfig(source=WIKITEXT, tokenizer="bpe:16384"),
+        layout=Packed(sequence_length=1024, batch_size=64),
         optimizer=OptimizerConfig(learning_rate=1e-3, weight_decay=0.01),
         train=TrainConfig(tokens=500_000_000, precision="bf16", eval_every=500, checkpoint_every=500),
         baseline="gpt2/small",
@@ -143,9 +145,8 @@ def openstax() -> list[Recipe]:
         name="conceptlm/openstax",
         description="GPT-2, 6 layers of width 128, 1M tokens of OpenStax",
         model=gpt2(128, 4, layers=6, context=256),
-        data=DataConfig(
-            source="file:../shared/data/corpora/openstax", tokenizer="bpe:4096", sequence_length=256, batch_size=8
-        ),
+        data=DataConfig(source="file:../shared/data/corpora/openstax", tokenizer="bpe:4096"),
+        layout=Packed(sequence_length=256, batch_size=8),
         optimizer=OptimizerConfig(learning_rate=2e-3, warmup=0.02),
         train=TrainConfig(tokens=1_000_000, eval_every=200),
         evaluation=EvaluationConfig(max_documents=16),
@@ -181,13 +182,14 @@ HEADS_160M, WIDTH_160M, LAYERS_160M = 12, 768, 12
 
 
 def trained(
-    name: str, text: str, model: dict[str, Any], rate: float, data: DataConfig, tokens: int, paper: str
+    name: str, text: str, model: dict[str, Any], rate: float, data: DataConfig, layout: Packed, tokens: int, paper: str
 ) -> Recipe:
     return Recipe(
         name=f"conceptlm/{name}",
         description=text,
         model=model,
         data=data,
+        layout=layout,
         optimizer=OptimizerConfig(learning_rate=rate, warmup=0.01),
         train=TrainConfig(
             tokens=tokens, precision="bf16", gradient_accumulation_steps=32, eval_every=1000, checkpoint_every=1000
@@ -205,7 +207,8 @@ def table1() -> list[Recipe]:
             f"Table 1: GPT-2 {size.upper()}, 8B tokens of OpenWebText",
             gpt2(width, heads, layers=layers),
             RATES[size],
-            DataConfig(source=OPENWEBTEXT, tokenizer=GPT2_TOKENS, sequence_length=1024, batch_size=512),
+            DataConfig(source=OPENWEBTEXT, tokenizer=GPT2_TOKENS),
+            Packed(sequence_length=1024, batch_size=512),
             8_000_000_000,
             "Tables 1, 2, 14",
         )
@@ -243,12 +246,8 @@ def pythia(
         f"{paper}: Pythia {millions.upper()}, {billions}B tokens of the Pile",
         neox(width, heads, layers=layers),
         rate,
-        DataConfig(
-            source=PILE,
-            tokenizer="hub:EleutherAI/pythia-70m",
-            sequence_length=length,
-            batch_size=1024 * 2048 // length,
-        ),
+        DataConfig(source=PILE, tokenizer="hub:EleutherAI/pythia-70m"),
+        Packed(sequence_length=length, batch_size=1024 * 2048 // length),
         billions * 1_000_000_000,
         paper,
     )
@@ -266,7 +265,8 @@ def table3() -> list[Recipe]:
         llama(4096, 32, layers=32, mlp=14336, key_value_heads=8, tied=False, context=131_072, theta=500_000.0)
         | {"rope_parameters": LLAMA_31_ROTARY},
         1e-5,
-        DataConfig(source=FINEWEB, tokenizer="hub:meta-llama/Llama-3.1-8B", sequence_length=8192, batch_size=96),
+        DataConfig(source=FINEWEB, tokenizer="hub:meta-llama/Llama-3.1-8B"),
+        Packed(sequence_length=8192, batch_size=96),
         9_600_000_000,
         "Table 3",
     )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from mentalese.data.layouts import Packed
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Phase, Recipe, TrainConfig
 
 LAYERS = {"small": 3, "medium": 6, "large": 12}
@@ -64,7 +65,7 @@ TINY = Recipe(
     name="latent_thought/tiny",
     description="3 layers of width 64, a thought a layer, 8 fast steps, 50,000 tokens: seconds on two CPU cores",
     model=model(64, 4, 3, 256, 64, 3, fast_steps=8, fast_learning_rate=0.6),
-    data=DataConfig(batch_size=4),
+    layout=Packed(batch_size=4),
     optimizer=OptimizerConfig(learning_rate=3e-3, warmup=0.1),
     train=TrainConfig(tokens=50_000, eval_every=20),
     evaluation=blocks(256, max_documents=4),
@@ -90,9 +91,8 @@ SMALL = Recipe(
     name="latent_thought/small",
     description="6 layers of width 384, 4 thoughts a layer, 16 fast steps, 100M tokens of WikiText-103",
     model=model(384, 6, 6, 512, 128, 24),
-    data=DataConfig(
-        source="hub:Salesforce/wikitext:wikitext-103-raw-v1", tokenizer="bpe:16384", sequence_length=512, batch_size=64
-    ),
+    data=DataConfig(source="hub:Salesforce/wikitext:wikitext-103-raw-v1", tokenizer="bpe:16384"),
+    layout=Packed(sequence_length=512, batch_size=64),
     optimizer=OptimizerConfig(learning_rate=1e-3),
     train=TrainConfig(tokens=100_000_000, precision="bf16", eval_every=500, checkpoint_every=500),
     evaluation=blocks(512),
@@ -113,9 +113,8 @@ def openstax() -> list[Recipe]:
             name=f"latent_thought/openstax-t{steps}{name}",
             description=f"3 layers of width 64, 2 thoughts a layer, {steps} fast steps, 500,000 tokens of OpenStax",
             model=model(64, 4, 3, 256, 32, 6, **fast),
-            data=DataConfig(
-                source="file:../shared/data/corpora/openstax", tokenizer="bpe:4096", sequence_length=256, batch_size=4
-            ),
+            data=DataConfig(source="file:../shared/data/corpora/openstax", tokenizer="bpe:4096"),
+            layout=Packed(sequence_length=256, batch_size=4),
             optimizer=OptimizerConfig(learning_rate=3e-3, warmup=0.02),
             train=TrainConfig(tokens=500_000, eval_every=100),
             evaluation=blocks(256, max_documents=8),
@@ -140,12 +139,8 @@ def paper(
         name=f"latent_thought/{name}",
         description=text,
         model=model(512, 8, layers, 1024, 256, latents, fast_steps=steps, vocab_size=50_257, **schedule, **fields),
-        data=DataConfig(
-            source="hub:Skylion007/openwebtext",
-            tokenizer="hub:openai-community/gpt2",
-            sequence_length=1024,
-            batch_size=512,
-        ),
+        data=DataConfig(source="hub:Skylion007/openwebtext", tokenizer="hub:openai-community/gpt2"),
+        layout=Packed(sequence_length=1024, batch_size=512),
         optimizer=OptimizerConfig(learning_rate=4e-4, warmup=1000),
         train=TrainConfig(
             tokens=tokens, precision="bf16", gradient_accumulation_steps=8, eval_every=500, checkpoint_every=500

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from mentalese.data.layouts import SentenceStreams
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Phase, Recipe, TrainConfig
 
 WIKITEXT = "hub:Salesforce/wikitext:wikitext-103-raw-v1"
@@ -27,7 +28,7 @@ def dropout_phases(token: float, sentence: float, half: int, full: int) -> tuple
 
 # Section 2.3: ends of sentences count in full for one epoch, then 0.05; streams grow by 12 sentences every 5 epochs.
 EOS_PHASE = Phase(start=1, clock="epochs", model={"eos_weight": 0.05})
-CURRICULUM = tuple(Phase(start=5 * i, clock="epochs", data={"max_sentences": 30 + 12 * i}) for i in range(1, 10))
+CURRICULUM = tuple(Phase(start=5 * i, clock="epochs", layout={"max_sentences": 30 + 12 * i}) for i in range(1, 10))
 
 TINY = Recipe(
     name="thought_gestalt/tiny",
@@ -40,14 +41,8 @@ TINY = Recipe(
         "memory_size": 12,
         "attention_dropout": 0.0,
     },
-    data=DataConfig(
-        source="builtin:stdlib",
-        tokenizer="bpe:4096",
-        max_sentence_tokens=32,
-        batching="sentences",
-        max_sentences=12,
-        tokens_per_batch=1024,
-    ),
+    data=DataConfig(source="builtin:stdlib", tokenizer="bpe:4096", max_sentence_tokens=32),
+    layout=SentenceStreams(max_sentences=12, tokens_per_batch=1024),
     optimizer=OptimizerConfig(learning_rate=3e-3, warmup=0.1),
     train=TrainConfig(tokens=100_000, eval_every=20),
     evaluation=EvaluationConfig(batch_size=8, max_documents=4),
@@ -68,7 +63,8 @@ SMALL = Recipe(
         "num_attention_heads": 6,
         "attention_dropout": 0.1,
     },
-    data=DataConfig(source=WIKITEXT, tokenizer="bpe:16384", batching="sentences", tokens_per_batch=65_536),
+    data=DataConfig(source=WIKITEXT, tokenizer="bpe:16384"),
+    layout=SentenceStreams(tokens_per_batch=65_536),
     optimizer=OptimizerConfig(learning_rate=1e-3, weight_decay=0.01),
     train=TrainConfig(tokens=500_000_000, precision="bf16", eval_every=500, checkpoint_every=500),
     evaluation=EvaluationConfig(batch_size=8),
@@ -95,14 +91,9 @@ def paper_recipe(
         description=description,
         model=model,
         data=DataConfig(
-            source=WIKITEXT,
-            tokenizer="hub:openai-community/gpt2",
-            sentences="sat",
-            train_tokens=millions * 1_000_000,
-            batching="sentences",
-            max_sentences=30,
-            tokens_per_batch=20_000,
+            source=WIKITEXT, tokenizer="hub:openai-community/gpt2", sentences="sat", train_tokens=millions * 1_000_000
         ),
+        layout=SentenceStreams(max_sentences=30, tokens_per_batch=20_000),
         optimizer=OptimizerConfig(learning_rate=2.5e-4, betas=(0.9, 0.999), weight_decay=0.01, warmup=0.02),
         train=TrainConfig(epochs=50, early_stopping_patience=3, early_stopping_min_delta=0.1, checkpoint_every=1_000),
         evaluation=EvaluationConfig(batch_size=8),
@@ -127,7 +118,8 @@ def openstax(suffix: str, width: int, heads: int, learning_rate: float) -> Recip
             "num_attention_heads": heads,
             "attention_dropout": 0.0,
         },
-        data=DataConfig(tokenizer="bpe:8192", batching="sentences", tokens_per_batch=8192),
+        data=DataConfig(tokenizer="bpe:8192"),
+        layout=SentenceStreams(tokens_per_batch=8192),
         optimizer=OptimizerConfig(learning_rate=learning_rate),
         train=TrainConfig(
             tokens=20_000_000, precision="bf16", eval_every=122, checkpoint_every=122, keep_checkpoints=25
@@ -139,9 +131,9 @@ def openstax(suffix: str, width: int, heads: int, learning_rate: float) -> Recip
 
 
 def ablation(name: str, description: str, *, paper: str | None = "Table 1", **changes: Any) -> Recipe:
-    """The model of 30 million tokens with some fields changed: `model` and `data` are joined to its own."""
+    """The model of 30 million tokens with some fields changed: `model`, `data` and `layout` are joined to its own."""
     recipe = paper_recipe("30m", "", 768, 12, millions=30)
-    for section in ("model", "data"):
+    for section in ("model", "data", "layout"):
         changed = changes.pop(section, {})
         held = getattr(recipe, section)
         joined = held | changed if section == "model" else dataclasses.replace(held, **changed)
@@ -187,7 +179,7 @@ ABLATIONS = [
     ablation(
         "ablation-fixed-streams",
         "streams of 40 sentences from the start",
-        data={"max_sentences": 40},
+        layout={"max_sentences": 40},
         phases=(EOS_PHASE, *DROPOUTS),
     ),
     ablation(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from mentalese.data.layouts import Packed, QuestionAnswer
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
 
 GPT2_TOKENS = "hub:openai-community/gpt2"
@@ -54,7 +55,7 @@ TINY = Recipe(
     name="thoughtbubbles/tiny",
     description="12 layers of width 64, forks before 3, 7 and 11, 100,000 tokens: seconds on two CPU cores",
     model=model(64, 4, 12, 256, (3, 7, 11), activation="gelu_tanh"),
-    data=DataConfig(batch_size=4),
+    layout=Packed(batch_size=4),
     optimizer=OptimizerConfig(learning_rate=3e-3, warmup=0.1),
     train=TrainConfig(tokens=100_000, eval_every=20),
     evaluation=EvaluationConfig(max_documents=4),
@@ -64,9 +65,8 @@ SMALL = Recipe(
     name="thoughtbubbles/small",
     description="12 layers of width 384, forks before 3, 7 and 11, 500M tokens of WikiText-103",
     model=model(384, 6, 12, 512, (3, 7, 11)),
-    data=DataConfig(
-        source="hub:Salesforce/wikitext:wikitext-103-raw-v1", tokenizer="bpe:16384", sequence_length=512, batch_size=64
-    ),
+    data=DataConfig(source="hub:Salesforce/wikitext:wikitext-103-raw-v1", tokenizer="bpe:16384"),
+    layout=Packed(sequence_length=512, batch_size=64),
     optimizer=OptimizerConfig(learning_rate=1e-3, weight_decay=0.01),
     train=TrainConfig(tokens=500_000_000, precision="bf16", eval_every=500, checkpoint_every=500),
 )
@@ -78,9 +78,8 @@ def openstax() -> list[Recipe]:
         name="thoughtbubbles/openstax-2l",
         description="6 layers of width 128, forks before 1, 2 and 3, kappa 2L, 2M tokens of OpenStax",
         model=model(128, 4, 6, 256, (1, 2, 3), activation="gelu_tanh"),
-        data=DataConfig(
-            source="file:../shared/data/corpora/openstax", tokenizer="bpe:4096", sequence_length=256, batch_size=8
-        ),
+        data=DataConfig(source="file:../shared/data/corpora/openstax", tokenizer="bpe:4096"),
+        layout=Packed(sequence_length=256, batch_size=8),
         optimizer=OptimizerConfig(learning_rate=2e-3, warmup=0.02),
         train=TrainConfig(tokens=2_000_000, eval_every=200),
         evaluation=EvaluationConfig(max_documents=16),
@@ -113,8 +112,10 @@ def table1() -> list[Recipe]:
             two = Recipe(
                 name=f"thoughtbubbles/table1-{corpus}-{size}-2l",
                 description=f"Table 1: {size.upper()} on {corpus}, kappa 2L, 2.5B tokens",
+                paper="Table 1",
                 model=model(width, heads, layers, 512, (3, 7, 11), vocab_size=50_304),
-                data=DataConfig(source=source, tokenizer=GPT2_TOKENS, sequence_length=512, batch_size=64),
+                data=DataConfig(source=source, tokenizer=GPT2_TOKENS),
+                layout=Packed(sequence_length=512, batch_size=64),
                 optimizer=OptimizerConfig(learning_rate=2.5e-4, warmup=0.01),
                 train=TrainConfig(
                     steps=75_000,
@@ -147,6 +148,7 @@ def table4() -> list[Recipe]:
             model=paper.model | {"fork_layers": list(forks)},
             train=train,
             baseline=None,
+            paper="Table 4",
         )
         for name, text, forks in (
             ("ours", "3, 7 and 11", (3, 7, 11)),
@@ -161,13 +163,8 @@ def clutrr() -> list[Recipe]:
         name="thoughtbubbles/clutrr",
         description="8 layers of width 128, forks before 2, 4 and 6, kappa 2L, 10 epochs of CLUTRR",
         model=model(128, 4, 8, 512, (2, 4, 6), activation="gelu_tanh"),
-        data=DataConfig(
-            source="clutrr:../shared/data/reasoning/clutrr",
-            tokenizer="bpe:1024",
-            batching="records",
-            sequence_length=512,
-            batch_size=32,
-        ),
+        data=DataConfig(source="clutrr:../shared/data/reasoning/clutrr", tokenizer="bpe:1024"),
+        layout=QuestionAnswer(sequence_length=512, batch_size=32),
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup=0.05),
         train=TrainConfig(epochs=10),
     )

@@ -14,14 +14,17 @@ import torch
 from torch import Tensor
 
 from mentalese.data.batch import Batch, to_device
+from mentalese.data.evaluation import evaluation_batches
+from mentalese.data.layouts import Layout
+from mentalese.data.store import Split
 from mentalese.errors import InputError
 from mentalese.models.contract import evaluation_mode
 from mentalese.nn.loss import IGNORED
-from mentalese.recipe import WITH_MARKERS, DataConfig, EvaluationConfig
+from mentalese.recipe import DataConfig, EvaluationConfig
 from mentalese.screen import progress
 
 if TYPE_CHECKING:
-    from mentalese.data.store import Split
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,52 @@ class Perplexity:
         return figures
 
 
+@dataclass(frozen=True)
+class TextScore:
+    """How well a model predicts one text.
+
+    Attributes:
+        nll: nats of the whole text.
+        tokens: scored tokens.
+        bytes: UTF-8 bytes of the text.
+        estimator: how the likelihood was found; only `exact` is one pass's own.
+    """
+
+    nll: float
+    tokens: int
+    bytes: int
+    estimator: str
+
+    @property
+    def perplexity(self) -> float:
+        """Depends on the tokenizer."""
+        return _exp(self.nll / self.tokens)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Comparable across tokenizers."""
+        return self.nll / math.log(2) / self.bytes
+
+
+def text_scores(scores: np.ndarray, split: Split, estimator: str) -> list[TextScore]:
+    """`token_scores` [len(split.tokens)] summed by document; raises `InputError` for one without a scored token."""
+    found = []
+    for number, (start, end, size) in enumerate(zip(split.documents, split.documents[1:], split.document_bytes)):
+        own = scores[start:end]
+        tokens = int((~np.isnan(own)).sum())
+        if not tokens:
+            raise InputError(f"texts[{number}] has no token to score by the estimator {estimator!r}: use a longer text")
+        found.append(TextScore(float(np.nansum(own.astype(np.float64))), tokens, int(size), estimator))
+    return found
+
+
 def perplexity(
     model: Any,
+    tokenizer: PreTrainedTokenizerBase,
     split: Split,
     data: DataConfig,
+    layout: Layout,
     evaluation: EvaluationConfig,
-    special: dict[str, int],
     *,
     device: str | torch.device = "cpu",
     show: bool = False,
@@ -70,9 +113,9 @@ def perplexity(
         model: an `nn.Module` that scores as `Contract` says, by the first of its `estimators` or the one that
             `evaluation` names; left in the mode it came in.
         split: what is scored; its documents' bytes are the denominator of bits a byte.
-        data: how documents become rows (`batching`, `sequence_length`, sentences).
+        data: how the text is split into sentences, for the protocol.
+        layout: how documents become rows.
         evaluation: which tokens count and how far a model may look back.
-        special: the tokenizer's marker ids, from `special_token_ids`.
 
     Raises:
         InputError: there is nothing to score, or the model has no such estimator.
@@ -80,7 +123,7 @@ def perplexity(
     """
     totals: Counter[str] = Counter()
     tokens, left_out = 0, 0
-    for batch, labels, parts in _scored(model, split, data, evaluation, special, device, show):
+    for batch, labels, parts in _scored(model, tokenizer, split, layout, evaluation, device, show):
         # Sums in float64: a float32 sum of millions of tokens would depend on the batch size.
         totals.update({name: float(nats.sum()) for name, nats in parts.items()})
         counted = int((labels != IGNORED).sum())
@@ -94,17 +137,18 @@ def perplexity(
         bytes=size,
         perplexity=_exp(total / tokens),
         bits_per_byte=None if left_out else total / math.log(2) / size,
-        protocol=protocol(model, data, evaluation) | {"documents": documents},
+        protocol=protocol(model, data, layout, evaluation) | {"documents": documents},
         parts={name: nats / tokens for name, nats in totals.items()} if len(totals) > 1 else {},
     )
 
 
 def token_scores(
     model: Any,
+    tokenizer: PreTrainedTokenizerBase,
     split: Split,
     data: DataConfig,
+    layout: Layout,
     evaluation: EvaluationConfig,
-    special: dict[str, int],
     *,
     device: str | torch.device = "cpu",
     show: bool = False,
@@ -121,7 +165,7 @@ def token_scores(
     """
     evaluation = dataclasses.replace(evaluation, tokens="lexical")
     scores = np.full(len(split.tokens), np.nan, dtype=np.float32)
-    for batch, labels, parts in _scored(model, split, data, evaluation, special, device, show):
+    for batch, labels, parts in _scored(model, tokenizer, split, layout, evaluation, device, show):
         index = batch["store_index"].masked_fill(labels == IGNORED, -1)
         scores[index[index >= 0].numpy()] = torch.stack([*parts.values()]).sum(0)[index >= 0].numpy()
     return scores
@@ -129,23 +173,21 @@ def token_scores(
 
 def _scored(
     model: Any,
+    tokenizer: PreTrainedTokenizerBase,
     split: Split,
-    data: DataConfig,
+    layout: Layout,
     evaluation: EvaluationConfig,
-    special: dict[str, int],
     device: str | torch.device,
     show: bool,
 ) -> Iterator[tuple[Batch, Tensor, dict[str, Tensor]]]:
     """Every evaluation batch with the labels that were scored, and their nats by part: float64 [rows, length], on the
     CPU, 0 where there is none.
     """
-    from mentalese.data.plan import evaluation_batches
-
     documents, estimator = evaluation.documents(len(split.document_bytes)), _estimator(model, evaluation)
     settings = {} if estimator == model.estimators[0] else {"estimator": estimator}
     total, tokens = 0.0, 0
     with progress("Scoring", int(split.documents[documents]), show=show) as bar:
-        for number, batch in enumerate(evaluation_batches(split, data, evaluation, special)):
+        for number, batch in enumerate(evaluation_batches(split, layout, evaluation, tokenizer)):
             read = {name: value for name, value in batch.items() if name != "store_index"}
             with evaluation_mode(model), torch.no_grad():
                 found = model.nll_parts(to_device(read, device), **settings)
@@ -184,44 +226,14 @@ def _exp(nll: float) -> float:
     return math.exp(nll) if nll < 700 else math.inf
 
 
-def asked_at(data: DataConfig) -> dict[str, int | None]:
-    """The stage that records are read at, and latents a record, `None` where there are not even their markers."""
-    return {"stage": data.stage, "latents": data.latents_at(data.stage) if data.has_latents else None}
-
-
-def protocol(model: Any, data: DataConfig, evaluation: EvaluationConfig) -> dict[str, Any]:
+def protocol(model: Any, data: DataConfig, layout: Layout, evaluation: EvaluationConfig) -> dict[str, Any]:
     """The words that a perplexity is published with. The batch size is not among them: it changes nothing."""
-    length, stride = evaluation.window(data)
-    windows = f"sliding windows of {length} tokens inside a document, {stride} new ones a window"
-    joined = f"windows of {length} tokens of the documents joined by end-of-document tokens, {stride} new ones a window"
-    context, first_token = {
-        "blocks": (
-            joined if evaluation.joined else windows,
-            "a document's first token is scored after the end-of-document token; a sentence's first token after the "
-            "sentence before it, like any other token",
-        ),
-        "marked": (
-            f"{windows}, sentence markers among them",
-            "a sentence's first token is scored after its sentence-start token, which is given, and what the window "
-            "holds before that; a document's first token after the sentence-start token alone",
-        ),
-        "sentences": (
-            "whole documents, sentence by sentence, with the model's memory of earlier sentences",
-            "a sentence's first token is scored after its sentence-start token, which is given, and the model's memory "
-            "of earlier sentences; a document's first token after the sentence-start token alone",
-        ),
-        "records": (
-            "whole records: steps and answer after the question, whose bytes count in bits a byte",
-            "the first token after the question is scored given the question",
-        ),
-    }["blocks" if data.batching == "documents" else data.batching]
+    layout.check_evaluation(evaluation)
     estimator = _estimator(model, evaluation)
     return {
         "tokens": evaluation.tokens,
-        "context": context,
-        "first_token": first_token,
-        "sentences": data.sentences if data.batching in WITH_MARKERS else None,
+        **layout.protocol(evaluation, data),
         "estimator": estimator,
         **model.scoring_protocol(estimator),
-        **(asked_at(data) if data.batching == "records" else {}),
+        **layout.asked(),
     }

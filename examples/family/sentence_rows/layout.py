@@ -1,0 +1,29 @@
+"""Each sentence is a row, after the token before it."""
+
+from dataclasses import dataclass
+
+from mentalese.data.layouts import RowLayout
+from mentalese.data.rows import document_windows
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceRows(RowLayout):
+    """One sentence per row.
+
+    Attributes:
+        sequence_length: tokens per row at most.
+        batch_size: rows per optimiser step, over all ranks and micro-batches.
+    """
+
+    kind = "sentence_rows"
+
+    def training_rows(self, split, generator):
+        return document_windows(split.segments[:-1], split.segments[1:], self.sequence_length, self.sequence_length - 1)
+
+    def evaluation_rows(self, split, evaluation):
+        last = split.document_segments[evaluation.documents(len(split.document_bytes))]
+        end = split.segments[1 : last + 1]
+        return document_windows(split.segments[:last], end, self.sequence_length, self.sequence_length - 1)
+
+    def protocol(self, evaluation, data):
+        return {"context": "one sentence", "first_token": "after the token before it", "sentences": data.sentences}

@@ -1,0 +1,32 @@
+"""The commands of `mentalese`, one module each: `Options`, if it has some, and `run(words)`."""
+
+from typing import NamedTuple
+
+
+class About(NamedTuple):
+    """What `mentalese --help` says of a command."""
+
+    usage: str
+    summary: str
+
+
+COMMANDS = {
+    "list": About("[PATTERN] [--family F] [--table T] [--all]", "families, recipes, built-in data and figures"),
+    "show": About("RECIPE|FILE [section.field=value ...]", "every field of a recipe, with its meaning"),
+    "train": About(
+        "RECIPE|FILE [section.field=value ...] [--data SOURCE] [--out DIR] [--resume] [--dry-run]", "trains a recipe"
+    ),
+    "eval": About("MODEL [--tasks perplexity,accuracy,...] [--against MODEL] [--data SOURCE]", "scores a model"),
+    "generate": About("MODEL --prompt TEXT ... | --file FILE", "continues a text"),
+    "think": About("MODEL --text TEXT | --file FILE [--against MODEL]", "shows what a model thinks of a text"),
+    "play": About("MODEL [--port N] [--host ADDRESS]", "a page on this machine to write with a model"),
+    "compare": About(
+        "RECIPE|FILE ... [section.field=value ...] [--match params|tokens|flops] [--seeds N]",
+        "trains recipes on the same text and compares them",
+    ),
+    "figure": About("NAME PATH ... --out FILE.svg", "draws runs, results and models"),
+    "grow": About("BASE --family NAME --out DIR", "adds latent thought to a trained Hugging Face model"),
+    "bench": About("[FAMILY ...] [--out FILE]", "speed, memory and cost against the baselines"),
+    "data": About("prepare SOURCE --out DIR", "makes a token store"),
+    "completion": About("bash|zsh|fish", "a script that completes commands, recipes and figures"),
+}

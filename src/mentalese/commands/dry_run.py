@@ -1,0 +1,122 @@
+"""`mentalese train --dry-run`: what a run will cost, without starting it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mentalese.compare.compare import flops_per_token
+from mentalese.data.store import prepare
+from mentalese.models.adapter import hugging_face_model
+from mentalese.models.build import build_model, check_context
+from mentalese.models.contract import count_parameters
+from mentalese.recipe import Recipe
+from mentalese.training.loop import Run, Window
+from mentalese.training.memory import peak_memory
+from mentalese.training.parallel import setup, teardown
+from mentalese.training.plan import Plan
+
+WARM_UP, TIMED = 1, 3
+_ACTIVATIONS = 34
+"""Bytes per token, layer and unit of width that 16-bit training keeps, without attention scores (Korthikanti et al.,
+2022, section 4.1); float32 keeps twice as much."""
+
+
+def print_dry_run(recipe: Recipe, flops_per_second: float | None) -> None:
+    """Prints size, length, cost, memory and time of a run in one process, and writes no run folder.
+
+    Args:
+        flops_per_second: the speed to assume; without it a few training steps are timed on this machine.
+    """
+    figures = estimate(recipe)
+    speed, peak = (flops_per_second, None) if flops_per_second else _measure(recipe)
+    parameters, memory, seconds = figures["parameters"], figures["memory"], figures["flops"] / speed
+    rows = {
+        "parameters": f"{parameters['total']:,} ({parameters['non_embedding']:,} without embeddings)",
+        "steps": f"{figures['steps']:,}",
+        "tokens": f"{figures['tokens']:,} ({figures['tokens_per_step']:,.0f} per step)",
+        "training FLOPs": f"{figures['flops']:.3g} ({figures['flops_per_token']:.3g} per token)",
+        "speed": f"{speed:.3g} FLOPs per second, {'as given' if peak is None else 'measured here in a few steps'}",
+        "time": f"{seconds / 3600:,.2f} hours",
+        "weights": _size(memory["weights"]),
+        "gradients": _size(memory["gradients"]),
+        "Adam's moments": _size(memory["adam"]),
+        "activations": f"{_size(memory['activations'])} (estimated)",
+        "memory in all": f"{_size(sum(memory.values()))} (estimated)",
+    }
+    if peak is not None:
+        rows["peak memory"] = f"{_size(peak)} (measured in these steps; on a CPU with Python and its libraries)"
+    print(f"{recipe.name}: nothing is trained or written\n")
+    for name, value in rows.items():
+        print(f"{name.ljust(max(map(len, rows)))}  {value}")
+    print(
+        f"\nActivations are estimated as {_ACTIVATIONS} bytes x width x layers x tokens of a micro-batch, twice that in"
+        "\nfloat32: a decoder that stores no attention scores (Korthikanti et al., 2022). Latent passes, forks and"
+        "\ninner steps need more. The time is without evaluation and checkpoints."
+    )
+
+
+def estimate(recipe: Recipe) -> dict[str, Any]:
+    """Parameters, length, FLOPs and bytes of a run in one process.
+
+    Returns:
+        `parameters` (total, non_embedding), `steps`, `tokens`, `tokens_per_step`, `flops` (training, in total),
+        `flops_per_token`, and `memory`: bytes of weights, gradients, Adam's moments and activations.
+
+    Raises:
+        InputError: the recipe or its data are not what they should be.
+    """
+    store, tokenizer = prepare(recipe.data, recipe.layout)
+    plan = Plan(store.splits["train"], recipe, tokenizer)
+    with torch.device("meta"):
+        model = build_model(recipe.model, tokenizer, seed=0)
+    check_context(model.config, recipe)
+    micro_batches = recipe.train.gradient_accumulation_steps
+    parameters = count_parameters(hugging_face_model(model))
+    tokens, per_token = plan.position(plan.total_steps).tokens, flops_per_token(model, plan, micro_batches)
+    size = 4 * parameters["total"]  # weights, gradients and moments are float32 in every precision
+    width = _ACTIVATIONS * (1 if recipe.train.precision == "bf16" else 2) * model.config.hidden_size
+    longest = max(plan.batch(0, 0, 1, micro)["input_ids"].numel() for micro in range(micro_batches))
+    return {
+        "parameters": parameters,
+        "steps": plan.total_steps,
+        "tokens": tokens,
+        "tokens_per_step": tokens / plan.total_steps,
+        "flops": per_token * tokens,
+        "flops_per_token": per_token,
+        "memory": {
+            "weights": size,
+            "gradients": size,
+            "adam": 2 * size,
+            "activations": width * model.config.num_hidden_layers * longest,
+        },
+    }
+
+
+def _measure(recipe: Recipe) -> tuple[float, int]:
+    """FLOPs per second of the recipe's first steps on this machine, and their peak memory in bytes."""
+    parallel = setup(recipe.train.device)
+    try:
+        run = Run(recipe, Path("dry-run"), parallel, show=False)  # its folder is made when training starts
+        for step in range(min(WARM_UP + TIMED, run.plan.total_steps)):
+            if step <= WARM_UP:
+                _synchronise(parallel.device)
+                began, flops = time.perf_counter(), run.flops
+            run.one_step(Window())
+            run.state.step += 1
+        _synchronise(parallel.device)
+        return (run.flops - flops) / (time.perf_counter() - began), peak_memory(parallel.device)
+    finally:
+        teardown()
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _size(count: float) -> str:
+    return f"{count / 2**30:,.2f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"

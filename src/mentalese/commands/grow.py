@@ -1,0 +1,42 @@
+"""`mentalese grow`: adds latent thought to a trained Hugging Face decoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mentalese.commands.options import read_one
+from mentalese.errors import InputError
+from mentalese.models.generate_options import config_fields
+
+
+@dataclass(kw_only=True)
+class Options:
+    """Adds latent thought to a trained Hugging Face decoder: a checkpoint that trains on as the family does.
+
+    Attributes:
+        family: what to grow, required; `mentalese list` names the families.
+        out: the new model's folder, required.
+        mode: the family's kind of thought, if it has several (coconut, agclr, pause).
+        config: FIELD=VALUE ...: other fields of the family's config.
+        seed: for the weights that the base does not have.
+    """
+
+    family: str | None = None
+    out: Path | None = None
+    mode: str | None = None
+    config: tuple[str, ...] = ()
+    seed: int = 0
+
+
+def run(words: list[str]) -> None:
+    base, options = read_one(Options, words, "grow", "BASE")
+    if options.family is None or options.out is None:
+        missing = "--family NAME" if options.family is None else "--out DIR"
+        raise InputError(f"`mentalese grow` needs {missing}")
+    fields = config_fields(options.config) | ({} if options.mode is None else {"mode": options.mode})
+
+    from mentalese.models import grow
+
+    grow.grow(base, options.family, options.out, seed=options.seed, **fields)
+    print(f"{options.out} starts as {base}: train it with --train.init {options.out}")

@@ -1,0 +1,130 @@
+"""`mentalese list`: families, recipes, built-in data and figures."""
+
+from __future__ import annotations
+
+import fnmatch
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mentalese.commands.help import width
+from mentalese.commands.options import one, read
+from mentalese.commands.shared import print_json
+from mentalese.errors import InputError, nearest
+from mentalese.recipe import Recipe
+from mentalese.registry import families, load, recipes
+
+PUBLISHED = ("/openstax", "/graphs")
+"""How the names of recipes go on that are behind `results/`."""
+_LINES = 2
+
+
+@dataclass(kw_only=True)
+class Options:
+    """Families with the recipes one uses, built-in data and figures. A PATTERN (`coconut`, `gpt2*/small`) lists
+    whatever has such a name; recipes that are settings of a paper's table are only listed by PATTERN, --table or --all.
+
+    Attributes:
+        family: all recipes of one family, without the settings of tables.
+        table: the recipes that are settings of this table or figure of a paper, e.g. "Table 1".
+        all: everything, one line each.
+        json: everything as JSON.
+    """
+
+    family: str | None = None
+    table: str | None = None
+    all: bool = False
+    json: bool = False
+
+
+def run(words: list[str]) -> None:
+    patterns, options = read(Options, words, "list")
+    pattern = one(patterns, "list", "PATTERN") if patterns else None
+    everything = _everything()
+    if options.json:
+        return print_json(everything)
+    chosen = dict(recipes())
+    if options.family is not None:
+        chosen = {name: recipe for name, recipe in _of_family(options.family).items() if not recipe.paper}
+    if options.table is not None:
+        chosen = {
+            name: recipe for name, recipe in chosen.items() if options.table.lower() in (recipe.paper or "").lower()
+        }
+    if pattern is None and options.family is None and options.table is None and not options.all:
+        return _overview(everything)
+    listed = {"recipes": {name: recipe.description for name, recipe in chosen.items()}}
+    if options.family is None and options.table is None:
+        listed = everything | listed
+    if pattern is not None:
+        listed = {
+            title: {k: v for k, v in entries.items() if _matches(k, pattern)} for title, entries in listed.items()
+        }
+    if not any(listed.values()):
+        asked = pattern or options.table
+        known = [name for entries in everything.values() for name in entries]
+        raise InputError(f"nothing in the list is called {asked!r}{nearest(asked or '', known)} (`mentalese list`)")
+    return print("\n\n".join(_section(title, entries) for title, entries in listed.items() if entries))
+
+
+def _everything() -> dict[str, dict[str, str]]:
+    """Name -> description, by kind."""
+    from mentalese.analyses.figures import figures
+    from mentalese.data.builtin import BUILTIN
+
+    return {
+        "families": {name: family.description for name, family in families().items()},
+        "recipes": {name: recipe.description for name, recipe in recipes().items()},
+        "data": {f"builtin:{name}": builtin.description for name, builtin in BUILTIN.items()},
+        "figures": {name: f"{figure.description} ({figure.takes})" for name, figure in figures().items()},
+    }
+
+
+def _of_family(name: str) -> dict[str, Recipe]:
+    known = families()
+    if name not in known:
+        raise InputError(f"--family is {name!r}: no family is called that{nearest(name, known)}")
+    return {recipe.name: recipe for recipe in load(known[name].recipes)}
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Patterns match as in a shell; a word without one matches whatever contains it."""
+    return fnmatch.fnmatch(name, pattern) if set(pattern) & set("*?[") else pattern in name
+
+
+def _section(title: str, entries: Mapping[str, str]) -> str:
+    column = max(map(len, entries))
+    return "\n".join([f"{title}:", *(f"  {name.ljust(column)}  {text}" for name, text in entries.items())])
+
+
+def _overview(everything: dict[str, dict[str, str]]) -> None:
+    """What fits a screen: each family with the recipes one uses, and the names of data and figures."""
+    tables = sum(recipe.paper is not None for recipe in recipes().values())
+    print("families, and the recipes one uses:")
+    for name, description in everything["families"].items():
+        print(f"  {textwrap.shorten(f'{name}: {description}', width() - 2, placeholder=' ..')}")
+        own = [recipe.name for recipe in sorted(_of_family(name).values(), key=_rank) if not recipe.paper]
+        print(_names(own, _LINES, f"list --family {name}"))
+    for title in ("data", "figures"):
+        print(f"\n{title}:\n{_names([*everything[title]], len(everything[title]), '')}")
+    print(
+        f"\n{tables} more recipes are settings of papers' tables: --all lists them, --table 'Table 1' those of a table,"
+    )
+    print("PATTERN those of a name. `mentalese show RECIPE` explains one.")
+
+
+def _rank(recipe: Recipe) -> int:
+    """tiny, small, those with published results, the rest."""
+    place = f"/{recipe.name.partition('/')[2]}"
+    first = ("/tiny", "/small")
+    return first.index(place) if place in first else len(first) + (not place.startswith(PUBLISHED))
+
+
+def _names(names: list[str], most: int, more: str) -> str:
+    """Names in at most this many lines, and the command that lists the others."""
+    for count in range(len(names), 0, -1):
+        rest = f"(+{len(names) - count}: {more})".replace(" ", "\0") if count < len(names) else ""
+        text = "  ".join([*names[:count], rest]).rstrip()
+        lines = textwrap.wrap(text, width() - 4, break_on_hyphens=False, break_long_words=False)
+        if len(lines) <= most:
+            break
+    return "\n".join(f"    {line}" for line in lines).replace("\0", " ")

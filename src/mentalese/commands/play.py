@@ -1,0 +1,32 @@
+"""`mentalese play`: a page on this machine to write with a model."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+
+from mentalese.commands.options import read_one
+from mentalese.commands.shared import device
+from mentalese.errors import InputError
+
+
+@dataclass(kw_only=True)
+class Options:
+    """A page on this machine to write with a model and see its thoughts; Ctrl+C ends it.
+
+    Attributes:
+        port: of the page.
+        host: an address of this machine; whoever can reach it can use the page.
+    """
+
+    port: int = 7860
+    host: str = "127.0.0.1"
+
+
+def run(words: list[str]) -> None:
+    path, options = read_one(Options, words, "play", "MODEL")
+    if importlib.util.find_spec("gradio") is None:
+        raise InputError("the page needs Gradio, which is not installed: pip install 'mentalese[play]'")
+    from mentalese.viewer.play import play
+
+    play(path, options.host, options.port, device())

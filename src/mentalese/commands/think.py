@@ -1,0 +1,68 @@
+"""`mentalese think`: a page that shows what a model thinks of a text."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from mentalese.commands.options import read_one
+from mentalese.commands.shared import device, given_text
+from mentalese.errors import InputError
+from mentalese.models.generate_options import config_fields
+
+
+@dataclass(kw_only=True)
+class Options:
+    """Shows what a model thinks of a text, on a page that needs no network. For models trained on questions, the text
+    is used as the question.
+
+    Attributes:
+        text: what to think about.
+        file: a text file instead.
+        against: another model to show next to it, as it is; the options below are for the first one.
+        out: the page.
+        config: FIELD=VALUE ...: other values of the model's config, as far as the weights allow.
+        stage: ask at this stage instead of the one that the model was trained to.
+        latents: number of latent tokens after the question (default: as in training).
+        max_new_tokens: of an answer (default: as in the model's recipe).
+        fast_steps: gradient steps that infer the thoughts, for models that infer them.
+    """
+
+    text: str | None = None
+    file: Path | None = None
+    against: str | None = None
+    out: Path = Path("think.html")
+    config: tuple[str, ...] = ()
+    stage: int | None = None
+    latents: int | None = None
+    max_new_tokens: int | None = None
+    fast_steps: int | None = None
+
+
+def run(words: list[str]) -> None:
+    path, options = read_one(Options, words, "think", "MODEL")
+    text = given_text(options.text, options.file)
+    if text is None:
+        raise InputError("--text and --file are missing: use one of them")
+    if not text.strip():
+        raise InputError(f"there is no text in --{'text' if options.file is None else 'file'}: give some")
+    from mentalese.files import check_place, write_text
+
+    check_place(options.out, "--out")
+    from mentalese.viewer import think_page
+
+    page = think_page(
+        path,
+        text,
+        against=options.against,
+        stage=options.stage,
+        latents=options.latents,
+        max_new_tokens=options.max_new_tokens,
+        config=config_fields(options.config),
+        device=device(),
+        command=shlex.join(["mentalese", "think", *words]),
+        **({} if options.fast_steps is None else {"fast_steps": options.fast_steps}),
+    )
+    write_text(options.out, page)
+    print(f"{options.out} shows what {path} thought")

@@ -1,0 +1,69 @@
+"""`mentalese train`: trains one recipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mentalese.commands.options import one, read
+from mentalese.commands.recipe_options import read_recipe, split_settings
+from mentalese.errors import InputError
+from mentalese.recipe_files import open_recipe
+
+
+@dataclass(kw_only=True)
+class Options:
+    """Trains a recipe, every field of which is an option (`mentalese train RECIPE --help`).
+
+    Attributes:
+        out: the run's folder; runs/RECIPE if it is not given.
+        resume: resume the run in this folder.
+        dry_run: print size, cost and time of the run, and stop.
+        flops_per_second: the speed that --dry-run assumes, e.g. 1e14; without it a few steps are timed here.
+    """
+
+    out: Path | None = None
+    resume: bool = False
+    dry_run: bool = False
+    flops_per_second: float | None = None
+
+
+def run(words: list[str]) -> None:
+    names, settings, rest = split_settings(words)
+    if not names:
+        names, _ = read(Options, rest, "train")  # prints help if that is asked for
+    recipe = open_recipe(one(names, "train", "RECIPE"))
+    recipe, more, options = read_recipe(recipe, Options, [*settings, *rest], f"train {recipe.name}")
+    one([*names, *more], "train", "RECIPE")
+    if options.flops_per_second is not None:
+        if not options.dry_run:
+            raise InputError(f"--flops-per-second is {options.flops_per_second:g}: it is for --dry-run, remove it")
+        if options.flops_per_second <= 0:
+            raise InputError(f"--flops-per-second is {options.flops_per_second:g}: use a positive number")
+    if options.dry_run:
+        from mentalese.commands.dry_run import print_dry_run
+
+        return print_dry_run(recipe, options.flops_per_second)
+    out = options.out or Path("runs") / recipe.name.replace("/", "-")
+
+    from mentalese.training.loop import train
+    from mentalese.training.parallel import is_main_process
+
+    result = train(recipe, out, resume=options.resume)
+    if is_main_process():
+        print(
+            f"{recipe.name}: {_score(result['test'])}; "
+            f"{result['steps']:,} steps, {result['tokens']:,} tokens, {result['seconds']:.0f} s; see {out}"
+        )
+    return None
+
+
+def _score(test: dict[str, Any]) -> str:
+    from mentalese.models.scoring import label
+
+    if "accuracy" in test:
+        return f"test accuracy {test['accuracy']:.1%} of {test['questions']:,} questions"
+    bits = test["bits_per_byte"]
+    shown = f"test perplexity {test['perplexity']:.2f}{label(test['protocol'])}"
+    return shown if bits is None else f"{shown}, {bits:.3f} bits per byte"

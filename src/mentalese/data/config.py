@@ -1,0 +1,109 @@
+"""Which text a run reads and the protocol by which it is scored: two sections of a recipe.
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mentalese.errors import require
+
+AS_IT_IS: dict[str, Any] = {"text_column": None, "detokenizer": None}
+"""Of `DataConfig`, where another source takes the place of a recipe's: these say how its own text is read."""
+Detokenizer = Literal["wikitext", "ptb", "lm1b", "lambada", "scientific_papers"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which text, in which tokens and sentences.
+
+    Attributes:
+        source: `builtin:NAME`, `file:PATH` (txt, jsonl, json or parquet, or a folder with train, validation and test
+            files), `hub:NAME[@REVISION][:CONFIG[:SPLIT]]`, or a published set of questions: `gsm8k:PATH`,
+            `gsm8k-aug:PATH`, `hotpotqa:PATH`, `clutrr:PATH`.
+        text_column: the column that holds the text; found by itself where the file has only one candidate.
+        detokenizer: the format of a tokenised set that is to be read as running text (`mentalese.data.detokenizers`):
+            bytes, and so bits a byte, are of the running text. `None`: read as it is.
+        tokenizer: `bpe:SIZE` (trained on the training split, seeded), a folder, or `hub:NAME`.
+        sentences: how text is split: `sentencex`, `syntok`, `sat`, `fixed:N` (spans of N tokens) or `none`.
+        min_sentence_tokens: shorter sentences are merged with the next one.
+        max_sentence_tokens: longer sentences are cut, after punctuation where there is some.
+        train_tokens: train on the first whole documents that hold this many tokens; `None` takes all of them.
+    """
+
+    source: str = "builtin:stdlib"
+    text_column: str | None = None
+    detokenizer: Detokenizer | None = None
+    tokenizer: str = "bpe:4096"
+    sentences: str = "sentencex"
+    min_sentence_tokens: int = 3
+    max_sentence_tokens: int = 64
+    train_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        minimum, train_tokens = self.min_sentence_tokens, self.train_tokens
+        require(minimum >= 1, "data.min_sentence_tokens", minimum, "set at least 1")
+        require(train_tokens is None or train_tokens >= 1, "data.train_tokens", train_tokens, "set 1 or more, or None")
+        require(
+            self.max_sentence_tokens > minimum,
+            "data.max_sentence_tokens",
+            self.max_sentence_tokens,
+            f"set more than data.min_sentence_tokens ({minimum})",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """The protocol of a perplexity, or of answers to questions; it is written beside every figure.
+
+    Attributes:
+        metric: what decides which model is the best and what `compare` is about. `accuracy` asks the questions of
+            layout `qa` at the stage that training is at; the best model is the best of the last stage reached.
+        answer_tokens: the most new tokens of an answer, steps included.
+        tokens: `lexical` scores the text alone; `all` also scores the end of each document and, for models of
+            sentences, the end of each sentence.
+        context_length: tokens per window; `None` takes `layout.sequence_length`. Layouts of whole sentences read whole
+            documents.
+        stride: new tokens per window; `None` takes half of `context_length`, or all but one of joined documents. The
+            first `context_length - stride` tokens of later windows are context only.
+        joined: windows lie in the documents joined by their ends, as rows of layout `packed` do in training, instead
+            of each in one document; with the stride that `None` takes they share one token.
+        batch_size: windows or documents at once; results do not depend on it.
+        max_documents: score only the first N documents of the split (validation during training).
+        estimator: how the likelihood is found, for models that have several ways (`Contract.estimators`); `None` takes
+            the model's own.
+        sample_prompts, sample_tokens: prompts, and new tokens a prompt, of the samples in `result.json`; without
+            prompts the openings of two test documents are continued, or two test questions are answered.
+    """
+
+    metric: Literal["perplexity", "accuracy"] = "perplexity"
+    answer_tokens: int = 64
+    tokens: Literal["lexical", "all"] = "lexical"
+    context_length: int | None = None
+    stride: int | None = None
+    joined: bool = False
+    batch_size: int = 16
+    max_documents: int | None = None
+    estimator: str | None = None
+    sample_prompts: tuple[str, ...] = ()
+    sample_tokens: int = 40
+
+    def __post_init__(self) -> None:
+        for name, least in (("context_length", 2), ("stride", 1), ("max_documents", 1)):
+            value = getattr(self, name)
+            require(value is None or value >= least, f"evaluation.{name}", value, f"set at least {least}, or None")
+        for name in ("batch_size", "sample_tokens", "answer_tokens"):
+            require(getattr(self, name) >= 1, f"evaluation.{name}", getattr(self, name), "set at least 1")
+        if self.context_length is not None and self.stride is not None:
+            require(
+                self.stride < self.context_length,
+                "evaluation.stride",
+                self.stride,
+                f"set less than evaluation.context_length ({self.context_length})",
+            )
+
+    def documents(self, available: int) -> int:
+        """How many of a split's documents are scored."""
+        return min(available, self.max_documents or available)

@@ -1,0 +1,71 @@
+"""Batches of a split to score, or to ask a model its questions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from mentalese.data.batch import Batch
+from mentalese.data.config import EvaluationConfig
+from mentalese.data.layouts import Layout
+from mentalese.data.rows import as_arrays
+from mentalese.data.store import Split
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def evaluation_batches(
+    split: Split, layout: Layout, evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase
+) -> Iterator[Batch]:
+    """A split's documents in batches in which every lexical token has a label exactly once, whatever the layout.
+
+    `evaluation.tokens="all"` also labels the ends of documents and, if there are markers, the ends of sentences. Rows
+    are sorted by length, the longest first.
+
+    Returns:
+        Batches as `Layout.assemble` makes them, with `store_index` [rows, length]: the place of each label in
+        `split.tokens`, -1 if it has none.
+
+    Raises:
+        InputError: what `Layout.evaluation_rows` and `Layout.special_ids` refuse; at the call.
+    """
+    split = as_arrays(split)
+    layout.special_ids(tokenizer)  # checks
+    layout.check_evaluation(evaluation)
+    rows = layout.evaluation_rows(split, evaluation)
+    order = np.lexsort((-rows.lengths, -layout.passes(rows)))
+    return (
+        layout.assemble(split, rows[order[i : i + evaluation.batch_size]], tokenizer, evaluation.tokens)
+        for i in range(0, len(order), evaluation.batch_size)
+    )
+
+
+def question_batches(
+    split: Split, layout: Layout, evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase
+) -> Iterator[Batch]:
+    """A split's questions, with their latents if the layout has some, for `generate` to continue.
+
+    Returns:
+        Batches of `input_ids`, `attention_mask`, int64 [rows, length], padded on the left, and `documents` int64
+        [rows], the document of each question; the longest first.
+
+    Raises:
+        InputError: what `Layout.question_rows` and `Layout.special_ids` refuse; at the call.
+    """
+    split = as_arrays(split)
+    layout.special_ids(tokenizer)  # checks
+    rows = layout.question_rows(split, evaluation)
+    order = np.argsort(-rows.lengths, kind="stable")
+
+    def batch(documents: np.ndarray) -> Batch:
+        assembled = layout.assemble(split, rows[documents], tokenizer, left=True)
+        ids = assembled["input_ids"]
+        mask = assembled.get("attention_mask", torch.ones_like(ids))
+        return {"input_ids": ids, "attention_mask": mask, "documents": torch.from_numpy(documents)}
+
+    size = evaluation.batch_size
+    return (batch(order[i : i + size]) for i in range(0, len(order), size))

@@ -1,0 +1,286 @@
+"""What every layout has: a section of a recipe that also knows how its text is packed, scored and prompted."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+
+from mentalese.data.packing import pack_rows
+from mentalese.data.rows import BOS, MARKER_NAMES, PAD, Rows, store_index
+from mentalese.errors import InputError, require
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from mentalese.data.batch import Batch
+    from mentalese.data.config import DataConfig, EvaluationConfig
+    from mentalese.data.store import Split
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout(ABC):
+    """How documents become rows to train on and to score, and texts become prompts.
+
+    A subclass is a frozen, keyword-only dataclass whose fields are the options `--layout.NAME` of its recipes. It sets
+    `kind` and writes `training_rows`, `evaluation_rows`, `pack` and `protocol`; everything else has a default. A family
+    declares its own in `Family.layouts`.
+
+    Attributes:
+        kind: the name in a saved recipe.
+        changeable: fields that a phase may change.
+        markers: sentences are between markers in the stream.
+        sequential: a row is read sentence by sentence, in full, whatever its length.
+        plain: running text without markers, of which documents may be joined.
+        questions: documents are a question, steps and an answer, so that a model can be asked and be right.
+        beginning: what a text begins with, in words.
+    """
+
+    kind: ClassVar[str]
+    changeable: ClassVar[tuple[str, ...]] = ()
+    markers: ClassVar[bool] = False
+    sequential: ClassVar[bool] = False
+    plain: ClassVar[bool] = False
+    questions: ClassVar[bool] = False
+    beginning: ClassVar[str] = "after the beginning-of-text token"
+
+    # -- settings ------------------------------------------------------------------------------------------------------
+
+    @property
+    def sequence_length(self) -> int | None:
+        """Tokens per row at most; `None`: rows of any length."""
+        return None
+
+    @property
+    def stage(self) -> int:
+        """The stage of the curriculum, for layouts that have one."""
+        return 0
+
+    @property
+    def has_latents(self) -> bool:
+        """Whether rows contain latents, or at least their markers."""
+        return False
+
+    def asked(self) -> dict[str, int | None]:
+        """What a result says about the questions: their stage and latents; empty for texts."""
+        return {}
+
+    def at(self, stage: int | None, latents: int | None) -> Layout:
+        """The same layout at a stage, with a number of latents; `None` changes nothing.
+
+        Raises:
+            InputError: this layout has neither.
+        """
+        for name, value in (("stage", stage), ("latents", latents)):
+            if value is not None:
+                raise InputError(f"{name} is {value}: the layout {self.kind!r} has no {name}; remove it")
+        return self
+
+    def special_ids(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+        """The ids of the markers that rows need, by the names that model configs use.
+
+        Raises:
+            InputError: the tokenizer lacks one of them.
+        """
+        from mentalese.data.tokenizers import special_token_ids
+
+        return special_token_ids(tokenizer, sentences=self.markers)
+
+    # -- rows ----------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def training_rows(self, split: Split, generator: np.random.Generator) -> Rows:
+        """An epoch's rows; what is random in them is drawn from the generator.
+
+        Raises:
+            InputError: the split has no row of this layout.
+        """
+
+    @abstractmethod
+    def pack(self, rows: Rows, split: Split, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """An epoch's batches: `order` and `bounds`, see `mentalese.data.packing`.
+
+        Raises:
+            InputError: too few rows for one batch.
+        """
+
+    @abstractmethod
+    def evaluation_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
+        """Rows of the split's first documents in which every lexical token is a target exactly once.
+
+        Raises:
+            InputError: the split or the protocol does not fit this layout.
+        """
+
+    def question_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
+        """One row per document, up to where a model continues.
+
+        Raises:
+            InputError: this layout has no questions.
+        """
+        raise InputError(f"the layout {self.kind!r} has no questions: use a model trained on layout 'qa'")
+
+    def passes(self, rows: Rows) -> np.ndarray:
+        """Sentence steps that each row takes, int64 [rows]."""
+        return np.ones_like(rows.start)
+
+    def check(self, split: Split, tokenizer: PreTrainedTokenizerBase, ranks: int, micro_batches: int) -> None:
+        """Raises `InputError` if a run cannot train on this split, found before it starts.
+
+        Args:
+            ranks, micro_batches: processes, and micro-batches per process, that share each batch.
+        """
+        self.special_ids(tokenizer)
+
+    # -- batches -------------------------------------------------------------------------------------------------------
+
+    def assemble(
+        self,
+        split: Split,
+        rows: Rows,
+        tokenizer: PreTrainedTokenizerBase,
+        scored: Literal["lexical", "all"] | None = None,
+        *,
+        left: bool = False,
+    ) -> Batch:
+        """Copies rows out of the store.
+
+        Args:
+            scored: what has labels, see `EvaluationConfig.tokens`; `None`: what is trained on.
+            left: pad on the left, so that the rows can be continued.
+
+        Returns:
+            `input_ids`, `labels` int64 [rows, length], `attention_mask` if rows are padded, and if `scored` the
+            `store_index` of each label in `split.tokens`, -1 if it has none.
+        """
+        import torch
+
+        from mentalese.nn.loss import IGNORED
+
+        special = self.special_ids(tokenizer)
+        column, lengths = np.arange(int(rows.lengths.max())), rows.lengths[:, None]
+        real = column >= len(column) - lengths if left else column < lengths
+        index = np.full(real.shape, PAD)
+        index[real] = store_index(split, rows)
+        markers = np.array([special.get(name, -1) for name in MARKER_NAMES])
+        ids = np.where(index < 0, markers[np.minimum(index, -1)], split.tokens[np.maximum(index, 0)])
+        context = rows.target - rows.start + (0 if rows.gap is None else rows.gap)
+        labels = np.where(real & (column >= context[:, None]), ids, IGNORED)
+        if scored or self.sequential:  # the start of a sentence is given
+            labels[index == BOS] = IGNORED
+        if scored == "lexical":
+            labels[(index < 0) | (ids == special["eos_token_id"])] = IGNORED
+        batch: Batch = {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
+        if scored:
+            batch["store_index"] = torch.from_numpy(np.where(labels != IGNORED, index, -1))
+        if not real.all():
+            batch["attention_mask"] = torch.from_numpy(real.astype(np.int64))
+        return batch
+
+    # -- prompts -------------------------------------------------------------------------------------------------------
+
+    def prompt_text(self, prompt: str) -> str:
+        """A prompt as new text follows it."""
+        return prompt
+
+    def encode_prompts(
+        self,
+        texts: Sequence[str],
+        tokenizer: PreTrainedTokenizerBase,
+        data: DataConfig,
+        mask_token_id: int | None = None,
+    ) -> Batch:
+        """Prompts as a model of this layout reads them, to be continued. A marker's name in a prompt is plain text.
+
+        Args:
+            data: how texts are split into sentences.
+            mask_token_id: what each `<|mask|>` in a prompt becomes, with the spaces before it (they belong to its
+                word); `None`: plain text.
+
+        Returns:
+            `input_ids` and `attention_mask`, int64 [texts, length], padded on the left.
+
+        Raises:
+            InputError: a prompt without any text or not in Unicode, masks in a layout that has no place for them, or a
+                tokenizer that lacks a marker.
+        """
+        from mentalese.data.prompts import check_prompts, pad_left
+
+        special = self.special_ids(tokenizer)
+        check_prompts(texts, whole_sentences=self.markers and mask_token_id is not None)
+        return pad_left(self.prompt_ids(texts, tokenizer, data, mask_token_id), special["pad_token_id"])
+
+    def prompt_ids(
+        self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, data: DataConfig, mask_token_id: int | None
+    ) -> list[list[int]]:
+        """The rows of `encode_prompts`: a document starts after EOD, as in training (another project's model reads its
+        own beginning of a text)."""
+        from mentalese.data.prompts import text_ids
+
+        start = self.special_ids(tokenizer)["bos_token_id"]
+        texts = [self.prompt_text(text) for text in texts]
+        return [[start, *ids] for ids in text_ids(texts, tokenizer, mask_token_id)]
+
+    # -- the protocol --------------------------------------------------------------------------------------------------
+
+    def window(self, evaluation: EvaluationConfig) -> tuple[int, int] | None:
+        """Tokens that are read at once when a text is scored, and how many of them are new; `None`: all of a row.
+
+        Raises:
+            InputError: the two do not fit.
+        """
+        return None
+
+    @abstractmethod
+    def protocol(self, evaluation: EvaluationConfig, data: DataConfig) -> dict[str, Any]:
+        """What is published next to a perplexity: `context`, `first_token` and `sentences`."""
+
+    def check_evaluation(self, evaluation: EvaluationConfig) -> None:
+        """Raises `InputError` for a protocol that this layout does not have."""
+        if evaluation.metric == "accuracy" and not self.questions:
+            raise InputError(f"evaluation.metric is 'accuracy': layout {self.kind!r} has no questions; use layout 'qa'")
+        if evaluation.joined and not self.plain:
+            raise InputError(
+                f"evaluation.joined is True: layout {self.kind!r} does not join documents; remove it, or use layout "
+                "'packed' or 'per_document'"
+            )
+        self.window(evaluation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowLayout(Layout):
+    """Rows of at most `sequence_length` tokens, a fixed number of them per step.
+
+    Attributes:
+        sequence_length: tokens per row at most, markers included.
+        batch_size: rows per optimiser step, over all ranks and micro-batches.
+    """
+
+    sequence_length: int = 256
+    batch_size: int = 16
+
+    changeable: ClassVar[tuple[str, ...]] = ("sequence_length", "batch_size")
+
+    def __post_init__(self) -> None:
+        require(self.batch_size >= 1, "layout.batch_size", self.batch_size, "set at least 1")
+        require(self.sequence_length >= 2, "layout.sequence_length", self.sequence_length, "set at least 2")
+
+    def check(self, split: Split, tokenizer: PreTrainedTokenizerBase, ranks: int, micro_batches: int) -> None:
+        super().check(split, tokenizer, ranks, micro_batches)
+        parts = ranks * micro_batches
+        if self.batch_size % parts:
+            raise InputError(
+                f"layout.batch_size is {self.batch_size}: set a multiple of {parts}, which is {ranks} ranks times "
+                f"train.gradient_accumulation_steps {micro_batches}"
+            )
+
+    def pack(self, rows: Rows, split: Split, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        if len(rows) < self.batch_size:
+            raise InputError(
+                f"layout.batch_size is {self.batch_size}: the training split has only {len(rows)} rows of at most "
+                f"{self.sequence_length} tokens; set a smaller batch or use more text"
+            )
+        return pack_rows(rows, self.batch_size, generator)

@@ -1,0 +1,120 @@
+"""Running text in rows of one length: joined documents, one document per row, or sentences between markers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mentalese.data.layouts.base import RowLayout
+from mentalese.data.rows import Rows, document_windows, joined_windows, sentence_start, within_sentences
+from mentalese.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from mentalese.data.config import DataConfig, EvaluationConfig
+    from mentalese.data.store import Split
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed(RowLayout):
+    """Documents joined by end-of-document tokens and cut into rows.
+
+    Attributes:
+        sequence_length: tokens per row.
+        batch_size: rows per optimiser step, over all ranks and micro-batches.
+    """
+
+    kind = "packed"
+    plain = True
+
+    def training_rows(self, split: Split, generator: np.random.Generator) -> Rows:
+        return joined_windows(0, len(split.tokens), self.sequence_length)
+
+    def evaluation_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
+        documents = evaluation.documents(len(split.document_bytes))
+        bounds = split.documents[[0, documents]] if evaluation.joined else split.documents[: documents + 1]
+        return document_windows(bounds[:-1], bounds[1:] - (evaluation.tokens == "lexical"), *self.window(evaluation))
+
+    def window(self, evaluation: EvaluationConfig) -> tuple[int, int]:
+        length = evaluation.context_length or self.sequence_length
+        stride = evaluation.stride or (length - 1 if evaluation.joined else length // 2)
+        if not 0 < stride < length:
+            field, value = ("stride", stride) if evaluation.stride else ("context_length", length)
+            raise InputError(
+                f"evaluation.{field} is {value}: set at least 2 tokens of context and a stride below the context "
+                f"({length})"
+            )
+        return length, stride
+
+    def protocol(self, evaluation: EvaluationConfig, data: DataConfig) -> dict[str, Any]:
+        length, stride = self.window(evaluation)
+        where = "of the documents joined by end-of-document tokens" if evaluation.joined else "inside a document"
+        kind = "windows" if evaluation.joined else "sliding windows"
+        return {
+            "context": f"{kind} of {length} tokens {where}, {stride} new tokens per window",
+            "first_token": "a document's first token is scored after the end-of-document token; a sentence's first "
+            "token after the sentence before it, like any other token",
+            "sentences": None,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerDocument(Packed):
+    """Rows that never cross a document; shorter rows are padded.
+
+    Attributes:
+        sequence_length: tokens per row at most.
+        batch_size: rows per optimiser step, over all ranks and micro-batches.
+    """
+
+    kind = "per_document"
+
+    def training_rows(self, split: Split, generator: np.random.Generator) -> Rows:
+        begin, end = split.documents[:-1], split.documents[1:]
+        return document_windows(begin, end, self.sequence_length, self.sequence_length - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marked(Packed):
+    """Documents joined and cut into rows, with a marker before and after each sentence.
+
+    Attributes:
+        sequence_length: tokens per row, markers included.
+        batch_size: rows per optimiser step, over all ranks and micro-batches.
+    """
+
+    kind = "marked"
+    plain = False
+    markers = True
+    beginning = "sentences between markers"
+
+    def training_rows(self, split: Split, generator: np.random.Generator) -> Rows:
+        length = len(split.tokens) + 2 * (len(split.segments) - 1)
+        # The stream's first BOS follows nothing and is not a target.
+        return within_sentences(split, joined_windows(1, length, self.sequence_length))
+
+    def evaluation_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
+        documents = evaluation.documents(len(split.document_bytes))
+        starts = sentence_start(split, split.document_segments[: documents + 1])
+        # A window begins with the BOS; `EOD EOS` at the end is not text.
+        end = starts[1:] - 2 * (evaluation.tokens == "lexical")
+        return within_sentences(split, document_windows(starts[:-1] + 1, end, *self.window(evaluation)))
+
+    def protocol(self, evaluation: EvaluationConfig, data: DataConfig) -> dict[str, Any]:
+        return {
+            "context": f"{super().protocol(evaluation, data)['context']}, sentence markers included",
+            "first_token": "a sentence's first token is scored after its sentence-start token, which is given, and "
+            "what comes before it in the window; a document's first token after the sentence-start token alone",
+            "sentences": data.sentences,
+        }
+
+    def prompt_ids(
+        self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, data: DataConfig, mask_token_id: int | None
+    ) -> list[list[int]]:
+        from mentalese.data.prompts import open_sentences
+
+        return open_sentences(texts, tokenizer, data)

@@ -1,0 +1,195 @@
+"""Questions with their steps and answers, whose steps may give way to latents stage by stage."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from mentalese.data.layouts.base import RowLayout
+from mentalese.data.rows import Rows
+from mentalese.errors import InputError, require
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from mentalese.data.batch import Batch
+    from mentalese.data.config import DataConfig, EvaluationConfig
+    from mentalese.data.store import Split
+
+LATENT_NAMES = ("latent_start_token_id", "latent_token_id", "latent_end_token_id")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionAnswer(RowLayout):
+    """One question per row with its steps and its answer; what follows the question is predicted.
+
+    Attributes:
+        sequence_length: the most tokens per row; longer questions are refused.
+        batch_size: questions per optimiser step, over all ranks and micro-batches.
+        stage: the number of first steps that are left out, and above `stages` all of them (the curriculum of Coconut;
+            phases raise it).
+        stages: the last stage that leaves steps, if there are more.
+        removal: what a stage counts: `steps` (Coconut), or `tokens` of the steps (iCoT).
+        removal_smoothing: iCoT's lambda: in training a question loses o more tokens with a probability proportional to
+            exp(-lambda o); `None`: never.
+        uniform_prob: the share of an epoch's questions that are read at a stage drawn from 0 to `stages`.
+        latents_per_step: latents between markers after the question, for each stage up to `stages`; `None`: neither
+            latents nor markers.
+        latents: the number of latents at every stage; `None`: `latents_per_step` counts.
+    """
+
+    stage: int = 0
+    stages: int = 0
+    removal: Literal["steps", "tokens"] = "steps"
+    removal_smoothing: float | None = None
+    uniform_prob: float = 0.0
+    latents_per_step: int | None = None
+    latents: int | None = None
+
+    kind = "qa"
+    changeable = (*RowLayout.changeable, "stage", "latents", "uniform_prob")
+    questions = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("stage", "stages", "latents_per_step", "latents"):
+            value = getattr(self, name)
+            require(value is None or value >= 0, f"layout.{name}", value, "set 0 or more")
+        require(0 <= self.uniform_prob <= 1, "layout.uniform_prob", self.uniform_prob, "set a number in [0, 1]")
+        smoothing = self.removal_smoothing
+        require(smoothing is None or smoothing > 0, "layout.removal_smoothing", smoothing, "set a positive number")
+        if smoothing is not None and self.removal != "tokens":
+            raise InputError(f"layout.removal_smoothing is {smoothing}: it needs layout.removal 'tokens'")
+        if self.uniform_prob and self.removal == "tokens":
+            raise InputError(f"layout.uniform_prob is {self.uniform_prob}: it draws stages of layout.removal 'steps'")
+
+    @property
+    def has_latents(self) -> bool:
+        return self.latents is not None or self.latents_per_step is not None
+
+    def latents_at(self, stage: int) -> int:
+        """Latents of a question that is read at this stage."""
+        return min(stage, self.stages) * (self.latents_per_step or 0) if self.latents is None else self.latents
+
+    def asked(self) -> dict[str, int | None]:
+        """The stage, and latents per question (`None`: not even their markers)."""
+        return {"stage": self.stage, "latents": self.latents_at(self.stage) if self.has_latents else None}
+
+    def at(self, stage: int | None, latents: int | None) -> QuestionAnswer:
+        changes: dict[str, Any] = {
+            name: value for name, value in (("stage", stage), ("latents", latents)) if value is not None
+        }
+        return dataclasses.replace(self, **changes)
+
+    def special_ids(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+        special = super().special_ids(tokenizer)
+        if self.has_latents and "latent_token_id" not in special:
+            raise InputError(
+                "layout asks for latents and the tokenizer has no tokens for them: "
+                "add them with mentalese.data.tokenizers.add_markers(tokenizer, latents=True), or use `mentalese grow`"
+            )
+        return special
+
+    def check(self, split: Split, tokenizer: PreTrainedTokenizerBase, ranks: int, micro_batches: int) -> None:
+        super().check(split, tokenizer, ranks, micro_batches)
+        for stage in range(self.stages + 1) if self.uniform_prob else (self.stage,):
+            dataclasses.replace(self, stage=stage).rows(split, len(split.document_bytes))
+
+    def training_rows(self, split: Split, generator: np.random.Generator) -> Rows:
+        return self.rows(split, len(split.document_bytes), generator)
+
+    def evaluation_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
+        return self.rows(split, evaluation.documents(len(split.document_bytes)))
+
+    def question_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
+        """Questions and their latents. Steps are not read, so that a row too long to train on can be asked."""
+        rows = self._rows(split, evaluation.documents(len(split.document_bytes)), None)
+        assert rows.rest is not None
+        return dataclasses.replace(rows, stop=rows.rest)
+
+    def rows(self, split: Split, documents: int, generator: np.random.Generator | None = None) -> Rows:
+        """The first documents, each a row of its own at `stage`.
+
+        Args:
+            generator: draws what is random in training; `None`: nothing is.
+
+        Raises:
+            InputError: a document without a question or an answer, or rows above `sequence_length`.
+        """
+        rows = self._rows(split, documents, generator)
+        longer = int((rows.lengths > self.sequence_length).sum())
+        if longer:
+            raise InputError(
+                f"layout.sequence_length is {self.sequence_length}: {longer} of {documents} questions are longer; set "
+                f"at least {int(rows.lengths.max())} or remove them"
+            )
+        return rows
+
+    def _rows(self, split: Split, documents: int, generator: np.random.Generator | None) -> Rows:
+        """A document's first segment is the question, its last one the answer."""
+        start, stop = split.documents[:documents], split.documents[1 : documents + 1]
+        first, last = split.document_segments[:documents], split.document_segments[1 : documents + 1] - 1
+        target = split.segments[np.minimum(first + 1, last)]
+        broken = int(((last == first) | (target == start)).sum())
+        if broken:
+            raise InputError(
+                f"layout is 'qa': {broken} of {documents} documents lack a question or an answer; remove them, or use "
+                "another layout"
+            )
+        answer, stage = split.segments[last], np.full(documents, self.stage)
+        if generator is not None and self.uniform_prob:
+            drawn = generator.integers(0, self.stages, documents, endpoint=True)
+            stage = np.where(generator.random(documents) < self.uniform_prob, drawn, stage)
+        if self.removal == "tokens":
+            removed = stage
+            if generator is not None and self.removal_smoothing is not None:
+                removed = stage + generator.geometric(1 - np.exp(-self.removal_smoothing), documents) - 1
+            rest = np.minimum(target + removed, answer)
+        else:
+            rest = split.segments[np.minimum(first + 1 + stage, last)]
+        rest = np.where(stage > self.stages, answer, rest)
+        latents = np.array([self.latents_at(number) for number in range(max(self.stage, self.stages) + 1)])
+        gap = latents[stage] + 2 if self.has_latents else np.zeros_like(start)
+        return Rows(start, target, stop, rest=rest, gap=gap)
+
+    def assemble(
+        self,
+        split: Split,
+        rows: Rows,
+        tokenizer: PreTrainedTokenizerBase,
+        scored: Literal["lexical", "all"] | None = None,
+        *,
+        left: bool = False,
+    ) -> Batch:
+        """As every layout, with `question_lengths` int64 [rows]."""
+        import torch
+
+        batch = super().assemble(split, rows, tokenizer, scored, left=left)
+        return batch | {"question_lengths": torch.from_numpy(rows.target - rows.start)}
+
+    def prompt_text(self, prompt: str) -> str:
+        """A question is on a line of its own."""
+        return f"{prompt.rstrip()}\n"
+
+    def prompt_ids(
+        self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, data: DataConfig, mask_token_id: int | None
+    ) -> list[list[int]]:
+        from mentalese.data.prompts import text_ids
+
+        latents = []
+        if self.has_latents:
+            first, latent, last = (self.special_ids(tokenizer)[name] for name in LATENT_NAMES)
+            latents = [first, *[latent] * self.latents_at(self.stage), last]
+        texts = [self.prompt_text(text) for text in texts]
+        return [[*ids, *latents] for ids in text_ids(texts, tokenizer, mask_token_id)]
+
+    def protocol(self, evaluation: EvaluationConfig, data: DataConfig) -> dict[str, Any]:
+        return {
+            "context": "whole records: steps and answer after the question, whose bytes count in bits per byte",
+            "first_token": "the first token after the question is scored given the question",
+            "sentences": None,
+        }

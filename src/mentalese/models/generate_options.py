@@ -1,0 +1,105 @@
+"""How a text is to be generated: the options that `mentalese generate` and the page of `mentalese play` share."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mentalese.errors import InputError
+
+
+@dataclass(kw_only=True)
+class GenerateOptions:
+    """Continues a text. One prompt streams on a terminal; many run in batches.
+
+    Attributes:
+        prompt: one or more texts to continue; a model that fills in masks fills in each `<|mask|>`.
+        file: a text file with one prompt per line.
+        max_new_tokens: 0 to fill in masks and nothing else.
+        temperature: divides the logits before a token is drawn.
+        top_k: draw from the K likeliest tokens.
+        top_p: draw from the likeliest tokens that share this probability.
+        num_beams: search with this many beams.
+        do_sample: draw tokens; implied by temperature, top-k and top-p.
+        greedy: take the likeliest token, whatever the model's own generation settings are.
+        config: FIELD=VALUE ...: other values of the model's config, as far as the weights allow.
+        stage: ask at this stage instead of the one that the model was trained to.
+        latents: number of latent tokens after the question (default: as in training).
+        fast_steps: gradient steps that infer the thoughts of the prompt, for models that infer them.
+        infer_every: infer them again after this many new tokens.
+        posterior_seed: seed for inferring the thoughts. Default: --seed when sampling or with an empty prompt, else 0.
+        seed: for drawing tokens.
+        json: print a list of prompts and texts as JSON.
+    """
+
+    prompt: tuple[str, ...] = ()
+    file: Path | None = None
+    max_new_tokens: int = 100
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    num_beams: int = 1
+    do_sample: bool = False
+    greedy: bool = False
+    config: tuple[str, ...] = ()
+    stage: int | None = None
+    latents: int | None = None
+    fast_steps: int | None = None
+    infer_every: int | None = None
+    posterior_seed: int | None = None
+    seed: int = 0
+
+    def inference(self, generate: Callable[..., Any]) -> dict[str, Any]:
+        """Keywords of a model's own `generate` that infers thoughts; it takes a while, so progress is shown."""
+        takes = inspect.signature(generate).parameters
+        names = ("fast_steps", "infer_every", "posterior_seed")
+        kwargs = {name: value for name in names if (value := getattr(self, name)) is not None}
+        for name, value in kwargs.items():
+            if name not in takes:
+                raise InputError(f"--{name.replace('_', '-')} is {value}: this model infers no thoughts, remove it")
+        return kwargs | ({"show_progress": True} if "show_progress" in takes else {})
+
+    def generation(self) -> dict[str, Any]:
+        """Hugging Face's own keywords, those that were given; raises `InputError` for a value out of range."""
+        for name, value, right, remedy in (
+            ("temperature", self.temperature, lambda v: v > 0, "use a positive number"),
+            ("top-k", self.top_k, lambda v: v >= 1, "use at least 1"),
+            ("top-p", self.top_p, lambda v: 0 < v <= 1, "use a number in (0, 1]"),
+            ("num-beams", self.num_beams, lambda v: v >= 1, "use at least 1"),
+        ):
+            if value is not None and not right(value):
+                raise InputError(f"--{name} is {value}: {remedy}")
+        sampling = {
+            name: value
+            for name, value in (("temperature", self.temperature), ("top_k", self.top_k), ("top_p", self.top_p))
+            if value is not None
+        }
+        if self.greedy and (sampling or self.do_sample):
+            other = next(iter(sampling), "do_sample").replace("_", "-")
+            raise InputError(f"--greedy and --{other} contradict each other: use one of them")
+        kwargs: dict[str, Any] = dict(sampling)
+        if self.do_sample or sampling:
+            kwargs["do_sample"] = True
+        if self.greedy:
+            kwargs["do_sample"] = False
+        if self.num_beams > 1:
+            kwargs["num_beams"] = self.num_beams
+        return kwargs
+
+
+def config_fields(given: Sequence[str]) -> dict[str, Any]:
+    """`FIELD=VALUE` pairs of `--config`; a value is JSON, or else a word."""
+    fields: dict[str, Any] = {}
+    for pair in given:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise InputError(f"--config is {pair!r}: give FIELD=VALUE")
+        try:
+            fields[name] = json.loads(value)
+        except json.JSONDecodeError:
+            fields[name] = value
+    return fields

@@ -1,0 +1,245 @@
+"""A trained model and how it reads text, as one object: `mentalese.load(path)`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from mentalese.data.batch import Batch, to_device
+from mentalese.data.config import AS_IT_IS, DataConfig, EvaluationConfig
+from mentalese.data.layouts import Layout, Packed
+from mentalese.data.store import Split, TokenStore, prepare, split_of
+from mentalese.data.tokenizers import MARKERS, add_markers, special_token_ids, tokenizer_fingerprint
+from mentalese.errors import InputError
+from mentalese.models import generation, scoring, thinking
+from mentalese.models.adapter import hugging_face_model
+from mentalese.models.build import context_length
+from mentalese.models.checkpoints import load_model, model_folder, saved_recipe
+from mentalese.models.trace import ThoughtTrace
+from mentalese.recipe import Recipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """A trained model that keeps the contract, its tokenizer, and how it reads, scores and continues text.
+
+    Attributes:
+        path: what it was opened by.
+        model: in eval mode.
+        data: its own text, tokens and sentences.
+        layout: how texts become its rows and its prompts.
+        evaluation: the protocol of its figures; whole splits are scored.
+        recipe: what it was trained by; `None` for another project's model.
+    """
+
+    path: str
+    model: Any
+    tokenizer: PreTrainedTokenizerBase
+    data: DataConfig
+    layout: Layout
+    evaluation: EvaluationConfig
+    recipe: Recipe | None = None
+
+    @property
+    def hugging_face(self) -> PreTrainedModel:
+        """The model as Hugging Face knows it: what `generate` and `save_pretrained` are called on."""
+        return hugging_face_model(self.model)
+
+    @property
+    def device(self) -> torch.device:
+        return self.hugging_face.device
+
+    # -- the same model, read in another way ---------------------------------------------------------------------------
+
+    def at(self, stage: int | None = None, latents: int | None = None) -> Saved:
+        """Asked at another stage, or with another number of latents; `None` changes nothing.
+
+        Raises:
+            InputError: the layout has neither.
+        """
+        return dataclasses.replace(self, layout=self.layout.at(stage, latents))
+
+    def on(self, source: str | None = None, **read: str | None) -> Saved:
+        """With another text (`DataConfig.source`), read as it is unless `text_column` or `detokenizer` say how."""
+        changes: dict[str, Any] = {} if source is None else {"source": source, **AS_IT_IS}
+        changes |= {name: value for name, value in read.items() if value is not None}
+        return dataclasses.replace(self, data=dataclasses.replace(self.data, **changes))
+
+    def scored_by(self, **protocol: Any) -> Saved:
+        """With other fields of the protocol, see `EvaluationConfig`.
+
+        Raises:
+            InputError: the layout does not have such a protocol.
+        """
+        evaluation = dataclasses.replace(self.evaluation, **protocol)
+        self.layout.check_evaluation(evaluation)
+        return dataclasses.replace(self, evaluation=evaluation)
+
+    # -- texts ---------------------------------------------------------------------------------------------------------
+
+    def encode(self, texts: str | Sequence[str]) -> Batch:
+        """Texts as prompts of this model: `input_ids` and `attention_mask`, int64 [texts, length], padded on the left.
+
+        Raises:
+            InputError: an empty text, or one that is not Unicode.
+        """
+        mask_token_id = generation.mask_token_id(self.hugging_face)
+        batch = self.layout.encode_prompts(_listed(texts), self.tokenizer, self.data, mask_token_id)
+        return to_device(batch, self.device)
+
+    def generate(self, texts: str | Sequence[str], *, max_new_tokens: int = 40, **options: Any) -> list[str]:
+        """Each text with its continuation; for models trained on questions, with its answer.
+
+        Args:
+            options: `seed`, `batch_size`, and Hugging Face's own: `do_sample`, `temperature`, `num_beams`, ...
+
+        Raises:
+            InputError: an empty text, or one that leaves no room for `max_new_tokens` in the model's context.
+        """
+        return generation.generate_text(
+            self.model, self.tokenizer, _listed(texts), self.data, self.layout, max_new_tokens=max_new_tokens, **options
+        )
+
+    def stream(self, text: str, *, max_new_tokens: int = 40, **options: Any) -> Generator[str, None, None]:
+        """The continuation of one text, piece by piece; closing the iterator stops the model. Takes and raises what
+        `generate` does."""
+        return generation.stream_text(
+            self.model, self.tokenizer, text, self.data, self.layout, max_new_tokens=max_new_tokens, **options
+        )
+
+    def score(self, texts: str | Sequence[str]) -> list[scoring.TextScore]:
+        """How well the model predicts each text, by its own protocol; ends of documents and sentences do not count.
+
+        Raises:
+            InputError: a text without tokens, or a model trained on questions, whose texts have no answers.
+        """
+        texts = _listed(texts)
+        if self.layout.questions:
+            raise InputError(
+                f"{self.path} is trained on questions and answers, which a text is not: use `mentalese answer`, or "
+                "score a model of texts"
+            )
+        for number, text in enumerate(texts):
+            if not text.strip():
+                raise InputError(f"texts[{number}] is {text!r}: use a text with at least one word")
+        split = split_of(texts, self.tokenizer, self.data, self.layout.special_ids(self.tokenizer)["eos_token_id"])
+        return scoring.text_scores(self.token_scores(split), split, self.estimator)
+
+    def think(self, text: str, **options: Any) -> ThoughtTrace:
+        """What the model thinks of a text; for models trained on questions, of it as a question and of the answer.
+
+        Args:
+            options: `max_new_tokens` of an answer, and the model's own (`fast_steps`).
+
+        Raises:
+            InputError: a text that the model's context does not hold, or an option that the model does not know.
+        """
+        options.setdefault("max_new_tokens", self.evaluation.answer_tokens)
+        return thinking.think(self.model, self.tokenizer, text, self.data, self.layout, **options)
+
+    def trace(self, input_ids: Tensor, **options: Any) -> ThoughtTrace:
+        """What the model thinks of tokens [length] as they are."""
+        return thinking.trace(self.model, self.tokenizer, input_ids, **options)
+
+    # -- splits of a text ----------------------------------------------------------------------------------------------
+
+    @property
+    def estimator(self) -> str:
+        """How likelihoods are found."""
+        return self.evaluation.estimator or self.model.estimators[0]
+
+    def store(self, split: str = "test", *, layout: Layout | None = None, show: bool = False) -> TokenStore:
+        """The text `data.source` in the model's own tokens; documents end in the model's own end of text.
+
+        Args:
+            split: which must be there.
+            layout: what the text is to have parts for; `None`: the model's own.
+
+        Raises:
+            InputError: the text is not what it should be, the tokenizer lacks its markers, or there is no such split.
+        """
+        store, prepared = prepare(self.data, layout or self.layout, to_train=False, show=show)
+        known = MARKERS[0] in self.tokenizer.get_vocab()
+        own = self.tokenizer if known else add_markers(self.tokenizer)
+        if tokenizer_fingerprint(prepared) != tokenizer_fingerprint(own):
+            raise InputError(
+                f"the text was tokenised with {self.data.tokenizer}, which is not the checkpoint's tokenizer: "
+                "save the tokenizer with its sentence and document markers in the model's folder"
+            )
+        if split not in store.splits:
+            raise InputError(f"split is {split!r}: {self.data.source} has {', '.join(store.splits)}")
+        end = special_token_ids(prepared)["eos_token_id"]
+        own_end = self.layout.special_ids(self.tokenizer)["eos_token_id"]
+        if end == own_end:
+            return store
+        tokens = store.splits[split].tokens
+        ended = dataclasses.replace(store.splits[split], tokens=np.where(tokens == end, own_end, tokens))
+        return dataclasses.replace(store, splits=store.splits | {split: ended})
+
+    def split(self, name: str = "test", *, show: bool = False) -> Split:
+        """A split of the text in the model's own tokens. Raises what `store` does."""
+        return self.store(name, show=show).splits[name]
+
+    def perplexity(self, split: Split, *, show: bool = False) -> scoring.Perplexity:
+        """See `mentalese.models.scoring.perplexity`."""
+        reading = self.data, self.layout, self.evaluation
+        return scoring.perplexity(self.model, self.tokenizer, split, *reading, device=self.device, show=show)
+
+    def token_scores(self, split: Split, *, show: bool = False) -> np.ndarray:
+        """See `mentalese.models.scoring.token_scores`."""
+        reading = self.data, self.layout, self.evaluation
+        return scoring.token_scores(self.model, self.tokenizer, split, *reading, device=self.device, show=show)
+
+
+def load(path: str | Path, device: str | torch.device | None = None, *, config: dict[str, Any] | None = None) -> Saved:
+    """Opens a trained model.
+
+    Args:
+        path: the folder of a run or of a saved model, a checkpoint `RUN/checkpoints/step-*`, or `hub:NAME`, which is
+            any Hugging Face causal LM.
+        device: `None`: a GPU if there is one, else the CPU.
+        config: fields of the model's config that are to have other values, as far as the weights allow.
+
+    Raises:
+        InputError: there is no model, its weights are damaged, its tokenizer is another one, or its config has no such
+            field.
+    """
+    model, tokenizer = load_model(path, device or default_device(), fields=config)
+    recipe = saved_recipe(path)
+    if recipe:
+        data, layout, evaluation = recipe.data, recipe.layout, recipe.evaluation
+    else:
+        length = Packed().sequence_length
+        layout = Packed(sequence_length=min(length, context_length(model.config) or length))
+        data, evaluation = DataConfig(), EvaluationConfig()
+    return Saved(
+        path=str(path),
+        model=model,
+        tokenizer=tokenizer,
+        data=dataclasses.replace(data, tokenizer=str(model_folder(path))),
+        layout=layout,
+        evaluation=dataclasses.replace(evaluation, max_documents=None),
+        recipe=recipe,
+    )
+
+
+def default_device() -> torch.device:
+    """A GPU if there is one, else the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def _listed(texts: str | Sequence[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else list(texts)

@@ -1,0 +1,121 @@
+"""From a text to the trace of what a model thought of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from mentalese.data.config import DataConfig, EvaluationConfig
+from mentalese.data.layouts import Layout, Packed
+from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS
+from mentalese.errors import InputError
+from mentalese.models.adapter import as_contract, hugging_face_model
+from mentalese.models.build import context_length
+from mentalese.models.contract import Contract
+from mentalese.models.generation import seeded
+from mentalese.models.trace import ThoughtTrace
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_LONGEST_CHARACTER = 4  # tokens of one byte each
+
+
+def think(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    text: str,
+    data: DataConfig | None = None,
+    layout: Layout | None = None,
+    *,
+    max_new_tokens: int = EvaluationConfig.answer_tokens,
+    **options: Any,
+) -> ThoughtTrace:
+    """What a model thinks of a text, read as in training: after the end of a document, or in sentences that all end.
+
+    For models trained on questions, the text is used as the question, with latents as `layout` has them, and the
+    greedy answer is traced too. Only models of sentences read a text of any length.
+
+    Args:
+        model: keeps the contract, or is any Hugging Face causal LM that the contract's adapter takes.
+        data: how texts are split into sentences; `None`: as by default.
+        layout: how texts become tokens; `None`: as running text.
+        max_new_tokens: of an answer.
+        options: of the model's thoughts: `fast_steps` where they are inferred.
+
+    Raises:
+        InputError: an empty text, one that the model's context does not hold, or an option that the model does not
+            know.
+    """
+    data, layout = data or DataConfig(), layout or Packed()
+    if not text.strip():
+        raise InputError(f"the text is {text!r}: give some to think about")
+    plain = hugging_face_model(model)
+    asked, context = layout.questions, context_length(plain.config)
+    batch, special = layout.encode_prompts([text], tokenizer, data), layout.special_ids(tokenizer)
+    if layout.markers:  # the last sentence ends too
+        end = special["sentence_end_token_id"]
+        batch = {"input_ids": torch.nn.functional.pad(batch["input_ids"], (0, 1), value=end)}
+    ids = batch["input_ids"].to(plain.device)
+    length, room = ids.shape[1], max_new_tokens if asked else 0
+    if asked and max_new_tokens < 1:
+        raise InputError(f"max_new_tokens is {max_new_tokens}: give at least 1")
+    if context is not None and length + room > context:
+        answer = f", and {room} may follow as its answer" if asked else ""
+        raise InputError(
+            f"the text has {length} tokens, those around it included{answer}: the model's context is {context}, "
+            "shorten it"
+        )
+    if asked:
+        pad = special["pad_token_id"]
+        with seeded(plain, 0), torch.no_grad():
+            new: dict[str, Any] = {"max_new_tokens": room, "do_sample": False, "pad_token_id": pad}
+            ids = plain.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **new)
+    return trace(model, tokenizer, ids[0], **options)
+
+
+def trace(model: Any, tokenizer: PreTrainedTokenizerBase, input_ids: Tensor, **options: Any) -> ThoughtTrace:
+    """What a model thinks of tokens [length] as they are, with their texts.
+
+    Args:
+        options: as `think` has them.
+
+    Raises:
+        InputError: what the model refuses, among it options that it does not know.
+    """
+    plain = hugging_face_model(model)
+    contract = model if isinstance(model, Contract) else as_contract(plain)
+    ids = input_ids[None].to(plain.device)
+    with seeded(plain, 0):
+        (found,) = contract.traces({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, **options)
+    name_tokens(found, tokenizer)
+    return found
+
+
+def name_tokens(found: ThoughtTrace, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Fills in a trace's `tokens`, `special` and `vocabulary`."""
+    known, ids = tokenizer.get_vocab(), found.input_ids.tolist()
+    special = set(tokenizer.all_special_ids)
+    special |= {known[marker] for marker in (*MARKERS, *LATENT_MARKERS.values()) if marker in known}
+    others = {token for said in found.readings.values() for token in said.tolist()}
+    others |= {token for thought in found.thoughts for token, _ in thought.nearest}
+    found.tokens = token_texts(ids, tokenizer)
+    found.special = [token in special for token in ids]
+    found.vocabulary = {token: tokenizer.decode([token]) for token in sorted(others)}
+
+
+def token_texts(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The text of each token; joined, the text of all. Of a character that several tokens make the first has it all."""
+    texts: list[str] = []
+    start = 0
+    for end in range(1, len(ids) + 1):
+        before = list(ids[max(start - 1, 0) : start])  # some tokenizers drop a space where a text begins
+        text = tokenizer.decode([*before, *ids[start:end]])
+        if text.endswith("�") and end - start < _LONGEST_CHARACTER and end < len(ids):
+            continue
+        texts += [text.removeprefix(tokenizer.decode(before))] + [""] * (end - start - 1)
+        start = end
+    return texts

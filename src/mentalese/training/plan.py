@@ -1,0 +1,215 @@
+"""Batches as pure functions of (seed, step, rank, world size), so that resuming a run needs one integer."""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mentalese.data.batch import Batch
+from mentalese.data.layouts import Layout
+from mentalese.data.rows import Rows, as_arrays
+from mentalese.data.store import Split
+from mentalese.errors import InputError
+from mentalese.nn.loss import IGNORED
+from mentalese.recipe import Clock, Recipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """Batch i has rows `order[bounds[i]:bounds[i + 1]]`, the longest first."""
+
+    rows: Rows
+    order: np.ndarray
+    bounds: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def clocks(self, split: Split, layout: Layout) -> np.ndarray:
+        """int64 [batches + 1, 2]: lexical target tokens and sentence steps before each batch and after the last.
+
+        A sentence step is one sentence position processed across the batch (Thought Gestalt, appendix C); a flat
+        batch is one step.
+        """
+        rows = self.rows[self.order]
+        tokens = np.add.reduceat(rows.lexical_targets(split), self.bounds[:-1])
+        steps = np.maximum.reduceat(layout.passes(rows), self.bounds[:-1])
+        return np.concatenate([[(0, 0)], np.cumsum(np.stack([tokens, steps], axis=1), axis=0)])
+
+
+def pack_epoch(split: Split, layout: Layout, seed: int, epoch: int) -> Epoch:
+    """An epoch's batches; a pure function of its arguments."""
+    generator = np.random.Generator(np.random.Philox(key=[seed % 2**64, epoch]))
+    rows = layout.training_rows(split, generator)
+    return Epoch(rows, *layout.pack(rows, split, generator))
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run is before a step.
+
+    Attributes:
+        epoch, index: batch `index` of epoch `epoch` comes next.
+        tokens: lexical tokens that were targets so far.
+        sentence_steps: sentence positions processed so far, the largest number in each global batch; flat batches
+            count 1.
+        progress: 0 to 1, in steps for a run given in steps, else in tokens, so that a change of batches does not make
+            a schedule jump.
+    """
+
+    step: int
+    epoch: int
+    index: int
+    tokens: int
+    sentence_steps: int
+    progress: float
+
+
+class Plan:
+    """What each step trains on, under which settings: all of it follows from the step.
+
+    An epoch is built when it is first needed and the last two are kept; of earlier ones only the clocks remain.
+
+    Args:
+        split: the training split.
+        recipe: `data`, `layout`, `train`, `phases`.
+        tokenizer: the split's own, with all markers that the layout needs.
+        world_size: ranks that share a batch; the batches themselves do not depend on it.
+
+    Raises:
+        InputError: a batch that ranks and micro-batches cannot share evenly, too little text for one batch, or
+            what `Layout.check` refuses.
+    """
+
+    def __init__(self, split: Split, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, world_size: int = 1) -> None:
+        limit = recipe.data.train_tokens
+        self.split = as_arrays(split if limit is None else split.head(limit))
+        self.recipe, self.tokenizer = recipe, tokenizer
+        self._check(world_size)
+        self._first_steps = [0]  # of each epoch that is counted, and of the next one
+        self._clocks: list[np.ndarray] = []  # of each epoch that is counted: [batches + 1, 2]
+        self._counted = np.zeros(2, dtype=np.int64)  # tokens and sentence steps of all of them
+        self._epoch = lru_cache(maxsize=2)(self._build)
+        self._phase_starts: dict[int, float] = {}
+        self._extend()
+        self.total_steps = self._count_steps()
+        self._total_tokens = 0 if recipe.train.steps is not None else self._clock(self.total_steps, "tokens")
+
+    def position(self, step: int) -> Position:
+        epoch, index, (tokens, sentence_steps) = self._locate(step)
+        done = step / self.total_steps if self.recipe.train.steps is not None else tokens / self._total_tokens
+        return Position(step, epoch, index, int(tokens), int(sentence_steps), min(float(done), 1.0))
+
+    def batch(self, step: int, rank: int = 0, world_size: int = 1, micro: int = 0) -> Batch:
+        """One rank's share of a step's batch; ranks and micro-batches together hold each row once.
+
+        The longest row goes to rank 0, the next to rank 1, and so on, so that shares have similar sizes.
+        A share that would be empty (streams of sentences only, where a batch has fewer streams than there are ranks and
+        micro-batches) is a copy of the shortest row without labels: its gradient is zero, and the batches stay the
+        same for every number of ranks.
+
+        Returns:
+            What `Layout.assemble` makes: `input_ids`, `labels` int64 [rows, length], `attention_mask` if rows are
+            padded, and whatever else the layout adds.
+        """
+        number, index, _ = self._locate(step)
+        epoch = self._epoch(number)
+        everything = epoch.order[epoch.bounds[index] : epoch.bounds[index + 1]]
+        share = everything[rank + world_size * micro :: world_size * self.recipe.train.gradient_accumulation_steps]
+        chosen = share if len(share) else everything[-1:]
+        batch = self._layout_of(number).assemble(self.split, epoch.rows[chosen], self.tokenizer)
+        if not len(share):
+            batch["labels"].fill_(IGNORED)
+        return batch
+
+    def settings(self, step: int) -> dict[str, Any]:
+        """The model settings that hold at a step; later phases override earlier ones."""
+        settings: dict[str, Any] = {}
+        for number, phase in enumerate(self.recipe.phases):
+            if self._clock(step, phase.clock) >= phase.start:
+                for name, value in phase.model.items():
+                    ramp = isinstance(value, (tuple, list)) and len(value) == 2
+                    settings[name] = self._ramp(number, step, *value) if ramp else value
+        return settings
+
+    def layout(self, step: int) -> Layout:
+        """The layout at a step."""
+        return self._layout_of(self._locate(step)[0])
+
+    def reset_optimizer(self, step: int) -> bool:
+        """True at the first step of a phase that forgets the optimiser's moments, never at step 0."""
+        return step > 0 and any(
+            phase.reset_optimizer and self._clock(step - 1, phase.clock) < phase.start <= self._clock(step, phase.clock)
+            for phase in self.recipe.phases
+        )
+
+    def _check(self, world_size: int) -> None:
+        if len(self.split.tokens) == len(self.split.document_bytes):  # nothing but ends of documents
+            raise InputError(f"data.source is {self.recipe.data.source!r}: its training split has no text")
+        for layout in self.recipe.layouts():
+            layout.check(self.split, self.tokenizer, world_size, self.recipe.train.gradient_accumulation_steps)
+
+    def _count_steps(self) -> int:
+        train = self.recipe.train
+        if train.steps is not None:
+            return train.steps
+        if train.epochs is not None:
+            whole, part = divmod(train.epochs, 1)
+            while len(self._clocks) < train.epochs:
+                self._extend()
+            batches = len(self._clocks[int(whole)]) - 1 if part else 0
+            return max(1, self._first_steps[int(whole)] + round(part * batches))
+        assert train.tokens is not None
+        while self._counted[0] < train.tokens:
+            self._extend()
+        return self._first_steps[-2] + int(np.searchsorted(self._clocks[-1][:, 0], train.tokens))
+
+    def _build(self, epoch: int) -> Epoch:
+        return pack_epoch(self.split, self._layout_of(epoch), self.recipe.train.seed, epoch)
+
+    def _extend(self) -> None:
+        """Counts one more epoch."""
+        epoch = self._epoch(len(self._clocks))
+        self._clocks.append(self._counted + epoch.clocks(self.split, self.recipe.layout))
+        self._counted = self._clocks[-1][-1]
+        self._first_steps.append(self._first_steps[-1] + len(epoch))
+
+    def _locate(self, step: int) -> tuple[int, int, np.ndarray]:
+        """Epoch, index in it, (tokens, sentence steps); an epoch's end is the next one's start."""
+        while self._first_steps[-1] < step:
+            self._extend()
+        epoch = bisect_right(self._first_steps, step) - 1
+        index = step - self._first_steps[epoch]
+        return epoch, index, self._clocks[epoch][index] if epoch < len(self._clocks) else self._counted
+
+    def _clock(self, step: int, clock: Clock) -> float:
+        if clock == "steps":
+            return step
+        epoch, index, (tokens, sentence_steps) = self._locate(step)
+        if clock == "epochs":
+            return epoch + (index / (len(self._clocks[epoch]) - 1) if index else 0)
+        return int(tokens if clock == "tokens" else sentence_steps)
+
+    def _layout_of(self, epoch: int) -> Layout:
+        """The layout of an epoch: phases take effect at the first epoch that begins at or after their start."""
+        layout, step = self.recipe.layout, self._first_steps[epoch]
+        for phase in self.recipe.phases:
+            if phase.layout and self._clock(step, phase.clock) >= phase.start:
+                layout = dataclasses.replace(layout, **phase.layout)
+        return layout
+
+    def _ramp(self, number: int, step: int, a: float, b: float) -> float:
+        """A line from a at the phase's first step, which is not after `step`, to b at the end of the run."""
+        if number not in self._phase_starts:
+            phase = self.recipe.phases[number]
+            first = bisect_left(range(step + 1), phase.start, key=lambda s: self._clock(s, phase.clock))
+            self._phase_starts[number] = self.position(first).progress
+        return float(np.interp(self.position(step).progress, (self._phase_starts[number], 1.0), (a, b)))

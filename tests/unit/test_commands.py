@@ -1,0 +1,196 @@
+"""What commands show without training anything: help, fields, lists, completions, and what a run will cost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mentalese import cli, get_recipe, recipes
+from mentalese.analyses.figures import figures
+from mentalese.commands.recipe_options import COMMON, recipe_options
+from mentalese.recipe_files import sections
+from mentalese.registry import families
+
+SECONDS_OF_CPU = """
+import resource, sys
+from mentalese.cli import main
+code = main(sys.argv[1:])
+used = resource.getrusage(resource.RUSAGE_SELF)
+print(code, used.ru_utime + used.ru_stime, sorted({"torch", "transformers"} & set(sys.modules)), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "train gpt2/tiny --help",
+        "train coconut/tiny --help",
+        "train masked_diffusion/tiny --help",
+        "show conceptlm/tiny",
+        "list",
+        "completion bash",
+        "generate --help",
+    ],
+)
+def test_what_only_shows_takes_under_a_second_of_cpu(arguments: str) -> None:
+    arguments = arguments.replace("masked_diffusion", "mdlm")
+    command = [sys.executable, "-c", SECONDS_OF_CPU, *arguments.split()]
+    done = [subprocess.run(command, check=True, capture_output=True, text=True).stderr.split() for _ in range(2)]
+    assert {(code, *loaded) for code, _, *loaded in done} == {("0", "[]")}
+    assert min(float(seconds) for _, seconds, *_ in done) < 1.0
+
+
+def out(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    assert cli.main([str(argument) for argument in arguments]) == 0
+    shown = capsys.readouterr()
+    assert not shown.err
+    return shown.out
+
+
+def test_help_shows_what_one_uses_and_help_all_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    usual, everything = (out(capsys, "train", "gpt2/tiny", option) for option in ("--help", "--help-all"))
+    for flag in ("--data", "--seed", "--resume", "--dry-run", "--model.n-embd", "--train.steps"):
+        assert f"  {flag}" in usual
+        assert f"  {flag}" in everything
+    assert "--help-all" in usual
+    assert "--train.keep-checkpoints" not in usual
+    assert "--train.keep-checkpoints" in everything
+    count = sum(line.startswith("  --") for line in usual.splitlines())
+    assert 15 <= count <= 30
+    assert "lm-eval" in out(capsys, "eval", "--help")
+
+
+def test_every_option_of_every_recipe_is_documented() -> None:
+    for recipe in recipes().values():
+        missing = [option.flag for option in recipe_options(recipe) if not option.doc]
+        assert not missing, recipe.name
+
+
+def test_the_usual_fields_exist() -> None:
+    fields = {name for recipe in recipes().values() for section in sections(recipe).values() for name in vars(section)}
+    assert fields >= COMMON
+
+
+def test_show_explains_every_field(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = get_recipe("conceptlm/tiny")
+    shown = json.loads(out(capsys, "show", "conceptlm/tiny", "--json"))
+    assert shown["name"] == "conceptlm/tiny"
+    written = recipe.to_dict()
+    for section in sections(recipe):
+        assert {name: entry["value"] for name, entry in shown["fields"][section].items()} == written[section]
+    rate = shown["fields"]["optimizer"]["learning_rate"]
+    assert rate["value"] == recipe.optimizer.learning_rate
+    assert rate["differs_from_default"] == (rate["value"] != rate["default"])
+    assert rate["baseline"] == get_recipe(recipe.baseline or "").optimizer.learning_rate
+    assert shown["fields"]["model"]["chunk_size"]["doc"] == "k, tokens a concept stands for."
+    assert shown["fields"]["model.backbone"]["n_embd"]["value"] == recipe.model["backbone"]["n_embd"]
+    assert "hidden_size" not in shown["fields"]["model"], "the backbone's"
+    text = out(capsys, "show", "conceptlm/tiny")
+    assert "\n*  learning_rate = 0.003   (default 0.001)\n" in text
+    assert "not as in" in text
+
+
+def test_show_marks_what_is_not_the_baselines(capsys: pytest.CaptureFixture[str]) -> None:
+    text = out(capsys, "show", "coconut/tiny")
+    assert "\n*+ mode = agclr   (default coconut, baseline coconut)\n" in text
+    assert "\nphases[0]\n" in text
+
+
+def test_show_reads_files_and_settings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("base: gpt2/tiny\ntrain: {steps: 7}\n")
+    text = out(capsys, "show", path, "optimizer.warmup=0.5")
+    assert text.startswith("mine: ")
+    assert "steps = 7 " in text
+    assert "warmup = 0.5 " in text
+
+
+def test_list_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = out(capsys, "list")
+    assert len(shown.splitlines()) <= 45
+    assert all(f"  {name}: " in shown for name in families())
+    assert {f"{name}/tiny" for name in families()} & recipes().keys() <= set(shown.split())
+    assert all(len(line) <= 120 for line in shown.splitlines())
+    assert not any(recipe.paper and name in shown.split() for name, recipe in recipes().items())
+
+
+def test_list_narrows_down(capsys: pytest.CaptureFixture[str]) -> None:
+    def names(*arguments: str) -> set[str]:
+        return {line.split()[0] for line in out(capsys, "list", *arguments).splitlines() if line.startswith("  ")}
+
+    assert names("*/tiny") == {name for name in recipes() if name.endswith("/tiny")}
+    assert {"coconut", "coconut/tiny", "coconut/gates"} <= names("coconut")
+    own = names("--family", "coconut")
+    assert own == {n for n, r in recipes().items() if n.startswith("coconut/") and not r.paper}
+    assert names("--table", "table 4") == {n for n, r in recipes().items() if "Table 4" in (r.paper or "")}
+    assert names("--all") >= set(recipes())
+    for arguments, says in (
+        (["gpt2/tyni"], "did you mean 'gpt2/tiny'"),
+        (["--family", "coconutt"], "did you mean 'coconut'"),
+        (["--table", "Table 99"], "nothing in the list"),
+    ):
+        assert cli.main(["list", *arguments]) == 2
+        assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_completion_knows_commands_recipes_and_figures(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    script = out(capsys, "completion", shell)
+    for name in (*cli.COMMANDS, *recipes(), *figures()):
+        assert name in script
+    if program := shutil.which(shell):
+        subprocess.run([program, "-n"], input=script, text=True, check=True)
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
+def test_bash_completes_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    script = out(capsys, "completion", "bash")
+    script += 'COMP_WORDS=(mentalese train gpt2/t); COMP_CWORD=2; _mentalese; echo "${COMPREPLY[@]}"'
+    done = subprocess.run(["bash"], input=script, text=True, check=True, capture_output=True)
+    assert done.stdout.split()[0] == "gpt2/tiny"
+
+
+def test_an_unknown_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["completion", "bahs"]) == 2
+    assert "did you mean 'bash'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("speed", [[], ["--flops-per-second", "1e9"]])
+@pytest.mark.parametrize("name", ["gpt2/tiny", "coconut/tiny"])
+def test_a_dry_run_says_what_a_run_costs_and_writes_nothing(
+    name: str,
+    speed: list[str],
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = corpus.with_name("questions.jsonl") if name.startswith("coconut") else corpus
+    arguments = ["--data", f"file:{text}", "--data.tokenizer", "bpe:512", "--layout.sequence-length", "128"]
+    arguments += ["--out", "run", "train.steps=20", "train.device=cpu"]
+    assert cli.main(["train", name, "--dry-run", *speed, *arguments]) == 0
+    rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line)
+    assert rows["steps"].strip() == "20"
+    assert ("peak memory" in rows) == (not speed)
+    assert ("as given" in rows["speed"]) == bool(speed)
+    assert {"parameters", "tokens", "training FLOPs", "time", "weights", "gradients", "memory in all"} <= rows.keys()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--flops-per-second 1e9", "it is for --dry-run, remove it"),
+        ("--dry-run --flops-per-second 0", "use a positive number"),
+        ("--dry-run --flops-per-second fast", "--flops-per-second is 'fast': use a number"),
+    ],
+)
+def test_the_speed_of_a_dry_run_is_checked(options: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "gpt2/tiny", *options.split()]) == 2
+    assert says in capsys.readouterr().err

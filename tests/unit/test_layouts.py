@@ -1,0 +1,198 @@
+"""A layout is one class: recipes saved before are read into it, and a family's own needs no change anywhere else."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mentalese import Family, InputError, Recipe, TrainConfig, get_recipe, registry
+from mentalese.data import layouts
+from mentalese.data.evaluation import evaluation_batches
+from mentalese.data.layouts import Marked, Packed, PerDocument, QuestionAnswer, RowLayout, SentenceStreams
+from mentalese.data.rows import Rows, document_windows
+from mentalese.data.store import Split
+from mentalese.evaluation.tasks import evaluate_model
+from mentalese.models.checkpoints import load_model, saved_recipe
+from mentalese.models.generation import generate_text
+from mentalese.training.loop import train
+from mentalese.training.plan import Plan
+from support import MARKERS, make_split, metrics, shrink
+
+# -- recipes saved before ----------------------------------------------------------------------------------------------
+
+OLD_FIELDS: dict[str, Any] = {
+    "sequence_length": 256, "batch_size": 16, "max_sentences": 30, "tokens_per_batch": 4096, "bucket_width": 5,
+    "stage": 0, "stages": 0, "removal": "steps", "removal_smoothing": None, "uniform_prob": 0.0,
+    "latents_per_step": None, "latents": None,
+}  # fmt: skip
+OLD_KINDS = {
+    "packed": "blocks",
+    "per_document": "documents",
+    "marked": "marked",
+    "sentence_streams": "sentences",
+    "qa": "records",
+}
+
+
+def as_saved_before(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as it was saved when `data` had the fields of all layouts."""
+    saved = recipe.to_dict()
+    layout = saved.pop("layout")
+    saved["data"] |= {"batching": OLD_KINDS[layout.pop("kind")]} | OLD_FIELDS | layout
+    saved["phases"] = [phase | {"data": phase.pop("layout")} for phase in saved["phases"]]
+    return saved
+
+
+@pytest.mark.parametrize(
+    ("batching", "fields", "layout"),
+    [
+        ("blocks", {"batch_size": 4}, Packed(batch_size=4)),
+        ("documents", {"sequence_length": 64}, PerDocument(sequence_length=64)),
+        ("marked", {}, Marked()),
+        ("sentences", {"tokens_per_batch": 1024}, SentenceStreams(tokens_per_batch=1024)),
+        ("records", {"stages": 2, "latents_per_step": 1}, QuestionAnswer(stages=2, latents_per_step=1)),
+    ],
+)  # fmt: skip
+def test_a_recipe_saved_before_is_read(batching: str, fields: dict[str, Any], layout: layouts.Layout) -> None:
+    change = {"records": {"stage": 3}, "sentences": {"max_sentences": 42}}.get(batching, {"batch_size": 8})
+    saved = {
+        "name": "x/y", "description": "", "model": {"model_type": "gpt2"}, "baseline": None, "paper": None,
+        "data": {"source": "builtin:families", "tokenizer": "bpe:300", "sentences": "sentencex"}
+        | {"text_column": None, "detokenizer": None, "min_sentence_tokens": 3, "max_sentence_tokens": 64}
+        | {"train_tokens": 1000, "batching": batching} | OLD_FIELDS | fields,
+        "train": {"steps": 5},
+        "phases": [{"start": 1, "clock": "epochs", "data": change, "model": {"weight": [0, 1]}}],
+    }  # fmt: skip
+    recipe = Recipe.from_dict(saved)
+    assert recipe.layout == layout
+    assert recipe.layouts() == [layout, dataclasses.replace(layout, **change)]
+    assert (recipe.data.source, recipe.data.train_tokens) == ("builtin:families", 1000)
+    assert recipe.phases[0].model == {"weight": [0, 1]}
+    assert Recipe.from_dict(recipe.to_dict()) == recipe
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2/tiny", "gpt2-boundaries/tiny", "thought_gestalt/table2-20m", "coconut/tiny", "coconut/tiny-icot"]
+)
+def test_a_recipe_is_the_same_however_it_was_saved(name: str) -> None:
+    assert Recipe.from_dict(as_saved_before(get_recipe(name))) == get_recipe(name)
+
+
+def test_a_run_from_before_is_resumed_and_its_result_is_kept(corpus: Path, tmp_path: Path) -> None:
+    recipe = shrink(get_recipe("gpt2/tiny"), corpus, steps=2)
+    result = train(recipe, tmp_path / "run", show=False)
+    for name, section in (("config", "recipe"), ("result", "config")):
+        path = tmp_path / "run" / f"{name}.json"
+        content = json.loads(path.read_text()) | {section: as_saved_before(recipe), "fingerprint": "of another format"}
+        path.write_text(json.dumps(content))
+    again = train(recipe, tmp_path / "run", resume=True, show=False)
+    assert again["test"] == result["test"]
+    assert len(metrics(tmp_path / "run")) > 2, "nothing was trained or written again"
+    (tmp_path / "run" / "result.json").unlink()
+    assert train(recipe, tmp_path / "run", resume=True, show=False)["test"] == result["test"]
+    other = dataclasses.replace(recipe, layout=Packed(batch_size=2))
+    with pytest.raises(InputError, match=r"layout.sequence_length was 64 and is 256, layout.batch_size was 4 and is 2"):
+        train(other, tmp_path / "run", resume=True, show=False)
+
+
+# -- a layout of one's own ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceRows(RowLayout):
+    """Each sentence is a row, after the token before it."""
+
+    kind = "sentence_rows"
+
+    def training_rows(self, split: Split, generator: np.random.Generator) -> Rows:
+        return document_windows(split.segments[:-1], split.segments[1:], self.sequence_length, self.sequence_length - 1)
+
+    def evaluation_rows(self, split: Split, evaluation: Any) -> Rows:
+        last = split.document_segments[evaluation.documents(len(split.document_bytes))]
+        begin, end = split.segments[:last], split.segments[1 : last + 1]
+        return document_windows(begin, end, self.sequence_length, self.sequence_length - 1)
+
+    def protocol(self, evaluation: Any, data: Any) -> dict[str, Any]:
+        return {"context": "one sentence", "first_token": "after the token before it", "sentences": data.sentences}
+
+
+@pytest.fixture
+def brought(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A family that brings `SentenceRows`."""
+    family = Family(
+        name="toy", description="", recipes="", classes={}, layouts={"sentence_rows": f"{__name__}:SentenceRows"}
+    )
+    known = registry.families()
+    monkeypatch.setattr(registry, "families", lambda: known | {"toy": family})
+
+
+@pytest.mark.usefixtures("brought")
+def test_a_familys_own_layout_trains_evaluates_and_generates(corpus: Path, tmp_path: Path) -> None:
+    recipe = dataclasses.replace(
+        shrink(get_recipe("gpt2/tiny"), corpus, steps=3), layout=SentenceRows(sequence_length=32, batch_size=4)
+    )
+    assert Recipe.from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
+    result = train(recipe, tmp_path / "run", show=False)
+    assert result["test"]["protocol"]["context"] == "one sentence"
+    assert saved_recipe(tmp_path / "run") == recipe
+    evaluated = evaluate_model(str(tmp_path / "run"), tasks=["perplexity"], show=False)["perplexity"]
+    assert evaluated["nll"] == pytest.approx(result["test"]["nll"])
+    model, tokenizer = load_model(tmp_path / "run")
+    prompt = recipe.layout.encode_prompts(["She had"], tokenizer, recipe.data)
+    assert prompt["input_ids"][0, 0] == tokenizer.eos_token_id
+    (text,) = generate_text(model, tokenizer, ["She had"], recipe.data, recipe.layout, max_new_tokens=4)
+    assert text.startswith("She had")
+
+
+@pytest.mark.usefixtures("brought")
+def test_a_kind_that_nobody_brings_is_refused() -> None:
+    assert layouts.layout_class("sentence_rows").kind == "sentence_rows"
+    with pytest.raises(InputError, match=r"layout.kind is 'sentence_row': use one of packed, .*'sentence_rows'"):
+        layouts.layout_class("sentence_row")
+
+
+# -- what every layout keeps -------------------------------------------------------------------------------------------
+
+few = settings(max_examples=60, deadline=None)
+texts = st.lists(st.lists(st.integers(1, 9), min_size=2, max_size=6), min_size=1, max_size=6)
+
+
+def every_layout(length: int) -> list[layouts.Layout]:
+    rows = [cls(sequence_length=length, batch_size=1) for cls in (Packed, PerDocument, Marked, SentenceRows)]
+    return [*rows, SentenceStreams(), QuestionAnswer(sequence_length=80, batch_size=1)]
+
+
+@few
+@given(texts, st.integers(2, 12), st.integers(1, 5))
+def test_evaluation_labels_every_lexical_token_once(documents: Any, length: int, batch_size: int) -> None:
+    split = make_split(*documents)
+    starts, ends = split.segments[split.document_segments[:-1]], split.segments[split.document_segments[:-1] + 1]
+    question = {int(t) for a, b in zip(starts, ends) for t in split.tokens[a:b]}
+    for layout in every_layout(length):
+        protocol = dataclasses.replace(get_recipe("gpt2/tiny").evaluation, batch_size=batch_size, max_documents=None)
+        batches = list(evaluation_batches(split, layout, protocol, MARKERS))
+        labels = sorted(t for b in batches for t in b["labels"][:, 1:].flatten().tolist() if t != -100)
+        given = question if layout.questions else set()
+        assert labels == [t for t in sorted(split.tokens.tolist()) if t >= 10 and t not in given], layout.kind
+
+
+@few
+@given(texts, st.integers(2, 12))
+def test_training_rows_are_never_longer_than_they_may_be(documents: Any, length: int) -> None:
+    split = make_split(*documents)
+    for layout in every_layout(length):
+        recipe = dataclasses.replace(get_recipe("gpt2/tiny"), layout=layout, train=TrainConfig(steps=1))
+        plan = Plan(split, recipe, MARKERS)
+        step = 0
+        while plan.position(step).epoch == 0:
+            assert plan.batch(step)["input_ids"].shape[1] <= (layout.sequence_length or 10**9), layout.kind
+            step += 1
+        assert step

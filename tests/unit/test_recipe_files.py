@@ -1,0 +1,170 @@
+"""A recipe from a file says what one in Python does; whatever is wrong names the file and the field."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mentalese import InputError, Phase, Recipe, get_recipe, recipes
+
+WHOLE = {
+    "model": {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2},
+    "data": {"tokenizer": "bpe:512"},
+    "train": {"steps": 3},
+}
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("name", ["gpt2/tiny", "coconut/tiny", "thought_gestalt/tiny", "latent_thought/tiny-vae"])
+@pytest.mark.parametrize("suffix", [".json", ".yaml"])
+def test_a_recipe_written_down_reads_back_as_itself(name: str, suffix: str, tmp_path: Path) -> None:
+    recipe = get_recipe(name)
+    dump = json.dumps if suffix == ".json" else yaml.safe_dump
+    path = write(tmp_path / f"recipe{suffix}", dump(recipe.to_dict()))
+    again = Recipe.from_file(path)
+    assert again.fingerprint() == recipe.fingerprint()
+    assert again.to_dict() == recipe.to_dict()
+
+
+def test_every_recipe_reads_back_as_itself(tmp_path: Path) -> None:
+    for recipe in recipes().values():
+        path = write(tmp_path / "recipe.json", json.dumps(recipe.to_dict()))
+        assert Recipe.from_file(path).fingerprint() == recipe.fingerprint(), recipe.name
+
+
+def test_a_file_without_a_base_needs_a_model_and_a_length(tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.json", json.dumps(WHOLE))
+    recipe = Recipe.from_file(path)
+    assert (recipe.name, recipe.train.steps, recipe.data.tokenizer) == ("mine", 3, "bpe:512")
+    assert recipe.model == WHOLE["model"]
+    assert recipe.optimizer == type(recipe.optimizer)()
+
+
+def test_a_file_with_a_base_says_what_differs(tmp_path: Path) -> None:
+    text = """
+base: gpt2/tiny
+description: wider
+model: {hidden_size: 128}
+optimizer: {learning_rate: 3e-4, betas: [0.9, 0.99]}
+train: {steps: 5}
+"""
+    recipe, base = Recipe.from_file(write(tmp_path / "wide.yaml", text)), get_recipe("gpt2/tiny")
+    assert (recipe.name, recipe.description) == ("wide", "wider")
+    assert recipe.model == base.model | {"n_embd": 128}
+    assert (recipe.optimizer.learning_rate, recipe.optimizer.betas) == (3e-4, (0.9, 0.99))
+    assert recipe.optimizer.warmup == base.optimizer.warmup
+    assert (recipe.train.steps, recipe.train.tokens) == (5, None), "one length replaces the other"
+    assert recipe.data == base.data
+
+
+def test_a_model_inside_the_model_changes_field_by_field(tmp_path: Path) -> None:
+    text = "base: coconut/tiny\nmodel: {backbone: {num_hidden_layers: 3}}\n"
+    recipe, base = Recipe.from_file(write(tmp_path / "deep.yaml", text)), get_recipe("coconut/tiny")
+    assert recipe.model == base.model | {"backbone": base.model["backbone"] | {"num_hidden_layers": 3}}
+    assert base.override("model.backbone.num_hidden_layers=3").model == recipe.model
+
+
+def test_another_type_of_model_replaces_it(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.toml", 'base = "gpt2/tiny"\n[model]\nmodel_type = "llama"\nhidden_size = 32\n')
+    assert Recipe.from_file(path).model == {"model_type": "llama", "hidden_size": 32}
+
+
+def test_a_curriculum_comes_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "stages.toml"
+    write(path, 'base = "coconut/tiny"\n[[phases]]\nstart = 1\nclock = "epochs"\n[phases.layout]\nstage = "2"\n')
+    assert Recipe.from_file(path).phases == (Phase(start=1, clock="epochs", layout={"stage": 2}),)
+    assert Recipe.from_file(write(tmp_path / "none.yaml", "base: coconut/tiny\nphases: []\n")).phases == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("a.ini", "", "use a file that ends in .json, .yaml"),
+        ("a.json", "{", "is not json"),
+        ("a.yaml", "train: [", "is not yaml"),
+        ("a.toml", "train = ", "is not toml"),
+        ("a.yaml", "- 1", "contains list"),
+        ("a.yaml", "base: gpt2/tyni", "did you mean 'gpt2/tiny'"),
+        ("a.yaml", "base: 3", "base is 3: use text"),
+        ("a.yaml", "base: gpt2/tiny\noptimiser: {}", "optimiser: a recipe has no such field; did you mean 'optimizer'"),
+        ("a.yaml", "base: gpt2/tiny\ntrain: {step: 1}", "train.step: no such field; did you mean 'steps'"),
+        ("a.yaml", "base: gpt2/tiny\ntrain: {steps: ten}", "train.steps is 'ten': use an integer or none"),
+        ("a.yaml", "base: gpt2/tiny\ntrain: {steps: 1.5}", "train.steps is 1.5: use an integer or none"),
+        ("a.yaml", "base: gpt2/tiny\ntrain: {compile: 1}", "train.compile is 1: use true or false"),
+        ("a.yaml", "base: gpt2/tiny\ntrain: {log_every: null}", "train.log_every is None: use an integer"),
+        ("a.yaml", "base: gpt2/tiny\ntrain: 3", "train is 3: use"),
+        ("a.yaml", "base: gpt2/tiny\nlayout: {batch_size: 0}", "layout.batch_size is 0"),
+        ("a.yaml", "base: gpt2/tiny\noptimizer: {betas: [0.9]}", "optimizer.betas is [0.9]: use 2 values"),
+        ("a.yaml", "base: gpt2/tiny\nmodel: {n_layers: 3}", "gpt2 has no such field; did you mean 'n_layer'"),
+        ("a.yaml", "base: gpt2/tiny\nmodel: {n_layer: x}", "model.n_layer is 'x': use an integer"),
+        ("a.yaml", "base: gpt2/tiny\nmodel: {model_type: gtp2}", "no such type; did you mean 'gpt2'"),
+        ("a.yaml", "base: gpt2/tiny\nphases: [{strat: 1}]", "phases[0].strat: a phase has no such field"),
+        ("a.yaml", "base: gpt2/tiny\nphases: [{layout: {stag: 1}}]", "phases[0].layout.stag: no such field"),
+        ("a.yaml", "base: gpt2/tiny\nphases: [{clock: days}]", "phases[0].clock is 'days': use one of steps"),
+        ("a.yaml", "train: {steps: 3}", "name its model_type"),
+        ("a.yaml", "model: {model_type: gpt2}", "set exactly one of the three"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_one_sentence(name: str, text: str, says: str, tmp_path: Path) -> None:
+    path = write(tmp_path / name, text)
+    with pytest.raises(InputError) as refused:
+        Recipe.from_file(path)
+    assert str(path) in str(refused.value)
+    assert says in str(refused.value)
+
+
+def test_fields_are_overridden_by_their_type() -> None:
+    recipe = get_recipe("gpt2/tiny").override(
+        "optimizer.learning-rate=1e-3",
+        "optimizer.betas=0.8,0.9",
+        "optimizer.max_grad_norm=none",
+        "train.tokens=1e9",
+        "train.compile=true",
+        "train.precision=bf16",
+        "model.hidden_size=32",
+        "data.sentences=none",
+        'evaluation.sample_prompts=["One, two", "three"]',
+    )
+    assert (recipe.optimizer.learning_rate, recipe.optimizer.betas) == (1e-3, (0.8, 0.9))
+    assert recipe.optimizer.max_grad_norm is None
+    assert (recipe.train.tokens, recipe.train.compile, recipe.train.precision) == (10**9, True, "bf16")
+    assert recipe.model["n_embd"] == 32
+    assert recipe.data.sentences == "none", "text where none is no value"
+    assert recipe.evaluation.sample_prompts == ("One, two", "three")
+    assert get_recipe("gpt2/tiny").override() == get_recipe("gpt2/tiny")
+
+
+def test_another_source_is_read_as_it_is() -> None:
+    recipe = get_recipe("gpt2/tiny").override("data.text_column=body")
+    assert recipe.override("data.source=file:a.txt").data.text_column is None
+    assert recipe.override("data.source=file:a.txt", "data.text_column=text").data.text_column == "text"
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("train.steps", "use section.field=value"),
+        ("steps=3", "use section.field=value"),
+        ("trian.steps=3", "no section 'trian'; did you mean 'train'"),
+        ("train.stesp=3", "train.stesp: no such field; did you mean 'steps'"),
+        ("train.steps=ten", "train.steps is 'ten': use an integer or none"),
+        ("train.steps=0", "train.steps is 0: set a positive number"),
+        ("train.precision=fp8", "use one of fp32, bf16"),
+        ("train.compile=maybe", "train.compile is 'maybe': use true or false"),
+        ("optimizer.betas=0.9", "use 2 values"),
+        ("optimizer.learning_rate=none", "use a number"),
+        ("model.n_layers=3", "gpt2 has no such field; did you mean 'n_layer'"),
+        ("model.n_layer=3.5", "model.n_layer is '3.5': use an integer"),
+    ],
+)
+def test_what_is_wrong_in_a_setting_is_one_sentence(setting: str, says: str) -> None:
+    with pytest.raises(InputError) as refused:
+        get_recipe("gpt2/tiny").override(setting)
+    assert says in str(refused.value)

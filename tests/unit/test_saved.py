@@ -1,0 +1,113 @@
+"""`mentalese.load`: every family, and any Hugging Face causal LM, through one object."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+import mentalese
+from mentalese import InputError, Saved, get_recipe
+from mentalese.models.trace import ThoughtTrace
+from support import saved, shrink, tiny_recipes
+
+TEXTS = ["She had a son. He lived in the town.", "The old man was a baker, and he had two daughters."]
+
+
+@pytest.fixture(params=tiny_recipes())
+def opened(request: pytest.FixtureRequest, corpus: Path, tmp_path: Path) -> Saved:
+    recipe = shrink(get_recipe(request.param), corpus)
+    return mentalese.load(saved(tmp_path / "run", recipe), device="cpu")
+
+
+def test_a_run_of_every_family_generates_scores_thinks_and_encodes(opened: Saved) -> None:
+    texts = opened.generate(TEXTS, max_new_tokens=5)
+    assert len(texts) == len(TEXTS)
+    for text, whole in zip(TEXTS, texts):
+        assert whole.startswith(text)
+    batch = opened.encode(TEXTS)
+    assert batch["input_ids"].shape == batch["attention_mask"].shape
+    assert len(batch["input_ids"]) == len(TEXTS)
+    trace = opened.think(TEXTS[0], max_new_tokens=3) if opened.layout.questions else opened.think(TEXTS[0])
+    assert isinstance(trace, ThoughtTrace)
+    assert "".join(trace.tokens)
+    if opened.layout.questions:
+        with pytest.raises(InputError, match="trained on questions"):
+            opened.score(TEXTS)
+        return
+    scores = opened.score(TEXTS)
+    for text, score in zip(TEXTS, scores, strict=True):
+        assert score.bytes == len(text.encode())
+        assert score.perplexity > 1
+        assert score.bits_per_byte > 0
+
+
+def test_one_text_needs_no_list(opened: Saved) -> None:
+    assert opened.generate(TEXTS[0], max_new_tokens=3) == opened.generate([TEXTS[0]], max_new_tokens=3)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_any_hugging_face_model_opens(kind: str, tokenizer: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    if kind == "gpt2":
+        model: Any = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **sizes))
+    else:
+        model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), intermediate_size=64, **sizes))
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    opened = mentalese.load(tmp_path)
+    assert opened.recipe is None
+    assert opened.generate(["ab"], max_new_tokens=4)[0].startswith("ab")
+    (score,) = opened.score(["abc def"])
+    ids = opened.encode(["abc def"])["input_ids"]
+    with torch.no_grad():
+        log_p = opened.hugging_face(ids).logits[0, :-1].log_softmax(-1)
+    expected = -log_p.gather(-1, ids[0, 1:, None]).sum().item()
+    assert score.nll == pytest.approx(expected, rel=1e-5)
+    assert score.tokens == ids.shape[1] - 1
+    assert opened.think("abc").scores["surprise"][1:].isfinite().all()
+
+
+def test_a_text_scores_as_in_its_split(corpus: Path, tmp_path: Path) -> None:
+    opened = mentalese.load(saved(tmp_path / "run", shrink(get_recipe("thought_gestalt/tiny"), corpus)), device="cpu")
+    import json
+
+    texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()][:3]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    held = opened.on(f"file:{tmp_path / 'texts.jsonl'}")
+    whole = sum(score.nll for score in opened.score(texts))
+    splits = held.store("train").splits
+    parts = [held.perplexity(split) for split in splits.values()]
+    assert whole == pytest.approx(sum(part.nll * part.tokens for part in parts), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"), [(["fine", " "], r"texts\[1\] is ' ': use a text"), ([""], r"texts\[0\] is ''")]
+)
+def test_an_empty_text_is_refused(corpus: Path, tmp_path: Path, texts: list[str], message: str) -> None:
+    opened = mentalese.load(saved(tmp_path / "run", shrink(get_recipe("gpt2/tiny"), corpus)), device="cpu")
+    with pytest.raises(InputError, match=message):
+        opened.score(texts)
+
+
+def test_the_python_door(corpus: Path, tmp_path: Path) -> None:
+    recipe = shrink(get_recipe("gpt2/tiny"), corpus)
+    trained = mentalese.train(recipe, "train.steps=3", out=tmp_path / "run", show=False)
+    assert trained.recipe is not None
+    assert trained.recipe.train.steps == 3
+    figures = mentalese.evaluate(trained, show=False)
+    assert figures["perplexity"]["tokens"] > 0
+    assert mentalese.evaluate(tmp_path / "run", show=False)["perplexity"] == figures["perplexity"]
+    assert mentalese.think(tmp_path / "run", TEXTS[0]).tokens == trained.think(TEXTS[0]).tokens
+    with pytest.raises(InputError, match="did you mean 'gpt2/tiny'"):
+        mentalese.train("gpt2/tyni")
+
+
+def test_every_exported_name_is_there() -> None:
+    for name in mentalese.__all__:
+        assert getattr(mentalese, name) is not None, name
+        assert getattr(mentalese, name).__doc__, name
