@@ -28,8 +28,9 @@ from torch import Tensor
 
 from measuring import spread
 from mentalese.data.batch import Batch
+from mentalese.families.latent_thought.blocks import SelfAttention
 from mentalese.families.latent_thought.config import LTMConfig
-from mentalese.families.latent_thought.model import LTMForCausalLM, SelfAttention
+from mentalese.families.latent_thought.model import LTMForCausalLM
 from mentalese.families.latent_thought.plain import loss_reference
 from mentalese.nn.window import window_attention
 

@@ -186,8 +186,7 @@ def _positions(mask: torch.Tensor) -> torch.Tensor:
 def _inferred(case: Case, inputs: Batch) -> dict[str, torch.Tensor]:
     if "z" not in getattr(case.hugging_face, "forward_options", ()) or not case.model.config.num_latents:
         return {}
-    from mentalese.families.latent_thought.inference import infer
-    from mentalese.families.latent_thought.model import prompt_batch
+    from mentalese.families.latent_thought.inference import infer, prompt_batch
 
     batch = prompt_batch(inputs["input_ids"], inputs["attention_mask"])
     return {"z": infer(case.hugging_face, batch, seed=torch.zeros(len(batch["input_ids"]), dtype=torch.long)).sample()}

@@ -18,13 +18,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from mentalese import DataConfig, InputError, get_recipe
 from mentalese.data.batch import Batch
 from mentalese.data.layouts import Marked, Packed
-from mentalese.families.masked_diffusion.model import (
-    MaskedDiffusionConfig,
-    MaskedDiffusionLM,
-    schedule,
-    score_entropy,
-    training_times,
-)
+from mentalese.families.masked_diffusion.config import MaskedDiffusionConfig
+from mentalese.families.masked_diffusion.model import MaskedDiffusionLM
+from mentalese.families.masked_diffusion.noise import schedule, score_entropy, training_times
 from mentalese.models.contract import count_parameters
 from mentalese.models.generation import generate_text, stream_text
 from mentalese.nn.loss import IGNORED

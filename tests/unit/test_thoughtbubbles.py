@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mentalese import get_recipe
 from mentalese.errors import InputError
+from mentalese.families.thoughtbubbles.blocks import UNKNOWN, ForkDecision
 from mentalese.families.thoughtbubbles.config import ThoughtbubblesConfig
 from mentalese.families.thoughtbubbles.forking import (
     Streams,
@@ -24,7 +25,7 @@ from mentalese.families.thoughtbubbles.forking import (
     select_block,
     select_block_reference,
 )
-from mentalese.families.thoughtbubbles.model import UNKNOWN, ForkDecision, ThoughtbubblesForCausalLM
+from mentalese.families.thoughtbubbles.model import ThoughtbubblesForCausalLM
 from mentalese.families.thoughtbubbles.plain import log_probabilities_reference
 from mentalese.families.thoughtbubbles.readout import mixture_cross_entropy, mixture_log_probabilities
 from mentalese.models.contract import TrainStep, count_parameters

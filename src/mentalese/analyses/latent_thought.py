@@ -128,7 +128,8 @@ def _reconstruct(saved: Saved, batch: Batch) -> tuple[Tensor, Tensor]:
         forced = torch.stack(
             [model(ids, batch.get("attention_mask"), z=own, use_cache=False).logits.argmax(-1) for own in z]
         )
-    free = model.say(ids[:, :1].repeat(len(z), 1), z.flatten(0, 1), ids.shape[1]).view(len(z), *ids.shape)
+    free = model.continue_greedily(ids[:, :1].repeat(len(z), 1), z.flatten(0, 1), ids.shape[1])
+    free = free.view(len(z), *ids.shape)
     return free, torch.cat((ids[None, :, :1].expand(len(z), -1, -1), forced[..., :-1]), dim=-1)
 
 

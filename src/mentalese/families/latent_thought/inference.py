@@ -24,7 +24,8 @@ from mentalese.nn.noise import Noise
 from mentalese.screen import progress
 
 if TYPE_CHECKING:
-    from mentalese.families.latent_thought.model import LTMForCausalLM, PackedBatch
+    from mentalese.families.latent_thought.blocks import PackedBatch
+    from mentalese.families.latent_thought.decoder import LTMDecoder
 
 _MEANS, _VARIANCES, _FINAL = -3, -2, -1  # draws of noise that are not a fast step's
 _WEIGHT_DECAY = 0.01  # of the release's AdamW
@@ -75,7 +76,7 @@ def kl_divergence(mu: Tensor, log_var: Tensor) -> Tensor:
 
 
 def infer(
-    model: LTMForCausalLM,
+    model: LTMDecoder,
     batch: Batch,
     *,
     inference: str | None = None,
@@ -100,12 +101,17 @@ def infer(
     """
     if not model.config.num_latents:
         raise InputError("num_latents is 0: this model has no thoughts to infer")
+    fast = FastLearning.of(model, inference, fast_steps, fast_learning_rate)
     with torch.inference_mode(False), torch.no_grad():
         batch = differentiable(batch)
-        x, reading = model.read(batch["input_ids"], batch.get("attention_mask"))
-        targets = reading.targets(batch["labels"])
-        options: dict[str, Any] = {"method": inference, "steps": fast_steps, "learning_rate": fast_learning_rate}
-        return fit(model, x, reading, targets, seed=seed, show=show, **options)[0]
+        x, packed = model.read(batch["input_ids"], batch.get("attention_mask"))
+        return fit(model, x, packed, packed.rows.targets(batch["labels"]), fast, seed=seed, show=show)[0]
+
+
+def prompt_batch(input_ids: Tensor, attention_mask: Tensor | None) -> Batch:
+    """A text [B, L] as a batch whose thoughts are to be inferred: all its tokens are labels."""
+    mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    return {"input_ids": input_ids, "attention_mask": mask, "labels": input_ids.masked_fill(mask == 0, IGNORED)}
 
 
 def differentiable(batch: Batch) -> Batch:
@@ -113,48 +119,82 @@ def differentiable(batch: Batch) -> Batch:
     return {name: value.clone() for name, value in batch.items() if isinstance(value, Tensor)}
 
 
+@dataclass(frozen=True)
+class FastLearning:
+    """How a posterior is inferred: checked settings of one call.
+
+    Attributes:
+        method: see `LTMConfig.inference`.
+        steps: T_fast; an encoder takes none.
+        learning_rate: of `variational`; `None`: the config's.
+    """
+
+    method: str
+    steps: int
+    learning_rate: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        model: LTMDecoder,
+        method: str | None = None,
+        steps: int | None = None,
+        learning_rate: float | None = None,
+    ) -> FastLearning:
+        """Settings to use instead of the config's; `None` leaves the config's.
+
+        Raises:
+            InputError: a method that the model does not have, a number out of range, or a setting without effect.
+        """
+        config = model.config
+        method = config.inference if method is None else method
+        known = ("variational", "langevin") if model.encoder is None else ("variational", "langevin", "amortised")
+        if method not in known:
+            raise InputError(f"inference is {method!r}: this model has {', '.join(known)}")
+        if method == "amortised":
+            for name, value in (("fast_steps", steps), ("fast_learning_rate", learning_rate)):
+                if value is not None:
+                    raise InputError(f"{name} is {value}: an encoder takes no steps, so remove it, or infer otherwise")
+        steps = config.fast_steps if steps is None else steps
+        if steps < 1:
+            raise InputError(f"fast_steps is {steps}: set 1 or more")
+        if learning_rate is not None and method == "langevin":
+            raise InputError(f"fast_learning_rate is {learning_rate}: langevin has langevin_step_size, so remove it")
+        if learning_rate is not None and not (math.isfinite(learning_rate) and learning_rate > 0):
+            raise InputError(f"fast_learning_rate is {learning_rate}: set a positive number")
+        return cls(method, steps, learning_rate)
+
+
 def fit(
-    model: LTMForCausalLM,
+    model: LTMDecoder,
     x: Tensor,
-    reading: PackedBatch,
+    packed: PackedBatch,
     targets: Tensor,
+    fast: FastLearning,
     *,
-    method: str | None = None,
-    steps: int | None = None,
-    learning_rate: float | None = None,
     seed: int | Tensor = 0,
     weights: Sequence[nn.Parameter] | None = None,
     together: bool = False,
     show: bool = False,
 ) -> tuple[Posterior, list[Tensor | None]]:
-    """`infer` for what `LTMForCausalLM.read` gave.
+    """`infer` for what `LTMDecoder.read` returned.
 
     Args:
         x: [B, N, d]; no gradient flows into it.
         targets: [B, N - 1], what each token but the last predicts.
-        weights: add up their gradients too, of the sum over rows and fast steps of the negative ELBO.
-        together: all ranks infer at once, and take as many steps.
+        weights: also sum their gradients, of the sum over rows and fast steps of the negative ELBO.
+        together: all ranks infer at once, and take equally many steps.
+        show: progress on standard error.
 
     Returns:
         The posterior, and the gradients of `x` and of each of `weights`; empty without `weights`.
+
+    Raises:
+        FloatingPointError: an ELBO is not finite; the message names step and row.
     """
     config = model.config
-    method = config.inference if method is None else method
-    known = ("variational", "langevin") if model.encoder is None else ("variational", "langevin", "amortised")
-    if method not in known:
-        raise InputError(f"inference is {method!r}: this model has {', '.join(known)}")
-    if method == "amortised":
-        for name, value in (("fast_steps", steps), ("fast_learning_rate", learning_rate)):
-            if value is not None:
-                raise InputError(f"{name} is {value}: an encoder takes no steps, so leave it out, or infer otherwise")
-        return amortised(model, reading, targets, seed=seed), []
-    steps = config.fast_steps if steps is None else steps
-    if steps < 1:
-        raise InputError(f"fast_steps is {steps}: give 1 or more")
-    if learning_rate is not None and method == "langevin":
-        raise InputError(f"fast_learning_rate is {learning_rate}: langevin has langevin_step_size, so leave it out")
-    if learning_rate is not None and not (math.isfinite(learning_rate) and learning_rate > 0):
-        raise InputError(f"fast_learning_rate is {learning_rate}: give a positive number")
+    if fast.method == "amortised":
+        return amortised(model, packed, targets, seed=seed), []
     counts = (targets != IGNORED).sum(1)
     live = counts > 0
     noise = _noise(x, targets, seed)
@@ -166,13 +206,14 @@ def fit(
             extra: list[Tensor] = []
         else:
             extra = [x.requires_grad_(), *weights]
-        search = (_Variational if method == "variational" else _Langevin)(config, noise, shape, live, learning_rate)
+        kind = _Variational if fast.method == "variational" else _Langevin
+        search = kind(config, noise, shape, live, fast.learning_rate)
         gradients: list[Tensor | None] = [None] * len(extra)
         nlls, kls = [], []
-        with progress("Inferring thoughts", steps, show=show) as bar:
-            for step in range(steps):
+        with progress("Inferring thoughts", fast.steps, show=show) as bar:
+            for step in range(fast.steps):
                 z, kl = search.propose(step)
-                hidden = model.decode(x, z, reading)
+                hidden = model.decode(x, z, packed)
                 total, nll = linear_nll_sum(hidden[:, :-1].flatten(0, 1), head, targets.flatten())
                 nlls.append(nll.view(targets.shape).sum(1))
                 kls.append(kl.detach())
@@ -180,27 +221,32 @@ def fit(
                 # Ranks of sharded weights take each step together, one without targets too.
                 if (config.tolerance is not None or not together) and _none(live, together):
                     break
-                own, more = len(search.parameters), [*search.parameters, *extra]
-                found = torch.autograd.grad(total + kl.sum(), more, allow_unused=bool(extra))
-                search.move(step, steps, found[:own], live)
-                gradients = [g if a is None else a if g is None else a + g for a, g in zip(gradients, found[own:])]
+                count, inputs = len(search.parameters), [*search.parameters, *extra]
+                slopes = torch.autograd.grad(total + kl.sum(), inputs, allow_unused=bool(extra))
+                search.move(step, fast.steps, slopes[:count], live)
+                gradients = [_sum(total, more) for total, more in zip(gradients, slopes[count:])]
                 bar.update(step + 1)
     posterior = search.result(torch.stack(nlls), torch.stack(kls))
     check_finite(posterior.elbo, "model.fast_learning_rate (langevin_step_size)")
     return posterior, gradients
 
 
-def amortised(model: LTMForCausalLM, reading: PackedBatch, targets: Tensor, *, seed: int | Tensor = 0) -> Posterior:
+def _sum(total: Tensor | None, more: Tensor | None) -> Tensor | None:
+    """The sum of two gradients, each `None` if a weight takes no part."""
+    return more if total is None else total if more is None else total + more
+
+
+def amortised(model: LTMDecoder, packed: PackedBatch, targets: Tensor, *, seed: int | Tensor = 0) -> Posterior:
     """The posterior that the encoder of a VAE gives (section 2.2), differentiable in its weights.
 
     It reads a row's first token and those that are `targets` [B, N - 1], so that nothing else has a say. A row without
     targets has the prior.
     """
     assert model.encoder is not None
-    tokens = model.embed(reading.ids)
+    tokens = model.embed(packed.ids)
     counted = targets != IGNORED
     live = counted.any(1)[:, None, None]
-    mu, log_var = model.encoder(tokens, F.pad(counted, (1, 0), value=True), reading)
+    mu, log_var = model.encoder(tokens, F.pad(counted, (1, 0), value=True), packed)
     noise = _noise(mu, targets, seed)
     mu, log_var = (torch.where(live, value.to(noise.dtype), 0.0) for value in (mu, log_var))
     none = mu.new_zeros(0, len(mu))

@@ -29,7 +29,6 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
@@ -37,171 +36,17 @@ from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
+from mentalese.families.masked_diffusion.blocks import FREQUENCIES, Block, Modulation, TimeEmbedding
+from mentalese.families.masked_diffusion.config import MaskedDiffusionConfig
+from mentalese.families.masked_diffusion.noise import schedule, score_entropy, training_times, uniform
 from mentalese.models.contract import LossOutput
-from mentalese.models.hf import Encoded, LatentThoughtConfig, LatentThoughtModel, ResidualLinear, ThoughtCache
+from mentalese.models.hf import Encoded, LatentThoughtModel, ThoughtCache
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
 from mentalese.nn.noise import Noise, shared_seed
-from mentalese.nn.rotary import rotary_table, rotate
+from mentalese.nn.rotary import rotary_table
 
-_FREQUENCIES = 256  # that the time is given to the model in, as in diffusion transformers (Peebles and Xie, 2023)
 _HIGHEST = 0.999  # mask probability that SEDD's sigma, infinite at 1, is taken at instead
 _CHUNK = 512  # rows of logits at once
-
-
-class MaskedDiffusionConfig(LatentThoughtConfig):
-    """Sizes, and which of the three methods it is.
-
-    Attributes:
-        objective: `mdlm`, whose model does not see the time (as its authors train it), `md4`, whose model does (adaLN),
-            or `sedd`: adaLN on sigma, and score entropy as the loss.
-        noise_schedule: p(t), `linear` (t; all three papers on text) or `cosine` (sin(pi t / 2), MD4's on images).
-        intermediate_size: of SwiGLU; `None`: 8/3 of `hidden_size`, rounded up to a multiple of 32.
-        conditioning_size: width of what blocks know of the time; of no use to `mdlm`.
-        score_times: passes that a text is scored by, each under other masks.
-    """
-
-    model_type = "masked_diffusion"
-    objective: str = "mdlm"
-    noise_schedule: str = "linear"
-    intermediate_size: int | None = None
-    max_position_embeddings: int = 1024
-    rope_theta: float = 10_000.0
-    rms_norm_eps: float = 1e-5
-    conditioning_size: int = 128
-    score_times: int = 32
-    use_cache: bool = False
-
-    def validate_architecture(self) -> None:
-        super().validate_architecture()
-        for name, known in (("objective", ("mdlm", "md4", "sedd")), ("noise_schedule", ("linear", "cosine"))):
-            if getattr(self, name) not in known:
-                self._refuse(name, f"give {' or '.join(known)}")
-        for name in ("max_position_embeddings", "conditioning_size", "score_times"):
-            if getattr(self, name) < 1:
-                self._refuse(name, "give 1 or more")
-        if self.intermediate_size is not None and self.intermediate_size < 1:
-            self._refuse("intermediate_size", "give 1 or more, or None")
-        if self.hidden_size // self.num_attention_heads % 2:
-            self._refuse("num_attention_heads", "rotary positions need heads of even width")
-
-    def _refuse(self, name: str, remedy: str) -> None:
-        raise InputError(f"{self.model_type}.{name} is {getattr(self, name)!r}: {remedy}")
-
-    @property
-    def mask_token_id(self) -> int:
-        """The mask in `input_ids`: one id behind the tokenizer's, which has none; it is never predicted."""
-        return self.vocab_size
-
-    @property
-    def sees_time(self) -> bool:
-        return self.objective != "mdlm"
-
-    @property
-    def width(self) -> int:
-        """Channels of SwiGLU."""
-        return self.intermediate_size or -(-8 * self.hidden_size // 96) * 32
-
-
-# ----------------------------------------------------------------------------------------------------------- the noise
-
-
-def schedule(kind: str, t: Tensor) -> tuple[Tensor, Tensor]:
-    """p(t) and p'(t) / p(t) of times in (0, 1]; see `MaskedDiffusionConfig.noise_schedule`."""
-    if kind == "cosine":
-        angle = 0.5 * math.pi * t
-        return angle.sin(), 0.5 * math.pi / angle.tan()
-    return t, 1 / t
-
-
-def score_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """SEDD's l of [n, v] logits f and [n] targets: [n], 0 where those are -100.
-
-    With c = log sum_y q_y it is the cross-entropy and, for scores that do not sum to one, exp(c) - 1 - c above it.
-    """
-    logits = logits.float()
-    total = logits.logsumexp(-1)
-    c = total - math.log(logits.shape[-1])
-    nll = total - logits.gather(-1, targets.clamp(min=0)[:, None])[:, 0]
-    return torch.where(targets == IGNORED, 0.0, nll + c.expm1() - c)
-
-
-def _uniform(noise: Noise, number: int, size: int) -> Tensor:
-    """float32 [B, size] in (0, 1]."""
-    return torch.special.ndtr(noise.draw(number, (size,)))
-
-
-def training_times(rows: int, seed: int, device: torch.device) -> Tensor:
-    """[rows] times, one in each of as many equal parts of [0, 1] as the rows of all ranks (Kingma et al., 2021).
-
-    One random shift moves them all around the circle: a row's time is uniform whatever its place in the batch.
-    """
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
-    shift = (seed % 2**24 + 0.5) / 2**24  # never 0, where weights are infinite
-    times = [(shift + (rank + ranks * row) / (rows * ranks)) % 1 for row in range(rows)]
-    return torch.tensor(times, device=device)
-
-
-# --------------------------------------------------------------------------------------------------------- the modules
-
-
-class Modulation(nn.Linear):
-    """Shift, scale and gate of a sublayer by the time; it starts at zero (adaLN-zero)."""
-
-
-class TimeEmbedding(nn.Module):
-    """What blocks know of the time."""
-
-    def __init__(self, config: MaskedDiffusionConfig) -> None:
-        super().__init__()
-        self.inner = nn.Linear(_FREQUENCIES, config.conditioning_size)
-        self.out = nn.Linear(config.conditioning_size, config.conditioning_size)
-
-    def forward(self, time: Tensor) -> Tensor:
-        """[B] to [B, conditioning_size]."""
-        waves = torch.cat(rotary_table(time, _FREQUENCIES), dim=-1).to(self.inner.weight.dtype)
-        return F.silu(self.out(F.silu(self.inner(waves))))
-
-
-class Block(nn.Module):
-    """Attention in both directions and SwiGLU, each behind its norm and added to the stream."""
-
-    def __init__(self, config: MaskedDiffusionConfig) -> None:
-        super().__init__()
-        d, self.heads = config.hidden_size, config.num_attention_heads
-        self.attention_norm = nn.RMSNorm(d, eps=config.rms_norm_eps)
-        self.qkv = nn.Linear(d, 3 * d, bias=False)
-        self.attention_out = ResidualLinear(d, d, bias=False)
-        self.mlp_norm = nn.RMSNorm(d, eps=config.rms_norm_eps)
-        self.gate_up = nn.Linear(d, 2 * config.width, bias=False)
-        self.mlp_out = ResidualLinear(config.width, d, bias=False)
-        self.modulation = Modulation(config.conditioning_size, 6 * d) if config.sees_time else None
-
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Tensor | None, time: Tensor | None) -> Tensor:
-        """[B, N, d] to [B, N, d].
-
-        Args:
-            rotary: of the positions, [B or 1, 1, N, d_h / 2].
-            visible: bool [B, 1, 1, N]; `None`: there is no padding.
-            time: what `TimeEmbedding` made, for models that see it.
-        """
-        if self.modulation is None:
-            x = x + self.attend(self.attention_norm(x), rotary, visible)
-            return x + self.mlp(self.mlp_norm(x))
-        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = self.modulation(time)[:, None].chunk(6, dim=-1)
-        x = x + gate * self.attend(self.attention_norm(x) * (1 + scale) + shift, rotary, visible)
-        return x + gate_mlp * self.mlp(self.mlp_norm(x) * (1 + scale_mlp) + shift_mlp)
-
-    def attend(self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Tensor | None) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        out = F.scaled_dot_product_attention(rotate(q, *rotary), rotate(k, *rotary), v, visible)
-        return self.attention_out(out.transpose(1, 2).flatten(2))
-
-    def mlp(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.mlp_out(F.silu(gate) * up)
-
-
-# ----------------------------------------------------------------------------------------------------------- the model
 
 
 @dataclass(kw_only=True)
@@ -315,7 +160,7 @@ class MaskedDiffusionLM(LatentThoughtModel):
         times = training_times(len(ids), seed, ids.device)
         count = (targets != IGNORED).sum().float()
         p, weight = schedule(self.config.noise_schedule, times)
-        masked = _uniform(Noise.of(targets, seed), 0, ids.shape[1]) < p[:, None]
+        masked = uniform(Noise.of(targets, seed), 0, ids.shape[1]) < p[:, None]
         flat, behind = (x.flatten(0, 1) for x in self._behind(ids, targets, mask, masked, p))
         weights = weight.repeat_interleave(ids.shape[1]) * (behind != IGNORED)
         if self.config.objective == "sedd":
@@ -346,12 +191,12 @@ class MaskedDiffusionLM(LatentThoughtModel):
             raise InputError(f"times is {times}: give 1 or more")
         ids, targets, mask, columns = self._targets(batch)
         noise, counts = Noise.of(targets, seed), (targets != IGNORED).sum(1)
-        shift = _uniform(noise, times, 1)[:, 0]
+        shift = uniform(noise, times, 1)[:, 0]
         nats = torch.zeros(ids.shape, device=ids.device)
         for number in range(times):
             # As many numbers of masks in [1, n] as there are times; p is the time at which the last of these falls.
             masks = 1 + (counts * (number + shift) / times).long().clamp(max=counts - 1).clamp(min=0)
-            falls = _uniform(noise, number, ids.shape[1]).masked_fill(targets == IGNORED, math.inf)
+            falls = uniform(noise, number, ids.shape[1]).masked_fill(targets == IGNORED, math.inf)
             p = falls.sort(1).values.gather(1, masks[:, None] - 1)
             hidden, behind = self._behind(ids, targets, mask, falls <= p, p[:, 0].clamp(max=1))
             chosen = behind != IGNORED
@@ -378,12 +223,12 @@ class MaskedDiffusionLM(LatentThoughtModel):
         rows, length = batch["input_ids"].shape
         d, layers, c = config.hidden_size, config.num_hidden_layers, config.conditioning_size
         token = layers * (4 * d * d + 3 * d * config.width + 2 * length * d) + d * config.vocab_size
-        time = _FREQUENCIES * c + c * c + (6 * layers + 2) * c * d if config.sees_time else 0
+        time = FREQUENCIES * c + c * c + (6 * layers + 2) * c * d if config.sees_time else 0
         return 2 * rows * (length * token + time)
 
     def training_flops(self, batch: Batch, **settings: Any) -> int:
         """Three forward passes; the waves that a time is given in need no gradient."""
-        waves = _FREQUENCIES * self.config.conditioning_size if self.config.sees_time else 0
+        waves = FREQUENCIES * self.config.conditioning_size if self.config.sees_time else 0
         return 3 * self.forward_flops(batch) - 2 * len(batch["input_ids"]) * waves
 
     def compiled_parts(self) -> list[nn.Module]:
@@ -486,7 +331,7 @@ class MaskedDiffusionLM(LatentThoughtModel):
         noise = _prompt_noise(input_ids, attention_mask, seed)
         # Numbers of a prompt's own masks begin at its end, whatever padding stands before it.
         falls, chance = (
-            torch.cat((_uniform(noise, 2 + number, given).flip(1), _uniform(noise, number, length)), dim=1)
+            torch.cat((uniform(noise, 2 + number, given).flip(1), uniform(noise, number, length)), dim=1)
             for number in (0, 1)
         )
         mask = None if attention_mask is None else F.pad(attention_mask, (0, length), value=1)

@@ -21,7 +21,7 @@ in all steps; m vectors that are read, C cross-attention layers, d hidden size.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,213 +32,16 @@ from transformers import initialization as init
 
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
+from mentalese.families.thought_gestalt.blocks import Block, CrossAttention, OpenSentences, SentenceHead, Step
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
 from mentalese.families.thought_gestalt.cost import head_flops, layer_flops
 from mentalese.families.thought_gestalt.memory import Memory, MemoryMap, memory_positions, readable, windows
 from mentalese.families.thought_gestalt.streams import Layout, SentenceMarkers, find_sentences
 from mentalese.models.contract import LossOutput
-from mentalese.models.hf import Encoded, LatentThoughtModel, ResidualLinear, ThoughtCache
+from mentalese.models.hf import Encoded, LatentThoughtModel, ThoughtCache
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
-from mentalese.nn.ragged import (
-    Ragged,
-    attend,
-    causal_attention,
-    first_rows,
-    reading_attention,
-    split_heads,
-    take_rows,
-    within,
-)
-
-# ---------------------------------------------------------------------------------------------------------- the modules
-
-
-@dataclass
-class Step:
-    """Sentences that are computed side by side: the k-th of every stream that has one, or those of all steps at once.
-
-    Attributes:
-        sequences: where their tokens lie; vectors that stand before a sentence (`memory` = `prefix`) are part of it.
-        memory: a pair of keys and values [n, m, d] for each cross layer, sentences in `sequences.order`.
-        used: bool [n, m] in that order, which of the m may be read; `None`: all.
-        has_memory: bool [N, 1], whether a token's sentence has anything to read; `None`: all do.
-        cache: keys and values of the tokens of open sentences, where generation needs them.
-        attention: one [N, m] for each cross layer, mean over heads, where a trace was asked for.
-    """
-
-    sequences: Ragged
-    memory: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    used: Tensor | None = None
-    has_memory: Tensor | None = None
-    cache: OpenSentences | None = None
-    attention: list[Tensor] | None = None
-
-
-@dataclass
-class OpenSentences:
-    """Keys and values of the current sentence of each stream, by slot: vectors before the sentence, then its tokens.
-
-    Attributes:
-        state: the cache's, `self.LAYER` is [B, slots, 2 d].
-        batch: B.
-        streams: [R], the streams of a step's sentences.
-        rows, slots: [N], stream and slot of each token.
-        first: [R], the first slot in use.
-        size, end: slots that a sentence may need, and that the longest one needs by now.
-    """
-
-    state: dict[str, Tensor]
-    batch: int
-    streams: Tensor
-    rows: Tensor
-    slots: Tensor
-    first: Tensor
-    size: int
-    end: int
-
-    def attend(self, layer: int, qkv: Tensor, sequences: Ragged, heads: int) -> Tensor:
-        """Causal attention of the new tokens [N, 3 d] to their sentence so far, [N, d]. Sequences are one group."""
-        name = f"self.{layer}"
-        q, kv = qkv.split((qkv.shape[1] // 3, qkv.shape[1] * 2 // 3), dim=-1)
-        held = self.state.get(name)
-        if held is None:
-            held = kv.new_zeros(self.batch, self.size, kv.shape[1])
-        put = held.index_put if torch.is_grad_enabled() else held.index_put_
-        held = self.state[name] = put((self.rows, self.slots), kv)
-        k, v = (split_heads(x, heads) for x in held[self.streams, : self.end].chunk(2, dim=-1))
-        ((query,),) = sequences.pad(q, heads)
-        slot, own = torch.arange(self.end, device=q.device), self.slots[sequences.index].view(*sequences.shapes[0], 1)
-        seen = (slot <= own) & (slot >= self.first[:, None, None])
-        return sequences.unpad([attend(query, k, v, attn_mask=seen[:, None])])
-
-
-class SelfAttention(nn.Module):
-    """Causal attention among the tokens of one sentence (section 2.2)."""
-
-    def __init__(self, config: ThoughtGestaltConfig, layer: int) -> None:
-        super().__init__()
-        self.layer, self.heads, self.dropout = layer, config.num_attention_heads, config.attention_dropout
-        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
-        self.out = ResidualLinear(config.hidden_size, config.hidden_size)
-
-    def forward(self, x: Tensor, step: Step) -> Tensor:
-        return self.out(self._attend(self.qkv(x), step))
-
-    @torch.compiler.disable
-    def _attend(self, qkv: Tensor, step: Step) -> Tensor:
-        if step.cache is not None:
-            return step.cache.attend(self.layer, qkv, step.sequences, self.heads)
-        return causal_attention(qkv, step.sequences, self.heads, self.dropout if self.training else 0.0)
-
-
-class CrossAttention(nn.Module):
-    """The gated read of the memory (section 2.2). What a sentence with an empty memory reads is exactly zero."""
-
-    def __init__(self, config: ThoughtGestaltConfig, layer: int) -> None:
-        super().__init__()
-        self.layer, self.heads, self.dropout = layer, config.num_attention_heads, config.attention_dropout
-        self.query = nn.Linear(config.hidden_size, config.hidden_size)
-        self.key_value = nn.Linear(config.hidden_size, 2 * config.hidden_size)  # applied by `MemoryMap`
-        self.out = ResidualLinear(config.hidden_size, config.hidden_size)
-        self.gate = nn.Parameter(torch.empty(1))
-
-    def forward(self, x: Tensor, step: Step) -> Tensor:
-        read = self.gate * self.out(self._attend(self.query(x), step))
-        return read if step.has_memory is None else torch.where(step.has_memory, read, 0.0)
-
-    @torch.compiler.disable
-    def _attend(self, q: Tensor, step: Step) -> Tensor:
-        keys, values = step.memory[self.layer]
-        if step.attention is not None:
-            step.attention.append(self._weights(q, keys, step))
-        dropout = self.dropout if self.training else 0.0
-        return reading_attention(q, keys, values, step.used, step.sequences, self.heads, dropout)
-
-    def _weights(self, q: Tensor, keys: Tensor, step: Step) -> Tensor:
-        """[N, m], the mean over heads of the attention weights, for traces. Sequences are one group."""
-        ((query,),) = step.sequences.pad(q, self.heads)
-        scores = query @ split_heads(keys, self.heads).transpose(-1, -2)
-        if step.used is not None:
-            scores = scores.masked_fill(~step.used[:, None, None], -math.inf)
-        weights = (scores / math.sqrt(q.shape[-1] / self.heads)).softmax(-1).mean(1)
-        return weights.flatten(0, 1)[step.sequences.place]
-
-
-class MLP(nn.Module):
-    def __init__(self, config: ThoughtGestaltConfig) -> None:
-        super().__init__()
-        self.gated = config.activation == "swiglu"
-        self.up = nn.Linear(config.hidden_size, config.mlp_width * (2 if self.gated else 1))
-        self.out = ResidualLinear(config.mlp_width, config.hidden_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.gated:
-            return self.out(F.gelu(self.up(x)))
-        gate, up = self.up(x).chunk(2, dim=-1)
-        return self.out(F.silu(gate) * up)
-
-
-class Block(nn.Module):
-    """Pre-norm attention and MLP. A block attends to the sentence, to the memory (Figure 3), or to both (Table 1)."""
-
-    def __init__(self, config: ThoughtGestaltConfig, layer: int) -> None:
-        super().__init__()
-        self.layout, self.dropout = config.attention_layout, config.residual_dropout
-        self.reads = layer in config.cross_layers
-        self.attends = not self.reads or self.layout != "alternate"
-        if self.attends:
-            self.attention_norm = nn.LayerNorm(config.hidden_size)
-            self.attention = SelfAttention(config, layer)
-        if self.reads:
-            self.memory_norm = nn.LayerNorm(config.hidden_size)
-            self.memory_attention = CrossAttention(config, layer)
-        self.mlp_norm = nn.LayerNorm(config.hidden_size)
-        self.mlp = MLP(config)
-
-    def forward(self, x: Tensor, step: Step) -> Tensor:
-        """[N, d] to [N, d]."""
-        if self.layout == "parallel":
-            x = x + self._attend(x, step) + self._read(x, step)
-        elif self.layout == "cross_self":
-            x = x + self._read(x, step)
-            x = x + self._attend(x, step)
-        else:
-            if self.attends:
-                x = x + self._attend(x, step)
-            if self.reads:
-                x = x + self._read(x, step)
-        return x + F.dropout(self.mlp(self.mlp_norm(x)), self.dropout, self.training)
-
-    def _attend(self, x: Tensor, step: Step) -> Tensor:
-        return F.dropout(self.attention(self.attention_norm(x), step), self.dropout, self.training)
-
-    def _read(self, x: Tensor, step: Step) -> Tensor:
-        return F.dropout(self.memory_attention(self.memory_norm(x), step), self.dropout, self.training)
-
-
-class SentenceHead(nn.Module):
-    """s_t = W_sent h_EOS (section 2.2), after dropout (B.2); `normalized` norms its input and gives s_t length 1.
-
-    The norm has no weights of its own: the linear map after it holds them.
-    """
-
-    def __init__(self, config: ThoughtGestaltConfig) -> None:
-        super().__init__()
-        self.normalized = config.sentence_head == "normalized"
-        self.linear = nn.Linear(config.hidden_size, config.hidden_size)
-
-    def forward(self, h: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
-        """[R, d] to the vectors [R, d] and their lengths [R] before these were made 1."""
-        if self.normalized:
-            h = F.layer_norm(h, h.shape[-1:])
-        s = self.linear(F.dropout(h, dropout, self.training))
-        s = s.to(torch.promote_types(s.dtype, torch.float32))
-        norm = s.norm(dim=-1)
-        return (s / norm.clamp(min=1e-6)[:, None] if self.normalized else s), norm
-
-
-# ------------------------------------------------------------------------------------------------------------ the model
+from mentalese.nn.ragged import Ragged, first_rows, take_rows, within
 
 
 @dataclass
@@ -271,7 +74,7 @@ class StreamOutput:
 class ThoughtGestaltEncoded(Encoded):
     """Final hidden states where the tokens are, and the same sentence by sentence."""
 
-    reading: StreamOutput
+    output: StreamOutput
 
 
 class ThoughtGestaltForCausalLM(LatentThoughtModel):
@@ -308,9 +111,9 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
     def new_cache(self) -> ThoughtCache:
         return ThoughtCache()
 
-    # ------------------------------------------------------------------------------------- reading a stream
+    # -------------------------------------------------------------------------------------- read a stream
 
-    def read(
+    def _read(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
@@ -430,9 +233,9 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             held = memory.entries(len(lengths)) + memory.map.at(ranks)
             prefix = held[used.to(device)].to(self.embed.weight.dtype)
         step = Step(Ragged.of(lengths, before, device=device))
-        if reading := [layer for layer in config.cross_layers if layer < depth]:
+        if cross := [layer for layer in config.cross_layers if layer < depth]:
             used = memory.ranks(len(lengths)) >= 0
-            step.memory = dict(zip(reading, memory.keys_and_values(len(lengths))))
+            step.memory = dict(zip(cross, memory.keys_and_values(len(lengths))))
             if not bool(used.all()):
                 step.used = readable(used).to(device)
                 step.has_memory = used.any(dim=1, keepdim=True).repeat_interleave(lengths, dim=0).to(device)
@@ -491,13 +294,13 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         Raises:
             InputError: unbalanced markers, or a sentence longer than there are positions for.
         """
-        reading = self.read(input_ids, attention_mask, cache=cache, trace=trace)
-        return ThoughtGestaltEncoded(hidden=self._spread(reading, input_ids), reading=reading)
+        output = self._read(input_ids, attention_mask, cache=cache, trace=trace)
+        return ThoughtGestaltEncoded(hidden=self._spread(output, input_ids), output=output)
 
     @staticmethod
-    def _spread(reading: StreamOutput, input_ids: Tensor) -> Tensor:
-        hidden = reading.hidden
-        flat = hidden.new_zeros(input_ids.numel(), hidden.shape[1]).index_copy(0, reading.source, hidden)
+    def _spread(output: StreamOutput, input_ids: Tensor) -> Tensor:
+        hidden = output.hidden
+        flat = hidden.new_zeros(input_ids.numel(), hidden.shape[1]).index_copy(0, output.source, hidden)
         return flat.view(*input_ids.shape, -1)
 
     def target_weights(self, batch: Batch, *, eos_weight: float = 1.0, **settings: Any) -> Tensor:
@@ -526,36 +329,36 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             sentence_dropout: dropout of the hidden state that becomes the sentence vector (B.2).
         """
         weights = self.target_weights(batch, eos_weight=eos_weight, **settings)
-        reading = self.read(
+        output = self._read(
             batch["input_ids"],
             batch.get("attention_mask"),
             token_dropout=token_dropout,
             sentence_dropout=sentence_dropout,
             ends=False,
         )
-        loss, weight = self._cross_entropy(reading, batch["labels"], weights)
+        loss, weight = self._cross_entropy(output, batch["labels"], weights)
         metrics = {
             f"memory_gate.{i}": self.blocks[i].memory_attention.gate.detach()[0] for i in self.config.cross_layers
         }
         if self.config.memory != "none":
             normalized = self.config.sentence_head == "normalized"
-            hinge = self._norm_hinge(reading, batch["labels"], weights) / weight.clamp(min=1e-8)
+            hinge = self._norm_hinge(output, batch["labels"], weights) / weight.clamp(min=1e-8)
             # Without the hinge still zero times it: with FSDP2 the head takes part in every step, read from or not.
             loss = loss + (self.config.norm_hinge_weight if normalized else 0.0) * hinge
             metrics |= {"norm_hinge": hinge.detach()} if normalized else {}
         return LossOutput(loss, weight, metrics)
 
-    def _cross_entropy(self, reading: StreamOutput, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def _cross_entropy(self, output: StreamOutput, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """The weighted mean over the tokens that are predicted, and the sum of the weights."""
-        hidden, places = reading.predictions()
+        hidden, places = output.predictions()
         labels, weights = labels.flatten()[places], weights.flatten()[places]
         loss = linear_cross_entropy(hidden, self.output_weight(), labels, target_weights=weights)
         return loss, (weights * (labels != IGNORED)).sum()
 
-    def _norm_hinge(self, reading: StreamOutput, labels: Tensor, weights: Tensor) -> Tensor:
+    def _norm_hinge(self, output: StreamOutput, labels: Tensor, weights: Tensor) -> Tensor:
         """Squared distances of the vectors' lengths from [0.9, 1.1], weighed by their sentences' targets."""
-        layout, norms = reading.layout, reading.norms
-        counted = (weights * (labels != IGNORED)).flatten()[reading.source].to(norms.dtype)
+        layout, norms = output.layout, output.norms
+        counted = (weights * (labels != IGNORED)).flatten()[output.source].to(norms.dtype)
         sentence = torch.arange(len(norms)).repeat_interleave(layout.lengths).to(norms.device)
         of_sentence = torch.zeros_like(norms).index_add(0, sentence, counted) * layout.ended.to(norms.device)
         return (of_sentence * (F.relu(norms - 1.1) + F.relu(0.9 - norms)).square()).sum()
@@ -563,10 +366,10 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
     @torch.no_grad()
     def token_nll(self, batch: Batch) -> Tensor:
         """See `Contract.token_nll`; zero at BOS too, which is never a target."""
-        return self._nll(self.read(batch["input_ids"], batch.get("attention_mask"), ends=False), batch["labels"])
+        return self._nll(self._read(batch["input_ids"], batch.get("attention_mask"), ends=False), batch["labels"])
 
-    def _nll(self, reading: StreamOutput, labels: Tensor) -> Tensor:
-        hidden, places = reading.predictions()
+    def _nll(self, output: StreamOutput, labels: Tensor) -> Tensor:
+        hidden, places = output.predictions()
         nll = linear_nll(hidden, self.output_weight(), labels.flatten()[places])
         return nll.new_zeros(labels.numel()).index_copy(0, places, nll).view_as(labels)
 
@@ -598,12 +401,12 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
 
     def labels_loss(self, encoded: ThoughtGestaltEncoded, labels: Tensor) -> Tensor:
         """See `LatentThoughtModel.labels_loss`: starts of sentences are not predicted."""
-        return self._cross_entropy(encoded.reading, labels, self.target_weights({"labels": labels}))[0]
+        return self._cross_entropy(encoded.output, labels, self.target_weights({"labels": labels}))[0]
 
     def predicted_tokens(self, encoded: ThoughtGestaltEncoded, input_ids: Tensor, real: Tensor) -> Tensor:
         """See `LatentThoughtModel.predicted_tokens`: tokens that follow another one of their sentence."""
         scored = torch.zeros(input_ids.numel(), dtype=torch.bool, device=input_ids.device)
-        return scored.index_fill(0, encoded.reading.predictions()[1], True).view_as(input_ids)
+        return scored.index_fill(0, encoded.output.predictions()[1], True).view_as(input_ids)
 
     def fill(self, traces: list[ThoughtTrace], encoded: ThoughtGestaltEncoded, real: Tensor) -> None:
         """Sentence vectors, and who reads them.
@@ -612,29 +415,29 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         much the tokens of sentence i attend to sentence j; all weights are means over heads and cross layers.
         `memory_gate` contains the gates by cross layer. A model without cross-attention has no weights to show.
         """
-        reading = encoded.reading
-        layout, length = reading.layout, real.shape[1]
+        output = encoded.output
+        layout, length = output.layout, real.shape[1]
         attended = torch.full(real.shape, math.nan, device=real.device)
         gates = [self.blocks[i].memory_attention.gate.detach().float() for i in self.config.cross_layers]
         reads: list[list[Tensor]] = [[] for _ in traces]
         of_sentence = [
             part
-            for weights, lengths in zip(reading.attention, layout.lengths.split(layout.counts))
+            for weights, lengths in zip(output.attention, layout.lengths.split(layout.counts))
             for part in weights.split(lengths.tolist())
         ]
-        columns = (reading.source % length).split(layout.lengths.tolist())
+        columns = (output.source % length).split(layout.lengths.tolist())
         for i, stream in enumerate(layout.streams.tolist()):
             count = min(len(reads[stream]), self.config.memory_size)
             read = of_sentence[i][:, -count:] if of_sentence and count else attended.new_zeros(len(columns[i]), 1)
             attended[stream, columns[i]] = read.amax(-1).to(attended.dtype)
             reads[stream].append(read.mean(0)[:count])
-            if layout.ended[i] and len(reading.vectors):
+            if layout.ended[i] and len(output.vectors):
                 span = int(columns[i][0]), int(columns[i][-1]) + 1
-                traces[stream].thoughts.append(Thought(reading.vectors[i].detach(), *span))
+                traces[stream].thoughts.append(Thought(output.vectors[i].detach(), *span))
         for stream, trace in enumerate(traces):
             if gates:
                 trace.curves["memory_gate"] = torch.cat(gates)
-            if not reading.attention:
+            if not output.attention:
                 continue
             trace.scores["memory_attention"] = attended[stream]
             trace.links["memory"] = links = attended.new_zeros(len(trace.thoughts), len(trace.thoughts))

@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mentalese.data.batch import Batch
+from mentalese.families.thought_gestalt.blocks import CrossAttention, SelfAttention
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
-from mentalese.families.thought_gestalt.model import CrossAttention, SelfAttention, ThoughtGestaltForCausalLM
+from mentalese.families.thought_gestalt.model import ThoughtGestaltForCausalLM
 from mentalese.nn.loss import IGNORED
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mentalese.nn.packing import pack
+
 
 @dataclass
 class Streams:
@@ -87,19 +89,6 @@ class Streams:
         empty = scores.new_full(self.counts.shape, -math.inf)
         top = empty.scatter_reduce(1, self.token, scores.detach(), "amax").clamp(min=torch.finfo(scores.dtype).min)
         return top + self.sum_by_token((scores - top.gather(1, self.token)).exp()).log()
-
-
-def pack(keep: Tensor, size: int | None = None) -> tuple[Tensor, Tensor | None]:
-    """The places [B, K] where `keep` [B, N] is true, in order, and which of them are; `None`: all.
-
-    Args:
-        size: K, where no row keeps more; else the most that one does.
-    """
-    index = (~keep).to(torch.uint8).sort(dim=1, stable=True).indices
-    counts = keep.sum(1)
-    size = int(counts.max()) if size is None else size
-    real = torch.arange(size, device=keep.device) < counts[:, None]
-    return index[:, :size], None if bool(real.all()) else real
 
 
 def fork(streams: Streams, log_decisions: Tensor, keep: Tensor, embedding: Tensor, size: int | None) -> Streams:

@@ -16,7 +16,6 @@ Sections and equations are the paper's. Letters in shapes: B rows of L tokens, N
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,233 +25,19 @@ from transformers import initialization as init
 
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
+from mentalese.families.thoughtbubbles.blocks import UNKNOWN, Block, ForkDecision, StreamState
 from mentalese.families.thoughtbubbles.config import ThoughtbubblesConfig
-from mentalese.families.thoughtbubbles.forking import (
-    Streams,
-    fork,
-    lowest_kept,
-    pack,
-    select_block,
-)
+from mentalese.families.thoughtbubbles.encoding import Candidates, Encoding
+from mentalese.families.thoughtbubbles.forking import Streams, fork, lowest_kept, select_block
 from mentalese.families.thoughtbubbles.readout import mixture_cross_entropy, mixture_log_probabilities
 from mentalese.models.contract import LossOutput
-from mentalese.models.hf import LatentThoughtModel, ResidualLinear, ThoughtCache
+from mentalese.models.hf import LatentThoughtModel, ThoughtCache
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
-from mentalese.nn.attention import add_weighted, attend_with_scores, flex_attention_with_scores, with_scores
 from mentalese.nn.loss import IGNORED
-from mentalese.nn.rotary import rotary_table, rotate
+from mentalese.nn.packing import PackedRows
+from mentalese.nn.rotary import rotary_table
 
-LOWEST = -20.0  # of a single decision's log probability
-UNKNOWN = 1.0  # a threshold before training: no log probability
-CALIBRATION = 0.02  # how far a training step moves the thresholds of the causal selection
 PREFIXES = 32  # rows at once where prefixes are scored one by one
-
-# ---------------------------------------------------------------------------------------------------------- the modules
-
-
-@dataclass
-class StreamState:
-    """What the blocks between two forks share.
-
-    Attributes:
-        cos, sin: [1 or B, 1, N, d_h / 2].
-        scores: float32 [B, N], log p; `None` while all streams count in full.
-        mask: bool [B, 1, N, m], who sees whom, where a cache is in use; `None`: every place sees those before it.
-        past: streams of earlier calls, of which `cache` holds keys and values, `k.LAYER` and `v.LAYER`,
-            [B, heads, room, d_h (+ 1)].
-        attention: [B, N, N] a block, mean over heads, where a trace was asked for.
-    """
-
-    cos: Tensor
-    sin: Tensor
-    scores: Tensor | None
-    mask: Tensor | None
-    past: int
-    cache: dict[str, Tensor] | None
-    attention: list[Tensor] | None
-
-
-class Attention(nn.Module):
-    """Eq. 8: softmax((Q K^T + log p) / scale) (V p), with rotary positions (section D)."""
-
-    def __init__(self, config: ThoughtbubblesConfig, layer: int) -> None:
-        super().__init__()
-        self.layer, self.heads = layer, config.num_attention_heads
-        self.overwrite = config.score_scale == "overwrite"
-        self.flex = config._attn_implementation == "flex_attention"
-        if self.flex and self.overwrite:
-            raise InputError("score_scale is 'overwrite', which flex_attention does not do: give one of the two")
-        width = config.hidden_size if config.score_scale == "model" and config.fork_layers else 0
-        self.scale = (width or config.hidden_size // config.num_attention_heads) ** -0.5
-        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
-        self.out = ResidualLinear(config.hidden_size, config.hidden_size)
-
-    def forward(self, x: Tensor, reading: StreamState) -> Tensor:
-        """[B, N, d] to [B, N, d]."""
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        width = q.shape[-1]
-        q, k = rotate(q, reading.cos, reading.sin), rotate(k, reading.cos, reading.sin)
-        plain = reading.cache is None and reading.attention is None
-        if self.flex and plain and reading.scores is not None:
-            out = flex_attention_with_scores(q, k, v, reading.scores, scale=self.scale)
-            return self.out(out.transpose(1, 2).flatten(2))
-        if reading.scores is not None:
-            q, k, v = with_scores(q, k, v, reading.scores, overwrite=self.overwrite)
-        if reading.cache is not None:
-            k, v = (self._append(reading, name, new) for name, new in (("k", k), ("v", v)))
-        if reading.attention is not None:
-            reading.attention.append(self._weights(q, k))
-        return self.out(attend_with_scores(q, k, v, width, scale=self.scale, attn_mask=reading.mask))
-
-    def _append(self, reading: StreamState, name: str, new: Tensor) -> Tensor:
-        """All keys or values so far, [B, heads, m, d_h (+ 1)]."""
-        name, past, end = f"{name}.{self.layer}", reading.past, reading.past + new.shape[2]
-        assert reading.cache is not None
-        held = reading.cache.get(name)
-        if held is None or held.shape[2] < end or new.requires_grad:
-            # Room for as much again, so that most steps copy nothing; what needs a gradient is not written over.
-            room = new.new_empty(*new.shape[:2], 0 if new.requires_grad else end, new.shape[3])
-            reading.cache[name] = torch.cat((*(() if held is None else (held[:, :, :past],)), new, room), dim=2)
-        else:
-            held[:, :, past:end] = new
-        return reading.cache[name][:, :, :end]
-
-    def _weights(self, q: Tensor, k: Tensor) -> Tensor:
-        """[B, N, N], mean over heads, for traces."""
-        logits = self.scale * (q @ k.transpose(-1, -2)).float()
-        causal = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
-        return logits.masked_fill(~causal, -math.inf).softmax(-1).mean(1)
-
-
-class MLP(nn.Module):
-    def __init__(self, config: ThoughtbubblesConfig) -> None:
-        super().__init__()
-        self.approximate = "tanh" if config.activation == "gelu_tanh" else "none"
-        self.up = nn.Linear(config.hidden_size, 4 * config.hidden_size)
-        self.out = ResidualLinear(4 * config.hidden_size, config.hidden_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(F.gelu(self.up(x), approximate=self.approximate))
-
-
-class Block(nn.Module):
-    """Eq. 9, 10: pre-norm attention and MLP, each written to a stream as far as its score says."""
-
-    def __init__(self, config: ThoughtbubblesConfig, layer: int) -> None:
-        super().__init__()
-        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.attention = Attention(config, layer)
-        self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.mlp = MLP(config)
-
-    def forward(self, x: Tensor, reading: StreamState) -> Tensor:
-        """[B, N, d] to [B, N, d]."""
-        x = self._write(x, self.attention(self.attention_norm(x), reading), reading)
-        return self._write(x, self.mlp(self.mlp_norm(x)), reading)
-
-    @staticmethod
-    def _write(x: Tensor, update: Tensor, reading: StreamState) -> Tensor:
-        return x + update if reading.scores is None else add_weighted(x, update, reading.scores)
-
-
-class ForkDecision(nn.Module):
-    """Eq. 1 to 3 in log space: log p_cum plus the log probabilities of forking and of keeping.
-
-    `threshold` is the running mean of the lowest log score that a top-k keeps (ours).
-    """
-
-    threshold: Tensor
-
-    def __init__(self, config: ThoughtbubblesConfig) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.decide = nn.Linear(config.hidden_size, 2, bias=config.fork_bias_init is not None)
-        self.embedding = nn.Parameter(torch.empty(config.hidden_size))
-        self.register_buffer("threshold", torch.tensor(UNKNOWN))
-
-    def forward(self, x: Tensor, scores: Tensor | None) -> Tensor:
-        """[B, N, d] and float32 [B, N] to float32 [B, 2 N], each stream's fork before itself."""
-        decisions = F.logsigmoid(self.decide(self.norm(x)).float()).clamp(min=LOWEST)
-        return (decisions if scores is None else decisions + scores[..., None]).flatten(1)
-
-    @torch.no_grad()
-    def calibrate(self, lowest: Tensor) -> None:
-        """Moves the threshold towards a batch's, `lowest` (scalar), the same on all ranks."""
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            lowest = lowest.clone()
-            torch.distributed.all_reduce(lowest)
-            lowest /= torch.distributed.get_world_size()
-        moved = self.threshold.float().lerp(lowest, CALIBRATION)
-        keeps = moved.isfinite() & (self.threshold != UNKNOWN)
-        self.threshold.copy_(torch.where(keeps, moved, lowest))
-
-
-# ------------------------------------------------------------------------------------------------------------ the model
-
-
-@dataclass
-class Candidates:
-    """What a fork chose from: of every stream itself and, before it, its fork.
-
-    Attributes:
-        scores: float32 [B, 2 N], log cumulative scores.
-        merit: float32 [B, 2 N], what the selection went by; -inf where there is no stream.
-        keep: bool [B, 2 N], those that stay; the streams behind the fork are these, in their order.
-        token: [B, N], the streams' tokens, counted without padding.
-    """
-
-    layer: int
-    scores: Tensor
-    merit: Tensor
-    keep: Tensor
-    token: Tensor
-
-
-@dataclass
-class Encoding:
-    """The streams of a batch after the last block, and where its tokens lie.
-
-    Attributes:
-        streams: tokens are counted without padding.
-        columns: [B, n], where each token lies in its row; `None`: tokens are rows, there is no padding.
-        length: L, columns of the batch.
-        forks: one [B, n] a forking layer, the streams of each token after it.
-        attention: see `StreamState`, of the blocks behind the last fork.
-        candidates: one a forking layer, where a trace was asked for.
-    """
-
-    streams: Streams
-    columns: Tensor | None
-    length: int
-    forks: list[Tensor]
-    attention: list[Tensor]
-    candidates: list[Candidates]
-    hidden_states: None = None
-
-    def spread(self, values: Tensor) -> Tensor:
-        """Values of tokens [B, n, ..] where the tokens lie, zero at padding: [B, L, ..]."""
-        if self.columns is None:
-            return values
-        extra = [1] * (values.ndim - 2)
-        values = values.masked_fill((self.streams.counts == 0).view(*self.columns.shape, *extra), 0.0)
-        index = self.columns.view(*self.columns.shape, *extra).expand_as(values)
-        return values.new_zeros(len(values), self.length, *values.shape[2:]).scatter(1, index, values)
-
-    def predictable(self, labels: Tensor) -> Tensor:
-        """Labels [B, L] without those right behind padding, which nothing predicts."""
-        if self.columns is None:
-            return labels
-        predicts = F.pad(self.spread(self.streams.counts)[:, :-1] > 0, (1, 0))
-        return labels.masked_fill(~predicts, IGNORED)
-
-    def keep(self, kept: Tensor) -> Streams:
-        """The streams of the tokens in columns [m] or [B, m], tokens counted by those."""
-        streams = self.streams
-        rows, device = len(streams.token), streams.token.device
-        slots = torch.full((rows, self.length), kept.shape[-1], device=device)
-        slots.scatter_(1, kept.expand(rows, -1), torch.arange(kept.shape[-1], device=device).expand(rows, -1))
-        column = streams.token if self.columns is None else self.columns.gather(1, streams.token)
-        return streams.renumbered(slots.gather(1, column), kept.shape[-1])
 
 
 class ThoughtbubblesForCausalLM(LatentThoughtModel):
@@ -329,48 +114,47 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
             InputError: a row of padding alone, or a text that is longer than a fixed budget was made for.
             FloatingPointError: a fork score is not a number.
         """
-        config, state = self.config, {} if cache is None else cache.state
+        config = self.config
         selection, budget_mode = selection or config.selection, budget_mode or config.budget_mode
-        streams, columns = self._embed(input_ids, attention_mask, cache)
+        streams, rows = self._embed(input_ids, attention_mask, cache)
         if config.fork_layers and selection == "block" and budget_mode == "fixed":
             self._check_length(streams)
         forks: list[Tensor] = []
         attention: list[Tensor] = []
         candidates: list[Candidates] = []
-        reading = self._reading(streams, 0, cache)
+        state = self._state(streams, 0, cache)
         for layer, block in enumerate(self.blocks):
             if layer in config.fork_layers:
                 streams, chosen_from = self._fork(streams, layer, selection, budget_mode, calibrate)
                 if trace:
                     candidates.append(chosen_from)
                 forks.append(streams.counts)
-                reading = self._reading(streams, len(forks), cache)
+                state = self._state(streams, len(forks), cache)
                 if trace and len(forks) == len(config.fork_layers):
-                    reading.attention = attention
-            streams.x = block(streams.x, reading)
+                    state.attention = attention
+            streams.x = block(streams.x, state)
         if cache is not None:
             cache.seen_tokens += input_ids.shape[1]
             own = streams.own if streams.real is None else streams.own & streams.real
-            state["tokens"] = streams.before + own.sum(1, keepdim=True)
-        return Encoding(streams, columns, input_ids.shape[1], forks, attention, candidates)
+            cache.state["tokens"] = streams.before + own.sum(1, keepdim=True)
+        return Encoding(streams, rows, forks, attention, candidates)
 
     def _embed(
         self, input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache | None
-    ) -> tuple[Streams, Tensor | None]:
-        """One stream a token, or `copies` of it, tokens at the front of their rows; and where the tokens were."""
-        rows, device, copies = len(input_ids), input_ids.device, self.config.copies
-        columns = real = None
+    ) -> tuple[Streams, PackedRows]:
+        """One stream per token, or `copies` of it, tokens at the front of their rows; and where the tokens were."""
+        copies, rows, real = self.config.copies, PackedRows.unpadded(input_ids), None
         if attention_mask is not None:
             tokens = self.real_tokens(input_ids, attention_mask, cache)
             if cache is None:
                 self.check_rows(tokens)
-            if not bool(tokens.all()):
-                columns, real = pack(tokens)
-                input_ids = input_ids.gather(1, columns)
+            rows = PackedRows.of(tokens)
+            real = None if bool(rows.real.all()) else rows.real
+        input_ids = rows.gather(input_ids)
         x = self.embed(input_ids)
         x = x if copies == 1 else x.repeat_interleave(copies, dim=1)
         counts = torch.full_like(input_ids, copies) if real is None else real.long() * copies
-        place = torch.arange(x.shape[1], device=device).expand(rows, -1)
+        place = torch.arange(x.shape[1], device=x.device).expand(len(x), -1)
         streams = Streams(
             x=x,
             scores=None,
@@ -380,7 +164,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
             counts=counts,
             before=({} if cache is None else cache.state).get("tokens", torch.zeros_like(input_ids[:, :1])),
         )
-        return streams, columns
+        return streams, rows
 
     def _check_length(self, streams: Streams) -> None:
         config = self.config
@@ -391,7 +175,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
                 f"budget_mode='dynamic' would keep {config.streams(longest)} streams for them"
             )
 
-    def _reading(self, streams: Streams, segment: int, cache: ThoughtCache | None) -> StreamState:
+    def _state(self, streams: Streams, segment: int, cache: ThoughtCache | None) -> StreamState:
         """Tables and masks for the blocks up to the next fork; `segment` counts the forks before them."""
         config = self.config
         positions = streams.positions()
@@ -485,20 +269,20 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
             )
         return self._states(self.encode(batch["input_ids"], batch.get("attention_mask")))
 
-    def _states(self, encoding: Encoding) -> Tensor:
-        return encoding.spread(self._hidden(encoding.streams))
+    def _states(self, encoded: Encoding) -> Tensor:
+        return encoded.rows.spread(self._hidden(encoded.streams))
 
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
         """The mean cross-entropy; the selection is the config's."""
         self.target_weights(batch, **settings)
-        encoding = self.encode(batch["input_ids"], batch.get("attention_mask"), calibrate=self.training)
-        streams = encoding.streams
-        labels = encoding.predictable(batch["labels"])
+        encoded = self.encode(batch["input_ids"], batch.get("attention_mask"), calibrate=self.training)
+        streams = encoded.streams
+        labels = encoded.predictable(batch["labels"])
         if self.mixes:
-            loss, _ = self._mixture(encoding, labels)
+            loss, _ = self._mixture(encoded, labels)
             weight = (labels[:, 1:] != IGNORED).sum().float()
         else:
-            loss, weight = self.next_token_loss(self._states(encoding), labels)
+            loss, weight = self.next_token_loss(self._states(encoded), labels)
         metrics = {}
         if streams.scores is not None:
             real = torch.ones_like(streams.own) if streams.real is None else streams.real
@@ -506,13 +290,11 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
             metrics["stream_weight"] = (streams.scores.detach().exp() * real).sum() / real.sum()
         return LossOutput(loss, weight, metrics)
 
-    def _mixture(self, encoding: Encoding, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _mixture(self, encoded: Encoding, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The loss, and the nats of what each token [B, n] predicts."""
-        targets = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
-        if encoding.columns is not None:
-            targets = targets.gather(1, encoding.columns).masked_fill(encoding.streams.counts == 0, IGNORED)
-        hidden = self.final_norm(encoding.streams.x)
-        return mixture_cross_entropy(hidden, self.output_weight(), targets, encoding.streams)
+        targets = encoded.rows.gather(F.pad(labels[:, 1:], (0, 1), value=IGNORED), IGNORED)
+        hidden = self.final_norm(encoded.streams.x)
+        return mixture_cross_entropy(hidden, self.output_weight(), targets, encoded.streams)
 
     def forward_flops(self, batch: Batch) -> int:
         """See `Contract.forward_flops`. Under a causal rule the streams are as many as the budget allows."""
@@ -525,10 +307,8 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         for layer in range(config.num_hidden_layers):
             if layer in config.fork_layers:
                 total += streams * 2 * d
-                streams, scored = (
-                    min(2 * streams, self._budget(longest, config.budget_mode)),
-                    config.score_scale != "overwrite",
-                )
+                streams = min(2 * streams, self._budget(longest, config.budget_mode))
+                scored = config.score_scale != "overwrite"
             total += streams * 12 * d * d + streams**2 * (2 * d + 2 * scored * config.num_attention_heads)
         heads = streams if self.mixes else length
         return 2 * rows * (total + heads * d * config.vocab_size)
@@ -563,11 +343,11 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         if kind == "prefix":
             return self._nll_by_prefixes(batch, rest)
         selection = {"causal": "causal", "block": "block"}.get(kind)
-        encoding = self.encode(batch["input_ids"], batch.get("attention_mask"), selection=selection)
-        labels = encoding.predictable(batch["labels"])
+        encoded = self.encode(batch["input_ids"], batch.get("attention_mask"), selection=selection)
+        labels = encoded.predictable(batch["labels"])
         if not self.mixes:
-            return self.next_token_nll(self._states(encoding), labels)
-        return F.pad(encoding.spread(self._mixture(encoding, labels)[1])[:, :-1], (1, 0))
+            return self.next_token_nll(self._states(encoded), labels)
+        return F.pad(encoded.rows.spread(self._mixture(encoded, labels)[1])[:, :-1], (1, 0))
 
     def _nll_by_prefixes(self, batch: Batch, budget_mode: str) -> Tensor:
         """Each label after a pass over the tokens before it."""
@@ -583,23 +363,23 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
             prefix = slice(0, int(last.max()) + 1)
             place = torch.arange(prefix.stop, device=ids.device)
             seen = mask[row, prefix] * (place <= last[:, None])
-            encoding = self.encode(ids[row, prefix], seen, selection="block", budget_mode=budget_mode)
-            logits = self._logits(encoding, last[:, None])[:, 0]
+            encoded = self.encode(ids[row, prefix], seen, selection="block", budget_mode=budget_mode)
+            logits = self._logits(encoded, last[:, None])[:, 0]
             nll[row, last + 1] = F.cross_entropy(logits.float(), labels[row, last + 1], reduction="none")
         return nll
 
     # ------------------------------------------------------------------------------------- Hugging Face's side
 
-    def _logits(self, encoding: Encoding, kept: Tensor) -> Tensor:
+    def _logits(self, encoded: Encoding, kept: Tensor) -> Tensor:
         """[B, m, v] of the tokens in columns `kept` [m] or [B, m]; of a mixture log-probabilities, zero at padding."""
         if kept.ndim == 1:
             kept, order = kept.unique(return_inverse=True)
-            return self._logits(encoding, kept.expand(len(encoding.streams.token), -1))[:, order]
+            return self._logits(encoded, kept.expand(len(encoded.streams.token), -1))[:, order]
         if not self.mixes:
-            hidden = self._states(encoding)
+            hidden = self._states(encoded)
             rows = torch.arange(len(hidden), device=hidden.device)[:, None]
             return self.lm_head(hidden[rows, kept])
-        streams = encoding.keep(kept)
+        streams = encoded.keep(kept)
         mixed = mixture_log_probabilities(self.lm_head(self.final_norm(streams.x)), streams)
         return mixed.masked_fill((streams.counts == 0)[..., None], 0.0)
 
@@ -616,7 +396,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
 
     def logits(self, encoded: Encoding, at: Any) -> Tensor:
         """See `LatentThoughtModel.logits`; log-probabilities if the read-out is a mixture."""
-        return self._logits(encoded, torch.arange(encoded.length, device=encoded.streams.token.device)[at])
+        return self._logits(encoded, torch.arange(encoded.rows.width, device=encoded.streams.token.device)[at])
 
     def fill(self, traces: list[ThoughtTrace], encoded: Encoding, real: Tensor) -> None:
         """Every stream at the end, how many of them each token has, and whom they attend to.
@@ -626,61 +406,23 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         fork. The table `streams` contains at each forking layer all that it chose from, the forks that were not made
         among them, and the streams at the end.
         """
-        encoding, tokens = encoded, real
-        streams = encoding.streams
+        streams = encoded.streams
         names = [f"streams.{layer}" for layer in self.config.fork_layers]
         counts = {
-            name: encoding.spread(count.float()).masked_fill(~tokens, math.nan)
-            for name, count in zip((*names, "streams"), (*encoding.forks, streams.counts))
+            name: encoded.rows.spread(count.float()).masked_fill(~real, math.nan)
+            for name, count in zip((*names, "streams"), (*encoded.forks, streams.counts))
         }
-        attention = torch.stack(encoding.attention).mean(0) if encoding.attention else None
+        attention = torch.stack(encoded.attention).mean(0) if encoded.attention else None
+        columns = encoded.columns(streams.token).tolist()
         for row, trace in enumerate(traces):
-            own = streams.own[row] | True if streams.real is None else streams.real[row]
+            used = streams.own[row] | True if streams.real is None else streams.real[row]
             trace.scores |= {name: count[row] for name, count in counts.items()}
-            columns = (streams.token if encoding.columns is None else encoding.columns.gather(1, streams.token))[
-                row
-            ].tolist()
-            for i in own.nonzero()[:, 0].tolist():
-                label = "token" if streams.own[row, i] else "fork"
-                trace.thoughts.append(Thought(streams.x[row, i].detach(), columns[i], columns[i] + 1, label))
+            for i in used.nonzero()[:, 0].tolist():
+                label, column = "token" if streams.own[row, i] else "fork", columns[row][i]
+                trace.thoughts.append(Thought(streams.x[row, i].detach(), column, column + 1, label))
             if streams.scores is not None:
-                trace.curves["stream_weight"] = streams.scores[row].exp()[own]
+                trace.curves["stream_weight"] = streams.scores[row].exp()[used]
             if attention is not None:
-                trace.links["attention"] = attention[row][own][:, own]
-            if encoding.candidates:
-                trace.streams = self._genealogy(encoding, row)
-
-    def _genealogy(self, encoding: Encoding, row: int) -> dict[str, Tensor]:
-        """The table `ThoughtTrace.streams` of a row."""
-        streams, parts, count = encoding.streams, [], 0
-        parents = torch.empty(0, dtype=torch.long, device=streams.token.device)
-        for at in encoding.candidates:
-            real, keep = at.merit[row] > -math.inf, at.keep[row]
-            own = torch.arange(len(keep), device=keep.device)
-            part = {
-                "layer": torch.full_like(own, at.layer),
-                "token": at.token[row].repeat_interleave(2),
-                "parent": F.pad(parents, (0, len(keep) // 2 - len(parents)), value=-1).repeat_interleave(2),
-                "weight": at.scores[row].exp(),
-                "kept": keep,
-                "fork": own % 2 == 0,
-            }
-            parts.append({name: values[real] for name, values in part.items()})
-            parents = (count + real.cumsum(0) - 1)[keep]
-            count += int(real.sum())
-        assert streams.scores is not None
-        end = slice(len(parents))
-        parts.append(
-            {
-                "layer": torch.full_like(parents, self.config.num_hidden_layers),
-                "token": streams.token[row, end],
-                "parent": parents,
-                "weight": streams.scores[row, end].exp(),
-                "kept": torch.ones_like(parents, dtype=torch.bool),
-                "fork": torch.zeros_like(parents, dtype=torch.bool),
-            }
-        )
-        table = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        if encoding.columns is not None:
-            table["token"] = encoding.columns[row, table["token"]]
-        return table
+                trace.links["attention"] = attention[row][used][:, used]
+            if encoded.candidates:
+                trace.streams = encoded.genealogy(row, self.config.num_hidden_layers)
