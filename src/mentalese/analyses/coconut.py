@@ -58,6 +58,19 @@ class _Opened:
     def latents(self) -> int:
         return self.layout.latents_at(self.layout.stage)
 
+    def saved(self, latents: int | None = None) -> Any:
+        """The same as one object, asked with so many latents."""
+        from mentalese.models.saved import Saved
+
+        return Saved(
+            path=self.path,
+            model=self.model,
+            tokenizer=self.tokenizer,
+            data=self.data,
+            layout=self.layout.at(None, latents),
+            evaluation=self.protocol,
+        )
+
     def about(self) -> dict[str, Any]:
         mode = self.model.config.mode
         return {
@@ -112,7 +125,7 @@ def _split(opened: _Opened, name: str, latents: int | None = None) -> Split:
     from mentalese.evaluation.tasks import open_text
 
     split = open_text(opened.tokenizer, opened.data, opened.layout, name, show=False).splits[name]
-    check_room(opened.model.config, split, opened.layout.at(None, latents), opened.protocol, opened.tokenizer)
+    check_room(opened.saved(latents), split)
     return split
 
 
@@ -347,7 +360,7 @@ def contrast(paths: list[str], *, source: str | None = None, documents: int = AN
         source: the questions; `None`: those that both models were trained on.
         documents: so many of them are asked.
     """
-    from mentalese.evaluation.answers import answered
+    from mentalese.evaluation.answers import answer_records
 
     if len(paths) != 2:
         raise InputError(f"the figure coconut/contrast takes an AGCLR model and one other, and {len(paths)} were given")
@@ -360,10 +373,7 @@ def contrast(paths: list[str], *, source: str | None = None, documents: int = AN
             "the same questions"
         )
     splits = [_split(opened, "validation") for opened in models]
-    given = [
-        answered(m.model, m.tokenizer, split, m.data, m.layout, m.protocol, device=m.device, show=True)
-        for m, split in zip(models, splits)
-    ]
+    given = [answer_records(m.saved(), split, show=True) for m, split in zip(models, splits)]
     outcomes = {(True, True): "both", (True, False): "first", (False, True): "second", (False, False): "neither"}
     counts = dict.fromkeys(outcomes.values(), 0)
     for a, b in zip(*given, strict=True):
@@ -464,7 +474,7 @@ def latents(paths: list[str], *, source: str | None = None, documents: int = ANS
     """
     from matplotlib.ticker import MaxNLocator
 
-    from mentalese.evaluation.answers import answered
+    from mentalese.evaluation.answers import answer_records
     from mentalese.evaluation.statistics import bootstrap_ratio
 
     models = _open(paths, source, documents)
@@ -476,14 +486,8 @@ def latents(paths: list[str], *, source: str | None = None, documents: int = ANS
     for i, (m, split) in enumerate(zip(models, splits)):
         counts = range(2 * m.latents + 1)
         right = np.array(
-            [
-                [each.correct for each in answered(
-                    m.model, m.tokenizer, split, m.data, m.layout.at(None, count), m.protocol, device=m.device,
-                    show=True,
-                )]
-                for count in counts
-            ]
-        ).T  # fmt: skip
+            [[each.correct for each in answer_records(m.saved(count), split, show=True)] for count in counts]
+        ).T
         accuracy, interval = right.mean(0), bootstrap_ratio(right.astype(float), np.ones(right.shape))
         color, marker = COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]
         panel.plot(counts, accuracy, color=color, marker=marker, label=m.label)

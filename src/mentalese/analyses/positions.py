@@ -10,7 +10,7 @@ import numpy as np
 from mentalese.analyses.drawing import COLORS, MARKERS, canvas, labels, ticks_at
 from mentalese.data.store import Split
 from mentalese.errors import InputError
-from mentalese.evaluation.paired import open_scoring
+from mentalese.models.saved import load
 
 
 def nll_by_position(scores: np.ndarray, split: Split, length: int) -> list[dict[str, Any]]:
@@ -49,12 +49,13 @@ def draw_positions(
     """
     runs: list[dict[str, Any]] = []
     for path, label in zip(paths, labels(paths)):
-        text = open_scoring(path, source=source, documents=documents, show=False)
-        source = text.source
-        spans = nll_by_position(text.scores("cpu", show=False), text.split, text.length)
+        saved = load(path, "cpu").on(source).scored_by(max_documents=documents, tokens="lexical")
+        source, split, window = saved.data.source, saved.split(), saved.layout.window(saved.evaluation)
+        length = window[0] if window else int(np.diff(split.documents).max(initial=1))
+        spans = nll_by_position(saved.token_scores(split), split, length)
         if not spans:
             raise InputError(f"{path} scores no token of {source}: give a model of text, and documents of two tokens")
-        runs.append({"path": path, "label": label, "length": text.length, "spans": spans, "protocol": text.protocol()})
+        runs.append({"path": path, "label": label, "length": length, "spans": spans, "protocol": saved.protocol})
     picture, ((axes,),) = canvas(1, 1, 7, 4)
     for i, run in enumerate(runs):
         places = [span["first"] for span in run["spans"]]

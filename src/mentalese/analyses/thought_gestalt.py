@@ -299,23 +299,19 @@ def _sparse_ticks(axis: Any, tokens: Iterable[int]) -> None:
 
 def _probed(path: str, label: str) -> dict[str, Any]:
     """The probe of a run at each of its checkpoints, or of a saved model, and the trends of the targets' nats."""
-    from mentalese.data.layouts import Packed
+    from mentalese.evaluation import reversal as probe
     from mentalese.evaluation.reversal import QUERIES, trend
-    from mentalese.evaluation.reversal import reversal as probe
-    from mentalese.models.checkpoints import load_model, saved_recipe
-    from mentalese.recipe import DataConfig
+    from mentalese.models.saved import load
     from mentalese.training.parallel import setup
 
-    recipe, device = saved_recipe(path), setup("auto").device
-    read = (recipe.data, recipe.layout) if recipe else (DataConfig(), Packed())
+    device = setup("auto").device
     points: list[dict[str, Any]] = []
     checkpoints = sorted(Path(path).glob("checkpoints/step-*"))
     at = {record["step"]: record["tokens"] for record in read_run(path)} if checkpoints else {}
     for number, source in enumerate(checkpoints or [Path(path)]):
         print(f"probing {label}: {number + 1} of {len(checkpoints) or 1}", file=sys.stderr, flush=True)
-        model, tokenizer = load_model(source if checkpoints else path, device)
         step = int(source.name.removeprefix("step-")) if checkpoints else None
-        found = probe(model, tokenizer, *read, device=device)
+        found = probe.run(load(source if checkpoints else path, device))
         points.append({"step": step, "tokens": None if step is None else at[step]} | found)
     trends = {}
     tokens: list[Any] = [point["tokens"] for point in points]

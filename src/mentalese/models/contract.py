@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,14 @@ class LossOutput:
     metrics: dict[str, Tensor] = field(default_factory=dict)
 
 
-class Contract:
+# To a type checker whoever keeps the contract is a module; at run time the model's own class brings `nn.Module`.
+if TYPE_CHECKING:
+    _Module = nn.Module
+else:
+    _Module = object
+
+
+class Contract(_Module):
     """Training, scoring and cost, in terms of final hidden states and the output embedding.
 
     Attributes:
@@ -63,6 +70,7 @@ class Contract:
     continuation_estimator: str | None = None
     about_thoughts = ""
     shown: ClassVar[Mapping[str, Shown]] = {}
+    config: Any
 
     def final_hidden_states(self, batch: Batch) -> Tensor:
         """[batch, length, hidden]: what the output embedding turns into logits; position t predicts token t + 1."""
@@ -219,8 +227,7 @@ class Contract:
 
     @property
     def _model_type(self) -> str:
-        config: Any = getattr(self, "config", None)
-        return config.model_type
+        return self.config.model_type
 
 
 def follows(real: Tensor) -> Tensor:
