@@ -250,9 +250,9 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 class TrainStep(nn.Module):
     """What DDP, FSDP2 and `torch.compile` wrap: one call is one micro-batch's loss, whatever passes it hides."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Contract) -> None:
         super().__init__()
-        self.model: Any = model
+        self.model = model
 
     def compile(self, **options: Any) -> None:
         """`torch.compile` for the step, or for the parts of it that the model names."""
@@ -277,11 +277,12 @@ class TrainStep(nn.Module):
         return self.model.training_loss(batch, **settings)
 
 
-def count_parameters(model: Any) -> dict[str, int]:
+def count_parameters(model: nn.Module) -> dict[str, int]:
     """`total`, and `non_embedding` (the papers' N): without token and position tables, tied weights once."""
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     parameters = {id(p): p.numel() for p in model.parameters()}
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    head_of = getattr(model, "get_output_embeddings", None)
+    head = head_of() if head_of else None
     if head is not None:
         embeddings.add(id(head.weight))
     return {
