@@ -126,7 +126,7 @@ def test_eval_says_by_which_estimator_it_scored(
         (bubbles, ["--config", "selection=best"], "selection is 'best'"),
         (bubbles, ["--config", "fork_layers=[2, 3]"], "does not fit the weights"),
         (bubbles, ["--config", "hidden_size=32"], "give fields that change no sizes"),
-        (bubbles, ["--tasks", "reversal", "--documents", "1"], "which only perplexity and accuracy use"),
+        (bubbles, ["--tasks", "reversal", "--documents", "1"], "documents is 1, which reversal cannot use: remove it"),
     ):
         assert mentalese("eval", model, *options) == 2
         refusal(capsys.readouterr().err, says)
@@ -154,12 +154,12 @@ def test_eval_scores_another_text_in_the_models_own_tokens(
         assert "bits_per_byte" in capsys.readouterr().out
 
 
-def test_eval_against_another_model_scores_both_on_the_same_tokens(
+def test_diff_scores_both_models_on_the_same_tokens(
     run: Path, gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, config = tmp_path / "paired.json", json.loads((run / "config.json").read_text())
     other = run if asks(config["recipe"]["name"]) else gpt2
-    assert mentalese("eval", run, "--against", other, "--out", out) == 0
+    assert mentalese("diff", run, other, "--out", out) == 0
     paired = json.loads(out.read_text())
     for name, folder in (("nll", run), ("reference_nll", other)):
         assert paired[name] == pytest.approx(json.loads((folder / "result.json").read_text())["test"]["nll"], abs=1e-5)
@@ -306,7 +306,7 @@ def test_json_is_all_that_is_printed(
     capsys.readouterr()
     perplexity = json.loads((gpt2 / "result.json").read_text())["test"]["perplexity"]
     assert printed("eval", gpt2)["perplexity"]["perplexity"] == pytest.approx(perplexity, rel=1e-6)
-    assert printed("eval", gpt2, "--against", gpt2)["overall"]["difference"] == 0
+    assert printed("diff", gpt2, gpt2)["overall"]["difference"] == 0
     [generated] = printed("generate", gpt2, "--prompt", "She had", "--max-new-tokens", "3")
     assert generated["prompt"] == "She had"
     assert generated["text"].startswith("She had")

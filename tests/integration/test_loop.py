@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
-from mentalese import Phase, Recipe, get_recipe
+import mentalese
+from mentalese import Phase, Recipe, Saved, get_recipe
 from mentalese.data.batch import Batch
 from mentalese.data.layouts import Packed, PerDocument
 from mentalese.data.sources import open_source
 from mentalese.data.tokenizers import open_tokenizer
 from mentalese.errors import InputError
-from mentalese.evaluation.tasks import evaluate_model
 from mentalese.models.adapter import CausalLMAdapter
 from mentalese.models.checkpoints import load_model, saved_recipe
 from mentalese.models.contract import LossOutput
@@ -83,7 +83,7 @@ def test_bf16_trains_and_is_evaluated_in_float32(recipe: Recipe, finished: Path,
     assert found != losses(finished)
     assert found == pytest.approx(losses(finished), rel=1e-3)
     assert {tensor.dtype for tensor in weights(tmp_path / "run").values()} == {torch.float32}
-    evaluated = evaluate_model(str(tmp_path / "run"), tasks=["perplexity"], show=False)["perplexity"]
+    evaluated = mentalese.evaluate(tmp_path / "run", show=False)["perplexity"]
     assert {name: evaluated[name] for name in result["test"]} == result["test"]
 
 
@@ -111,7 +111,8 @@ class Script:
     def __init__(self, values: list[float]) -> None:
         self.values, self.seen = values, []  # type: tuple[list[float], list[dict[str, Tensor]]]
 
-    def __call__(self, scorer: Any, *args: Any, **kwargs: Any) -> Perplexity:
+    def perplexity(self, saved: Saved, *args: Any, **kwargs: Any) -> Perplexity:
+        scorer = saved.model
         if not isinstance(scorer, loop._Scorer):  # the test split, at the end
             return Perplexity(1.0, 1, 1, math.e, 1.0, {})
         state = scorer.step.model.model.state_dict()
@@ -133,7 +134,7 @@ def test_early_stopping_ends_the_run_and_keeps_the_best_model(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: list[float], end: int, best: int
 ) -> None:
     script = Script(values)
-    monkeypatch.setattr(loop, "perplexity", script)
+    monkeypatch.setattr(Saved, "perplexity", script)
     patience = {"early_stopping_patience": 3, "early_stopping_min_delta": 0.5}
     result = train(changed(recipe, "train", steps=8, eval_every=1, **patience), tmp_path / "run", show=False)
     assert (result["steps"], result["best_step"]) == (end, best)
@@ -199,8 +200,8 @@ def test_every_checkpoint_of_a_run_opens_as_a_model(recipe: Recipe, tmp_path: Pa
     assert any(not torch.equal(first[name], last[name]) for name in first)
     assert saved_recipe(checkpoints[0]) == saved_recipe(out)
     [validation] = [record["validation"] for record in metrics(out) if "validation" in record]
-    options: dict[str, Any] = {"split": "validation", "evaluation": recipe.evaluation, "show": False}
-    evaluated = evaluate_model(str(checkpoints[1]), tasks=["perplexity"], **options)["perplexity"]
+    opened = dataclasses.replace(mentalese.load(checkpoints[1], "cpu"), evaluation=recipe.evaluation)
+    evaluated = mentalese.evaluate(opened, split="validation", show=False)["perplexity"]
     assert evaluated["perplexity"] == pytest.approx(validation["perplexity"], rel=1e-6)
 
 

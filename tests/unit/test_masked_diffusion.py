@@ -24,6 +24,7 @@ from mentalese.families.masked_diffusion.noise import schedule, score_entropy, t
 from mentalese.models.contract import count_parameters
 from mentalese.models.generation import generate_text, stream_text
 from mentalese.nn.loss import IGNORED
+from support import opened
 
 OBJECTIVES = ("mdlm", "md4", "sedd")
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "conditioning_size": 6}
@@ -250,7 +251,7 @@ def test_a_continuation_is_greedy_where_each_of_its_tokens_is_the_likeliest_behi
     assert masked["input_ids"][:, 4:].eq(model.config.mask_token_id).all()
     assert torch.equal(masked["input_ids"][:, :4], ids[:, :4])
     labels[0, 4:] = model(**masked).logits[0, 4:].argmax(-1)
-    assert MentaleseLM(model, tokenizer)._is_greedy(batch).tolist() == [True, False]
+    assert MentaleseLM(opened(model, tokenizer))._is_greedy(batch).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)

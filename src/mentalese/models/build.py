@@ -12,6 +12,7 @@ from mentalese.data.sentences import fixed_length
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError, nearest
 from mentalese.models.adapter import as_contract
+from mentalese.models.contract import Contract
 from mentalese.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def build_config(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> 
         raise InputError(f"model: {' '.join(str(cause).split())}") from error
 
 
-def build_model(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int) -> Any:
+def build_model(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int) -> Contract:
     """A freshly initialised model that keeps the contract; the same seed gives the same weights.
 
     Raises:

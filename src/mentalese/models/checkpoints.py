@@ -17,6 +17,7 @@ from mentalese.data.tokenizers import load_pretrained_tokenizer, tokenizer_finge
 from mentalese.errors import InputError, nearest
 from mentalese.files import sha256, whole_folder, write_json
 from mentalese.models.adapter import as_contract
+from mentalese.models.contract import Contract
 from mentalese.models.tensor_files import is_checkpoint, load_weights
 from mentalese.recipe import Recipe
 
@@ -85,7 +86,7 @@ def with_fields(config: Any, fields: dict[str, Any]) -> Any:
 
 def load_model(
     path: str | Path, device: str | torch.device = "cpu", *, fields: dict[str, Any] | None = None
-) -> tuple[Any, PreTrainedTokenizerBase]:
+) -> tuple[Contract, PreTrainedTokenizerBase]:
     """A trained model that keeps the contract, in eval mode, and its tokenizer.
 
     Args:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,14 @@ class LossOutput:
     metrics: dict[str, Tensor] = field(default_factory=dict)
 
 
-class Contract:
+# To a type checker whoever keeps the contract is a module; at run time the model's own class brings `nn.Module`.
+if TYPE_CHECKING:
+    _Module = nn.Module
+else:
+    _Module = object
+
+
+class Contract(_Module):
     """Training, scoring and cost, in terms of final hidden states and the output embedding.
 
     Attributes:
@@ -63,6 +70,7 @@ class Contract:
     continuation_estimator: str | None = None
     about_thoughts = ""
     shown: ClassVar[Mapping[str, Shown]] = {}
+    config: Any
 
     def final_hidden_states(self, batch: Batch) -> Tensor:
         """[batch, length, hidden]: what the output embedding turns into logits; position t predicts token t + 1."""
@@ -219,8 +227,7 @@ class Contract:
 
     @property
     def _model_type(self) -> str:
-        config: Any = getattr(self, "config", None)
-        return config.model_type
+        return self.config.model_type
 
 
 def follows(real: Tensor) -> Tensor:
@@ -243,9 +250,9 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 class TrainStep(nn.Module):
     """What DDP, FSDP2 and `torch.compile` wrap: one call is one micro-batch's loss, whatever passes it hides."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Contract) -> None:
         super().__init__()
-        self.model: Any = model
+        self.model = model
 
     def compile(self, **options: Any) -> None:
         """`torch.compile` for the step, or for the parts of it that the model names."""
@@ -270,11 +277,12 @@ class TrainStep(nn.Module):
         return self.model.training_loss(batch, **settings)
 
 
-def count_parameters(model: Any) -> dict[str, int]:
+def count_parameters(model: nn.Module) -> dict[str, int]:
     """`total`, and `non_embedding` (the papers' N): without token and position tables, tied weights once."""
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     parameters = {id(p): p.numel() for p in model.parameters()}
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    head_of = getattr(model, "get_output_embeddings", None)
+    head = head_of() if head_of else None
     if head is not None:
         embeddings.add(id(head.weight))
     return {

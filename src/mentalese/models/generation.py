@@ -16,12 +16,12 @@ from mentalese.data.tokenizers import MASK, decode, special_token_ids
 from mentalese.errors import InputError
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import context_length
-from mentalese.models.contract import evaluation_mode
+from mentalese.models.contract import Contract, evaluation_mode
 from mentalese.recipe import DataConfig
 
 
 def generate_text(
-    model: Any,
+    model: Contract | PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[str],
     data: DataConfig,
@@ -70,7 +70,7 @@ def generate_text(
 
 
 def stream_text(
-    model: Any,
+    model: Contract | PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompt: str,
     data: DataConfig,

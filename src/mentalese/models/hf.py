@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -213,6 +214,8 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
     why_no_cache = "this model reads a text only as a whole"
     embed: nn.Embedding
     lm_head: nn.Linear
+    post_init: Callable[[], None]  # transformers' own, like the next, for the type checker
+    generation_config: Any
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)

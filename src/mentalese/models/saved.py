@@ -23,6 +23,7 @@ from mentalese.models import generation, scoring, thinking
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import context_length
 from mentalese.models.checkpoints import load_model, model_folder, saved_recipe
+from mentalese.models.contract import Contract
 from mentalese.models.trace import ThoughtTrace
 from mentalese.recipe import Recipe
 
@@ -44,7 +45,7 @@ class Saved:
     """
 
     path: str
-    model: Any
+    model: Contract
     tokenizer: PreTrainedTokenizerBase
     data: DataConfig
     layout: Layout
@@ -156,8 +157,13 @@ class Saved:
 
     @property
     def estimator(self) -> str:
-        """How likelihoods are found."""
+        """The scoring rule."""
         return self.evaluation.estimator or self.model.estimators[0]
+
+    @property
+    def protocol(self) -> dict[str, Any]:
+        """How the model scores a text, in words to publish with a result."""
+        return scoring.protocol(self.model, self.data, self.layout, self.evaluation)
 
     def store(self, split: str = "test", *, layout: Layout | None = None, show: bool = False) -> TokenStore:
         """The text `data.source` in the model's own tokens; documents end in the model's own end of text.

@@ -18,7 +18,7 @@ from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Layout
 from mentalese.data.store import Split
 from mentalese.errors import InputError
-from mentalese.models.contract import evaluation_mode
+from mentalese.models.contract import Contract, evaluation_mode
 from mentalese.nn.loss import IGNORED
 from mentalese.recipe import DataConfig, EvaluationConfig
 from mentalese.screen import progress
@@ -97,7 +97,7 @@ def text_scores(scores: np.ndarray, split: Split, estimator: str) -> list[TextSc
 
 
 def perplexity(
-    model: Any,
+    model: Contract,
     tokenizer: PreTrainedTokenizerBase,
     split: Split,
     data: DataConfig,
@@ -143,7 +143,7 @@ def perplexity(
 
 
 def token_scores(
-    model: Any,
+    model: Contract,
     tokenizer: PreTrainedTokenizerBase,
     split: Split,
     data: DataConfig,
@@ -172,7 +172,7 @@ def token_scores(
 
 
 def _scored(
-    model: Any,
+    model: Contract,
     tokenizer: PreTrainedTokenizerBase,
     split: Split,
     layout: Layout,
@@ -207,7 +207,7 @@ def _scored(
         raise InputError(f"the split has {documents} documents and no tokens to score: give one with text")
 
 
-def _estimator(model: Any, evaluation: EvaluationConfig) -> str:
+def _estimator(model: Contract, evaluation: EvaluationConfig) -> str:
     """How the model's likelihood is found, by name."""
     if evaluation.estimator not in (None, *model.estimators):
         raise InputError(
@@ -226,7 +226,7 @@ def _exp(nll: float) -> float:
     return math.exp(nll) if nll < 700 else math.inf
 
 
-def protocol(model: Any, data: DataConfig, layout: Layout, evaluation: EvaluationConfig) -> dict[str, Any]:
+def protocol(model: Contract, data: DataConfig, layout: Layout, evaluation: EvaluationConfig) -> dict[str, Any]:
     """The words that a perplexity is published with. The batch size is not among them: it changes nothing."""
     layout.check_evaluation(evaluation)
     estimator = _estimator(model, evaluation)

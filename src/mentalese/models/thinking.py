@@ -19,13 +19,13 @@ from mentalese.models.generation import seeded
 from mentalese.models.trace import ThoughtTrace
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _LONGEST_CHARACTER = 4  # tokens of one byte each
 
 
 def think(
-    model: Any,
+    model: Contract | PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     text: str,
     data: DataConfig | None = None,
@@ -77,7 +77,9 @@ def think(
     return trace(model, tokenizer, ids[0], **options)
 
 
-def trace(model: Any, tokenizer: PreTrainedTokenizerBase, input_ids: Tensor, **options: Any) -> ThoughtTrace:
+def trace(
+    model: Contract | PreTrainedModel, tokenizer: PreTrainedTokenizerBase, input_ids: Tensor, **options: Any
+) -> ThoughtTrace:
     """What a model thinks of tokens [length] as they are, with their texts.
 
     Args:

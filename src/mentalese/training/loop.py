@@ -36,16 +36,15 @@ from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Layout
 from mentalese.data.store import TokenStore, prepare, report
 from mentalese.errors import InputError
-from mentalese.evaluation.answers import answers, check_room
+from mentalese.evaluation.answers import answer_metrics, check_room
 from mentalese.files import write_json
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model, check_context, context_length
-from mentalese.models.checkpoints import load_model, save_model, saved_about
-from mentalese.models.contract import LossOutput, TrainStep, count_parameters
-from mentalese.models.generation import generate_text
+from mentalese.models.checkpoints import save_model, saved_about
+from mentalese.models.contract import Contract, LossOutput, TrainStep, count_parameters
 from mentalese.models.grow import start_from
-from mentalese.models.scoring import perplexity
-from mentalese.recipe import EvaluationConfig, Recipe
+from mentalese.models.saved import Saved, load
+from mentalese.recipe import Recipe
 from mentalese.screen import progress
 from mentalese.training.checkpoint import Checkpointer
 from mentalese.training.memory import forget_peak_memory, peak_memory
@@ -326,8 +325,9 @@ class Run:
         state, layout = self.state, self._layout_at(self.state.step)
         # Every rank scores the whole split: sharded parameters need all ranks, and rank 0's figure decides for all.
         with self._autocast():
-            scorer = _Scorer(self.step, self.model)
-            figure = self._figure("validation", layout, self.recipe.evaluation, scorer, self.model)
+            saved = self._as_saved(layout)
+            scorer = dataclasses.replace(saved, model=_Scorer(self.step, self.model, self.parallel.device))
+            figure = self._figure("validation", saved, scorer)
         figure = self.parallel.broadcast_object(figure)
         position = self.plan.position(state.step)
         log({"step": state.step, "tokens": position.tokens, "flops": state.flops, "validation": figure})
@@ -351,28 +351,38 @@ class Run:
         """The layout of evaluation after a step: questions as training last read them, text always in the same way."""
         return self.plan.layout(max(step - 1, 0)) if self.recipe.layout.questions else self.recipe.layout
 
-    def _figure(
-        self, split: str, layout: Layout, evaluation: EvaluationConfig, scorer: nn.Module, model: Any, **options: Any
-    ) -> dict[str, Any]:
-        """Perplexity, and if the recipe asks questions, also how many were answered right, and at which stage."""
-        options = {"device": self.parallel.device} | options
-        read = (self.tokenizer, self.store.splits[split], self.recipe.data, layout, evaluation)
-        scored = perplexity(scorer, *read, **options).to_dict()
+    def _as_saved(self, layout: Layout) -> Saved:
+        """The model in training as one that is read with this layout."""
+        return Saved(
+            path=str(self.out),
+            model=self.model,
+            tokenizer=self.tokenizer,
+            data=self.recipe.data,
+            layout=layout,
+            evaluation=self.recipe.evaluation,
+            recipe=self.recipe,
+        )
+
+    def _figure(self, name: str, saved: Saved, scorer: Saved, *, show: bool = False) -> dict[str, Any]:
+        """The perplexity of a split under `scorer`; if the recipe asks questions, also how many `saved` answered
+        correctly, and at which stage."""
+        split = self.store.splits[name]
+        scored = scorer.perplexity(split, show=show).to_dict()
         if not self.asks:
             return scored
-        asked = answers(model, *read, **options).to_dict()
-        return scored | asked | {"stage": layout.stage, "protocol": scored["protocol"] | asked["protocol"]}
+        asked = answer_metrics(saved, split, show=show).to_dict()
+        return scored | asked | {"stage": saved.layout.stage, "protocol": scored["protocol"] | asked["protocol"]}
 
     def _check_evaluation(self) -> None:
-        """What evaluation would refuse is refused now, rather than after training."""
-        evaluation, config = self.recipe.evaluation, hugging_face_model(self.model).config
-        whole = dataclasses.replace(evaluation, max_documents=None)
+        """Refuses now, rather than after training, what evaluation would refuse."""
         for layout in self._layouts():
-            evaluation_batches(self.store.splits["validation"], layout, evaluation, self.tokenizer)
+            saved = self._as_saved(layout)
+            whole = saved.scored_by(max_documents=None)
+            evaluation_batches(self.store.splits["validation"], layout, saved.evaluation, self.tokenizer)
             if self.asks:
-                evaluation_batches(self.store.splits["test"], layout, whole, self.tokenizer)
-                check_room(config, self.store.splits["validation"], layout, evaluation, self.tokenizer)
-                check_room(config, self.store.splits["test"], layout, whole, self.tokenizer)
+                evaluation_batches(self.store.splits["test"], layout, whole.evaluation, self.tokenizer)
+                check_room(saved, self.store.splits["validation"])
+                check_room(whole, self.store.splits["test"])
 
     def _layouts(self) -> list[Layout]:
         """The layouts that evaluation may come to use: one for text, one per phase for questions."""
@@ -447,25 +457,13 @@ class Run:
         return self.parallel.broadcast_object(result)
 
     def _result(self) -> dict[str, Any]:
-        recipe, state, device = self.recipe, self.state, self.parallel.device
-        model, tokenizer = load_model(self.out, device)
-        assert state.best_step is not None
-        layout = self._layout_at(state.best_step)
-        whole = dataclasses.replace(recipe.evaluation, max_documents=None)
+        recipe, state = self.recipe, self.state
+        saved = load(self.out, self.parallel.device)
         # In float32 whatever the run's precision, as `mentalese eval` scores.
-        test = self._figure("test", layout, whole, model, model, show=self.show)
-        # Greedy decoding of a small model repeats itself; an answer is what the model is surest of.
+        test = self._figure("test", saved, saved, show=self.show)
+        # Greedy decoding of a small model repeats itself, but an answer is what the model is most certain of.
         sampling = {"do_sample": False} if self.asks else {"do_sample": True, "top_p": 0.9}
-        texts = generate_text(
-            model,
-            tokenizer,
-            self.prompts,
-            recipe.data,
-            layout,
-            max_new_tokens=self.sample_tokens,
-            seed=recipe.train.seed,
-            **sampling,
-        )
+        texts = saved.generate(self.prompts, max_new_tokens=self.sample_tokens, seed=recipe.train.seed, **sampling)
         records = read_metrics(self.out / "metrics.jsonl")
         tokens = self.plan.position(state.step).tokens
         best = next(r["validation"] for r in records if "validation" in r and r["step"] == state.best_step)
@@ -489,13 +487,18 @@ class Run:
         } | self._provenance()
 
 
-class _Scorer(nn.Module):
+class _Scorer(Contract, nn.Module):
     """Scores through the wrapped step: sharded parameters are gathered only inside its forward."""
 
-    def __init__(self, step: nn.Module, model: Any) -> None:
+    def __init__(self, step: nn.Module, model: Contract, device: torch.device) -> None:
         super().__init__()
-        self.step, self.estimators = step, model.estimators
-        self.scored_labels, self.scoring_protocol = model.scored_labels, model.scoring_protocol
+        self.step, self.model, self.device, self.estimators = step, model, device, model.estimators
+
+    def scored_labels(self, batch: Batch, estimator: str) -> Tensor:
+        return self.model.scored_labels(batch, estimator)
+
+    def scoring_protocol(self, estimator: str) -> dict[str, Any]:
+        return self.model.scoring_protocol(estimator)
 
     def nll_parts(self, batch: Batch, **scoring: Any) -> dict[str, Tensor]:
         return self.step(batch, None, scoring)
