@@ -391,7 +391,7 @@ def test_an_encoder_takes_no_steps() -> None:
 def test_a_phase_anneals_the_divergence_of_a_vae_alone() -> None:
     made, data = model(**VAE), batch(text())
     for weight in (-0.1, float("nan")):
-        with pytest.raises(InputError, match=f"phases.model.kl_weight is {weight}: give a number of 0 or more"):
+        with pytest.raises(InputError, match=f"phases.model.kl_weight is {weight}: set a number of 0 or more"):
             made.training_loss(data, kl_weight=weight)
     with pytest.raises(InputError, match=r"phases.model.fast_learning_rate: .* no such training setting"):
         made.training_loss(data, fast_learning_rate=0.1)
@@ -744,25 +744,25 @@ def test_a_token_costs_two_thirds_of_what_the_paper_counts(size: str, gigaflops:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"num_latents": 7}, r"ltm.num_latents is 7: every layer has as many, so give a multiple .* \(3\)"),
-        ({"num_latents": -3}, "ltm.num_latents is -3: give 0 or more"),
-        ({"num_latents": 66}, "ltm.num_latents is 66: give at most max_position_embeddings"),
-        ({"window_size": 65}, r"ltm.window_size is 65: give at most max_position_embeddings \(64\)"),
-        ({"window_size": 0}, "ltm.window_size is 0: give 1 or more"),
+        ({"num_latents": 7}, r"ltm.num_latents is 7: all layers have equally many, so set a multiple .* \(3\)"),
+        ({"num_latents": -3}, "ltm.num_latents is -3: set 0 or more"),
+        ({"num_latents": 66}, "ltm.num_latents is 66: set at most max_position_embeddings"),
+        ({"window_size": 65}, r"ltm.window_size is 65: set at most max_position_embeddings \(64\)"),
+        ({"window_size": 0}, "ltm.window_size is 0: set 1 or more"),
         ({"fast_steps": 0}, "ltm.fast_steps is 0: set 1 or more"),
-        ({"fast_learning_rate": -1.0}, "ltm.fast_learning_rate is -1.0: give a positive number"),
-        ({"langevin_step_size": float("nan")}, "ltm.langevin_step_size is nan: give a positive number"),
-        ({"encoder_layers": 0}, "ltm.encoder_layers is 0: give 1 or more"),
+        ({"fast_learning_rate": -1.0}, "ltm.fast_learning_rate is -1.0: set a positive number"),
+        ({"langevin_step_size": float("nan")}, "ltm.langevin_step_size is nan: set a positive number"),
+        ({"encoder_layers": 0}, "ltm.encoder_layers is 0: set 1 or more"),
         (VAE | {"num_latents": 0}, "ltm.num_latents is 0: an encoder needs thoughts to infer"),
-        (VAE | {"slow_grad": "accumulate"}, "is 'accumulate': an encoder infers in no steps, so give 'final'"),
-        (VAE | {"tolerance": 0.1}, "ltm.tolerance is 0.1: an encoder infers in no steps, so give None"),
-        ({"tolerance": -0.1}, "ltm.tolerance is -0.1: give nats a target"),
-        ({"inference": "vae"}, "ltm.inference is 'vae': give variational or langevin or amortised"),
-        ({"fast_schedule": "step"}, "ltm.fast_schedule is 'step': give constant or linear or cosine"),
-        ({"fast_optimizer": "sgd"}, "ltm.fast_optimizer is 'sgd': give adam or adamw"),
-        ({"noise": "none"}, "ltm.noise is 'none': give resampled or fixed"),
-        ({"slow_grad": "all"}, "ltm.slow_grad is 'all': give final or accumulate"),
-        ({"intermediate_size": 0}, "ltm.intermediate_size is 0: give 1 or more, or None"),
+        (VAE | {"slow_grad": "accumulate"}, "is 'accumulate': an encoder infers without steps, so set 'final'"),
+        (VAE | {"tolerance": 0.1}, "ltm.tolerance is 0.1: an encoder infers without steps, so set None"),
+        ({"tolerance": -0.1}, "ltm.tolerance is -0.1: set nats per target"),
+        ({"inference": "vae"}, "ltm.inference is 'vae': set variational or langevin or amortised"),
+        ({"fast_schedule": "step"}, "ltm.fast_schedule is 'step': set constant or linear or cosine"),
+        ({"fast_optimizer": "sgd"}, "ltm.fast_optimizer is 'sgd': set adam or adamw"),
+        ({"noise": "none"}, "ltm.noise is 'none': set resampled or fixed"),
+        ({"slow_grad": "all"}, "ltm.slow_grad is 'all': set final or accumulate"),
+        ({"intermediate_size": 0}, "ltm.intermediate_size is 0: set 1 or more, or None"),
         ({"hidden_size": 6}, "ltm.num_attention_heads is 2: rotary positions need heads of even width"),
     ],
 )

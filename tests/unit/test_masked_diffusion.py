@@ -428,7 +428,7 @@ def test_a_prompt_of_text_says_where_tokens_are_missing(tokenizer: Any) -> None:
         generate_text(model, tokenizer, [*prompts, "A son"], *read, max_new_tokens=0)
     with pytest.raises(InputError, match=r"prompts\[0\] contains <\|mask\|>: this model reads whole sentences"):
         generate_text(model, tokenizer, prompts, DataConfig(), Marked())
-    with pytest.raises(InputError, match="streamer is given and a prompt holds masks"):
+    with pytest.raises(InputError, match="streamer is set and a prompt contains masks"):
         list(stream_text(model, tokenizer, prompts[0], *read))
 
 
@@ -454,9 +454,9 @@ def test_a_streamed_text_is_the_text_and_ends_when_nobody_reads_on(tokenizer: An
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"objective": "d3pm"}, "objective is 'd3pm': give mdlm or md4 or sedd"),
-        ({"noise_schedule": "sqrt"}, "noise_schedule is 'sqrt': give linear or cosine"),
-        ({"score_times": 0}, "score_times is 0: give 1 or more"),
+        ({"objective": "d3pm"}, "objective is 'd3pm': set mdlm or md4 or sedd"),
+        ({"noise_schedule": "sqrt"}, "noise_schedule is 'sqrt': set linear or cosine"),
+        ({"score_times": 0}, "score_times is 0: set 1 or more"),
         ({"conditioning_size": 0}, "conditioning_size is 0"),
         ({"intermediate_size": 0}, "intermediate_size is 0"),
         ({"hidden_size": 6, "num_attention_heads": 2}, "heads of even width"),
@@ -471,9 +471,9 @@ def test_a_config_that_cannot_be_is_refused(fields: dict[str, Any], message: str
     ("options", "message"),
     [
         ({"num_beams": 2, "do_sample": False}, "num_beams is 2"),
-        ({"num_steps": 0}, "num_steps is 0: give 1 or more"),
+        ({"num_steps": 0}, "num_steps is 0: set 1 or more"),
         ({"return_dict_in_generate": True}, "return_dict_in_generate is True"),
-        ({"max_new_tokens": 0}, "max_new_tokens is 0 and no prompt holds a mask: give 1 or more"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0 and no prompt contains a mask: set 1 or more"),
     ],
 )
 def test_what_generation_has_no_use_for_is_refused(options: dict[str, Any], message: str) -> None:

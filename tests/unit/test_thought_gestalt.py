@@ -94,17 +94,17 @@ def test_the_vector_comes_from_the_seventh_of_twelve_layers_or_as_deep_elsewhere
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"memory_size": 0}, r"memory_size is 0: give at least 1; for a model without memory set memory to 'none'"),
-        ({"memory_gradient_window": -1}, r"memory_gradient_window is -1: give 0 \(no gradient\) or more"),
+        ({"memory_size": 0}, r"memory_size is 0: set at least 1, or memory to 'none' for a model without memory"),
+        ({"memory_gradient_window": -1}, r"memory_gradient_window is -1: set 0 \(no gradient\) or more"),
         (
             {"memory": "none", "attention_layout": "parallel"},
-            r"attention_layout is 'parallel': memory 'none' leaves no",
+            r"attention_layout is 'parallel': memory 'none' has no",
         ),
         ({"hidden_size": "wide"}, r"hidden_size is 'wide': give int"),
-        ({"hidden_size": 17, "num_attention_heads": 1}, r"hidden_size is 17: give an even number"),
+        ({"hidden_size": 17, "num_attention_heads": 1}, r"hidden_size is 17: set an even number"),
         ({"sentence_head": "mlp"}, r"sentence_head is 'mlp': give Literal\['normalized', 'linear'\]"),
-        ({"sentence_layer": 12}, r"sentence_layer is 12: give a layer from 0 to 11"),
-        ({"attention_dropout": 1.0}, r"attention_dropout is 1.0: give a number from 0"),
+        ({"sentence_layer": 12}, r"sentence_layer is 12: set a layer from 0 to 11"),
+        ({"attention_dropout": 1.0}, r"attention_dropout is 1.0: set a number from 0"),
         ({"sentence_end_token_id": 1}, r"sentence_start_token_id is 1: sentence_end_token_id has the same id"),
         ({"memory_sise": 3}, r"memory_sise: no such field; did you mean 'memory_size'"),
     ],
@@ -123,7 +123,7 @@ def test_each_ablation_changes_what_it_says_and_nothing_else() -> None:
         for name in ("name", "description", "paper"):
             del fields[name]
         changed = [name for name, value in fields.items() if value != base[name]]
-        assert set(changed) <= {"model", "data", "phases"}, recipe.name
+        assert set(changed) <= {"model", "layout", "phases"}, recipe.name
         assert changed, recipe.name
         assert recipe.baseline == "gpt2/table2-30m"
         with torch.device("meta"):

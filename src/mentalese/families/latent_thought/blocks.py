@@ -41,11 +41,11 @@ class PackedBatch:
 
 @dataclass
 class Past:
-    """A cache in use. Keys and values lie in `window_size` slots, position p in slot p modulo that.
+    """A cache in use. Keys and values are in `window_size` slots, position p in slot p modulo `window_size`.
 
     Attributes:
         state: the cache's: `k.LAYER`, `v.LAYER` [B, heads, window, d_h], `zk.LAYER`, `zv.LAYER` [B, heads, n, d_h].
-        newest: [B, window], the new token that a slot takes; negative: the slot keeps what it has.
+        newest: [B, window], the new token that enters a slot; negative: the slot keeps its token.
         visible: bool [B, 1, N, m], for the keys of `attend`; `None`: nothing came before.
     """
 
@@ -54,19 +54,19 @@ class Past:
     visible: Tensor | None
 
     def keep(self, name: str, new: Tensor) -> Tensor:
-        """Puts new keys or values [B, heads, N, d_h] into their slots; what queries read, [B, heads, m, d_h]."""
+        """Stores new keys or values [B, heads, N, d_h]; returns those that queries read, [B, heads, m, d_h]."""
         index = self.newest[:, None, :, None]
-        held = self.state.get(name, new.new_zeros(()))
+        old = self.state.get(name, new.new_zeros(()))
         slots = new.gather(2, index.clamp(min=0).expand(*new.shape[:2], -1, new.shape[3]))
-        self.state[name] = torch.where(index >= 0, slots, held)
+        self.state[name] = torch.where(index >= 0, slots, old)
         if self.visible is None:
             return new
         # One token takes the slot of the one that has just left its window; several still need those.
-        return self.state[name] if new.shape[2] == 1 else torch.cat((held, new), dim=2)
+        return self.state[name] if new.shape[2] == 1 else torch.cat((old, new), dim=2)
 
 
 def slot_positions(count: Tensor, window: int) -> Tensor:
-    """[B, window], the position that each slot holds when `count` [B, 1] tokens were read; negative: none."""
+    """[B, window], the position in each slot after `count` [B, 1] tokens; negative: the slot is empty."""
     last = count - 1
     return last - (last - torch.arange(window, device=count.device)) % window
 
@@ -95,7 +95,7 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Attention to all of a layer's thoughts, whose keys and values are made of z as it is."""
+    """Attention to all thoughts of a layer; keys and values are linear in z, which is not normalised."""
 
     def __init__(self, config: LTMConfig, layer: int) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class CrossAttention(nn.Module):
         self.out = ResidualLinear(config.hidden_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor, z: Tensor, packed: PackedBatch) -> Tensor:
-        """[B, N, d] and thoughts [B, n, d] to [B, N, d]; with a cache the thoughts of its first call stay."""
+        """[B, N, d] and thoughts [B, n, d] to [B, N, d]; a cache keeps the thoughts of its first call."""
         q = rotate(self.query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2), *packed.rotary)
         state = {} if packed.past is None else packed.past.state
         names = f"zk.{self.layer}", f"zv.{self.layer}"
@@ -128,7 +128,7 @@ class SwiGLU(nn.Module):
 
 
 class Block(nn.Module):
-    """Self-attention, cross-attention to thoughts, SwiGLU, each behind its norm and added to the stream."""
+    """Pre-norm self-attention, cross-attention to thoughts and SwiGLU."""
 
     def __init__(self, config: LTMConfig, layer: int) -> None:
         super().__init__()
@@ -148,8 +148,8 @@ class Block(nn.Module):
 
         Args:
             z: [B, n, d]; `None`: a model without thoughts, or a pass that ends before them.
-            before_z: run the self-attention; else x has been through it.
-            after: run what comes after it.
+            before_z: run the self-attention; False: x is its output.
+            after: run the rest of the block.
         """
         if before_z:
             x = x + self.attention(self.attention_norm(x), packed)
@@ -161,7 +161,7 @@ class Block(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """Self-attention in both directions and SwiGLU, each behind its norm and added to the stream."""
+    """Pre-norm bidirectional self-attention and SwiGLU."""
 
     def __init__(self, config: LTMConfig) -> None:
         super().__init__()
@@ -182,9 +182,9 @@ class EncoderBlock(nn.Module):
 
 
 class Encoder(nn.Module):
-    """The inference model of a VAE (section 2.2, table 4): a learned query a thought reads the text along with it.
+    """The inference model of a VAE (section 2.2, table 4): one learned query per thought, encoded with the text.
 
-    Queries stand at the positions of their thoughts. Tokens are embedded as for the decoder.
+    Queries have the positions of their thoughts. Tokens have the embeddings of the decoder.
     """
 
     def __init__(self, config: LTMConfig) -> None:
@@ -198,7 +198,7 @@ class Encoder(nn.Module):
         """Means and log variances [B, N_z, d], of embedded tokens [B, N, d].
 
         Args:
-            read: bool [B, N], the tokens that have a say.
+            read: bool [B, N], the tokens that may be attended to.
         """
         count = len(self.queries)
         x = torch.cat((self.queries.to(tokens.dtype).expand(len(tokens), -1, -1), tokens), dim=1)

@@ -1,14 +1,14 @@
 """Latent Thought Models (Kong et al., "Latent Thought Models with Variational Bayes Inference-Time Computation").
 
-A decoder with a short window whose layers also attend to thoughts z: one set of vectors a layer, of one text, with the
-prior N(0, I). Nothing predicts z; a posterior over the thoughts of each text is found by gradient steps on its ELBO
-(`inference.py`, fast learning), and the weights then learn from the text given such thoughts (slow learning).
+A decoder with a short window whose layers also attend to thoughts z: for each text, a set of vectors per layer with
+the prior N(0, I). Nothing predicts z. Fast learning fits a posterior over the thoughts of each text by gradient steps
+on its ELBO (`inference.py`); slow learning then updates the weights on the text given a draw of these thoughts.
 
-Without thoughts `forward` takes the prior mean, zero, to which cross-attention adds nothing. A perplexity is a bound,
-exp of the negative ELBO a token: z is inferred from the very text that is scored, and the KL term is what that costs.
+If `forward` gets no thoughts it uses the prior mean, zero, to which cross-attention adds nothing. A perplexity is a
+bound, exp of the negative ELBO per token: z is inferred from the scored text itself, at the cost of the KL term.
 
-Sections and equations are the paper's. Letters in shapes: B rows of N tokens, n thoughts a layer, N_z in all, d hidden
-size. Rows are packed: they begin at their first token, wherever padding was.
+Sections and equations are the paper's. Letters in shapes: B rows of N tokens, n thoughts per layer, N_z in all, d
+hidden size. Rows are packed: they begin at their first token, and padding comes after the last.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from mentalese.nn.noise import shared_seed
 
 @dataclass
 class LTMOutput(CausalLMOutputWithThoughts):
-    """`z_given`: whether logits are given thoughts that the caller (or the cache) brought, or the prior mean."""
+    """`z_given`: whether logits are given thoughts from the caller (or the cache); False: the prior mean."""
 
     z_given: bool | None = None
 
@@ -77,25 +77,25 @@ class LTMForCausalLM(LTMGeneration):
     inner_gradients = True
     forward_options = ("z", "fast_steps")
     about_thoughts = (
-        "Vectors for each block, inferred from this very text: surprisal is what the text costs once they are known, "
-        "and the KL what they cost themselves."
+        "Vectors for each block, inferred from this text. Surprisal is the cost of the text once they are known, "
+        "and the KL is the cost of the vectors."
     )
     shown = {  # noqa: RUF012 (nothing writes to it)
         "surprisal": Shown(
-            "surprisal", "What the token cost given thoughts inferred from the whole text: no likelihood.", "nats"
+            "surprisal", "The token's cost given thoughts inferred from the whole text: not a likelihood.", "nats"
         ),
         "predicted": Shown(
-            "the likeliest next token", "What was expected most, given the thoughts and the text before it."
+            "the likeliest next token", "The most probable token, given the thoughts and the text before it."
         ),
         "elbo": Shown("ELBO", "The bound that inference raises, of the whole text.", "nats", "step"),
         "nll": Shown("negative log-likelihood", "Of the whole text under a draw of the thoughts.", "nats", "step"),
-        "kl": Shown("KL from the prior", "What the thoughts cost.", "nats", "step"),
-        "kl_by_layer": Shown("KL by block", "What the thoughts of each block cost after inference.", "nats", "layer"),
+        "kl": Shown("KL from the prior", "The cost of the thoughts.", "nats", "step"),
+        "kl_by_layer": Shown("KL by block", "The cost of each block's thoughts after inference.", "nats", "layer"),
     }
 
     @property
     def shard_blocks(self) -> bool:  # type: ignore[override]
-        """See `Contract`; gradients of all weights are taken in the middle of a step, when all must be there."""
+        """See `Contract`; `accumulate` needs the gradients of all weights at once, in the middle of a step."""
         return self.config.slow_grad != "accumulate"
 
     # ------------------------------------------------------------------------------------- training
@@ -111,11 +111,11 @@ class LTMForCausalLM(LTMGeneration):
         With `slow_grad="accumulate"` the loss has the same value, and its gradient is that plus what each fast step's
         negative ELBO gives the weights: sums over a row's targets, mean over rows, summed over steps.
 
-        With `inference="amortised"` one pass: the negative ELBO a target, under a draw from the encoder's posterior.
+        With `inference="amortised"` one pass: the negative ELBO per target, under a draw from the encoder's posterior.
 
         Args:
             batch: see `Batch`.
-            settings: `fast_learning_rate`, in place of the config's; `kl_weight` of an encoder's ELBO, 1 by default.
+            settings: `fast_learning_rate`, instead of the config's; `kl_weight` of an encoder's ELBO, 1 by default.
 
         Raises:
             FloatingPointError: an ELBO is not finite; the message names step and row.
@@ -143,10 +143,10 @@ class LTMForCausalLM(LTMGeneration):
         return LossOutput(loss, weight, {"nll": nll} | self._metrics(posterior, nll, weight.clamp(min=1)))
 
     def _amortised_loss(self, batch: Batch, kl_weight: float = 1.0, **settings: Any) -> LossOutput:
-        """Eq. 5 under the encoder's posterior, reparametrised, with a weight of the KL that a phase may anneal."""
+        """Eq. 5 under the encoder's posterior, reparametrised; a phase may anneal the weight of the KL."""
         self.target_weights(batch, **settings)
         if not (math.isfinite(kl_weight) and kl_weight >= 0):
-            raise InputError(f"phases.model.kl_weight is {kl_weight}: give a number of 0 or more")
+            raise InputError(f"phases.model.kl_weight is {kl_weight}: set a number of 0 or more")
         x, packed = self.read(batch["input_ids"], batch.get("attention_mask"))
         targets = packed.rows.targets(batch["labels"])
         posterior = amortised(self, packed, targets, seed=shared_seed())
@@ -162,7 +162,7 @@ class LTMForCausalLM(LTMGeneration):
 
     @torch.no_grad()
     def _metrics(self, posterior: Posterior, nll: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Nats a target, and the share of channels of thoughts whose means differ between rows."""
+        """Nats per target, and the share of channels of thoughts whose means differ between rows."""
         active = (posterior.mu.var(0, unbiased=False) > 0.01).float().mean()
         metrics = {"active_units": active}
         if posterior.log_var is None:
@@ -176,13 +176,13 @@ class LTMForCausalLM(LTMGeneration):
 
     @property
     def estimators(self) -> tuple[str, ...]:  # type: ignore[override]
-        """How thoughts are found for a row whose labels are scored; `exact`: there are none, and with `prefix` they
-        are not looked for, but the same tokens are scored.
+        """What thoughts are inferred from when a row's labels are scored.
 
-        `elbo-bound`: from the labels themselves. The KL of the thoughts, spread evenly over the row's labels, is what
-        that costs; the sum is the negative ELBO, a bound.
-        `prefix`: from all before the second half of the labels, which alone is scored: an ordinary prediction.
-        `context`: from the tokens before the first label; where there are none, thoughts are a draw from the prior.
+        `elbo-bound`: the labels themselves. The KL of the thoughts is spread evenly over the row's labels; the sum is
+        the negative ELBO, a bound.
+        `prefix`: all before the second half of the labels; only this half is scored: an ordinary prediction.
+        `context`: the tokens before the first label; if there are none, thoughts are a draw from the prior.
+        A model without thoughts has `exact`, and `prefix`, which scores the same half.
         """
         return ("elbo-bound", "prefix", "context") if self.config.num_latents else ("exact", "prefix")
 
@@ -222,11 +222,11 @@ class LTMForCausalLM(LTMGeneration):
     def nll_parts(  # type: ignore[override]
         self, batch: Batch, estimator: str | None = None, *, fast_steps: int | None = None, seed: int = 0
     ) -> dict[str, Tensor]:
-        """`nll` of each label, and of a bound its share of the row's `kl`; inference is Algorithm 1, or the encoder's.
+        """`nll` of each label, and for a bound its share of the row's `kl`. Inference is Algorithm 1, or the encoder's.
 
         Args:
             estimator: one of `estimators`.
-            fast_steps: T_fast, in place of the config's.
+            fast_steps: T_fast, instead of the config's.
             seed: of the noise; with the same seed a row has the same score in every batch.
         """
         estimator = estimator or self.estimators[0]
@@ -239,7 +239,7 @@ class LTMForCausalLM(LTMGeneration):
         labels = self.scored_labels(batch, estimator)
         targets = evidence = packed.rows.targets(labels)
         if estimator != "elbo-bound":
-            evidence = packed.rows.targets(self._given(batch, labels))
+            evidence = packed.rows.targets(self._context(batch, labels))
         fast = FastLearning.of(self, self.config.scoring, fast_steps)
         posterior, _ = fit(self, x, packed, evidence, fast, seed=seed)
         z = posterior.sample(fresh=estimator == "elbo-bound")
@@ -250,22 +250,22 @@ class LTMForCausalLM(LTMGeneration):
         return {name: packed.rows.spread(F.pad(nats, (1, 0))) for name, nats in parts.items()}
 
     @staticmethod
-    def _given(batch: Batch, labels: Tensor) -> Tensor:
-        """The tokens [B, width] before the first that is scored, as labels to infer thoughts from; padding is -100 too.
+    def _context(batch: Batch, labels: Tensor) -> Tensor:
+        """The tokens [B, width] before the first scored one, as labels to infer thoughts from; padding is -100 too.
 
-        What stands behind it and is not scored (ends of documents, markers) was predicted from tokens that are.
+        Later tokens that are not scored (ends of documents, markers) are left out, as they follow scored ones.
         """
         mask = batch.get("attention_mask")
         begun = (labels != IGNORED).cumsum(1) > 0
         return batch["input_ids"].masked_fill(begun if mask is None else begun | (mask == 0), IGNORED)
 
     def continuation_inputs(self, batch: Batch) -> dict[str, Tensor]:
-        """Thoughts too, inferred as by the estimator `context`."""
+        """See `Contract.continuation_inputs`; with thoughts, inferred as for the estimator `context`."""
         inputs = super().continuation_inputs(batch)
         if not self.config.num_latents:
             return inputs
-        given = self._given(batch, self.scored_labels(batch, "context"))
-        posterior = infer(self, batch | {"labels": given}, inference=self.config.scoring)
+        context = self._context(batch, self.scored_labels(batch, "context"))
+        posterior = infer(self, batch | {"labels": context}, inference=self.config.scoring)
         return inputs | {"z": posterior.sample()}
 
     def _nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
@@ -293,17 +293,17 @@ class LTMForCausalLM(LTMGeneration):
         z: Tensor | None = None,
         fast_steps: int | None = None,
     ) -> LTMEncoded:
-        """Final hidden states [B, L, d] given thoughts, zero at padding; without them under the prior mean, zero.
+        """Final hidden states [B, L, d] given thoughts, by default the prior mean; zero at padding.
 
         It never infers thoughts, which would read the text it predicts: see `infer`, `token_nll`, `generate`.
 
         Args:
             trace: also keep thoughts for `fill`: `z`, or those inferred from the whole row.
-            z: [B, N_z, d], layer-major; a cache keeps what its first call was given.
-            fast_steps: T_fast of a trace's inference, in place of the config's.
+            z: [B, N_z, d], layer-major; a cache keeps those of its first call.
+            fast_steps: T_fast of a trace's inference, instead of the config's.
 
         Raises:
-            InputError: z of another shape, or steps when nothing is to be inferred.
+            InputError: z of another shape, or `fast_steps` when nothing is inferred.
         """
         z = self.check_z(z, len(input_ids))
         if fast_steps is not None and not (trace and z is None and self.config.num_latents):
@@ -324,7 +324,7 @@ class LTMForCausalLM(LTMGeneration):
         return encoded
 
     def labels_loss(self, encoded: LTMEncoded, labels: Tensor) -> Tensor:
-        """See `LatentThoughtModel.labels_loss`; padding between tokens is no gap."""
+        """See `LatentThoughtModel.labels_loss`; tokens with padding in between are neighbours."""
         targets = encoded.packed.rows.targets(labels).flatten()
         return linear_cross_entropy(encoded.packed_hidden[:, :-1].flatten(0, 1), self.output_weight(), targets)
 
@@ -336,11 +336,11 @@ class LTMForCausalLM(LTMGeneration):
         return super().trace(input_ids, attention_mask, encoded.explained or encoded)
 
     def fill(self, traces: list[ThoughtTrace], encoded: LTMEncoded, real: Tensor) -> None:
-        """A row's thoughts, each of the whole row, and what inference did.
+        """A row's thoughts, each of the whole row, and the curves of their inference.
 
-        `elbo`, `nll` and `kl` are nats of the row by fast step, if there are such steps, `kl_by_layer` those at the
-        end. Readings are what comes back from the thoughts of the first layers alone (appendix B): a row's first token
-        is given, each layer costs a cached decoding of the whole batch.
+        `elbo`, `nll` and `kl` are nats of the row per fast step, if there are such steps; `kl_by_layer` is the KL
+        afterwards. Readings are texts decoded greedily from the thoughts of the first layers alone (appendix B), after
+        the row's first token; each costs a cached decoding of the whole batch.
         """
         config, z, packed, posterior = self.config, encoded.z, encoded.packed, encoded.posterior
         readings: dict[str, Tensor] = {}
@@ -367,7 +367,7 @@ class LTMForCausalLM(LTMGeneration):
 
     @property
     def thought_layers(self) -> int:
-        """Sets of thoughts: one a layer, or one for all."""
+        """Sets of thoughts: one per layer, or one for all."""
         return 1 if self.config.shared_latents else self.config.num_hidden_layers
 
     def first_thoughts(self, z: Tensor) -> Tensor:

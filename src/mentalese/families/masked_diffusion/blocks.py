@@ -1,4 +1,4 @@
-"""The modules of a masked diffusion language model: blocks that read in both directions, and what they know of time."""
+"""The modules of a masked diffusion language model: bidirectional blocks, and the embedding of the time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mentalese.families.masked_diffusion.config import MaskedDiffusionConfig
 from mentalese.models.hf import ResidualLinear
 from mentalese.nn.rotary import rotary_table, rotate
 
-FREQUENCIES = 256  # that the time is given to the model in, as in diffusion transformers (Peebles and Xie, 2023)
+FREQUENCIES = 256  # of the sines and cosines of the time, as in diffusion transformers (Peebles and Xie, 2023)
 
 
 class Modulation(nn.Linear):
@@ -18,7 +18,7 @@ class Modulation(nn.Linear):
 
 
 class TimeEmbedding(nn.Module):
-    """What blocks know of the time."""
+    """The embedding of the time, which blocks are conditioned on."""
 
     def __init__(self, config: MaskedDiffusionConfig) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class TimeEmbedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention in both directions and SwiGLU, each behind its norm and added to the stream."""
+    """Pre-norm bidirectional attention and SwiGLU."""
 
     def __init__(self, config: MaskedDiffusionConfig) -> None:
         super().__init__()
@@ -49,9 +49,9 @@ class Block(nn.Module):
         """[B, N, d] to [B, N, d].
 
         Args:
-            rotary: of the positions, [B or 1, 1, N, d_h / 2].
+            rotary: cosines and sines of the positions, [B or 1, 1, N, d_h / 2].
             visible: bool [B, 1, 1, N]; `None`: there is no padding.
-            time: what `TimeEmbedding` made, for models that see it.
+            time: [B, conditioning_size], for models that see it.
         """
         if self.modulation is None:
             x = x + self.attend(self.attention_norm(x), rotary, visible)

@@ -13,9 +13,9 @@ class MaskedDiffusionConfig(LatentThoughtConfig):
         objective: `mdlm`, whose model does not see the time (as its authors train it), `md4`, whose model does (adaLN),
             or `sedd`: adaLN on sigma, and score entropy as the loss.
         noise_schedule: p(t), `linear` (t; all three papers on text) or `cosine` (sin(pi t / 2), MD4's on images).
-        intermediate_size: of SwiGLU; `None`: 8/3 of `hidden_size`, rounded up to a multiple of 32.
-        conditioning_size: width of what blocks know of the time; of no use to `mdlm`.
-        score_times: passes that a text is scored by, each under other masks.
+        intermediate_size: channels of SwiGLU; `None`: 8/3 of `hidden_size`, rounded up to a multiple of 32.
+        conditioning_size: width of the embedding of the time; not used by `mdlm`.
+        score_times: passes to score a text, each with other masks.
     """
 
     model_type = "masked_diffusion"
@@ -33,12 +33,12 @@ class MaskedDiffusionConfig(LatentThoughtConfig):
         super().validate_architecture()
         for name, known in (("objective", ("mdlm", "md4", "sedd")), ("noise_schedule", ("linear", "cosine"))):
             if getattr(self, name) not in known:
-                self._refuse(name, f"give {' or '.join(known)}")
+                self._refuse(name, f"set {' or '.join(known)}")
         for name in ("max_position_embeddings", "conditioning_size", "score_times"):
             if getattr(self, name) < 1:
-                self._refuse(name, "give 1 or more")
+                self._refuse(name, "set 1 or more")
         if self.intermediate_size is not None and self.intermediate_size < 1:
-            self._refuse("intermediate_size", "give 1 or more, or None")
+            self._refuse("intermediate_size", "set 1 or more, or None")
         if self.hidden_size // self.num_attention_heads % 2:
             self._refuse("num_attention_heads", "rotary positions need heads of even width")
 
@@ -47,7 +47,7 @@ class MaskedDiffusionConfig(LatentThoughtConfig):
 
     @property
     def mask_token_id(self) -> int:
-        """The mask in `input_ids`: one id behind the tokenizer's, which has none; it is never predicted."""
+        """The mask in `input_ids`: the id after the tokenizer's last one; it is never predicted."""
         return self.vocab_size
 
     @property

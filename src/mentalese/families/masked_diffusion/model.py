@@ -5,18 +5,18 @@
     SEDD   Lou et al., 2024, "Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution"
 
 Noise replaces each token by a mask, independently, with a probability p(t) that rises from 0 to 1 with the time t. The
-model reads what is left in both directions and predicts what stands behind each mask. With x_i the tokens and M the
+model reads the remaining text in both directions and predicts the token at each mask. With x_i the tokens and M the
 masked ones, the bound of all three on the nats of a text is
 
     -log P(x)  <=  int_0^1 p'(t) / p(t)  E[ sum over i in M of  l_i ]  dt,    l_i = -log P(x_i | what is not masked),
 
-which depends on the schedule p(t) in its variance alone. SEDD learns scores, the ratios s_y = (1 - p) / p * q_y of the
-probabilities of texts that differ in one token y; where MDLM and MD4 take a softmax of the logits f, its q_y =
+whose variance alone depends on the schedule p(t). SEDD learns scores, the ratios s_y = (1 - p) / p * q_y of the
+probabilities of texts that differ in one token y. MDLM and MD4 take a softmax of the logits f; SEDD's q_y =
 exp(f_y) / v need not sum to one, and its diffusion-weighted denoising score entropy is the same integral with
 
     l_i = -log q_i + sum_y q_y - 1.
 
-All say what a document holds at a position, not the next token. A row's first token is given, as to every other model.
+All predict the token at a position, not the next token. A row's first token is given, as it is to every other model.
 Letters in shapes: B rows of N tokens, v the vocabulary, d hidden size.
 """
 
@@ -43,9 +43,10 @@ from mentalese.models.contract import LossOutput
 from mentalese.models.hf import Encoded, LatentThoughtModel, ThoughtCache
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
 from mentalese.nn.noise import Noise, shared_seed
+from mentalese.nn.packing import pack
 from mentalese.nn.rotary import rotary_table
 
-_HIGHEST = 0.999  # mask probability that SEDD's sigma, infinite at 1, is taken at instead
+_HIGHEST = 0.999  # largest mask probability for SEDD's sigma, which is infinite at 1
 _CHUNK = 512  # rows of logits at once
 
 
@@ -62,7 +63,7 @@ class MaskedDiffusionLM(LatentThoughtModel):
     config_class = MaskedDiffusionConfig
     causal = False
     can_cache = False
-    why_no_cache = "a bidirectional model has no cache, since a new token changes what all positions contain"
+    why_no_cache = "a bidirectional model has no cache, since a new token changes the states of all positions"
     forward_options = ("mask_probability",)
     estimators = ("elbo-bound",)
     _tied_weights_keys = {"lm_head.weight": "embed.weight"}  # noqa: RUF012 (transformers' own attribute)
@@ -87,10 +88,10 @@ class MaskedDiffusionLM(LatentThoughtModel):
             init.zeros_(module.bias)
 
     def hidden(self, input_ids: Tensor, attention_mask: Tensor | None, probability: Tensor | None = None) -> Tensor:
-        """[B, N, d], what the head turns into logits of what each position holds.
+        """[B, N, d], from which the head computes the logits of the token at each position.
 
         Args:
-            input_ids: [B, N], masks among them.
+            input_ids: [B, N], with masks.
             attention_mask: [B, N], 0 at padding on either side, which nothing attends to.
             probability: [B], p(t); `None`: the share of masks in each row.
         """
@@ -121,36 +122,36 @@ class MaskedDiffusionLM(LatentThoughtModel):
     # ------------------------------------------------------------------------------------- training and scores
 
     def final_hidden_states(self, batch: Batch) -> Tensor:
-        """[B, N, d]; position t is of token t, unlike causal models'."""
+        """[B, N, d]; position t predicts token t, unlike in causal models."""
         return self.hidden(batch["input_ids"], batch.get("attention_mask"))
 
     def _targets(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """Rows that begin at their first token: ids, targets and mask [B, N], and the column each came from.
+        """Rows packed to begin at their first token: ids, targets and mask [B, N], and the column of each.
 
-        All that is no target is given: what is not labelled, and a row's first token.
+        Tokens without a label and a row's first token are given; they are not targets.
         """
         ids, labels, mask = batch["input_ids"], batch["labels"], batch.get("attention_mask")
         columns = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         if mask is not None:
-            columns = (mask == 0).to(torch.uint8).sort(dim=1, stable=True).indices
+            columns, _ = pack(mask != 0, ids.shape[1])
             ids, labels, mask = (x.gather(1, columns) for x in (ids, labels, mask))
             labels = labels.masked_fill(mask == 0, IGNORED)
         return ids, F.pad(labels[:, 1:], (1, 0), value=IGNORED), mask, columns
 
-    def _behind(self, ids: Tensor, targets: Tensor, mask: Tensor | None, masked: Tensor, p: Tensor) -> list[Tensor]:
-        """Hidden states of rows some of whose tokens are masked at p [B], and the targets [B, N] behind masks."""
+    def _at_masks(self, ids: Tensor, targets: Tensor, mask: Tensor | None, masked: Tensor, p: Tensor) -> list[Tensor]:
+        """Hidden states of rows with some targets masked, at p [B], and the targets [B, N] at masks."""
         masked = masked & (targets != IGNORED)
         hidden = self.hidden(ids.masked_fill(masked, self.config.mask_token_id), mask, p)
         return [hidden, targets.masked_fill(~masked, IGNORED)]
 
     def _score_entropy(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """`score_entropy` of [n, d] and [n]; its gradient needs the logits."""
+        """`score_entropy` of hidden states [n, d] and targets [n]; its gradient needs the logits."""
         head = self.output_weight()
         pieces = zip(hidden.split(_CHUNK), targets.split(_CHUNK))
         return torch.cat([score_entropy(F.linear(h, head), y) for h, y in pieces])
 
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
-        """The bound at one time a row, in nats a target: comparable with a causal model's loss.
+        """The bound at one time per row, in nats per target: comparable with a causal model's loss.
 
         Times are spread evenly over the rows of the batch, see `training_times`.
         """
@@ -161,46 +162,48 @@ class MaskedDiffusionLM(LatentThoughtModel):
         count = (targets != IGNORED).sum().float()
         p, weight = schedule(self.config.noise_schedule, times)
         masked = uniform(Noise.of(targets, seed), 0, ids.shape[1]) < p[:, None]
-        flat, behind = (x.flatten(0, 1) for x in self._behind(ids, targets, mask, masked, p))
-        weights = weight.repeat_interleave(ids.shape[1]) * (behind != IGNORED)
+        flat, masked_targets = (x.flatten(0, 1) for x in self._at_masks(ids, targets, mask, masked, p))
+        weights = weight.repeat_interleave(ids.shape[1]) * (masked_targets != IGNORED)
         if self.config.objective == "sedd":
-            total = (weights * self._score_entropy(flat, behind)).sum()
+            total = (weights * self._score_entropy(flat, masked_targets)).sum()
         else:
-            total = weights.sum() * linear_cross_entropy(flat, self.output_weight(), behind, target_weights=weights)
+            total = weights.sum() * linear_cross_entropy(
+                flat, self.output_weight(), masked_targets, target_weights=weights
+            )
         return LossOutput(total / count.clamp(min=1), count)
 
     @torch.no_grad()
     def token_nll(
         self, batch: Batch, estimator: str | None = None, *, times: int | None = None, seed: int = 0
     ) -> Tensor:
-        """[B, N] float32: each label's share of the bound in nats, 0 where it is -100 and at a row's first token.
+        """[B, N] float32: each label's share of the bound in nats, 0 if it is -100 and at a row's first token.
 
-        What has no label is given. A row's masks follow from the seed and its own labels, so that a row has the same
-        score in every batch. Not times are spread evenly but numbers m of masks, over a row's n labels: the integral is
-        the mean over m of n / m times the sum of l, p being the m-th smallest of n uniform numbers. No weight is huge
-        then, which takes a fraction of the passes.
+        Tokens without a label are given. A row's masks follow from the seed and its own labels, so a row has the same
+        score in every batch. Instead of times, the numbers m of masks are spread evenly over a row's n labels: the
+        integral is the mean over m of n / m times the sum of l, with p the m-th smallest of n uniform numbers. Then no
+        weight is huge, and far fewer passes are needed.
 
         Args:
-            times: in place of the config's `score_times`; each is a pass over the batch.
+            times: instead of the config's `score_times`; each is a pass over the batch.
             seed: of the noise.
         """
         if estimator not in (None, *self.estimators):
             raise InputError(f"estimator is {estimator!r}: this model has {', '.join(self.estimators)}")
         times = self.config.score_times if times is None else times
         if times < 1:
-            raise InputError(f"times is {times}: give 1 or more")
+            raise InputError(f"times is {times}: set 1 or more")
         ids, targets, mask, columns = self._targets(batch)
         noise, counts = Noise.of(targets, seed), (targets != IGNORED).sum(1)
         shift = uniform(noise, times, 1)[:, 0]
         nats = torch.zeros(ids.shape, device=ids.device)
         for number in range(times):
-            # As many numbers of masks in [1, n] as there are times; p is the time at which the last of these falls.
+            # One number of masks in [1, n] per time; p is the time at which the last of these masks falls.
             masks = 1 + (counts * (number + shift) / times).long().clamp(max=counts - 1).clamp(min=0)
             falls = uniform(noise, number, ids.shape[1]).masked_fill(targets == IGNORED, math.inf)
             p = falls.sort(1).values.gather(1, masks[:, None] - 1)
-            hidden, behind = self._behind(ids, targets, mask, falls <= p, p[:, 0].clamp(max=1))
-            chosen = behind != IGNORED
-            some, target = hidden[chosen], behind[chosen]
+            hidden, masked_targets = self._at_masks(ids, targets, mask, falls <= p, p[:, 0].clamp(max=1))
+            chosen = masked_targets != IGNORED
+            some, target = hidden[chosen], masked_targets[chosen]
             sedd = self.config.objective == "sedd"
             nll = self._score_entropy(some, target) if sedd else linear_nll(some, self.output_weight(), target)
             nats[chosen] += (counts / masks)[:, None].expand_as(nats)[chosen] * nll / times
@@ -211,7 +214,7 @@ class MaskedDiffusionLM(LatentThoughtModel):
         return {"score_times": self.config.score_times}
 
     def continuation_inputs(self, batch: Batch) -> dict[str, Tensor]:
-        """See `Contract.continuation_inputs`: masks stand where the labels do."""
+        """See `Contract.continuation_inputs`: labels are replaced by masks."""
         masked = batch["input_ids"].masked_fill(batch["labels"] != IGNORED, self.config.mask_token_id)
         return {"input_ids": masked, "attention_mask": batch["attention_mask"]}
 
@@ -227,7 +230,7 @@ class MaskedDiffusionLM(LatentThoughtModel):
         return 2 * rows * (length * token + time)
 
     def training_flops(self, batch: Batch, **settings: Any) -> int:
-        """Three forward passes; the waves that a time is given in need no gradient."""
+        """Three forward passes; the sines and cosines of the time need no gradient."""
         waves = FREQUENCIES * self.config.conditioning_size if self.config.sees_time else 0
         return 3 * self.forward_flops(batch) - 2 * len(batch["input_ids"]) * waves
 
@@ -245,17 +248,17 @@ class MaskedDiffusionLM(LatentThoughtModel):
         trace: bool = False,
         mask_probability: Tensor | None = None,
     ) -> MaskedEncoded:
-        """Final hidden states [B, N, d] of what each position contains, of use where `input_ids` has a mask.
+        """Final hidden states [B, N, d]; those at masks predict the token there.
 
         Args:
-            input_ids: [B, N], `config.mask_token_id` if a token is to be found.
+            input_ids: [B, N], `config.mask_token_id` at tokens to predict.
             mask_probability: [B], p(t), for models that see the time; `None`: the share of masks in each row.
         """
         hidden = self.hidden(input_ids, attention_mask, mask_probability)
         return MaskedEncoded(hidden=hidden, masked=input_ids == self.config.mask_token_id)
 
     def labels_loss(self, encoded: MaskedEncoded, labels: Tensor) -> Tensor:
-        """The mean cross-entropy of the labels [B, N] under masks."""
+        """The mean cross-entropy of the labels [B, N] at masks."""
         targets = labels.masked_fill(~encoded.masked, IGNORED).flatten()
         return linear_cross_entropy(encoded.hidden.flatten(0, 1), self.output_weight(), targets)
 
@@ -268,30 +271,29 @@ class MaskedDiffusionLM(LatentThoughtModel):
         streamer: Any = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Hugging Face's `generate`, by ancestral sampling: masks in prompts, and behind them, become text.
+        """Hugging Face's `generate`, by ancestral sampling: masks in prompts and after them become text.
 
-        `max_new_tokens` masks stand behind each prompt; what is given stays, wherever it stands. Each mask falls at a
-        time of its own, and the token behind it is drawn given all that is known then; as in MD4, MDLM and, with its
-        scores normalised, SEDD. What follows the first end-of-text token behind a prompt is padding. Order and tokens
-        follow from a seed (torch's generator; with `do_sample=False`, where the likeliest tokens are taken, always the
-        same) and the prompt, so that a padded row gives what it gives alone; equal prompts in a batch get texts of
-        their own.
+        `max_new_tokens` masks are appended to each prompt; tokens of the prompt never change. Each mask falls at a time
+        of its own, and its token is drawn given all tokens known by then, as in MD4, MDLM and, with normalised scores,
+        SEDD. Everything after the first end-of-text token after a prompt is padding. Order and tokens follow from the
+        prompt and a seed (torch's generator; fixed with `do_sample=False`, which takes the likeliest tokens), so a
+        padded row gets the same text as alone; equal prompts in a batch get different texts.
 
         Args:
-            inputs: [B, L], or `input_ids`, padded on the left, `config.mask_token_id` where a token is to be found;
-                `None`: the beginning of a text.
-            num_steps: times that masks may fall at, evenly spaced (MD4: by the cosine schedule, denser where few tokens
-                are known); `None`: one for each of a row's masks. Steps at which none falls cost nothing.
-            streamer: gets the text at its end: it does not grow from left to right.
-            kwargs: Hugging Face's, where `max_new_tokens=0` fills in the prompts' masks alone. Processors of logits see
-                the text before a position, padding for its masks. Of stopping criteria, others than length and end of
-                text are asked after each step.
+            inputs: [B, L], or `input_ids`, padded on the left, `config.mask_token_id` at tokens to fill in; `None`: the
+                beginning of a text.
+            num_steps: number of evenly spaced times at which masks may fall (MD4: by the cosine schedule, denser while
+                few tokens are known); `None`: one for each of a row's masks. Steps at which none falls cost nothing.
+            streamer: gets the text when it is complete, since it does not grow from left to right.
+            kwargs: Hugging Face's; `max_new_tokens=0` only fills in the prompts' masks. Processors of logits see the
+                text before a position, with padding for its masks. Stopping criteria other than length and end of text
+                are checked after each step.
 
         Returns:
             [B, L + max_new_tokens].
 
         Raises:
-            InputError: beams, scores asked for, no padding token, no steps, nothing to fill in, or a streamer of
+            InputError: beams, scores asked for, no padding token, no steps, nothing to fill in, or a streamer for
                 prompts with masks.
         """
         inside = kwargs.get("max_new_tokens") == 0  # which transformers refuses
@@ -311,27 +313,27 @@ class MaskedDiffusionLM(LatentThoughtModel):
         **kwargs: Any,
     ) -> Tensor:
         attention_mask = kwargs.get("attention_mask")
-        mask_id, given = self.config.mask_token_id, input_ids.shape[1]
-        length, pad = 0 if inside else generation_config.max_length - given, generation_config._pad_token_tensor
+        mask_id, prompt = self.config.mask_token_id, input_ids.shape[1]
+        length, pad = 0 if inside else generation_config.max_length - prompt, generation_config._pad_token_tensor
         if generation_config.num_beams > 1:
-            raise InputError(f"num_beams is {generation_config.num_beams}: masks fall in any order, so give 1")
+            raise InputError(f"num_beams is {generation_config.num_beams}: masks fall in any order, so set 1")
         if generation_config.return_dict_in_generate:
-            raise InputError("return_dict_in_generate is True: this model returns tokens alone, so leave it out")
+            raise InputError("return_dict_in_generate is True: this model only returns tokens, so remove it")
         if pad is None:
-            raise InputError("pad_token_id is None: what follows the end of a text is padding, so give one")
+            raise InputError("pad_token_id is None: what follows the end of a text is padding, so set one")
         if num_steps is not None and num_steps < 1:
-            raise InputError(f"num_steps is {num_steps}: give 1 or more")
+            raise InputError(f"num_steps is {num_steps}: set 1 or more")
         text = F.pad(input_ids, (0, length), value=mask_id)
         if not bool((text == mask_id).any()):
-            raise InputError("max_new_tokens is 0 and no prompt holds a mask: give 1 or more")
+            raise InputError("max_new_tokens is 0 and no prompt contains a mask: set 1 or more")
         if streamer is not None and bool((input_ids == mask_id).any()):
-            raise InputError("streamer is given and a prompt holds masks: it shows new text alone, so leave it out")
+            raise InputError("streamer is set and a prompt contains masks: it only shows new text, so remove it")
         sample = generation_config.do_sample
-        seed = int(torch.randint(2**62, ())) if sample else 0  # a process may generate alone
+        seed = int(torch.randint(2**62, ())) if sample else 0  # local, since one rank may generate alone
         noise = _prompt_noise(input_ids, attention_mask, seed)
-        # Numbers of a prompt's own masks begin at its end, whatever padding stands before it.
+        # The numbers of a prompt's own masks are counted from its end, so padding before it changes nothing.
         falls, chance = (
-            torch.cat((uniform(noise, 2 + number, given).flip(1), uniform(noise, number, length)), dim=1)
+            torch.cat((uniform(noise, 2 + number, prompt).flip(1), uniform(noise, number, length)), dim=1)
             for number in (0, 1)
         )
         mask = None if attention_mask is None else F.pad(attention_mask, (0, length), value=1)
@@ -349,13 +351,13 @@ class MaskedDiffusionLM(LatentThoughtModel):
                 before = text[:, :column]
                 scores = hidden.new_zeros(len(text), self.config.vocab_size, dtype=torch.float32)
                 scores[rows] = self.lm_head(hidden[rows, column]).float()
-                # Of all rows, since some processors keep what belongs to each.
+                # Scores of all rows, since some processors keep a state per row.
                 scores = logits_processor(before.masked_fill(before == mask_id, pad), scores)[rows]
                 text[rows, column] = _drawn(scores, chance[rows, column]) if sample else scores.argmax(-1)
             if any(bool(torch.all(halt(text.masked_fill(text == mask_id, pad), None))) for halt in halts):
                 break
         text[text == mask_id] = pad
-        new, ends = text[:, given:], generation_config._eos_token_tensor
+        new, ends = text[:, prompt:], generation_config._eos_token_tensor
         if ends is not None:
             end = torch.isin(new, ends)
             new[end.cumsum(1) > end] = pad
@@ -366,13 +368,13 @@ class MaskedDiffusionLM(LatentThoughtModel):
 
 
 def _times(steps: list[int]) -> Tensor:
-    """[most steps + 1, B] times from 1 down to 0: so many steps a row, which then stays at 0."""
+    """[most steps + 1, B] times from 1 down to 0: `steps` of each row, which then stays at 0."""
     rows = [torch.linspace(1, 0, number + 1) for number in steps]
     return nn.utils.rnn.pad_sequence(rows)
 
 
 def _prompt_noise(prompts: Tensor, attention_mask: Tensor | None, seed: int) -> Noise:
-    """Noise of prompts [B, L], the same behind any padding on the left; equal prompts are told apart by their order."""
+    """Noise of prompts [B, L], the same with any padding on the left; equal prompts differ by their order."""
     if attention_mask is not None:
         prompts = prompts.masked_fill(attention_mask == 0, IGNORED)
     prompts = prompts.flip(1)
@@ -381,6 +383,6 @@ def _prompt_noise(prompts: Tensor, attention_mask: Tensor | None, seed: int) -> 
 
 
 def _drawn(scores: Tensor, chance: Tensor) -> Tensor:
-    """A token [n] of each distribution of logits [n, v], by uniform numbers [n]: of the inverse of its sums."""
+    """A token [n] from each distribution of logits [n, v]: its inverse cumulative sum at uniform numbers [n]."""
     sums = scores.softmax(-1).cumsum(-1)
     return torch.searchsorted(sums, chance[:, None] * sums[:, -1:])[:, 0]  # in float32 they end near 1

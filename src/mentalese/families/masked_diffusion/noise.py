@@ -21,7 +21,7 @@ def schedule(kind: str, t: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def score_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """SEDD's l of [n, v] logits f and [n] targets: [n], 0 where those are -100.
+    """SEDD's l of [n, v] logits f and [n] targets: [n], 0 if a target is -100.
 
     With c = log sum_y q_y it is the cross-entropy and, for scores that do not sum to one, exp(c) - 1 - c above it.
     """
@@ -38,11 +38,11 @@ def uniform(noise: Noise, number: int, size: int) -> Tensor:
 
 
 def training_times(rows: int, seed: int, device: torch.device) -> Tensor:
-    """[rows] times, one in each of as many equal parts of [0, 1] as the rows of all ranks (Kingma et al., 2021).
+    """[rows] times: [0, 1] has one equal part for each row of all ranks, each with one time (Kingma et al., 2021).
 
-    One random shift moves them all around the circle: a row's time is uniform whatever its place in the batch.
+    One random shift moves them all around the circle, so each row's time is uniform.
     """
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
-    shift = (seed % 2**24 + 0.5) / 2**24  # never 0, where weights are infinite
+    shift = (seed % 2**24 + 0.5) / 2**24  # never 0, at which weights are infinite
     times = [(shift + (rank + ranks * row) / (rows * ranks)) % 1 for row in range(rows)]
     return torch.tensor(times, device=device)

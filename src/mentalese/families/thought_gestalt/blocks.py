@@ -1,4 +1,4 @@
-"""The modules of Thought Gestalt, and the sentences that they compute side by side.
+"""The modules of Thought Gestalt, and the sentences that they compute together.
 
 Letters in shapes: B streams of L tokens; n sentences and N tokens of a step, R streams of it; m vectors that are read,
 d hidden size.
@@ -20,15 +20,15 @@ from mentalese.nn.ragged import Ragged, attend, causal_attention, reading_attent
 
 @dataclass
 class Step:
-    """Sentences that are computed side by side: the k-th of every stream that has one, or those of all steps at once.
+    """Sentences that are computed together: the k-th of every stream that has one, or those of all steps at once.
 
     Attributes:
-        sequences: where their tokens lie; vectors that stand before a sentence (`memory` = `prefix`) are part of it.
+        sequences: where their tokens are; vectors before a sentence (`memory` = `prefix`) are part of it.
         memory: a pair of keys and values [n, m, d] for each cross layer, sentences in `sequences.order`.
         used: bool [n, m] in that order, which of the m may be read; `None`: all.
-        has_memory: bool [N, 1], whether a token's sentence has anything to read; `None`: all do.
-        cache: keys and values of the tokens of open sentences, where generation needs them.
-        attention: one [N, m] for each cross layer, mean over heads, where a trace was asked for.
+        has_memory: bool [N, 1], whether a token's sentence has a vector to read; `None`: all do.
+        cache: keys and values of the tokens of open sentences, if generation needs them.
+        attention: one [N, m] for each cross layer, mean over heads, if a trace was asked for.
     """
 
     sequences: Ragged
@@ -49,7 +49,7 @@ class OpenSentences:
         streams: [R], the streams of a step's sentences.
         rows, slots: [N], stream and slot of each token.
         first: [R], the first slot in use.
-        size, end: slots that a sentence may need, and that the longest one needs by now.
+        size, end: slots for the longest possible sentence, and for the longest one so far.
     """
 
     state: dict[str, Tensor]
@@ -65,15 +65,15 @@ class OpenSentences:
         """Causal attention of the new tokens [N, 3 d] to their sentence so far, [N, d]. Sequences are one group."""
         name = f"self.{layer}"
         q, kv = qkv.split((qkv.shape[1] // 3, qkv.shape[1] * 2 // 3), dim=-1)
-        held = self.state.get(name)
-        if held is None:
-            held = kv.new_zeros(self.batch, self.size, kv.shape[1])
-        put = held.index_put if torch.is_grad_enabled() else held.index_put_
-        held = self.state[name] = put((self.rows, self.slots), kv)
-        k, v = (split_heads(x, heads) for x in held[self.streams, : self.end].chunk(2, dim=-1))
+        slots = self.state.get(name)
+        if slots is None:
+            slots = kv.new_zeros(self.batch, self.size, kv.shape[1])
+        put = slots.index_put if torch.is_grad_enabled() else slots.index_put_
+        slots = self.state[name] = put((self.rows, self.slots), kv)
+        k, v = (split_heads(x, heads) for x in slots[self.streams, : self.end].chunk(2, dim=-1))
         ((query,),) = sequences.pad(q, heads)
-        slot, own = torch.arange(self.end, device=q.device), self.slots[sequences.index].view(*sequences.shapes[0], 1)
-        seen = (slot <= own) & (slot >= self.first[:, None, None])
+        slot, last = torch.arange(self.end, device=q.device), self.slots[sequences.index].view(*sequences.shapes[0], 1)
+        seen = (slot <= last) & (slot >= self.first[:, None, None])
         return sequences.unpad([attend(query, k, v, attn_mask=seen[:, None])])
 
 
@@ -97,7 +97,7 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """The gated read of the memory (section 2.2). What a sentence with an empty memory reads is exactly zero."""
+    """The gated read of the memory (section 2.2). A sentence with an empty memory reads exactly zero."""
 
     def __init__(self, config: ThoughtGestaltConfig, layer: int) -> None:
         super().__init__()
@@ -182,9 +182,9 @@ class Block(nn.Module):
 
 
 class SentenceHead(nn.Module):
-    """s_t = W_sent h_EOS (section 2.2), after dropout (B.2); `normalized` norms its input and gives s_t length 1.
+    """s_t = W_sent h_EOS (section 2.2), after dropout (B.2); `normalized` norms its input and makes s_t unit length.
 
-    The norm has no weights of its own: the linear map after it holds them.
+    The norm has no weights: the linear map after it includes them.
     """
 
     def __init__(self, config: ThoughtGestaltConfig) -> None:
@@ -193,7 +193,7 @@ class SentenceHead(nn.Module):
         self.linear = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, h: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
-        """[R, d] to the vectors [R, d] and their lengths [R] before these were made 1."""
+        """[R, d] to the vectors [R, d] and their lengths [R] before normalisation."""
         if self.normalized:
             h = F.layer_norm(h, h.shape[-1:])
         s = self.linear(F.dropout(h, dropout, self.training))

@@ -1,18 +1,18 @@
 """Thought Gestalt (Borazjanizadeh and McClelland, "Modeling Language as a Sequence of Thoughts").
 
 A stream of sentences `BOS w1..wn EOS` is read one sentence at a time. Inside a sentence, tokens attend to each other;
-across sentences they only read a memory of at most M vectors, one a sentence. A sentence's vector is made from the
-hidden state at its EOS in a middle layer and is written to memory with its graph, so that the loss of later sentences
-trains it.
+across sentences they only read a memory of at most M vectors, one per sentence. A sentence's vector is a map of the
+hidden state at its EOS in a middle layer. It is written to memory with its graph, so the loss of later sentences trains
+it.
 
-Only the layers up to the vector's are recurrent. The rest reads the memory and feeds nothing back, so:
+Only the layers up to the vector's are recurrent. The rest read the memory and feed nothing back, so:
 
-    lower layers   one step a sentence, all streams of a batch side by side; a vector's keys and values are made once
+    lower layers   one step per sentence, all streams of a batch together; keys and values once per vector
     upper layers   all sentences of all streams at once, each with the window of vectors that it may read
     head, loss     on the tokens that predict something, all at once
 
-Tokens lie flat, without padding (`nn/ragged.py`), and streams that have ended cost nothing. `reference.py` is the same
-model in its plainest form; the tests hold outputs and gradients to it.
+Tokens are flat, without padding (`nn/ragged.py`), and streams that have ended cost nothing. `plain.py` is the same
+model in its plainest form; tests compare outputs and gradients with it.
 
 Sections and equations are the paper's. Letters in shapes: B streams of L tokens; n sentences and N tokens in a step, or
 in all steps; m vectors that are read, C cross-attention layers, d hidden size.
@@ -46,14 +46,14 @@ from mentalese.nn.ragged import Ragged, first_rows, take_rows, within
 
 @dataclass
 class StreamOutput:
-    """What came of streams [B, L]; n sentences and N tokens in the order of `layout`.
+    """The result of a pass over streams [B, L]; n sentences and N tokens in the order of `layout`.
 
     Attributes:
-        hidden: [N, d], final hidden states; without the last token of each sentence where they were not asked for.
-        source: [N], the place of each token in the flattened streams.
-        vectors, norms: [n, d] and [n], the sentence vectors s_t and their lengths before these were made 1; of a
-            sentence that has not ended they are those of its last token. Empty without a memory.
-        attention: one [tokens, m] a step, mean over heads and cross layers, where a trace was asked for.
+        hidden: [N, d], final hidden states; without the last token of each sentence unless they were asked for.
+        source: [N], the index of each token in the flattened streams.
+        vectors, norms: [n, d] and [n], the sentence vectors s_t and their lengths before normalisation; those of a
+            sentence that has not ended are computed at its last token. Empty without a memory.
+        attention: one [tokens, m] per step, mean over heads and cross layers, if a trace was asked for.
     """
 
     layout: Layout
@@ -64,7 +64,7 @@ class StreamOutput:
     attention: list[Tensor]
 
     def predictions(self) -> tuple[Tensor, Tensor]:
-        """The states [N', d] of tokens before another one of their sentence, and where in the streams those are."""
+        """The states [N', d] of tokens with a next one in their sentence, and the indices [N'] of these next ones."""
         predicting = self.layout.predicting().to(self.hidden.device)
         complete = len(self.hidden) == len(self.source)
         return take_rows(self.hidden, predicting) if complete else self.hidden, self.source[predicting + 1]
@@ -72,7 +72,7 @@ class StreamOutput:
 
 @dataclass(kw_only=True)
 class ThoughtGestaltEncoded(Encoded):
-    """Final hidden states where the tokens are, and the same sentence by sentence."""
+    """Final hidden states in the columns of the batch, and the same sentence by sentence."""
 
     output: StreamOutput
 
@@ -87,9 +87,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
     shown = {  # noqa: RUF012 (nothing writes to it)
         "memory_attention": Shown("memory use", "The most attention that the token gives to one sentence.", "share"),
         "memory": Shown("memory", "How much the tokens of a sentence attend to an earlier one."),
-        "memory_gate": Shown(
-            "memory gates", "What is read from memory is multiplied by it, block by block.", along="layer"
-        ),
+        "memory_gate": Shown("memory gates", "The factor of what is read from memory, per block.", along="layer"),
     }
 
     def __init__(self, config: ThoughtGestaltConfig) -> None:
@@ -128,7 +126,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
 
         Args:
             token_dropout, sentence_dropout: rates of B.2, in training mode.
-            ends: also give the final states of tokens that end a sentence, which predict nothing.
+            ends: also return the final states of tokens that end a sentence, which predict nothing.
             trace: keep the attention to memory.
         """
         config, device = self.config, input_ids.device
@@ -137,7 +135,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         )
         source = layout.source.to(device)
         embedded = self._embed(input_ids.flatten()[source], layout.positions.to(device), token_dropout)
-        # With a cache, a trace or a prefix each step runs through all layers: it has keys of its own in each of them.
+        # With a cache, a trace or a prefix each step runs through all layers, which have keys of its own.
         at_once = cache is None and not trace and config.memory != "prefix"
         recurrent = config.recurrent_layers
         depth = recurrent if at_once else config.num_hidden_layers
@@ -194,9 +192,9 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         return x
 
     def _seed(self, x: Tensor, k: int, layout: Layout, memory: Memory) -> Tensor:
-        """E[BOS] <- s_{t-1}, where a step's sentences [N, d] begin and their streams have a vector.
+        """E[BOS] <- s_{t-1} at the start of a step's sentences [N, d] whose streams have a vector.
 
-        The paper's formula (section 2.2) replaces X_BOS, position included; P[0] is added here, as its text says.
+        The paper's formula (section 2.2) replaces X_BOS, position included; here P[0] is added, as in the paper's text.
         """
         lengths = layout.lengths[layout.step(k)]
         fresh = memory.count[: len(lengths)] > 0
@@ -210,7 +208,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         return x.index_copy(0, begin, (seeds + self.position_embed.weight[0]).to(x.dtype))
 
     def _memory_map(self, layers: range) -> MemoryMap:
-        """What the cross-attention layers among these make of vectors."""
+        """The map of vectors to keys and values in those of `layers` with cross-attention."""
         config = self.config
         positions = memory_positions(
             config.memory_size, config.hidden_size, config.memory_position_scale, self.embed.weight.device
@@ -221,7 +219,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
     def _step(
         self, k: int, depth: int, layout: Layout, memory: Memory, cache: ThoughtCache | None
     ) -> tuple[Step, Tensor | None]:
-        """The k-th sentences of all streams with what they read, and the vectors before them where there are such."""
+        """The k-th sentences of all streams with the memory they read, and the vectors before them if there are any."""
         config, device = self.config, self.embed.weight.device
         lengths, read_before = layout.lengths[layout.step(k)], layout.read_before[layout.step(k)]
         count = memory.count[: len(lengths)]
@@ -230,8 +228,8 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             ranks = memory.ranks(len(lengths))
             used = (ranks >= 0) & (read_before == 0)[:, None]  # an open sentence has read its prefix
             before = used.sum(1)
-            held = memory.entries(len(lengths)) + memory.map.at(ranks)
-            prefix = held[used.to(device)].to(self.embed.weight.dtype)
+            vectors = memory.entries(len(lengths)) + memory.map.at(ranks)
+            prefix = vectors[used.to(device)].to(self.embed.weight.dtype)
         step = Step(Ragged.of(lengths, before, device=device))
         if cross := [layer for layer in config.cross_layers if layer < depth]:
             used = memory.ranks(len(lengths)) >= 0
@@ -243,7 +241,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             room = config.memory_size if config.memory == "prefix" else 0
             first = room - count if room else torch.zeros_like(count)
             slots = first.repeat_interleave(before) + within(before)
-            own = room + read_before.repeat_interleave(lengths) + within(lengths)
+            end = room + read_before.repeat_interleave(lengths) + within(lengths)
             streams = layout.streams[layout.step(k)]
             rows = torch.cat((streams.repeat_interleave(before), streams.repeat_interleave(lengths)))
             step.cache = OpenSentences(
@@ -251,29 +249,29 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
                 batch=len(layout.last_position),
                 streams=streams.to(device),
                 rows=rows.to(device),
-                slots=torch.cat((slots, own)).to(device),
+                slots=torch.cat((slots, end)).to(device),
                 first=first.to(device),
                 size=room + config.max_sentence_tokens + 3,
-                end=int(own.max()) + 1,
+                end=int(end.max()) + 1,
             )
         return step, prefix
 
     def _all_steps(self, layout: Layout, lengths: Tensor, vectors: Tensor, layers: range) -> Step:
-        """All sentences of fresh streams side by side, each with the window of vectors [n, d] that it reads."""
+        """All sentences of fresh streams at once, each with the window of vectors [n, d] that it reads."""
         config, device = self.config, vectors.device
         step = Step(Ragged.of(lengths, device=device, grouped=True))
         cross = [layer for layer in layers if layer in config.cross_layers]
         if not cross:
             return step
-        made_by, order = self._memory_map(layers), step.sequences.order.cpu()
+        memory_map, order = self._memory_map(layers), step.sequences.order.cpu()
         read, age = windows(layout, config.memory_size)
         window = config.memory_gradient_window
-        entries = made_by.entries(vectors.detach() if window == 0 else vectors)
-        if window and window < config.memory_size:  # older vectors are read from a second half without their gradients
-            entries = torch.cat((entries, made_by.entries(vectors.detach())))
+        entries = memory_map.entries(vectors.detach() if window == 0 else vectors)
+        if window and window < config.memory_size:  # older vectors are read from a second half, without gradients
+            entries = torch.cat((entries, memory_map.entries(vectors.detach())))
             read = torch.where(age > window, read + len(vectors), read)
         gathered = F.embedding(read[order].to(device), entries.flatten(1)).unflatten(-1, entries.shape[1:])
-        step.memory = dict(zip(cross, made_by.keys_and_values(gathered, torch.arange(read.shape[1])[None])))
+        step.memory = dict(zip(cross, memory_map.keys_and_values(gathered, torch.arange(read.shape[1])[None])))
         used = age > 0
         step.used = readable(used)[order].to(device)
         step.has_memory = used[:, :1].repeat_interleave(lengths, dim=0).to(device)
@@ -292,7 +290,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         """Final hidden states [B, L, d], zero at padding, from where `cache` left off; the cache moves on.
 
         Raises:
-            InputError: unbalanced markers, or a sentence longer than there are positions for.
+            InputError: unbalanced markers, or a sentence longer than the table of positions.
         """
         output = self._read(input_ids, attention_mask, cache=cache, trace=trace)
         return ThoughtGestaltEncoded(hidden=self._spread(output, input_ids), output=output)
@@ -304,7 +302,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         return flat.view(*input_ids.shape, -1)
 
     def target_weights(self, batch: Batch, *, eos_weight: float = 1.0, **settings: Any) -> Tensor:
-        """Ends of sentences count `eos_weight` (section 2.3), their starts nothing, everything else 1."""
+        """`eos_weight` for ends of sentences (section 2.3), 0 for their starts, 1 for all other tokens."""
         super().target_weights(batch, **settings)
         labels = batch["labels"]
         weights = torch.where(labels == self.config.sentence_end_token_id, eos_weight, 1.0)
@@ -319,13 +317,13 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         sentence_dropout: float = 0.0,
         **settings: Any,
     ) -> LossOutput:
-        """The weighted mean cross-entropy, and for normalised sentence vectors the hinge of their lengths.
+        """The weighted mean cross-entropy, plus the hinge of the lengths if sentence vectors are normalised.
 
-        Each sentence's hinge counts as much as its targets do, so that the whole is one mean over targets.
+        Each sentence's hinge is weighted by its targets, so the whole is one mean over targets.
 
         Args:
             eos_weight: weight of end-of-sentence targets (section 2.3).
-            token_dropout: share of content tokens whose embeddings are zeroed (B.2).
+            token_dropout: share of content tokens with zeroed embeddings (B.2).
             sentence_dropout: dropout of the hidden state that becomes the sentence vector (B.2).
         """
         weights = self.target_weights(batch, eos_weight=eos_weight, **settings)
@@ -343,20 +341,20 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         if self.config.memory != "none":
             normalized = self.config.sentence_head == "normalized"
             hinge = self._norm_hinge(output, batch["labels"], weights) / weight.clamp(min=1e-8)
-            # Without the hinge still zero times it: with FSDP2 the head takes part in every step, read from or not.
+            # Without the hinge, zero times it: with FSDP2 the head must take part in every step.
             loss = loss + (self.config.norm_hinge_weight if normalized else 0.0) * hinge
             metrics |= {"norm_hinge": hinge.detach()} if normalized else {}
         return LossOutput(loss, weight, metrics)
 
     def _cross_entropy(self, output: StreamOutput, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """The weighted mean over the tokens that are predicted, and the sum of the weights."""
+        """The weighted mean over predicted tokens, and the sum of the weights."""
         hidden, places = output.predictions()
         labels, weights = labels.flatten()[places], weights.flatten()[places]
         loss = linear_cross_entropy(hidden, self.output_weight(), labels, target_weights=weights)
         return loss, (weights * (labels != IGNORED)).sum()
 
     def _norm_hinge(self, output: StreamOutput, labels: Tensor, weights: Tensor) -> Tensor:
-        """Squared distances of the vectors' lengths from [0.9, 1.1], weighed by their sentences' targets."""
+        """Squared distances of the vectors' lengths from [0.9, 1.1], weighted by their sentences' targets."""
         layout, norms = output.layout, output.norms
         counted = (weights * (labels != IGNORED)).flatten()[output.source].to(norms.dtype)
         sentence = torch.arange(len(norms)).repeat_interleave(layout.lengths).to(norms.device)
@@ -374,7 +372,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         return nll.new_zeros(labels.numel()).index_copy(0, places, nll).view_as(labels)
 
     def compiled_parts(self) -> list[nn.Module]:
-        """The blocks: a graph of all steps would be made anew for each batch."""
+        """The blocks: a graph of all steps would be compiled again for each batch."""
         return list(self.blocks)
 
     def gradient_groups(self) -> dict[str, list[list[nn.Parameter]]]:
@@ -392,7 +390,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         return layer_flops(self.config, layout) + head_flops(self.config, batch["input_ids"].numel())
 
     def training_flops(self, batch: Batch, **settings: Any) -> int:
-        """See `Contract.training_flops`; upper layers and head see only tokens that predict something."""
+        """See `Contract.training_flops`; upper layers and head only see tokens that predict something."""
         layout = find_sentences(batch["input_ids"], batch.get("attention_mask"), self.config)
         head = head_flops(self.config, len(layout.predicting()))
         return 3 * (layer_flops(self.config, layout, ends=False) + head)
@@ -409,11 +407,11 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         return scored.index_fill(0, encoded.output.predictions()[1], True).view_as(input_ids)
 
     def fill(self, traces: list[ThoughtTrace], encoded: ThoughtGestaltEncoded, real: Tensor) -> None:
-        """Sentence vectors, and who reads them.
+        """Sentence vectors, and which sentences read them.
 
-        `memory_attention` is the largest weight that a token gives to one sentence in memory, `links["memory"]` how
-        much the tokens of sentence i attend to sentence j; all weights are means over heads and cross layers.
-        `memory_gate` contains the gates by cross layer. A model without cross-attention has no weights to show.
+        `memory_attention` is a token's largest weight on one sentence in memory, `links["memory"]` how much the tokens
+        of sentence i attend to sentence j; all weights are means over heads and cross layers. `memory_gate` contains
+        the gates by cross layer. A model without cross-attention has no weights to show.
         """
         output = encoded.output
         layout, length = output.layout, real.shape[1]
@@ -448,16 +446,16 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
     def generate(
         self, inputs: Tensor | None = None, generation_config: Any = None, logits_processor: Any = None, **kwargs: Any
     ) -> Any:
-        """Hugging Face's `generate`; the markers of sentences are seen to (`SentenceMarkers`).
+        """Hugging Face's `generate`, with well-formed sentences (`SentenceMarkers`).
 
         Raises:
-            InputError: beams are to be sampled. After the end of a sentence only its next start can follow, and where
-                there are fewer continuations than beams, transformers draws from those that cannot be.
+            InputError: beams are to be sampled. After the end of a sentence only a start can follow, and with fewer
+                continuations than beams, transformers would also sample impossible ones.
         """
         config = generation_config or self.generation_config
         beams, sample = (kwargs.get(name, getattr(config, name, None)) for name in ("num_beams", "do_sample"))
         if sample and (beams or 1) > 1:
-            raise InputError(f"do_sample is True with num_beams {beams}: beams cannot be sampled, give one of the two")
+            raise InputError(f"do_sample is True with num_beams {beams}: beams cannot be sampled, set one of the two")
         if inputs is None and kwargs.get("input_ids") is None:
             kwargs.setdefault("bos_token_id", self.config.sentence_start_token_id)
         processors = LogitsProcessorList([*(logits_processor or []), SentenceMarkers(self.config)])

@@ -18,9 +18,9 @@ from mentalese.models.hf import ResidualLinear
 from mentalese.nn.attention import add_weighted, attend_with_scores, flex_attention_with_scores, with_scores
 from mentalese.nn.rotary import rotate
 
-LOWEST = -20.0  # of a single decision's log probability
-UNKNOWN = 1.0  # a threshold before training: no log probability
-CALIBRATION = 0.02  # how far a training step moves the thresholds of the causal selection
+LOWEST = -20.0  # log probability of a decision
+UNKNOWN = 1.0  # threshold before training: not a log probability
+CALIBRATION = 0.02  # share of the way to a batch's threshold that one training step moves
 
 
 @dataclass
@@ -29,11 +29,11 @@ class StreamState:
 
     Attributes:
         cos, sin: [1 or B, 1, N, d_h / 2].
-        scores: float32 [B, N], log p; `None` while all streams count in full.
-        mask: bool [B, 1, N, m], who sees whom, where a cache is in use; `None`: every place sees those before it.
-        past: streams of earlier calls, of which `cache` holds keys and values, `k.LAYER` and `v.LAYER`,
+        scores: float32 [B, N], log p; `None` if all streams have weight 1.
+        mask: bool [B, 1, N, m], what each stream sees, if a cache is in use; `None`: every place sees those before it.
+        past: streams of earlier calls; `cache` contains their keys and values, `k.LAYER` and `v.LAYER`,
             [B, heads, room, d_h (+ 1)].
-        attention: [B, N, N] a block, mean over heads, where a trace was asked for.
+        attention: [B, N, N] per block, mean over heads, if a trace was asked for.
     """
 
     cos: Tensor
@@ -54,7 +54,7 @@ class Attention(nn.Module):
         self.overwrite = config.score_scale == "overwrite"
         self.flex = config._attn_implementation == "flex_attention"
         if self.flex and self.overwrite:
-            raise InputError("score_scale is 'overwrite', which flex_attention does not do: give one of the two")
+            raise InputError("score_scale is 'overwrite', which flex_attention does not support: set one of the two")
         width = config.hidden_size if config.score_scale == "model" and config.fork_layers else 0
         self.scale = (width or config.hidden_size // config.num_attention_heads) ** -0.5
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
@@ -81,13 +81,13 @@ class Attention(nn.Module):
         """All keys or values so far, [B, heads, m, d_h (+ 1)]."""
         name, past, end = f"{name}.{self.layer}", state.past, state.past + new.shape[2]
         assert state.cache is not None
-        held = state.cache.get(name)
-        if held is None or held.shape[2] < end or new.requires_grad:
-            # Room for as much again, so that most steps copy nothing; what needs a gradient is not written over.
+        old = state.cache.get(name)
+        if old is None or old.shape[2] < end or new.requires_grad:
+            # Room for twice the length, so that most steps copy nothing; tensors with a gradient are not overwritten.
             room = new.new_empty(*new.shape[:2], 0 if new.requires_grad else end, new.shape[3])
-            state.cache[name] = torch.cat((*(() if held is None else (held[:, :, :past],)), new, room), dim=2)
+            state.cache[name] = torch.cat((*(() if old is None else (old[:, :, :past],)), new, room), dim=2)
         else:
-            held[:, :, past:end] = new
+            old[:, :, past:end] = new
         return state.cache[name][:, :, :end]
 
     def _weights(self, q: Tensor, k: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Eq. 9, 10: pre-norm attention and MLP, each written to a stream as far as its score says."""
+    """Eq. 9, 10: pre-norm attention and MLP, each weighted by a stream's score."""
 
     def __init__(self, config: ThoughtbubblesConfig, layer: int) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class Block(nn.Module):
 class ForkDecision(nn.Module):
     """Eq. 1 to 3 in log space: log p_cum plus the log probabilities of forking and of keeping.
 
-    `threshold` is the running mean of the lowest log score that a top-k keeps (ours).
+    `threshold` is the running mean of the lowest log score that the top-k keeps (ours).
     """
 
     threshold: Tensor
@@ -144,13 +144,13 @@ class ForkDecision(nn.Module):
         self.register_buffer("threshold", torch.tensor(UNKNOWN))
 
     def forward(self, x: Tensor, scores: Tensor | None) -> Tensor:
-        """[B, N, d] and float32 [B, N] to float32 [B, 2 N], each stream's fork before itself."""
+        """[B, N, d] and float32 [B, N] to float32 [B, 2 N], each stream's fork before the stream."""
         decisions = F.logsigmoid(self.decide(self.norm(x)).float()).clamp(min=LOWEST)
         return (decisions if scores is None else decisions + scores[..., None]).flatten(1)
 
     @torch.no_grad()
     def calibrate(self, lowest: Tensor) -> None:
-        """Moves the threshold towards a batch's, `lowest` (scalar), the same on all ranks."""
+        """Moves the threshold towards a batch's, `lowest` (scalar); the same on all ranks."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             lowest = lowest.clone()
             torch.distributed.all_reduce(lowest)

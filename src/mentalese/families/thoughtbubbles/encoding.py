@@ -19,12 +19,12 @@ from mentalese.nn.packing import PackedRows
 
 @dataclass
 class Candidates:
-    """What a fork chose from: of every stream itself and, before it, its fork.
+    """What a forking layer chose from: for every stream, its fork and then the stream itself.
 
     Attributes:
         scores: float32 [B, 2 N], log cumulative scores.
-        merit: float32 [B, 2 N], what the selection went by; -inf where there is no stream.
-        keep: bool [B, 2 N], those that stay; the streams behind the fork are these, in their order.
+        merit: float32 [B, 2 N], what the selection ranks by; -inf in unused places.
+        keep: bool [B, 2 N], those that stay: the streams after the fork, in order.
         token: [B, N], the streams' tokens, counted without padding.
     """
 
@@ -74,7 +74,7 @@ class Encoding:
         return token if self.rows.columns is None else self.rows.columns.gather(1, token)
 
     def genealogy(self, row: int, layers: int) -> dict[str, Tensor]:
-        """The table `ThoughtTrace.streams` of a row of a model of so many layers."""
+        """The table `ThoughtTrace.streams` of a row, for a model with `layers` blocks."""
         streams, parts, count = self.streams, [], 0
         parents = torch.empty(0, dtype=torch.long, device=streams.token.device)
         for chosen_from in self.candidates:

@@ -1,14 +1,14 @@
 """Thoughtbubbles (Liu et al., "Thoughtbubbles: an Unsupervised Method for Parallel Thinking in Latent Space").
 
-A token enters as one residual stream. Before some blocks every stream is asked for a keep and a fork score; the best
-kappa of all candidates go on, so that hard tokens get several streams and others none but their own. What a stream
-writes, and how much it is attended to, is weighted by its cumulative score, which is how the scores learn. At the end
+A token enters as one residual stream. Before some blocks every stream gets a keep and a fork score, and only the best
+kappa of all candidates continue, so hard tokens get several streams and others keep just their own. A stream's
+cumulative score weights what it writes and how much it is attended to, which is how the scores are trained. At the end
 a token's streams make one prediction.
 
 The paper chooses the streams of a whole text at once (`selection` = `block`): a later token can take a stream from an
-earlier one, so that one pass is *not* an autoregressive likelihood. Every score says how it was made (`estimators`),
-and `selection` = `causal` puts a threshold for each layer in place of the top-k: it meets the budget in the mean, looks
-at no other token, and makes one pass the likelihood, and decoding cached (in training it is the batch's own).
+earlier one, so one pass is *not* an autoregressive likelihood. Every score is labelled with its estimator
+(`estimators`). `selection` = `causal` replaces the top-k by one threshold per layer (in training the batch's own). It
+meets the budget on average and looks at no other token, so one pass is the likelihood, and decoding can be cached.
 
 Sections and equations are the paper's. Letters in shapes: B rows of L tokens, N or K streams, d hidden size.
 """
@@ -37,7 +37,7 @@ from mentalese.nn.loss import IGNORED
 from mentalese.nn.packing import PackedRows
 from mentalese.nn.rotary import rotary_table
 
-PREFIXES = 32  # rows at once where prefixes are scored one by one
+PREFIXES = 32  # rows at once when prefixes are scored one by one
 
 
 class ThoughtbubblesForCausalLM(LatentThoughtModel):
@@ -45,20 +45,22 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
 
     config_class = ThoughtbubblesConfig
     about_thoughts = (
-        "Residual streams: where a token needs more computation its stream forks. Streams are chosen for a whole text "
-        "at once (selection 'block'), so that later tokens have a say, or token by token ('causal')."
+        "Residual streams: if a token needs more computation its stream forks. Streams are chosen for a whole text at "
+        "once (selection 'block'), so that later tokens influence the choice, or token by token ('causal')."
     )
     shown = {  # noqa: RUF012 (nothing writes to it)
         "surprisal": Shown(
             "surprisal",
-            "What the token cost: minus the log of the probability that it was given; no likelihood where later tokens "
-            "have a say (selection 'block').",
+            "The token's cost: minus the log of its predicted probability; not a likelihood if later tokens influence "
+            "the streams (selection 'block').",
             "nats",
         ),
-        "streams": Shown("streams", "How many streams the token has at the end: its own, and forks.", "count"),
-        "streams.": Shown("streams at block {}", "How many streams the token has behind the fork there.", "count"),
-        "attention": Shown("attention", "How much a stream attends to another one behind the last fork."),
-        "stream_weight": Shown("weight of streams", "How far each stream counts at the end.", "share", "stream"),
+        "streams": Shown("streams", "Number of streams of the token at the end: its own, and forks.", "count"),
+        "streams.": Shown(
+            "streams at block {}", "Number of streams of the token after the fork before that block.", "count"
+        ),
+        "attention": Shown("attention", "How much a stream attends to another one after the last fork."),
+        "stream_weight": Shown("weight of streams", "How much each stream counts at the end.", "share", "stream"),
     }
     why_no_cache = "selection is 'block', so a new token may change the streams of earlier ones"
     _supports_flex_attn = True
@@ -105,13 +107,13 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         """All blocks over rows [B, L], from where `cache` left off; the cache moves on.
 
         Args:
-            selection, budget_mode: others than the config's.
-            calibrate: find the thresholds of the causal selection; it then takes the batch's own, as batch statistics
-                elsewhere, which meets the budget from the first step and looks ahead as far as one number can.
-            trace: keep the attention of the blocks behind the last fork, and all candidates.
+            selection, budget_mode: instead of the config's.
+            calibrate: update the thresholds of the causal selection, which then uses the batch's own, like batch
+                statistics. That meets the budget from the first step; the one number does depend on later tokens.
+            trace: keep the attention of the blocks after the last fork, and all candidates.
 
         Raises:
-            InputError: a row of padding alone, or a text that is longer than a fixed budget was made for.
+            InputError: a row of padding alone, or a text longer than `max_position_embeddings` with a fixed budget.
             FloatingPointError: a fork score is not a number.
         """
         config = self.config
@@ -171,8 +173,8 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         longest = streams.counts.shape[1] + int(streams.before.max())
         if longest > config.max_position_embeddings:
             raise InputError(
-                f"input_ids has {longest} tokens and the fixed budget was made for {config.max_position_embeddings}: "
-                f"budget_mode='dynamic' would keep {config.streams(longest)} streams for them"
+                f"input_ids has {longest} tokens and the fixed budget is for {config.max_position_embeddings}: "
+                f"set budget_mode='dynamic', which keeps {config.streams(longest)} streams for them"
             )
 
     def _state(self, streams: Streams, segment: int, cache: ThoughtCache | None) -> StreamState:
@@ -180,13 +182,13 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         config = self.config
         positions = streams.positions()
         if streams.real is None and cache is None and not segment:
-            positions = positions[:1]  # rows are alike
+            positions = positions[:1]  # all rows have the same
         cos, sin = rotary_table(positions[:, None], config.hidden_size // config.num_attention_heads, config.rope_theta)
         mask, past = None, 0
         if cache is not None:
             real = torch.ones_like(streams.own) if streams.real is None else streams.real
-            held = cache.state.get(f"real.{segment}")
-            seen = real if held is None else torch.cat((held, real), dim=1)
+            earlier = cache.state.get(f"real.{segment}")
+            seen = real if earlier is None else torch.cat((earlier, real), dim=1)
             cache.state[f"real.{segment}"] = seen
             past, new = seen.shape[1] - real.shape[1], real.shape[1]
             if past and (new > 1 or not bool(seen.all())):
@@ -205,16 +207,16 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         decisions = module(streams.x, streams.scores)
         if bool(decisions.isnan().any()):
             raise FloatingPointError(
-                f"fork_decisions.{layer}: a score is not a number; look at the states before it, or lower learning_rate"
+                f"fork_decisions.{layer}: a score is not a number; lower learning_rate, or check the states before it"
             )
         own = torch.stack((torch.zeros_like(streams.own), streams.own), dim=-1).flatten(1)
-        merit = decisions.detach().masked_fill(own, math.inf)  # Eq. 4, for the selection alone
+        merit = decisions.detach().masked_fill(own, math.inf)  # Eq. 4, only for the selection
         if streams.real is not None:
             merit = merit.masked_fill(~streams.real.repeat_interleave(2, dim=1), -math.inf)
         threshold = module.threshold
         if calibrate:
             lowest = lowest_kept(merit, self._quota(streams, budget_mode))
-            real = lowest.isfinite()  # short rows keep everything and say nothing of the rest
+            real = lowest.isfinite()  # short rows keep everything and have no threshold
             threshold = lowest[real].mean() if bool(real.any()) else lowest.amin()
             module.calibrate(threshold)
         if selection == "block":
@@ -224,7 +226,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         else:
             if bool(threshold == UNKNOWN):
                 raise InputError(
-                    "selection is 'causal' and this model has no thresholds: train it, they come with that"
+                    "selection is 'causal' and this model has no thresholds: train it first, which estimates them"
                 )
             size, keep = None, (merit >= threshold) & (merit > -math.inf)
         candidates = Candidates(layer, decisions, merit, keep, streams.token)
@@ -237,13 +239,13 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         return torch.tensor([self._budget(n, mode) for n in tokens], device=streams.counts.device)
 
     def _budget(self, tokens: int, mode: str) -> int:
-        """kappa of a text of so many tokens, or of the length trained on."""
+        """kappa of a text with this number of tokens, or of the training length."""
         return self.config.streams(self.config.max_position_embeddings if mode == "fixed" else tokens)
 
     # ------------------------------------------------------------------------------------- read-out
 
     def _hidden(self, streams: Streams) -> Tensor:
-        """[B, n, d], one state a token, for the read-outs that are not mixtures."""
+        """[B, n, d], one state per token, for the read-outs that are not mixtures."""
         if streams.scores is None and self.config.copies == 1:
             return self.final_norm(streams.x)
         readout = "rightmost" if streams.scores is None else self.config.readout
@@ -265,7 +267,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         """
         if self.mixes:
             raise NotImplementedError(
-                "readout='mixture' has no single hidden state a token: use training_loss or forward"
+                "readout='mixture' has no single hidden state per token: use training_loss or forward"
             )
         return self._states(self.encode(batch["input_ids"], batch.get("attention_mask")))
 
@@ -291,13 +293,13 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         return LossOutput(loss, weight, metrics)
 
     def _mixture(self, encoded: Encoding, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss, and the nats of what each token [B, n] predicts."""
+        """The loss, and the nats [B, n] of each token's prediction."""
         targets = encoded.rows.gather(F.pad(labels[:, 1:], (0, 1), value=IGNORED), IGNORED)
         hidden = self.final_norm(encoded.streams.x)
         return mixture_cross_entropy(hidden, self.output_weight(), targets, encoded.streams)
 
     def forward_flops(self, batch: Batch) -> int:
-        """See `Contract.forward_flops`. Under a causal rule the streams are as many as the budget allows."""
+        """See `Contract.forward_flops`. A causal selection is assumed to use its whole budget."""
         config = self.config
         rows, length = batch["input_ids"].shape
         mask = batch.get("attention_mask")
@@ -314,7 +316,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         return 2 * rows * (total + heads * d * config.vocab_size)
 
     def compiled_parts(self) -> list[nn.Module]:
-        """The blocks: what stays at a fork is decided between them."""
+        """The blocks; the data-dependent forks are between them."""
         return list(self.blocks)
 
     @property
@@ -322,9 +324,9 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         """How a text can be scored, the config's own way first.
 
         `exact`: one pass is the autoregressive likelihood. `block-not-causal`: the paper's one pass, in which later
-        tokens decide about earlier streams: not a likelihood. `prefix-dynamic`, `prefix-fixed`: each token after a pass
-        over the tokens before it alone, with either budget: exact, and as many passes as tokens. `causal`: one pass
-        under the causal selection, exact.
+        tokens influence earlier streams: not a likelihood. `prefix-dynamic`, `prefix-fixed`: each token after a pass
+        over just the tokens before it, with either budget: exact, one pass per token. `causal`: one pass under the
+        causal selection, exact.
         """
         if not self.config.fork_layers or self.config.budget == 1:
             return ("exact",)
@@ -350,7 +352,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         return F.pad(encoded.rows.spread(self._mixture(encoded, labels)[1])[:, :-1], (1, 0))
 
     def _nll_by_prefixes(self, batch: Batch, budget_mode: str) -> Tensor:
-        """Each label after a pass over the tokens before it."""
+        """Scores each label after a pass over the tokens before it."""
         ids, labels = batch["input_ids"], batch["labels"]
         mask = batch.get("attention_mask")
         mask = torch.ones_like(ids) if mask is None else mask
@@ -371,7 +373,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
     # ------------------------------------------------------------------------------------- Hugging Face's side
 
     def _logits(self, encoded: Encoding, kept: Tensor) -> Tensor:
-        """[B, m, v] of the tokens in columns `kept` [m] or [B, m]; of a mixture log-probabilities, zero at padding."""
+        """[B, m, v] of the tokens in columns `kept` [m] or [B, m]; for a mixture log-probabilities, zero at padding."""
         if kept.ndim == 1:
             kept, order = kept.unique(return_inverse=True)
             return self._logits(encoded, kept.expand(len(encoded.streams.token), -1))[:, order]
@@ -385,7 +387,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
 
     @property
     def can_cache(self) -> bool:  # type: ignore[override]
-        """Whether the selection is causal: else a new token may change the streams of earlier ones."""
+        """Whether the selection is causal; otherwise a new token may change the streams of earlier ones."""
         return self.config.causal
 
     def labels_loss(self, encoded: Encoding, labels: Tensor) -> Tensor:
@@ -399,12 +401,12 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         return self._logits(encoded, torch.arange(encoded.rows.width, device=encoded.streams.token.device)[at])
 
     def fill(self, traces: list[ThoughtTrace], encoded: Encoding, real: Tensor) -> None:
-        """Every stream at the end, how many of them each token has, and whom they attend to.
+        """Every stream at the end, how many of them each token has, and what they attend to.
 
         `scores["streams"]` is a token's number of streams at the end, `streams.LAYER` after the fork before that block;
         `links["attention"]` is the mean attention of stream i to stream j over heads and the blocks after the last
-        fork. The table `streams` contains at each forking layer all that it chose from, the forks that were not made
-        among them, and the streams at the end.
+        fork. The table `streams` contains all candidates of each forking layer, rejected forks included, and the
+        streams at the end.
         """
         streams = encoded.streams
         names = [f"streams.{layer}" for layer in self.config.fork_layers]
