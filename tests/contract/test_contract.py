@@ -227,6 +227,25 @@ def test_further_outputs_are_what_they_say_or_a_clear_error(case: Case) -> None:
     torch.testing.assert_close(states[-1], model.encode(ids).hidden)
 
 
+def test_a_call_in_training_mode_has_the_familys_own_loss(case: Case) -> None:
+    """What `transformers.Trainer` trains is what the library's own loop trains."""
+    if not isinstance(case.hugging_face, LatentThoughtModel):
+        pytest.skip("another project's model")
+    batch, model = case.batch(), case.model.train()
+    torch.manual_seed(3)
+    expected = model.training_loss(batch).loss
+    torch.manual_seed(3)
+    read = {name: batch[name] for name in ("input_ids", "attention_mask", "labels") if name in batch}
+    output = case.hugging_face(**read)
+    torch.testing.assert_close(output.loss, expected)
+    assert output.logits.shape == (*batch["input_ids"].shape, len(case.tokenizer))
+    gradients = torch.autograd.grad(expected, list(model.parameters()), allow_unused=True)
+    for gradient, other in zip(
+        gradients, torch.autograd.grad(output.loss, list(model.parameters()), allow_unused=True)
+    ):
+        torch.testing.assert_close(gradient, other)
+
+
 def test_the_loss_of_a_call_is_a_mean_whatever_else_a_trainer_passes(case: Case) -> None:
     """`transformers.Trainer` divides a loss by its micro-batches unless the model says that it has done so."""
     if not isinstance(case.hugging_face, LatentThoughtModel):

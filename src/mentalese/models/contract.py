@@ -33,11 +33,13 @@ class LossOutput:
         weight: what `loss` is a mean over (number of targets, or the sum of their weights). The loop weighs
             micro-batches and ranks by it, so that N ranks equal one.
         metrics: named scalars to log, each a mean over the batch as well; detached.
+        encoded: makes the final hidden states that the loss was computed from, for whoever wants their logits too.
     """
 
     loss: Tensor
     weight: Tensor
     metrics: dict[str, Tensor] = field(default_factory=dict)
+    encoded: Callable[[], Any] | None = None
 
 
 # To a type checker whoever keeps the contract is a module; at run time the model's own class brings `nn.Module`.

@@ -19,7 +19,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError, nearest
 from mentalese.models.anywhere import NotCopied, OpensAnywhere
-from mentalese.models.contract import Contract, follows
+from mentalese.models.contract import Contract, LossOutput, follows
 from mentalese.models.trace import ThoughtTrace
 
 # Keywords that transformers itself hands to a config (loading, attention choice, classification heads).
@@ -286,6 +286,13 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
     def final_hidden_states(self, batch: Batch) -> Tensor:
         return self.encode(batch["input_ids"], batch.get("attention_mask")).hidden
 
+    def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
+        """See `Contract.training_loss`."""
+        weights = self.target_weights(batch, **settings)
+        encoded = self.encode(batch["input_ids"], batch.get("attention_mask"))
+        loss = self.next_token_loss(encoded.hidden, batch["labels"], weights)
+        return LossOutput(*loss, encoded=lambda: encoded)
+
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -312,7 +319,8 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
             past_key_values: the cache that an earlier call returned, or `new_cache()`.
             use_cache: return a cache; `None` does so as `config.use_cache` says, but neither in training mode nor for a
                 trace.
-            labels: [batch, length], see `Batch`; `loss` is then that of the next token.
+            labels: [batch, length], see `Batch`; `loss` is then that of the next token, and in training mode the
+                family's own (`training_loss`), whose logits are those that it was computed from.
             logits_to_keep: only the logits of the last N positions (0: all), or of these positions.
             output_thoughts: also return a `ThoughtTrace` per row.
             output_hidden_states: also return the hidden states of every layer, for families that keep them.
@@ -335,12 +343,19 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
             raise InputError(f"output_thoughts is True: {type(self).__name__} reads in both directions and has none")
         if output_thoughts and not self.traces_continue and cache is not None and cache.seen_tokens:
             raise InputError("output_thoughts is True with a cache in use: pass the whole text in one call")
-        options |= self._checked_outputs(options, output_hidden_states, output_attentions)
-        encoded = self.encode(input_ids, attention_mask, cache=cache, trace=output_thoughts, **options)
+        if labels is not None and self.training and cache is None and not (options or output_thoughts):
+            trained = self.training_loss(_batch(input_ids, attention_mask, labels))
+            assert trained.encoded is not None
+            encoded = trained.encoded()
+            loss: Tensor | None = trained.loss
+        else:
+            options |= self._checked_outputs(options, output_hidden_states, output_attentions)
+            encoded = self.encode(input_ids, attention_mask, cache=cache, trace=output_thoughts, **options)
+            loss = None if labels is None else self.labels_loss(encoded, labels)
         kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
         output = self.output(
             encoded,
-            loss=None if labels is None else self.labels_loss(encoded, labels),
+            loss=loss,
             logits=self.logits(encoded, kept),
             past_key_values=cache,
             hidden_states=encoded.hidden_states,
@@ -442,3 +457,8 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
             raise InputError(
                 f"attention_mask[{int(empty.nonzero()[0])}] is 0 throughout: every row needs a token, leave it out"
             )
+
+
+def _batch(input_ids: Tensor, attention_mask: Tensor | None, labels: Tensor) -> Batch:
+    batch = {"input_ids": input_ids, "labels": labels}
+    return batch if attention_mask is None else batch | {"attention_mask": attention_mask}

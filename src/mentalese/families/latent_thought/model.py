@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,6 +70,10 @@ class LTMEncoded(Encoded):
     z_given: bool
     posterior: Posterior | None = None
     explained: LTMEncoded | None = None
+
+
+def _encoded(packed: PackedBatch, hidden: Tensor, z: Tensor | None, z_given: bool = True) -> LTMEncoded:
+    return LTMEncoded(hidden=packed.rows.spread(hidden), packed=packed, packed_hidden=hidden, z=z, z_given=z_given)
 
 
 class LTMForCausalLM(LTMGeneration):
@@ -132,7 +137,8 @@ class LTMForCausalLM(LTMGeneration):
         weights = list(self.parameters()) if config.slow_grad == "accumulate" else None
         fast = FastLearning.of(self, learning_rate=rate)
         posterior, gradients = fit(self, x, packed, targets, fast, seed=shared_seed(), weights=weights, together=True)
-        hidden = self.decode(x, posterior.sample(), packed)
+        z = posterior.sample()
+        hidden = self.decode(x, z, packed)
         loss = linear_cross_entropy(hidden[:, :-1].flatten(0, 1), self.output_weight(), targets.flatten())
         nll = loss.detach()
         if weights is not None:
@@ -140,7 +146,8 @@ class LTMForCausalLM(LTMGeneration):
             accumulated = sum(((p * g).sum() for p, g in pairs), x.new_zeros(())) / len(x)
             loss = loss + (accumulated - accumulated.detach())
         weight = (targets != IGNORED).sum().float()
-        return LossOutput(loss, weight, {"nll": nll} | self._metrics(posterior, nll, weight.clamp(min=1)))
+        metrics = {"nll": nll} | self._metrics(posterior, nll, weight.clamp(min=1))
+        return LossOutput(loss, weight, metrics, partial(_encoded, packed, hidden, z))
 
     def _amortised_loss(self, batch: Batch, kl_weight: float = 1.0, **settings: Any) -> LossOutput:
         """Eq. 5 under the encoder's posterior, reparametrised; a phase may anneal the weight of the KL."""
@@ -150,7 +157,8 @@ class LTMForCausalLM(LTMGeneration):
         x, packed = self.read(batch["input_ids"], batch.get("attention_mask"))
         targets = packed.rows.targets(batch["labels"])
         posterior = amortised(self, packed, targets, seed=shared_seed())
-        hidden = self.decode(x, posterior.sample(), packed)
+        z = posterior.sample()
+        hidden = self.decode(x, z, packed)
         total, nll = linear_nll_sum(hidden[:, :-1].flatten(0, 1), self.output_weight(), targets.flatten())
         kl = posterior.kl_by_layer(1)[:, 0]
         check_finite(-(nll.view(targets.shape).sum(1) + kl.detach()), "optimizer.learning_rate")
@@ -158,7 +166,8 @@ class LTMForCausalLM(LTMGeneration):
         count = weight.clamp(min=1)
         loss = (total + kl_weight * kl.sum()) / count
         nll = total.detach() / count
-        return LossOutput(loss, weight, {"nll": nll} | self._metrics(posterior, nll, count))
+        metrics = {"nll": nll} | self._metrics(posterior, nll, count)
+        return LossOutput(loss, weight, metrics, partial(_encoded, packed, hidden, z))
 
     @torch.no_grad()
     def _metrics(self, posterior: Posterior, nll: Tensor, targets: Tensor) -> dict[str, Tensor]:
@@ -313,9 +322,7 @@ class LTMForCausalLM(LTMGeneration):
         if cache is not None:  # its keys and values of thoughts are those of the first call
             z_given = bool(cache.state.setdefault("z_given", torch.full((len(x),), z_given, device=x.device)).all())
         hidden = self.decode(x, z, packed)
-        encoded = LTMEncoded(
-            hidden=packed.rows.spread(hidden), packed=packed, packed_hidden=hidden, z=z, z_given=z_given
-        )
+        encoded = _encoded(packed, hidden, z, z_given)
         if trace and self.config.num_latents and z is None:
             batch = prompt_batch(input_ids, attention_mask)
             posterior = infer(self, batch, inference=self.config.scoring, fast_steps=fast_steps)

@@ -156,13 +156,15 @@ class MaskedDiffusionLM(LatentThoughtModel):
         Times are spread evenly over the rows of the batch, see `training_times`.
         """
         self.target_weights(batch, **settings)
-        ids, targets, mask, _ = self._targets(batch)
+        ids, targets, mask, columns = self._targets(batch)
         seed = shared_seed()
         times = training_times(len(ids), seed, ids.device)
         count = (targets != IGNORED).sum().float()
         p, weight = schedule(self.config.noise_schedule, times)
         masked = uniform(Noise.of(targets, seed), 0, ids.shape[1]) < p[:, None]
-        flat, masked_targets = (x.flatten(0, 1) for x in self._at_masks(ids, targets, mask, masked, p))
+        hidden, masked_targets = self._at_masks(ids, targets, mask, masked, p)
+        masked = masked_targets != IGNORED
+        flat, masked_targets = hidden.flatten(0, 1), masked_targets.flatten()
         weights = weight.repeat_interleave(ids.shape[1]) * (masked_targets != IGNORED)
         if self.config.objective == "sedd":
             total = (weights * self._score_entropy(flat, masked_targets)).sum()
@@ -170,7 +172,14 @@ class MaskedDiffusionLM(LatentThoughtModel):
             total = weights.sum() * linear_cross_entropy(
                 flat, self.output_weight(), masked_targets, target_weights=weights
             )
-        return LossOutput(total / count.clamp(min=1), count)
+
+        def encoded() -> MaskedEncoded:
+            """Where the tokens are, wherever padding is."""
+            index = columns[..., None].expand_as(hidden)
+            at_masks = torch.zeros_like(masked).scatter(1, columns, masked)
+            return MaskedEncoded(hidden=torch.zeros_like(hidden).scatter(1, index, hidden), masked=at_masks)
+
+        return LossOutput(total / count.clamp(min=1), count, encoded=encoded)
 
     @torch.no_grad()
     def token_nll(

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -293,13 +294,15 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             InputError: unbalanced markers, or a sentence longer than the table of positions.
         """
         output = self._read(input_ids, attention_mask, cache=cache, trace=trace)
-        return ThoughtGestaltEncoded(hidden=self._spread(output, input_ids), output=output)
+        return self._encoded(output, input_ids)
 
     @staticmethod
-    def _spread(output: StreamOutput, input_ids: Tensor) -> Tensor:
-        hidden = output.hidden
-        flat = hidden.new_zeros(input_ids.numel(), hidden.shape[1]).index_copy(0, output.source, hidden)
-        return flat.view(*input_ids.shape, -1)
+    def _encoded(output: StreamOutput, input_ids: Tensor) -> ThoughtGestaltEncoded:
+        hidden, places = output.hidden, output.source
+        if len(hidden) < len(places):  # only those that predict were asked for
+            places = places[output.layout.predicting().to(places.device)]
+        flat = hidden.new_zeros(input_ids.numel(), hidden.shape[1]).index_copy(0, places, hidden)
+        return ThoughtGestaltEncoded(hidden=flat.view(*input_ids.shape, -1), output=output)
 
     def target_weights(self, batch: Batch, *, eos_weight: float = 1.0, **settings: Any) -> Tensor:
         """`eos_weight` for ends of sentences (section 2.3), 0 for their starts, 1 for all other tokens."""
@@ -344,7 +347,9 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             # Without the hinge, zero times it: with FSDP2 the head must take part in every step.
             loss = loss + (self.config.norm_hinge_weight if normalized else 0.0) * hinge
             metrics |= {"norm_hinge": hinge.detach()} if normalized else {}
-        return LossOutput(loss, weight, metrics)
+        ids = batch["input_ids"]
+        encoded = partial(self._encoded, output, ids)  # ends of sentences predict nothing: their states are zero
+        return LossOutput(loss, weight, metrics, encoded)
 
     def _cross_entropy(self, output: StreamOutput, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """The weighted mean over predicted tokens, and the sum of the weights."""

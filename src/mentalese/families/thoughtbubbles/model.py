@@ -290,7 +290,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
             real = torch.ones_like(streams.own) if streams.real is None else streams.real
             metrics["streams_per_token"] = real.sum() / (streams.counts > 0).sum()
             metrics["stream_weight"] = (streams.scores.detach().exp() * real).sum() / real.sum()
-        return LossOutput(loss, weight, metrics)
+        return LossOutput(loss, weight, metrics, encoded=lambda: encoded)
 
     def _mixture(self, encoded: Encoding, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The loss, and the nats [B, n] of each token's prediction."""
