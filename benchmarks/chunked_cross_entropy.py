@@ -2,8 +2,8 @@
 
     python benchmarks/chunked_cross_entropy.py
 
-Vocabulary 50,257, batch 8 x 1,024, width 256, float32, forward and backward. Memory is the process's peak over what it
-held before. Targets: under 12% of the plain one's memory at no more than 0.75 of its time.
+Vocabulary 50,257, batch 8 x 1,024, width 256, float32, forward and backward. Memory is how much the process's peak is
+above its memory before. Targets: under 12% of the plain one's memory at no more than 0.75 of its time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _resident(name: str) -> int:
 
 
 def measure(form: str, rounds: int) -> tuple[int, float]:
-    """Peak bytes over the start, and the median seconds of one forward and backward pass."""
+    """Peak bytes above the start, and the median seconds of one forward and backward pass."""
     torch.manual_seed(0)
     hidden = torch.randn(TOKENS, WIDTH, requires_grad=True)
     weight = torch.randn(VOCABULARY, WIDTH).mul_(0.02).requires_grad_()
@@ -43,13 +43,13 @@ def measure(form: str, rounds: int) -> tuple[int, float]:
 
 
 def main(rounds: int = 3) -> None:
-    found = {}
+    measured = {}
     for form in FORMS:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            found[form] = pool.apply(measure, (form, rounds))
-        memory, seconds = found[form]
+            measured[form] = pool.apply(measure, (form, rounds))
+        memory, seconds = measured[form]
         print(f"{form}: {memory / 2**20:,.0f} MiB, {seconds:.2f} s")
-    (plain_memory, plain_seconds), (memory, seconds) = found["plain"], found["chunked"]
+    (plain_memory, plain_seconds), (memory, seconds) = measured["plain"], measured["chunked"]
     print(f"chunked/plain: memory {memory / plain_memory:.1%}, time {seconds / plain_seconds:.2f}")
 
 

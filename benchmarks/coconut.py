@@ -3,23 +3,23 @@
     python benchmarks/coconut.py [speed] [memory] [generation]
 
 GPT-2 with 6 layers of width 256, 8 heads and a vocabulary of 8,192; the text is random, 8 rows of 256 tokens, of which
-6 are latents after 128 tokens. All turn about in one process; ratios are taken turn by turn (median, lowest-highest).
+6 are latents after 128 tokens. They take turns in one process; ratios are taken turn by turn (median, minimum-maximum).
 
 speed       a training step's forward and backward pass, in units of the step on the same rows without latents
-memory      the most memory that a process has taken after a training step, in all and over what it had before the step
-generation  32 new tokens after 6 latents: 32 prompts at once over one at a time, read anew for every token
+memory      peak memory of a process after a training step, and how much it grew in the step
+generation  32 new tokens after 6 latents: 32 prompts at once over one at a time, read again for every token
 """
 
 from __future__ import annotations
 
-import sys
+import functools
 import time
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from measuring import print_peaks, spread, step_peak
+from measuring import in_turns, print_peaks, print_times, run_parts, spread, step_peak
 from mentalese.data.batch import Batch
 from mentalese.families.coconut import plain as reference
 from mentalese.families.coconut.config import CoconutConfig
@@ -48,7 +48,7 @@ def coconut(mode: str) -> CoconutForCausalLM:
 
 
 def batch(latents: int, rows: int = ROWS, length: int = LENGTH) -> Batch:
-    """Rows of `length` tokens, of which some behind the question are latents."""
+    """Rows of `length` tokens with latents after the question."""
     ids = torch.randint(1, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(1))
     ids[:, QUESTION : QUESTION + latents] = LATENT
     labels = ids.clone()
@@ -57,21 +57,17 @@ def batch(latents: int, rows: int = ROWS, length: int = LENGTH) -> Batch:
 
 
 def speed(rounds: int = 15) -> None:
-    sides = {
+    cases = {
         "0 latents": (coconut("coconut"), batch(0)),
         f"{LATENTS} latents, Coconut": (coconut("coconut"), batch(LATENTS)),
         f"{LATENTS} latents, AGCLR": (coconut("agclr"), batch(LATENTS)),
     }
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for turn in range(rounds + 1):
-        for name, (model, text) in sides.items():
-            began = time.perf_counter()
-            model.training_loss(text).loss.backward()
-            if turn:
-                times[name].append(time.perf_counter() - began)
-    for name, values in times.items():
-        ratios = [ours / theirs for ours, theirs in zip(values, times["0 latents"])]
-        print(f"{name}: {spread([1000 * v for v in values], '.0f')} ms, {spread(ratios, '.2f')} x 0 latents")
+
+    def step(model: CoconutForCausalLM, text: Batch) -> None:
+        model.training_loss(text).loss.backward()
+
+    contenders = {name: functools.partial(step, *case) for name, case in cases.items()}
+    print_times(in_turns(contenders, rounds), "0 latents")
 
 
 def memory() -> None:
@@ -94,17 +90,15 @@ def generation(prompts: int = 32, alone: int = 3) -> None:
     for turn in range(alone):
         began = time.perf_counter()
         ours = model.generate(text, attention_mask=mask, **options)[:, text.shape[1] :]
-        ours_a_token = (time.perf_counter() - began) / (prompts * NEW)
+        seconds_per_token = (time.perf_counter() - began) / (prompts * NEW)
         began = time.perf_counter()
         theirs: Tensor = reference.generate(model, text[turn], NEW, None)
-        ratios.append((time.perf_counter() - began) / NEW / ours_a_token)
+        ratios.append((time.perf_counter() - began) / NEW / seconds_per_token)
         assert torch.equal(ours[turn], theirs)
     print(
-        f"{prompts} prompts at once over one at a time without a cache: {spread(ratios, '.0f')} x the tokens a second"
+        f"{prompts} prompts at once over one at a time without a cache: {spread(ratios, '.0f')} x the tokens per second"
     )
 
 
 if __name__ == "__main__":
-    parts = {"speed": speed, "memory": memory, "generation": generation}
-    for part in sys.argv[1:] or parts:
-        parts[part]()
+    run_parts(__doc__, {"speed": speed, "memory": memory, "generation": generation})

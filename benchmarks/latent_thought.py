@@ -3,30 +3,27 @@
     python benchmarks/latent_thought.py [speed] [window] [generation]
 
 All models have 6 layers of width 256, 8 heads, a vocabulary of 8,192, a window of 64 and 8 thoughts a layer; the text
-is random, 8 rows. All turn about in one process; ratios are taken turn by turn (median, lowest-highest).
+is random, 8 rows. They take turns in one process; ratios are taken turn by turn (median, minimum-maximum).
 
 speed       a training step of 256 tokens a row, 16 fast steps, over the plain form, which shares nothing between fast
-            steps and back-propagates into all weights in each; beside it ours with gradients of all weights, the same
-            kernels. Loss and gradients are checked to be the plain form's
+            steps and back-propagates into all weights in each; and ours with gradients of all weights, the same
+            kernels. Loss and gradients are checked against the plain form's
 window      forward and backward pass of attention in a window over 1,024 tokens, in units of blocks as long as the
             window that see nothing before them: the kernel alone, and a whole layer of self-attention
-generation  512 tokens, cached: tokens a second along the way, and whole passes at 512 tokens over cached steps
+generation  512 tokens, cached: tokens per second along the way, and whole passes at 512 tokens over cached steps
 """
 
 from __future__ import annotations
 
 import statistics
-import sys
-import time
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from measuring import spread
+from measuring import in_turns, print_times, run_parts, spread, timed_generation, whole_pass
 from mentalese.data.batch import Batch
 from mentalese.families.latent_thought.blocks import SelfAttention
 from mentalese.families.latent_thought.config import LTMConfig
@@ -59,24 +56,6 @@ def batch(rows: int = ROWS, length: int = LENGTH) -> Batch:
     return {"input_ids": ids, "labels": ids}
 
 
-def turns(sides: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each side in each round but the first."""
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for turn in range(rounds + 1):
-        for name, side in sides.items():
-            began = time.perf_counter()
-            side()
-            if turn:
-                times[name].append(time.perf_counter() - began)
-    return times
-
-
-def print_times(times: dict[str, list[float]], unit: str) -> None:
-    for name, values in times.items():
-        ratios = [ours / theirs for ours, theirs in zip(values, times[unit])]
-        print(f"{name}: {spread([1000 * v for v in values], '.1f')} ms, {spread(ratios, '.2f')} x {unit}")
-
-
 # -- a training step ---------------------------------------------------------------------------------------------------
 
 
@@ -92,11 +71,11 @@ def speed(rounds: int = 3) -> None:
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
     for ours, theirs in zip(gradients, wanted):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
-    sides: dict[str, Callable[[], Any]] = {
+    contenders: dict[str, Callable[[], Any]] = {
         name: lambda model=model: model.training_loss(text).loss.backward() for name, model in models.items()
     }
-    sides["plain form"] = lambda: loss_reference(models["ours"], text["input_ids"], seed)
-    print_times(turns(sides, rounds), "plain form")
+    contenders["plain form"] = lambda: loss_reference(models["ours"], text["input_ids"], seed)
+    print_times(in_turns(contenders, rounds), "plain form")
 
 
 # -- the window --------------------------------------------------------------------------------------------------------
@@ -118,7 +97,7 @@ def window(rounds: int = 15) -> None:
 
     kernels = {"in a window": lambda: window_attention(q, k, v, WINDOW), "in blocks": in_blocks}
     print("kernel")
-    print_times(turns({name: both(forward) for name, forward in kernels.items()}, rounds), "in blocks")
+    print_times(in_turns({name: both(forward) for name, forward in kernels.items()}, rounds), "in blocks")
 
     model = ltm(max_position_embeddings=LONG)
     layer = model.blocks[0].attention
@@ -131,7 +110,7 @@ def window(rounds: int = 15) -> None:
         "in blocks": lambda: layer(x.view(-1, WINDOW, WIDTH), short),
     }
     print("layer")
-    print_times(turns({name: both(forward) for name, forward in layers.items()}, rounds), "in blocks")
+    print_times(in_turns({name: both(forward) for name, forward in layers.items()}, rounds), "in blocks")
 
 
 # -- decoding ----------------------------------------------------------------------------------------------------------
@@ -139,38 +118,15 @@ def window(rounds: int = 15) -> None:
 
 def generation(tokens: int = NEW, stretch: int = 64) -> None:
     model = ltm(max_position_embeddings=NEW + 8).eval()
-    options: dict[str, Any] = {
-        "do_sample": False,
-        "min_new_tokens": tokens,
-        "max_new_tokens": tokens,
-        "pad_token_id": 0,
-    }
     for rows in (1, ROWS):
-        prompt = batch(rows, 8)["input_ids"]
-        times: list[float] = []
-
-        def clock(input_ids: Tensor, scores: Tensor, times: list[float] = times) -> Tensor:
-            times.append(time.perf_counter())
-            return scores
-
-        text = model.generate(prompt, attention_mask=torch.ones_like(prompt), logits_processor=[clock], **options)
-        steps = [b - a for a, b in pairwise(times)]
-        whole = [_pass(model, text) for _ in range(5)]
+        text, steps = timed_generation(model, batch(rows, 8)["input_ids"], tokens)
+        whole = [whole_pass(model, text) for _ in range(5)]
         cached = {n: statistics.median(steps[n - stretch : n]) for n in range(stretch, tokens + 1, stretch)}
         speeds = ", ".join(f"{rows / seconds:,.0f} at {n}" for n, seconds in cached.items())
-        print(f"{rows} x {tokens} tokens: tokens a second {speeds}")
+        print(f"{rows} x {tokens} tokens: tokens per second {speeds}")
         ratios = [seconds / statistics.median(steps[-stretch:]) for seconds in whole]
         print(f"  whole passes over the last {stretch} cached steps: {spread(ratios, '.1f')}")
 
 
-@torch.no_grad()
-def _pass(model: LTMForCausalLM, text: Tensor) -> float:
-    began = time.perf_counter()
-    model(text, use_cache=False, logits_to_keep=1)
-    return time.perf_counter() - began
-
-
 if __name__ == "__main__":
-    parts = {"speed": speed, "window": window, "generation": generation}
-    for part in sys.argv[1:] or parts:
-        parts[part]()
+    run_parts(__doc__, {"speed": speed, "window": window, "generation": generation})

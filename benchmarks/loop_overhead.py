@@ -3,21 +3,21 @@
     python benchmarks/loop_overhead.py [ROUNDS] [STEPS]
 
 Both train the model of `gpt2/tiny` on the same batches, in turns. The bare loop has what any loop needs: the batch, the
-loss, gradients clipped, AdamW. The loop's own step adds the plan, seeds, FLOPs, schedules and logs. Prints tokens a
+loss, clipped gradients, AdamW. Ours adds the plan, seeds, FLOPs, schedules and logs. Prints tokens per
 second of both (median, slowest-fastest turn) and their ratio turn by turn; the target is at least 0.97.
 """
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
 from collections.abc import Callable
 
 import torch
 
+from measuring import ratios, spread
 from mentalese import get_recipe
-from mentalese.compare.bench import Side
+from mentalese.compare.bench import Contender
 from mentalese.models.build import build_model
 from mentalese.training.optim import build_optimizer
 from mentalese.training.parallel import setup
@@ -25,9 +25,9 @@ from mentalese.training.parallel import setup
 
 def main(rounds: int, steps: int) -> None:
     recipe = get_recipe("gpt2/tiny")
-    side = Side(recipe, setup(recipe.train.device))
-    plan = side.run.plan
-    model = build_model(recipe.model, side.run.tokenizer, recipe.train.seed).to(side.run.parallel.device).train()
+    loop = Contender(recipe, setup(recipe.train.device))
+    plan = loop.run.plan
+    model = build_model(recipe.model, loop.run.tokenizer, recipe.train.seed).to(loop.run.parallel.device).train()
     optimizer = build_optimizer(model.parameters(), recipe.optimizer)
     done = 0
 
@@ -35,7 +35,7 @@ def main(rounds: int, steps: int) -> None:
         nonlocal done
         began = time.perf_counter()
         for step in range(done, done + steps):
-            batch = {k: v.to(side.run.parallel.device) for k, v in plan.batch(step).items()}
+            batch = {k: v.to(loop.run.parallel.device) for k, v in plan.batch(step).items()}
             model.training_loss(batch).loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -44,7 +44,7 @@ def main(rounds: int, steps: int) -> None:
         done += steps
         return (plan.position(done).tokens - plan.position(done - steps).tokens) / seconds
 
-    turns: dict[str, Callable[[], float]] = {"loop": lambda: side.train(steps), "bare": bare}
+    turns: dict[str, Callable[[], float]] = {"loop": lambda: loop.train(steps), "bare": bare}
     speeds: dict[str, list[float]] = {name: [] for name in turns}
     for number in range(rounds + 1):
         for name in list(turns) if number % 2 else reversed(turns):  # neither is always first
@@ -52,9 +52,8 @@ def main(rounds: int, steps: int) -> None:
             if number > 0:
                 speeds[name].append(speed)
     for name, values in speeds.items():
-        print(f"{name}: {statistics.median(values):,.0f} tokens/s ({min(values):,.0f}-{max(values):,.0f})")
-    ratios = [a / b for a, b in zip(speeds["loop"], speeds["bare"])]
-    print(f"loop/bare: {statistics.median(ratios):.3f} ({min(ratios):.3f}-{max(ratios):.3f})")
+        print(f"{name}: {spread(values, ',.0f')} tokens/s")
+    print(f"loop/bare: {spread(ratios(speeds, 'loop', 'bare'), '.3f')}")
 
 
 if __name__ == "__main__":

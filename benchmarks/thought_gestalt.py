@@ -1,35 +1,33 @@
-"""Speed, memory and generation of Thought Gestalt beside GPT-2 and beside its own plain form.
+"""Speed, memory and generation of Thought Gestalt against GPT-2 and its own plain form.
 
     python benchmarks/thought_gestalt.py [speed] [memory] [generation]
 
 Both models have 12 layers of width 256, 8 heads and a vocabulary of 8,192. The text is random: 8 streams of 30
-sentences of 5 to 64 tokens, 25 in the mean, for GPT-2 the same number of tokens in blocks of 750. Real tokens count,
-markers and padding do not. All turn about in one process; ratios are taken turn by turn (median, lowest-highest).
+sentences of 5 to 64 tokens, 25 on average, for GPT-2 the same number of tokens in blocks of 750. Real tokens are
+counted, markers and padding are not. They take turns in one process; ratios are taken turn by turn (median,
+minimum-maximum).
 
-speed       a training step's forward and backward pass: tokens a second of
+speed       a training step's forward and backward pass: tokens per second of
               thought_gestalt          the model
               gpt2                     transformers' model with its own loss, as it ships
               gpt2, tuned              the same under our contract: chunked cross-entropy, GELU as one operation
               thought_gestalt, plain   the reference, every sentence padded to 67
-memory      the most memory that a process has taken after one training step, for streams of 66 and 138 sentences
-generation  milliseconds a token, 8 rows, sentences of at most 16 tokens, in sentences 2-11 and 191-200
+memory      peak memory of a process after one training step, for streams of 66 and 138 sentences
+generation  milliseconds per token, 8 rows, sentences of at most 16 tokens, in sentences 2-11 and 191-200
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import statistics
-import sys
-import time
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from measuring import spread
+from measuring import in_turns, ratios, run_parts, spread, timed_generation
 from mentalese.data.batch import Batch
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
 from mentalese.families.thought_gestalt.model import ThoughtGestaltForCausalLM
@@ -42,7 +40,7 @@ BOS, EOS, EOD = 1, 2, 3
 
 
 def streams(sentences: int, rows: int = 8) -> tuple[Batch, int]:
-    """Random streams with sentences of 5 to 64 tokens, 25 in the mean, and their number of real tokens."""
+    """Random streams with sentences of 5 to 64 tokens, 25 on average, and their number of real tokens."""
     generator = torch.Generator().manual_seed(1)
     lengths = torch.empty(rows, sentences).log_normal_(3.12, 0.45, generator=generator).round().clamp(5, 64).int()
     tokens = [
@@ -76,22 +74,17 @@ def speed(rounds: int = 7) -> None:
     flat = {"input_ids": blocks, "labels": blocks}
     model, stock = thought_gestalt().train(), gpt2().train()
     tuned = as_contract(gpt2(activation_function="gelu_pytorch_tanh").train())
-    sides: dict[str, tuple[Callable[[], Tensor], int]] = {
+    losses: dict[str, tuple[Callable[[], Tensor], int]] = {
         "thought_gestalt": (lambda: model.training_loss(batch).loss, real),
         "gpt2": (lambda: stock(**flat).loss, blocks.numel()),
         "gpt2, tuned": (lambda: tuned.training_loss(flat).loss, blocks.numel()),
         "thought_gestalt, plain": (lambda: training_loss_reference(model, batch), real),
     }
-    speeds: dict[str, list[float]] = {name: [] for name in sides}
-    for turn in range(rounds + 1):
-        for name, (loss, tokens) in sides.items():
-            began = time.perf_counter()
-            loss().backward()
-            if turn:
-                speeds[name].append(tokens / (time.perf_counter() - began))
+    times = in_turns({name: lambda loss=loss: loss().backward() for name, (loss, _) in losses.items()}, rounds)
+    speeds = {name: [losses[name][1] / seconds for seconds in values] for name, values in times.items()}
     for name, values in speeds.items():
-        ratios = [ours / theirs for ours, theirs in zip(speeds["thought_gestalt"], values)]
-        print(f"{name}: {spread(values, ',.0f')} tokens/s; thought_gestalt over it {spread(ratios, '.2f')}")
+        over = spread(ratios(speeds, "thought_gestalt", name), ".2f")
+        print(f"{name}: {spread(values, ',.0f')} tokens/s; thought_gestalt over it {over}")
 
 
 def memory() -> None:
@@ -99,7 +92,7 @@ def memory() -> None:
     for sentences in (66, 138):
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             peaks[sentences] = pool.apply(_peak, (sentences,))
-        print(f"{sentences} sentences a stream: {peaks[sentences] / 2**20:,.0f} MiB")
+        print(f"{sentences} sentences per stream: {peaks[sentences] / 2**20:,.0f} MiB")
     print(f"138 over 66 sentences: {peaks[138] / peaks[66]:.2f}")
 
 
@@ -110,29 +103,16 @@ def _peak(sentences: int) -> int:
 
 def generation(sentences: int = 201) -> None:
     model = thought_gestalt(max_sentence_tokens=16).eval()
-    times: list[float] = []
 
-    def clock(input_ids: Tensor, scores: Tensor) -> Tensor:
-        times.append(time.perf_counter())
-        ends = torch.tensor([EOS, EOD])  # sentences end where they must, documents never
+    def change(scores: Tensor) -> Tensor:
+        ends = torch.tensor([EOS, EOD])  # sentences end at their limit, documents never
         return scores.index_add(-1, ends, torch.tensor([-1e4, -1e5]).expand(len(scores), 2))
 
-    tokens = sentences * 18
-    prompt = torch.full((8, 1), BOS)
-    model.generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        max_new_tokens=tokens,
-        logits_processor=[clock],
-        do_sample=False,
-        pad_token_id=0,
-    )
-    taken = [1000 * (b - a) for a, b in pairwise(times)]
+    _, steps = timed_generation(model, torch.full((8, 1), BOS), sentences * 18, change)
+    taken = [1000 * seconds for seconds in steps]
     early, late = (statistics.median(taken[18 * a : 18 * b]) for a, b in ((1, 11), (190, 200)))
-    print(f"sentences 2-11: {early:.2f} ms a token; 191-200: {late:.2f} ms; ratio {late / early:.3f}")
+    print(f"sentences 2-11: {early:.2f} ms per token; 191-200: {late:.2f} ms; ratio {late / early:.3f}")
 
 
 if __name__ == "__main__":
-    parts = {"speed": speed, "memory": memory, "generation": generation}
-    for part in sys.argv[1:] or parts:
-        parts[part]()
+    run_parts(__doc__, {"speed": speed, "memory": memory, "generation": generation})

@@ -30,26 +30,26 @@ COLOURS = 160
 WIDTH, HEIGHT = 1000, 640  # pixels of the page, and of a picture at most
 WORDS = 100  # of a text at most; its paragraph has 60% of them at least
 
-# What is pointed at in a panel before its picture is taken, and what the picture shows.
+# The element that is pointed at in a panel for its picture, and the picture's caption.
 PANELS = {
     "what-each-thought-reads": (
         ".links li >> nth=-1",
         "Sentences, and by the arcs how much each reads of those before",
     ),
     "streams-by-layer": (".streams circle.fork >> nth=24", "A column for each token: its streams, fork by fork"),
-    "pass-by-pass": (None, "What stands in the latents, read out pass by pass"),
+    "pass-by-pass": (None, "What the latents contain, read out pass by pass"),
     "chunks-and-their-codes": (".chunks li >> nth=3", "Chunks, and which of their codes were predicted"),
-    "curves": (None, "What else was measured along the way"),
-    "what-the-model-would-write": (None, "What the model would write in the text's place"),
-    "where-they-differ": (None, "The tokens that one model knew better than the other"),
+    "curves": (None, "Other measurements along the way"),
+    "what-the-model-would-write": (None, "What the model would write"),
+    "where-they-differ": (None, "The tokens that one model predicted better than the other"),
 }
 
 
 def text_for(run: str) -> str:
-    """A text that the run did not see in training."""
+    """A text from the test split of the run's source."""
     recipe = saved_recipe(run)
     if recipe is None:
-        raise SystemExit(f"{run} holds no recipe: give the folder of a run")
+        raise SystemExit(f"{run} contains no recipe: use the folder of a run")
     documents = open_source(recipe.data.source).documents("test")
     if recipe.layout.questions:
         return next(document.segments[0] for document in documents if document.segments)
@@ -60,7 +60,7 @@ def text_for(run: str) -> str:
 
 
 def photograph(page: Page, panel: str, pointed: str | None, path: Path) -> None:
-    """A panel with something pointed at, as a picture that is small enough."""
+    """Writes a picture of a panel, small enough, with the pointer on an element."""
     if pointed:
         page.locator(pointed).hover()
     page.wait_for_timeout(300)  # bars move for a fifth of a second
@@ -74,11 +74,11 @@ def photograph(page: Page, panel: str, pointed: str | None, path: Path) -> None:
     few = picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     few.convert("RGB").save(path, lossless=True, method=6)
     if path.stat().st_size > LARGEST:
-        raise SystemExit(f"{path} is larger than {LARGEST} bytes: show less")
+        raise SystemExit(f"{path} is larger than {LARGEST} bytes: show fewer words")
 
 
 def entry(browser: Browser, run: str, other: str | None) -> str:
-    """Photographs the panels of a run, and says in Markdown what they show."""
+    """Writes pictures of a run's panels; returns their section in Markdown."""
     html = think_page(load(run), text_for(run), against=load(other) if other else None)
     with tempfile.NamedTemporaryFile("w", suffix=".html", encoding="utf-8") as file:
         file.write(html)

@@ -171,7 +171,7 @@ def test_streams_tell_their_weight_and_where_they_come_from(opened: Open) -> Non
     deepest = page.locator(".streams circle.dropped").first
     table, at = trace["streams"], deepest.evaluate(row)
     deepest.hover()
-    assert "ends here" in text_of(page, ".tip")
+    assert "dropped here" in text_of(page, ".tip")
     assert f"{100 * table['weight'][at]:.0f}%" in text_of(page, ".tip")
     line = 0
     while at >= 0:
@@ -289,7 +289,7 @@ def test_two_models_are_switched_between_and_their_difference_has_a_sign(opened:
 def test_models_are_shown_beside_each_other_as_far_as_they_read_the_same_tokens(opened: Open) -> None:
     one = payloads.plain(name="a/tiny", tokens=["<|bos|>", "She", " had", " a", " son"])
     other = payloads.plain(name="b/tiny", tokens=["She", " had", " two", " son", "."])
-    note = "a/tiny and b/tiny read the same 2 tokens first; behind these no difference is shown."
+    note = "The first 2 tokens are the same for a/tiny and b/tiny; after these no difference is shown."
     page = opened(page_html(payloads.page_of(one, other) | {"note": note}))
     assert note in text_of(page, "header")
     shown = []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mentalese import InputError, get_recipe
-from mentalese.compare.bench import HEADER, Side, bench, denominator, measure, peak_flops, peak_memory, table
+from mentalese.compare.bench import HEADER, Contender, bench, denominator, measure, peak_flops, peak_memory, table
 from mentalese.training.parallel import setup
 from support import shrink
 
@@ -27,18 +27,18 @@ def test_the_peak_is_that_of_the_device_or_none(device: str, peak: float | None)
     assert peak_flops(device) == peak
 
 
-def test_both_sides_take_turns_and_ratios_pair_their_turns(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contenders_take_turns_and_ratios_pair_their_turns(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = shrink(get_recipe("gpt2/tiny"), corpus)
     turns: list[tuple[str, str]] = []
     speeds = iter([1.0, 1.0, 6.0, 2.0, 8.0, 4.0])  # the first pair warms up
 
-    def train(side: Side, steps: int) -> float:
-        turns.append((side.recipe.name, "train"))
-        side.run.state.step += steps
+    def train(contender: Contender, steps: int) -> float:
+        turns.append((contender.recipe.name, "train"))
+        contender.run.state.step += steps
         return next(speeds)
 
-    monkeypatch.setattr(Side, "train", train)
-    monkeypatch.setattr(Side, "generate", lambda side: 5.0)
+    monkeypatch.setattr(Contender, "train", train)
+    monkeypatch.setattr(Contender, "generate", lambda contender: 5.0)
     monkeypatch.setattr("mentalese.compare.bench._in_own_process", lambda recipe, steps: 2**20)
     monkeypatch.setattr("mentalese.compare.bench.peak_flops", lambda name: 1e12)
     result = measure(recipe, recipe, rounds=2, steps=1)
@@ -51,13 +51,13 @@ def test_both_sides_take_turns_and_ratios_pair_their_turns(corpus: Path, monkeyp
     assert "1 TFLOP/s" in denominator({"families": {"x": result}})
 
 
-def test_a_side_trains_and_generates(corpus: Path) -> None:
-    side = Side(shrink(get_recipe("gpt2/tiny"), corpus), setup("cpu"))
-    before = [p.detach().clone() for p in side.run.model.parameters()]
-    assert side.train(1) > 0
-    assert any((p != b).any() for p, b in zip(side.run.model.parameters(), before))
-    assert side.generate() > 0
-    assert side.flops_per_token() > 6 * side.run.parameters["non_embedding"]
+def test_a_contender_trains_and_generates(corpus: Path) -> None:
+    contender = Contender(shrink(get_recipe("gpt2/tiny"), corpus), setup("cpu"))
+    before = [p.detach().clone() for p in contender.run.model.parameters()]
+    assert contender.train(1) > 0
+    assert any((p != b).any() for p, b in zip(contender.run.model.parameters(), before))
+    assert contender.generate() > 0
+    assert contender.flops_per_token() > 6 * contender.run.parameters["non_embedding"]
 
 
 def test_memory_is_that_of_the_whole_process(corpus: Path) -> None:

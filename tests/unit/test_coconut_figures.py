@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mentalese import get_recipe
 from mentalese.analyses import coconut as figures
+from mentalese.analyses.drawing import drawable_token
 from mentalese.analyses.figures import write_figure
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.data.store import Split, prepare
@@ -250,9 +251,9 @@ def test_a_thought_that_is_a_tokens_embedding_is_nearest_to_it(recipe: Recipe, t
 
 
 def test_tokens_that_the_font_cannot_show_are_told_apart_from_spaces() -> None:
-    assert figures._visible(" is\n") == "·is↵"
-    assert figures._visible("\x00字") == "��"
-    assert figures._visible("<|start-latent|>") == "<|start-lat…"
+    assert drawable_token(" is\n") == "·is↵"
+    assert drawable_token("\x00字") == "��"
+    assert drawable_token("<|start-latent|>") == "<|start-lat…"
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
@@ -367,7 +368,7 @@ def test_what_cannot_be_drawn_is_refused(
     refused("gates", agclr, agclr, says="shows one model, and 2 were given")
     refused("gates", saved(tmp_path / "bare", recipe, "agclr", gates=[]), says="has no gates")
     refused("tokens", agclr, coconut, says="shows one model, and 2 were given")
-    refused("tokens", agclr, text=" \n", says="give some text")
+    refused("tokens", agclr, text=" \n", says="use a prompt with some text")
     refused("tokens", agclr, text="one " * 70, says="latents included, and the context is 64: shorten it")
     refused("contrast", agclr, says="needs an AGCLR model and one other, and 1 were given")
     refused("contrast", coconut, agclr, says="no concept stream")

@@ -128,7 +128,7 @@ def test_accuracies_are_compared_in_points(tmp_path: Path, capsys: pytest.Captur
     print_comparison(result)
     table = capsys.readouterr().out
     assert re.search(r"a/x .* 60\.7 ± 3\.1 +60\.7 ± 3\.1 +baseline", table)
-    assert re.search(r"b/x .* 71\.0 ± 3\.6 +71\.0 ± 3\.6 +\+10\.3 on a/x \(p = 0\.00\d, n = 3\)", table)
+    assert re.search(r"b/x .* 71\.0 ± 3\.6 +71\.0 ± 3\.6 +\+10\.3 vs a/x \(p = 0\.00\d, n = 3\)", table)
     assert "perplexity" not in table
 
 
@@ -250,7 +250,7 @@ def _changed(section: str, **fields: Any) -> Recipe:
         (_changed("evaluation", tokens="all"), "evaluation.tokens is 'lexical' in a/x and 'all' in b/x"),
         (asking("b/x"), "evaluation.metric is 'perplexity' in a/x and 'accuracy' in b/x"),
         (recipe("a/x"), "recipes name 'a/x' twice"),
-        (None, r"recipes are ['a/x']: give at least two"),
+        (None, r"recipes are ['a/x']: use at least two"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(tmp_path: Path, other: Recipe | None, message: str) -> None:

@@ -138,7 +138,7 @@ def test_a_perplexity_beyond_all_numbers_has_no_bar_and_spoils_no_others() -> No
 def test_what_was_measured_and_how_can_be_read() -> None:
     text = Page(report(comparison(2, 3))).text
     for expected in (
-        "training tokens, 50k a run", "1.31M", "100.1 ± 0.1", "0.980", "n = 3", "as family1/tiny reads", "512 MiB",
+        "training tokens, 50k per run", "1.31M", "100.1 ± 0.1", "0.980", "n = 3", "as family1/tiny reads", "512 MiB",
         "fedcba9876543210", "0123abc", "torch 2.13.0", "mentalese compare a",
         "mentalese train family1/tiny --seed 2 --out runs/seed-2",
     ):  # fmt: skip
@@ -147,9 +147,9 @@ def test_what_was_measured_and_how_can_be_read() -> None:
 
 def test_models_that_scored_different_tokens_carry_a_warning() -> None:
     uneven = comparison()
-    assert "compare bits a byte" not in report(uneven)
+    assert "compare bits per byte" not in report(uneven)
     uneven["rows"][1]["runs"][0]["test"]["tokens"] += 1
-    assert "compare bits a byte" in report(uneven)
+    assert "compare bits per byte" in report(uneven)
 
 
 def test_a_page_is_replaced_whole(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_a_perplexity_that_is_no_likelihood_says_so_in_table_and_headline() -> N
     text = report(compared)
     assert "98.0 (block-not-causal)" in text
     assert text.count("<b>98.0*</b> family1 <small>") == 4  # costs
-    assert "* Not simply a likelihood: family1 (block-not-causal)." in text
+    assert "* Not an exact likelihood: family1 (block-not-causal)." in text
 
 
 def test_a_score_of_a_part_of_the_text_has_no_bits_a_byte() -> None:
@@ -286,7 +286,7 @@ def test_a_comparison_of_answers_speaks_of_accuracy_alone() -> None:
     text = report(questions(3, 3))
     page = Page(text)
     for expected in (
-        "test accuracy, %", "51.0 ± 1.0", "73.0 ± 3.0", "+22.0", "on family0/tiny", "n = 3", "500 questions", "greedy",
+        "test accuracy, %", "51.0 ± 1.0", "73.0 ± 3.0", "+22.0", "vs family0/tiny", "n = 3", "500 questions", "greedy",
         "Validation accuracy by training steps", "questions are asked at the stage that training is at",
     ):  # fmt: skip
         assert expected in page.text, expected

@@ -219,11 +219,11 @@ def test_a_gain_is_of_the_tokens_that_both_read(runs: dict[str, Path], tokenizer
     drawn = payload([short, long], names=["a", "b"])
     gains = [part["scores"]["gain"]["values"] for part in drawn["traces"]]
     assert gains == [[None, 0.0, None, None], [None, 0.0, None, None, None]], "as far as the texts agree"
-    assert drawn["note"] == "a and b read the same 2 tokens first; behind these no difference is shown."
+    assert drawn["note"] == "The first 2 tokens are the same for a and b; after these no difference is shown."
     apart = trace(gpt2(tokenizer), tokenizer, torch.tensor([9, 6, 7]))
     drawn = payload([short, apart], names=["a", "b"])
     assert "gain" not in drawn["traces"][0]["scores"]
-    assert drawn["note"] == "a and b read the text in other tokens from the first one on: no difference can be shown."
+    assert drawn["note"] == "a and b tokenise the text differently from the first token on: no difference can be shown."
     assert page["note"] == payload([short])["note"] == ""
 
 

@@ -1,8 +1,8 @@
 """Speed, memory and cost of a recipe against its baseline: interleaved in one run, on the same text.
 
-Both sides take turns (A B A B ...), so that whatever else the machine does falls on both, and the ratio is taken turn
-by turn. A turn of training is the loop's own step; a turn of generation is one batch of prompts. Peak memory is
-measured in a process of its own for each side.
+Both contenders take turns (A B A B ...), so other work on the machine affects both, and the ratio is taken turn by
+turn. A turn of training is the training loop's step; a turn of generation is one batch of prompts. Peak memory is
+measured in a separate process for each contender.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ PEAK_BF16_FLOPS = {
     "RTX 4090": 165e12,
     "RTX 3090": 71e12,
 }
-"""Dense bfloat16 FLOP/s from the makers' data sheets, by a part of the device's name; longer names first."""
+"""Dense bfloat16 FLOP/s from the makers' data sheets, by part of the device's name; longer names first."""
 
 
 def peak_flops(device_name: str) -> float | None:
-    """The denominator of MFU, or `None` for a device that is not in the table (every CPU)."""
+    """The denominator of MFU; `None` for a device that is not in the table (every CPU)."""
     return next((peak for name, peak in PEAK_BF16_FLOPS.items() if name in device_name), None)
 
 
 def _at_its_last_stage(recipe: Recipe) -> Recipe:
-    """A recipe of questions as its curriculum ends: before that there may be no thoughts to pay for."""
+    """A recipe of questions at the end of its curriculum: earlier stages may have no latents."""
     if not recipe.layout.questions:
         return recipe
     return dataclasses.replace(recipe, layout=recipe.layouts()[-1], phases=())
 
 
-class Side:
+class Contender:
     """One recipe, built as the training loop builds it, that trains and generates turn by turn.
 
     Args:
         recipe: what is measured.
-        folder: where a run would be written; nothing is.
+        folder: of a run; nothing is written to it.
     """
 
     def __init__(self, recipe: Recipe, parallel: Parallel, folder: Path = Path("bench")) -> None:
@@ -71,7 +71,7 @@ class Side:
         self.prompts = openings(self.run.store, self.run.tokenizer, count=PROMPTS, questions=questions)
 
     def train(self, steps: int) -> float:
-        """Lexical tokens a second over the next `steps` optimiser steps."""
+        """Lexical tokens per second over the next `steps` optimiser steps."""
         run, start = self.run, self.run.state.step
         _synchronise()
         began = time.perf_counter()
@@ -83,7 +83,7 @@ class Side:
         return (run.plan.position(start + steps).tokens - run.plan.position(start).tokens) / seconds
 
     def generate(self) -> float:
-        """New tokens a second, greedy, all prompts in one batch."""
+        """New tokens per second, greedy, all prompts in one batch."""
         began = time.perf_counter()
         generate_text(
             self.run.model,
@@ -99,23 +99,23 @@ class Side:
         return len(self.prompts) * NEW_TOKENS / (time.perf_counter() - began)
 
     def flops_per_token(self) -> float:
-        """Training FLOPs a lexical token, over all steps so far."""
+        """Training FLOPs per lexical token, over all steps so far."""
         return self.run.flops / self.run.plan.position(self.run.state.step).tokens
 
 
 def measure(recipe: Recipe, baseline: Recipe, *, rounds: int = 5, steps: int = 2) -> dict[str, Any]:
-    """Both recipes in turns; the first turn of each warms up and does not count.
+    """Both recipes in turns; the first turn of each warms up and is not counted.
 
     Returns:
-        `ours` and `baseline` (tokens a second as median, min and max; FLOPs a token; MFU; peak memory), and `ratio`
+        `ours` and `baseline` (tokens per second as median, min and max; FLOPs per token; MFU; peak memory), and `ratio`
         (ours over the baseline's, turn by turn) for `training` and `generation`.
     """
     parallel = setup(recipe.train.device)
-    sides = {"ours": Side(recipe, parallel), "baseline": Side(baseline, parallel)}
-    speeds: dict[str, dict[str, list[float]]] = {name: {"training": [], "generation": []} for name in sides}
+    contenders = {"ours": Contender(recipe, parallel), "baseline": Contender(baseline, parallel)}
+    speeds: dict[str, dict[str, list[float]]] = {name: {"training": [], "generation": []} for name in contenders}
     for turn in range(rounds + 1):
-        for name, side in sides.items():
-            speed = {"training": side.train(steps), "generation": side.generate()}
+        for name, contender in contenders.items():
+            speed = {"training": contender.train(steps), "generation": contender.generate()}
             if turn > 0:
                 for kind, value in speed.items():
                     speeds[name][kind].append(value)
@@ -131,18 +131,18 @@ def measure(recipe: Recipe, baseline: Recipe, *, rounds: int = 5, steps: int = 2
             for kind in ("training", "generation")
         },
     }
-    for name, side in sides.items():
+    for name, contender in contenders.items():
         training = _spread(speeds[name]["training"])
-        flops = side.flops_per_token()
+        flops = contender.flops_per_token()
         result[name] = {
-            "recipe": side.recipe.name,
-            "parameters": side.run.parameters,
-            "precision": side.recipe.train.precision,
+            "recipe": contender.recipe.name,
+            "parameters": contender.run.parameters,
+            "precision": contender.recipe.train.precision,
             "training_tokens_per_second": training,
             "generation_tokens_per_second": _spread(speeds[name]["generation"]),
             "train_flops_per_token": flops,
             "mfu": training["median"] * flops / peak if peak else None,
-            "peak_memory_bytes": _in_own_process(side.recipe, steps),
+            "peak_memory_bytes": _in_own_process(contender.recipe, steps),
         }
     return result
 
@@ -151,7 +151,7 @@ def bench(families: list[str], out: Path | None) -> dict[str, Any]:
     """Measures each family's `tiny` recipe against its baseline.
 
     Args:
-        families: names; all that have a baseline where the list is empty.
+        families: names; an empty list means all families whose `tiny` recipe has a baseline.
         out: a JSON file for the result.
 
     Raises:
@@ -164,7 +164,7 @@ def bench(families: list[str], out: Path | None) -> dict[str, Any]:
     check_place(out, "--out")
     pairs = {name: recipe for name in families or known if (recipe := _tiny(name)) is not None}
     if missing := [name for name in families if name not in pairs]:
-        raise InputError(f"the family {missing[0]!r} has no tiny recipe with a baseline: leave it out")
+        raise InputError(f"the family {missing[0]!r} has no tiny recipe with a baseline: remove it")
     measured = {}
     for name, recipe in pairs.items():
         assert recipe.baseline is not None
@@ -184,36 +184,36 @@ HEADER = ("model", "train tokens/s", "ratio", "generate tokens/s", "ratio", "FLO
 
 
 def table(result: dict[str, Any]) -> list[list[str]]:
-    """One row a side: medians, with the spread from the slowest to the fastest turn."""
+    """One row per contender: medians, and the range from the slowest to the fastest turn."""
     rows = []
     for measured in result["families"].values():
         for name in ("baseline", "ours"):
-            side, ratios = measured[name], measured["ratio"]
+            contender, ratios = measured[name], measured["ratio"]
             training, generation = ("", "") if name == "baseline" else (ratios["training"], ratios["generation"])
-            mfu = f"{side['mfu']:.1%}" if side["mfu"] is not None else "none"
+            mfu = f"{contender['mfu']:.1%}" if contender["mfu"] is not None else "none"
             rows.append(
                 [
-                    side["recipe"],
-                    _cell(side["training_tokens_per_second"], "{:,.0f}"),
+                    contender["recipe"],
+                    _cell(contender["training_tokens_per_second"], "{:,.0f}"),
                     _cell(training, "{:.2f}"),
-                    _cell(side["generation_tokens_per_second"], "{:,.0f}"),
+                    _cell(contender["generation_tokens_per_second"], "{:,.0f}"),
                     _cell(generation, "{:.2f}"),
-                    f"{side['train_flops_per_token'] / 1e6:,.1f}M",
+                    f"{contender['train_flops_per_token'] / 1e6:,.1f}M",
                     mfu,
-                    f"{side['peak_memory_bytes'] / 2**20:,.0f} MiB",
+                    f"{contender['peak_memory_bytes'] / 2**20:,.0f} MiB",
                 ]
             )
     return rows
 
 
 def denominator(result: dict[str, Any]) -> str:
-    """What MFU is a fraction of, in one line."""
+    """The denominator of MFU, in one line."""
     measured = next(iter(result["families"].values()), None)
     if measured is None:
         return "No family has a tiny recipe with a baseline."
     name, peak = measured["hardware"]["name"], measured["peak_flops"]
     return f"MFU of {name}: " + (
-        f"of {peak / 1e12:,.0f} TFLOP/s in bfloat16" if peak else "none, its peak is not known"
+        f"relative to {peak / 1e12:,.0f} TFLOP/s in bfloat16" if peak else "none, because its peak is unknown"
     )
 
 
@@ -239,7 +239,7 @@ def _in_own_process(recipe: Recipe, steps: int) -> int:
 
 
 def peak_memory(recipe: dict[str, Any], steps: int) -> int:
-    """Bytes at the peak of a process that trains a few steps: allocated on the GPU, or resident, Python included."""
+    """Peak bytes of a process that trains a few steps: allocated on the GPU, or resident with Python on a CPU."""
     parallel = setup(recipe["train"]["device"])
-    Side(Recipe.from_dict(recipe), parallel).train(steps)
+    Contender(Recipe.from_dict(recipe), parallel).train(steps)
     return memory.peak_memory(parallel.device)

@@ -1,7 +1,7 @@
 """Charts of a comparison as HTML: curves over training, and quality against what it cost.
 
-A chart is an SVG that stretches with the page under labels that do not, so that text keeps its size on every screen.
-Places across are in thousandths of the plot's width, places down in pixels.
+A chart is an SVG that stretches with the page, and labels that do not, so text keeps its size on every screen.
+Horizontal coordinates are thousandths of the plot's width, vertical coordinates are pixels.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from mentalese.formatting import round_numbers, short_count
 
 HEIGHT = 260  # px of a plot
 LINE = 16  # px between two labels
-POINTS = 200  # of a line at most
-STOPS = 120  # places along a line that can be read off, at most
-COLOURS = 6  # of the palette; the next models have the same ones dashed, or as rings
+POINTS = 200  # maximum of a line
+STOPS = 120  # maximum of places at which the values of a chart are shown
+COLOURS = 6  # of the palette; further models reuse them with dashes, or as rings
 
 
 @dataclass(frozen=True)
 class Measure:
-    """What an axis says: how a number of it is worded, and whether it is drawn on a logarithmic scale.
+    """An axis: how its numbers are written, and whether its scale is logarithmic.
 
     Attributes:
-        unit: behind a number that stands alone, and below the axis.
-        show: words a number.
-        tick: words a tick.
+        unit: after a number in text, and below the axis.
+        show: writes a number.
+        tick: writes a tick.
         step: ticks are round multiples of it.
     """
 
@@ -44,7 +44,7 @@ class Measure:
         return f"{self.show(value)} {self.unit}".strip()
 
     def forward(self, value: float) -> float:
-        """To where equal distances look equal."""
+        """To the scale on which the axis is linear."""
         return math.log(value) if self.logarithmic else value
 
     def back(self, value: float) -> float:
@@ -56,7 +56,7 @@ class Measure:
 
 
 def counted(unit: str, step: float = 1.0, *, logarithmic: bool = False) -> Measure:
-    """Numbers in units of `step`, in three digits."""
+    """Numbers in units of `step`, with three digits."""
 
     def show(value: float) -> str:
         return short_count(value / step)
@@ -82,9 +82,9 @@ ACCURACY = Measure("", lambda value: f"{value:.1%}", lambda value: f"{100 * valu
 
 @dataclass(frozen=True)
 class Curve:
-    """A line: x, mean, least and greatest over seeds at each of the steps that all seeds share.
+    """A line: x, mean, minimum and maximum over seeds at each step that all seeds share.
 
-    `stages` has the x where a stage of the model's curriculum ends, as far as validations tell.
+    `stages` has the x at which stages of the model's curriculum end, as far as validations show it.
     """
 
     model: int
@@ -96,7 +96,7 @@ class Curve:
     stages: list[float]
 
     def at(self, x: float, measure: Measure) -> float | None:
-        """The line's height at `x`: after its end that of its end, before its start none."""
+        """The line's value at `x`; after its end its last value, before its start `None`."""
         if not self.x or x < self.x[0]:
             return None
         after = bisect_left(self.x, x)
@@ -132,7 +132,7 @@ def curve(model: int, label: str, runs: list[dict[str, Any]], x: str, y: str) ->
 
 
 def stops(curves: Sequence[Curve]) -> list[float]:
-    """Where curves are read off: their own points, the ones that lie close together taken as one."""
+    """The x at which values of curves are shown: their own points, without those too close to another."""
     right = max(c.x[-1] for c in curves)
     kept: list[float] = []
     for x in sorted({x for c in curves for x in c.x}):
@@ -142,15 +142,16 @@ def stops(curves: Sequence[Curve]) -> list[float]:
 
 
 def line_chart(title: str, curves: list[Curve], across: Measure, down: Measure) -> tuple[str, dict[str, Any]]:
-    """One chart as HTML, and for the page's script what can be read off it.
+    """One chart as HTML, and its values for the page's script.
 
-    The latter has `stops`, each a place across and its words, and for each of `lines` its `name`, how many stops it
-    `runs` to, and at each stop `y`, the `place` of its label and the `text` in it, `None` before it begins.
+    The values are `stops`, each a horizontal coordinate and its text, and for each of `lines` its `name`, the number of
+    stops before its end (`runs`), and at each stop `y`, the `place` and the `text` of its label (`None` before it
+    begins).
     """
     right = max(c.x[-1] for c in curves)
     low, high = min(min(c.low) for c in curves), max(max(c.high) for c in curves)
-    # The steep start is cut off, or it would leave the ends, which are compared, a few pixels: they get the last
-    # factor of three in perplexity, which is the last 1.1 nats of a loss, and more where a model ends higher.
+    # The steep start is cut off: with it, the ends, which are compared, would get a few pixels. The chart shows the
+    # last factor of three in perplexity, which is the last 1.1 nats of a loss, and more if a model ends higher.
     ends = max(c.high[-1] for c in curves)
     most = max(3 * low, 1.2 * ends) if down.logarithmic else max(low + math.log(3), ends + math.log(1.2))
     high = min(high, most)
@@ -203,10 +204,10 @@ def _readings(
     for row in values:
         begun = [i for i, value in enumerate(row) if value is not None]
         y = [at_y(value) for value in row if value is not None]
-        found = dict(zip(begun, zip(y, spread(y, LINE, HEIGHT))))
+        placed = dict(zip(begun, zip(y, spread(y, LINE, HEIGHT))))
         for i, (line, value) in enumerate(zip(lines, row)):
-            line["y"].append(round(found[i][0], 1) if i in found else None)
-            line["place"].append(round(found[i][1], 1) if i in found else None)
+            line["y"].append(round(placed[i][0], 1) if i in placed else None)
+            line["place"].append(round(placed[i][1], 1) if i in placed else None)
             line["text"].append(None if value is None else down.show(value))
     return {"stops": [[round(at_x(x), 1), across.words(x)] for x in places], "lines": lines}
 
@@ -214,7 +215,7 @@ def _readings(
 def _numbers(
     places: list[float], values: list[list[float | None]], curves: list[Curve], across: Measure, down: Measure
 ) -> str:
-    """The chart as a table, at a dozen places."""
+    """The chart as a table of at most twelve rows."""
     count = min(12, len(places))
     some = sorted({round(i * (len(places) - 1) / max(count - 1, 1)) for i in range(count)})
     head = "".join(f'<th scope="col">{escape(c.label)}</th>' for c in curves)
@@ -234,7 +235,7 @@ def _numbers(
 
 @dataclass(frozen=True)
 class Point:
-    """A model at its cost and quality: the mean over seeds, and each seed; `mark` goes behind its quality."""
+    """A model's cost and quality: the mean over seeds, and each seed; `mark` is written after its quality."""
 
     model: int
     label: str
@@ -245,11 +246,11 @@ class Point:
 
 
 def scatter(title: str, points: list[Point], across: Measure, down: Measure, *, best_is_low: bool, name: str) -> str:
-    """One chart as HTML, with steps that join the models that no other beats in both.
+    """One chart as HTML, with the Pareto frontier as steps.
 
     Args:
-        best_is_low: of quality; the least cost is always the best.
-        name: tells this chart from those of other costs, among which one chooses.
+        best_is_low: whether lower quality numbers are better; lower cost always is.
+        name: of the cost, by which the page selects the visible chart.
     """
     seeds = [seed for p in points for seed in [*p.seeds, (p.x, p.y)]]
     x_low, x_high = _room(min(x for x, _ in seeds), max(x for x, _ in seeds), across, 1.3)
@@ -284,7 +285,7 @@ def scatter(title: str, points: list[Point], across: Measure, down: Measure, *, 
 
 
 def frontier(points: Sequence[Point], *, best_is_low: bool) -> list[Point]:
-    """The models that no other beats in cost and in quality, the cheapest first."""
+    """The models on the Pareto frontier of cost and quality, the cheapest first."""
     sign = 1 if best_is_low else -1
     kept: list[Point] = []
     for point in sorted(points, key=lambda p: (p.x, sign * p.y)):
@@ -297,7 +298,7 @@ def frontier(points: Sequence[Point], *, best_is_low: bool) -> list[Point]:
 
 
 class Label(NamedTuple):
-    """What stands at the right of a plot, level with `y` where there is room: a figure, a name, and what it cost."""
+    """The text at the right of a plot, at `y` if there is room: a number, a name, and a cost."""
 
     model: int
     y: float
@@ -342,7 +343,7 @@ def _figure(
 def _scale(
     measure: Measure, low: float, high: float, first: float, last: float, *, margin: float
 ) -> Callable[[float], float]:
-    """From numbers to places: `low` near `first`, `high` near `last`, with a share of `margin` to spare at both."""
+    """From numbers to coordinates: `low` near `first`, `high` near `last`, with a relative `margin` at both."""
     start, end = measure.forward(low), measure.forward(high)
     spare = margin * (end - start) or 0.05 * abs(end) or 1.0
     start, end = start - spare, end + spare
@@ -350,7 +351,7 @@ def _scale(
 
 
 def _room(low: float, high: float, measure: Measure, factor: float) -> tuple[float, float]:
-    """The range, widened where it is narrower than `factor`, so that nothing looks like much."""
+    """The range, widened to at least `factor`, so that small differences look small."""
     if not measure.logarithmic or high > factor * low:
         return low, high
     middle = math.sqrt(low * high)
@@ -358,7 +359,7 @@ def _room(low: float, high: float, measure: Measure, factor: float) -> tuple[flo
 
 
 def spread(places: Sequence[float], gap: float, height: float) -> list[float]:
-    """Places near the wanted ones, in their order, at least `gap` apart and inside `[0, height]` where they fit."""
+    """The nearest places in the same order, at least `gap` apart and inside `[0, height]` if they fit."""
     order = sorted(range(len(places)), key=lambda i: places[i])
     gap = min(gap, height / max(len(places) - 1, 1))
     # Shifted by rank, "at least gap apart" becomes "not decreasing": the nearest such numbers are found by pooling.

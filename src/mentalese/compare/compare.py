@@ -1,9 +1,9 @@
 """Recipes trained on the same text at equal cost, in one table.
 
-check    the same data for all, no folder that holds another run, equal size where that is asked for
-train    recipe by recipe, seed by seed; a run that is finished in the folder is taken as it is
+check    the same data for all, no folder with another run, equal size if requested
+train    recipe by recipe, seed by seed; a finished run in the folder is reused
 match    the first recipe's tokens or FLOPs are the budget of the others
-judge    mean and spread over seeds, each against its baseline, with a paired test from three seeds on
+judge    mean and spread over seeds, each against its baseline, with a paired test for three or more seeds
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Match = Literal["params", "tokens", "flops"]
 PARAMETER_TOLERANCE = 0.01
 SEEDS_FOR_A_TEST = 3
 
-# All recipes must agree on these, or their figures could not stand in one table.
+# All recipes must agree on these, or their results could not be compared.
 _SHARED = (
     ("data", "source"),
     ("data", "text_column"),
@@ -51,7 +51,7 @@ _SHARED = (
     ("evaluation", "answer_tokens"),
 )
 
-# What a row of the table has of its runs' test splits.
+# The test results in a row of the table.
 _FIGURES = {"perplexity": ("perplexity", "bits_per_byte"), "accuracy": ("accuracy", "exact_match", "f1")}
 
 
@@ -68,18 +68,18 @@ def compare(
 
     Args:
         recipes: the first one sets the budget, and is the baseline of those whose own is not among them.
-        out: gets `<recipe>/seed-<k>/`, one run folder each. What is finished there is not trained again, what was
-            interrupted goes on.
-        match: `params` refuses models whose non-embedding parameters are over 1% from the first one's; `tokens` and
-            `flops` set every run's length from the first one's, and no run stops early.
-        seeds: runs a recipe; they count up from the recipe's `train.seed`.
-        train: what trains one recipe in one folder.
+        out: gets `<recipe>/seed-<k>/`, one run folder each. Finished runs are not trained again, interrupted runs
+            are resumed.
+        match: `params` refuses models whose non-embedding parameters differ from the first one's by more than 1%;
+            `tokens` and `flops` set every run's length to match the first one's, and no run stops early.
+        seeds: runs per recipe; they count up from the recipe's `train.seed`.
+        train: trains one recipe in one folder.
 
     Returns:
         The content of `compare.json`.
 
     Raises:
-        InputError: recipes that cannot be compared, or a folder that holds other runs.
+        InputError: recipes that cannot be compared, or a folder with other runs.
     """
     _check(recipes, seeds)
     if match in ("tokens", "flops"):
@@ -112,7 +112,7 @@ def compare(
     results += [run(recipe) for recipe in recipes[1:]]
 
     comparison = _judge(recipes, results, out) | {"match": matched, "seeds": seeds, "command": provenance.command()}
-    if is_main_process():  # under torchrun every process knows all results
+    if is_main_process():  # under torchrun every process has all results
         write_json(out / "compare.json", comparison)
         write_report(comparison, out / "report.html")
     return comparison
@@ -139,13 +139,13 @@ def _folder(out: Path, recipe: Recipe, seed: int) -> Path:
 
 def _check(recipes: list[Recipe], seeds: int) -> None:
     if len(recipes) < 2:
-        raise InputError(f"recipes are {[r.name for r in recipes]}: give at least two to compare")
+        raise InputError(f"recipes are {[r.name for r in recipes]}: use at least two")
     if seeds < 1:
-        raise InputError(f"seeds is {seeds}: give at least 1")
+        raise InputError(f"seeds is {seeds}: use at least 1")
     names = [recipe.name for recipe in recipes]
     for name in names:
         if names.count(name) > 1:
-            raise InputError(f"recipes name {name!r} twice: give each once (--seeds repeats runs)")
+            raise InputError(f"recipes name {name!r} twice: name each once (--seeds repeats runs)")
     first = recipes[0]
     for recipe in recipes[1:]:
         for section, field in _SHARED:
@@ -153,12 +153,12 @@ def _check(recipes: list[Recipe], seeds: int) -> None:
             if one != other:
                 raise InputError(
                     f"{section}.{field} is {one!r} in {first.name} and {other!r} in {recipe.name}: "
-                    "only runs on the same text, tokens and protocol can be compared, so set it for both"
+                    "runs are only comparable on the same text, tokens and protocol, so set it for both"
                 )
 
 
 def _check_folders(recipe: Recipe, out: Path, seeds: int) -> None:
-    """Other runs in `out` are found before hours of training, not after them."""
+    """Refuses a folder with other runs before training starts."""
     for seed in _seeds(recipe, seeds):
         check_folder(_change(recipe, seed=seed), _folder(out, recipe, seed), resume=True)
 
@@ -168,16 +168,16 @@ def _check_parameters(recipes: list[Recipe], show: bool) -> None:
     for recipe, count in zip(recipes[1:], counts[1:]):
         off = count / counts[0] - 1
         if abs(off) > PARAMETER_TOLERANCE:
-            side = "more" if off > 0 else "fewer"
+            more = "more" if off > 0 else "fewer"
             raise InputError(
-                f"{recipe.name} has {count:,} non-embedding parameters, {abs(off):.1%} {side} "
+                f"{recipe.name} has {count:,} non-embedding parameters, {abs(off):.1%} {more} "
                 f"than {recipes[0].name} ({counts[0]:,}): matching parameters allows {PARAMETER_TOLERANCE:.0%}, so "
-                "change its model's sizes or match tokens or flops"
+                "change its model's sizes or use match=tokens or match=flops"
             )
 
 
 def _meta_model(recipe: Recipe, show: bool) -> tuple[Any, dict[str, int], Any, Any]:
-    """The recipe's model without memory for weights, its parameter counts, and its tokens."""
+    """The recipe's model on the meta device, its parameter counts, its text and its tokenizer."""
     store, tokenizer = prepare(recipe.data, recipe.layout, show=show)
     with torch.device("meta"):
         model = build_model(recipe.model, tokenizer, seed=0)
@@ -187,7 +187,7 @@ def _meta_model(recipe: Recipe, show: bool) -> tuple[Any, dict[str, int], Any, A
 def _with_flops(recipe: Recipe, budget: int, show: bool) -> Recipe:
     """The recipe at the length whose training costs `budget` FLOPs."""
     model, _, store, tokenizer = _meta_model(recipe, show)
-    for _ in range(2):  # a curriculum's cost a token depends on the length, which depends on the cost
+    for _ in range(2):  # a curriculum's cost per token depends on the length, which depends on the cost
         plan = Plan(store.splits["train"], recipe, tokenizer)
         tokens = budget / flops_per_token(model, plan, recipe.train.gradient_accumulation_steps)
         recipe = _with_tokens(recipe, max(1, round(tokens)))
@@ -195,7 +195,7 @@ def _with_flops(recipe: Recipe, budget: int, show: bool) -> Recipe:
 
 
 def flops_per_token(model: Any, plan: Any, micro_batches: int, samples: int = 16) -> float:
-    """Training FLOPs a lexical token, over steps spread evenly over the plan."""
+    """Training FLOPs per lexical token, over steps spread evenly over the plan."""
     count = min(samples, plan.total_steps)
     steps = sorted({(2 * i + 1) * plan.total_steps // (2 * count) for i in range(count)})
     flops = sum(
@@ -241,7 +241,7 @@ def _row(
         **{
             name: summary([run["test"][name] for run in runs])
             for name in _FIGURES[metric]
-            if runs[0]["test"][name] is not None  # bits a byte of an estimator that scores a part of the text
+            if runs[0]["test"][name] is not None  # bits per byte of an estimator that scores part of the text
         },
         f"validation_{metric}": summary([run["validation"][metric] for run in runs]),
         **{name: over_seeds(name) for name in ("train_flops_per_token", "tokens_per_second")},
@@ -258,7 +258,7 @@ def _row(
         row["baseline"] = baseline
         if metric == "accuracy":
             row["difference"] = difference
-        else:  # of the geometric means: the ratio that the test on log-perplexities is about
+        else:  # of the geometric means: the ratio that the test on log-perplexities tests
             row["ratio"] = math.exp(difference)
         if len(runs) >= SEEDS_FOR_A_TEST:
             row["paired_test"] = paired_t_test(values, reference).to_dict()
@@ -266,6 +266,6 @@ def _row(
 
 
 def print_comparison(comparison: dict[str, Any]) -> None:
-    """The table on standard output."""
+    """Prints the table on standard output."""
     rows = comparison["rows"]
     print_table(header(rows), [cells(row) for row in rows], title=f"Test {metric(rows)} on {comparison['source']}")

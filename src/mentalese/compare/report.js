@@ -1,11 +1,11 @@
-// Sorts tables and reads charts off. Names in the data are anyone's: they go into the page as text only.
+// Sorts tables and shows the values of charts. Names in the data are untrusted: they are added as text only.
 "use strict";
 
 const { charts } = JSON.parse(document.getElementById("data").textContent);
 
 // -- tables ----------------------------------------------------------------------------------------------------------
 
-// Each header becomes a button: best first, then the other way round, then as it was written.
+// Each header becomes a button: best first, then reversed, then the original order.
 function sortable(table) {
   const heads = [...table.tHead.rows[0].cells];
   const body = table.tBodies[0];
@@ -33,19 +33,19 @@ function sorted(rows, column, sign) {
   };
   return [...rows].sort((a, b) => {
     const [left, right] = [key(a), key(b)];
-    if (left === null || right === null) return (left === null) - (right === null); // what is unknown comes last
+    if (left === null || right === null) return (left === null) - (right === null); // unknown values come last
     return sign * (typeof left === "string" ? left.localeCompare(right, "en", { numeric: true }) : left - right);
   });
 }
 
 // -- charts ----------------------------------------------------------------------------------------------------------
 
-// A line across the plot that stands at one of the chart's stops, with all models' values there in place of their last.
+// A vertical line at one of the chart's stops; the labels show the models' values there instead of their last ones.
 function readable(figure, { stops, lines }) {
   const [plot, ticks] = [figure.querySelector(".plot"), figure.querySelector(".x")];
   const labels = [...figure.querySelectorAll(".labels li")];
   const figures = labels.map((label) => label.firstChild.firstChild); // text that is changed in place: a new node would
-  const last = labels.map((label, i) => [label.style.top, figures[i].data]); // have all rules with :has() looked at again
+  const last = labels.map((label, i) => [label.style.top, figures[i].data]); // cause all rules with :has() to be evaluated again
   const cross = shape("cross");
   const dots = lines.map((line) => shape(`dot read m${line.model}`));
   const place = document.createElement("output");
@@ -112,7 +112,7 @@ function readable(figure, { stops, lines }) {
   };
   slider.addEventListener("pointermove", (event) => show(nearest(event)));
   slider.addEventListener("pointerdown", (event) => show(nearest(event)));
-  slider.addEventListener("pointerleave", (event) => event.pointerType === "touch" || leave()); // a lifted finger reads
+  slider.addEventListener("pointerleave", (event) => event.pointerType === "touch" || leave()); // on touch screens the values stay
   slider.addEventListener("focus", () => slider.matches(":focus-visible") && show(at));
   slider.addEventListener("blur", leave);
   slider.addEventListener("keydown", (event) => {

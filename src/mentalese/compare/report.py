@@ -1,6 +1,6 @@
-"""A comparison as one HTML page that needs nothing else: readable on a phone, in the dark and on paper.
+"""A comparison as one self-contained HTML page: readable on a phone, in dark mode and on paper.
 
-Its script sorts tables and reads curves off; all that there is to see is in the page before it runs.
+Its script sorts tables and shows the values of curves; everything else is in the page without it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _RESULTS = {
     "perplexity": ("test perplexity", "bits/byte", "ratio to baseline"),
     "accuracy": ("test accuracy, %", "F1, %", "points to baseline"),
 }
-_MORE_IS_BETTER = ("tokens/s", *_RESULTS["accuracy"])  # sorted from the top down first
+_MORE_IS_BETTER = ("tokens/s", *_RESULTS["accuracy"])  # sorted in descending order first
 
 
 def metric(rows: Sequence[dict[str, Any]]) -> str:
-    """What a comparison is about, `perplexity` or `accuracy`: the same for all of its rows."""
+    """The metric of a comparison, `perplexity` or `accuracy`: the same for all of its rows."""
     return "accuracy" if "accuracy" in rows[0] else "perplexity"
 
 
@@ -49,7 +49,7 @@ def header(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
 
 
 def write_report(comparison: dict[str, Any], path: Path) -> None:
-    """Writes the page of a comparison (the content of `compare.json`) to `path`, whole or not at all."""
+    """Writes the page of a comparison (the content of `compare.json`) to `path`, atomically."""
     write_text(path, report(comparison))
 
 
@@ -68,20 +68,20 @@ def report(comparison: dict[str, Any]) -> str:
         f'<div class="figures" style="--label-width:{width}ch">{drawn}</div>' if drawn else "",
         _section("Generated text", _samples(rows)),
         _section("Protocol", _protocol(rows)),
-        _section("Where the figures come from", _provenance(comparison)),
+        _section("Provenance", _provenance(comparison)),
     ]
     header = f'<p class="kind">Mentalese comparison</p><h1>{escape(headline(rows))}</h1>{_facts(comparison)}'
     body = "\n".join(section for section in sections if section)
     return page(
         "Mentalese comparison",
-        style=_beside("css") + _highlights(len(rows)),
+        style=_file("css") + _highlights(len(rows)),
         body=f"<main>\n<header>{header}</header>\n{body}\n</main>",
-        script=_beside("js"),
+        script=_file("js"),
         data={"charts": readings},
     )
 
 
-def _beside(suffix: str) -> str:
+def _file(suffix: str) -> str:
     return Path(__file__).with_suffix(f".{suffix}").read_text(encoding="utf-8")
 
 
@@ -98,15 +98,15 @@ def _perplexity_digits(row: dict[str, Any]) -> int:
 
 
 def _figure(row: dict[str, Any]) -> str:
-    """The mean of what the comparison is about, with its unit or estimator."""
+    """The mean of the metric, with its unit or estimator."""
     if "accuracy" in row:
         return f"{row['accuracy']['mean']:.1%}"
     return f"{row['perplexity']['mean']:,.{_perplexity_digits(row)}f}{_label(row)}"
 
 
 def _change(row: dict[str, Any]) -> tuple[str, str]:
-    """A row against its baseline, and the word between the two."""
-    return (f"{100 * row['difference']:+.1f}", "on") if "accuracy" in row else (f"{row['ratio']:.3f}", "of")
+    """A row relative to its baseline, and the preposition before the baseline's name."""
+    return (f"{100 * row['difference']:+.1f}", "vs") if "accuracy" in row else (f"{row['ratio']:.3f}", "of")
 
 
 def _against(row: dict[str, Any]) -> str:
@@ -168,7 +168,7 @@ def headline(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _ranked(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The best first; where two are equal, in their order."""
+    """The best first; equal rows keep their order."""
     name = metric(rows)
     return sorted(rows, key=lambda row: row[name]["mean"], reverse=name == "accuracy")
 
@@ -183,17 +183,17 @@ def _section(title: str, body: str) -> str:
 def _facts(comparison: dict[str, Any]) -> str:
     match, seeds = comparison["match"], comparison["seeds"]
     by = {
-        None: "not matched",
+        None: "nothing",
         "params": "non-embedding parameters, within 1%",
-        "tokens": f"training tokens, {short_count(match.get('budget', 0))} a run",
-        "flops": f"training FLOPs, {short_count(match.get('budget', 0))} a run",
+        "tokens": f"training tokens, {short_count(match.get('budget', 0))} per run",
+        "flops": f"training FLOPs, {short_count(match.get('budget', 0))} per run",
     }[match["by"]]
     facts = {
         "text": comparison["source"],
         "tokenizer": comparison["tokenizer"],
         "matched by": by,
         "seeds": seeds,
-        "made": comparison["created"].replace("T", " ").replace("+00:00", " UTC"),
+        "created": comparison["created"].replace("T", " ").replace("+00:00", " UTC"),
     }
     facts_ = "".join(f"<div><dt>{name}</dt><dd>{escape(str(value))}</dd></div>" for name, value in facts.items())
     return f'<dl class="facts">{facts_}</dl>'
@@ -207,8 +207,8 @@ def _table(rows: list[dict[str, Any]]) -> str:
     name, ranked = metric(rows), _ranked(rows)
     best = ranked[0][name]["mean"]
     known = [row[name]["mean"] for row in rows if math.isfinite(row[name]["mean"])]
-    full = 1.0 if name == "accuracy" else max(known, default=1.0)  # what a whole bar stands for
-    order = (0, 5, 7, 6, 1, 2, 3, 4)  # the result first, so that a phone shows it without scrolling
+    full = 1.0 if name == "accuracy" else max(known, default=1.0)  # the value of a full bar
+    order = (0, 5, 7, 6, 1, 2, 3, 4)  # results first, so a phone shows them without scrolling
     body = ""
     for index, row in enumerate(rows):
         value = row[name]["mean"]
@@ -227,7 +227,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
 
 
 def _sortable(columns: Sequence[str], body: str, kind: str = "") -> str:
-    """A table that the script lets one sort, by each cell's number."""
+    """A table that the script makes sortable, by each cell's number."""
     head = "".join(f'<th scope="col"{" data-down" * (column in _MORE_IS_BETTER)}>{column}</th>' for column in columns)
     table = f'<table class="sortable {kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
     return f'<div class="scroll">{table}</div>'
@@ -239,7 +239,7 @@ def _cell(text: str, number: float | None) -> str:
 
 
 def _numbers(row: dict[str, Any]) -> list[float | None]:
-    """What the `cells` of a row are sorted by; the name goes by itself."""
+    """The numbers that the `cells` of a row are sorted by; the name is sorted as text."""
     if "accuracy" in row:
         result = [row["accuracy"]["mean"], row["f1"]["mean"], row["difference"]]
     else:
@@ -249,7 +249,7 @@ def _numbers(row: dict[str, Any]) -> list[float | None]:
 
 
 def _breakable(name: str) -> str:
-    """A name that may break after its slash, on narrow screens."""
+    """A name that may break after its slash, for narrow screens."""
     return f"<span>{escape(name).replace('/', '/<wbr>')}</span>"
 
 
@@ -257,15 +257,15 @@ def _breakable(name: str) -> str:
 
 
 def _legend(names: list[str]) -> str:
-    """The models, each with a box that picks it out of all figures."""
+    """The models, each with a box that highlights it in all figures."""
     models = "".join(
         f'<label class="m{i}"><input type="checkbox">{_swatch(i)}{escape(name)}</label>' for i, name in enumerate(names)
     )
-    return f'<div class="legend" role="group" aria-label="Models to pick out of the figures">{models}</div>'
+    return f'<div class="legend" role="group" aria-label="Models to highlight in the figures">{models}</div>'
 
 
 def _highlights(models: int) -> str:
-    """Each model's colour, and the others faded while some are picked or one is pointed at."""
+    """Each model's colour; the others fade while some are selected or one is pointed at."""
     rules, pointed = "", ""
     drawn = ":is(.plot,.leaders,.labels)>"
     for i in range(models):
@@ -279,7 +279,7 @@ def _highlights(models: int) -> str:
 
 
 def _costs(rows: list[dict[str, Any]], names: list[str], matched: str | None) -> str:
-    """A chart for each cost that is known of all runs, of which one is shown, and all of them as a table."""
+    """A chart for each cost that is known for all runs, one of them visible, and all costs as a table."""
     name, down = metric(rows), ACCURACY if metric(rows) == "accuracy" else PERPLEXITY
     runs = [run for row in rows for run in row["runs"]]
     memory = max(run.get("peak_memory_bytes", 0) for run in runs)
@@ -302,7 +302,7 @@ def _costs(rows: list[dict[str, Any]], names: list[str], matched: str | None) ->
             found[key] = title, measure, points
     if not found:
         return ""
-    shown = next((key for key in found if key != matched), None)  # equal FLOPs would stand in one column
+    shown = next((key for key in found if key != matched), None)  # matched FLOPs would be one column of points
     choices = "".join(
         f'<label><input type="radio" name="cost" value="{key}"{" checked" * (key == shown)}>{title}</label>'
         for key, (title, _, _) in found.items()
@@ -312,12 +312,12 @@ def _costs(rows: list[dict[str, Any]], names: list[str], matched: str | None) ->
         for key, (title, measure, points) in found.items()
     )
     best = "lower" if name == "perplexity" else "higher"
-    note = f"Further left is cheaper, {best} is better. Grey steps join the models that no other beats in both."
+    note = f"Further left is cheaper, {best} is better. The grey line is the Pareto frontier."
     if len(rows[0]["runs"]) > 1:
-        note += " Small dots are seeds, large ones their means."
+        note += " Small dots are seeds, large dots their means."
     if any(marks):
         labels = [f"{names[i]}{_label(row)}" for i, row in enumerate(rows) if marks[i]]
-        note += f" * Not simply a likelihood: {escape(', '.join(labels))}."
+        note += f" * Not an exact likelihood: {escape(', '.join(labels))}."
     body = ""
     for i, row in enumerate(rows):
         body += f'<tr class="m{i}"><th scope="row"><span class="name">{_swatch(i)}{_breakable(names[i])}</span></th>'
@@ -340,22 +340,22 @@ def _cost(run: dict[str, Any], key: str) -> float:
 
 
 def _clock(most: float, *, logarithmic: bool = False) -> Measure:
-    """Time in the unit that suits the longest, given in seconds."""
+    """A unit of time for values of up to `most` seconds."""
     unit, size = ("hours", 3600) if most > 3 * 3600 else ("minutes", 60) if most > 300 else ("seconds", 1)
     return counted(unit, size, logarithmic=logarithmic)
 
 
 def _memory(most: float) -> Measure:
-    """Bytes in the unit that suits the most of them."""
+    """A unit of memory for values of up to `most` bytes."""
     unit, size = ("GiB", 2**30) if most >= 2**30 else ("MiB", 2**20)
     return counted(unit, size, logarithmic=True)
 
 
 def _charts(rows: list[dict[str, Any]], names: list[str]) -> tuple[str, list[dict[str, Any]]]:
-    """The charts, and for the page's script what can be read off each."""
+    """The charts, and their values for the page's script."""
     time = _clock(max((point["seconds"] for row in rows for run in row["runs"] for point in run["curve"]), default=0))
     name, score = metric(rows), f"validation_{metric(rows)}"
-    # Where a stage leaves steps out, tokens are other tokens than before: then steps tell how far a run is.
+    # Stages of a curriculum replace text by latents, so tokens of different stages are not comparable, but steps are.
     clock, clocks = ("step", "steps") if name == "accuracy" else ("tokens", "tokens")
     quality = ACCURACY if name == "accuracy" else PERPLEXITY
     charts = [
@@ -377,18 +377,18 @@ def _charts(rows: list[dict[str, Any]], names: list[str]) -> tuple[str, list[dic
         return "", []
     notes = []
     if len(rows[0]["runs"]) > 1:
-        notes.append("Lines are means over seeds; the bands reach from the least to the greatest.")
+        notes.append("Lines are means over seeds, bands the range from minimum to maximum.")
     if staged:
         notes.append(
-            "At an upright line the next stage of a model's curriculum begins; "
-            "questions are asked at the stage that training is at."
+            "At a vertical line the next stage of a model's curriculum begins; "
+            "validation uses the current stage of training."
         )
-    said = "".join(f'<p class="note">{note}</p>' for note in notes)
+    noted = "".join(f'<p class="note">{note}</p>' for note in notes)
     hint = (
-        '<p class="note" data-script hidden>Point at a chart to read all models there, or step through it with the '
-        "arrow keys. Between two measurements a value is read off the line.</p>"
+        '<p class="note" data-script hidden>Point at a chart to read the values of all models, or use the arrow '
+        "keys. Values between two measurements are interpolated.</p>"
     )
-    return f'<div class="charts">{drawn}</div>{said}{hint}', readings
+    return f'<div class="charts">{drawn}</div>{noted}{hint}', readings
 
 
 # -- text, protocol, provenance ----------------------------------------------------------------------------------------
@@ -413,7 +413,7 @@ def _samples(rows: list[dict[str, Any]]) -> str:
 
 
 def _protocol(rows: list[dict[str, Any]]) -> str:
-    """What was scored and how: once where all models share it, else model by model."""
+    """What was scored and how: one value if all models share it, else one per model."""
     protocols = [row["runs"][0]["test"]["protocol"] for row in rows]
     names = list(dict.fromkeys(name for protocol in protocols for name in protocol))
     body = ""
@@ -424,18 +424,20 @@ def _protocol(rows: list[dict[str, Any]]) -> str:
         if all(value == values[0] for value in values):
             text = escape(str(values[0]))
         else:
-            text = "<br>".join(f"<b>{escape(r['name'])}</b> {escape(_said(v))}" for r, v in zip(rows, values))
+            text = "<br>".join(f"<b>{escape(r['name'])}</b> {escape(_text(v))}" for r, v in zip(rows, values))
         body += f"<dt>{escape(name.replace('_', ' '))}</dt><dd>{text}</dd>"
     test = rows[0]["runs"][0]["test"]
     if metric(rows) == "accuracy":
-        return f"<dl>{body}<dt>asked</dt><dd>{test['questions']:,} questions</dd></dl>"
+        return f"<dl>{body}<dt>answered</dt><dd>{test['questions']:,} questions</dd></dl>"
     size = f"{test['tokens']:,} tokens, {test['bytes']:,} bytes"
     same = all(run["test"]["tokens"] == test["tokens"] for row in rows for run in row["runs"])
-    warning = "" if same else "<p class=warning>The models scored different numbers of tokens: compare bits a byte.</p>"
+    warning = (
+        "" if same else "<p class=warning>The models scored different numbers of tokens: compare bits per byte.</p>"
+    )
     return f"<dl>{body}<dt>scored</dt><dd>{size}</dd></dl>{warning}"
 
 
-def _said(value: Any) -> str:
+def _text(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
@@ -449,7 +451,7 @@ def _provenance(comparison: dict[str, Any]) -> str:
         "hardware": ", ".join(f"{name} {value}" for name, value in _items(first["hardware"])),
         "versions": ", ".join(f"{name} {value}" for name, value in _items(first["versions"])),
     }
-    body = "".join(f"<dt>{name}</dt><dd>{escape(_said(value))}</dd>" for name, value in facts.items())
+    body = "".join(f"<dt>{name}</dt><dd>{escape(_text(value))}</dd>" for name, value in facts.items())
     result, name = _RESULTS[metric(rows)][0], metric(rows)
     columns = ("model", "seed", "steps", "tokens", "FLOPs", "seconds", "peak memory", result)
     held = _memory(max(run.get("peak_memory_bytes", 0) for row in rows for run in row["runs"]))
@@ -468,8 +470,8 @@ def _provenance(comparison: dict[str, Any]) -> str:
             )
             runs += f'<tr class="m{index}"><th scope="row">{_swatch(index)} {escape(row["name"])}</th>'
             runs += "".join(_cell(*figure) for figure in figures) + "</tr>"
-        made = zip(row.get("commands", [None] * len(row["runs"])), row["runs"])  # each run alone, or what had it made
-        commands = "\n".join(dict.fromkeys(alone or run.get("command", "") for alone, run in made))
+        each = zip(row.get("commands", [None] * len(row["runs"])), row["runs"])  # a command per run, or that of all
+        commands = "\n".join(dict.fromkeys(alone or run.get("command", "") for alone, run in each))
         config = json.dumps(row["runs"][0]["config"], indent=2)
         recipes += f"<details><summary>{escape(row['name'])}: command and recipe</summary>"
         recipes += "".join(f"<pre>{escape(text)}</pre>" for text in (commands, config) if text) + "</details>"

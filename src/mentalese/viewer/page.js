@@ -1,5 +1,5 @@
 "use strict";
-// The page of one text's traces: a panel for each kind of thing that a trace holds.
+// The page of one text's traces: a panel for each kind of data in a trace.
 // Data become text nodes and attributes, never HTML.
 {
 const page = JSON.parse(document.getElementById("data").textContent);
@@ -30,7 +30,7 @@ const tidy = (value) => { // + 0: minus zero is zero
   return text.replaceAll("-", "−");
 };
 
-/** A value in its unit; `–` where a token has none. */
+/** A value with its unit; `–` for a token without a value. */
 function say(value, score) {
   if (value == null) return "–";
   const sign = score.diverging && value > 0 ? "+" : "";
@@ -38,13 +38,13 @@ function say(value, score) {
   return sign + tidy(value) + (score.unit === "nats" ? " nats" : "");
 }
 
-/** A token with its blanks visible, for where it stands alone; one without text is a further part of a character. */
+/** A token with visible white space, to be shown alone; a token without text is a later part of a character. */
 const visible = (token) => token.replaceAll(" ", "·").replaceAll("\n", "↵").replaceAll("\t", "⇥") || "…";
 
-/** The same as nodes, a blank before a word faintly. */
+/** The same as nodes, with a faint space before a word. */
 const word = (token) => /^ \S/.test(token) ? [make("span.blank", {}, "·"), visible(token.slice(1))] : [visible(token)];
 
-/** A token that is no text: a small mark. */
+/** A token that is not text: a small mark. */
 const mark = (token) => (!token || /pad/i.test(token) ? "·" : /start|bos|begin|<s>/i.test(token) ? "‹" : /end|eos|<\/s>/i.test(token) ? "›" : "◦");
 
 const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
@@ -52,12 +52,12 @@ const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.
 const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 const range = (count) => Array.from({ length: count }, (_, i) => i);
 
-/** The text from `start` to `end` in one line. */
+/** The text from `start` to `end` on one line. */
 function excerpt(trace, start, end) {
   return trace.tokens.slice(start, end).filter((_, i) => !trace.special[start + i]).join("").replace(/\s+/g, " ").trim();
 }
 
-/** One of several, as radio buttons, which the arrow keys walk. */
+/** A choice as radio buttons; the arrow keys move between them. */
 function choose(label, options, chosen, act) {
   const name = `choice-${choose.count = (choose.count ?? 0) + 1}`;
   return make("fieldset.choose", {}, make("legend", {}, label), ...options.map(([value, text]) =>
@@ -71,10 +71,10 @@ function section(title, about, ...children) {
     ...(about ? [make("p.about", {}, about)] : []), ...children);
 }
 
-/** What marks mean, by their class. */
+/** The meaning of marks, by their class. */
 const legendOf = (marks, note = "") => make("p.key", {}, ...Object.entries(marks).map(([name, words]) => make("span", {}, make(`i.${name}`), words)), note);
 
-/** The numbers behind a picture; made when they are asked for. */
+/** The numbers of a panel; the table is built when it is opened. */
 function asTable(columns, rows) {
   const most = 2000;
   const details = make("details", { ontoggle: () => {
@@ -85,20 +85,20 @@ function asTable(columns, rows) {
       make("thead", {}, make("tr", {}, ...columns.map((column) => make("th", { scope: "col" }, column)))),
       make("tbody", {}, ...all.slice(0, most).map((row) => make("tr", {}, ...cells(row)))))));
     if (all.length > most) details.append(make("p.about", {}, `The first ${most} of ${all.length} rows.`));
-  } }, make("summary", {}, "as a table"));
+  } }, make("summary", {}, "As a table"));
   return details;
 }
 
-// -- what belongs together --------------------------------------------------------------------------------------------
+// -- thoughts by token, links by thought ------------------------------------------------------------------------------
 
 for (const trace of traces) {
   const length = trace.tokens.length;
   trace.text = range(length).filter((i) => !trace.special[i]);
-  trace.of = range(length).map(() => []); // token -> thoughts about it, not those about all of the text
+  trace.of = range(length).map(() => []); // token -> its thoughts, except those of the whole text
   trace.thoughts.forEach(({ start, end }, i) => {
     if (end - start < length) for (let t = start; t < end; t++) trace.of[t].push(i);
   });
-  trace.reads = {}; // link -> thought -> [[thought, weight], ...], the most first
+  trace.reads = {}; // link -> thought -> [[thought, weight], ...], sorted by weight
   trace.readBy = {};
   for (const [key, { edges }] of Object.entries(trace.links)) {
     const lists = [trace.reads[key], trace.readBy[key]] = range(2).map(() => trace.thoughts.map(() => []));
@@ -109,22 +109,22 @@ for (const trace of traces) {
     for (const list of lists.flat()) list.sort((a, b) => b[1] - a[1]);
   }
 }
-// `prefix/name` without the half that both share.
+// `prefix/name` without the half that both models share.
 const halves = traces.map(({ name }) => name.split("/"));
 const half = [0, 1].find((kept) => traces.length > 1 && halves.every((some) => some.length === 2) && halves[0][kept] !== halves[1][kept] && halves[0][1 - kept] === halves[1][1 - kept]);
 traces.forEach((trace, i) => { trace.short = half === undefined ? trace.name : halves[i][half]; });
 
-// So many tokens of the text, from the first one on, are the same in all traces.
+// The number of tokens at the start of the text that are the same in all traces.
 const apart = traces[0].text.findIndex((token, place) => traces.some(({ text, tokens }) => tokens[text[place]] !== traces[0].tokens[token]));
 const alike = apart < 0 ? traces[0].text.length : apart;
 
-/** Where the other trace has this token of the text; null where it has not, or reads it after other tokens. */
+/** The place of this token of the text in the other trace; null if it is missing or follows other tokens there. */
 function counterpart(token, trace, other) {
   const place = trace.text.indexOf(token);
   return place >= 0 && place < alike ? other.text[place] : null;
 }
 
-/** How values become colours: the same for both models, and 2 in 100 values at either end do not stretch it. */
+/** The scale of colours: the same for both models, from the 2nd to the 98th percentile of the values. */
 function scaleOf(key) {
   const scores = traces.map((trace) => trace.scores[key]).filter(Boolean);
   const values = scores.flatMap((score) => score.values).filter((value) => value !== null).sort((a, b) => a - b);
@@ -136,7 +136,7 @@ function scaleOf(key) {
   else if (low > 0 && low < high / 3) low = 0;
   if (low === high) high = low + 1;
   const place = (value) => diverging ? clamp(value / high, -1, 1) : clamp((value - low) / (high - low), 0, 1);
-  const share = (value) => diverging ? (place(value) + 1) / 2 : place(value); // of the way from low to high
+  const share = (value) => diverging ? (place(value) + 1) / 2 : place(value); // of the range from low to high
   return { low, high, median: at(0.5), diverging, place, share, least: at(0), most: at(1) };
 }
 
@@ -147,20 +147,20 @@ function paint(node, scale, value) {
   node.style.setProperty("--v", Math.abs(place).toFixed(3));
 }
 
-// -- one view of it all -----------------------------------------------------------------------------------------------
+// -- the state that panels share --------------------------------------------------------------------------------------
 
 const view = { trace: 0, score: "", difference: false, token: null };
 const live = make("p.unseen", { "aria-live": "polite" });
 const tip = make("div.tip", { "aria-hidden": "true", hidden: true });
 let panels = [];
 
-/** Says where the pointer or the keyboard is: at a token, or (null) nowhere. */
+/** Tells the panels which token the pointer or the keyboard is at; null: none. */
 function point(token, { pinned = false } = {}) {
   if (pinned) view.token = token;
   for (const panel of panels) panel.point?.(token ?? view.token, pinned);
 }
 
-/** Underlines tokens: those of thoughts pointed at, and by weight those that they read. */
+/** Underlines the tokens of thoughts and, by weight, of the thoughts that they read. */
 function light(thoughts) {
   for (const panel of panels) panel.light?.(thoughts);
 }
@@ -223,7 +223,7 @@ function textPanel(trace) {
       event.preventDefault();
       tokens[next]?.focus();
     },
-  }, ...tokens.flatMap((node, i) => /^ \S/.test(trace.tokens[i]) && !trace.special[i] ? [" ", node] : [node])); // a blank has no colour
+  }, ...tokens.flatMap((node, i) => /^ \S/.test(trace.tokens[i]) && !trace.special[i] ? [" ", node] : [node])); // spaces have no colour
 
   function inNextLine(at, step) {
     const box = (i) => tokens[i].getClientRects()[0] ?? tokens[i].getBoundingClientRect();
@@ -241,7 +241,7 @@ function textPanel(trace) {
 
   const legend = make("div.legend");
   const about = make("p.about");
-  const margin = make("aside.margin", { "aria-label": "The token pointed at" });
+  const margin = make("aside.margin", { "aria-label": "Selected token" });
 
   function colour(key) {
     view.score = key;
@@ -262,7 +262,7 @@ function textPanel(trace) {
   function readout(token) {
     panel.needle?.(token);
     if (token === null || token >= trace.tokens.length) {
-      margin.replaceChildren(make("p.about", {}, "Point at a token, or walk through the text with the arrow keys."));
+      margin.replaceChildren(make("p.about", {}, "Point at a token, or move through the text with the arrow keys."));
       return;
     }
     const shown = traces.map((one) => [one, one === trace ? token : counterpart(token, trace, one)]).filter(([, at]) => at !== null);
@@ -310,7 +310,7 @@ function textPanel(trace) {
   return panel;
 }
 
-/** The scale as a strip of colour, and over it how many of the text's tokens have which value. */
+/** The scale as a strip of colour, with a histogram of the tokens' values above it. */
 function histogram(scale, score, values) {
   const bins = range(40).map(() => 0);
   for (const value of values) if (value !== null) bins[Math.min(39, Math.floor(40 * scale.share(value)))]++;
@@ -338,9 +338,9 @@ function gainPanel(trace, other) {
       make("span", {}, ...word(trace.tokens[i])), make("small", {}, `…${excerpt(trace, Math.max(0, i - 8), i).slice(-34)}`)),
     make("span.value", {}, say(values[i], trace.scores.gain))))));
   return { node: section("Where they differ",
-    `A token costs ${trace.short} ${tidy(Math.abs(average))} nats ${average < 0 ? "more" : "less"} than ${other.short} on the mean; ${trace.short} is the better one on ${percent(better / known.length)} of ${plural(known.length, "token")}.`,
-    make("div.pair", {}, list(`${trace.short} knew better`, sorted.filter((i) => values[i] > 0).slice(0, 8)),
-      list(`${other.short} knew better`, sorted.filter((i) => values[i] < 0).slice(-8).reverse()))) };
+    `Mean surprisal is ${tidy(Math.abs(average))} nats ${average < 0 ? "higher" : "lower"} for ${trace.short} than for ${other.short}; it is lower on ${percent(better / known.length)} of ${plural(known.length, "token")}.`,
+    make("div.pair", {}, list(`${trace.short} is better`, sorted.filter((i) => values[i] > 0).slice(0, 8)),
+      list(`${other.short} is better`, sorted.filter((i) => values[i] < 0).slice(-8).reverse()))) };
 }
 
 // -- thoughts that read thoughts --------------------------------------------------------------------------------------
@@ -349,7 +349,7 @@ const ROW = 32, GUTTER = 120, MOST_ROWS = 400, MOST_ARCS = 800;
 
 function linksPanel(trace) {
   const keys = Object.keys(trace.links);
-  if (!keys.length || !trace.thoughts.length || trace.streams) return null; // streams show theirs themselves
+  if (!keys.length || !trace.thoughts.length || trace.streams) return null; // the streams panel shows them
   const count = Math.min(trace.thoughts.length, MOST_ROWS);
   let key = keys[0], at = null;
   const about = make("p.about");
@@ -419,7 +419,7 @@ function linksPanel(trace) {
     },
   }, ...rows);
   draw();
-  const cut = trace.thoughts.length > count ? `· the first ${count} of ${trace.thoughts.length}` : "";
+  const cut = trace.thoughts.length > count ? `· first ${count} of ${trace.thoughts.length}` : "";
   return {
     node: section("What each thought reads", null,
       keys.length > 1 ? choose("Read by", keys.map((k) => [k, trace.links[k].title]), key, (k) => { key = k; draw(); }) : "",
@@ -438,7 +438,7 @@ function linksPanel(trace) {
 
 const LAYER = 66, BUBBLE = 17, TOP = 28, FOOT = 56;
 
-/** Draws what is in view of a box that scrolls sideways, and anew when the view leaves what was drawn. */
+/** Draws the visible part of a box that scrolls sideways, and again when it scrolls beyond that part. */
 function windowed(box, draw) {
   let from = 0, to = -1;
   const update = () => {
@@ -455,7 +455,7 @@ function streamsPanel(trace) {
   const table = trace.streams;
   if (!table || !table.layer.length) return null;
   const layers = [...new Set(table.layer)].sort((a, b) => a - b);
-  const isMade = (row) => table.kept[row] || !table.fork[row]; // forks that were not made are no streams
+  const isMade = (row) => table.kept[row] || !table.fork[row]; // forks that were rejected are not streams
   const rows = range(table.layer.length).filter(isMade);
   const columns = trace.tokens.map(() => layers.map(() => [])); // token -> layer -> rows of the table
   const children = table.layer.map(() => []);
@@ -476,9 +476,9 @@ function streamsPanel(trace) {
     });
     left.push(left[token] + width);
   });
-  const foot = Object.keys(trace.links).length ? FOOT : 0; // room for what streams read
+  const foot = Object.keys(trace.links).length ? FOOT : 0; // space for what streams read
   const height = TOP + (layers.length - 0.25) * LAYER + 16 + foot;
-  // The streams at the end are the trace's thoughts, token by token in the same order.
+  // The final streams are the trace's thoughts, token by token in the same order.
   const last = columns.map((byLayer) => byLayer.at(-1));
   const thoughtOf = new Map(), rowOf = new Map();
   trace.of.forEach((some, token) => some.forEach((thought, n) => {
@@ -501,14 +501,14 @@ function streamsPanel(trace) {
     const middle = (top + y[row]) / 2;
     return make(name, { d: `M${from.toFixed(1)} ${top}C${from.toFixed(1)} ${middle} ${x[row].toFixed(1)} ${middle} ${x[row].toFixed(1)} ${y[row]}` });
   };
-  const isFork = (row) => table.fork[row] || (table.parent[row] >= 0 && isFork(table.parent[row])); // or comes of one
+  const isFork = (row) => table.fork[row] || (table.parent[row] >= 0 && isFork(table.parent[row])); // or descends from one
 
   const box = make("div.streams", {
-    tabindex: 0, role: "group", "aria-label": "Streams by layer; the arrow keys walk through the tokens",
+    tabindex: 0, role: "group", "aria-label": "Streams by layer; the arrow keys move through the tokens",
     onpointerover: (event) => {
       const { row } = event.target;
       if (row === undefined) return;
-      showTip(`${visible(trace.tokens[table.token[row]])} · ${percent(table.weight[row] ?? 1)}${table.fork[row] ? " · forked here" : ""}${table.kept[row] ? "" : " · ends here"}`, event.target);
+      showTip(`${visible(trace.tokens[table.token[row]])} · ${percent(table.weight[row] ?? 1)}${table.fork[row] ? " · forked here" : ""}${table.kept[row] ? "" : " · dropped here"}`, event.target);
       family(row);
       panels[0].point(table.token[row]);
       if (thoughtOf.has(row)) light([thoughtOf.get(row)]);
@@ -536,7 +536,7 @@ function streamsPanel(trace) {
       })));
   });
 
-  /** A stream, all that it came from and all that came from it. */
+  /** A stream, its ancestors and its descendants. */
   function family(row) {
     const kin = [];
     for (let up = row; up >= 0; up = table.parent[up]) kin.push(up);
@@ -545,7 +545,7 @@ function streamsPanel(trace) {
     over.replaceChildren(column(table.token[row]), ...kin.map((one) => branch(one, "path.kin")), ...(thoughtOf.has(row) ? readsOf([row]) : []));
   }
   const column = (token) => make("rect", { x: left[token], y: 2, width: left[token + 1] - left[token], height: height - 4, rx: 6 });
-  /** Arcs under the last row, to the streams that these read. */
+  /** Arcs below the last row, to the streams that these read. */
   const readsOf = (rows) => Object.values(trace.reads).slice(0, 1).flatMap((reads) => rows.flatMap((row) => (reads[thoughtOf.get(row)] ?? [])
     .filter(([j]) => rowOf.has(j) && rowOf.get(j) !== row).map(([j, weight]) => {
       const other = rowOf.get(j), foot = y[row] + 10, deep = Math.min(FOOT - 14, 12 + Math.abs(x[row] - x[other]) / 6);
@@ -555,11 +555,11 @@ function streamsPanel(trace) {
   const made = rows.filter((row) => table.fork[row]).length, ended = rows.filter((row) => !table.kept[row]).length;
   return {
     node: section("Streams by layer",
-      `From top to bottom, every token's streams behind each layer that forks: ${plural(trace.tokens.length, "token")} end as ${plural(last.flat().length, "stream")}, for ${plural(made, "fork")} ${made === 1 ? "was" : "were"} made and ${plural(ended, "stream")} ended early.`,
-      legendOf({ own: "a token's own", fork: "of a fork", dropped: "ends here" }, "· larger and stronger counts more"),
+      `From top to bottom, each token's streams after each forking layer: ${plural(trace.tokens.length, "token")}, ${plural(made, "fork")}, ${plural(ended, "stream")} dropped, ${plural(last.flat().length, "stream")} at the end.`,
+      legendOf({ own: "a token's own", fork: "from a fork", dropped: "dropped here" }, "· larger and darker: higher weight"),
       make("div.streams-frame", {}, make("ul.layers", { "aria-hidden": "true" }, ...layers.map((_, n) => make("li", { "--y": `${TOP + (n + 0.75) * LAYER}px` }, named(n))),
         ...(foot ? [make("li.foot", { "--y": `${height - foot + 6}px` }, "and reads")] : [])), box),
-      asTable(["row", "layer", "token", "parent", "weight", "kept", "made by a fork"], () => table.layer.map((layer, row) =>
+      asTable(["row", "layer", "token", "parent", "weight", "kept", "fork"], () => table.layer.map((layer, row) =>
         [row, layer, visible(trace.tokens[table.token[row]]), table.parent[row] >= 0 ? table.parent[row] : "–", percent(table.weight[row] ?? 1), table.kept[row] ? "yes" : "no", table.fork[row] ? "yes" : "no"]))),
     point(token, pinned) {
       over.replaceChildren(...(token === null ? [] : [column(token), ...readsOf(last[token])]));
@@ -572,7 +572,7 @@ function streamsPanel(trace) {
 
 // -- passes through latents -------------------------------------------------------------------------------------------
 
-/** Thoughts by where they begin, in the order of the text. */
+/** Thoughts grouped by their first token, in the order of the text. */
 function byStart(thoughts) {
   const groups = new Map();
   thoughts.forEach((thought) => groups.set(thought.start, [...(groups.get(thought.start) ?? []), thought]));
@@ -597,7 +597,7 @@ function passesPanel(trace) {
     [back, next].forEach((button, n) => { button.disabled = n ? at === passes.length - 1 : at === 0; });
     shown.replaceChildren(...passes[at].map(({ label, nearest }) => make("div", {}, make("h3", {}, label || "latent"),
       bars(nearest, most))),
-    ...(gates.length ? [make("div", {}, make("h3", {}, "of this pass"), make("dl.gates", {}, ...gates.flatMap((gate) =>
+    ...(gates.length ? [make("div", {}, make("h3", {}, "this pass"), make("dl.gates", {}, ...gates.flatMap((gate) =>
       [make("dt", {}, gate.title), make("dd", {}, say(gate.values[at], gate))])))] : []));
   }
   const first = (pass) => pass[0].nearest[0][0];
@@ -606,9 +606,9 @@ function passesPanel(trace) {
   const [back, next] = [["‹ back", -1], ["next ›", 1]].map(([text, step]) => make("button.plain", { type: "button", onclick: () => show(at + step) }, text));
   show(0);
   return {
-    node: section("Pass by pass", "Between question and answer the model reads its own last state in place of a token. Here are the tokens nearest to what it read, by the output embedding; under each step is the nearest one.",
+    node: section("Pass by pass", "Between question and answer the model reads its own last hidden state instead of a token. For each pass: the most likely tokens when that state is decoded by the output embedding. The most likely one is below each step.",
       make("div.stepper", {}, back, steps, next), shown,
-      asTable(["pass", "thought", "nearest tokens (share)"], () => passes.flatMap((pass, n) => pass.map(({ label, nearest }) =>
+      asTable(["pass", "thought", "most likely tokens (probability)"], () => passes.flatMap((pass, n) => pass.map(({ label, nearest }) =>
         [n + 1, label, nearest.map(([token, share]) => `${visible(token)} (${percent(share)})`).join(", ")])))),
     point(token) {
       const pass = token === null ? -1 : passes.findIndex(([{ start, end }]) => start <= token && token < end);
@@ -643,14 +643,14 @@ function chunksPanel(trace) {
     nodes.forEach((node, n) => node.classList.toggle("shared", Boolean(picked) && chunks[n].codes[book] === code));
     light(picked ? range(trace.thoughts.length).filter((i) => trace.thoughts[i].label !== "predicted" && trace.thoughts[i].codes[book] === code) : []);
     show(at);
-    if (picked) live.textContent = `code ${code} of part ${book + 1}: ${plural(sharing(book, code).length, "chunk")}`;
+    if (picked) live.textContent = `code ${code} of segment ${book + 1}: ${plural(sharing(book, code).length, "chunk")}`;
   }
   function show(n) {
     at = n;
     nodes.forEach((node, i) => { node.classList.toggle("here", i === n); node.tabIndex = i === n ? 0 : -1; });
     const { codes, predicted, start, end } = chunks[n];
     detail.replaceChildren(make("h3", {}, `“${excerpt(trace, start, end)}”`), make("table", {},
-      make("thead", {}, make("tr", {}, ...["part", "code", "predicted", "chunks that share it"].map((head) => make("th", { scope: "col" }, head)))),
+      make("thead", {}, make("tr", {}, ...["segment", "code", "predicted", "chunks with it"].map((head) => make("th", { scope: "col" }, head)))),
       make("tbody", {}, ...codes.map((code, book) => make("tr", {}, make("th", { scope: "row" }, book + 1),
         make("td", {}, make("button.code", { type: "button", "aria-pressed": String(Boolean(picked) && picked[0] === book && picked[1] === code),
           onclick: () => { pick(book, code); detail.querySelectorAll("button")[book].focus(); } }, code)),
@@ -677,10 +677,10 @@ function chunksPanel(trace) {
     },
   }, ...nodes);
   show(0);
-  const share = guessed.length ? ` Of ${plural(guessed.length, "predicted chunk")}, ${percent(mean(range(books).map(right)))} of the codes are right.` : "";
+  const share = guessed.length ? ` In ${plural(guessed.length, "predicted chunk")}, ${percent(mean(range(books).map(right)))} of the codes are predicted correctly.` : "";
   return {
-    node: section("Chunks and their codes", `Each chunk of the text has ${plural(books, "code")}, one for each part of its concept.${share} Pick a code to see what else has it.`,
-      legendOf({ right: "predicted right", wrong: "predicted wrong", free: "not predicted" }),
+    node: section("Chunks and their codes", `Each chunk of the text has ${plural(books, "code")}, one per segment of its concept.${share} Select a code to see the other chunks with it.`,
+      legendOf({ right: "predicted correctly", wrong: "predicted wrongly", free: "not predicted" }),
       make("div.codes", {}, list, detail),
       asTable(["chunk", "text", "codes", "predicted"], () => chunks.map(({ start, end, codes, predicted }, n) =>
         [n + 1, excerpt(trace, start, end), codes.join(" "), predicted ? predicted.join(" ") : "–"]))),
@@ -699,7 +699,7 @@ function readingsPanel(trace) {
   const own = range(trace.tokens.length).filter((i) => !trace.special[i]);
   const isRight = ({ tokens }, i) => tokens[i] === trace.tokens[i];
   const shares = readings.map((reading) => mean(own.map((i) => +isRight(reading, i))));
-  // Lines break where those of the text do.
+  // Lines break as in the text.
   const shown = (token, i) => /^<\|.*\|>$/.test(token) ? mark(token) : token.replaceAll("\n", "↵") + (trace.tokens[i].includes("\n") ? "\n" : "");
   const words = own.map((i) => { const node = make("span"); node.index = i; return node; });
   const text = make("p.filled", {
@@ -713,14 +713,14 @@ function readingsPanel(trace) {
       node.textContent = shown(readings[at].tokens[i], i);
       node.className = isRight(readings[at], i) ? "right" : "";
     });
-    said.replaceChildren(make("b", {}, readings[at].title), ` · ${percent(shares[at])} of the tokens right`);
+    said.replaceChildren(make("b", {}, readings[at].title), ` · ${percent(shares[at])} of the tokens match`);
     slider.setAttribute("aria-valuetext", said.textContent);
     profile.forEach((bar, n) => bar.classList.toggle("here", n === at));
   }
   const slider = make("input", { type: "range", min: 0, max: readings.length - 1, value: 0, "aria-label": "Reading", oninput: () => show(+slider.value) });
   const profile = shares.map((share) => make("i", { "--h": Math.max(0.03, share / (Math.max(...shares) || 1)).toFixed(3) }));
   show(0);
-  const node = section("What the model would write", "In the text's place, token by token: strong where it is the text, faint where it is another token.",
+  const node = section("What the model would write", "The model's own token at each place: dark if it matches the text, faint if not.",
     make("div.slider", {}, ...(readings.length > 1 ? [make("div", {}, make("div.profile", { "aria-hidden": "true" }, ...profile), slider)] : []), said), text,
     asTable(["token", ...readings.map(({ title }) => title)], () => own.map((i) => [visible(trace.tokens[i]), ...readings.map(({ tokens }) => visible(tokens[i]))])));
   return { node, point: (token) => words.forEach((word) => word.classList.toggle("pointed", word.index === token)) };
@@ -730,14 +730,14 @@ function readingsPanel(trace) {
 
 function curvesPanel(trace, others) {
   const drawn = Object.entries(trace.curves).filter(([, { x, values }]) =>
-    values.filter((value) => value !== null).length > 1 && !(x === "stream" && trace.streams)); // bubbles show those
+    values.filter((value) => value !== null).length > 1 && !(x === "stream" && trace.streams)); // the streams panel shows them
   if (!drawn.length) return null;
   return { node: section("Curves", null, make("div.curves", {}, ...drawn.map(([key, curve]) =>
     chart(curve, others.filter((other) => other.curves[key]?.values.length > 1).map((other) => [other.short, other.curves[key].values])))),
   asTable(["curve", "values"], () => drawn.map(([, curve]) => [curve.title, curve.values.map((value) => value == null ? "–" : tidy(value)).join(", ")]))) };
 }
 
-/** A small line chart under a slider that nobody sees: so the pointer, the keys and a screen reader walk it alike. */
+/** A small line chart under an invisible slider, so that pointer, keys and screen readers work alike. */
 function chart(curve, others) {
   const lines = [curve.values, ...others.map(([, values]) => values)];
   const known = lines.flat().filter((value) => value != null);
@@ -769,7 +769,7 @@ function chart(curve, others) {
       make("div.plot", {}, make("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", "aria-hidden": "true" }, hair,
         ...others.map(([, values]) => make("path.line.other", { d: path(values) })), make("path.line", { d: path(curve.values) }), make("path.dots", { d: dots }), spot), slider),
       make("p.axis", {}, make("span", {}, `${curve.x} ${first}`.trim()), make("span", {}, first + length - 1))),
-    make("p.about", {}, curve.about, ...(others.length ? [` Thin: ${others[0][0]}.`] : [])));
+    make("p.about", {}, curve.about, ...(others.length ? [` Thin line: ${others[0][0]}.`] : [])));
 }
 
 // -- the page ---------------------------------------------------------------------------------------------------------
@@ -787,7 +787,7 @@ const head = make("div"), body = make("div");
 function draw() {
   const trace = traces[view.trace];
   hideTip();
-  head.replaceChildren(make("p.lead", {}, view.difference ? `Blue where ${trace.short} was less surprised, orange where ${traces[1].short} was.` : trace.about || "A model without latent thoughts."), ...(view.difference ? [] : [facts(trace)]));
+  head.replaceChildren(make("p.lead", {}, view.difference ? `Blue: lower surprisal for ${trace.short}. Orange: lower surprisal for ${traces[1].short}.` : trace.about || "A model without latent thoughts."), ...(view.difference ? [] : [facts(trace)]));
   const others = traces.filter((other) => other !== trace);
   panels = [];
   panels = (view.difference ? [textPanel(trace), gainPanel(trace, traces[1])]
@@ -807,11 +807,11 @@ const switcher = traces.length > 1 ? choose("Model", options, "0", (value) => {
   view.score = view.difference ? "gain" : view.kept;
   draw();
 }) : "";
-const made = page.created ? new Date(page.created) : null;
+const created = page.created ? new Date(page.created) : null;
 document.querySelector("main").append(
   make("header", {}, make("p.kind", {}, "Mentalese · what a model thinks"), make("h1", {}, page.title), switcher, head, ...(page.note ? [make("p.about", {}, page.note)] : [])), body,
-  make("footer", {}, make("h2", {}, "Where this comes from"), make("pre", { tabindex: 0 }, page.command),
-    make("p.about", {}, made && !isNaN(made) ? `Made ${made.toISOString().slice(0, 16).replace("T", " ")} UTC by Mentalese.` : "Made by Mentalese.")),
+  make("footer", {}, make("h2", {}, "Provenance"), make("pre", { tabindex: 0 }, page.command),
+    make("p.about", {}, created && !isNaN(created) ? `Created ${created.toISOString().slice(0, 16).replace("T", " ")} UTC by Mentalese.` : "Created by Mentalese.")),
   live, tip);
 addEventListener("scroll", hideTip, { passive: true });
 draw();

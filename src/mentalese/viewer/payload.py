@@ -1,6 +1,6 @@
-"""Traces as what the page draws: plain JSON, numbers rounded, with a title and a sentence for everything.
+"""Traces as the JSON that the page draws: rounded numbers, each with a title and a sentence.
 
-The page chooses its panels by what a trace holds, so that a new family is shown by filling in fields.
+The page chooses its panels by the data in a trace, so a new family is shown by filling in fields.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def payload(
     """What `mentalese.viewer.page.page` draws.
 
     Args:
-        traces: of one model, or of two on the same text; as far as both read the same tokens from the start on, each
-            gets the score `gain`, how much less a token cost it than the other. `note` says how far that is.
-        names: of the models; their types unless given.
-        parameters: of the models, where known.
+        traces: of one model, or of two on the same text. For the tokens that both read after the same ones, each gets
+            the score `gain`: the other's surprisal minus its own. `note` says how many tokens these are.
+        names: of the models; default: their types.
+        parameters: of the models, if known.
         title: of the page.
-        text: what was thought about; `None`: the first trace's tokens.
-        command: what made the page.
+        text: that was read; `None`: the first trace's tokens.
+        command: that made the page.
     """
     names = names or [trace.model for trace in traces]
     drawn = [_trace(trace, name) for trace, name in zip(traces, names)]
@@ -97,21 +97,21 @@ def _trace(trace: ThoughtTrace, name: str) -> dict[str, Any]:
 
 
 def _model_class(model_type: str) -> type[Contract]:
-    """Who has the words for a model's thoughts."""
+    """The class with the words for a model's thoughts."""
     for family in families().values():
         if model_type in family.classes:
-            found = load(family.classes[model_type][1])
-            return found if issubclass(found, Contract) else Contract
+            kind = load(family.classes[model_type][1])
+            return kind if issubclass(kind, Contract) else Contract
     return Contract
 
 
 def _shown(key: str, words: Mapping[str, Shown]) -> Shown:
-    """How something of this name is shown: by its own words, by those of names like it, or by its name alone."""
+    """The words for a name: its own, those of its stem (`streams.` for `streams.3`), or the name itself."""
     stem, dot, rest = key.partition(".")
     if key in words or stem + dot not in words or not dot:
         return words.get(key, Shown(key.replace("_", " ")))
-    found = words[stem + dot]
-    return Shown(found.title.format(rest), found.about.format(rest), found.unit, found.along)
+    shown = words[stem + dot]
+    return Shown(shown.title.format(rest), shown.about.format(rest), shown.unit, shown.along)
 
 
 def _described(key: str, words: Mapping[str, Shown], *more: str) -> dict[str, str]:
@@ -138,10 +138,10 @@ def _edges(link: Tensor) -> list[list[float]]:
 
 
 def _add_gains(traces: Sequence[ThoughtTrace], drawn: list[dict[str, Any]]) -> str:
-    """The score `gain` of either model over the other, of tokens that both read after the same ones.
+    """Adds the score `gain` of either model over the other, for tokens that both read after the same ones.
 
     Returns:
-        A sentence on the tokens that have none, where some have none.
+        A sentence about the tokens without a gain; empty if there are none.
     """
     text = [[i for i, special in enumerate(trace["special"]) if not special] for trace in drawn]
     same = 0
@@ -151,15 +151,15 @@ def _add_gains(traces: Sequence[ThoughtTrace], drawn: list[dict[str, Any]]) -> s
         same += 1
     names = " and ".join(trace["name"] for trace in drawn)
     if not same:
-        return f"{names} read the text in other tokens from the first one on: no difference can be shown."
+        return f"{names} tokenise the text differently from the first token on: no difference can be shown."
     places = [torch.tensor(part[:same], device=trace.input_ids.device) for part, trace in zip(text, traces)]
-    costs = [trace.scores["surprisal"][at].float().cpu() for trace, at in zip(traces, places)]
+    surprisals = [trace.scores["surprisal"][at].float().cpu() for trace, at in zip(traces, places)]
     abouts = [(trace["name"], trace["scores"]["surprisal"]["about"]) for trace in drawn]
     for own, other in ((0, 1), (1, 0)):
         values = torch.full(traces[own].input_ids.shape, math.nan)
-        values[places[own].cpu()] = costs[other] - costs[own]
+        values[places[own].cpu()] = surprisals[other] - surprisals[own]
         name = drawn[other]["name"]
-        about = f"How much less the token cost than {name}, which read the same text: below zero {name} did better."
+        about = f"Surprisal of {name} minus that of this model on the same text: below zero, {name} is better."
         unlike = [f"Surprisal of {name}: {words}" for name, words in abouts if words != SHOWN["surprisal"].about]
         drawn[own]["scores"]["gain"] = {
             "title": f"gain over {name}",
@@ -170,11 +170,11 @@ def _add_gains(traces: Sequence[ThoughtTrace], drawn: list[dict[str, Any]]) -> s
         }
     if same == max(map(len, text)):
         return ""
-    return f"{names} read the same {same} tokens first; behind these no difference is shown."
+    return f"The first {same} tokens are the same for {names}; after these no difference is shown."
 
 
 def numbers(values: Tensor) -> list[Any]:
-    """A tensor [n] for JSON: four significant digits, `None` where there is no finite number."""
+    """A tensor [n] for JSON: four significant digits, `None` for NaN and infinity."""
     return [_rounded(value) if isinstance(value, float) else value for value in values.tolist()]
 
 

@@ -430,12 +430,3 @@ class ConceptLMForCausalLM(LayeredDecoder):
                     guess = Thought(predicted[j - 1], *span, "predicted", codes=tuple(codes[1][j - 1]))
                     trace.thoughts.append(guess)
                     error[own] = errors[j - 1]
-
-
-def layer_flops(length: int, width: int, chunk_size: int = 1) -> int:
-    """The paper's count for a layer (appendix C): 24 n d^2 of its maps and 4 n^2 d of its attention, for n = L / k.
-
-    A token layer has k = 1. `concept_flops` counts what a model really does.
-    """
-    places = length // chunk_size
-    return 24 * places * width**2 + 4 * places**2 * width
