@@ -19,12 +19,12 @@ from mentalese.data.layouts import QuestionAnswer
 from mentalese.data.store import Split, prepare
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
-from mentalese.evaluation.answers import answered
-from mentalese.evaluation.tasks import open_evaluation, open_text
+from mentalese.evaluation.answers import answer_records
 from mentalese.families.coconut import plain as reference
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model
 from mentalese.models.checkpoints import load_model, save_model
+from mentalese.models.saved import load
 from mentalese.recipe import Recipe
 
 QUESTION = "Ann has $3 and Bob $4.\nWhat have they?"
@@ -260,9 +260,8 @@ def test_tokens_that_the_font_cannot_show_are_told_apart_from_spaces() -> None:
 
 def ask(run: Path, split: str, source: str | None = None, latents: int | None = None) -> list[Any]:
     """What a model answers to each question of a split."""
-    model, tokenizer, data, layout, protocol = open_evaluation(str(run), source)
-    part = open_text(tokenizer, data, layout, split, show=False).splits[split]
-    return answered(model, tokenizer, part, data, layout.at(None, latents), protocol)
+    saved = load(run, "cpu").on(source)
+    return answer_records(saved.at(latents=latents), saved.split(split))
 
 
 def answers_of(folder: Path, source: str, split: str, said: dict[int, Any]) -> str:
@@ -362,7 +361,7 @@ def test_what_cannot_be_drawn_is_refused(
     for name in ("retention", "tokens"):
         refused(name, pause, says="has the mode 'pause', nothing that is fed back: give one of coconut, agclr")
     for name in ("retention", "gates", "tokens", "latents"):
-        refused(name, early, says="was last trained at stage 0, which has no latents: give a model")
+        refused(name, early, says="was last trained at stage 0, which has no latents: use a model")
     refused("retention", single, says="has one latent, and no pass after the first")
     refused("gates", coconut, says="has the mode 'coconut', no concept stream: give one of agclr")
     refused("gates", agclr, agclr, says="shows one model, and 2 were given")

@@ -160,14 +160,14 @@ def test_the_texts_of_tokens_make_the_text_whatever_bytes_they_end_in(tokenizer:
 
 @pytest.mark.parametrize("text", ["", " \n"])
 def test_an_empty_text_is_refused(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
-    with pytest.raises(InputError, match=r"the text is .*: give some to think about"):
+    with pytest.raises(InputError, match=r"the text is .*: pass one with at least one word"):
         think(gpt2(tokenizer), tokenizer, text)
 
 
 def test_an_option_that_the_model_does_not_know_is_refused(
     runs: dict[str, Path], tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    says = "fast_steps is 3: this model has no thoughts that depend on it, leave it out"
+    says = "fast_steps is 3: this model has no thoughts that depend on it, remove it"
     with pytest.raises(InputError, match=says):
         think(gpt2(tokenizer), tokenizer, "a text", fast_steps=3)
     with pytest.raises(InputError, match=says):
@@ -337,7 +337,7 @@ def test_the_other_model_is_opened_before_the_first_thinks(
         raise AssertionError("nothing is to be thought")
 
     monkeypatch.setattr(sys.modules[think.__module__], "think", thought)
-    with pytest.raises(InputError, match="nowhere holds no model"):
+    with pytest.raises(InputError, match="nowhere contains no model"):
         think_page(runs["gpt2"], TEXT, against="nowhere")
 
 
