@@ -72,7 +72,7 @@ class Saved:
         return dataclasses.replace(self, layout=self.layout.at(stage, latents))
 
     def on(self, source: str | None = None, **read: str | None) -> Saved:
-        """The model with another text (`DataConfig.source`), read as it is unless `read` sets a column or detokenizer."""
+        """The model with another text (`DataConfig.source`); `read`: the `text_column` and `detokenizer` it needs."""
         changes: dict[str, Any] = {} if source is None else {"source": source, **AS_IT_IS}
         changes |= {name: value for name, value in read.items() if value is not None}
         return dataclasses.replace(self, data=dataclasses.replace(self.data, **changes))
