@@ -125,7 +125,7 @@ def test_eval_says_by_which_estimator_it_scored(
         (bubbles, ["--config", "selektion=causal"], "no such field; did you mean 'selection'"),
         (bubbles, ["--config", "selection=best"], "selection is 'best'"),
         (bubbles, ["--config", "fork_layers=[2, 3]"], "does not fit the weights"),
-        (bubbles, ["--config", "hidden_size=32"], "give fields that change no sizes"),
+        (bubbles, ["--config", "hidden_size=32"], "set fields that change no sizes"),
         (bubbles, ["--tasks", "reversal", "--documents", "1"], "documents is 1, which reversal cannot use: remove it"),
     ):
         assert mentalese("eval", model, *options) == 2
@@ -339,7 +339,7 @@ BAD_TRAINING = {
     "too long for the model": ("--data file:good.jsonl --layout.sequence-length 512", "512"),
     "a tracker that is not there": ("--data file:good.jsonl --train.trackers wandbb", "did you mean 'wandb'"),
     "a file as the run's folder": ("--data file:good.jsonl --out good.jsonl", "which is a file"),
-    "a folder that is no run": ("--data file:good.jsonl --out full", "holds no run"),
+    "a folder that is no run": ("--data file:good.jsonl --out full", "contains no run"),
 }
 
 
@@ -408,7 +408,7 @@ def test_a_prompt_that_cannot_work_is_refused(
 @pytest.mark.parametrize("command", ["eval {}", "generate {} --prompt hello"])
 def test_a_folder_without_a_model_is_refused(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(command.format(tmp_path / "nowhere").split()) == 2
-    refusal(capsys.readouterr().err, "holds no model")
+    refusal(capsys.readouterr().err, "contains no model")
 
 
 def test_an_unknown_task_is_refused(gpt2: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -134,7 +134,7 @@ def test_early_stopping_ends_the_run_and_keeps_the_best_model(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: list[float], end: int, best: int
 ) -> None:
     script = Script(values)
-    monkeypatch.setattr(Saved, "perplexity", script)
+    monkeypatch.setattr(Saved, "perplexity", lambda *args, **options: script.perplexity(*args, **options))
     patience = {"early_stopping_patience": 3, "early_stopping_min_delta": 0.5}
     result = train(changed(recipe, "train", steps=8, eval_every=1, **patience), tmp_path / "run", show=False)
     assert (result["steps"], result["best_step"]) == (end, best)
@@ -273,7 +273,7 @@ def test_what_is_not_finite_ends_the_run_and_names_the_batch(
     [
         ({"context_length": 300}, r"evaluation.context_length is 300: the model's context is 256"),
         ({"sample_prompts": ("word " * 400,)}, r"evaluation.sample_prompts has a prompt of \d+ tokens"),
-        ({"sample_prompts": (" ",)}, r"prompts\[0\] is ' ': give some text"),
+        ({"sample_prompts": (" ",)}, r"prompts\[0\] is ' ': use a prompt with some text"),
         ({"stride": 64}, r"evaluation.stride is 64: .* \(64\)"),
     ],
 )
@@ -303,7 +303,7 @@ def test_a_finished_run_on_text_that_has_changed_is_refused(recipe: Recipe, corp
     train(recipe, tmp_path / "run", show=False)
     text.write_text(text.read_text() + json.dumps({"text": "One more document."}) + "\n")
     before = contents(tmp_path / "run")
-    with pytest.raises(InputError, match=r"was trained on other text than .* holds now: give another --out"):
+    with pytest.raises(InputError, match=r"was trained on other text than .* contains now: use another --out"):
         train(recipe, tmp_path / "run", resume=True, show=False)
     assert contents(tmp_path / "run") == before
 
@@ -311,7 +311,7 @@ def test_a_finished_run_on_text_that_has_changed_is_refused(recipe: Recipe, corp
 @pytest.mark.parametrize("resume", [False, True])
 def test_the_folder_of_a_saved_model_is_not_trained_into(recipe: Recipe, finished: Path, resume: bool) -> None:
     before = contents(finished / "model")
-    with pytest.raises(InputError, match="holds a model and no run: give another folder") as error:
+    with pytest.raises(InputError, match="contains a model and no run: use another folder") as error:
         train(recipe, finished / "model", resume=resume, show=False)
     assert "\n" not in str(error.value)
     assert contents(finished / "model") == before

@@ -793,7 +793,7 @@ def test_arguments_that_cannot_be_are_refused() -> None:
         infer(made, batch(ids), inference="vae")
     with pytest.raises(InputError, match=r"attention_mask\[1\] is 0 throughout"):
         made(ids, attention_mask=torch.tensor([[1] * 40, [0] * 40]))
-    with pytest.raises(InputError, match="attention_mask has 3 columns: give 40"):
+    with pytest.raises(InputError, match="attention_mask has 3 columns: pass 40"):
         made(ids, attention_mask=torch.ones(2, 3))
     with pytest.raises(InputError, match="pass input_ids alone"):
         made(inputs_embeds=torch.zeros(2, 3, 16))

@@ -424,7 +424,7 @@ def test_a_prompt_of_text_says_where_tokens_are_missing(tokenizer: Any) -> None:
     longer, plain = generate_text(model, tokenizer, [prompts[1], "A son"], *read, max_new_tokens=3, **options)
     assert re.fullmatch(r"[a-z] was Paul[a-z]{4}", longer)
     assert re.fullmatch(r"A son[a-z]{3}", plain)
-    with pytest.raises(InputError, match="max_new_tokens is 0: give at least 1"):
+    with pytest.raises(InputError, match="max_new_tokens is 0: set at least 1"):
         generate_text(model, tokenizer, [*prompts, "A son"], *read, max_new_tokens=0)
     with pytest.raises(InputError, match=r"prompts\[0\] contains <\|mask\|>: this model reads whole sentences"):
         generate_text(model, tokenizer, prompts, DataConfig(), Marked())

@@ -270,7 +270,7 @@ def test_sample_keeps_samples_with_their_figures(saved: Path, corpus: Path, tmp_
 def test_a_judge_reads_plain_text(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"judge is None: .* set --judge"):
         open_judge(SampleOptions())
-    with pytest.raises(InputError, match="holds no model"):
+    with pytest.raises(InputError, match="contains no model"):
         open_judge(SampleOptions(judge=str(tmp_path)))
     for file in saved.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -294,7 +294,7 @@ def test_without_mauve_its_extra_is_named(saved: Path, monkeypatch: pytest.Monke
     ("options", "says"),
     [
         ("sample", "set --judge"),
-        ("sample --judge no-such-judge", "no-such-judge holds no model"),
+        ("sample --judge no-such-judge", "no-such-judge contains no model"),
         ("sample --judge gpt2 --kind conditional --samples 0", "samples is 0: set at least 1"),
         ("sample --judge gpt2 --temperature 0", "temperature is 0.0: set a positive number"),
         ("sample --judge gpt2 --detokenizer ptb", "detokenizer is 'ptb': unconditional samples have no prompts"),

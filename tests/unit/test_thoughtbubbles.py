@@ -450,7 +450,7 @@ def test_a_step_can_be_compiled_and_trained_in_half_precision() -> None:
 
 
 def test_a_mask_of_another_length_is_refused() -> None:
-    with pytest.raises(InputError, match="attention_mask has 5 columns: give 12"):
+    with pytest.raises(InputError, match="attention_mask has 5 columns: pass 12"):
         model()(text(), attention_mask=torch.ones(2, 5))
 
 

@@ -21,7 +21,7 @@ from mentalese.errors import InputError
 from mentalese.models.trace import Shown, ThoughtTrace
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
 
-_PIECE = 256  # tokens whose logits a trace makes at once
+_PIECE = 256  # tokens whose logits a trace computes at once
 
 
 @dataclass
@@ -42,7 +42,7 @@ class LossOutput:
     encoded: Callable[[], Any] | None = None
 
 
-# To a type checker whoever keeps the contract is a module; at run time the model's own class brings `nn.Module`.
+# For the type checker a model that keeps the contract is a module; at run time its class also inherits `nn.Module`.
 if TYPE_CHECKING:
     _Module = nn.Module
 else:
@@ -53,16 +53,16 @@ class Contract(_Module):
     """Training, scoring and cost, in terms of final hidden states and the output embedding.
 
     Attributes:
-        causal: logits of a position are of the next token and see nothing behind it, so that a cache is of use.
-        shard_blocks: FSDP2 may shard each block by itself; not where a step uses a block's weights outside its forward.
+        causal: logits of a position predict the next token and see nothing after it, so that a cache can be used.
+        shard_blocks: FSDP2 may shard each block by itself; not if a step uses a block's weights outside its forward.
         inner_gradients: the training step calls `autograd.grad` itself (an inner optimisation); FSDP2 then keeps
             parameters gathered until the step is over.
-        estimators: the ways in which `token_nll` can score a text, its own way first; `exact` is the autoregressive
+        estimators: the scoring rules of `token_nll`, the default first; `exact` is the autoregressive
             likelihood. A family that has several takes `token_nll(batch, estimator)`.
-        continuation_estimator: the one for labels that follow a given text and must not be read before they are
-            scored (questions and choices); `None`: its own way is such a one.
-        about_thoughts: a sentence for readers of a trace: what this model's thoughts are; empty where it has none.
-        shown: what a trace holds by name, beside `SHOWN` or in its place.
+        continuation_estimator: the rule for labels that follow a known text and must not be read before they are
+            scored (questions and choices); `None`: the default is such a rule.
+        about_thoughts: a sentence for readers of a trace: what this model's thoughts are; empty if it has none.
+        shown: what a trace contains, by name, in addition to `SHOWN` or overriding it.
     """
 
     causal = True
@@ -94,7 +94,7 @@ class Contract(_Module):
         return 3 * self.forward_flops(batch)
 
     def compiled_parts(self) -> list[nn.Module] | None:
-        """The modules for `torch.compile` to take, where a whole step changes shape with its batch; else `None`."""
+        """The modules for `torch.compile` to take, if a whole step changes shape with its batch; else `None`."""
         return None
 
     def gradient_groups(self) -> dict[str, list[list[nn.Parameter]]]:
@@ -108,7 +108,7 @@ class Contract(_Module):
         return weight
 
     def target_weights(self, batch: Batch, **settings: Any) -> Tensor | None:
-        """[batch, length] weights of `labels` in the training loss, or `None` where all count the same."""
+        """[batch, length] weights of `labels` in the training loss, or `None` if all count the same."""
         if settings:
             name = next(iter(settings))
             raise InputError(f"phases.model.{name}: {type(self).__name__} has no such training setting")
@@ -137,7 +137,7 @@ class Contract(_Module):
     def token_nll(self, batch: Batch) -> Tensor:
         """[batch, length] float32: negative log-likelihood in nats of each label given the tokens before it.
 
-        Zero where `labels` is -100 and at position 0, which nothing precedes.
+        Zero if the label is -100, and at position 0, which nothing precedes.
         """
         return self.next_token_nll(self.final_hidden_states(batch), batch["labels"])
 
@@ -158,7 +158,7 @@ class Contract(_Module):
         return {}
 
     def continuation_scoring(self) -> dict[str, str]:
-        """Keywords of `token_nll` that score labels which follow a given text, see `continuation_estimator`."""
+        """Keywords of `token_nll` that score labels that follow a known text, see `continuation_estimator`."""
         return {} if self.continuation_estimator is None else {"estimator": self.continuation_estimator}
 
     def continuation_inputs(self, batch: Batch) -> dict[str, Tensor]:
@@ -166,7 +166,7 @@ class Contract(_Module):
         return {name: batch[name] for name in ("input_ids", "attention_mask")}
 
     def next_token_nll(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """What `token_nll` gives, of final hidden states [batch, length, hidden]."""
+        """What `token_nll` returns, for final hidden states [batch, length, hidden]."""
         nll = linear_nll(hidden[:, :-1].flatten(0, 1), self.output_weight(), labels[:, 1:].reshape(-1))
         return nn.functional.pad(nll.view(labels.shape[0], -1), (1, 0))
 
@@ -178,7 +178,7 @@ class Contract(_Module):
         `token_nll`, and it has no more.
 
         Args:
-            batch: `input_ids`, and `attention_mask` where rows are padded.
+            batch: `input_ids`, and `attention_mask` if rows are padded.
             options: of the thoughts, for models that have some.
 
         Raises:
@@ -197,7 +197,7 @@ class Contract(_Module):
     def _check_options(options: Mapping[str, Any], known: Iterable[str]) -> None:
         for name, value in options.items():
             if name not in known:
-                raise InputError(f"{name} is {value}: this model has no thoughts that depend on it, leave it out")
+                raise InputError(f"{name} is {value}: this model has no thoughts that depend on it, remove it")
 
     @torch.no_grad()
     def text_traces(self, input_ids: Tensor, scored: Tensor, logits: Callable[[Tensor], Tensor]) -> list[ThoughtTrace]:
@@ -233,7 +233,7 @@ class Contract(_Module):
 
 
 def follows(real: Tensor) -> Tensor:
-    """bool [batch, length]: the tokens, of those that are no padding, which stand behind another one."""
+    """bool [batch, length]: the tokens that are no padding and follow another such token."""
     return real & nn.functional.pad(real[:, :-1], (1, 0))
 
 
@@ -250,7 +250,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 class TrainStep(nn.Module):
-    """What DDP, FSDP2 and `torch.compile` wrap: one call is one micro-batch's loss, whatever passes it hides."""
+    """What DDP, FSDP2 and `torch.compile` wrap: a call returns one micro-batch's loss, whatever passes that takes."""
 
     def __init__(self, model: Contract) -> None:
         super().__init__()

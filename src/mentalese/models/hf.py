@@ -99,12 +99,12 @@ class LatentThoughtConfig(NotCopied, PreTrainedConfig):
                     type_validator(name, value, expected)
                 except TypeError as error:
                     kind = expected.__name__ if isinstance(expected, type) else str(expected).replace("typing.", "")
-                    raise InputError(f"{self.model_type}.{name} is {value!r}: give {kind}") from error
+                    raise InputError(f"{self.model_type}.{name} is {value!r}: use {kind}") from error
 
     def validate_architecture(self) -> None:
         if self.hidden_size % self.num_attention_heads:
             raise InputError(
-                f"{self.model_type}.hidden_size is {self.hidden_size}: give a multiple of num_attention_heads "
+                f"{self.model_type}.hidden_size is {self.hidden_size}: set a multiple of num_attention_heads "
                 f"({self.num_attention_heads})"
             )
 
@@ -114,7 +114,7 @@ class ThoughtCache(Cache):
 
     `state[name]` is a tensor whose first dimension is the batch, so that beam search, repetition and selection of rows
     move keys, values and thoughts together. `seen_tokens` counts tokens of the *stream*; a model whose keys and values
-    hold more (forks) or less (one sentence) than the stream keeps them in `state` and leaves the layers empty.
+    contain more (forks) or less (one sentence) than the stream keeps them in `state` and leaves the layers empty.
     """
 
     is_croppable = False
@@ -178,7 +178,7 @@ class Encoded:
 class ResidualLinear(nn.Linear):
     """A map whose output is added to the residual stream; it starts smaller the deeper the model (GPT-2).
 
-    A class of its own, since transformers initialises no module that holds other modules only.
+    A class of its own, since transformers initialises no module that contains only other modules.
     """
 
 
@@ -368,7 +368,7 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
         return CausalLMOutputWithThoughts(**fields)
 
     def _cache(self, cache: Any, use_cache: bool) -> Any:
-        """The cache of a call: the one it was given, a new one, or none."""
+        """The cache of a call: the one passed to it, a new one, or none."""
         if cache is not None and not isinstance(cache, self.cache_class):
             raise InputError(
                 f"past_key_values is a {type(cache).__name__}: {type(self).__name__} needs a "
@@ -445,17 +445,17 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
         seen = input_ids.shape[1] + (0 if cache is None else cache.seen_tokens)
         if attention_mask.shape[1] != seen:
             raise InputError(
-                f"attention_mask has {attention_mask.shape[1]} columns: give {seen}, one for each token read so far"
+                f"attention_mask has {attention_mask.shape[1]} columns: pass {seen}, one for each token read so far"
             )
         return attention_mask[:, -input_ids.shape[1] :].bool()
 
     @staticmethod
     def check_rows(real: Tensor) -> None:
-        """Raises `InputError` where a row of `real` [batch, length] is padding alone."""
+        """Raises `InputError` if a row of `real` [batch, length] is padding alone."""
         empty = ~real.any(1)
         if bool(empty.any()):
             raise InputError(
-                f"attention_mask[{int(empty.nonzero()[0])}] is 0 throughout: every row needs a token, leave it out"
+                f"attention_mask[{int(empty.nonzero()[0])}] is 0 throughout: every row needs a token, remove it"
             )
 
 

@@ -1,7 +1,7 @@
 """One training loop for every family.
 
     plan      a step is a number; the plan says which tokens, which curriculum settings and how far the run is
-    step      every micro-batch's mean loss, weighed by its targets, so that ranks and micro-batches equal one batch
+    step      every micro-batch's mean loss, weighted by its targets, so that ranks and micro-batches equal one batch
     update    gradients scaled and clipped in one pass, fused AdamW
     watch     validation, best model, early stopping, checkpoints, signals, non-finite losses
 
@@ -65,21 +65,21 @@ from mentalese.training.tracking import check_trackers, open_trackers, read_metr
 
 
 class Interrupted(KeyboardInterrupt):
-    """SIGINT or SIGTERM came; the run was saved and `resume=True` goes on from there."""
+    """SIGINT or SIGTERM came; the run was saved and `resume=True` continues from there."""
 
     def __init__(self, step: int, signum: int) -> None:
-        super().__init__(f"stopped at step {step}; --resume goes on from there")
+        super().__init__(f"stopped at step {step}; --resume continues from there")
         self.exit_code = 128 + signum
 
 
 @dataclass
 class State:
-    """What a checkpoint keeps beside tensors; all else follows from the step.
+    """What a checkpoint keeps in addition to tensors; everything else follows from the step.
 
     Attributes:
         stage: of the last validation; the bests are those of this stage.
         best, best_nll: the recipe's metric and the likelihood at `best_step`.
-        to_beat: the metric that early stopping looks back on.
+        to_beat: the metric that early stopping compares with.
     """
 
     step: int = 0
@@ -99,7 +99,7 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, show: bool = True)
     Args:
         recipe: what to run.
         out: the run's folder; gets `config.json`, `metrics.jsonl`, `checkpoints/`, `model/` and `result.json`.
-        resume: go on from the newest checkpoint; a run that is finished returns its result at once, one that has no
+        resume: continue from the newest checkpoint; a run that is finished returns its result at once, one that has no
             checkpoint yet starts from the beginning.
         show: progress on standard error.
 
@@ -107,7 +107,7 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, show: bool = True)
         The content of `result.json`.
 
     Raises:
-        InputError: the recipe, the data or the folder is not what it should be; nothing has been written then.
+        InputError: the recipe, the data or the folder cannot be used; nothing has been written then.
         Interrupted: SIGINT or SIGTERM came; a checkpoint has been written.
         FloatingPointError: the loss or a gradient is not finite; the message names the step and its batch.
     """
@@ -124,15 +124,15 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, show: bool = True)
 
 
 class Run:
-    """A recipe with everything built that training it takes; `run` trains it, `one_step` does one step of that."""
+    """A recipe with everything that training it needs; `run` trains it, `one_step` does one step of that."""
 
     def __init__(self, recipe: Recipe, out: Path, parallel: Parallel, *, show: bool) -> None:
         self.recipe, self.out, self.parallel, self.show = recipe, out, parallel, show
         self.asks = recipe.evaluation.metric == "accuracy"
         if self.asks and parallel.world_size > 1 and recipe.train.parallel == "fsdp":
             raise InputError(
-                "train.parallel is 'fsdp': weights that processes share cannot answer questions, so give 'ddp', one "
-                "process, or evaluation.metric 'perplexity'"
+                "train.parallel is 'fsdp': FSDP cannot generate answers; set train.parallel=ddp, use one process, or "
+                "set evaluation.metric=perplexity"
             )
         self.store, self.tokenizer = _prepare(recipe, parallel, show)
         self.plan = Plan(self.store.splits["train"], recipe, self.tokenizer, world_size=parallel.world_size)
@@ -162,7 +162,7 @@ class Run:
         if resume and checkpoints.latest() is not None:
             self.state = State(**checkpoints.load(hugging_face_model(self.model), self.optimizer))
             if saved_about(self.out).get("step") != self.state.best_step:
-                # The model on disk is from after this checkpoint: the next validation saves one anew.
+                # The model on disk is from after this checkpoint: the next validation saves it again.
                 self.state.best_step = self.state.best = self.state.best_nll = None
         trackers = open_trackers(self.recipe, self.out, self.state.step) if self.parallel.is_main else []
 
@@ -182,16 +182,16 @@ class Run:
 
     def _steps(self, checkpoints: Checkpointer, log: Any, received: list[int]) -> None:
         total, state = self.plan.total_steps, self.state
-        window = Window()
+        buffer = LogBuffer()
         with progress(f"Training {self.recipe.name}", total, start=state.step, show=self.show) as bar:
             while state.step < total and not self._out_of_patience():
-                self.one_step(window)
+                self.one_step(buffer)
                 state.step += 1
                 validate = self._is_validation(state.step)
                 checkpoint = self._is_checkpoint(state.step)
                 stop = self.parallel.max(received[0] if received else 0)
                 if self._is_logged(state.step) or stop:
-                    note = self._log(window, log)
+                    note = self._log(buffer, log)
                     bar.update(state.step, note)
                 if validate:
                     self._validate(log)
@@ -205,9 +205,9 @@ class Run:
         if self.recipe.train.checkpoint_every and checkpoints.latest() != state.step:
             self._save_checkpoint(checkpoints)
 
-    def one_step(self, window: Window) -> None:
+    def one_step(self, buffer: LogBuffer) -> None:
         recipe, parallel, step = self.recipe, self.parallel, self.state.step
-        window.start()
+        buffer.start()
         self.step.train()
         if self.plan.reset_optimizer(step):
             self.optimizer.state.clear()
@@ -239,10 +239,10 @@ class Run:
         norm = clip_and_scale(self.model.parameters(), scale=scale, max_norm=recipe.optimizer.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        window.add(step, rate, loss, norm, metrics)
+        buffer.add(step, rate, loss, norm, metrics)
 
     def _mean(self, outputs: list[LossOutput], weight: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss and metrics over micro-batches and ranks, weighed by their targets."""
+        """Loss and metrics over micro-batches and ranks, weighted by their targets."""
 
         def mean(values: list[Tensor]) -> Tensor:
             total = sum(v.detach() * o.weight.detach() for v, o in zip(values, outputs))
@@ -257,17 +257,17 @@ class Run:
 
     # -- watching ----------------------------------------------------------------------------------------------------
 
-    def _log(self, window: Window, log: Any) -> str:
-        """Logs the window's last step; a loss or gradient that is not finite ends the run before anything is saved."""
-        losses, norms = [float(loss) for loss in window.losses], [float(norm) for norm in window.norms]
-        for step, loss, norm in zip(window.steps, losses, norms):
+    def _log(self, buffer: LogBuffer, log: Any) -> str:
+        """Logs the buffer's last step; a loss or gradient that is not finite ends the run before anything is saved."""
+        losses, norms = [float(loss) for loss in buffer.losses], [float(norm) for norm in buffer.norms]
+        for step, loss, norm in zip(buffer.steps, losses, norms):
             if not math.isfinite(loss):
                 self._raise_not_finite(step, f"the loss is {loss}")
             if not math.isfinite(norm):
                 self._raise_not_finite(step, f"the gradients' norm is {norm}")
-        seconds = time.perf_counter() - window.started
+        seconds = time.perf_counter() - buffer.started
         position = self.plan.position(self.state.step)
-        rate = (position.tokens - self.plan.position(window.steps[0]).tokens) / seconds
+        rate = (position.tokens - self.plan.position(buffer.steps[0]).tokens) / seconds
         self.state.seconds += seconds
         self.state.flops += int(self.parallel.sum(self.flops))
         self.flops = 0
@@ -277,14 +277,14 @@ class Run:
             "tokens": position.tokens,
             "sentence_steps": position.sentence_steps,
             "loss": statistics.fmean(losses),
-            "learning_rate": window.learning_rate,
+            "learning_rate": buffer.learning_rate,
             "grad_norm": norms[-1],
             "tokens_per_second": rate,
             "flops": self.state.flops,
             "seconds": self.state.seconds,
-        } | {name: float(value) for name, value in window.metrics.items()}
+        } | {name: float(value) for name, value in buffer.metrics.items()}
         log(metrics)
-        window.clear()
+        buffer.clear()
         best = self.state.best
         shown = "" if best is None else f"accuracy {best:.1%}" if self.asks else f"perplexity {best:.1f}"
         validated = f"  best {shown}" if shown else ""
@@ -299,7 +299,7 @@ class Run:
         )
 
     def _is_logged(self, step: int) -> bool:
-        """Every `log_every` steps, and wherever a validation or a checkpoint is due."""
+        """Every `log_every` steps, and whenever a validation or a checkpoint is due."""
         return step % self.recipe.train.log_every == 0 or self._is_validation(step) or self._is_checkpoint(step)
 
     def _is_checkpoint(self, step: int) -> bool:
@@ -323,7 +323,7 @@ class Run:
 
     def _validate(self, log: Any) -> None:
         state, layout = self.state, self._layout_at(self.state.step)
-        # Every rank scores the whole split: sharded parameters need all ranks, and rank 0's figure decides for all.
+        # Every rank scores the whole split: sharded parameters need all ranks, and rank 0's result decides for all.
         with self._autocast():
             saved = self._as_saved(layout)
             scorer = dataclasses.replace(saved, model=_Scorer(self.step, self.model, self.parallel.device))
@@ -331,7 +331,7 @@ class Run:
         figure = self.parallel.broadcast_object(figure)
         position = self.plan.position(state.step)
         log({"step": state.step, "tokens": position.tokens, "flops": state.flops, "validation": figure})
-        if layout.stage != state.stage:  # what was best at another stage says nothing about this one
+        if layout.stage != state.stage:  # the best of another stage does not count at this one
             state.stage, state.validations_without_gain = layout.stage, 0
             state.best_step = state.best = state.best_nll = state.to_beat = None
         value, nll = figure[self.recipe.evaluation.metric], figure["nll"]
@@ -391,14 +391,14 @@ class Run:
     # -- files -------------------------------------------------------------------------------------------------------
 
     def _write_config(self, resume: bool) -> None:
-        """`config.json`; refused where the folder's run read other data."""
+        """`config.json`; refused if the folder's run read other data."""
         path, data_hash = self.out / "config.json", self.store.meta["data_hash"]
         if resume and path.exists():
             before = json.loads(path.read_text())["data_hash"]
             if before != data_hash:
                 raise InputError(
                     f"{self.out} was trained on other data (hash {before[:12]}, now {data_hash[:12]}): "
-                    "restore the data or give another --out"
+                    "restore the data or use another --out"
                 )
         if self.parallel.is_main:
             self.out.mkdir(parents=True, exist_ok=True)
@@ -416,7 +416,7 @@ class Run:
         if room < 1:
             raise InputError(
                 f"evaluation.sample_prompts has a prompt of {longest} tokens: the model's context is "
-                f"{context_length(model.config)}, give shorter ones"
+                f"{context_length(model.config)}, use shorter ones"
             )
         return prompts, int(min(recipe.evaluation.sample_tokens, room))
 
@@ -505,7 +505,7 @@ class _Scorer(Contract, nn.Module):
 
 
 @dataclass
-class Window:
+class LogBuffer:
     """The steps since the last log line; losses and norms stay on the device until then, so that no step waits."""
 
     started: float = 0.0
@@ -531,7 +531,7 @@ class Window:
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Collects SIGINT and SIGTERM while the block runs, so that a step is never cut in the middle."""
+    """Collects SIGINT and SIGTERM while the block runs, so that no step is interrupted."""
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
@@ -546,7 +546,7 @@ def _signals() -> Iterator[list[int]]:
 
 
 def _prepare(recipe: Recipe, parallel: Parallel, show: bool) -> tuple[TokenStore, PreTrainedTokenizerBase]:
-    """The token store: made by the main process, then opened by the others."""
+    """The token store: prepared by the main process, then opened by the others."""
     if not parallel.is_main:
         parallel.barrier()
     prepared = prepare(recipe.data, recipe.layout, show=show)
