@@ -18,6 +18,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from mentalese import load
 from mentalese.data.sources import open_source
 from mentalese.models.checkpoints import saved_recipe
 from mentalese.viewer import think_page
@@ -78,7 +79,7 @@ def photograph(page: Page, panel: str, pointed: str | None, path: Path) -> None:
 
 def entry(browser: Browser, run: str, other: str | None) -> str:
     """Photographs the panels of a run, and says in Markdown what they show."""
-    html = think_page(run, text_for(run), against=other)
+    html = think_page(load(run), text_for(run), against=load(other) if other else None)
     with tempfile.NamedTemporaryFile("w", suffix=".html", encoding="utf-8") as file:
         file.write(html)
         file.flush()

@@ -22,8 +22,8 @@ def main(path: Path, folder: Path) -> None:
 
     table = trace.to_pandas()  # a row a token; in a notebook, `trace` on a line of its own draws the whole page
     print(table.to_string(float_format="{:.2f}".format))
-    worst = table.loc[table["surprise"].idxmax()]
-    print(f"{worst['token']!r} was expected least: it cost {worst['surprise']:.2f} nats")
+    worst = table.loc[table["surprisal"].idxmax()]
+    print(f"{worst['token']!r} was expected least: it cost {worst['surprisal']:.2f} nats")
     for number, thought in enumerate(trace.thoughts):
         print(f"thought {number} stands for {''.join(trace.tokens[thought.start : thought.end])!r}")
 

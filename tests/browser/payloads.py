@@ -57,11 +57,11 @@ def thought(start: int, end: int, label: str = "", **fields: Any) -> dict[str, A
 
 
 def plain(text: str = TEXT, name: str = "gpt2/tiny", seed: int = 0, tokens: list[str] | None = None) -> dict[str, Any]:
-    """A baseline: surprise and entropy, no thoughts."""
+    """A baseline: surprisal and entropy, no thoughts."""
     draw = random.Random(seed)
     tokens = tokens or words(text)
     special = [token.startswith("<|") for token in tokens]
-    surprise: list[float | None] = [
+    surprisal: list[float | None] = [
         None if i == 0 or hidden else round(min(14, draw.lognormvariate(0.6, 0.9)), 3)
         for i, hidden in enumerate(special)
     ]
@@ -73,7 +73,7 @@ def plain(text: str = TEXT, name: str = "gpt2/tiny", seed: int = 0, tokens: list
         "about": "A Transformer without latent thoughts: what it knew of each token, and how sure it was.",
         "tokens": tokens,
         "special": special,
-        "scores": {"surprise": score("surprise", surprise), "entropy": score("entropy", list(entropy))},
+        "scores": {"surprisal": score("surprisal", surprisal), "entropy": score("entropy", list(entropy))},
         "thoughts": [],
         "links": {},
         "curves": {},
@@ -209,7 +209,7 @@ def two(text: str = TEXT) -> Payload:
     """Two models on one text, with the gain of each over the other."""
     one, other = readings(text), plain(text)
     for mine, others in ((one, other), (other, one)):
-        pairs = zip(mine["scores"]["surprise"]["values"], others["scores"]["surprise"]["values"])
+        pairs = zip(mine["scores"]["surprisal"]["values"], others["scores"]["surprisal"]["values"])
         gain = [None if a is None or b is None else round(b - a, 4) for a, b in pairs]
         mine["scores"]["gain"] = score(f"gain over {others['name']}", gain, diverging=True)
     return page_of(one, other)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mentalese import get_recipe
-from mentalese.models.checkpoints import load_model, saved_recipe
-from mentalese.models.generation import generate_text
+from mentalese.models.saved import load
 from support import saved, shrink
 
 if TYPE_CHECKING:
@@ -75,23 +74,19 @@ def ask(page: Page, prompt: str, tokens: int, seed: int = 0) -> None:
 
 def expected(model: Path, prompt: str, tokens: int, seed: int) -> str:
     """What `mentalese generate` writes at the temperature that the page starts with."""
-    opened, tokenizer = load_model(model)
-    recipe = saved_recipe(model)
-    assert recipe is not None
-    options = {"max_new_tokens": tokens, "seed": seed, "do_sample": True, "temperature": 0.8}
-    return generate_text(opened, tokenizer, [prompt], recipe.data, recipe.layout, **options)[0]
+    return load(model).generate(prompt, max_new_tokens=tokens, seed=seed, do_sample=True, temperature=0.8)[0]
 
 
 def test_a_text_grows_and_its_thoughts_appear(reader: Callable[[], Page], model: Path) -> None:
     page = reader()
     ask(page, PROMPT, 12, seed=3)
     thoughts = page.frame_locator("iframe.thoughts")
-    thoughts.get_by_role("heading", name="What it thought").wait_for()
+    thoughts.get_by_role("heading", name="What the model thought").wait_for()
     text = page.locator("section.text")
     assert text.locator(".given").text_content() == PROMPT
     assert text.text_content() == expected(model, PROMPT, 12, seed=3)
     assert text.locator("img").count() == thoughts.locator("img").count() == 0
-    command = page.get_by_label("The same on the command line").input_value()
+    command = page.get_by_label("Equivalent command").input_value()
     assert command.endswith("--max-new-tokens 12 --temperature 0.8 --seed 3")
 
 

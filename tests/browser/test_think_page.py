@@ -12,7 +12,7 @@ import pytest
 
 from browser import payloads
 from browser.payloads import page_of
-from mentalese import get_recipe
+from mentalese import get_recipe, load
 from mentalese.viewer import think_page
 from mentalese.viewer.page import page as page_html
 from support import saved, shrink
@@ -64,7 +64,7 @@ def test_a_trace_has_the_panels_of_what_it_holds_and_fits_a_phone(opened: Open, 
 def test_every_family_has_its_panels(opened: Open, corpus: Path, tmp_path: Path, name: str) -> None:
     run = saved(tmp_path / "run", shrink(get_recipe(name), corpus))
     text = "Anna has a son </script> called Paul. He is older than Maria. Maria lives in the town."
-    page = opened(think_page(run, text, max_new_tokens=4 if "coconut" in name else None))
+    page = opened(think_page(load(run), text, **({"max_new_tokens": 4} if "coconut" in name else {})))
     assert page.locator("section h2").all_inner_texts() == ["Text", *MODELS[name]]
     assert text in re.sub("[‹›◦]", "", page.locator(".flow").text_content() or "")
     for number in range(0, page.locator(".token").count(), 9):
@@ -88,7 +88,7 @@ def test_the_score_that_is_picked_colours_the_text(opened: Open) -> None:
 
 def test_one_outlier_does_not_flatten_the_scale_and_the_legend_says_so(opened: Open) -> None:
     trace = payloads.plain()
-    values = trace["scores"]["surprise"]["values"]
+    values = trace["scores"]["surprisal"]["values"]
     median = sorted(value for value in values if value is not None)[len(values) // 2]
     before = float(shade(opened(page_html(page_of(trace))), values.index(median)))
     values[5] = 1000.0
@@ -105,7 +105,7 @@ def shade(page: Page, token: int) -> float:
 def test_pointing_at_a_token_says_its_values_near_it_and_in_the_margin(opened: Open) -> None:
     trace = payloads.plain()
     page = opened(page_html(page_of(trace)))
-    values = trace["scores"]["surprise"]["values"]
+    values = trace["scores"]["surprisal"]["values"]
     page.locator(".token").nth(3).hover()
     assert float(text_of(page, ".tip").split()[0]) == pytest.approx(values[3], rel=0.01)
     assert trace["tokens"][3].strip() in text_of(page, ".margin .word")
@@ -128,7 +128,7 @@ def test_the_keys_walk_through_the_text_and_a_screen_reader_hears_the_value(open
     assert page.locator(".token[tabindex='0']").count() == 1
     live = page.locator("[aria-live]").first.inner_text()
     assert trace["tokens"][2].strip() in live
-    assert float(re.findall(r"[\d.]+", live)[-1]) == pytest.approx(trace["scores"]["surprise"]["values"][2], rel=0.01)
+    assert float(re.findall(r"[\d.]+", live)[-1]) == pytest.approx(trace["scores"]["surprisal"]["values"][2], rel=0.01)
     top = "document.activeElement.getClientRects()[0].top"
     line = page.evaluate(top)
     page.keyboard.press("ArrowDown")
@@ -304,7 +304,7 @@ def test_what_looks_like_html_is_shown_and_never_run(opened: Open) -> None:
     payload = payloads.two(nasty)
     for trace in payload["traces"]:
         trace["name"] = trace["about"] = nasty
-        trace["scores"]["surprise"]["title"] = nasty
+        trace["scores"]["surprisal"]["title"] = nasty
         trace["curves"] = {nasty: payloads.curve(nasty, nasty, [1.0, 2.0], nasty)}
     payload |= {"title": nasty, "command": nasty}
     page = opened(page_html(payload))

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from mentalese import EvaluationConfig, InputError, Recipe, get_recipe
 from mentalese.data.batch import Batch
@@ -262,6 +266,39 @@ def test_a_saved_model_opens_with_the_auto_class_and_predicts_the_same(case: Cas
     )
 
 
+def test_a_saved_model_opens_without_naming_the_package(case: Case, tmp_path: Path) -> None:
+    """In a process of its own, by `trust_remote_code=True`, where only transformers is imported."""
+    case.hugging_face.save_pretrained(tmp_path / "model")
+    ids = case.batch()["input_ids"][:1, :8]
+    torch.save(ids, tmp_path / "ids.pt")
+    code = (
+        "import sys, torch\n"
+        "from transformers import AutoModelForCausalLM\n"
+        f"model = AutoModelForCausalLM.from_pretrained({str(tmp_path / 'model')!r}, trust_remote_code=True).eval()\n"
+        f"ids = torch.load({str(tmp_path / 'ids.pt')!r}, weights_only=True)\n"
+        f"torch.save(model(ids).logits.detach(), {str(tmp_path / 'logits.pt')!r})\n"
+        f"model.save_pretrained({str(tmp_path / 'again')!r})\n"
+    )
+    environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    with torch.no_grad():
+        torch.testing.assert_close(torch.load(tmp_path / "logits.pt", weights_only=True), case.hugging_face(ids).logits)
+    names = {path.name for path in (tmp_path / "again").iterdir()}
+    assert names == {path.name for path in (tmp_path / "model").iterdir()}
+
+
+def test_a_config_keeps_what_other_tools_have_written_into_it(case: Case, tmp_path: Path) -> None:
+    case.hugging_face.config.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"another_tools_key": {"bits": 8}}))
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert type(config) is type(case.hugging_face.config)
+    assert config.another_tools_key == {"bits": 8}
+    config.save_pretrained(tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["another_tools_key"] == {"bits": 8}
+
+
 def test_a_copy_is_independent_and_equal(case: Case) -> None:
     batch = case.batch()
     copied = copy.deepcopy(case.model)
@@ -323,17 +360,17 @@ def test_a_trace_has_a_number_for_every_token_that_something_predicts(case: Case
     assert [trace.model for trace in traces] == [case.model.config.model_type] * len(real)
     for row, trace in enumerate(traces):
         assert torch.equal(trace.input_ids, batch["input_ids"][row])
-        surprise = trace.scores["surprise"]
-        there = ~surprise.isnan()
+        surprisal = trace.scores["surprisal"]
+        there = ~surprisal.isnan()
         assert there.any()
         assert not there[~real[row]].any()
         assert not there[0]
         for name, score in trace.scores.items():
-            assert score.shape == surprise.shape, name
+            assert score.shape == surprisal.shape, name
             assert not score.isinf().any(), name
             assert score[~real[row]].isnan().all(), name
         if not case.model.estimators[0].endswith("-bound"):
-            torch.testing.assert_close(surprise[there], nll[row][there], **TOLERANCE)
+            torch.testing.assert_close(surprisal[there], nll[row][there], **TOLERANCE)
         if case.model.causal:
             entropy = trace.scores["entropy"]
             assert torch.equal(entropy.isnan(), ~there)

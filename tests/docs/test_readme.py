@@ -117,6 +117,6 @@ def test_the_examples_train_and_show_thoughts(folder: Path) -> None:
     assert "test perplexity" in done
     assert "'Paul lives in Rome.': a vector of norm" in done
     done = example("look_at_thoughts.py", folder / "example", folder / "trace", folder=folder)
-    assert "surprise" in done
+    assert "surprisal" in done
     assert "thought 1 stands for '<|bos|> Paul lives in Rome.<|eos|>'" in done
     assert f"{folder / 'trace'} holds the trace of" in done

@@ -224,7 +224,7 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
         ("figure curves --out a.svg", "takes RESULT ..."),
         ("figure curves results/run --out a.gif", "a file that ends in .svg, .png, .pdf"),
         ("figure curves results/run --out no/where.svg", "its folder does not exist"),
-        ("figure curves results/run --out a.svg --text b", "leave out --text"),
+        ("figure curves results/run --out a.svg --text b", "remove --text"),
         ("figure curves results/run --out a.svg --text b --file c", "--text and --file are both given"),
         ("figure curves results/run --out a.svg", "results/run does not exist"),
         ("figure thought_gestalt/gates results/run --out a.svg", "holds no metrics.jsonl"),

@@ -291,7 +291,7 @@ def test_a_latent_stands_beside_the_tokens_that_it_would_say() -> None:
         assert [share for _, share in thought.nearest] == pytest.approx(best.values.tolist(), rel=1e-4)
     expected = torch.cosine_similarity(hidden[3:4], hidden[before], dim=-1)
     torch.testing.assert_close(trace.curves["retention"], expected, atol=1e-5, rtol=1e-5)
-    assert trace.scores["surprise"].isnan().nonzero()[:, 0].tolist() == [0, 4, 5, 6], "a latent is no token to predict"
+    assert trace.scores["surprisal"].isnan().nonzero()[:, 0].tolist() == [0, 4, 5, 6], "a latent is no token to predict"
 
 
 @settings(deadline=None)

@@ -20,11 +20,11 @@ from mentalese.data.store import Split, prepare
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluation.answers import answered
-from mentalese.evaluation.tasks import open_evaluation, open_text
 from mentalese.families.coconut import plain as reference
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model
 from mentalese.models.checkpoints import load_model, save_model
+from mentalese.models.saved import load
 from mentalese.recipe import Recipe
 
 QUESTION = "Ann has $3 and Bob $4.\nWhat have they?"
@@ -260,9 +260,8 @@ def test_tokens_that_the_font_cannot_show_are_told_apart_from_spaces() -> None:
 
 def ask(run: Path, split: str, source: str | None = None, latents: int | None = None) -> list[Any]:
     """What a model answers to each question of a split."""
-    model, tokenizer, data, layout, protocol = open_evaluation(str(run), source)
-    part = open_text(tokenizer, data, layout, split, show=False).splits[split]
-    return answered(model, tokenizer, part, data, layout.at(None, latents), protocol)
+    asked = load(run).on(source).at(latents=latents)
+    return answered(asked.model, asked.tokenizer, asked.split(split), asked.data, asked.layout, asked.evaluation)
 
 
 def answers_of(folder: Path, source: str, split: str, said: dict[int, Any]) -> str:
@@ -310,7 +309,7 @@ def test_cases_are_what_the_first_answers_right_and_the_second_wrong(
         ranks = [[int((row > row[i]).sum()) + 1 for i in ids] for row in similarity]
         assert np.abs(np.array(case["rank"]) - np.array(ranks)).max() <= 1  # two may change places by rounding
     picture.savefig(tmp_path / "contrast.png")
-    with pytest.raises(InputError, match=r"of 6 questions agclr answers none right that coconut answers wrong"):
+    with pytest.raises(InputError, match=r"agclr answers none of 6 questions right that coconut answers wrong"):
         figures.contrast([str(agclr), str(coconut)])
     with pytest.raises(InputError, match=rf"both right {len(picked)}, neither {6 - len(picked)}"):
         figures.contrast([str(agclr), str(agclr)], source=asked_of)
@@ -341,7 +340,7 @@ def test_other_questions_can_be_asked_and_fewer_of_them(agclr: Path, source: str
     numbers = write_figure("coconut/gates", [str(agclr)], tmp_path / "few.svg", source=source, documents=2)
     whole = write_figure("coconut/gates", [str(agclr)], tmp_path / "all.svg")
     assert numbers["questions"] == 2 < whole["questions"]
-    with pytest.raises(InputError, match="coconut/tokens reads no data: leave out --data and --documents"):
+    with pytest.raises(InputError, match="coconut/tokens reads no data: remove --data and --documents"):
         write_figure("coconut/tokens", [str(agclr)], tmp_path / "tokens.svg", QUESTION, documents=2)
 
 
@@ -360,27 +359,27 @@ def test_what_cannot_be_drawn_is_refused(
     early = saved(tmp_path / "early", recipe, "agclr", stage=0)
     single = saved(tmp_path / "single", recipe, "coconut", stage=1)
     for name in ("retention", "tokens"):
-        refused(name, pause, says="has the mode 'pause', nothing that is fed back: give one of coconut, agclr")
+        refused(name, pause, says="has the mode 'pause', nothing that is fed back: use one of coconut, agclr")
     for name in ("retention", "gates", "tokens", "latents"):
-        refused(name, early, says="was last trained at stage 0, which has no latents: give a model")
+        refused(name, early, says="was last trained at stage 0, which has no latents: use a model")
     refused("retention", single, says="has one latent, and no pass after the first")
-    refused("gates", coconut, says="has the mode 'coconut', no concept stream: give one of agclr")
+    refused("gates", coconut, says="has the mode 'coconut', no concept stream: use one of agclr")
     refused("gates", agclr, agclr, says="shows one model, and 2 were given")
     refused("gates", saved(tmp_path / "bare", recipe, "agclr", gates=[]), says="has no gates")
     refused("tokens", agclr, coconut, says="shows one model, and 2 were given")
     refused("tokens", agclr, text=" \n", says="give some text")
     refused("tokens", agclr, text="one " * 70, says="latents included, and the context is 64: shorten it")
-    refused("contrast", agclr, says="takes an AGCLR model and one other, and 1 were given")
+    refused("contrast", agclr, says="needs an AGCLR model and one other, and 1 were given")
     refused("contrast", coconut, agclr, says="no concept stream")
 
     plain = dataclasses.replace(recipe, model=recipe.model["backbone"])
     layout = QuestionAnswer(sequence_length=512, stages=3)
     gpt2 = saved(tmp_path / "gpt2", dataclasses.replace(plain, layout=layout), None)
-    refused("latents", gpt2, says="is a gpt2 model: give one of the modes coconut, agclr, pause")
+    refused("latents", gpt2, says="is a gpt2 model: use one of the modes coconut, agclr, pause")
     elsewhere = answers_of(tmp_path / "elsewhere", source, "test", {})
     other = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, source=elsewhere))
     stranger = saved(tmp_path / "stranger", other, "coconut")
-    refused("contrast", agclr, stranger, says="give two models of the same questions")
+    refused("contrast", agclr, stranger, says="use two models of the same questions")
     cramped = dataclasses.replace(recipe, evaluation=dataclasses.replace(recipe.evaluation, answer_tokens=60))
     for name in ("retention", "gates", "latents"):
         refused(name, saved(tmp_path / name, cramped, "agclr"), says="the model's context is 64")

@@ -492,8 +492,8 @@ def test_no_head_predicts_from_padding_wherever_it_stands() -> None:
     torch.testing.assert_close(left.metrics, right.metrics)
     torch.testing.assert_close(gradients(model, left.loss), gradients(model, right.loss), atol=1e-6, rtol=1e-5)
     ids, mask = padded(ROWS, left=True)
-    surprise = model(ids, attention_mask=mask, output_thoughts=True).thoughts[2].scores["surprise.2"]
-    assert surprise.isnan().all(), "a row of two tokens has none that is two ahead"
+    surprisal = model(ids, attention_mask=mask, output_thoughts=True).thoughts[2].scores["surprisal.2"]
+    assert surprisal.isnan().all(), "a row of two tokens has none that is two ahead"
 
 
 @pytest.mark.parametrize("length", range(1, 6))

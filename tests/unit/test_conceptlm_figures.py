@@ -15,11 +15,10 @@ from mentalese import get_recipe
 from mentalese.analyses.figures import write_figure
 from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Packed
-from mentalese.data.store import prepare
 from mentalese.errors import InputError
-from mentalese.evaluation.tasks import open_evaluation
 from mentalese.families.conceptlm.plain import code_tables, hidden_states
 from mentalese.models.checkpoints import load_model
+from mentalese.models.saved import load
 from mentalese.recipe import EvaluationConfig, Recipe
 from support import saved, short_documents, shrink
 
@@ -85,7 +84,7 @@ def test_codes_are_drawn_as_each_run_logged_them(tmp_path: Path) -> None:
 
 def test_a_run_without_codes_is_refused(tmp_path: Path) -> None:
     run = logged(tmp_path / "context", [{"step": 1, "tokens": 5, "ncp": 1.0}])
-    with pytest.raises(InputError, match="has logged no codebook_utilisation: give a run of a ConceptLM"):
+    with pytest.raises(InputError, match="has logged no codebook_utilisation: use a run of a ConceptLM"):
         write_figure("conceptlm/codebook", [str(run)], tmp_path / "codebook.svg")
     assert not (tmp_path / "codebook.svg").exists()
 
@@ -108,11 +107,10 @@ def nearest(model: Any, vector: Tensor) -> list[int]:
 def test_concepts_are_those_of_the_text_and_of_each_validation_row_read_alone(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "concepts.svg"
     written = draw("concepts", model, out=out, text=TEXT)
-    loaded, tokenizer = load_model(model)
-    _, _, data, layout, protocol = open_evaluation(str(model))
-    split = prepare(data, layout, show=False)[0].splits["validation"]
-    one = dataclasses.replace(protocol, batch_size=1)
-    rows = [b["input_ids"][0] for b in evaluation_batches(split, layout, one, tokenizer)]
+    opened = load(model).scored_by(batch_size=1)
+    loaded, tokenizer = opened.model, opened.tokenizer
+    batches = evaluation_batches(opened.split("validation"), opened.layout, opened.evaluation, tokenizer)
+    rows = [batch["input_ids"][0] for batch in batches]
     assert len({len(row) for row in rows}) > 1  # read together, some are padded
     there = []
     for row in rows:
@@ -172,9 +170,9 @@ def test_what_cannot_be_drawn_is_refused(model: Path, recipe: Recipe, tmp_path: 
         assert not out.exists()
 
     refused(model, model, says="shows one model, and 2 were given")
-    refused(model, text="a", says=f"the text has 2 tokens, its start included: give one of {SIZE} .* to {LENGTH}")
-    refused(model, text="word " * LENGTH, says="tokens, its start included: give one of")
+    refused(model, text="a", says=f"the text has 2 tokens with its start: use one of {SIZE} .* to {LENGTH}")
+    refused(model, text="word " * LENGTH, says="tokens with its start: use one of")
     context = saved(tmp_path / "context", recipe, codebook=None, ncp_weight=0.0, vq_weight=0.0)
-    refused(context, says=r"has no codes \(conceptlm.codebook is None\): give a model with a codebook")
+    refused(context, says=r"has no codes \(conceptlm.codebook is None\): use a model with a codebook")
     gpt2 = dataclasses.replace(get_recipe("gpt2/tiny"), data=recipe.data, layout=recipe.layout)
-    refused(saved(tmp_path / "gpt2", gpt2), says="is a gpt2 model: give a ConceptLM")
+    refused(saved(tmp_path / "gpt2", gpt2), says="is a gpt2 model: use a ConceptLM")

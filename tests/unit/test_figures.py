@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from mentalese import cli, get_recipe
-from mentalese.analyses.drawing import labels
 from mentalese.analyses.figures import FORMATS, figures, write_figure
 from mentalese.errors import InputError
+from mentalese.formatting import model_names
 from mentalese.training.loop import train
 from support import shrink
 
@@ -149,7 +149,7 @@ def test_runs_that_show_no_law_are_refused(tmp_path: Path) -> None:
     for paths, says in (
         ([small], "all sizes are the same"),
         ([small, more_text, larger], "both training tokens and parameters vary"),
-        ([small, more_text, single], "llama: a power law was asked of 1 size"),
+        ([small, more_text, single], "llama: a power law needs at least two sizes, and there is 1"),
         ([small, unknown], "does not say how many tokens"),
     ):
         with pytest.raises(InputError, match=says):
@@ -182,7 +182,9 @@ def test_learning_curves_of_answers_show_their_stages(tmp_path: Path) -> None:
         assert run["stages"] == [[4, 0], [8, 3]]
         assert run["loss"] == [[1, 7.0], [2, 6.0]]
     paths = [result(tmp_path, "gpt2/text", 100), answers("coconut/b")]
-    with pytest.raises(InputError, match=r"b\.json tells an accuracy and .*text\.json a perplexity: draw them apart"):
+    with pytest.raises(
+        InputError, match=r"b\.json has an accuracy and .*text\.json a perplexity: draw them separately"
+    ):
         write_figure("curves", [str(path) for path in paths], tmp_path / "both.svg")
 
 
@@ -196,7 +198,7 @@ def test_the_same_numbers_give_the_same_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["no json", "[]", '{"recipe": "x"}'])
 def test_what_is_no_result_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "result.json").write_text(content)
-    with pytest.raises(InputError, match=r"give a result\.json"):
+    with pytest.raises(InputError, match=r"use a result\.json"):
         write_figure("curves", [str(tmp_path)], tmp_path / "curves.svg")
 
 
@@ -257,7 +259,7 @@ def test_every_figure_says_what_it_is() -> None:
 def test_runs_of_one_recipe_go_by_their_folders(tmp_path: Path) -> None:
     a, b = (metrics(tmp_path / name, [], "gpt2/x") for name in "ab")
     other = metrics(tmp_path / "c", [], "gpt2/y")
-    assert labels([str(a), str(b), str(other), "hub:gpt2"]) == ["a", "b", "gpt2/y", "gpt2"]
+    assert model_names([str(a), str(b), str(other), "hub:gpt2"]) == ["a", "b", "gpt2/y", "gpt2"]
 
 
 def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

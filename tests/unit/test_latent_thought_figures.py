@@ -17,12 +17,12 @@ from mentalese.analyses import latent_thought as figures
 from mentalese.analyses.figures import write_figure
 from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Packed
-from mentalese.data.store import Split, prepare
+from mentalese.data.store import Split
 from mentalese.errors import InputError
-from mentalese.evaluation.tasks import open_evaluation
 from mentalese.families.latent_thought.inference import infer
 from mentalese.families.latent_thought.plain import learn_reference, logits_reference
 from mentalese.models.checkpoints import load_model
+from mentalese.models.saved import load
 from mentalese.models.scoring import perplexity
 from mentalese.recipe import EvaluationConfig, Recipe
 from support import saved, short_documents, shrink
@@ -66,8 +66,8 @@ def plain(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def validation(path: Path) -> tuple[Any, Split, Any, Any, EvaluationConfig]:
     """What `perplexity` takes after the model."""
-    _, tokenizer, data, layout, protocol = open_evaluation(str(path))
-    return tokenizer, prepare(data, layout, show=False)[0].splits["validation"], data, layout, protocol
+    opened = load(path)
+    return opened.tokenizer, opened.split("validation"), opened.data, opened.layout, opened.evaluation
 
 
 def rows(path: Path) -> list[Tensor]:
@@ -229,7 +229,7 @@ def test_an_encoder_takes_no_steps_and_is_a_line(recipe: Recipe, tmp_path: Path)
     expected = perplexity(load_model(encoder)[0], *validation(encoder))
     assert found["steps"] == [None]
     assert found["bound"] == pytest.approx([expected.nll], rel=1e-5)
-    with pytest.raises(InputError, match="has an encoder and takes no fast steps: give a model that does"):
+    with pytest.raises(InputError, match="has an encoder and takes no fast steps: use a model without an encoder"):
         write_figure("latent_thought/inference", [str(encoder)], tmp_path / "inference.svg")
 
 
@@ -247,16 +247,16 @@ def test_what_cannot_be_drawn_is_refused(run: Path, plain: Path, recipe: Recipe,
 
     shared = saved(tmp_path / "shared", recipe, shared_latents=True)
     for name in ("reconstruction", "words", "inference"):
-        refused(name, plain, says=r"no thoughts \(num_latents is 0\): give a model that has")
+        refused(name, plain, says=r"no thoughts \(num_latents is 0\): use a model with thoughts")
         refused(name, run, plain, says="shows one model, and 2 were given")
     for name in ("reconstruction", "words"):
-        refused(name, shared, says="one set of thoughts for all layers .* give a model whose layers have their own")
-    refused("words", run, text="word " * LENGTH, says=f"tokens, its start included, and the model {LENGTH}: shorten")
+        refused(name, shared, says="one set of thoughts for all layers .* use a model whose layers have their own")
+    refused("words", run, text="word " * LENGTH, says=f"tokens with its start, and the model reads {LENGTH}: shorten")
     smaller = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, tokenizer="bpe:270"))
     refused("steps", run, saved(tmp_path / "smaller", smaller), says="another text, tokenizer or length")
     other = get_recipe("gpt2/tiny")
     other = dataclasses.replace(other, data=recipe.data, layout=recipe.layout)
-    with pytest.raises(InputError, match="is a gpt2 model: give a Latent Thought Model"):
+    with pytest.raises(InputError, match="is a gpt2 model: use a Latent Thought Model"):
         figures._open([str(saved(tmp_path / "gpt2", other))])
 
 

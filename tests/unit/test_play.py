@@ -22,7 +22,7 @@ from mentalese.data.store import prepare
 from mentalese.errors import InputError
 from mentalese.models.build import build_model
 from mentalese.models.generate_options import GenerateOptions
-from mentalese.models.generation import generate_text
+from mentalese.models.saved import Saved
 from mentalese.viewer import play
 from mentalese.viewer.play import Player, thought_knobs
 from support import shrink
@@ -50,7 +50,8 @@ def player(request: pytest.FixtureRequest, corpus: Path) -> Player:
         for parameter in model.parameters():
             if parameter.ndim >= 2:
                 parameter.mul_(5)
-    return Player("runs/a model", model, tokenizer, recipe.data, recipe.layout)
+    reading = {"data": recipe.data, "layout": recipe.layout, "evaluation": recipe.evaluation}
+    return Player(Saved(path="runs/a model", model=model, tokenizer=tokenizer, **reading))
 
 
 every_family = pytest.mark.parametrize("player", THINKS, indirect=True, scope="module")
@@ -80,31 +81,29 @@ def test_the_page_offers_the_thoughts_that_a_model_has(player: Player, request: 
 @every_family
 def test_the_page_writes_what_the_command_line_writes(player: Player) -> None:
     options = player.options(PROMPT, settings(player, temperature=1.5, seed=3))
-    model, kwargs = player.model, {"do_sample": True, "temperature": 1.5, "seed": 3, "max_new_tokens": 8}
+    kwargs = {"do_sample": True, "temperature": 1.5, "seed": 3, "max_new_tokens": 8}
     assert options.generation() == {"do_sample": True, "temperature": 1.5}
-    assert [text(player, options)] == generate_text(
-        model, player.tokenizer, [PROMPT], player.data, player.layout, **kwargs
-    )
+    assert [text(player, options)] == player.saved.generate(PROMPT, **kwargs)
 
 
 @pytest.mark.parametrize("player", [name for name in THINKS if THINKS[name]], indirect=True, scope="module")
 def test_each_thought_that_can_be_set_changes_what_is_written(player: Player) -> None:
-    before = player.model.config.to_dict()
+    before = player.saved.model.config.to_dict()
     plain = {}
-    for knob in thought_knobs(player.model, player.layout):
+    for knob in thought_knobs(player.saved):
         changed = [
             text(player, player.options(PROMPT, settings(player, temperature=0, max_new_tokens=24, **given)))
             for given in ({}, {knob.name: CHANGED[knob.name]})
         ]
         plain[knob.name] = changed[0]
         assert changed[0] != changed[1], knob.name
-    assert player.model.config.to_dict() == before
+    assert player.saved.model.config.to_dict() == before
     assert len(set(plain.values())) == 1
 
 
 @pytest.mark.parametrize("player", ["coconut/tiny", "thoughtbubbles/tiny"], indirect=True, scope="module")
 def test_the_command_shown_has_the_same_options(player: Player) -> None:
-    thoughts = {knob.name: CHANGED[knob.name] for knob in thought_knobs(player.model, player.layout)}
+    thoughts = {knob.name: CHANGED[knob.name] for knob in thought_knobs(player.saved)}
     for prompt, values in (
         ("--greedy", settings(player)),
         ("Anna", settings(player, temperature=0, top_k=3)),
@@ -127,7 +126,7 @@ def test_an_empty_field_is_the_models_own(player: Player) -> None:
 
 
 def test_a_model_that_draws_by_itself_is_told_not_to(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(player.model.model.generation_config, "do_sample", True)
+    monkeypatch.setattr(player.saved.model.model.generation_config, "do_sample", True)
     assert player.options("Anna", settings(player, temperature=0, top_p=0.5)).generation() == {"do_sample": False}
 
 
@@ -196,7 +195,7 @@ def test_a_text_asked_for_again_can_still_be_stopped(player: Player) -> None:
     gc.collect()
 
 
-@pytest.mark.parametrize(("port", "message"), [(0, "--port is 0: give one from 1"), (70_000, "--port is 70000")])
+@pytest.mark.parametrize(("port", "message"), [(0, "--port is 0: use a port from 1"), (70_000, "--port is 70000")])
 def test_a_port_that_there_is_not_is_refused(port: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
         play.check_address("127.0.0.1", port)

@@ -27,11 +27,11 @@ from mentalese.compare.charts import (
     curve,
     frontier,
     line_chart,
-    short_count,
     spread,
     stops,
 )
-from mentalese.compare.report import cells, headline, report, short_names, write_report
+from mentalese.compare.report import cells, headline, report, write_report
+from mentalese.formatting import short_count, short_names
 
 
 class Page(HTMLParser):

@@ -69,7 +69,7 @@ def test_any_hugging_face_model_opens(kind: str, tokenizer: Any, tmp_path: Path)
     expected = -log_p.gather(-1, ids[0, 1:, None]).sum().item()
     assert score.nll == pytest.approx(expected, rel=1e-5)
     assert score.tokens == ids.shape[1] - 1
-    assert opened.think("abc").scores["surprise"][1:].isfinite().all()
+    assert opened.think("abc").scores["surprisal"][1:].isfinite().all()
 
 
 def test_a_text_scores_as_in_its_split(corpus: Path, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_a_law_that_may_be_flat_bounds_no_multiplier() -> None:
 @pytest.mark.parametrize(
     ("x", "loss", "says"),
     [
-        ([1.0, 2.0], [3.0], "one loss a size"),
+        ([1.0, 2.0], [3.0], "one loss per size"),
         ([0.0, 2.0], [3.0, 2.0], "a size is 0.0"),
         ([1.0, 2.0], [3.0, math.inf], "a loss is inf"),
         ([1.0, 2.0], [3.0, 3.0], "at every size"),

@@ -123,7 +123,7 @@ def test_each_ablation_changes_what_it_says_and_nothing_else() -> None:
         for name in ("name", "description", "paper"):
             del fields[name]
         changed = [name for name, value in fields.items() if value != base[name]]
-        assert set(changed) <= {"model", "layout", "phases"}, recipe.name
+        assert set(changed) <= {"model", "data", "layout", "phases"}, recipe.name
         assert changed, recipe.name
         assert recipe.baseline == "gpt2/table2-30m"
         with torch.device("meta"):
@@ -577,9 +577,9 @@ def test_a_trace_shows_a_thought_a_sentence_and_what_it_read(tmp_path: Path) -> 
     torch.testing.assert_close(first.links["memory"].sum(1), torch.tensor([0.0, 1.0, 1.0]))
     assert (first.links["memory"].triu() == 0).all()
     assert (first.links["memory"][2, :2] > 0).all()
-    nll, starts = model.token_nll(batch)[0], first.scores["surprise"].isnan()
+    nll, starts = model.token_nll(batch)[0], first.scores["surprisal"].isnan()
     assert torch.equal(starts, first.input_ids == model.config.sentence_start_token_id)
-    torch.testing.assert_close(first.scores["surprise"][~starts], nll[~starts])
+    torch.testing.assert_close(first.scores["surprisal"][~starts], nll[~starts])
     assert (first.scores["memory_attention"][:5] == 0).all()
     torch.testing.assert_close(first.scores["memory_attention"][5:9], torch.ones(4))  # one sentence to read: all of it
     assert first.curves["memory_gate"].tolist() == [1.0, 1.0]

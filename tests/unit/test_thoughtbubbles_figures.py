@@ -252,7 +252,7 @@ def test_what_cannot_be_drawn_is_refused(run: Path, regular: Path, recipe: Recip
         assert not out.exists()
 
     for name in ("entropy", "attention", "forks"):
-        refused(name, regular, says="no streams that fork: give a Thoughtbubbles model")
+        refused(name, regular, says="no streams that fork: use a Thoughtbubbles model")
     refused("entropy", run, regular, regular, says="3 were given")
     refused("attention", run, regular, says="2 were given")
     refused("forks", run, regular, says="2 were given")
@@ -270,5 +270,5 @@ def test_too_little_text_for_windows_is_refused(tmp_path: Path, recipe: Recipe) 
     path.write_text("".join(json.dumps({"text": f"Number {i} is here."}) + "\n" for i in range(40)))
     data = DataConfig(source=f"file:{path}", tokenizer="bpe:300")
     folder = saved(tmp_path / "run", dataclasses.replace(recipe, data=data))
-    with pytest.raises(InputError, match=r"stretches of 4 scored tokens: give a model of a text with 16"):
+    with pytest.raises(InputError, match=r"windows of 4 scored tokens: use a model of a text with at least 16"):
         write_figure("thoughtbubbles/entropy", [str(folder)], tmp_path / "entropy.svg")

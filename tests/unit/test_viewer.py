@@ -19,7 +19,7 @@ from mentalese import DataConfig, Recipe, ThoughtTrace, cli, get_recipe
 from mentalese.errors import InputError
 from mentalese.models import contract
 from mentalese.models.adapter import as_contract
-from mentalese.models.checkpoints import load_model, saved_recipe
+from mentalese.models.saved import load
 from mentalese.models.thinking import think, token_texts, trace
 from mentalese.models.trace import Thought
 from mentalese.viewer import payload, think_page
@@ -59,7 +59,7 @@ def inside(page: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_fills_the_page_with_what_it_has(runs: dict[str, Path], family: str) -> None:
-    page = inside(think_page(runs[family], TEXT, command="mentalese think"))
+    page = inside(think_page(load(runs[family]), TEXT, command="mentalese think"))
     (drawn,) = page["traces"]
     assert (page["version"], page["text"], page["command"]) == (1, TEXT, "mentalese think")
     shown = [text for text, special in zip(drawn["tokens"], drawn["special"]) if not special]
@@ -88,23 +88,18 @@ def test_every_family_fills_the_page_with_what_it_has(runs: dict[str, Path], fam
 
 
 def test_a_model_of_questions_is_asked_and_its_answer_is_traced_too(runs: dict[str, Path]) -> None:
-    model, tokenizer = load_model(runs["coconut"])
-    recipe = saved_recipe(runs["coconut"])
-    assert recipe is not None
-    asked = recipe.layout.encode_prompts(["Who is it?"], tokenizer, recipe.data)["input_ids"]
-    found = think(model, tokenizer, "Who is it?", recipe.data, recipe.layout, max_new_tokens=5)
-    answered = model.generate(asked, max_new_tokens=5, do_sample=False, pad_token_id=tokenizer.pad_token_id)
+    opened = load(runs["coconut"])
+    asked, pad = opened.encode("Who is it?")["input_ids"], opened.tokenizer.pad_token_id
+    found = opened.think("Who is it?", max_new_tokens=5)
+    answered = opened.hugging_face.generate(asked, max_new_tokens=5, do_sample=False, pad_token_id=pad)
     assert torch.equal(found.input_ids, answered[0])
-    assert len(found.thoughts) == 2 * (recipe.layout.asked()["latents"] or 0)
-    page = inside(think_page(runs["coconut"], "Who is it?", latents=3))
+    assert len(found.thoughts) == 2 * (opened.layout.asked()["latents"] or 0)
+    page = inside(think_page(opened.at(latents=3), "Who is it?"))
     assert sum(thought["label"] == "latent" for thought in page["traces"][0]["thoughts"]) == 3
 
 
 def test_the_last_sentence_of_a_text_is_a_thought_too(runs: dict[str, Path]) -> None:
-    model, tokenizer = load_model(runs["thought_gestalt"])
-    recipe = saved_recipe(runs["thought_gestalt"])
-    assert recipe is not None
-    found = think(model, tokenizer, "He was old. She had a son.", recipe.data, recipe.layout)
+    found = load(runs["thought_gestalt"]).think("He was old. She had a son.")
     assert found.thoughts[-1].end == len(found.input_ids)
     assert [found.special[place] for place in (0, 1, -1)] == [True, False, True]
 
@@ -112,10 +107,7 @@ def test_the_last_sentence_of_a_text_is_a_thought_too(runs: dict[str, Path]) -> 
 def test_a_text_of_any_length_is_for_models_of_sentences_alone(
     runs: dict[str, Path], tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    model, own = load_model(runs["thought_gestalt"])
-    recipe = saved_recipe(runs["thought_gestalt"])
-    assert recipe is not None
-    assert len(think(model, own, "He was old. " * 100, recipe.data, recipe.layout).thoughts) > 50
+    assert len(load(runs["thought_gestalt"]).think("He was old. " * 100).thoughts) > 50
     with pytest.raises(InputError, match="the text has 65 tokens, those around it included: the model's context is 64"):
         think(gpt2(tokenizer), tokenizer, "a" * 64)
     assert len(think(gpt2(tokenizer), tokenizer, "a" * 63).input_ids) == 64
@@ -127,11 +119,11 @@ def test_any_hugging_face_model_has_surprise_and_entropy(tokenizer: PreTrainedTo
     log_p = model(found.input_ids[None]).logits[0, :-1].log_softmax(-1).double()
     assert found.tokens == ["<|endoftext|>", *"a plain text"]
     assert found.special == [True] + [False] * 12
-    surprise, entropy = found.scores["surprise"], found.scores["entropy"]
-    assert surprise[0].isnan()
+    surprisal, entropy = found.scores["surprisal"], found.scores["entropy"]
+    assert surprisal[0].isnan()
     assert entropy[0].isnan()
     expected = -log_p.gather(1, found.input_ids[1:, None])[:, 0]
-    torch.testing.assert_close(surprise[1:].double(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(surprisal[1:].double(), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(entropy[1:].double(), -(log_p.exp() * log_p).sum(-1), atol=1e-5, rtol=1e-5)
     assert torch.equal(found.readings["predicted"][1:], log_p.argmax(-1))
     assert found.vocabulary.keys() == set(found.readings["predicted"].tolist())
@@ -171,10 +163,8 @@ def test_an_option_that_the_model_does_not_know_is_refused(
     with pytest.raises(InputError, match=says):
         think(gpt2(tokenizer), tokenizer, "a text", fast_steps=3)
     with pytest.raises(InputError, match=says):
-        think_page(runs["thoughtbubbles"], TEXT, fast_steps=3)
-    with pytest.raises(InputError, match=r"latents is 3, and .* reads texts: that is for models of questions"):
-        think_page(runs["gpt2"], TEXT, latents=3)
-    found = inside(think_page(runs["latent_thought"], TEXT, fast_steps=3))["traces"][0]
+        think_page(load(runs["thoughtbubbles"]), TEXT, fast_steps=3)
+    found = inside(think_page(load(runs["latent_thought"]), TEXT, fast_steps=3))["traces"][0]
     assert len(found["curves"]["elbo"]["values"]) == 3
 
 
@@ -182,9 +172,9 @@ def test_an_option_that_the_model_does_not_know_is_refused(
 
 
 def test_numbers_are_short_and_what_is_no_number_is_null() -> None:
-    found = ThoughtTrace(torch.arange(3), {"surprise": torch.tensor([math.nan, 1.23456789, math.inf])}, model="gpt2")
+    found = ThoughtTrace(torch.arange(3), {"surprisal": torch.tensor([math.nan, 1.23456789, math.inf])}, model="gpt2")
     (drawn,) = payload([found])["traces"]
-    assert drawn["scores"]["surprise"]["values"] == [None, 1.235, None]
+    assert drawn["scores"]["surprisal"]["values"] == [None, 1.235, None]
     assert drawn["tokens"] == ["0", "1", "2"], "without a tokenizer there are ids"
 
 
@@ -192,7 +182,7 @@ def test_a_new_familys_words_are_its_names_until_it_says_more() -> None:
     found = ThoughtTrace(
         torch.arange(3),
         {"inner_doubt": torch.zeros(3)},
-        curves={"surprise.2": torch.zeros(2), "doubt.by.layer": torch.zeros(2)},
+        curves={"surprisal.2": torch.zeros(2), "doubt.by.layer": torch.zeros(2)},
         model="someone_elses",
     )
     (drawn,) = payload([found])["traces"]
@@ -200,7 +190,7 @@ def test_a_new_familys_words_are_its_names_until_it_says_more() -> None:
     assert drawn["curves"]["doubt.by.layer"]["title"] == "doubt.by.layer"
     assert (drawn["about"], drawn["streams"]) == ("", None)
     (drawn,) = payload([dataclasses.replace(found, model="mtp")])["traces"]
-    assert drawn["curves"]["surprise.2"]["title"] == "surprise, 2 ahead"
+    assert drawn["curves"]["surprisal.2"]["title"] == "surprisal, 2 ahead"
 
 
 def test_links_are_the_strongest_between_different_thoughts() -> None:
@@ -213,11 +203,11 @@ def test_links_are_the_strongest_between_different_thoughts() -> None:
 
 
 def test_a_gain_is_of_the_tokens_that_both_read(runs: dict[str, Path], tokenizer: PreTrainedTokenizerFast) -> None:
-    page = inside(think_page(runs["thought_gestalt"], TEXT, against=runs["gpt2"]))
+    page = inside(think_page(load(runs["thought_gestalt"]), TEXT, against=load(runs["gpt2"])))
     own, other = page["traces"]
     assert own["scores"]["gain"]["title"] == "gain over gpt2/gpt2"
     assert own["scores"]["gain"]["diverging"]
-    pairs = zip(*(_by_text(part, "surprise") for part in (own, other)), _by_text(own, "gain"), _by_text(other, "gain"))
+    pairs = zip(*(_by_text(part, "surprisal") for part in (own, other)), _by_text(own, "gain"), _by_text(other, "gain"))
     checked = 0
     for mine, theirs, gain, back in pairs:
         if None not in (mine, theirs):
@@ -243,21 +233,21 @@ def _by_text(drawn: dict[str, Any], score: str) -> list[float | None]:
 
 @pytest.mark.parametrize("other", ["latent_thought", "thoughtbubbles"])
 def test_what_no_likelihood_is_compared_with_says_so(runs: dict[str, Path], other: str) -> None:
-    page = inside(think_page(runs["gpt2"], TEXT, against=runs[other]))
+    page = inside(think_page(load(runs["gpt2"]), TEXT, against=load(runs[other])))
     about = page["traces"][0]["scores"]["gain"]["about"]
-    assert re.search(f"Surprise of {other}/{other}: .* no likelihood", about), "it is said of which model"
+    assert re.search(f"Surprisal of {other}/{other}: .* no likelihood", about), "it is said of which model"
 
 
 # -- files and notebooks -----------------------------------------------------------------------------------------------
 
 
 def test_a_trace_is_a_table_of_its_tokens(runs: dict[str, Path]) -> None:
-    model, tokenizer = load_model(runs["conceptlm"])
-    found = think(model, tokenizer, TEXT)
+    opened = load(runs["conceptlm"])
+    found = opened.think(TEXT)
     table = found.to_pandas()
     assert list(table["token"]) == found.tokens
     assert set(table.columns) == {"token", "thoughts", *found.scores}
-    size = model.config.chunk_size
+    size = opened.model.config.chunk_size
     assert table["thoughts"][0] == [0]
     assert table["thoughts"][size] == [1, 2], "a concept, and what was predicted in its place"
 
@@ -265,8 +255,7 @@ def test_a_trace_is_a_table_of_its_tokens(runs: dict[str, Path]) -> None:
 def test_a_notebook_shows_the_page_in_a_frame_of_its_own(runs: dict[str, Path], tmp_path: Path) -> None:
     from html import unescape
 
-    model, tokenizer = load_model(runs["conceptlm"])
-    found = think(model, tokenizer, TEXT)
+    found = load(runs["conceptlm"]).think(TEXT)
     found.save(tmp_path)
     shown = ThoughtTrace.load(tmp_path)._repr_html_()
     assert shown.startswith('<iframe sandbox="allow-scripts"')
@@ -280,13 +269,24 @@ def test_a_notebook_shows_the_page_in_a_frame_of_its_own(runs: dict[str, Path], 
 
 
 def test_a_trace_of_another_version_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"holds no trace \(no trace.json\): give a folder"):
+    with pytest.raises(InputError, match=r"contains no trace\.json: use a folder"):
         ThoughtTrace.load(tmp_path)
     ThoughtTrace(torch.arange(3)).save(tmp_path)
     described = json.loads((tmp_path / "trace.json").read_text())
     (tmp_path / "trace.json").write_text(json.dumps(described | {"version": 1}))
-    with pytest.raises(InputError, match="holds a trace of version 1, this library reads 2: make the trace again"):
+    with pytest.raises(InputError, match="contains a trace of version 1, this library reads 2 and 3: make the trace"):
         ThoughtTrace.load(tmp_path)
+
+
+def test_a_trace_of_version_2_gets_the_names_of_today(tmp_path: Path) -> None:
+    scores = {name: torch.tensor([math.nan, 1.0, 2.0]) for name in ("surprise", "entropy", "surprise.2", "surprised")}
+    ThoughtTrace(torch.arange(3), scores).save(tmp_path)
+    described = json.loads((tmp_path / "trace.json").read_text())
+    assert described["version"] == 3
+    (tmp_path / "trace.json").write_text(json.dumps(described | {"version": 2}))
+    found = ThoughtTrace.load(tmp_path)
+    assert list(found.scores) == ["surprisal", "entropy", "surprisal.2", "surprised"]
+    torch.testing.assert_close(found.scores["surprisal.2"], scores["surprise.2"], equal_nan=True)
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ def test_the_command_writes_a_page(
         ("", "--text and --file are missing: use one of them"),
         ("--text a --file b.txt", "--text and --file are both given: use one of them"),
         ("--file none.txt", "--file is 'none.txt': no such file"),
-        ("--text ''", "there is no text in --text: give some"),
+        ("--text ''", "--text is empty: use a text with at least one word"),
         ("--text a --out none/page.html", "--out is 'none/page.html': its folder does not exist, make it first"),
         ("--text a --out .", "--out is '.': that is a folder, give a file in it"),
     ],
@@ -331,23 +331,32 @@ def test_what_is_wrong_is_said_before_a_model_is_opened(
 
 
 def test_the_other_model_is_opened_before_the_first_thinks(
-    runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def thought(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("nothing is to be thought")
 
     monkeypatch.setattr(sys.modules[think.__module__], "think", thought)
-    with pytest.raises(InputError, match="nowhere holds no model"):
-        think_page(runs["gpt2"], TEXT, against="nowhere")
+    assert cli.main(["think", str(runs["gpt2"]), "--text", TEXT, "--against", "nowhere"]) == 2
+    assert "nowhere holds no model" in capsys.readouterr().err
+
+
+def test_options_of_questions_are_refused_for_models_of_text(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["think", str(runs["gpt2"]), "--text", TEXT, "--latents", "3"]) == 2
+    assert "latents is 3: the layout 'packed' has no latents; remove it" in capsys.readouterr().err
+    assert cli.main(["think", str(runs["gpt2"]), "--text", TEXT, "--max-new-tokens", "3"]) == 2
+    assert "does not answer questions: remove it" in capsys.readouterr().err
 
 
 def test_of_two_models_it_is_said_which_one_refuses(runs: dict[str, Path]) -> None:
     with pytest.raises(InputError, match=f"^{re.escape(str(runs['gpt2']))}: the text has .*: the model's context is"):
-        think_page(runs["thought_gestalt"], "He was old. " * 100, against=runs["gpt2"])
+        think_page(load(runs["thought_gestalt"]), "He was old. " * 100, against=load(runs["gpt2"]))
 
 
 def test_bytes_that_are_no_text_are_refused(tokenizer: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(InputError, match=r"prompts\[0\] is no Unicode text \(at character 1\): give UTF-8"):
+    with pytest.raises(InputError, match=r"prompts\[0\] is not Unicode \(at character 1\): use UTF-8"):
         think(gpt2(tokenizer), tokenizer, "a\udcff")
 
 

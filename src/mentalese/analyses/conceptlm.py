@@ -1,31 +1,44 @@
 """Figures of ConceptLM: how its codes are used over training, and what the concepts of a text are.
 
-Concepts are looked at one segment at a time: u of chunk j in that segment's channels, its nearest code, and p_{j-1},
-which was predicted in its place (section 2.2).
+Concepts are shown one segment at a time: u of chunk j in that segment's channels, its nearest code, and p_{j-1}, the
+prediction of it (section 2.2).
 """
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mentalese.analyses.drawing import COLORS, MARKERS, Figure, canvas, count_axis, drawable, footnote, labels, read_run
+from mentalese.analyses.drawing import (
+    COLORS,
+    Figure,
+    canvas,
+    count_axis,
+    drawable,
+    footnote,
+    in_rows,
+    line_style,
+    only_path,
+    percent_axis,
+    read_run,
+)
 from mentalese.errors import InputError
+from mentalese.formatting import model_names
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mentalese.data.batch import Batch
+    from mentalese.models.saved import Saved
 
 CURVES = {
     "codebook_utilisation": "codes in use",
     "codebook_perplexity": "perplexity of codes",
     "ncp": "next-concept loss",
 }
-CHUNKS = 20_000  # of the validation split, the first so many
-NEAREST = 3  # chunks beside each one
-SHOWN = 40  # chunks of a text that are drawn; the numbers hold all
+CHUNKS = 20_000  # first chunks of the validation split
+NEAREST = 3  # chunks shown next to each one
+SHOWN = 40  # chunks of a text that are drawn; the numbers contain all
 WIDTH = 24  # characters of a chunk
 
 
@@ -35,37 +48,37 @@ WIDTH = 24  # characters of a chunk
 def codebook(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     """The share of codes nearest to some concept of a training batch, their perplexity, and the next-concept loss.
 
-    Of codes the mean over segments and the least of any. A batch of fewer concepts uses fewer codes.
+    For codes, the mean over segments and the minimum of any. A batch of fewer concepts uses fewer codes.
     """
     runs = []
     for path in paths:
         records = [record for record in read_run(path) if "codebook_utilisation" in record]
         if not records:
-            raise InputError(f"{path!r} has logged no codebook_utilisation: give a run of a ConceptLM with a codebook")
+            raise InputError(f"{path!r} has logged no codebook_utilisation: use a run of a ConceptLM with a codebook")
         runs.append(records)
     picture, (panels,) = canvas(1, len(CURVES), 11, 3.6)
     numbers: dict[str, Any] = {"runs": []}
-    for i, (path, label, records) in enumerate(zip(paths, labels(paths), runs)):
+    for i, (path, label, records) in enumerate(zip(paths, model_names(paths), runs)):
         tokens = [record["tokens"] for record in records]
-        style = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 3}
-        found: dict[str, Any] = {"path": path, "label": label, "tokens": tokens}
+        style = line_style(i) | {"markersize": 3}
+        series: dict[str, Any] = {"path": path, "label": label, "tokens": tokens}
         for panel, name in zip(panels, CURVES):
-            found[name] = [record[name] for record in records]
-            panel.plot(tokens, found[name], label=label, **style)
+            series[name] = [record[name] for record in records]
+            panel.plot(tokens, series[name], label=label, **style)
             if name != "ncp":
-                found[f"{name}.least"] = least = [record[f"{name}.least"] for record in records]
+                series[f"{name}.least"] = least = [record[f"{name}.least"] for record in records]
                 panel.plot(tokens, least, linestyle="--", linewidth=1, **(style | {"marker": None}))
-        numbers["runs"].append(found)
+        numbers["runs"].append(series)
     for panel, title in zip(panels, CURVES.values()):
         panel.set_title(title)
         count_axis(panel.xaxis, "training tokens")
     panels[0].set_ylim(0, 1.03)
-    panels[0].yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    percent_axis(panels[0].yaxis)
     panels[1].set_ylim(1, None)
     panels[2].set_ylim(0, None)
     panels[2].ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
     panels[0].legend()
-    footnote(picture, "codes nearest in a training batch; mean over segments, dashed: the least")
+    footnote(picture, "codes nearest to a concept of a training batch; mean over segments, dashed: minimum")
     return picture, numbers
 
 
@@ -74,7 +87,7 @@ def codebook(paths: list[str]) -> tuple[Any, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class _Read:
-    """What a model makes of n whole chunks of k tokens.
+    """What a model computes for n whole chunks of k tokens.
 
     Attributes:
         tokens: [n, k].
@@ -92,7 +105,7 @@ class _Read:
 
 
 def _read(model: Any, batch: Batch) -> tuple[_Read, Any]:
-    """The chunks of a batch, row by row, and all that the concept module made of it."""
+    """The chunks of a batch, row by row, and the concept module's whole output."""
     import torch
 
     ids, mask, size = batch["input_ids"], batch.get("attention_mask"), model.config.chunk_size
@@ -103,116 +116,126 @@ def _read(model: Any, batch: Batch) -> tuple[_Read, Any]:
     return _Read(tokens.cpu(), concepts.own.float().cpu(), concepts.chosen.cpu()), concepts
 
 
-def _validation(model: Any, tokenizer: Any, data: Any, layout: Any, protocol: Any, device: Any) -> _Read:
-    """The first chunks of the validation split, in rows of the length trained on."""
+def _validation(saved: Saved) -> _Read:
+    """The first chunks of the validation split, in rows of the length used in training."""
     import torch
 
     from mentalese.data.batch import to_device
     from mentalese.data.evaluation import evaluation_batches
-    from mentalese.evaluation.tasks import open_text
     from mentalese.screen import progress
 
-    split = open_text(tokenizer, data, layout, "validation", show=False).splits["validation"]
-    found: list[_Read] = []
+    split = saved.split("validation")
+    chunks: list[_Read] = []
     with progress("Reading the validation split", CHUNKS) as bar:
-        for batch in evaluation_batches(split, layout, protocol, tokenizer):
+        for batch in evaluation_batches(split, saved.layout, saved.evaluation, saved.tokenizer):
             read = {name: value for name, value in batch.items() if name in ("input_ids", "attention_mask")}
-            found.append(_read(model, to_device(read, device))[0])
-            count = sum(len(part.tokens) for part in found)
+            chunks.append(_read(saved.model, to_device(read, saved.device))[0])
+            count = sum(len(part.tokens) for part in chunks)
             bar.update(min(count, CHUNKS))
             if count >= CHUNKS:
                 break
-    parts = zip(*((part.tokens, part.concepts, part.codes) for part in found))
+    parts = zip(*((part.tokens, part.concepts, part.codes) for part in chunks))
     return _Read(*(torch.cat(part)[:CHUNKS] for part in parts))
 
 
-def concepts(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
-    """A text chunk by chunk: its code in one segment, the error of what was predicted, and chunks of the same code.
+def _open(path: str) -> Saved:
+    """A ConceptLM with codes, that reads rows of the length used in training."""
+    from mentalese.models.saved import load
 
-    The segment is the one whose codes the validation split uses most evenly. Beside a chunk stand the chunks of that
-    split nearest to it in the segment's channels, among those of its code. The error is the mean squared one over all
-    channels (L_NCP, section 3); beside it is that of the validation split's mean concept, which takes no prediction.
+    saved = load(path)
+    config = saved.model.config
+    if config.model_type != "conceptlm":
+        raise InputError(f"{path} is a {config.model_type} model: use a ConceptLM")
+    if config.codebook is None:
+        raise InputError(f"{path} has no codes (conceptlm.codebook is None): use a model with a codebook")
+    return in_rows(saved)
+
+
+def concepts(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
+    """A text chunk by chunk: its code in one segment, the error of the prediction, and chunks of the same code.
+
+    The segment is the one whose codes the validation split uses most evenly. Next to a chunk are the chunks of that
+    split with the same code that are nearest to it in the segment's channels. The error is the mean squared one over
+    all channels (L_NCP, section 3), next to that of the validation split's mean concept, which needs no prediction.
     """
     from mentalese.data.batch import to_device
-    from mentalese.evaluation.tasks import open_evaluation
-    from mentalese.families.conceptlm.codebook import nearest_codes, usage
-    from mentalese.training.parallel import setup
 
-    if len(paths) != 1:
-        raise InputError(f"the figure conceptlm/concepts shows one model, and {len(paths)} were given")
-    (path,), device = paths, setup("auto").device
-    model, tokenizer, data, layout, protocol = open_evaluation(path, device=device)
-    if model.config.model_type != "conceptlm":
-        raise InputError(f"{path} is a {model.config.model_type} model: give a ConceptLM")
-    if model.config.codebook is None:
-        raise InputError(f"{path} has no codes (conceptlm.codebook is None): give a model with a codebook")
-    if not layout.plain or layout.sequence_length is None:
-        raise InputError(f"{path} has layout {layout.kind!r}: use a model trained on layout 'packed' or 'per_document'")
-    size, length = model.config.chunk_size, layout.sequence_length
-    batch = layout.encode_prompts([text], tokenizer, data)
+    path = only_path(paths, "conceptlm/concepts")
+    saved = _open(path)
+    tokenizer, config, length = saved.tokenizer, saved.model.config, saved.evaluation.context_length or 0
+    size = config.chunk_size
+    batch = saved.layout.encode_prompts([text], tokenizer, saved.data)
     count = batch["input_ids"].shape[1]
     if not size <= count <= length:
-        raise InputError(
-            f"the text has {count} tokens, its start included: give one of {size} (a chunk) to {length} (a row)"
-        )
-    protocol = dataclasses.replace(protocol, tokens="lexical", context_length=length, stride=length - 1)
-    split = _validation(model, tokenizer, data, layout, protocol, device)
+        raise InputError(f"the text has {count} tokens with its start: use one of {size} (a chunk) to {length} (a row)")
+    split = _validation(saved)
     if not len(split.tokens):
-        raise InputError(f"no row of the validation split of {data.source} has {size} tokens: give a model of another")
-    read, made = _read(model, to_device(batch, device))
-    used = usage(split.codes, model.config.num_codes)
+        source = saved.data.source
+        raise InputError(f"no row of the validation split of {source} has {size} tokens: use a model of longer texts")
+    read, encoded = _read(saved.model, to_device(batch, saved.device))
+    chunks, segment, perplexity = _chunks(tokenizer, read, encoded, split, config.num_codes)
+    numbers: dict[str, Any] = {
+        "path": path,
+        "label": model_names(paths)[0],
+        "text": text,
+        "source": saved.data.source,
+        "split": "validation",
+        "split_chunks": len(split.tokens),
+        "segment": segment,
+        "segment_perplexity": perplexity,
+        "chunk_size": size,
+        "num_codes": config.num_codes,
+        "chunks": chunks,
+    }
+    return _draw_concepts(numbers), numbers
+
+
+def _chunks(
+    tokenizer: Any, read: _Read, encoded: Any, split: _Read, num_codes: int
+) -> tuple[list[dict[str, Any]], int, float]:
+    """The numbers of each chunk of a text; the segment that they are of, and its perplexity."""
+    from mentalese.families.conceptlm.codebook import nearest_codes, usage
+
+    used = usage(split.codes, num_codes)
     segment = int(used.perplexity.argmax())
-    predicted = made.predicted[0, : len(read.tokens) - 1].float()
+    predicted = encoded.predicted[0, : len(read.tokens) - 1].float()
     errors = (predicted.cpu() - read.concepts[1:]).square().mean(-1).tolist()
-    guesses = nearest_codes(predicted, made.codes)[:, segment].tolist()
+    guesses = nearest_codes(predicted, encoded.codes)[:, segment].tolist()
     of_mean = (split.concepts.mean(0) - read.concepts).square().mean(-1).tolist()
     chunks = []
     for j, (tokens, own, code) in enumerate(zip(read.tokens, read.channels(segment), read.codes[:, segment].tolist())):
         same = (split.codes[:, segment] == code).nonzero()[:, 0]
         by_distance = same[(split.channels(segment)[same] - own).square().mean(-1).argsort()]
-        said = tokenizer.decode(tokens.tolist())
+        own_text = tokenizer.decode(tokens.tolist())
         chunks.append(
             {
-                "text": said,
+                "text": own_text,
                 "codes": read.codes[j].tolist(),
                 "code": code,
                 "predicted_code": guesses[j - 1] if j else None,
                 "error": errors[j - 1] if j else None,
                 "error_of_mean": of_mean[j],
                 "same_code": len(same),
-                "nearest": _different(tokenizer, split.tokens, by_distance, said),
+                "nearest": _different(tokenizer, split.tokens, by_distance, own_text),
             }
         )
-    numbers: dict[str, Any] = {
-        "path": path,
-        "label": labels(paths)[0],
-        "text": text,
-        "source": data.source,
-        "split": "validation",
-        "split_chunks": len(split.tokens),
-        "segment": segment,
-        "segment_perplexity": float(used.perplexity[segment]),
-        "chunk_size": size,
-        "num_codes": model.config.num_codes,
-        "chunks": chunks,
-    }
-    return _draw_concepts(numbers), numbers
+    return chunks, segment, float(used.perplexity[segment])
 
 
-def _different(tokenizer: Any, tokens: Tensor, order: Tensor, said: str) -> list[str]:
-    """The first few chunks in this order that say something else, each once."""
-    found: list[str] = []
+def _different(tokenizer: Any, tokens: Tensor, order: Tensor, text: str) -> list[str]:
+    """The first few chunks in this order with another text, each once."""
+    others: list[str] = []
     for index in order.tolist():
         other = tokenizer.decode(tokens[index].tolist())
-        if other != said and other not in found:
-            found.append(other)
-        if len(found) == NEAREST:
+        if other != text and other not in others:
+            others.append(other)
+        if len(others) == NEAREST:
             break
-    return found
+    return others
 
 
 def _draw_concepts(numbers: dict[str, Any]) -> Any:
-    """A line a chunk: its text on its code's colour, the predicted code's beside it, errors, and its neighbours."""
+    """One line per chunk: its text on its code's colour, the predicted code, errors, and its nearest chunks."""
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
 
@@ -249,8 +272,8 @@ def _draw_concepts(numbers: dict[str, Any]) -> Any:
     left.set_ylim(len(chunks) - 0.4, -0.6)
     left.set_title("chunk and its code")
     guess.set_title("predicted")
-    bars.set_title("error (|: of the mean)")
-    right.set_title("how many validation chunks have the code, and the nearest")
+    bars.set_title("error (|: mean concept)")
+    right.set_title("number of validation chunks with the code, and the nearest")
     cut = f"; the first {SHOWN} of {len(numbers['chunks'])} chunks" if len(numbers["chunks"]) > SHOWN else ""
     note = (
         f"{numbers['label']}, segment {numbers['segment']} (from 0) of {len(chunks[0]['codes'])}, "

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from mentalese.analyses.drawing import COLORS, MARKERS, Figure, canvas, count_axis, read_result
+from mentalese.analyses.drawing import COLORS, MARKERS, Figure, canvas, count_axis, percent_axis, read_result
 from mentalese.errors import InputError
 
 
 def _curves(paths: list[str]) -> tuple[Any, dict[str, Any]]:
-    """Validation perplexity and training loss against tokens; of runs that answer questions, accuracy against steps."""
+    """Validation perplexity and training loss against tokens; for runs of questions, accuracy against steps."""
     results = [read_result(path) for path in paths]
     asked = ["accuracy" in result["test"] for result in results]
     if len(set(asked)) > 1:
         text, questions = paths[asked.index(False)], paths[asked.index(True)]
-        raise InputError(f"{questions} tells an accuracy and {text} a perplexity: draw them apart")
+        raise InputError(f"{questions} has an accuracy and {text} a perplexity: draw them separately")
     metric, x, clocks = ("accuracy", "step", "steps") if asked[0] else ("perplexity", "tokens", "tokens")
     picture, ((left, right),) = canvas(1, 2, 10, 3.6)
     numbers: dict[str, Any] = {"runs": []}
@@ -32,7 +32,7 @@ def _curves(paths: list[str]) -> tuple[Any, dict[str, Any]]:
             series[name] = [list(point) for point in points]
         if asked[0]:
             series["stages"] = stages = _stages(result["curve"])
-            if len(stages) <= 4:  # a stage an epoch would hide the curves
+            if len(stages) <= 4:  # one stage per epoch would hide the curves
                 for end, stage in stages[:-1]:
                     ends.setdefault(end, set()).add(stage)
         numbers["runs"].append({"path": path, "recipe": result["recipe"], f"test_{metric}": test} | series)
@@ -44,12 +44,12 @@ def _curves(paths: list[str]) -> tuple[Any, dict[str, Any]]:
                 xytext=(-3, -3), textcoords="offset points", ha="right", va="top", fontsize=7, color="0.4",
             )  # fmt: skip
         left.set(title="validation accuracy at the stage of training", ylim=(-0.02, 1.12))
-        left.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-        right.set(title="training loss, nats a token", ylim=(0, None))
+        percent_axis(left.yaxis)
+        right.set(title="training loss, nats per token", ylim=(0, None))
     else:
-        # The steep start is cut off, or it would leave the ends, which are compared, a few pixels.
+        # The steep start is cut off: with it, the ends, which are compared, would get a few pixels.
         left.set(title="validation perplexity", yscale="log", ylim=(None, 1000))
-        right.set(title="training loss, nats a token", ylim=(None, 7.5))
+        right.set(title="training loss, nats per token", ylim=(None, 7.5))
         for formatter in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
             formatter("{x:.0f}")
     for axes in (left, right):
@@ -59,7 +59,7 @@ def _curves(paths: list[str]) -> tuple[Any, dict[str, Any]]:
 
 
 def _stages(curve: list[dict[str, Any]]) -> list[list[int]]:
-    """`[last step, stage]` of each stage of a curriculum, in order, as far as validations tell."""
+    """`[last step, stage]` of each stage of a curriculum, in order; stages without a validation are missing."""
     last = {point["stage"]: point["step"] for point in curve if "stage" in point}
     return [[step, stage] for stage, step in last.items()]
 

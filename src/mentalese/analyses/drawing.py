@@ -1,4 +1,4 @@
-"""What all pictures need: how a run is read, and how a picture looks. matplotlib is loaded when something is drawn."""
+"""What all figures share: how runs are read, and how figures look. matplotlib is loaded when a figure is drawn."""
 
 from __future__ import annotations
 
@@ -6,25 +6,31 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from mentalese.errors import InputError
+from mentalese.formatting import short_count
 
-# Okabe and Ito (2008): told apart with any kind of colour vision. Markers say the same once more.
+if TYPE_CHECKING:
+    from mentalese.models.saved import Saved
+
+# Okabe and Ito (2008): distinguishable with any kind of colour vision. Markers repeat the distinction.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A kind of picture.
+    """A kind of figure.
 
     Attributes:
         description: one line for `mentalese list`.
         takes: what the paths are, e.g. `RUN ...`.
-        draw: from paths (and `text=` where `reads_text`) to a matplotlib figure and its numbers, ready for JSON.
-        reads_text: whether it shows what a model makes of a text.
-        reads_source: whether it reads many texts or asks many questions; `draw` then takes `source=` and `documents=`.
+        draw: from paths (and `text=` if `reads_text`) to a matplotlib figure and its numbers, ready for JSON.
+        reads_text: whether it shows how a model reads one text.
+        reads_source: whether it reads many texts or questions; `draw` then takes `source=` and `documents=`.
     """
 
     description: str
@@ -37,65 +43,81 @@ class Figure:
 # -- reading runs ------------------------------------------------------------------------------------------------------
 
 
+def only_path(paths: Sequence[str], figure: str) -> str:
+    """The path of a figure of one model; raises `InputError` for several."""
+    if len(paths) != 1:
+        raise InputError(f"the figure {figure} shows one model, and {len(paths)} were given: use one path")
+    return paths[0]
+
+
 def read_result(path: str) -> dict[str, Any]:
-    """A `result.json`, given by itself or by its run's folder."""
+    """A `result.json`, named by itself or by the folder of its run."""
     file = Path(path) / "result.json" if Path(path).is_dir() else Path(path)
     try:
         result = json.loads(file.read_text())
     except FileNotFoundError:
-        raise InputError(f"{file} does not exist: give a result.json, or the folder of a run that is over") from None
+        raise InputError(f"{file} does not exist: use a result.json, or the folder of a finished run") from None
     except (ValueError, OSError) as error:
-        raise InputError(f"{file} cannot be read ({error}): give a result.json of a run") from error
+        raise InputError(f"{file} cannot be read ({error}): use a result.json of a run") from error
     if not (isinstance(result, dict) and {"recipe", "test", "curve", "config"} <= result.keys()):
-        raise InputError(f"{file} is no result of a run: give a result.json")
+        raise InputError(f"{file} is not the result of a run: use a result.json")
     return result
 
 
 def read_run(path: str) -> list[dict[str, Any]]:
-    """The records of a run's `metrics.jsonl`, which may go on still."""
+    """The records of a run's `metrics.jsonl`; the run may still be training."""
     from mentalese.training.tracking import read_metrics
 
     file = Path(path) / "metrics.jsonl"
     if not file.is_file():
-        raise InputError(f"{path!r} holds no metrics.jsonl: give the folder of a run")
+        raise InputError(f"{path!r} contains no metrics.jsonl: use the folder of a run")
     return read_metrics(file)
 
 
 def best_step(records: list[dict[str, Any]]) -> int:
-    """Where a run's validation perplexity was lowest; its last step where it has not been validated."""
+    """The step with the lowest validation perplexity; the last step of a run without validations."""
     validated = [(record["validation"]["perplexity"], record["step"]) for record in records if "validation" in record]
     return min(validated)[1] if validated else records[-1]["step"]
 
 
-def labels(paths: Sequence[str]) -> list[str]:
-    """A name for each path: its run's recipe, or the folder where recipes are the same or unknown."""
-    names = []
-    for path in paths:
-        config = Path(path) / "config.json"
-        recipe = json.loads(config.read_text()).get("recipe") if config.is_file() else None
-        names.append(recipe["name"] if isinstance(recipe, dict) else path.removeprefix("hub:"))
-    alike = {name for name in names if names.count(name) > 1}
-    return [Path(path).name if name in alike else name for path, name in zip(paths, names)]
+def in_rows(saved: Saved, longest: int | None = None) -> Saved:
+    """A model of text that reads rows of the length used in training (at most `longest`) which do not overlap.
+
+    Raises:
+        InputError: a model trained on another layout.
+    """
+    layout = saved.layout
+    if not layout.plain or layout.sequence_length is None:
+        raise InputError(
+            f"{saved.path} has layout {layout.kind!r}: use a model trained on layout 'packed' or 'per_document'"
+        )
+    length = min(layout.sequence_length, longest or layout.sequence_length)
+    return saved.scored_by(tokens="lexical", context_length=length, stride=length - 1)
 
 
 # -- drawing -----------------------------------------------------------------------------------------------------------
 
 
 def canvas(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple[Any, Any]:
-    """A matplotlib figure of so many inches, and its axes [rows, columns]."""
+    """A matplotlib figure of `width` by `height` inches, and its axes [rows, columns]."""
     from matplotlib.figure import Figure as Canvas
 
     picture = Canvas(figsize=(width, height), layout="constrained")
     return picture, picture.subplots(rows, columns, squeeze=False, **options)
 
 
+def line_style(number: int) -> dict[str, Any]:
+    """Colour and marker of the line with this number."""
+    return {"color": COLORS[number % len(COLORS)], "marker": MARKERS[number % len(MARKERS)]}
+
+
 def footnote(picture: Any, text: str) -> None:
-    """A line of small grey print below a picture."""
+    """A line of small grey print below a figure."""
     picture.supxlabel(text, fontsize=8, color="0.4")
 
 
 def drawable(text: str, width: int, family: str | None = None) -> str:
-    """A text on one line of so many characters, with � for what the font (of this family) has no sign for."""
+    """A text on one line of `width` characters, with � for what the font (of this family) cannot draw."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     signs = get_font(findfont(FontProperties(family=family))).get_charmap()
@@ -104,16 +126,37 @@ def drawable(text: str, width: int, family: str | None = None) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
+def drawable_token(token: str) -> str:
+    """A token's text with visible white space; a dot is a space."""
+    return drawable(token.replace(" ", "·"), 12)
+
+
+def mean_and_std(values: Any) -> dict[str, list[float]]:
+    """Mean and standard deviation over the rows of [rows, n]."""
+    rows = np.asarray(values, dtype=np.float64)
+    return {"mean": rows.mean(0).tolist(), "std": rows.std(0).tolist()}
+
+
+def band(panel: Any, x: Sequence[float], series: dict[str, list[float]], **style: Any) -> None:
+    """A line through the means of `mean_and_std`, in a band of one standard deviation."""
+    mean, std = np.array(series["mean"]), np.array(series["std"])
+    panel.plot(x, mean, **style)
+    panel.fill_between(x, mean - std, mean + std, color=style["color"], alpha=0.12, linewidth=0)
+
+
 def count_axis(axis: Any, label: str) -> None:
     """An axis of large numbers: 500k, 1.34M, 20M."""
-    from mentalese.compare.report import short_count
-
     axis.set_major_formatter(lambda value, _: short_count(value))
     axis.set_label_text(label)
 
 
+def percent_axis(axis: Any) -> None:
+    """An axis of shares: 0%, 50%, 100%."""
+    axis.set_major_formatter(lambda value, _: f"{value:.0%}")
+
+
 def ticks_at(axis: Any, values: Sequence[float]) -> None:
-    """On a logarithmic axis of counts: ticks at these values, as far as they have room, and nowhere else."""
+    """On a logarithmic axis of counts: ticks at these values, if there is room, and nowhere else."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
     kept: list[float] = []

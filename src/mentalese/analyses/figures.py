@@ -1,6 +1,6 @@
-"""Pictures of runs and results by name: `mentalese figure NAME PATH ... --out FILE.svg`.
+"""Figures of runs and results by name: `mentalese figure NAME PATH ... --out FILE.svg`.
 
-A family names its own in `Family.figures`. The numbers of a picture are written next to it.
+A family names its own in `Family.figures`. The numbers of a figure are written next to it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _positions(paths: list[str], **options: Any) -> tuple[Any, dict[str, Any]]:
 
 
 POSITIONS = Figure(
-    description="nats a token of the test split by the token's place in its document: what long context is worth",
+    description="test loss by position in the document: what long context is worth",
     takes="MODEL ...",
     draw=_positions,
     reads_source=True,
@@ -67,35 +67,33 @@ def write_figure(
     source: str | None = None,
     documents: int | None = None,
 ) -> dict[str, Any]:
-    """Draws a figure into `out` and writes its numbers beside it, as JSON; returns these.
+    """Draws a figure into `out` and writes its numbers next to it, as JSON; returns these.
 
     Args:
         name: one of `figures()`.
         paths: runs, results or models, as the figure takes them.
-        out: the picture; its suffix says in which format.
-        text: for figures that show what a model makes of a text.
-        source, documents: for figures of many texts or questions: which (`DataConfig.source`), where not the model's
+        out: the figure's file; its suffix is the format, one of `FORMATS`.
+        text: for figures that show how a model reads one text.
+        source, documents: for figures of many texts or questions: which (`DataConfig.source`), instead of the model's
             own, and how many of them.
 
     Raises:
-        InputError: no such figure, nothing to draw, a place that cannot be written, or matplotlib is not installed.
+        InputError: no such figure, nothing to draw, a file that cannot be written, or matplotlib is not installed.
     """
     known = figures()
     if name not in known:
         raise InputError(f"no figure is called {name!r}{nearest(name, known)} (`mentalese list` shows all)")
     figure = known[name]
     if not paths:
-        raise InputError(f"the figure {name} takes {figure.takes}, and none was given")
+        raise InputError(f"the figure {name} needs {figure.takes}, and none was given")
     if out.suffix not in FORMATS:
-        raise InputError(f"--out is {str(out)!r}: give a file that ends in {', '.join(FORMATS)}")
+        raise InputError(f"--out is {str(out)!r}: use a file that ends in {', '.join(FORMATS)}")
     check_place(out, "--out")
     if figure.reads_text != (text is not None):
-        raise InputError(
-            f"the figure {name} {'needs a text: give --text or --file' if figure.reads_text else _NO_TEXT}"
-        )
+        raise InputError(f"the figure {name} {'needs a text: use --text or --file' if figure.reads_text else _NO_TEXT}")
     asked = {name: value for name, value in (("source", source), ("documents", documents)) if value is not None}
     if asked and not figure.reads_source:
-        raise InputError(f"the figure {name} reads no data: leave out --data and --documents")
+        raise InputError(f"the figure {name} reads no data: remove --data and --documents")
     try:
         import matplotlib
     except ImportError as error:
@@ -116,4 +114,4 @@ def write_figure(
     return numbers
 
 
-_NO_TEXT = "shows runs, not a text: leave out --text and --file"
+_NO_TEXT = "shows runs, not a text: remove --text and --file"

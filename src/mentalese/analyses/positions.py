@@ -1,29 +1,32 @@
-"""How well tokens are predicted by how much of their document a model has read: what long context is worth."""
+"""How well tokens are predicted, by how much of their document a model has read: what long context is worth."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from mentalese.analyses.drawing import COLORS, MARKERS, canvas, labels, ticks_at
+from mentalese.analyses.drawing import canvas, line_style, ticks_at
 from mentalese.data.store import Split
 from mentalese.errors import InputError
-from mentalese.evaluation.paired import open_scoring
+from mentalese.formatting import model_names
+from mentalese.models.saved import load
+from mentalese.models.scoring import protocol
 
 
 def nll_by_position(scores: np.ndarray, split: Split, length: int) -> list[dict[str, Any]]:
     """Mean scores of a document's first tokens, in spans that double: 1, 2-3, 4-7 ... up to `length`.
 
-    Later tokens are left out: windows give them less context than their place in the document says.
+    Later tokens are not counted: windows give them less context than their place in the document suggests.
 
     Args:
-        scores: [len(split.tokens)], nats, NaN where not scored.
+        scores: [len(split.tokens)], nats, NaN if not scored.
         length: tokens that a model reads at once.
 
     Returns:
-        For each span that holds a scored token: `first` and `last` place in the document, from 1, `tokens` and `nll`.
+        For each span with a scored token: `first` and `last` place in the document, from 1, `tokens` and `nll`.
     """
     index = np.flatnonzero(~np.isnan(scores))
     start = split.documents[np.searchsorted(split.documents, index, side="right") - 1]
@@ -41,26 +44,28 @@ def nll_by_position(scores: np.ndarray, split: Split, length: int) -> list[dict[
 def draw_positions(
     paths: Sequence[str], *, source: str | None = None, documents: int | None = None
 ) -> tuple[Any, dict[str, Any]]:
-    """Nats a token against its place in the document, of models on one text's test split.
+    """Nats per token against the place in the document, of models on the test split of one text.
 
     Args:
-        source: the text; `None` takes the one that the first model was trained on.
-        documents: the first so many; `None`: all.
+        source: the text; `None`: the one that the first model was trained on.
+        documents: read the first N; `None`: all.
     """
     runs: list[dict[str, Any]] = []
-    for path, label in zip(paths, labels(paths)):
-        text = open_scoring(path, source=source, documents=documents, show=False)
-        source = text.source
-        spans = nll_by_position(text.scores("cpu", show=False), text.split, text.length)
+    for path, label in zip(paths, model_names(paths)):
+        saved = load(path).on(source).scored_by(max_documents=documents)
+        source, split = saved.data.source, saved.split("test")
+        window = saved.layout.window(saved.evaluation)
+        length = window[0] if window else int(np.diff(split.documents).max(initial=1))
+        spans = nll_by_position(saved.token_scores(split), split, length)
         if not spans:
-            raise InputError(f"{path} scores no token of {source}: give a model of text, and documents of two tokens")
-        runs.append({"path": path, "label": label, "length": text.length, "spans": spans, "protocol": text.protocol()})
+            raise InputError(f"{path} scores no token of {source}: use a model of text, and documents of two tokens")
+        scored = protocol(saved.model, saved.data, saved.layout, replace(saved.evaluation, tokens="lexical"))
+        runs.append({"path": path, "label": label, "length": length, "spans": spans, "protocol": scored})
     picture, ((axes,),) = canvas(1, 1, 7, 4)
     for i, run in enumerate(runs):
         places = [span["first"] for span in run["spans"]]
-        style = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)]}
-        axes.plot(places, [span["nll"] for span in run["spans"]], label=run["label"], **style)
-    axes.set(title="nats a token", xlabel="place in the document, from here to twice as far", xscale="log")
+        axes.plot(places, [span["nll"] for span in run["spans"]], label=run["label"], **line_style(i))
+    axes.set(title="nats per token", xlabel="position in the document (start of span)", xscale="log")
     longest = max(runs, key=lambda run: run["spans"][-1]["last"])
     ticks_at(axes.xaxis, [span["first"] for span in longest["spans"]])
     axes.xaxis.set_major_formatter("{x:.0f}")

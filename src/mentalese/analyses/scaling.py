@@ -7,7 +7,7 @@ is a straight line of log L against log x, fitted by least squares. A model whos
     m(x) = x_ref(L(x)) / x        x_ref: what the reference needs for that loss, by its own law
 
 times its size to the reference (Thought Gestalt, section 3.2: m_D and m_N). Both sides are fitted laws: the paper's
-1.33 to 1.42 for parameters are those, where the achieved losses of its Table 2 would give 1.28 to 1.51.
+1.33 to 1.42 for parameters are those; the achieved losses of its Table 2 would give 1.28 to 1.51.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class PowerLaw:
     Attributes:
         exponent: alpha.
         scale: x_c, in units of x.
-        points: how many points the fit is of.
+        points: number of fitted points.
         exponent_interval: 95%, by Student's t with `points - 2` degrees of freedom, if the logarithms scatter
-            normally about the line; `None` for two points, which lie on it.
+            normally about the line; `None` for two points, which are on it.
         spread: standard deviation about the line, of log L (`points - 2` in the denominator); `None` for two points.
         center, variation: mean of log x, and the sum of its squared distances from it.
     """
@@ -47,7 +47,7 @@ class PowerLaw:
     variation: float
 
     def loss(self, x: float) -> float:
-        """L(x) in nats a token."""
+        """L(x) in nats per token."""
         return (self.scale / x) ** self.exponent
 
     def inverse(self, loss: float) -> float:
@@ -62,8 +62,8 @@ class Multiplier:
     Attributes:
         value: the reference's size for the same loss, over `x`.
         interval: 95%, by Fieller's theorem (1954) with Student's t, if both models scatter normally and equally about
-            their laws (the spread is pooled); `None` where both laws are of two points, or where the reference's
-            exponent cannot be told from zero, which bounds nothing.
+            their laws (the spread is pooled); `None` if both laws have two points, or if the reference's
+            exponent is not significantly different from zero, which bounds nothing.
     """
 
     x: float
@@ -76,25 +76,27 @@ def fit_power_law(x: Sequence[float], loss: Sequence[float]) -> PowerLaw:
 
     Args:
         x: training tokens or parameters, all above 0, with at least two different values.
-        loss: nats a token at each of them, all above 0.
+        loss: nats per token at each of them, all above 0.
 
     Raises:
-        InputError: too few sizes, a number that has no logarithm, or a loss that does not change.
+        InputError: too few sizes, a number without a logarithm, or a loss that does not change.
     """
     if len(x) != len(loss):
-        raise InputError(f"there are {len(x)} sizes and {len(loss)} losses: give one loss a size")
+        raise InputError(f"there are {len(x)} sizes and {len(loss)} losses: use one loss per size")
     for name, values in (("size", x), ("loss", loss)):
         for value in values:
             if not (math.isfinite(value) and value > 0):
-                raise InputError(f"a {name} is {value}: a power law takes positive numbers")
+                raise InputError(f"a {name} is {value}: use positive numbers")
     if len(set(x)) < 2:
-        raise InputError(f"a power law was asked of {len(set(x))} size(s) ({list(x)}): give at least two")
+        raise InputError(
+            f"a power law needs at least two sizes, and there is {len(set(x))} ({list(x)}): add runs of other sizes"
+        )
     log_x, log_loss = np.log(np.asarray(x, dtype=np.float64)), np.log(np.asarray(loss, dtype=np.float64))
     center, level = log_x.mean(), log_loss.mean()
     variation = float(((log_x - center) ** 2).sum())
     slope = float(((log_x - center) * (log_loss - level)).sum()) / variation
     if slope == 0:
-        raise InputError(f"the loss is {loss[0]} at every size: a law of it tells no sizes apart")
+        raise InputError(f"the loss is {loss[0]} at every size: use sizes with different losses")
     interval = spread = None
     if len(x) > 2:
         residual = log_loss - level - slope * (log_x - center)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
@@ -12,18 +11,20 @@ from typing import Any
 
 from mentalese.analyses.drawing import (
     COLORS,
-    MARKERS,
     Figure,
     best_step,
     canvas,
     count_axis,
     footnote,
-    labels,
+    line_style,
+    only_path,
+    percent_axis,
     read_result,
     read_run,
     ticks_at,
 )
 from mentalese.errors import InputError
+from mentalese.formatting import model_names, round_numbers
 
 COMPONENTS = {"self_attention": "self-attention", "memory": "memory cross-attention", "mlp": "MLP"}
 CONDITIONS = {"normal": "--", "reversed": "-"}
@@ -33,14 +34,14 @@ CONDITIONS = {"normal": "--", "reversed": "-"}
 
 
 def gates(paths: list[str]) -> tuple[Any, dict[str, Any]]:
-    """The gate of each cross-attention layer, a panel a run."""
+    """The gate of each cross-attention layer, one panel per run."""
     from matplotlib import colormaps
 
     runs = [_records(path, "memory_gate.") for path in paths]
     clock = "sentence_steps" if all("sentence_steps" in records[0] for records, _ in runs) else "tokens"
     picture, (panels,) = canvas(1, len(paths), 1 + 4.2 * len(paths), 3.6, sharey=True)
     numbers: dict[str, Any] = {"clock": clock, "runs": []}
-    for panel, path, label, (records, best) in zip(panels, paths, labels(paths), runs):
+    for panel, path, label, (records, best) in zip(panels, paths, model_names(paths), runs):
         x = [record[clock] for record in records]
         names = sorted((name for name in records[0] if name.startswith("memory_gate.")), key=_number)
         for i, name in enumerate(names):
@@ -64,17 +65,17 @@ def gates(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     panels[-1].legend(
         handles[::-1], names[::-1], title="layer\n(from 0)", loc="center left", bbox_to_anchor=(1.01, 0.5)
     )
-    footnote(picture, "the dotted line is the best validation")
+    footnote(picture, "dotted: best validation")
     return picture, numbers
 
 
 def _records(path: str, prefix: str) -> tuple[list[dict[str, Any]], int]:
-    """A run's records that hold figures of this kind, and its best step."""
+    """A run's records that contain numbers of this kind, and its best step."""
     records = read_run(path)
-    found = [record for record in records if any(name.startswith(prefix) for name in record)]
-    if not found:
-        raise InputError(f"{path!r} has logged no {prefix.rstrip('.')}: give a run of a model that has them")
-    return found, best_step(records)
+    kept = [record for record in records if any(name.startswith(prefix) for name in record)]
+    if not kept:
+        raise InputError(f"{path!r} has logged no {prefix.rstrip('.')}: use a run of a model that has them")
+    return kept, best_step(records)
 
 
 def _number(name: str) -> int:
@@ -87,7 +88,7 @@ def _number(name: str) -> int:
 def gradient_share(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     """Shares of the gradient's norm by component: mean up to the best validation, and over training."""
     runs = [_records(path, "gradient_share.") for path in paths]
-    names = labels(paths)
+    names = model_names(paths)
     picture, panels = canvas(2, len(paths), 1 + 4.2 * len(paths), 5, sharey="row", height_ratios=(1, 2))
     numbers: dict[str, Any] = {"runs": []}
     for column, (path, label, (records, best)) in enumerate(zip(paths, names, runs)):
@@ -100,17 +101,17 @@ def gradient_share(paths: list[str]) -> tuple[Any, dict[str, Any]]:
         for color, (name, title) in zip(COLORS, COMPONENTS.items()):
             bar.barh(0, mean[name], left=left, color=color, edgecolor="white", height=0.5)
             inside = mean[name] > 0.05
-            where = (left + mean[name] / 2, 0 if inside else 0.33)
-            bar.text(*where, f"{mean[name]:.0%}", color="white" if inside else color, ha="center", va="center")
+            place = (left + mean[name] / 2, 0 if inside else 0.33)
+            bar.text(*place, f"{mean[name]:.0%}", color="white" if inside else color, ha="center", va="center")
             left += mean[name]
             lines.plot(tokens, series[name], color=color, label=title, linewidth=1.2)
         bar.set(xlim=(0, 1), ylim=(-0.4, 0.5), title=label, yticks=[])
         bar.set_xlabel("mean share up to the best validation", fontsize=8)
-        bar.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        percent_axis(bar.xaxis)
         bar.grid(visible=False)
         lines.axvline(upto[-1]["tokens"], color="0.5", linestyle=":", linewidth=1)
         lines.set_ylim(0, 1)
-        lines.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        percent_axis(lines.yaxis)
         count_axis(lines.xaxis, "training tokens")
         numbers["runs"].append({"path": path, "mean_share": mean, "tokens": tokens, "share": series})
     panels[1, 0].set_ylabel("share of the gradient's norm,\nmean over layers")
@@ -139,7 +140,7 @@ def scaling(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     numbers: dict[str, Any] = {"axis": axis, "reference": reference, "models": {}}
     everywhere = sorted({p["x"] for points in models.values() for p in points})
     for i, (name, points) in enumerate(models.items()):
-        law, style = laws[name], {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)]}
+        law, style = laws[name], line_style(i)
         x = sorted({p["x"] for p in points})
         fitted = rf"$\alpha$ = {law.exponent:.3f}{_plus_minus(law.exponent, law.exponent_interval)}"
         left.plot(
@@ -161,12 +162,12 @@ def scaling(paths: list[str]) -> tuple[Any, dict[str, Any]]:
             "of_achieved_losses": achieved if worth else [],
         }
     size = "training tokens D" if axis == "D" else "non-embedding parameters N"
-    left.set(xscale="log", yscale="log", title="test loss and its power law", ylabel="nats a token")
+    left.set(xscale="log", yscale="log", title="test loss and its power law", ylabel="nats per token")
     left.yaxis.set_major_locator(MaxNLocator(6))
     left.yaxis.set_minor_locator(NullLocator())
     left.yaxis.set_major_formatter("{x:.2g}")
     right.axhline(1, color="0.5", linewidth=1)
-    right.set(xscale="log", title=f"worth how many times its {'tokens' if axis == 'D' else 'parameters'}")
+    right.set(xscale="log", title=f"times the {'tokens' if axis == 'D' else 'parameters'} that the baseline needs")
     right.set_ylabel(f"effective {'data' if axis == 'D' else 'parameter'} multiplier")
     for axes in (left, right):
         count_axis(axes.xaxis, size)
@@ -176,7 +177,7 @@ def scaling(paths: list[str]) -> tuple[Any, dict[str, Any]]:
 
 
 def _sizes(paths: list[str]) -> tuple[str, dict[str, list[dict[str, Any]]], str]:
-    """Which of D and N varies, each model's points (a model is a recipe's prefix), and what others are held to."""
+    """Which of D and N varies, each model's points (a model is a recipe's prefix), and the reference model."""
     models: dict[str, list[dict[str, Any]]] = {}
     baselines = set()
     for path in paths:
@@ -197,14 +198,14 @@ def _sizes(paths: list[str]) -> tuple[str, dict[str, list[dict[str, Any]]], str]
     varying = [axis for axis in ("D", "N") if any(len({p[axis] for p in points}) > 1 for points in models.values())]
     if len(varying) != 1:
         what = "both training tokens and parameters vary" if varying else "all sizes are the same"
-        raise InputError(f"{what} among the runs of a model: give runs that differ in one of the two")
+        raise InputError(f"{what} among the runs of a model: use runs that differ in one of the two")
     (axis,) = varying
     every = [point for points in models.values() for point in points]
     if axis == "D" and any(point["D"] is None for point in every):
         path = next(point["path"] for point in every if point["D"] is None)
-        raise InputError(f"{path} does not say how many tokens its text has: give runs with data.train_tokens")
+        raise InputError(f"{path} does not say how many tokens its text has: use runs with data.train_tokens")
     if axis == "N" and len({point["text"] for point in every}) > 1:
-        raise InputError("the runs differ in parameters and were trained on different texts: give runs on one text")
+        raise InputError("the runs differ in parameters and were trained on different texts: use runs on one text")
     for point in every:
         point["x"] = point[axis]
     return axis, models, next((name for name in models if name in baselines), next(iter(models)))
@@ -218,12 +219,12 @@ def _plus_minus(value: float, interval: tuple[float, float] | None) -> str:
 
 
 def reversal(paths: list[str]) -> tuple[Any, dict[str, Any]]:
-    """The probe over the checkpoints of runs; a model without checkpoints is a level line."""
-    models = [_probed(path, label) for path, label in zip(paths, labels(paths))]
+    """The probe over the checkpoints of runs; a model without checkpoints is a horizontal line."""
+    models = [_probed(path, label) for path, label in zip(paths, model_names(paths))]
     columns = max(3, len(models))
     picture, (above, below) = canvas(2, columns, 1 + 3.6 * columns, 7)
     for i, model in enumerate(models):
-        style = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)]}
+        style = line_style(i)
         for panel, figure in zip(above, ("target_nll", "margin", "error_rate")):
             for condition, line in CONDITIONS.items():
                 label = model["label"] if condition == "reversed" else None
@@ -240,10 +241,10 @@ def reversal(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     for panel in below[1 : len(models)]:
         panel.sharey(below[0])
     above[0].set(title="target NLL: reversed (solid), normal (dashed)", ylabel="nats")
-    above[1].set(title="margin: distractor less target", ylabel="nats")
+    above[1].set(title="margin: distractor minus target", ylabel="nats")
     above[1].axhline(0, color="0.5", linewidth=1)
     above[2].set(title="distractor preferred", ylim=(-0.03, 1.03))
-    above[2].yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    percent_axis(above[2].yaxis)
     above[2].axhline(0.5, color="0.5", linewidth=1)
     above[0].legend(fontsize=8)
     every = [point["tokens"] for model in models for point in model["points"] if point["tokens"]]
@@ -251,8 +252,8 @@ def reversal(paths: list[str]) -> tuple[Any, dict[str, Any]]:
         if every:
             panel.set(xscale="log", xlim=(min(every) / 1.15, max(every) * 1.15))
             count_axis(panel.xaxis, "training tokens")
-            _sparse_ticks(panel.xaxis, every)
-    note = "dotted: least squares; a slope is in nats for ten times the tokens; bands: 95% over names"
+            ticks_at(panel.xaxis, round_numbers(min(every), max(every)) or [min(every), max(every)])
+    note = "dotted: least squares, slope in nats per factor of ten in tokens; bands: 95% over names"
     footnote(picture, note)
     for panel in [*above[3:], *below[len(models) :]]:
         panel.set_axis_off()
@@ -290,33 +291,21 @@ def _series(
         panel.plot(ends, line, color=style["color"], linestyle=":", linewidth=1)
 
 
-def _sparse_ticks(axis: Any, tokens: Iterable[int]) -> None:
-    """Ticks at round numbers of tokens: 1, 2 and 5 times powers of ten."""
-    low, high = min(tokens), max(tokens)
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks_at(axis, [m * 10.0**p for p in powers for m in (1, 2, 5) if low <= m * 10.0**p <= high] or [low, high])
-
-
 def _probed(path: str, label: str) -> dict[str, Any]:
     """The probe of a run at each of its checkpoints, or of a saved model, and the trends of the targets' nats."""
-    from mentalese.data.layouts import Packed
     from mentalese.evaluation.reversal import QUERIES, trend
     from mentalese.evaluation.reversal import reversal as probe
-    from mentalese.models.checkpoints import load_model, saved_recipe
-    from mentalese.recipe import DataConfig
-    from mentalese.training.parallel import setup
+    from mentalese.models.saved import load
 
-    recipe, device = saved_recipe(path), setup("auto").device
-    read = (recipe.data, recipe.layout) if recipe else (DataConfig(), Packed())
     points: list[dict[str, Any]] = []
     checkpoints = sorted(Path(path).glob("checkpoints/step-*"))
-    at = {record["step"]: record["tokens"] for record in read_run(path)} if checkpoints else {}
-    for number, source in enumerate(checkpoints or [Path(path)]):
+    tokens_at = {record["step"]: record["tokens"] for record in read_run(path)} if checkpoints else {}
+    for number, checkpoint in enumerate(checkpoints or [None]):
         print(f"probing {label}: {number + 1} of {len(checkpoints) or 1}", file=sys.stderr, flush=True)
-        model, tokenizer = load_model(source if checkpoints else path, device)
-        step = int(source.name.removeprefix("step-")) if checkpoints else None
-        found = probe(model, tokenizer, *read, device=device)
-        points.append({"step": step, "tokens": None if step is None else at[step]} | found)
+        saved = load(path if checkpoint is None else checkpoint)
+        step = None if checkpoint is None else int(checkpoint.name.removeprefix("step-"))
+        numbers = probe(saved.model, saved.tokenizer, saved.data, saved.layout, device=saved.device)
+        points.append({"step": step, "tokens": None if step is None else tokens_at[step]} | numbers)
     trends = {}
     tokens: list[Any] = [point["tokens"] for point in points]
     if len(set(tokens)) > 1:
@@ -337,30 +326,23 @@ def memory(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
     import torch
     from matplotlib.colors import CenteredNorm
 
-    from mentalese.data.tokenizers import special_token_ids
-    from mentalese.models.checkpoints import load_model, saved_recipe
+    from mentalese.models.saved import load
 
-    if len(paths) != 1:
-        raise InputError(f"the figure thought_gestalt/memory shows one model, and {len(paths)} were given")
-    model, tokenizer = load_model(paths[0])
-    recipe = saved_recipe(paths[0])
-    if recipe is None or not getattr(model.config, "cross_layers", ()):
-        raise InputError(f"{paths[0]} has no memory that its layers read: give a Thought Gestalt model with one")
-    batch = recipe.layout.encode_prompts([text], tokenizer, recipe.data)
-    end = torch.tensor([[special_token_ids(tokenizer)["sentence_end_token_id"]]])
-    with torch.no_grad():
-        (trace,) = model(torch.cat((batch["input_ids"], end), dim=1), output_thoughts=True).thoughts
-    links = trace.links["memory"].float()
-    special = set(special_token_ids(tokenizer).values())
-    spans = [trace.input_ids[thought.start : thought.end].tolist() for thought in trace.thoughts]
-    sentences = [tokenizer.decode([i for i in span if i not in special]).strip() for span in spans]
+    saved = load(only_path(paths, "thought_gestalt/memory"))
+    config = saved.model.config
+    if not getattr(config, "cross_layers", ()):
+        raise InputError(f"{saved.path} has no memory that its layers read: use a Thought Gestalt model with a memory")
+    trace = saved.think(text)
+    links = trace.links["memory"].float().cpu()
+    spans = [range(thought.start, thought.end) for thought in trace.thoughts]
+    sentences = ["".join(trace.tokens[i] for i in span if not trace.special[i]).strip() for span in spans]
     count = len(sentences)
     if count < 2:
-        raise InputError("the text is one sentence, which has nothing to read: give at least two")
+        raise InputError("the text is one sentence, which has nothing to read: use at least two")
     side = max(2.5, 0.34 * count)
     picture, ((heat, bars),) = canvas(1, 2, side + 6.8, side + 0.9, width_ratios=(side, 2))
-    # A sentence that reads few gives each of them more: the colour is against even attention to those it reads.
-    even = torch.arange(count).clamp(1, model.config.memory_size)[:, None]
+    # Colours are relative to even attention over the sentences in memory, of which early sentences have few.
+    even = torch.arange(count).clamp(1, config.memory_size)[:, None]
     ratio = torch.where(links > 0, links * even, torch.nan)
     image = heat.imshow(ratio.log2().numpy(), cmap="PuOr_r", norm=CenteredNorm(halfrange=2), aspect="auto")
     for i, j in (links > 0).nonzero().tolist() if count <= 20 else ():
@@ -371,9 +353,9 @@ def memory(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
     heat.set_xticks(range(count), [str(i + 1) for i in range(count)])
     heat.set(xlabel="sentence in memory", title="attention to each sentence, %")
     heat.grid(visible=False)
-    bar = picture.colorbar(image, ax=heat, fraction=0.05, label="times even attention", extend="both")
+    bar = picture.colorbar(image, ax=heat, fraction=0.05, label="relative to even attention", extend="both")
     bar.set_ticks([-2, -1, 0, 1, 2], labels=["1/4", "1/2", "1", "2", "4"])
-    layers, gates = model.config.cross_layers, trace.curves["memory_gate"].tolist()
+    layers, gates = config.cross_layers, trace.curves["memory_gate"].tolist()
     bars.barh([str(layer) for layer in layers], gates, color=COLORS[0], height=0.6)
     bars.axvline(1, color="0.5", linestyle=":", linewidth=1)
     bars.set(title="memory gate", ylabel="layer (from 0)")
@@ -399,5 +381,7 @@ FIGURES = {
         draw=scaling,
     ),
     "reversal": Figure(description="the father-son probe over the checkpoints of runs", takes="RUN ...", draw=reversal),
-    "memory": Figure(description="which sentence of a text reads which", takes="MODEL", draw=memory, reads_text=True),
+    "memory": Figure(
+        description="attention between the sentences of a text", takes="MODEL", draw=memory, reads_text=True
+    ),
 }

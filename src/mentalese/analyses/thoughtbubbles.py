@@ -1,95 +1,77 @@
-"""Figures of Thoughtbubbles: where streams fork, how that goes with entropy, and who attends to forks (section 5).
+"""Figures of Thoughtbubbles: where streams fork, how forks relate to entropy, and which streams attend to forks.
 
-Which streams stay follows the model's config; under `block`, the paper's selection, later tokens have a say, and every
-picture says so. Tokens of the test split are read as for a perplexity, each once and in the same context.
+Section 5 of the paper. Which streams are kept follows the model's config. Under `block`, the paper's selection, later
+tokens influence it, and every figure says so. Tokens of the test split are read as for a perplexity, each once and in
+the same context.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mentalese.analyses.drawing import COLORS, Figure, canvas, footnote, labels
+from mentalese.analyses.drawing import COLORS, Figure, canvas, drawable_token, footnote, only_path
 from mentalese.errors import InputError
+from mentalese.formatting import model_names
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mentalese.data.batch import Batch
     from mentalese.data.store import Split
+    from mentalese.models.saved import Saved
 
-DOCUMENTS = 32  # of the test split, the first so many
+DOCUMENTS = 32  # first documents of the test split
 WINDOW = 4  # tokens, as in Figure 4
 BINS = 16
-FAR = 4  # distances from here on are taken together
-LINE = 40  # tokens beside each other
+FAR = 4  # distances from here on are grouped
+LINE = 40  # tokens in a row
 
 
 # -- a model that forks, and its test split ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Forking:
-    """A model with forks, and how its recipe reads and scores a text."""
+def _open(path: str) -> Saved:
+    """A model with forks."""
+    from mentalese.models.saved import load
 
-    model: Any
-    tokenizer: Any
-    data: Any
-    layout: Any
-    protocol: Any
-    label: str
-    device: Any
-
-    def about(self) -> dict[str, Any]:
-        config = self.model.config
-        fields = {name: getattr(config, name) for name in ("selection", "budget", "fork_layers")}
-        return {"model": self.label, "estimator": self.model.estimators[0]} | fields
-
-    def selection(self) -> str:
-        """For people to read."""
-        rule = self.model.config.selection
-        return f"selection: {rule}, {'not causal: later tokens have a say' if rule == 'block' else 'causal'}"
+    saved = load(path)
+    if not getattr(saved.model.config, "fork_layers", ()):
+        raise InputError(f"{path} has no streams that fork: use a Thoughtbubbles model with fork_layers")
+    return saved.scored_by(tokens="lexical", batch_size=4, max_documents=DOCUMENTS)
 
 
-def _open(path: str) -> _Forking:
-    from mentalese.evaluation.tasks import open_evaluation
-    from mentalese.training.parallel import setup
-
-    device = setup("auto").device
-    model, tokenizer, data, layout, protocol = open_evaluation(path, device=device)
-    if not getattr(model.config, "fork_layers", ()):
-        raise InputError(f"{path} has no streams that fork: give a Thoughtbubbles model with fork_layers")
-    protocol = dataclasses.replace(protocol, tokens="lexical", batch_size=4, max_documents=DOCUMENTS)
-    return _Forking(model, tokenizer, data, layout, protocol, labels([path])[0], device)
+def _about(saved: Saved, label: str) -> dict[str, Any]:
+    config = saved.model.config
+    fields = {name: getattr(config, name) for name in ("selection", "budget", "fork_layers")}
+    return {"model": label, "estimator": saved.model.estimators[0]} | fields
 
 
-def _test_split(opened: _Forking) -> Split:
-    from mentalese.evaluation.tasks import open_text
+def _selection(saved: Saved) -> str:
+    """The model's selection in words."""
+    rule = saved.model.config.selection
+    return f"selection: {rule}, {'not causal: later tokens influence it' if rule == 'block' else 'causal'}"
 
-    return open_text(opened.tokenizer, opened.data, opened.layout, "test", show=False).splits["test"]
 
-
-def _outputs(opened: _Forking, split: Split) -> Iterator[tuple[Batch, Tensor, Any]]:
-    """Batches, where in the split stands what each token predicts [B, L] (-1: it is not scored), and the output."""
+def _outputs(saved: Saved, split: Split) -> Iterator[tuple[Batch, Tensor, Any]]:
+    """Batches, the place in the split of what each token predicts [B, L] (-1: not scored), and the model's output."""
     import torch
 
     from mentalese.data.batch import to_device
     from mentalese.data.evaluation import evaluation_batches
 
-    batches = evaluation_batches(split, opened.layout, opened.protocol, opened.tokenizer)
+    batches = evaluation_batches(split, saved.layout, saved.evaluation, saved.tokenizer)
     for number, batch in enumerate(batches):
         if number % 50 == 0:
-            print(f"reading the test split of {opened.data.source}: batch {number}", file=sys.stderr, flush=True)
+            print(f"reading the test split of {saved.data.source}: batch {number}", file=sys.stderr, flush=True)
         target = torch.nn.functional.pad(batch["store_index"][:, 1:], (0, 1), value=-1)
-        read = to_device({n: v for n, v in batch.items() if n in ("input_ids", "attention_mask")}, opened.device)
+        read = to_device({n: v for n, v in batch.items() if n in ("input_ids", "attention_mask")}, saved.device)
         with torch.no_grad():
-            yield read, target, opened.model(**read, output_thoughts=True)
+            yield read, target, saved.model(**read, output_thoughts=True)
 
 
 # -- forks against entropy (Figure 4) ----------------------------------------------------------------------------------
@@ -98,80 +80,82 @@ def _outputs(opened: _Forking, split: Split) -> Iterator[tuple[Batch, Tensor, An
 def entropy(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     """Forks in windows of four tokens over the entropy of their predictions, the model's own and another model's.
 
-    A token's forks are its streams behind the last forking layer, less one. Windows lie within a document, bins hold
-    equally many of them, and forks are divided by their mean over all.
+    A token's forks are its streams after the last forking layer, minus one. Windows do not cross documents, bins
+    contain equal numbers of them, and forks are divided by their mean over all.
     """
     import torch
     from matplotlib.ticker import MaxNLocator
 
     if len(paths) > 2:
-        raise InputError(f"the figure thoughtbubbles/entropy takes a model and one other, and {len(paths)} were given")
-    opened = _open(paths[0])
-    models = [opened.model, *(_other(path, opened) for path in paths[1:])]
-    split = _test_split(opened)
+        raise InputError(
+            f"the figure thoughtbubbles/entropy needs a model and at most one other, and {len(paths)} were given"
+        )
+    saved, names = _open(paths[0]), model_names(paths)
+    models = [saved.model, *(_other(path, saved, names[0]).model for path in paths[1:])]
+    split, source = saved.split("test"), saved.data.source
     forks, entropies = np.full(len(split.tokens), np.nan), np.full((len(models), len(split.tokens)), np.nan)
-    for batch, target, output in _outputs(opened, split):
+    for batch, target, output in _outputs(saved, split):
         scored = target >= 0
         streams = torch.stack([trace.scores["streams"] for trace in output.thoughts])
         forks[target[scored]] = streams.cpu()[scored] - 1
         for values, model in zip(entropies, models):
             with torch.no_grad():
-                logits = output.logits if model is opened.model else model(**batch, use_cache=False).logits
+                logits = output.logits if model is saved.model else model(**batch, use_cache=False).logits
             values[target[scored]] = _entropy(logits).cpu()[scored]
     windows, documents = _windows(~np.isnan(forks))
     if len(windows) < BINS:
         raise InputError(
-            f"the test split of {opened.data.source} has {len(windows)} stretches of {WINDOW} scored tokens: give a "
-            f"model of a text with {BINS} or more"
+            f"the test split of {source} has {len(windows)} windows of {WINDOW} scored tokens: use a model of a text "
+            f"with at least {BINS}"
         )
     count = forks[windows].mean(1)
     if not count.any():
-        raise InputError(f"no stream forks in the test split of {opened.data.source}: give another model")
+        raise InputError(f"no stream forks in the test split of {source}: use another model")
     picture, (panels,) = canvas(1, len(models), 1.6 + 3.8 * len(models), 4, sharey=True)
-    numbers: dict[str, Any] = opened.about() | {
+    numbers: dict[str, Any] = _about(saved, names[0]) | {
         "windows": len(windows),
         "documents": int(documents.max()) + 1,
         "forks_per_token": float(count.mean()),
         "entropy_of": [],
     }
-    for panel, color, path, label, values in zip(panels, COLORS, paths, labels(paths), entropies):
-        found = _binned(values[windows].mean(1), count / count.mean(), documents)
-        panel.plot(found["entropy"], found["forks"], marker="o", color=color)
-        if found["interval"] is not None:
-            panel.fill_between(found["entropy"], *found["interval"], color=color, alpha=0.15, linewidth=0)
+    for panel, color, path, label, values in zip(panels, COLORS, paths, names, entropies):
+        bins = _binned(values[windows].mean(1), count / count.mean(), documents)
+        panel.plot(bins["entropy"], bins["forks"], marker="o", color=color)
+        if bins["interval"] is not None:
+            panel.fill_between(bins["entropy"], *bins["interval"], color=color, alpha=0.15, linewidth=0)
         panel.axhline(1, color="0.5", linestyle=":", linewidth=1)
         panel.xaxis.set_major_locator(MaxNLocator(6))
-        rho, interval = found["spearman"], found["spearman_interval"]
+        rho, interval = bins["spearman"], bins["spearman_interval"]
         within = "" if interval is None else f" [{interval[0]:.2f}, {interval[1]:.2f}]"
         rank = f"Spearman {rho:.2f}{within}".replace("-", "−")
         panel.set(title=f"entropy of {label}\n{rank}", xlabel=f"mean entropy of {WINDOW} predictions, nats")
-        numbers["entropy_of"].append({"path": path, "label": label} | found)
-    panels[0].set_ylabel(f"forks in {WINDOW} tokens, times the mean")
+        numbers["entropy_of"].append({"path": path, "label": label} | bins)
+    panels[0].set_ylabel(f"forks in {WINDOW} tokens, relative to the mean")
     note = (
         f"{len(windows):,} windows of {numbers['documents']} documents, "
-        f"{numbers['forks_per_token']:.2f} forks a token; 95% over documents\n{opened.selection()}"
+        f"{numbers['forks_per_token']:.2f} forks per token; bands: 95% over documents\n{_selection(saved)}"
     )
     footnote(picture, note)
     return picture, numbers
 
 
-def _other(path: str, opened: _Forking) -> Any:
+def _other(path: str, saved: Saved, label: str) -> Saved:
     """A model that reads the same tokens."""
     from mentalese.data.tokenizers import tokenizer_fingerprint
     from mentalese.models.build import context_length
-    from mentalese.models.checkpoints import load_model
+    from mentalese.models.saved import load
 
-    model, tokenizer = load_model(path, opened.device)
-    if tokenizer_fingerprint(tokenizer) != tokenizer_fingerprint(opened.tokenizer):
-        raise InputError(f"{path} has another tokenizer than {opened.label}: give a model trained on the same tokens")
-    context, window = context_length(model.config), opened.layout.window(opened.protocol)
-    length = window[0] if window else opened.layout.sequence_length
+    other = load(path)
+    if tokenizer_fingerprint(other.tokenizer) != tokenizer_fingerprint(saved.tokenizer):
+        raise InputError(f"{path} has another tokenizer than {label}: use a model trained on the same tokens")
+    context, window = context_length(other.model.config), saved.layout.window(saved.evaluation)
+    length = (window[0] if window else saved.layout.sequence_length) or 0
     if context is None or context < length:
         raise InputError(
-            f"{path} reads {'sentence by sentence' if context is None else f'{context} tokens'} and {opened.label} "
-            f"{length} tokens at once: give a model that can read as many"
+            f"{path} reads {'sentence by sentence' if context is None else f'{context} tokens'} and {label} "
+            f"{length} tokens at once: use a model that reads at least as many"
         )
-    return model
+    return other
 
 
 def _entropy(logits: Tensor) -> Tensor:
@@ -182,9 +166,9 @@ def _entropy(logits: Tensor) -> Tensor:
 
 
 def _windows(scored: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices [n, WINDOW] of scored tokens beside each other, and the number of the stretch that each lies in.
+    """Indices [n, WINDOW] of consecutive scored tokens, and the number of the stretch that each belongs to.
 
-    A stretch ends where something is not scored, such as a document's end.
+    A stretch ends before a token that is not scored, such as a document's end.
     """
     place = np.flatnonzero(scored)
     stretches = np.split(place, np.flatnonzero(np.diff(place) > 1) + 1)
@@ -193,7 +177,7 @@ def _windows(scored: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _binned(x: np.ndarray, y: np.ndarray, unit: np.ndarray) -> dict[str, Any]:
-    """Means of y in bins of x that hold equally many, with 95% intervals over units, and the rank correlation."""
+    """Means of y in bins of x of equal size, with 95% intervals over units, and the rank correlation."""
     from mentalese.evaluation.statistics import bootstrap_ratio
 
     bins = np.argsort(np.argsort(x, kind="stable"), kind="stable") * BINS // len(x)
@@ -231,45 +215,46 @@ def _rank_correlation(
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks about their mean and over their number, the mean of its places for what occurs more than once."""
+    """Centred ranks divided by their number; equal values share the mean of their ranks."""
     _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2 - (len(values) + 1) / 2)[group] / len(values)
 
 
-# -- who attends to forks (Figure 5) -----------------------------------------------------------------------------------
+# -- attention to forks (Figure 5) -----------------------------------------------------------------------------------
 
 
 def attention(paths: list[str]) -> tuple[Any, dict[str, Any]]:
-    """What share of its attention a token's own stream and a fork give to a stream of each kind.
+    """The share of its attention that a token's own stream, and a fork, gives to a stream of each kind.
 
-    Means over heads and the blocks behind the last fork, then over the streams of a kind that one sees, then over all
+    Means over heads and the blocks after the last fork, then over the visible streams of a kind, then over all readers
     that see one. Tokens are those with at least one fork.
     """
-    if len(paths) != 1:
-        raise InputError(f"the figure thoughtbubbles/attention shows one model, and {len(paths)} were given")
     from mentalese.evaluation.statistics import bootstrap_ratio
 
-    opened = _open(paths[0])
-    split = _test_split(opened)
+    saved, label = _open(only_path(paths, "thoughtbubbles/attention")), model_names(paths)[0]
+    split = saved.split("test")
     count = min(DOCUMENTS, len(split.document_bytes))
     names = [(reader, kind) for reader, kinds in _KINDS.items() for kind in kinds]
     sums, sizes = np.zeros((2, count, len(names)))
-    for _, target, output in _outputs(opened, split):
+    for _, target, output in _outputs(saved, split):
         for places, trace in zip(target.numpy(), output.thoughts):
             if (places >= 0).any():
                 document = np.searchsorted(split.documents, places.max(), side="right") - 1
-                found = _attended(trace, places >= 0)
+                attended = _attended(trace, places >= 0)
                 for column, name in enumerate(names):
-                    sums[document, column] += found[name].sum()
-                    sizes[document, column] += len(found[name])
+                    sums[document, column] += attended[name].sum()
+                    sizes[document, column] += len(attended[name])
     there = sizes.sum(0) > 0
     if not there.any():
-        raise InputError(f"no stream forks in the test split of {opened.data.source}: give another model")
+        raise InputError(f"no stream forks in the test split of {saved.data.source}: use another model")
     names = [name for name, known in zip(names, there) if known]
     sums, sizes = sums[:, there], sizes[:, there]
     mean, interval = sums.sum(0) / sizes.sum(0), bootstrap_ratio(sums, sizes)
     picture, panels = canvas(2, 1, 6.5, 5.6, sharex=True, height_ratios=(sum(r == "token" for r, _ in names), 4))
-    numbers: dict[str, Any] = opened.about() | {"documents": count, "attention": {reader: {} for reader in _KINDS}}
+    numbers: dict[str, Any] = _about(saved, label) | {
+        "documents": count,
+        "attention": {reader: {} for reader in _KINDS},
+    }
     for column, (reader, kind) in enumerate(names):
         panel = panels[list(_KINDS).index(reader), 0]
         panel.barh(kind, mean[column], color=COLORS[_KINDS[reader][kind]], height=0.65)
@@ -288,9 +273,7 @@ def attention(paths: list[str]) -> tuple[Any, dict[str, Any]]:
         panel.set(title=f"attention of {title} to", xlim=(0, 1.1 * panel.get_xlim()[1]))
         panel.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
         panel.grid(visible=False, axis="y")
-    note = (
-        f"mean share of one such stream, {opened.label}; {count} documents, lines: 95% over them\n{opened.selection()}"
-    )
+    note = f"mean share of one such stream, {label}; {count} documents, lines: 95% over documents\n{_selection(saved)}"
     footnote(picture, note)
     return picture, numbers
 
@@ -304,7 +287,7 @@ _KINDS = {
     "token": {"itself": 0} | dict.fromkeys(_FORKS, 1) | dict.fromkeys(_NEIGHBOURS, 2) | {"a fork of another token": 3},
     "fork": {"itself": 0, "a fork of its token": 1, "another token": 2, "a fork of another token": 3},
 }
-"""Who reads, and the kinds of what is read, with their colours."""
+"""Readers, and the kinds of streams that they read, with their colours."""
 
 
 def _attended(trace: Any, scored: np.ndarray) -> dict[tuple[str, str], np.ndarray]:
@@ -329,18 +312,18 @@ def _attended(trace: Any, scored: np.ndarray) -> dict[tuple[str, str], np.ndarra
     for distances, kinds, mask in ((back, _FORKS, same & (back > 0)), (tokens_back, _NEIGHBOURS, earlier & own)):
         for i, kind in enumerate(kinds, 1):
             read[kind] = mask & (distances >= FAR if i == FAR else distances == i)
-    found = {}
+    attended = {}
     for reader, shown in _KINDS.items():
         rows = scored[token] & with_forks & (own if reader == "token" else ~own)
         for kind in shown:
             seen = read[kind][rows]
             number = seen.sum(1)
-            found[reader, kind] = (weight[rows] * seen).sum(1)[number > 0] / number[number > 0]
-    return found
+            attended[reader, kind] = (weight[rows] * seen).sum(1)[number > 0] / number[number > 0]
+    return attended
 
 
 def _percent(share: float) -> str:
-    """Two digits of it."""
+    """With two significant digits."""
     digits = max(0, 1 - math.floor(math.log10(100 * share))) if share > 0 else 0
     return f"{100 * share:.{digits}f}%"
 
@@ -354,21 +337,14 @@ def forks(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
 
-    from mentalese.data.batch import to_device
-    from mentalese.data.tokenizers import special_token_ids
-
-    if len(paths) != 1:
-        raise InputError(f"the figure thoughtbubbles/forks shows one model, and {len(paths)} were given")
-    opened = _open(paths[0])
-    batch = opened.layout.encode_prompts([text], opened.tokenizer, opened.data)
-    with torch.no_grad():
-        (trace,) = opened.model(**to_device(batch, opened.device), output_thoughts=True).thoughts
-    layers = opened.model.config.fork_layers
+    saved, label = _open(only_path(paths, "thoughtbubbles/forks")), model_names(paths)[0]
+    trace, layers = saved.think(text), saved.model.config.fork_layers
     streams = torch.stack([trace.scores[f"streams.{layer}"] for layer in layers]).int().cpu().numpy()
-    ids = batch["input_ids"][0].tolist()
-    special = set(special_token_ids(opened.tokenizer, sentences=False).values())
-    shown = ["<end>" if i in special else _visible(opened.tokenizer.decode([i])) for i in ids]
-    lines, width = -(-len(ids) // LINE), min(LINE, len(ids))
+    shown = [
+        "<end>" if special else drawable_token(token)
+        for token, special in zip(trace.tokens, trace.special, strict=True)
+    ]
+    lines, width = -(-len(shown) // LINE), min(LINE, len(shown))
     picture, panels = canvas(lines, 1, max(5.0, 1.6 + 0.25 * width), 0.5 + lines * (0.75 + 0.25 * len(layers)))
     most = max(2, int(streams.max()))
     shades = ListedColormap(colormaps["Blues"](np.linspace(0.12, 0.95, most)))
@@ -386,18 +362,12 @@ def forks(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
     picture.supylabel("fork before block", fontsize=9)
     bar = picture.colorbar(image, ax=list(panels[:, 0]), fraction=0.03, pad=0.01, label="streams")
     bar.set_ticks(range(1, most + 1))
-    picture.suptitle(f"streams of each token, {opened.label}", fontsize=10, x=0.01, ha="left")
-    footnote(picture, opened.selection())
-    return picture, opened.about() | {
-        "tokens": [opened.tokenizer.decode([i]) for i in ids],
+    picture.suptitle(f"streams of each token, {label}", fontsize=10, x=0.01, ha="left")
+    footnote(picture, _selection(saved))
+    return picture, _about(saved, label) | {
+        "tokens": trace.tokens,
         "streams": {str(layer): row.tolist() for layer, row in zip(layers, streams)},
     }
-
-
-def _visible(token: str) -> str:
-    """A token's text with white space to be seen; a dot stands for a space."""
-    text = token.replace("\n", "↵").replace("\t", "→").replace(" ", "·")
-    return text if len(text) <= 12 else text[:11] + "…"
 
 
 FIGURES = {

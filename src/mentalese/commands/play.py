@@ -16,7 +16,7 @@ class Options:
 
     Attributes:
         port: of the page.
-        host: an address of this machine; whoever can reach it can use the page.
+        host: an address of this machine; everyone who can reach it can use the page.
     """
 
     port: int = 7860
@@ -27,6 +27,9 @@ def run(words: list[str]) -> None:
     path, options = read_one(Options, words, "play", "MODEL")
     if importlib.util.find_spec("gradio") is None:
         raise InputError("the page needs Gradio, which is not installed: pip install 'mentalese[play]'")
-    from mentalese.viewer.play import play
+    from mentalese.viewer.play import check_address, play
 
-    play(path, options.host, options.port, device())
+    check_address(options.host, options.port)
+    from mentalese.models.saved import load
+
+    play(load(path, device()), options.host, options.port)

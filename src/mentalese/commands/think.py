@@ -21,7 +21,7 @@ class Options:
         text: what to think about.
         file: a text file instead.
         against: another model to show next to it, as it is; the options below are for the first one.
-        out: the page.
+        out: the page's file.
         config: FIELD=VALUE ...: other values of the model's config, as far as the weights allow.
         stage: ask at this stage instead of the one that the model was trained to.
         latents: number of latent tokens after the question (default: as in training).
@@ -46,23 +46,21 @@ def run(words: list[str]) -> None:
     if text is None:
         raise InputError("--text and --file are missing: use one of them")
     if not text.strip():
-        raise InputError(f"there is no text in --{'text' if options.file is None else 'file'}: give some")
+        raise InputError(f"--{'text' if options.file is None else 'file'} is empty: use a text with at least one word")
     from mentalese.files import check_place, write_text
 
     check_place(options.out, "--out")
+    from mentalese.models.saved import load
     from mentalese.viewer import think_page
 
-    page = think_page(
-        path,
-        text,
-        against=options.against,
-        stage=options.stage,
-        latents=options.latents,
-        max_new_tokens=options.max_new_tokens,
-        config=config_fields(options.config),
-        device=device(),
-        command=shlex.join(["mentalese", "think", *words]),
-        **({} if options.fast_steps is None else {"fast_steps": options.fast_steps}),
-    )
-    write_text(options.out, page)
+    saved = load(path, device(), config=config_fields(options.config)).at(options.stage, options.latents)
+    if options.max_new_tokens is not None and not saved.layout.questions:
+        raise InputError(
+            f"--max-new-tokens is {options.max_new_tokens}, and {path} does not answer questions: remove it"
+        )
+    against = None if options.against is None else load(options.against, device())
+    given = {name: getattr(options, name) for name in ("max_new_tokens", "fast_steps")}
+    given = {name: value for name, value in given.items() if value is not None}
+    command = shlex.join(["mentalese", "think", *words])
+    write_text(options.out, think_page(saved, text, against=against, command=command, **given))
     print(f"{options.out} shows what {path} thought")

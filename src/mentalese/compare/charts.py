@@ -14,21 +14,13 @@ from html import escape
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from mentalese.formatting import round_numbers, short_count
+
 HEIGHT = 260  # px of a plot
 LINE = 16  # px between two labels
 POINTS = 200  # of a line at most
 STOPS = 120  # places along a line that can be read off, at most
 COLOURS = 6  # of the palette; the next models have the same ones dashed, or as rings
-
-
-def short_count(number: float) -> str:
-    """`1310720` -> `1.31M`: three digits and k, M, G, T, P or E."""
-    scale = 0
-    while abs(number) >= 999.5 and scale < 6:
-        number, scale = number / 1000, scale + 1
-    digits = 0 if scale == 0 and number == int(number) else max(0, 2 - int(math.log10(max(abs(number), 1))))
-    text = f"{number:.{digits}f}"
-    return (text.rstrip("0").rstrip(".") if "." in text else text) + ["", "k", "M", "G", "T", "P", "E"][scale]
 
 
 @dataclass(frozen=True)
@@ -398,7 +390,6 @@ def _ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """1, 2, 5, 10, 20, ... where the range holds three of them, else evenly spaced ticks."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    found = [m * 10.0**p for p in powers for m in (1, 2, 5) if low * 0.95 <= m * 10.0**p <= high * 1.05]
+    """1, 2, 5, 10, 20, ... if the range contains three of them, else evenly spaced ticks."""
+    found = round_numbers(0.95 * low, 1.05 * high)
     return found if len(found) >= 3 else [t for t in _ticks(low, high) if t > 0]

@@ -24,9 +24,9 @@ from mentalese.compare.charts import (
     curve,
     line_chart,
     scatter,
-    short_count,
 )
 from mentalese.files import write_text
+from mentalese.formatting import short_count, short_names
 from mentalese.html import page
 from mentalese.models.scoring import label
 
@@ -171,18 +171,6 @@ def _ranked(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The best first; where two are equal, in their order."""
     name = metric(rows)
     return sorted(rows, key=lambda row: row[name]["mean"], reverse=name == "accuracy")
-
-
-def short_names(names: Sequence[str]) -> list[str]:
-    """`prefix/name` without what all share: `gpt2/tiny`, `llama/tiny-wide` -> `gpt2`, `llama-wide`."""
-    halves = [name.partition("/")[::2] for name in names]
-    families, sizes = [half[0] for half in halves], [half[1] for half in halves]
-    shared = sizes[0].partition("-")[0]
-    if all(size.partition("-")[0] == shared for size in sizes):
-        short = [family + size.removeprefix(shared) for family, size in halves]
-    else:
-        short = sizes if len(set(families)) == 1 else list(names)
-    return short if len(set(short)) == len(names) else list(names)
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------

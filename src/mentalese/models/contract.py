@@ -164,7 +164,7 @@ class Contract:
     def traces(self, batch: Batch, **options: Any) -> list[ThoughtTrace]:
         """A trace a row of a text, with what a model without thoughts has: `text_traces`.
 
-        A model that reads in both directions has no prediction of its own for each token: its `surprise` is
+        A model that reads in both directions has no prediction of its own for each token: its `surprisal` is
         `token_nll`, and it has no more.
 
         Args:
@@ -181,7 +181,7 @@ class Contract:
             hidden, head = self.final_hidden_states(batch), self.get_output_embeddings()
             return self.text_traces(ids, scored, lambda at: head(hidden[:, at]))
         nll = self.token_nll(batch | {"labels": ids.masked_fill(~scored, IGNORED)}).masked_fill(~scored, math.nan)
-        return [ThoughtTrace(row, {"surprise": values}, model=self._model_type) for row, values in zip(ids, nll)]
+        return [ThoughtTrace(row, {"surprisal": values}, model=self._model_type) for row, values in zip(ids, nll)]
 
     @staticmethod
     def _check_options(options: Mapping[str, Any], known: Iterable[str]) -> None:
@@ -191,7 +191,7 @@ class Contract:
 
     @torch.no_grad()
     def text_traces(self, input_ids: Tensor, scored: Tensor, logits: Callable[[Tensor], Tensor]) -> list[ThoughtTrace]:
-        """A trace a row with what every causal model has: `surprise`, `entropy` and the reading `predicted`.
+        """A trace a row with what every causal model has: `surprisal`, `entropy` and the reading `predicted`.
 
         Args:
             input_ids: [batch, length].
@@ -199,19 +199,19 @@ class Contract:
                 in the reading.
             logits: those of the tokens in columns [m], [batch, m, vocabulary]; it is asked for a few at a time.
         """
-        surprise = torch.full(input_ids.shape, math.nan, device=input_ids.device)
-        entropy, predicted = surprise.clone(), input_ids.clone()
+        surprisal = torch.full(input_ids.shape, math.nan, device=input_ids.device)
+        entropy, predicted = surprisal.clone(), input_ids.clone()
         size = max(1, _PIECE // len(input_ids))
         for start in range(0, input_ids.shape[1] - 1, size):
             at = torch.arange(start, min(start + size, input_ids.shape[1] - 1), device=input_ids.device)
             there, log_p = scored[:, at + 1], logits(at).float().log_softmax(-1)
             nll = -log_p.gather(-1, input_ids[:, at + 1, None])[..., 0]
-            surprise[:, at + 1] = nll.masked_fill(~there, math.nan)
+            surprisal[:, at + 1] = nll.masked_fill(~there, math.nan)
             entropy[:, at + 1] = torch.special.entr(log_p.exp()).sum(-1).masked_fill(~there, math.nan)
             predicted[:, at + 1] = torch.where(there, log_p.argmax(-1), input_ids[:, at + 1])
         return [
             ThoughtTrace(
-                ids, {"surprise": surprise[row], "entropy": entropy[row]}, readings={"predicted": predicted[row]},
+                ids, {"surprisal": surprisal[row], "entropy": entropy[row]}, readings={"predicted": predicted[row]},
                 model=self._model_type,
             )
             for row, ids in enumerate(input_ids)

@@ -17,6 +17,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError, nearest
+from mentalese.models.anywhere import NotCopied, OpensAnywhere
 from mentalese.models.contract import Contract, follows
 from mentalese.models.trace import ThoughtTrace
 
@@ -33,7 +34,7 @@ _HANDED_BY_TRANSFORMERS = {
 }
 
 
-class LatentThoughtConfig(PreTrainedConfig):
+class LatentThoughtConfig(NotCopied, PreTrainedConfig):
     """Base of every family's config: typed fields, unknown fields refused, lists from JSON back to tuples.
 
     Subclasses declare fields as annotations and check them in `validate_architecture(self)`, raising `InputError`.
@@ -55,7 +56,7 @@ class LatentThoughtConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         fields = self.__dataclass_fields__
         for name in kwargs:
-            if not name.startswith("_") and name not in _HANDED_BY_TRANSFORMERS and not hasattr(type(self), name):
+            if not self._knows(name):
                 raise InputError(f"{self.model_type}.{name}: no such field{nearest(name, fields)}")
         for name in fields:
             value = getattr(self, name)
@@ -64,6 +65,23 @@ class LatentThoughtConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
         self._check_types()
         self.validate_architecture()
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """See `PreTrainedConfig.from_dict`. What other tools have written into a saved config (`auto_map`,
+        `quantization_config`) stays in it; a misspelt field is refused where people write it, in the constructor."""
+        return_unused = kwargs.pop("return_unused_kwargs", False)
+        known = {name: value for name, value in config_dict.items() if cls._knows(name)}
+        config, unused = super().from_dict(known, return_unused_kwargs=True, **kwargs)
+        for name, value in config_dict.items():
+            if name not in known:
+                setattr(config, name, value)
+        return (config, unused) if return_unused else config
+
+    @classmethod
+    def _knows(cls, name: str) -> bool:
+        known = name in cls.__dataclass_fields__ or name in _HANDED_BY_TRANSFORMERS or hasattr(cls, name)
+        return known or name.startswith("_")
 
     def _check_types(self) -> None:
         """transformers' `@strict` neither reads annotations that are strings nor takes 1 for a float."""
@@ -163,7 +181,7 @@ class ResidualLinear(nn.Linear):
     """
 
 
-class LatentThoughtModel(PreTrainedModel, Contract, GenerationMixin):
+class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMixin):
     """Base of every family's model: a Hugging Face causal LM that keeps the contract.
 
     A subclass sets `config_class`, builds its modules in `__init__` (`embed` and `lm_head` among them, ending in
@@ -237,7 +255,7 @@ class LatentThoughtModel(PreTrainedModel, Contract, GenerationMixin):
         raise NotImplementedError(f"{type(self).__name__} needs encode")
 
     def fill(self, traces: list[ThoughtTrace], encoded: Any, real: Tensor) -> None:
-        """Adds a family's thoughts to traces that have each token's surprise, one per row.
+        """Adds a family's thoughts to traces that have each token's surprisal, one per row.
 
         Args:
             encoded: what `encode` returned with `trace=True`.

@@ -56,9 +56,9 @@ class Shown:
 
 
 SHOWN = {
-    "surprise": Shown("surprise", "What the token cost: minus the log of the probability that it was given.", "nats"),
-    "entropy": Shown("entropy", "How open the prediction of the token was, whatever came.", "nats"),
-    "predicted": Shown("the likeliest next token", "What was expected most in each place, given the text before it."),
+    "surprisal": Shown("surprisal", "Minus the log of the probability that the model gave to the token.", "nats"),
+    "entropy": Shown("entropy", "Entropy of the prediction of the token, whichever token follows.", "nats"),
+    "predicted": Shown("most likely token", "The most likely token at each place, given the text before it."),
 }
 """What every model's trace has."""
 
@@ -69,7 +69,7 @@ class ThoughtTrace:
 
     Attributes:
         input_ids: [length].
-        scores: name -> [length], one number a token, NaN where a token has none. Every model has `surprise` and (all
+        scores: name -> [length], one number a token, NaN where a token has none. Every model has `surprisal` and (all
             but those that read in both directions) `entropy`, in nats, of what predicted the token.
         thoughts: latent vectors with the tokens each stands for, in order.
         links: name -> [len(thoughts), len(thoughts)], how much thought i read of thought j.
@@ -85,7 +85,7 @@ class ThoughtTrace:
         model: the model type.
     """
 
-    VERSION = 2
+    VERSION = 3
 
     input_ids: Tensor
     scores: dict[str, Tensor] = field(default_factory=dict)
@@ -99,6 +99,7 @@ class ThoughtTrace:
     vocabulary: dict[int, str] = field(default_factory=dict)
     model: str = ""
 
+    _READ: ClassVar = (2, VERSION)  # in version 2, `surprisal` was called `surprise`
     _GROUPS: ClassVar = ("scores", "links", "curves", "readings", "streams")
 
     def save(self, folder: str | Path) -> None:
@@ -120,19 +121,25 @@ class ThoughtTrace:
 
     @classmethod
     def load(cls, folder: str | Path) -> ThoughtTrace:
-        """The inverse of `save`; raises `InputError` where there is no trace, or one of another version."""
+        """The inverse of `save`; traces of version 2 get the names of today.
+
+        Raises:
+            InputError: there is no trace, or one of an unknown version.
+        """
         folder = Path(folder)
         if not (folder / "trace.json").is_file():
-            raise InputError(f"{folder} holds no trace (no trace.json): give a folder that `ThoughtTrace.save` wrote")
+            raise InputError(f"{folder} contains no trace.json: use a folder that `ThoughtTrace.save` wrote")
         described = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
-        if described.get("version") != cls.VERSION:
+        version = described.get("version")
+        if version not in cls._READ:
+            known = " and ".join(map(str, cls._READ))
             raise InputError(
-                f"{folder} holds a trace of version {described.get('version')!r}, this library reads {cls.VERSION}: "
-                "make the trace again"
+                f"{folder} contains a trace of version {version!r}, this library reads {known}: make the trace again"
             )
         tensors = load_file(folder / "trace.safetensors")
         groups = {
-            group: {name: tensors[f"{group}.{name}"] for name in names} for group, names in described["names"].items()
+            group: {_today(name, version): tensors[f"{group}.{name}"] for name in names}
+            for group, names in described["names"].items()
         }
         vectors: Any = tensors.get("thoughts", ())
         thoughts = []
@@ -170,3 +177,9 @@ class ThoughtTrace:
         inside = escape(load(_DRAWN_BY)(self), quote=True)
         style = "width: 100%; height: 48rem; border: 0"
         return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{inside}"></iframe>'
+
+
+def _today(name: str, version: int) -> str:
+    """What a score of a trace of this version is called now: `surprise.2` -> `surprisal.2`."""
+    stem, dot, rest = name.partition(".")
+    return f"surprisal{dot}{rest}" if version == 2 and stem == "surprise" else name

@@ -775,10 +775,10 @@ function chart(curve, others) {
 // -- the page ---------------------------------------------------------------------------------------------------------
 
 function facts(trace) {
-  const surprise = (trace.scores.surprise?.values ?? []).filter((value) => value !== null);
+  const surprisal = (trace.scores.surprisal?.values ?? []).filter((value) => value !== null);
   const rows = [["model", trace.name], ["tokens", trace.tokens.length.toLocaleString("en")]];
   if (trace.parameters) rows.splice(1, 0, ["parameters", trace.parameters.toLocaleString("en")]);
-  if (surprise.length) rows.push(["mean surprise", `${tidy(mean(surprise))} nats`]);
+  if (surprisal.length) rows.push(["mean surprisal", `${tidy(mean(surprisal))} nats`]);
   return make("dl.facts", {}, ...rows.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
 }
 

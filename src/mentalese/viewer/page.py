@@ -1,4 +1,4 @@
-"""What a model thought about a text, as one HTML page: `page.js` draws a panel for each kind of thing a trace holds."""
+"""What a model thought about a text, as one HTML page: `page.js` draws a panel for each kind of data in a trace."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mentalese.viewer.payload import payload as drawn
 
 _HERE = Path(__file__).parent
 _BODY = """<main></main>
-<noscript><main><h1>This page draws by its own script</h1><p>Allow scripts to see what the model thought; it loads
-nothing from anywhere.</p></main></noscript>"""
+<noscript><main><h1>This page needs its script</h1><p>Allow scripts to see what the model thought; the page makes no
+network requests.</p></main></noscript>"""
 
 
 def page(payload: dict[str, Any]) -> str:
-    """The page of `viewer.payload`: self-contained, no network, light and dark.
+    """The page of a `payload`: self-contained, no network, light and dark.
 
     Raises:
         ValueError: a number in it is NaN or infinite.
@@ -26,5 +26,5 @@ def page(payload: dict[str, Any]) -> str:
 
 
 def trace_page(trace: ThoughtTrace) -> str:
-    """The page of one trace whose tokens have their text."""
+    """The page of one trace whose tokens have text."""
     return page(drawn([trace]))

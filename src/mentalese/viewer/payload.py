@@ -153,14 +153,14 @@ def _add_gains(traces: Sequence[ThoughtTrace], drawn: list[dict[str, Any]]) -> s
     if not same:
         return f"{names} read the text in other tokens from the first one on: no difference can be shown."
     places = [torch.tensor(part[:same], device=trace.input_ids.device) for part, trace in zip(text, traces)]
-    costs = [trace.scores["surprise"][at].float().cpu() for trace, at in zip(traces, places)]
-    abouts = [(trace["name"], trace["scores"]["surprise"]["about"]) for trace in drawn]
+    costs = [trace.scores["surprisal"][at].float().cpu() for trace, at in zip(traces, places)]
+    abouts = [(trace["name"], trace["scores"]["surprisal"]["about"]) for trace in drawn]
     for own, other in ((0, 1), (1, 0)):
         values = torch.full(traces[own].input_ids.shape, math.nan)
         values[places[own].cpu()] = costs[other] - costs[own]
         name = drawn[other]["name"]
         about = f"How much less the token cost than {name}, which read the same text: below zero {name} did better."
-        unlike = [f"Surprise of {name}: {words}" for name, words in abouts if words != SHOWN["surprise"].about]
+        unlike = [f"Surprisal of {name}: {words}" for name, words in abouts if words != SHOWN["surprisal"].about]
         drawn[own]["scores"]["gain"] = {
             "title": f"gain over {name}",
             "unit": "nats",

@@ -1,7 +1,7 @@
-"""A page on this machine to write with a model: its text comes token by token, and behind it what it thought.
+"""A page on this machine to prompt a model: its text is streamed, followed by its thoughts.
 
-Gradio serves the page. Nothing leaves the machine: no statistics, no share link, fonts of the system. Requests are
-answered one after the other, so that two readers never share a model's state.
+Gradio serves the page. Nothing leaves the machine: no statistics, no share link, system fonts. Requests are answered
+one after the other, so two readers never share a model's state.
 """
 
 from __future__ import annotations
@@ -17,43 +17,35 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gradio as gr
 import torch
 
-from mentalese.analyses.drawing import labels
-from mentalese.compare.charts import short_count
-from mentalese.data.layouts import Layout, Packed
 from mentalese.data.tokenizers import corpus_encoder
 from mentalese.errors import InputError
-from mentalese.models.adapter import hugging_face_model
+from mentalese.formatting import model_names, short_count
 from mentalese.models.build import context_length
-from mentalese.models.checkpoints import load_model, saved_recipe, with_fields
+from mentalese.models.checkpoints import with_fields
 from mentalese.models.contract import count_parameters
 from mentalese.models.generate_options import GenerateOptions, config_fields
-from mentalese.models.generation import generate_text, stream_text
-from mentalese.models.thinking import think, trace
-from mentalese.recipe import DataConfig
+from mentalese.models.saved import Saved
 from mentalese.registry import families
-from mentalese.viewer import payload
 from mentalese.viewer.page import page as thought_page
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from mentalese.viewer.payload import payload
 
 _MOST_TOKENS = 1000
-_TOP_K = 50  # of transformers, where a model's own settings name none
+_TOP_K = 50  # transformers' default, if the model's settings have none
 
 
 @dataclass(frozen=True)
 class Knob:
-    """One setting on the page: an option of `mentalese generate`, given to it where it is not the model's own.
+    """One setting on the page: an option of `mentalese generate`, passed if it differs from the model's own value.
 
     Attributes:
-        name: the option's; a field of the config where `field`.
-        own: what holds where it is not given.
-        start: what the page starts with.
+        name: of the option, or of a field of the config if `field`.
+        own: the value without the option.
+        start: the value that the page starts with; `None`: `own`.
         least, most, step: of its slider; without `most` a number is typed.
     """
 
@@ -68,7 +60,7 @@ class Knob:
     field: bool = False
 
     def component(self) -> gr.Slider | gr.Number:
-        """What one sets it with."""
+        """The slider or the field."""
         start = self.own if self.start is None else self.start
         precision = 0 if isinstance(self.step, int) else None
         named = {"label": self.label, "info": self.info, "precision": precision}
@@ -77,56 +69,56 @@ class Knob:
         return gr.Slider(self.least, self.most, start, step=self.step, **named)
 
 
-def sampling_knobs(model: Any, layout: Layout) -> list[Knob]:
-    """How tokens are drawn, and how many."""
-    own = hugging_face_model(model).generation_config
-    room = (context_length(model.config) or _MOST_TOKENS + 1) - 1
+def sampling_knobs(saved: Saved) -> list[Knob]:
+    """How tokens are sampled, and how many."""
+    own = saved.hugging_face.generation_config
+    room = (context_length(saved.model.config) or _MOST_TOKENS + 1) - 1
     most, default = min(room, _MOST_TOKENS), GenerateOptions.max_new_tokens
-    drawn = float(own.temperature or 1.0) if own.do_sample else 0.0
-    temperature = 0.0 if layout.questions else drawn or 0.8  # answers are to be right, texts not to repeat
+    sampled = float(own.temperature or 1.0) if own.do_sample else 0.0
+    temperature = 0.0 if saved.layout.questions else sampled or 0.8  # greedy texts repeat themselves
     return [
         Knob("max_new_tokens", "New tokens", "", default, 1, most, start=min(default, max(most // 2, 1))),
-        Knob("temperature", "Temperature", "0 takes the likeliest token", drawn, 0, 2, 0.05, temperature),
-        Knob("top_p", "Top-p", "the likeliest tokens that share so much", float(own.top_p or 1.0), 0.05, 1, 0.05),
-        Knob("top_k", "Top-k", "only so many of the likeliest", own.top_k or _TOP_K, 1),
-        Knob("seed", "Seed", "the same gives the same text", GenerateOptions.seed, 0),
+        Knob("temperature", "Temperature", "0: always the most likely token", sampled, 0, 2, 0.05, temperature),
+        Knob(
+            "top_p",
+            "Top-p",
+            "the most likely tokens with this total probability",
+            float(own.top_p or 1.0),
+            0.05,
+            1,
+            0.05,
+        ),
+        Knob("top_k", "Top-k", "only the K most likely tokens", own.top_k or _TOP_K, 1),
+        Knob("seed", "Seed", "the same seed gives the same text", GenerateOptions.seed, 0),
     ]
 
 
-def thought_knobs(model: Any, layout: Layout) -> list[Knob]:
-    """How much this model is to think, as far as it can be told when it is asked."""
-    config, found = model.config, []
-    if (own := layout.asked().get("latents")) is not None:
-        found.append(Knob("latents", "Latent thoughts", "behind the question", own, 0, max(2 * own, 12)))
-    takes = inspect.signature(hugging_face_model(model).generate).parameters
+def thought_knobs(saved: Saved) -> list[Knob]:
+    """How much the model thinks, as far as that can be set at inference."""
+    config, knobs = saved.model.config, []
+    if (own := saved.layout.asked().get("latents")) is not None:
+        knobs.append(Knob("latents", "Latent thoughts", "after the question", own, 0, max(2 * own, 12)))
+    takes = inspect.signature(saved.hugging_face.generate).parameters
     if "fast_steps" in takes and config.num_latents and config.inference != "amortised":
         steps = "gradient steps on the thoughts of a text"
-        found.append(Knob("fast_steps", "Fast steps", steps, config.fast_steps, 1, max(4 * config.fast_steps, 64)))
+        knobs.append(Knob("fast_steps", "Fast steps", steps, config.fast_steps, 1, max(4 * config.fast_steps, 64)))
     if "infer_every" in takes and config.num_latents:
-        found.append(Knob("infer_every", "Think again", "after so many new tokens; 0: never", 0, 0))
+        knobs.append(Knob("infer_every", "Think again", "after this many new tokens; 0: never", 0, 0))
     if getattr(config, "fork_layers", ()) and config.selection == "block":
-        most, kappa = max(2 * config.budget, 4), "κ / L: how many may stay at a fork"
-        found.append(Knob("budget", "Streams a token", kappa, config.budget, 1, most, 0.25, field=True))
-    return found
+        most, kappa = max(2 * config.budget, 4), "κ / L: streams kept at a fork, per token"
+        knobs.append(Knob("budget", "Streams per token", kappa, config.budget, 1, most, 0.25, field=True))
+    return knobs
 
 
 class Player:
-    """One model, and the texts that it is asked for.
+    """One model, and the texts that it is asked for."""
 
-    Args:
-        path: as the command was given it.
-        model: keeps the contract.
-        data, layout: how its prompts become tokens.
-    """
-
-    def __init__(
-        self, path: str, model: Any, tokenizer: PreTrainedTokenizerBase, data: DataConfig, layout: Layout
-    ) -> None:
-        self.path, self.model, self.tokenizer, self.data, self.layout = path, model, tokenizer, data, layout
-        self.knobs = [*thought_knobs(model, layout), *sampling_knobs(model, layout)]
+    def __init__(self, saved: Saved) -> None:
+        self.saved = saved
+        self.knobs = [*thought_knobs(saved), *sampling_knobs(saved)]
 
     def options(self, prompt: str, values: Sequence[float | None]) -> GenerateOptions:
-        """The options of `mentalese generate` that say the same as the page's settings.
+        """The options of `mentalese generate` with the page's settings.
 
         Args:
             values: of `knobs`, in order; `None`: left empty.
@@ -135,14 +127,14 @@ class Player:
         changed = [knob for knob in self.knobs if at[knob.name] != knob.own]
         given: dict[str, Any] = {knob.name: at[knob.name] for knob in changed if not knob.field}
         given["config"] = tuple(f"{knob.name}={at[knob.name]}" for knob in changed if knob.field)
-        if at["temperature"] == 0:  # nothing is drawn, so that there is nothing to restrict
+        if at["temperature"] == 0:  # nothing is sampled
             given = {name: value for name, value in given.items() if name not in ("temperature", "top_p", "top_k")}
-            given["greedy"] = bool(hugging_face_model(self.model).generation_config.do_sample)
+            given["greedy"] = bool(self.saved.hugging_face.generation_config.do_sample)
         return GenerateOptions(prompt=(prompt,), **given)
 
     def command(self, options: GenerateOptions) -> str:
-        """What to type for the same text."""
-        words = ["mentalese", "generate", self.path]
+        """The command line for the same text."""
+        words = ["mentalese", "generate", self.saved.path]
         for field in dataclasses.fields(options):
             if (value := getattr(options, field.name)) != field.default:
                 flag = f"--{field.name.replace('_', '-')}"
@@ -152,58 +144,55 @@ class Player:
         return shlex.join(words)
 
     def write(self, options: GenerateOptions, stopped: threading.Event) -> Generator[str, None, None]:
-        """The prompt and all that follows it, longer each time; a text that grows in no order comes at once.
+        """The prompt and its continuation, longer each time; text that is not written in order is yielded once.
 
         Args:
-            stopped: ends it at the next token once it is set.
+            stopped: stops the model at the next token once it is set.
 
         Raises:
             InputError: what `mentalese generate` refuses.
         """
-        model, layout = self._asked(options)
-        kwargs = options.generation() | options.inference(hugging_face_model(model).generate)
-        kwargs |= {"max_new_tokens": options.max_new_tokens, "seed": options.seed}
-        if "show_progress" in kwargs:
-            kwargs["show_progress"] = False
+        saved = self._asked(options)
 
         def stop(input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
             return torch.full((input_ids.shape[0],), stopped.is_set(), device=input_ids.device)
 
+        kwargs = options.generation() | options.inference(saved.hugging_face.generate)
+        kwargs |= {"max_new_tokens": options.max_new_tokens, "seed": options.seed, "stopping_criteria": [stop]}
+        if "show_progress" in kwargs:
+            kwargs["show_progress"] = False
         [prompt] = options.prompt
-        if not model.causal:
-            yield generate_text(model, self.tokenizer, [prompt], self.data, layout, stopping_criteria=[stop], **kwargs)[
-                0
-            ]
+        if not saved.model.causal:
+            yield saved.generate(prompt, **kwargs)[0]
             return
-        written = layout.prompt_text(prompt)
-        new = stream_text(model, self.tokenizer, prompt, self.data, layout, stopping_criteria=[stop], **kwargs)
-        with closing(new) as pieces:
+        written = saved.layout.prompt_text(prompt)
+        with closing(saved.stream(prompt, **kwargs)) as pieces:
             for piece in pieces:
                 yield (written := written + piece)
 
-    def _asked(self, options: GenerateOptions) -> tuple[Any, Layout]:
-        """The model and its layout under these options; the weights are shared."""
-        layout = self.layout.at(options.stage, options.latents)
+    def _asked(self, options: GenerateOptions) -> Saved:
+        """The model under these options; the weights are shared."""
+        saved = self.saved.at(options.stage, options.latents)
         if not options.config:
-            return self.model, layout
-        model = copy.copy(self.model)
+            return saved
+        model = copy.copy(saved.model)
         model.config = with_fields(model.config, config_fields(options.config))
-        return model, layout
+        return dataclasses.replace(saved, model=model)
 
     def thoughts(self, options: GenerateOptions, written: str) -> str:
         """The page of what the model thinks of a text that it wrote, or of a question and its own answer."""
-        model, layout = self._asked(options)
-        asked = {} if options.fast_steps is None else {"fast_steps": options.fast_steps}
-        if layout.questions:
-            question = layout.encode_prompts(options.prompt, self.tokenizer, self.data)["input_ids"][0]
-            answer = written.removeprefix(layout.prompt_text(options.prompt[0]))
-            ids = corpus_encoder(self.tokenizer).encode(answer, add_special_tokens=False).ids
-            found = trace(model, self.tokenizer, torch.cat([question, torch.tensor(ids, dtype=torch.long)]), **asked)
+        saved = self._asked(options)
+        steps = {} if options.fast_steps is None else {"fast_steps": options.fast_steps}
+        if saved.layout.questions:
+            question = saved.encode(options.prompt)["input_ids"][0]
+            answer = written.removeprefix(saved.layout.prompt_text(options.prompt[0]))
+            ids = torch.tensor(corpus_encoder(saved.tokenizer).encode(answer, add_special_tokens=False).ids)
+            trace = saved.trace(torch.cat([question, ids.to(question)]), **steps)
         else:
-            found = think(model, self.tokenizer, written, self.data, layout, **asked)
-        size = count_parameters(model)["total"]
-        title, names = "What it thought", labels([self.path])
-        return thought_page(payload([found], names=names, parameters=[size], title=title, text=written))
+            trace = saved.think(written, **steps)
+        size = count_parameters(saved.model)["total"]
+        title, names = "What the model thought", model_names([saved.path])
+        return thought_page(payload([trace], names=names, parameters=[size], title=title, text=written))
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
@@ -221,26 +210,26 @@ footer{display:none!important}
 
 
 def build(player: Player) -> gr.Blocks:
-    """The page, not yet served."""
-    stops: dict[str | None, threading.Event] = {}  # by session: a reader's own button stops no other's text
+    """The page, before it is served."""
+    stops: dict[str | None, threading.Event] = {}  # by session: a button stops only its own reader's text
 
     def begin(request: gr.Request) -> tuple[Any, ...]:
         stops.setdefault(request.session_hash, threading.Event())
         return gr.update(interactive=False), gr.update(interactive=True), _said("Waiting …")
 
     def answer(request: gr.Request, prompt: str, *values: float | None) -> Iterator[tuple[Any, ...]]:
-        stopped = stops.setdefault(request.session_hash, threading.Event())  # asked again before the end, it is anew
+        stopped = stops.setdefault(request.session_hash, threading.Event())  # asked again before the end
         options = player.options(prompt, values)
-        given, written = player.layout.prompt_text(prompt), ""
+        given, written = player.saved.layout.prompt_text(prompt), ""
         yield _text(given, given), _said("Thinking …"), "", player.command(options)
         try:
             if not stopped.is_set():
-                with closing(player.write(options, stopped)) as texts:  # a reader who leaves stops the model
+                with closing(player.write(options, stopped)) as texts:  # the model stops if the reader leaves
                     for written in texts:
                         yield _text(given, written), _said("Writing …"), gr.skip(), gr.skip()
             end = "Stopped." if stopped.is_set() else ""
             if written:
-                yield gr.skip(), _said(f"{end} Looking at its thoughts …"), gr.skip(), gr.skip()
+                yield gr.skip(), _said(f"{end} Reading its thoughts …".strip()), gr.skip(), gr.skip()
                 yield gr.skip(), _said(end), _frame(player.thoughts(options, written)), gr.skip()
             else:
                 yield gr.skip(), _said(end), gr.skip(), gr.skip()
@@ -256,15 +245,15 @@ def build(player: Player) -> gr.Blocks:
         if request.session_hash in stops:
             stops[request.session_hash].set()
 
-    with gr.Blocks(title=f"{player.path} · mentalese", analytics_enabled=False) as page:
+    with gr.Blocks(title=f"{player.saved.path} · mentalese", analytics_enabled=False) as page:
         gr.HTML(_about(player))
         with gr.Row():
             with gr.Column(scale=3):
-                prompt = gr.Textbox(label="Question" if player.layout.questions else "Prompt", lines=3)
+                prompt = gr.Textbox(label="Question" if player.saved.layout.questions else "Prompt", lines=3)
                 with gr.Row():
                     go, halt = gr.Button("Write", variant="primary"), gr.Button("Stop", interactive=False)
                 text, said = gr.HTML(_text("", "")), gr.HTML(_said(""))
-                command = gr.Textbox(label="The same on the command line", interactive=False)
+                command = gr.Textbox(label="Equivalent command", interactive=False)
             with gr.Column(scale=2, min_width=280):
                 knobs = [knob.component() for knob in player.knobs]
         frame = gr.HTML()
@@ -279,15 +268,17 @@ def build(player: Player) -> gr.Blocks:
 
 
 def _about(player: Player) -> str:
-    name = player.model.config.model_type
+    name = player.saved.model.config.model_type
     family = next((f.description for f in families().values() if name in f.classes), name)
-    parameters = short_count(count_parameters(player.model)["total"])
-    return f'<div class="about"><h1>{escape(player.path)}</h1><p>{escape(family)}; {parameters} parameters</p></div>'
+    parameters = short_count(count_parameters(player.saved.model)["total"])
+    return (
+        f'<div class="about"><h1>{escape(player.saved.path)}</h1><p>{escape(family)}; {parameters} parameters</p></div>'
+    )
 
 
 def _text(given: str, written: str) -> str:
-    """A text, of which `given` is the reader's own."""
-    own = given if written.startswith(given) else ""  # masks are filled in inside it
+    """A text; `given` is what the reader typed."""
+    own = given if written.startswith(given) else ""  # masks inside it are filled in
     new = escape(written[len(own) :])
     return f'<section class="text" aria-label="Text"><span class="given">{escape(own)}</span>{new}</section>'
 
@@ -298,7 +289,7 @@ def _said(sentence: str, *, error: bool = False) -> str:
 
 
 def _frame(page: str) -> str:
-    """A page in a frame that may run its own script and reach nothing else."""
+    """A page in a frame that may run its own script and access nothing else."""
     title = "What the model thought"
     return f'<iframe class="thoughts" title="{title}" sandbox="allow-scripts" srcdoc="{escape(page)}"></iframe>'
 
@@ -307,23 +298,23 @@ def _frame(page: str) -> str:
 
 
 def check_address(host: str, port: int) -> None:
-    """Raises `InputError` where a page cannot be served there."""
+    """Raises `InputError` if a page cannot be served there."""
     if not 1 <= port <= 65535:
-        raise InputError(f"--port is {port}: give one from 1 to 65535")
+        raise InputError(f"--port is {port}: use a port from 1 to 65535")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except PermissionError:
-            raise InputError(f"--port is {port}: only an administrator may use it, give one from 1024 up") from None
+            raise InputError(f"--port is {port}: only an administrator may use it, use a port from 1024 on") from None
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise InputError(f"--port is {port}: another program uses it, give another port") from None
-            raise InputError(f"--host is {host!r}: this machine has no such IPv4 address, leave it out") from None
+                raise InputError(f"--port is {port}: another program uses it, use another port") from None
+            raise InputError(f"--host is {host!r}: this machine has no such IPv4 address, remove it") from None
 
 
 def serve(page: gr.Blocks, host: str, port: int) -> str:
-    """Serves the page from a thread of its own until `page.close()`; returns its address."""
+    """Serves the page in a thread of its own until `page.close()`; returns its address."""
     font = [gr.themes.Font(name) for name in ("system-ui", "sans-serif")]
     mono = [gr.themes.Font(name) for name in ("ui-monospace", "monospace")]
     theme = gr.themes.Default(primary_hue="blue", neutral_hue="slate", font=font, font_mono=mono)
@@ -342,20 +333,16 @@ def serve(page: gr.Blocks, host: str, port: int) -> str:
     return str(address)
 
 
-def play(path: str, host: str, port: int, device: Any) -> None:
-    """Serves the page of a saved model until Ctrl+C.
+def play(saved: Saved, host: str, port: int) -> None:
+    """Serves the page of a model until Ctrl+C.
 
     Raises:
-        InputError: the port is taken, the host is none of this machine's, or what `load_model` refuses.
+        InputError: the port is taken, or this machine does not have the host's address.
     """
     check_address(host, port)
-    model, tokenizer = load_model(path, device)
-    recipe = saved_recipe(path)
-    data, layout = (recipe.data, recipe.layout) if recipe else (DataConfig(), Packed())
-    player = Player(path, model, tokenizer, data, layout)
-    page = build(player)
+    page = build(Player(saved))
     try:
-        print(f"{path}: open {serve(page, host, port)} in a browser; Ctrl+C ends it", flush=True)
+        print(f"{saved.path}: open {serve(page, host, port)} in a browser; Ctrl+C ends it", flush=True)
         threading.Event().wait()
     except KeyboardInterrupt:
         print()

@@ -1,73 +1,35 @@
-"""From a text to the page of what one or two saved models think of it."""
+"""From a text to the page of what one or two models think of it."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-
-from mentalese.analyses.drawing import labels
-from mentalese.data.layouts import Packed
 from mentalese.errors import InputError
-from mentalese.models.checkpoints import load_model, saved_recipe
+from mentalese.formatting import model_names
 from mentalese.models.contract import count_parameters
-from mentalese.models.thinking import think
-from mentalese.recipe import DataConfig, EvaluationConfig
+from mentalese.models.saved import Saved
+from mentalese.viewer.page import page
 from mentalese.viewer.payload import payload
 
-if TYPE_CHECKING:
-    pass
 
-
-def think_page(
-    path: str | Path,
-    text: str,
-    *,
-    against: str | Path | None = None,
-    stage: int | None = None,
-    latents: int | None = None,
-    max_new_tokens: int | None = None,
-    config: dict[str, Any] | None = None,
-    device: str | torch.device = "cpu",
-    command: str = "",
-    **options: Any,
-) -> str:
-    """The page of what a saved model thinks of a text, and another one beside it.
+def think_page(saved: Saved, text: str, *, against: Saved | None = None, command: str = "", **options: Any) -> str:
+    """The page of what a model thinks of a text, next to what another one does.
 
     Args:
-        path: the folder of a run or of a saved model, or `hub:NAME`.
-        against: another model, which is opened and asked as it is; what follows is of the first one.
-        stage, latents: at which a model of questions is asked; `None`: as it was trained last.
-        max_new_tokens: of an answer; `None`: as its recipe has it.
-        config: fields of the config that are to have other values, as far as the weights allow.
-        command: what made the page, to be shown on it.
-        options: as `think` has them.
+        against: another model, which reads the text without `options`.
+        command: the command that made the page, shown on it.
+        options: as `Saved.think` has them.
 
     Raises:
-        InputError: no such model, a text that `think` refuses, or settings of questions for a model of texts.
+        InputError: what `Saved.think` refuses; the message names the model.
     """
-    from mentalese.viewer.page import page
-
-    asked = {"stage": stage, "latents": latents, "max_new_tokens": max_new_tokens}
-    paths = [str(path)] if against is None else [str(path), str(against)]
-    opened = []
-    for number, name in enumerate(paths):
-        own = {setting: value for setting, value in asked.items() if value is not None and not number}
-        recipe = saved_recipe(name)
-        data, layout = (recipe.data, recipe.layout) if recipe else (DataConfig(), Packed())
-        if own and not layout.questions:
-            setting, value = next(iter(own.items()))
-            raise InputError(f"{setting} is {value}, and {name} reads texts: that is for models of questions")
-        model, tokenizer = load_model(name, device, fields=None if number else config)
-        tokens = own.pop("max_new_tokens", (recipe.evaluation if recipe else EvaluationConfig()).answer_tokens)
-        layout = layout.at(own.get("stage"), own.get("latents"))
-        opened.append((model, tokenizer, data, layout, tokens, {} if number else options))
-    found = []
-    for name, (model, tokenizer, data, layout, tokens, of_thoughts) in zip(paths, opened):
+    models = [saved] if against is None else [saved, against]
+    traces = []
+    for model in models:
         try:
-            found.append(think(model, tokenizer, text, data, layout, max_new_tokens=tokens, **of_thoughts))
+            traces.append(model.think(text, **(options if model is saved else {})))
         except InputError as error:
-            raise InputError(f"{name}: {error}") from error
-    sizes = [count_parameters(model)["total"] for model, *_ in opened]
-    return page(payload(found, names=labels(paths), parameters=sizes, text=text, command=command))
+            raise InputError(f"{model.path}: {error}") from error
+    sizes = [count_parameters(model.model)["total"] for model in models]
+    names = model_names([model.path for model in models])
+    return page(payload(traces, names=names, parameters=sizes, text=text, command=command))

@@ -38,7 +38,7 @@ class MTPForCausalLM(LayeredDecoder):
     config_class = MTPConfig
     about_thoughts = "States that each predict a token further ahead than the next one; they are shown where it stands."
     shown = {  # noqa: RUF012 (nothing writes to it)
-        "surprise.": Shown("surprise, {} ahead", "What the token cost when predicted so many tokens ahead.", "nats")
+        "surprisal.": Shown("surprisal, {} ahead", "What the token cost when predicted so many tokens ahead.", "nats")
     }
 
     def __init__(self, config: MTPConfig) -> None:
@@ -106,7 +106,7 @@ class MTPForCausalLM(LayeredDecoder):
         return 3 * (self.forward_flops(batch) + 2 * rows * length * each)
 
     def fill(self, traces: list[ThoughtTrace], encoded: MTPEncoded, real: Tensor) -> None:
-        """Each later head's state over the token that it predicts, and what that token cost it: `surprise.2` is in
+        """Each later head's state over the token that it predicts, and what that token cost it: `surprisal.2` is in
         nats, of the head that predicts two ahead."""
         input_ids = torch.stack([trace.input_ids for trace in traces])
         labels, length = input_ids.masked_fill(~real, IGNORED), input_ids.shape[1]
@@ -116,7 +116,7 @@ class MTPForCausalLM(LayeredDecoder):
             seen = real & nn.functional.pad(real, (ahead, 0))[:, :length]
             later = later.masked_fill(~seen, math.nan)
             for row, trace in enumerate(traces):
-                trace.scores[f"surprise.{ahead}"] = later[row]
+                trace.scores[f"surprisal.{ahead}"] = later[row]
                 columns = real[row].nonzero()[:, 0].tolist()
                 for here, there in zip(columns, columns[ahead:]):
                     trace.thoughts.append(Thought(hidden[row, here], there, there + 1, f"{ahead} ahead"))

@@ -77,12 +77,12 @@ class LTMForCausalLM(LTMGeneration):
     inner_gradients = True
     forward_options = ("z", "fast_steps")
     about_thoughts = (
-        "Vectors for each block, inferred from this text. Surprise is the cost of the text once they are known, "
+        "Vectors for each block, inferred from this text. Surprisal is the cost of the text once they are known, "
         "and the KL is the cost of the vectors."
     )
     shown = {  # noqa: RUF012 (nothing writes to it)
-        "surprise": Shown(
-            "surprise", "The token's cost given thoughts inferred from the whole text: not a likelihood.", "nats"
+        "surprisal": Shown(
+            "surprisal", "The token's cost given thoughts inferred from the whole text: not a likelihood.", "nats"
         ),
         "predicted": Shown(
             "the likeliest next token", "The most probable token, given the thoughts and the text before it."

@@ -49,8 +49,8 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         "once (selection 'block'), so that later tokens influence the choice, or token by token ('causal')."
     )
     shown = {  # noqa: RUF012 (nothing writes to it)
-        "surprise": Shown(
-            "surprise",
+        "surprisal": Shown(
+            "surprisal",
             "The token's cost: minus the log of its predicted probability; not a likelihood if later tokens influence "
             "the streams (selection 'block').",
             "nats",

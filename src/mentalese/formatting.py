@@ -1,0 +1,47 @@
+"""How numbers and models are written on figures, pages and tables."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def short_count(number: float) -> str:
+    """`1310720` -> `1.31M`: three digits and k, M, G, T, P or E."""
+    scale = 0
+    while abs(number) >= 999.5 and scale < 6:
+        number, scale = number / 1000, scale + 1
+    digits = 0 if scale == 0 and number == int(number) else max(0, 2 - int(math.log10(max(abs(number), 1))))
+    text = f"{number:.{digits}f}"
+    return (text.rstrip("0").rstrip(".") if "." in text else text) + ["", "k", "M", "G", "T", "P", "E"][scale]
+
+
+def round_numbers(low: float, high: float) -> list[float]:
+    """1, 2, 5, 10, 20, ... from `low` to `high`, both above 0: the ticks of a logarithmic axis."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [m * 10.0**p for p in powers for m in (1, 2, 5) if low <= m * 10.0**p <= high]
+
+
+def model_names(paths: Sequence[str]) -> list[str]:
+    """A name for each path: its run's recipe, or the folder if recipes are the same or unknown."""
+    names = []
+    for path in paths:
+        config = Path(path) / "config.json"
+        recipe = json.loads(config.read_text()).get("recipe") if config.is_file() else None
+        names.append(recipe["name"] if isinstance(recipe, dict) else path.removeprefix("hub:"))
+    alike = {name for name in names if names.count(name) > 1}
+    return [Path(path).name if name in alike else name for path, name in zip(paths, names)]
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """`prefix/name` without what all share: `gpt2/tiny`, `llama/tiny-wide` -> `gpt2`, `llama-wide`."""
+    halves = [name.partition("/")[::2] for name in names]
+    families, sizes = [half[0] for half in halves], [half[1] for half in halves]
+    shared = sizes[0].partition("-")[0]
+    if all(size.partition("-")[0] == shared for size in sizes):
+        short = [family + size.removeprefix(shared) for family, size in halves]
+    else:
+        short = sizes if len(set(families)) == 1 else list(names)
+    return short if len(set(short)) == len(names) else list(names)
