@@ -123,7 +123,7 @@ def test_each_ablation_changes_what_it_says_and_nothing_else() -> None:
         for name in ("name", "description", "paper"):
             del fields[name]
         changed = [name for name, value in fields.items() if value != base[name]]
-        assert set(changed) <= {"model", "layout", "phases"}, recipe.name
+        assert set(changed) <= {"model", "data", "layout", "phases"}, recipe.name
         assert changed, recipe.name
         assert recipe.baseline == "gpt2/table2-30m"
         with torch.device("meta"):
