@@ -273,7 +273,7 @@ def test_what_is_not_finite_ends_the_run_and_names_the_batch(
     [
         ({"context_length": 300}, r"evaluation.context_length is 300: the model's context is 256"),
         ({"sample_prompts": ("word " * 400,)}, r"evaluation.sample_prompts has a prompt of \d+ tokens"),
-        ({"sample_prompts": (" ",)}, r"prompts\[0\] is ' ': give some text"),
+        ({"sample_prompts": (" ",)}, r"prompts\[0\] is ' ': use a prompt with some text"),
         ({"stride": 64}, r"evaluation.stride is 64: .* \(64\)"),
     ],
 )

@@ -314,8 +314,10 @@ def test_curricula_are_compared_by_their_answers(
     recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str], match: Match | None
 ) -> None:
     """Against answers without any step, which cost fewer tokens an epoch: at equal cost there are more epochs."""
-    direct = changed(dataclasses.replace(recipe, name="sums/direct", phases=()), "data", stage=1, latents_per_step=None)
-    direct = changed(changed(direct, "data", stages=0), "train", epochs=1)
+    direct = changed(
+        dataclasses.replace(recipe, name="sums/direct", phases=()), "layout", stage=1, latents_per_step=None
+    )
+    direct = changed(changed(direct, "layout", stages=0), "train", epochs=1)
     compared = compare([recipe, direct], tmp_path / "out", match=match, show=False)
     first, second = compared["rows"]
     assert (first["runs"][0]["test"]["stage"], second["runs"][0]["test"]["stage"]) == (2, 1)

@@ -367,7 +367,7 @@ def test_what_cannot_be_drawn_is_refused(
     refused("gates", agclr, agclr, says="shows one model, and 2 were given")
     refused("gates", saved(tmp_path / "bare", recipe, "agclr", gates=[]), says="has no gates")
     refused("tokens", agclr, coconut, says="shows one model, and 2 were given")
-    refused("tokens", agclr, text=" \n", says="give some text")
+    refused("tokens", agclr, text=" \n", says="use a prompt with some text")
     refused("tokens", agclr, text="one " * 70, says="latents included, and the context is 64: shorten it")
     refused("contrast", agclr, says="needs an AGCLR model and one other, and 1 were given")
     refused("contrast", coconut, agclr, says="no concept stream")
