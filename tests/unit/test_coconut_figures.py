@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mentalese import get_recipe
 from mentalese.analyses import coconut as figures
+from mentalese.analyses.drawing import drawable_token
 from mentalese.analyses.figures import write_figure
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.data.store import Split, prepare
@@ -250,9 +251,9 @@ def test_a_thought_that_is_a_tokens_embedding_is_nearest_to_it(recipe: Recipe, t
 
 
 def test_tokens_that_the_font_cannot_show_are_told_apart_from_spaces() -> None:
-    assert figures._visible(" is\n") == "·is↵"
-    assert figures._visible("\x00字") == "��"
-    assert figures._visible("<|start-latent|>") == "<|start-lat…"
+    assert drawable_token(" is\n") == "·is↵"
+    assert drawable_token("\x00字") == "��"
+    assert drawable_token("<|start-latent|>") == "<|start-lat…"
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
