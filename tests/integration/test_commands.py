@@ -258,8 +258,8 @@ CURRICULA = {
 base: coconut/tiny
 train: {steps: 3, device: cpu}
 phases:
-  - {start: 1, data: {stage: 1}}
-  - {start: 2, data: {stage: 2}, reset_optimizer: true}
+  - {start: 1, layout: {stage: 1}}
+  - {start: 2, layout: {stage: 2}, reset_optimizer: true}
 """,
     "toml": """
 base = "thought_gestalt/tiny"
@@ -284,7 +284,7 @@ def test_a_curriculum_in_a_file_trains(
 ) -> None:
     path, out = tmp_path / f"mine.{suffix}", tmp_path / "run"
     path.write_text(CURRICULA[suffix])
-    options = small("coconut/tiny" if suffix == "yaml" else "gpt2/tiny", corpus)
+    options = small({"yaml": "coconut/tiny", "toml": "thought_gestalt/tiny"}.get(suffix, "gpt2/tiny"), corpus)
     assert mentalese("train", path, "optimizer.learning_rate=2e-3", "--out", out, *options) == 0
     assert "mine: test" in capsys.readouterr().out
     config = json.loads((out / "config.json").read_text())["recipe"]
