@@ -5,7 +5,7 @@
 All models have 6 layers of width 256, 8 heads, a vocabulary of 8,192, a window of 64 and 8 thoughts a layer; the text
 is random, 8 rows. They take turns in one process; ratios are taken turn by turn (median, minimum-maximum).
 
-speed       a training step of 256 tokens a row, 16 fast steps, over the plain form, which shares nothing between fast
+speed       a training step of 256 tokens per row, 16 fast steps, over the plain form, which shares nothing between fast
             steps and back-propagates into all weights in each; and ours with gradients of all weights, the same
             kernels. Loss and gradients are checked against the plain form's
 window      forward and backward pass of attention in a window over 1,024 tokens, in units of blocks as long as the

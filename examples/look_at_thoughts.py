@@ -1,4 +1,4 @@
-"""Looks at what a saved model thinks of a text: token by token as a table, and thought by thought.
+"""Shows what a saved model thinks of a text: token by token as a table, and thought by thought.
 
 python examples/look_at_thoughts.py MODEL [FOLDER]
 """
@@ -8,27 +8,23 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from mentalese.models.checkpoints import load_model, saved_recipe
-from mentalese.models.thinking import think
-from mentalese.models.trace import ThoughtTrace
+from mentalese import ThoughtTrace, think
 
 STORY = "Anna has a son called Paul. Paul lives in Rome."
 
 
 def main(path: Path, folder: Path) -> None:
-    model, tokenizer = load_model(path)
-    recipe = saved_recipe(path)
-    trace = think(model, tokenizer, STORY, *((recipe.data, recipe.layout) if recipe else ()))
+    trace = think(path, STORY)
 
-    table = trace.to_pandas()  # a row a token; in a notebook, `trace` on a line of its own draws the whole page
+    table = trace.to_pandas()  # one row per token; in a notebook, `trace` on a line of its own shows the page
     print(table.to_string(float_format="{:.2f}".format))
     worst = table.loc[table["surprisal"].idxmax()]
-    print(f"{worst['token']!r} was expected least: it cost {worst['surprisal']:.2f} nats")
+    print(f"{worst['token']!r} has the highest surprisal: {worst['surprisal']:.2f} nats")
     for number, thought in enumerate(trace.thoughts):
-        print(f"thought {number} stands for {''.join(trace.tokens[thought.start : thought.end])!r}")
+        print(f"thought {number} represents {''.join(trace.tokens[thought.start : thought.end])!r}")
 
     trace.save(folder)  # safetensors and JSON
-    print(f"{folder} holds the trace of {len(ThoughtTrace.load(folder).tokens)} tokens")
+    print(f"{folder} contains the trace of {len(ThoughtTrace.load(folder).tokens)} tokens")
 
 
 if __name__ == "__main__":

@@ -122,5 +122,5 @@ def test_the_examples_train_and_show_thoughts(folder: Path) -> None:
     assert "'Paul lives in Rome.': a vector of norm" in done
     done = example("look_at_thoughts.py", folder / "example", folder / "trace", folder=folder)
     assert "surprisal" in done
-    assert "thought 1 stands for '<|bos|> Paul lives in Rome.<|eos|>'" in done
-    assert f"{folder / 'trace'} holds the trace of" in done
+    assert "thought 1 represents '<|bos|> Paul lives in Rome.<|eos|>'" in done
+    assert f"{folder / 'trace'} contains the trace of" in done

@@ -150,7 +150,7 @@ def test_a_prompt_without_room_is_refused_as_the_command_line_does(player: Playe
 
 def test_what_a_reader_types_stays_text() -> None:
     nasty = '</span><img src=x onerror=alert(1)>&"'
-    for shown in (play._text(nasty, f"{nasty} and {nasty}"), play._said(nasty), play._frame(nasty)):
+    for shown in (play._text(nasty, f"{nasty} and {nasty}"), play._status(nasty), play._frame(nasty)):
         assert "<img" not in shown
         assert "&lt;img src=x onerror=alert(1)&gt;&amp;&quot;" in shown
 

@@ -287,7 +287,7 @@ def test_a_comparison_of_answers_speaks_of_accuracy_alone() -> None:
     page = Page(text)
     for expected in (
         "test accuracy, %", "51.0 ± 1.0", "73.0 ± 3.0", "+22.0", "vs family0/tiny", "n = 3", "500 questions", "greedy",
-        "Validation accuracy by training steps", "questions are asked at the stage that training is at",
+        "Validation accuracy by training steps", "validation uses the current stage of training",
     ):  # fmt: skip
         assert expected in page.text, expected
     assert "perplexity" not in page.text[page.text.index("Mentalese comparison") :].partition("command and recipe")[0]

@@ -268,11 +268,11 @@ def _draw_nearest(numbers: dict[str, Any]) -> Any:
     """Passes from left to right, the nearest token above the others."""
     streams, passes = numbers["streams"], numbers["latents"]
     titles = {"latent": "what latents read", "concept": "concept stream"}
-    found = [np.array(stream["similarity"]) for stream in streams.values()]
-    rows = found[0].shape[1]
+    similarities = [np.array(stream["similarity"]) for stream in streams.values()]
+    rows = similarities[0].shape[1]
     picture, panels = canvas(len(streams), 1, max(7.0, 1.6 + 1.05 * passes), 0.8 + len(streams) * (0.8 + 0.4 * rows))
-    scale = {"vmin": min(part.min() for part in found), "vmax": max(part.max() for part in found)}
-    for (panel,), (name, stream), similarity in zip(panels, streams.items(), found):
+    scale = {"vmin": min(part.min() for part in similarities), "vmax": max(part.max() for part in similarities)}
+    for (panel,), (name, stream), similarity in zip(panels, streams.items(), similarities):
         shown = [
             [f"{drawable_token(t)}\n{s:.2f}".replace("-", "−") for t, s in zip(*pair)]
             for pair in zip(stream["tokens"], similarity)
@@ -307,7 +307,7 @@ def _heat_map(panel: Any, values: np.ndarray, shown: Sequence[Sequence[str]], sc
     return image
 
 
-# -- where one is right and the other wrong (Table 4, Figure 4) --------------------------------------------------------
+# -- questions that only one model answers (Table 4, Figure 4) ---------------------------------------------------------
 
 
 def contrast(paths: list[str], *, source: str | None = None, documents: int = ANSWERED) -> tuple[Any, dict[str, Any]]:
@@ -343,14 +343,14 @@ def contrast(paths: list[str], *, source: str | None = None, documents: int = AN
             f"{names[0]} answers none of {len(answers[0])} questions right that {names[1]} answers wrong "
             f"(both right {counts['both']}, neither {counts['neither']}): use other models or more documents"
         )
-    found = {}
+    stored = {}
     for asked, _, thoughts in _thinking(own, splits[0], names[0]):
         similarity = _similarity(own, thoughts.concepts)  # [K, B, v]
         for row, document in enumerate(asked):
             if document in pairs:
-                found[document] = _stored(own, splits[0], document, similarity[:, row])
+                stored[document] = _stored(own, splits[0], document, similarity[:, row])
     cases = [
-        {"document": document, "expected": a.expected, "answers": [a.answer, b.answer]} | found[document]
+        {"document": document, "expected": a.expected, "answers": [a.answer, b.answer]} | stored[document]
         for document, (a, b) in pairs.items()
     ]
     numbers = {
@@ -400,11 +400,11 @@ def _draw_cases(numbers: dict[str, Any]) -> Any:
         panel.set_xticks(np.arange(len(names)) + 0.5, names, fontsize=8, parse_math=False)
         panel.set_yticks(np.arange(passes) + 0.5, [f"pass {i + 1}" for i in range(passes)])
         panel.set_xlim(0, width)
-        said = [
+        answers = [
             f"{label}: {_short(answer, WIDTH - len(label))}"
             for label, answer in zip(numbers["labels"], case["answers"])
         ]
-        panel.set_title("\n".join([_short(case["question"]), *said]), fontsize=8, parse_math=False)
+        panel.set_title("\n".join([_short(case["question"]), *answers]), fontsize=8, parse_math=False)
     picture.colorbar(image, ax=list(panels[:, 0]), fraction=0.04, pad=0.02, label="cosine with the token's embedding")
     right = numbers["right"]
     first, second = numbers["labels"]

@@ -51,11 +51,11 @@ def figures() -> dict[str, Figure]:
     """All figures by name: `curves` and `positions`, and `FAMILY/NAME` for those of the families."""
     from mentalese.registry import families, load
 
-    found = {"curves": CURVES, "positions": POSITIONS}
+    every = {"curves": CURVES, "positions": POSITIONS}
     for family in families().values():
         own = load(family.figures) if family.figures else {}
-        found |= {f"{family.name}/{name}": figure for name, figure in own.items()}
-    return found
+        every |= {f"{family.name}/{name}": figure for name, figure in own.items()}
+    return every
 
 
 def write_figure(

@@ -154,8 +154,8 @@ def reconstruction(paths: list[str]) -> tuple[Any, dict[str, Any]]:
         mean, (low, median, high) = share.mean(1), np.quantile(share, (0.25, 0.5, 0.75), axis=1)
         panel.plot(layers, mean, color=COLORS[i], marker=MARKERS[i], label=name)
         panel.fill_between(layers, low, high, color=COLORS[i], alpha=0.15, linewidth=0)
-        found = {"mean": mean, "quartiles": np.stack((low, median, high)), "each": share}
-        numbers["accuracy"][name] = {key: value.tolist() for key, value in found.items()}
+        summary = {"mean": mean, "quartiles": np.stack((low, median, high)), "each": share}
+        numbers["accuracy"][name] = {key: value.tolist() for key, value in summary.items()}
         numbers["sequences"] = share.shape[1]
     panel.set(title=f"progressive reconstruction, {label}", ylim=(0, None), xticks=layers)
     panel.set(xlabel="layers whose thoughts are kept, from the first", ylabel="tokens right")
@@ -210,7 +210,7 @@ def _draw_words(label: str, every: list[str], right: np.ndarray, tokens: np.ndar
         panel.set_axis_off()
         panel.set_title(name, fontsize=9, fontweight="bold")
         panel.set_title(share, fontsize=8, color="0.4", loc="right")
-        # One text over another, in letters of one width: colours within a line, and every word in its place.
+        # Two texts on top of each other in a monospaced font: two colours in a line, and every word in its place.
         dotted = ["·" * len(word) for word in every]
         for color, layer, shown in (("black", every, kept), ("0.65", dotted, ~kept)):
             parts = [word if show else " " * len(word) for word, show in zip(layer, shown)]
@@ -343,13 +343,13 @@ def _by_steps(saved: Saved, label: str) -> dict[str, Any]:
             counted = (scored != IGNORED).sum(1, keepdim=True).expand(-1, len(at))
             tokens.setdefault(name, []).append(counted.cpu().double())
             nats.setdefault(name, []).append(torch.stack([row[name] for row in each], dim=1).cpu().double())
-    found: dict[str, Any] = {"steps": at, "rows": sum(map(len, nats["bound"])), "interval": {}}
+    scores: dict[str, Any] = {"steps": at, "rows": sum(map(len, nats["bound"])), "interval": {}}
     for name in nats:
         total, size = torch.cat(nats[name]).numpy(), torch.cat(tokens[name]).numpy()
         interval = bootstrap_ratio(total, size)
-        found[name] = (total.sum(0) / size.sum(0)).tolist()
-        found["interval"][name] = None if interval is None else interval.tolist()
-    return found
+        scores[name] = (total.sum(0) / size.sum(0)).tolist()
+        scores["interval"][name] = None if interval is None else interval.tolist()
+    return scores
 
 
 def _row_nats(model: Any, batch: Batch, steps: int | None) -> dict[str, Tensor]:
@@ -360,9 +360,9 @@ def _row_nats(model: Any, batch: Batch, steps: int | None) -> dict[str, Tensor]:
     return {name: part.sum(1) for name, part in (parts | {"bound": sum(parts.values()), "prefix": prefix}).items()}
 
 
-def _line(panel: Any, found: dict[str, Any], name: str, trained: int, style: dict[str, Any]) -> None:
+def _line(panel: Any, scores: dict[str, Any], name: str, trained: int, style: dict[str, Any]) -> None:
     """One number by fast steps, with a ring at those of training; a horizontal line without steps."""
-    steps, values, interval = found["steps"], found[name], found["interval"][name]
+    steps, values, interval = scores["steps"], scores[name], scores["interval"][name]
     if steps == [None]:
         panel.axhline(values[0], **style | {"marker": None, "linestyle": ":" if name == "kl" else "-."})
         return

@@ -159,7 +159,7 @@ def _other(path: str, saved: Saved, label: str) -> Saved:
 
 
 def _entropy(logits: Tensor) -> Tensor:
-    """[B, L] nats of logits [B, L, v], a row at a time to spare memory."""
+    """[B, L] nats of logits [B, L, v], one row at a time to save memory."""
     import torch
 
     return torch.stack([torch.distributions.Categorical(logits=row.float()).entropy() for row in logits])

@@ -51,8 +51,8 @@ class Measure:
         return math.exp(value) if self.logarithmic else value
 
     def ticks(self, low: float, high: float) -> list[float]:
-        found = (_log_ticks if self.logarithmic else _ticks)(low / self.step, high / self.step)
-        return [tick * self.step for tick in found]
+        every = (_log_ticks if self.logarithmic else _ticks)(low / self.step, high / self.step)
+        return [tick * self.step for tick in every]
 
 
 def counted(unit: str, step: float = 1.0, *, logarithmic: bool = False) -> Measure:
@@ -368,10 +368,10 @@ def spread(places: Sequence[float], gap: float, height: float) -> list[float]:
         blocks.append([places[i] - rank * gap])
         while len(blocks) > 1 and _mean(blocks[-2]) > _mean(blocks[-1]):
             blocks[-2:] = [blocks[-2] + blocks[-1]]
-    found = [_mean(block) for block in blocks for _ in block]
+    pooled = [_mean(block) for block in blocks for _ in block]
     result = [0.0] * len(places)
     for rank, i in enumerate(order):
-        result[i] = min(max(found[rank], 0.0), height - (len(places) - 1) * gap) + rank * gap
+        result[i] = min(max(pooled[rank], 0.0), height - (len(places) - 1) * gap) + rank * gap
     return result
 
 
@@ -392,5 +392,5 @@ def _ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 def _log_ticks(low: float, high: float) -> list[float]:
     """1, 2, 5, 10, 20, ... if the range contains three of them, else evenly spaced ticks."""
-    found = round_numbers(0.95 * low, 1.05 * high)
-    return found if len(found) >= 3 else [t for t in _ticks(low, high) if t > 0]
+    ticks = round_numbers(0.95 * low, 1.05 * high)
+    return ticks if len(ticks) >= 3 else [t for t in _ticks(low, high) if t > 0]

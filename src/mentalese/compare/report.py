@@ -284,7 +284,7 @@ def _costs(rows: list[dict[str, Any]], names: list[str], matched: str | None) ->
     runs = [run for row in rows for run in row["runs"]]
     memory = max(run.get("peak_memory_bytes", 0) for run in runs)
     marks = ["*" if _label(row) else "" for row in rows] if name == "perplexity" else [""] * len(rows)
-    found: dict[str, tuple[str, Measure, list[Point]]] = {}
+    costs: dict[str, tuple[str, Measure, list[Point]]] = {}
     for key, title, measure in (
         ("flops", "training FLOPs", counted("FLOPs", logarithmic=True)),
         ("seconds", "training time", _clock(max(run["seconds"] for run in runs), logarithmic=True)),
@@ -299,17 +299,17 @@ def _costs(rows: list[dict[str, Any]], names: list[str], matched: str | None) ->
                     Point(i, names[i], statistics.fmean(x for x, _ in seeds), row[name]["mean"], seeds, marks[i])
                 )
         if points and all(_cost(run, key) > 0 for run in runs):
-            found[key] = title, measure, points
-    if not found:
+            costs[key] = title, measure, points
+    if not costs:
         return ""
-    shown = next((key for key in found if key != matched), None)  # matched FLOPs would be one column of points
+    shown = next((key for key in costs if key != matched), None)  # matched FLOPs would be one column of points
     choices = "".join(
         f'<label><input type="radio" name="cost" value="{key}"{" checked" * (key == shown)}>{title}</label>'
-        for key, (title, _, _) in found.items()
+        for key, (title, _, _) in costs.items()
     )
     charts = "".join(
         scatter(f"Test {name} by {title}", points, measure, down, best_is_low=name == "perplexity", name=key)
-        for key, (title, measure, points) in found.items()
+        for key, (title, measure, points) in costs.items()
     )
     best = "lower" if name == "perplexity" else "higher"
     note = f"Further left is cheaper, {best} is better. The grey line is the Pareto frontier."
@@ -322,12 +322,12 @@ def _costs(rows: list[dict[str, Any]], names: list[str], matched: str | None) ->
     for i, row in enumerate(rows):
         body += f'<tr class="m{i}"><th scope="row"><span class="name">{_swatch(i)}{_breakable(names[i])}</span></th>'
         body += _cell(down.show(row[name]["mean"]), row[name]["mean"])
-        for key, (_, measure, _) in found.items():
+        for key, (_, measure, _) in costs.items():
             mean = statistics.fmean(_cost(run, key) for run in row["runs"])
             body += _cell(measure.show(mean), mean)
         body += "</tr>"
     measured = ("seconds", "peak_memory_bytes")
-    units = [f"{title}, {measure.unit}" if key in measured else title for key, (title, measure, _) in found.items()]
+    units = [f"{title}, {measure.unit}" if key in measured else title for key, (title, measure, _) in costs.items()]
     table = _sortable(["model", _RESULTS[name][0], *units], body)
     return (
         f'<fieldset class="choice"><legend>Cost</legend>{choices}</fieldset>{charts}<p class="note">{note}</p>'

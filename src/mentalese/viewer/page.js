@@ -292,7 +292,7 @@ function textPanel(trace) {
     light(thoughts) {
       for (const node of lit) node.classList.remove("own", "read");
       lit.clear();
-      const give = ({ start, end }, name, weight) => {
+      const highlight = ({ start, end }, name, weight) => {
         for (let t = start; t < end; t++) {
           const before = lit.has(tokens[t]) ? +tokens[t].style.getPropertyValue("--w") : 0;
           tokens[t].style.setProperty("--w", Math.max(weight, before));
@@ -301,8 +301,8 @@ function textPanel(trace) {
         }
       };
       for (const i of thoughts) {
-        give(trace.thoughts[i], "own", 1);
-        for (const reads of Object.values(trace.reads)) for (const [j, weight] of reads[i]) if (j !== i) give(trace.thoughts[j], "read", weight);
+        highlight(trace.thoughts[i], "own", 1);
+        for (const reads of Object.values(trace.reads)) for (const [j, weight] of reads[i]) if (j !== i) highlight(trace.thoughts[j], "read", weight);
       }
     },
   };
@@ -396,7 +396,7 @@ function linksPanel(trace) {
       rows[j].lastChild.textContent = percent(weight);
     }
   }
-  const said = (i) => `${i + 1}: ${trace.reads[key][i].length
+  const described = (i) => `${i + 1}: ${trace.reads[key][i].length
     ? `reads ${trace.reads[key][i].map(([j, w]) => `${j + 1} (${percent(w)})`).join(", ")}` : "reads no other"}`;
   const list = make("ol", {
     "aria-label": "Thoughts in the order of the text",
@@ -409,7 +409,7 @@ function linksPanel(trace) {
       rows.forEach((row) => { row.tabIndex = row === event.target ? 0 : -1; });
       show(event.target.index);
       light([event.target.index]);
-      live.textContent = said(event.target.index);
+      live.textContent = described(event.target.index);
     },
     onkeydown: (event) => {
       const step = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1 }[event.key];
@@ -706,22 +706,22 @@ function readingsPanel(trace) {
     onpointerover: (event) => event.target.index !== undefined && point(event.target.index),
     onpointerleave: () => point(null),
   }, ...words);
-  const said = make("output");
+  const output = make("output");
   function show(at) {
     words.forEach((node, n) => {
       const i = own[n];
       node.textContent = shown(readings[at].tokens[i], i);
       node.className = isRight(readings[at], i) ? "right" : "";
     });
-    said.replaceChildren(make("b", {}, readings[at].title), ` · ${percent(shares[at])} of the tokens match`);
-    slider.setAttribute("aria-valuetext", said.textContent);
+    output.replaceChildren(make("b", {}, readings[at].title), ` · ${percent(shares[at])} of the tokens match`);
+    slider.setAttribute("aria-valuetext", output.textContent);
     profile.forEach((bar, n) => bar.classList.toggle("here", n === at));
   }
   const slider = make("input", { type: "range", min: 0, max: readings.length - 1, value: 0, "aria-label": "Reading", oninput: () => show(+slider.value) });
   const profile = shares.map((share) => make("i", { "--h": Math.max(0.03, share / (Math.max(...shares) || 1)).toFixed(3) }));
   show(0);
   const node = section("What the model would write", "The model's own token at each place: dark if it matches the text, faint if not.",
-    make("div.slider", {}, ...(readings.length > 1 ? [make("div", {}, make("div.profile", { "aria-hidden": "true" }, ...profile), slider)] : []), said), text,
+    make("div.slider", {}, ...(readings.length > 1 ? [make("div", {}, make("div.profile", { "aria-hidden": "true" }, ...profile), slider)] : []), output), text,
     asTable(["token", ...readings.map(({ title }) => title)], () => own.map((i) => [visible(trace.tokens[i]), ...readings.map(({ tokens }) => visible(tokens[i]))])));
   return { node, point: (token) => words.forEach((word) => word.classList.toggle("pointed", word.index === token)) };
 }
@@ -747,15 +747,15 @@ function chart(curve, others) {
   const path = (values) => values.map((value, i) => value == null ? "" : `${i && values[i - 1] != null ? "L" : "M"}${at(i).toFixed(2)} ${up(value).toFixed(2)}`).join("");
   const dots = curve.values.length > 40 ? "" : curve.values.map((value, i) => value == null ? "" : `M${at(i).toFixed(2)} ${up(value).toFixed(2)}h0`).join("");
   const hair = make("path.hair"), spot = make("path.spot");
-  const said = make("output");
+  const output = make("output");
   function show(i) {
     const value = curve.values[i];
     hair.setAttribute("d", `M${at(i)} 0V100`);
     spot.setAttribute("d", value == null ? "" : `M${at(i)} ${up(value)}h0`);
-    said.textContent = `${curve.x || "place"} ${first + i}: ${say(value, curve)}${others.map(([name, values]) => `, ${name} ${say(values[i], curve)}`).join("")}`;
-    slider.setAttribute("aria-valuetext", said.textContent);
+    output.textContent = `${curve.x || "place"} ${first + i}: ${say(value, curve)}${others.map(([name, values]) => `, ${name} ${say(values[i], curve)}`).join("")}`;
+    slider.setAttribute("aria-valuetext", output.textContent);
   }
-  const calm = () => { said.textContent = ""; hair.setAttribute("d", ""); spot.setAttribute("d", ""); };
+  const calm = () => { output.textContent = ""; hair.setAttribute("d", ""); spot.setAttribute("d", ""); };
   const slider = make("input", { type: "range", min: 0, max: length - 1, value: 0, "aria-label": curve.title,
     oninput: () => show(+slider.value), onfocus: () => show(+slider.value), onblur: calm,
     onpointermove: (event) => {
@@ -764,7 +764,7 @@ function chart(curve, others) {
       show(+slider.value);
     },
     onpointerleave: () => document.activeElement === slider || calm() });
-  return make("figure", {}, make("figcaption", {}, make("b", {}, curve.title), said),
+  return make("figure", {}, make("figcaption", {}, make("b", {}, curve.title), output),
     make("div.chart", {}, make("span.high", {}, tidy(high)), make("span.low", {}, high === low ? "" : tidy(low)),
       make("div.plot", {}, make("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", "aria-hidden": "true" }, hair,
         ...others.map(([, values]) => make("path.line.other", { d: path(values) })), make("path.line", { d: path(curve.values) }), make("path.dots", { d: dots }), spot), slider),

@@ -89,8 +89,8 @@ def _trace(trace: ThoughtTrace, name: str) -> dict[str, Any]:
             for key, values in trace.curves.items()
         },
         "readings": [
-            {"title": _shown(key, words).title, "tokens": [_text(trace, token) for token in said.tolist()]}
-            for key, said in trace.readings.items()
+            {"title": _shown(key, words).title, "tokens": [_text(trace, token) for token in reading.tolist()]}
+            for key, reading in trace.readings.items()
         ],
         "streams": {key: numbers(column) for key, column in trace.streams.items()} or None,
     }

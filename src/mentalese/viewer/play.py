@@ -203,8 +203,8 @@ footer{display:none!important}
 .about p{margin:.25rem 0 0;color:var(--body-text-color-subdued)}
 .text{min-height:7rem;font-size:1.05rem;line-height:1.65;white-space:pre-wrap;overflow-wrap:anywhere}
 .text .given{color:var(--body-text-color-subdued)}
-.said{min-height:1.5rem;margin:0;color:var(--body-text-color-subdued)}
-.said.error{color:var(--error-text-color)}
+.status{min-height:1.5rem;margin:0;color:var(--body-text-color-subdued)}
+.status.error{color:var(--error-text-color)}
 .thoughts{display:block;width:100%;height:85vh;border:0;border-top:1px solid var(--border-color-primary)}
 """
 
@@ -215,26 +215,26 @@ def build(player: Player) -> gr.Blocks:
 
     def begin(request: gr.Request) -> tuple[Any, ...]:
         stops.setdefault(request.session_hash, threading.Event())
-        return gr.update(interactive=False), gr.update(interactive=True), _said("Waiting …")
+        return gr.update(interactive=False), gr.update(interactive=True), _status("Waiting …")
 
     def answer(request: gr.Request, prompt: str, *values: float | None) -> Iterator[tuple[Any, ...]]:
         stopped = stops.setdefault(request.session_hash, threading.Event())  # asked again before the end
         options = player.options(prompt, values)
         given, written = player.saved.layout.prompt_text(prompt), ""
-        yield _text(given, given), _said("Thinking …"), "", player.command(options)
+        yield _text(given, given), _status("Thinking …"), "", player.command(options)
         try:
             if not stopped.is_set():
                 with closing(player.write(options, stopped)) as texts:  # the model stops if the reader leaves
                     for written in texts:
-                        yield _text(given, written), _said("Writing …"), gr.skip(), gr.skip()
+                        yield _text(given, written), _status("Writing …"), gr.skip(), gr.skip()
             end = "Stopped." if stopped.is_set() else ""
             if written:
-                yield gr.skip(), _said(f"{end} Reading its thoughts …".strip()), gr.skip(), gr.skip()
-                yield gr.skip(), _said(end), _frame(player.thoughts(options, written)), gr.skip()
+                yield gr.skip(), _status(f"{end} Reading its thoughts …".strip()), gr.skip(), gr.skip()
+                yield gr.skip(), _status(end), _frame(player.thoughts(options, written)), gr.skip()
             else:
-                yield gr.skip(), _said(end), gr.skip(), gr.skip()
+                yield gr.skip(), _status(end), gr.skip(), gr.skip()
         except InputError as error:
-            yield gr.skip(), _said(str(error), error=True), gr.skip(), gr.skip()
+            yield gr.skip(), _status(str(error), error=True), gr.skip(), gr.skip()
         finally:
             stops.pop(request.session_hash, None)
 
@@ -252,15 +252,15 @@ def build(player: Player) -> gr.Blocks:
                 prompt = gr.Textbox(label="Question" if player.saved.layout.questions else "Prompt", lines=3)
                 with gr.Row():
                     go, halt = gr.Button("Write", variant="primary"), gr.Button("Stop", interactive=False)
-                text, said = gr.HTML(_text("", "")), gr.HTML(_said(""))
+                text, status = gr.HTML(_text("", "")), gr.HTML(_status(""))
                 command = gr.Textbox(label="Equivalent command", interactive=False)
             with gr.Column(scale=2, min_width=280):
                 knobs = [knob.component() for knob in player.knobs]
         frame = gr.HTML()
 
         hidden: Any = {"api_visibility": "private", "show_progress": "hidden"}
-        asked = gr.on([go.click, prompt.submit], begin, outputs=[go, halt, said], queue=False, **hidden)
-        outputs = [text, said, frame, command]
+        asked = gr.on([go.click, prompt.submit], begin, outputs=[go, halt, status], queue=False, **hidden)
+        outputs = [text, status, frame, command]
         answered = asked.then(answer, [prompt, *knobs], outputs, concurrency_limit=1, **hidden)
         answered.then(end, outputs=[go, halt], queue=False, **hidden)
         halt.click(stop, queue=False, **hidden)
@@ -283,8 +283,8 @@ def _text(given: str, written: str) -> str:
     return f'<section class="text" aria-label="Text"><span class="given">{escape(own)}</span>{new}</section>'
 
 
-def _said(sentence: str, *, error: bool = False) -> str:
-    kind = 'class="said error" role="alert"' if error else 'class="said" role="status"'
+def _status(sentence: str, *, error: bool = False) -> str:
+    kind = 'class="status error" role="alert"' if error else 'class="status" role="status"'
     return f"<p {kind}>{escape(sentence)}</p>"
 
 
