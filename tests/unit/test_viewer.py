@@ -235,7 +235,7 @@ def _by_text(drawn: dict[str, Any], score: str) -> list[float | None]:
 def test_what_no_likelihood_is_compared_with_says_so(runs: dict[str, Path], other: str) -> None:
     page = inside(think_page(load(runs["gpt2"]), TEXT, against=load(runs[other])))
     about = page["traces"][0]["scores"]["gain"]["about"]
-    assert re.search(f"Surprisal of {other}/{other}: .* no likelihood", about), "it is said of which model"
+    assert re.search(f"Surprisal of {other}/{other}: .* not a likelihood", about), "it is said of which model"
 
 
 # -- files and notebooks -----------------------------------------------------------------------------------------------
