@@ -17,9 +17,9 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mentalese import Recipe, TrainConfig, recipes
+from mentalese import DataConfig, EvaluationConfig, Recipe, Saved, TrainConfig, recipes
 from mentalese.data import tokenizers
-from mentalese.data.layouts import QuestionAnswer
+from mentalese.data.layouts import Layout, Packed, QuestionAnswer
 from mentalese.data.store import Split, prepare
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model
@@ -77,6 +77,24 @@ def saved(folder: Path, recipe: Recipe, **fields: Any) -> Path:
     save_model(folder / "model", hugging_face_model(model), tokenizer, recipe=recipe.to_dict())
     (folder / "config.json").write_text(json.dumps({"recipe": recipe.to_dict()}))
     return folder
+
+
+def opened(
+    model: Any,
+    tokenizer: Any,
+    layout: Layout | None = None,
+    data: DataConfig | None = None,
+    **protocol: Any,
+) -> Saved:
+    """A model of this process as one that was loaded; `protocol`: fields of `EvaluationConfig`."""
+    return Saved(
+        path="model",
+        model=model,
+        tokenizer=tokenizer,
+        data=data or DataConfig(),
+        layout=layout or Packed(),
+        evaluation=EvaluationConfig(**protocol),
+    )
 
 
 def shrink(recipe: Recipe, corpus: Path, *, steps: int = 6, **train: object) -> Recipe:

@@ -15,7 +15,7 @@ from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Phas
 from mentalese.registry import Family, get_recipe, match_recipes, recipes, register_lazily
 
 if TYPE_CHECKING:
-    from mentalese.api import evaluate, think, train
+    from mentalese.api import answer, evaluate, think, train
     from mentalese.models.contract import LossOutput, TrainStep
     from mentalese.models.hf import LatentThoughtConfig, LatentThoughtModel, ThoughtCache
     from mentalese.models.saved import Saved, load
@@ -39,6 +39,7 @@ __all__ = [
     "ThoughtTrace",
     "TrainConfig",
     "TrainStep",
+    "answer",
     "evaluate",
     "get_recipe",
     "load",
@@ -50,6 +51,7 @@ __all__ = [
 
 
 _PLACES = {
+    "answer": "mentalese.api",
     "evaluate": "mentalese.api",
     "load": "mentalese.models.saved",
     "think": "mentalese.api",

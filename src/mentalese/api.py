@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from mentalese.errors import InputError, nearest
+from mentalese.evaluation.options import AnswerOptions, EvaluationOptions
+from mentalese.files import check_place, write_json
 from mentalese.models.saved import Saved, load
 from mentalese.models.trace import ThoughtTrace
 from mentalese.recipe import Recipe
 from mentalese.recipe_files import open_recipe
+
+T = TypeVar("T")
 
 
 def train(
@@ -38,24 +43,89 @@ def train(
 
 
 def evaluate(
-    model: str | Path | Saved, tasks: Sequence[str] = ("perplexity",), **options: Any
+    model: str | Path | Saved,
+    tasks: Sequence[str] = ("perplexity",),
+    *,
+    out: str | Path | None = None,
+    show: bool = True,
+    **options: Any,
 ) -> dict[str, dict[str, Any]]:
-    """Evaluates a model: `{task: figures}`.
+    """Scores a model on a text and on zero-shot questions: `{task: result}`, as `mentalese eval` does.
 
     Args:
         model: an opened model, or what `load` takes.
-        tasks: `perplexity`, `accuracy`, a zero-shot set (`blimp`, `hellaswag`, ..) or `hub:NAME` for any task of
-            lm-eval's, see `mentalese.evaluation.tasks.TASKS`.
-        options: see `mentalese.evaluation.tasks.evaluate_model`.
+        tasks: `perplexity`, `reversal`, a zero-shot set (`blimp`, `hellaswag`, ..) or `hub:NAME` for any task of
+            lm-eval, see `mentalese.evaluation.suite.TASKS`.
+        out: a JSON file for the results.
+        show: progress on standard error.
+        options: fields of `EvaluationOptions`: `source`, `split`, `estimators`, `joined`, `context_length`,
+            `documents`, `task_files`, `limit`, ..
 
     Raises:
-        InputError: an unknown task, or an option that none of the tasks uses.
+        InputError: an unknown task, an option that does not exist or that none of the tasks uses, or what the tasks
+            refuse.
     """
-    from mentalese.evaluation.tasks import evaluate_model
+    from mentalese.evaluation import suite
 
-    return evaluate_model(model if isinstance(model, Saved) else load(model), tasks=list(tasks), **options)
+    wanted = _options(EvaluationOptions, options | {"tasks": tuple(tasks)})
+    place = _place(out)
+    questions = suite.read_tasks(wanted)
+    results = suite.run(_opened(model), wanted, questions, show=show)
+    if place is not None:
+        write_json(place, results)
+    return results
+
+
+def answer(
+    model: str | Path | Saved, *, out: str | Path | None = None, show: bool = True, **options: Any
+) -> dict[str, Any]:
+    """Asks a model questions, as `mentalese answer` does.
+
+    Args:
+        model: an opened model, or what `load` takes. A model that was not trained on questions reads them as text.
+        out: a JSON file for the result.
+        show: progress on standard error.
+        options: fields of `AnswerOptions`: `source`, `split`, `shots`, `answer_samples`, `num_beams`, `temperature`,
+            `seed`, `answer_tokens`, `documents`, `stage`, `latents`, ..
+
+    Returns:
+        The fields of `AnswerMetrics` (`accuracy`, `exact_match`, `f1`, `questions`, `protocol`, and `pass_at_k` if
+        answers are sampled), and `split`, `source`, `detokenizer`, `data_hash` of the questions.
+
+    Raises:
+        InputError: an option that does not exist or is out of range, a source without questions, or questions that
+            leave no room for an answer in the model's context.
+    """
+    from mentalese.evaluation import answers
+
+    wanted = _options(AnswerOptions, options)
+    place = _place(out)
+    metrics = answers.run(_opened(model), wanted, show=show)
+    if place is not None:
+        write_json(place, metrics)
+    return metrics
 
 
 def think(model: str | Path | Saved, text: str, **options: Any) -> ThoughtTrace:
     """What a model thinks of a text; a notebook shows it as a page. Takes and raises what `Saved.think` does."""
-    return (model if isinstance(model, Saved) else load(model)).think(text, **options)
+    return _opened(model).think(text, **options)
+
+
+def _opened(model: str | Path | Saved) -> Saved:
+    return model if isinstance(model, Saved) else load(model)
+
+
+def _options(kind: type[T], values: dict[str, Any]) -> T:
+    """The dataclass `kind` with these values; raises `InputError` for a field that it does not have."""
+    known = getattr(kind, "__dataclass_fields__", {})
+    for name in values:
+        if name not in known:
+            raise InputError(f"{name} is {values[name]!r}: there is no such option{nearest(name, known)}")
+    return kind(**values)
+
+
+def _place(out: str | Path | None) -> Path | None:
+    """Where a result is written; raises `InputError` if it cannot be."""
+    place = None if out is None else Path(out)
+    check_place(place, "out")
+    return place

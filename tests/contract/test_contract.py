@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from mentalese import EvaluationConfig, InputError, Recipe, get_recipe
 from mentalese.data.batch import Batch
@@ -182,8 +186,7 @@ def _positions(mask: torch.Tensor) -> torch.Tensor:
 def _inferred(case: Case, inputs: Batch) -> dict[str, torch.Tensor]:
     if "z" not in getattr(case.hugging_face, "forward_options", ()) or not case.model.config.num_latents:
         return {}
-    from mentalese.families.latent_thought.inference import infer
-    from mentalese.families.latent_thought.model import prompt_batch
+    from mentalese.families.latent_thought.inference import infer, prompt_batch
 
     batch = prompt_batch(inputs["input_ids"], inputs["attention_mask"])
     return {"z": infer(case.hugging_face, batch, seed=torch.zeros(len(batch["input_ids"]), dtype=torch.long)).sample()}
@@ -224,6 +227,25 @@ def test_further_outputs_are_what_they_say_or_a_clear_error(case: Case) -> None:
     torch.testing.assert_close(states[-1], model.encode(ids).hidden)
 
 
+def test_a_call_in_training_mode_has_the_familys_own_loss(case: Case) -> None:
+    """What `transformers.Trainer` trains is what the library's own loop trains."""
+    if not isinstance(case.hugging_face, LatentThoughtModel):
+        pytest.skip("another project's model")
+    batch, model = case.batch(), case.model.train()
+    torch.manual_seed(3)
+    expected = model.training_loss(batch).loss
+    torch.manual_seed(3)
+    read = {name: batch[name] for name in ("input_ids", "attention_mask", "labels") if name in batch}
+    output = case.hugging_face(**read)
+    torch.testing.assert_close(output.loss, expected)
+    assert output.logits.shape == (*batch["input_ids"].shape, len(case.tokenizer))
+    gradients = torch.autograd.grad(expected, list(model.parameters()), allow_unused=True)
+    for gradient, other in zip(
+        gradients, torch.autograd.grad(output.loss, list(model.parameters()), allow_unused=True)
+    ):
+        torch.testing.assert_close(gradient, other)
+
+
 def test_the_loss_of_a_call_is_a_mean_whatever_else_a_trainer_passes(case: Case) -> None:
     """`transformers.Trainer` divides a loss by its micro-batches unless the model says that it has done so."""
     if not isinstance(case.hugging_face, LatentThoughtModel):
@@ -261,6 +283,39 @@ def test_a_saved_model_opens_with_the_auto_class_and_predicts_the_same(case: Cas
     torch.testing.assert_close(
         loaded(batch["input_ids"], attention_mask=batch.get("attention_mask")).logits, case.logits(batch)
     )
+
+
+def test_a_saved_model_opens_without_naming_the_package(case: Case, tmp_path: Path) -> None:
+    """In a process of its own, by `trust_remote_code=True`, where only transformers is imported."""
+    case.hugging_face.save_pretrained(tmp_path / "model")
+    ids = case.batch()["input_ids"][:1, :8]
+    torch.save(ids, tmp_path / "ids.pt")
+    code = (
+        "import sys, torch\n"
+        "from transformers import AutoModelForCausalLM\n"
+        f"model = AutoModelForCausalLM.from_pretrained({str(tmp_path / 'model')!r}, trust_remote_code=True).eval()\n"
+        f"ids = torch.load({str(tmp_path / 'ids.pt')!r}, weights_only=True)\n"
+        f"torch.save(model(ids).logits.detach(), {str(tmp_path / 'logits.pt')!r})\n"
+        f"model.save_pretrained({str(tmp_path / 'again')!r})\n"
+    )
+    environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    with torch.no_grad():
+        torch.testing.assert_close(torch.load(tmp_path / "logits.pt", weights_only=True), case.hugging_face(ids).logits)
+    names = {path.name for path in (tmp_path / "again").iterdir()}
+    assert names == {path.name for path in (tmp_path / "model").iterdir()}
+
+
+def test_a_config_keeps_what_other_tools_have_written_into_it(case: Case, tmp_path: Path) -> None:
+    case.hugging_face.config.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"another_tools_key": {"bits": 8}}))
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert type(config) is type(case.hugging_face.config)
+    assert config.another_tools_key == {"bits": 8}
+    config.save_pretrained(tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["another_tools_key"] == {"bits": 8}
 
 
 def test_a_copy_is_independent_and_equal(case: Case) -> None:

@@ -6,6 +6,7 @@ block after `<!-- not run -->` is left out: those install or write into the repo
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shlex
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from mentalese.commands.eval import Options as EvalOptions
+from mentalese.commands import COMMANDS
 from mentalese.commands.options import read
 
 ROOT = Path(__file__).parents[2]
@@ -78,13 +79,16 @@ def test_only_what_installs_is_left_out() -> None:
 
 def test_the_commands_of_evaluation_have_options_that_exist() -> None:
     """They need a model, and some of them the hub, so that they are read and not run."""
-    lines = [line for _, _, code in blocks("docs/evaluation.md") for line in code.splitlines()]
+    found = [code for _, language, code in blocks("docs/evaluation.md") if language == "bash"]
+    lines = [shlex.split(line) for code in found for line in code.splitlines()]
     assert len(lines) > 10
-    for line in lines:
-        command, task, model, *options = shlex.split(line)
-        assert (command, task, model) == ("mentalese", "eval", "MODEL")
-        names, _ = read(EvalOptions, options, "eval")
-        assert not names
+    for program, command, model, *options in lines:
+        assert (program, model) == ("mentalese", "MODEL")
+        assert command in COMMANDS
+        module = importlib.import_module(f"mentalese.commands.{command}")
+        names, _ = read(module.Options, options, command)
+        assert names == (["OTHER"] if command == "diff" else [])
+    assert {line[1] for line in lines} == {"eval", "answer", "sample", "diff"}
 
 
 def test_the_family_that_contributing_declares_is_one() -> None:

@@ -125,8 +125,8 @@ def test_eval_says_by_which_estimator_it_scored(
         (bubbles, ["--config", "selektion=causal"], "no such field; did you mean 'selection'"),
         (bubbles, ["--config", "selection=best"], "selection is 'best'"),
         (bubbles, ["--config", "fork_layers=[2, 3]"], "does not fit the weights"),
-        (bubbles, ["--config", "hidden_size=32"], "give fields that change no sizes"),
-        (bubbles, ["--tasks", "reversal", "--documents", "1"], "which only perplexity and accuracy use"),
+        (bubbles, ["--config", "hidden_size=32"], "set fields that change no sizes"),
+        (bubbles, ["--tasks", "reversal", "--documents", "1"], "documents is 1, which reversal cannot use: remove it"),
     ):
         assert mentalese("eval", model, *options) == 2
         refusal(capsys.readouterr().err, says)
@@ -154,12 +154,12 @@ def test_eval_scores_another_text_in_the_models_own_tokens(
         assert "bits_per_byte" in capsys.readouterr().out
 
 
-def test_eval_against_another_model_scores_both_on_the_same_tokens(
+def test_diff_scores_both_models_on_the_same_tokens(
     run: Path, gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, config = tmp_path / "paired.json", json.loads((run / "config.json").read_text())
     other = run if asks(config["recipe"]["name"]) else gpt2
-    assert mentalese("eval", run, "--against", other, "--out", out) == 0
+    assert mentalese("diff", run, other, "--out", out) == 0
     paired = json.loads(out.read_text())
     for name, folder in (("nll", run), ("reference_nll", other)):
         assert paired[name] == pytest.approx(json.loads((folder / "result.json").read_text())["test"]["nll"], abs=1e-5)
@@ -258,8 +258,8 @@ CURRICULA = {
 base: coconut/tiny
 train: {steps: 3, device: cpu}
 phases:
-  - {start: 1, data: {stage: 1}}
-  - {start: 2, data: {stage: 2}, reset_optimizer: true}
+  - {start: 1, layout: {stage: 1}}
+  - {start: 2, layout: {stage: 2}, reset_optimizer: true}
 """,
     "toml": """
 base = "thought_gestalt/tiny"
@@ -284,7 +284,7 @@ def test_a_curriculum_in_a_file_trains(
 ) -> None:
     path, out = tmp_path / f"mine.{suffix}", tmp_path / "run"
     path.write_text(CURRICULA[suffix])
-    options = small("coconut/tiny" if suffix == "yaml" else "gpt2/tiny", corpus)
+    options = small({"yaml": "coconut/tiny", "toml": "thought_gestalt/tiny"}.get(suffix, "gpt2/tiny"), corpus)
     assert mentalese("train", path, "optimizer.learning_rate=2e-3", "--out", out, *options) == 0
     assert "mine: test" in capsys.readouterr().out
     config = json.loads((out / "config.json").read_text())["recipe"]
@@ -306,7 +306,7 @@ def test_json_is_all_that_is_printed(
     capsys.readouterr()
     perplexity = json.loads((gpt2 / "result.json").read_text())["test"]["perplexity"]
     assert printed("eval", gpt2)["perplexity"]["perplexity"] == pytest.approx(perplexity, rel=1e-6)
-    assert printed("eval", gpt2, "--against", gpt2)["overall"]["difference"] == 0
+    assert printed("diff", gpt2, gpt2)["overall"]["difference"] == 0
     [generated] = printed("generate", gpt2, "--prompt", "She had", "--max-new-tokens", "3")
     assert generated["prompt"] == "She had"
     assert generated["text"].startswith("She had")
@@ -339,7 +339,7 @@ BAD_TRAINING = {
     "too long for the model": ("--data file:good.jsonl --layout.sequence-length 512", "512"),
     "a tracker that is not there": ("--data file:good.jsonl --train.trackers wandbb", "did you mean 'wandb'"),
     "a file as the run's folder": ("--data file:good.jsonl --out good.jsonl", "which is a file"),
-    "a folder that is no run": ("--data file:good.jsonl --out full", "holds no run"),
+    "a folder that is no run": ("--data file:good.jsonl --out full", "contains no run"),
 }
 
 
@@ -408,7 +408,7 @@ def test_a_prompt_that_cannot_work_is_refused(
 @pytest.mark.parametrize("command", ["eval {}", "generate {} --prompt hello"])
 def test_a_folder_without_a_model_is_refused(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(command.format(tmp_path / "nowhere").split()) == 2
-    refusal(capsys.readouterr().err, "holds no model")
+    refusal(capsys.readouterr().err, "contains no model")
 
 
 def test_an_unknown_task_is_refused(gpt2: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
-from mentalese import Phase, Recipe, get_recipe
+import mentalese
+from mentalese import Phase, Recipe, Saved, get_recipe
 from mentalese.data.batch import Batch
 from mentalese.data.layouts import Packed, PerDocument
 from mentalese.data.sources import open_source
 from mentalese.data.tokenizers import open_tokenizer
 from mentalese.errors import InputError
-from mentalese.evaluation.tasks import evaluate_model
 from mentalese.models.adapter import CausalLMAdapter
 from mentalese.models.checkpoints import load_model, saved_recipe
 from mentalese.models.contract import LossOutput
@@ -83,7 +83,7 @@ def test_bf16_trains_and_is_evaluated_in_float32(recipe: Recipe, finished: Path,
     assert found != losses(finished)
     assert found == pytest.approx(losses(finished), rel=1e-3)
     assert {tensor.dtype for tensor in weights(tmp_path / "run").values()} == {torch.float32}
-    evaluated = evaluate_model(str(tmp_path / "run"), tasks=["perplexity"], show=False)["perplexity"]
+    evaluated = mentalese.evaluate(tmp_path / "run", show=False)["perplexity"]
     assert {name: evaluated[name] for name in result["test"]} == result["test"]
 
 
@@ -111,7 +111,8 @@ class Script:
     def __init__(self, values: list[float]) -> None:
         self.values, self.seen = values, []  # type: tuple[list[float], list[dict[str, Tensor]]]
 
-    def __call__(self, scorer: Any, *args: Any, **kwargs: Any) -> Perplexity:
+    def perplexity(self, saved: Saved, *args: Any, **kwargs: Any) -> Perplexity:
+        scorer = saved.model
         if not isinstance(scorer, loop._Scorer):  # the test split, at the end
             return Perplexity(1.0, 1, 1, math.e, 1.0, {})
         state = scorer.step.model.model.state_dict()
@@ -133,7 +134,7 @@ def test_early_stopping_ends_the_run_and_keeps_the_best_model(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: list[float], end: int, best: int
 ) -> None:
     script = Script(values)
-    monkeypatch.setattr(loop, "perplexity", script)
+    monkeypatch.setattr(Saved, "perplexity", lambda *args, **options: script.perplexity(*args, **options))
     patience = {"early_stopping_patience": 3, "early_stopping_min_delta": 0.5}
     result = train(changed(recipe, "train", steps=8, eval_every=1, **patience), tmp_path / "run", show=False)
     assert (result["steps"], result["best_step"]) == (end, best)
@@ -199,8 +200,8 @@ def test_every_checkpoint_of_a_run_opens_as_a_model(recipe: Recipe, tmp_path: Pa
     assert any(not torch.equal(first[name], last[name]) for name in first)
     assert saved_recipe(checkpoints[0]) == saved_recipe(out)
     [validation] = [record["validation"] for record in metrics(out) if "validation" in record]
-    options: dict[str, Any] = {"split": "validation", "evaluation": recipe.evaluation, "show": False}
-    evaluated = evaluate_model(str(checkpoints[1]), tasks=["perplexity"], **options)["perplexity"]
+    opened = dataclasses.replace(mentalese.load(checkpoints[1], "cpu"), evaluation=recipe.evaluation)
+    evaluated = mentalese.evaluate(opened, split="validation", show=False)["perplexity"]
     assert evaluated["perplexity"] == pytest.approx(validation["perplexity"], rel=1e-6)
 
 
@@ -272,7 +273,7 @@ def test_what_is_not_finite_ends_the_run_and_names_the_batch(
     [
         ({"context_length": 300}, r"evaluation.context_length is 300: the model's context is 256"),
         ({"sample_prompts": ("word " * 400,)}, r"evaluation.sample_prompts has a prompt of \d+ tokens"),
-        ({"sample_prompts": (" ",)}, r"prompts\[0\] is ' ': give some text"),
+        ({"sample_prompts": (" ",)}, r"prompts\[0\] is ' ': use a prompt with some text"),
         ({"stride": 64}, r"evaluation.stride is 64: .* \(64\)"),
     ],
 )
@@ -302,7 +303,7 @@ def test_a_finished_run_on_text_that_has_changed_is_refused(recipe: Recipe, corp
     train(recipe, tmp_path / "run", show=False)
     text.write_text(text.read_text() + json.dumps({"text": "One more document."}) + "\n")
     before = contents(tmp_path / "run")
-    with pytest.raises(InputError, match=r"was trained on other text than .* holds now: give another --out"):
+    with pytest.raises(InputError, match=r"was trained on other text than .* contains now: use another --out"):
         train(recipe, tmp_path / "run", resume=True, show=False)
     assert contents(tmp_path / "run") == before
 
@@ -310,7 +311,7 @@ def test_a_finished_run_on_text_that_has_changed_is_refused(recipe: Recipe, corp
 @pytest.mark.parametrize("resume", [False, True])
 def test_the_folder_of_a_saved_model_is_not_trained_into(recipe: Recipe, finished: Path, resume: bool) -> None:
     before = contents(finished / "model")
-    with pytest.raises(InputError, match="holds a model and no run: give another folder") as error:
+    with pytest.raises(InputError, match="contains a model and no run: use another folder") as error:
         train(recipe, finished / "model", resume=resume, show=False)
     assert "\n" not in str(error.value)
     assert contents(finished / "model") == before

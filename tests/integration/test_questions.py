@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from mentalese import DataConfig, EvaluationConfig, Phase, Recipe, TrainConfig, cli
+from mentalese import DataConfig, EvaluationConfig, Phase, Recipe, TrainConfig, answer, cli
 from mentalese.compare.compare import Match, compare, print_comparison
 from mentalese.data.layouts import Layout, PerDocument, QuestionAnswer
 from mentalese.errors import InputError
-from mentalese.evaluation.answers import Answers
+from mentalese.evaluation.answers import AnswerMetrics
 from mentalese.models.checkpoints import saved_recipe
+from mentalese.models.saved import Saved
 from mentalese.models.scoring import Perplexity
 from mentalese.training import loop
 from mentalese.training.loop import train
@@ -112,8 +113,8 @@ def test_a_model_that_has_learnt_the_answer_says_it_and_stops(recipe: Recipe, tm
     assert result["test"]["accuracy"] == 1.0
     assert [s["text"] for s in result["samples"]] == [f"{s['prompt']}\n### Yes, sir" for s in result["samples"]]
     out = tmp_path / "steps.json"
-    assert mentalese("eval", tmp_path / "run", "--tasks", "accuracy", "--out", out) == 0
-    assert json.loads(out.read_text())["accuracy"]["accuracy"] == 1.0
+    assert mentalese("answer", tmp_path / "run", "--out", out) == 0
+    assert json.loads(out.read_text())["accuracy"] == 1.0
 
 
 def test_an_interrupted_curriculum_resumes_bit_for_bit(
@@ -166,17 +167,15 @@ def test_the_best_model_is_the_best_of_the_last_stage(
 ) -> None:
     asked: list[Layout] = []
 
-    def answers(
-        model: Any, tokenizer: Any, split: Any, data: Any, layout: Layout, *args: Any, **options: Any
-    ) -> Answers:
-        asked.append(layout)
-        return Answers(figures[min(len(asked), len(figures)) - 1][0], 0.0, 0.0, 8, {})
+    def answers(saved: Saved, split: Any, **options: Any) -> AnswerMetrics:
+        asked.append(saved.layout)
+        return AnswerMetrics(figures[min(len(asked), len(figures)) - 1][0], 0.0, 0.0, 8, {})
 
     def perplexity(*args: Any, **options: Any) -> Perplexity:
         return Perplexity(figures[min(len(asked), len(figures) - 1)][1], 1, 1, 9.0, 1.0, {})
 
-    monkeypatch.setattr(loop, "answers", answers)
-    monkeypatch.setattr(loop, "perplexity", perplexity)
+    monkeypatch.setattr(loop, "answer_metrics", answers)
+    monkeypatch.setattr(Saved, "perplexity", perplexity)
     result = train(changed(recipe, "train", **options), tmp_path / "run", show=False)
     assert (result["steps"], result["best_step"]) == (end, best)
     assert asked[-1].stage == (best - 1) // EPOCH, "the test split is asked as the best model was"
@@ -186,7 +185,7 @@ def test_weights_in_pieces_and_questions_without_room_are_refused_before_anythin
     recipe: Recipe, tmp_path: Path
 ) -> None:
     shared = Parallel(0, 2, 0, torch.device("cpu"))
-    with pytest.raises(InputError, match=r"train.parallel is 'fsdp': .* cannot answer questions"):
+    with pytest.raises(InputError, match=r"train.parallel is 'fsdp': FSDP cannot generate answers"):
         loop.Run(changed(recipe, "train", parallel="fsdp"), tmp_path / "run", shared, show=False)
 
     def longest(answer_tokens: int) -> int:
@@ -214,18 +213,22 @@ def run(sums: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_eval_finds_the_accuracy_that_training_found(
+def test_answer_finds_the_accuracy_that_training_found(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, result = tmp_path / "eval.json", json.loads((run / "result.json").read_text())
-    assert mentalese("eval", run, "--tasks", "accuracy,perplexity", "--out", out) == 0
+    out, result = tmp_path / "answer.json", json.loads((run / "result.json").read_text())
+    assert mentalese("answer", run, "--out", out) == 0
     found = json.loads(out.read_text())
     for name in ("accuracy", "exact_match", "f1", "questions"):
-        assert found["accuracy"][name] == result["test"][name]
-    assert found["perplexity"]["nll"] == pytest.approx(result["test"]["nll"], rel=1e-6)
-    shown = capsys.readouterr().out
-    assert f"{result['test']['f1']:,.4f}" in shown
-    assert found["accuracy"]["protocol"] | {"stage": 2, "latents": 2} == found["accuracy"]["protocol"]
+        assert found[name] == result["test"][name]
+    assert f"{result['test']['f1']:,.4f}" in capsys.readouterr().out
+    assert found["protocol"] | {"stage": 2, "latents": 2} == found["protocol"]
+    assert answer(run, show=False) == found
+    assert mentalese("eval", run, "--out", out) == 0
+    perplexity = json.loads(out.read_text())["perplexity"]
+    assert perplexity["nll"] == pytest.approx(result["test"]["nll"], rel=1e-6)
+    origin = ("split", "source", "detokenizer", "data_hash")
+    assert [perplexity[name] for name in origin] == [found[name] for name in origin]
 
 
 @pytest.mark.parametrize(
@@ -236,8 +239,8 @@ def test_the_number_of_thoughts_is_a_knob(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str, stage: int, latents: int
 ) -> None:
     out, more = tmp_path / "eval.json", options.split()
-    assert mentalese("eval", run, "--tasks", "accuracy", "--documents", "3", "--out", out, *more) == 0
-    protocol = json.loads(out.read_text())["accuracy"]["protocol"]
+    assert mentalese("answer", run, "--documents", "3", "--out", out, *more) == 0
+    protocol = json.loads(out.read_text())["protocol"]
     assert (protocol["stage"], protocol["latents"], protocol["documents"]) == (stage, latents, 3)
     capsys.readouterr()
     assert mentalese("generate", run, "--prompt", "3+4+1?", "--max-new-tokens", "4", *more) == 0
@@ -252,9 +255,9 @@ def test_another_set_of_questions_needs_nothing_to_train_on(
     rows = [{"question": f"{'1+' * 12}{i}?", "steps": ["a long step"] * 9, "answer": str(12 + i)} for i in range(4)]
     for name in ("sums_valid", "sums_test"):
         (folder / f"{name}.json").write_text(json.dumps([row | {"question": name + row["question"]} for row in rows]))
-    asked = ("eval", run, "--tasks", "accuracy", "--data", f"file:{folder}", "--out", out)
+    asked = ("answer", run, "--data", f"file:{folder}", "--out", out)
     assert mentalese(*asked, "--answer-tokens", "3") == 0
-    result = json.loads(out.read_text())["accuracy"]
+    result = json.loads(out.read_text())
     assert result["protocol"]["answer_tokens"] == 3
     assert (result["questions"], result["split"], result["source"]) == (4, "test", f"file:{folder}")
     assert mentalese(*asked, "--split", "train") == 2
@@ -264,17 +267,18 @@ def test_another_set_of_questions_needs_nothing_to_train_on(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ("--tasks reversal --latents 2", "latents is 2, which only perplexity and accuracy use: leave it out"),
-        ("--tasks accuracy --estimators exact", "which only perplexity uses"),
-        ("--tasks perplexity --answer-tokens 4", "answer_tokens is 4, which only accuracy uses"),
-        ("--tasks accuracy --latents -1", "layout.latents is -1: set 0 or more"),
-        ("--tasks accuracy --latents 50", "evaluation.answer_tokens is 6: the longest question has"),
+        ("eval --tasks reversal --latents 2", "latents is 2, which reversal cannot use: remove it"),
+        ("answer --estimators exact", "--estimators: `mentalese answer` has no such option"),
+        ("eval --tasks perplexity --answer-tokens 4", "--answer-tokens: `mentalese eval` has no such option"),
+        ("answer --latents -1", "layout.latents is -1: set 0 or more"),
+        ("answer --latents 50", "evaluation.answer_tokens is 6: the longest question has"),
     ],
 )
 def test_what_evaluation_cannot_use_is_refused(
     run: Path, capsys: pytest.CaptureFixture[str], options: str, says: str
 ) -> None:
-    assert mentalese("eval", run, *options.split()) == 2
+    command, *words = options.split()
+    assert mentalese(command, run, *words) == 2
     assert says in capsys.readouterr().err
 
 
@@ -291,13 +295,13 @@ def test_a_model_of_texts_is_asked_what_it_can_read(
     )
     train(plain, tmp_path / "run", show=False)
     out = tmp_path / "asked.json"
-    asked = ("eval", tmp_path / "run", "--tasks", "accuracy", "--answer-tokens", "4", "--documents", "3")
+    asked = ("answer", tmp_path / "run", "--answer-tokens", "4", "--documents", "3")
     assert mentalese(*asked, "--shots", "1", "--answer-samples", "2", "--seed", "1", "--out", out) == 0
-    result = json.loads(out.read_text())["accuracy"]
+    result = json.loads(out.read_text())
     assert (result["questions"], result["protocol"]["attempts"]["k"], result["protocol"]["shots"]["seed"]) == (3, 2, 1)
     assert 0 <= result["pass_at_k"] <= 1
     assert mentalese(*asked, "--data", "builtin:stdlib") == 2
-    assert "tasks contains 'accuracy': builtin:stdlib contains texts" in capsys.readouterr().err
+    assert "the source builtin:stdlib contains texts and no questions" in capsys.readouterr().err
     assert mentalese("generate", tmp_path / "run", "--prompt", "3", "--latents", "2") == 2
     assert "latents is 2: the layout 'per_document' has no latents; remove it" in capsys.readouterr().err
 
@@ -310,8 +314,10 @@ def test_curricula_are_compared_by_their_answers(
     recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str], match: Match | None
 ) -> None:
     """Against answers without any step, which cost fewer tokens an epoch: at equal cost there are more epochs."""
-    direct = changed(dataclasses.replace(recipe, name="sums/direct", phases=()), "data", stage=1, latents_per_step=None)
-    direct = changed(changed(direct, "data", stages=0), "train", epochs=1)
+    direct = changed(
+        dataclasses.replace(recipe, name="sums/direct", phases=()), "layout", stage=1, latents_per_step=None
+    )
+    direct = changed(changed(direct, "layout", stages=0), "train", epochs=1)
     compared = compare([recipe, direct], tmp_path / "out", match=match, show=False)
     first, second = compared["rows"]
     assert (first["runs"][0]["test"]["stage"], second["runs"][0]["test"]["stage"]) == (2, 1)

@@ -17,9 +17,11 @@ from mentalese.data.layouts import Layout, Packed, QuestionAnswer, SentenceStrea
 from mentalese.data.store import TokenStore, prepare
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
-from mentalese.evaluation.answers import Answers, Asking, answered, answers, final_answer, free_answer
+from mentalese.evaluation.answers import AnswerMetrics, answer_metrics, answer_records, final_answer, free_answer
+from mentalese.evaluation.options import AnswerOptions
 from mentalese.models.adapter import CausalLMAdapter
 from mentalese.recipe import DataConfig, EvaluationConfig
+from support import opened
 
 SETTINGS = EvaluationConfig(metric="accuracy", answer_tokens=24, batch_size=4)
 
@@ -72,14 +74,14 @@ class Scripted(nn.Module):
 
 def ask(
     prepared: tuple[TokenStore, Any, QuestionAnswer], said: list[str], *, count: int | None = None, **fields: Any
-) -> tuple[Answers, Scripted]:
+) -> tuple[AnswerMetrics, Scripted]:
     store, tokenizer, layout = prepared
-    asking = fields.pop("asking", Asking())
+    options = fields.pop("options", AnswerOptions())
     context, settings = fields.pop("context", None), dataclasses.replace(SETTINGS, max_documents=count or len(said))
     model, layout = Scripted(said, tokenizer, context), dataclasses.replace(layout, **fields)
     train = store.splits["train"]
-    read = (tokenizer, train, DataConfig(), layout, settings)
-    return answers(model, *read, asking=asking, examples=train), model
+    saved = opened(model, tokenizer, layout, **vars(settings))
+    return answer_metrics(saved, train, options, examples=train), model
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,7 @@ def test_each_question_is_asked_at_the_stage_and_told_from_the_others(
     count = len(store.splits["validation"].document_bytes)
     model = Scripted([f"### {i}" for i in range(count)], tokenizer)
     special = special_token_ids(tokenizer)
-    given = answered(model, tokenizer, store.splits["validation"], DataConfig(), layout, SETTINGS)
+    given = answer_records(opened(model, tokenizer, layout, **vars(SETTINGS)), store.splits["validation"])
     assert [each.document for each in given] == list(range(count))
     assert all(each.expected.startswith("The ") and "," not in each.expected for each in given)
     for each in given:
@@ -130,9 +132,8 @@ def test_each_question_is_asked_at_the_stage_and_told_from_the_others(
         assert question == tokenizer.decode(store.splits["validation"].tokens[slice(*_segment(store, int(first)))])
         assert row.count(special["latent_token_id"]) == 2
         assert last - first == 3
-    result = answers(
-        Scripted(["no"] * count, tokenizer), tokenizer, store.splits["validation"], DataConfig(), layout, SETTINGS
-    )
+    model = Scripted(["no"] * count, tokenizer)
+    result = answer_metrics(opened(model, tokenizer, layout, **vars(SETTINGS)), store.splits["validation"])
     assert result.protocol == {
         "decoding": "greedy", "answer": "the text after the last #, without commas", "stage": 2, "latents": 2,
         "answer_tokens": 24, "documents": count,
@@ -150,7 +151,8 @@ def test_answers_do_not_depend_on_the_batch_size(prepared: tuple[TokenStore, Any
 
     def texts(batch_size: int) -> list[str]:
         settings = dataclasses.replace(SETTINGS, batch_size=batch_size, max_documents=10)
-        return [a.text for a in answered(model, tokenizer, store.splits["train"], DataConfig(), layout, settings)]
+        saved = opened(model, tokenizer, layout, **vars(settings))
+        return [record.text for record in answer_records(saved, store.splits["train"])]
 
     alone = texts(1)
     assert len(set(alone)) == 10
@@ -164,14 +166,14 @@ def test_a_question_without_room_for_its_answer_is_refused_before_any_is_asked(
     store, tokenizer, layout = prepared
     [longest] = (max(map(len, ask(prepared, ["no"] * 20)[1].asked)),)
     settings = dataclasses.replace(SETTINGS, max_documents=20)
-    for context, remedy in ((longest + 23, "give at most 23"), (longest, "leave out the longest questions")):
+    for context, remedy in ((longest + 23, "set at most 23"), (longest, "remove the longest questions")):
         model = Scripted([], tokenizer, context)
         says = f"evaluation.answer_tokens is 24: the longest question has {longest} tokens and the model's context is"
         with pytest.raises(InputError, match=f"{says} {context}, {remedy}"):
-            answers(model, tokenizer, store.splits["train"], DataConfig(), layout, settings)
+            answer_metrics(opened(model, tokenizer, layout, **vars(settings)), store.splits["train"])
         assert not model.asked
     model = Scripted(["no"] * 20, tokenizer, longest + 24)
-    answers(model, tokenizer, store.splits["train"], DataConfig(), layout, settings)
+    answer_metrics(opened(model, tokenizer, layout, **vars(settings)), store.splits["train"])
 
 
 # -- several attempts, and examples ------------------------------------------------------------------------------------
@@ -189,7 +191,7 @@ def right(prepared: tuple[TokenStore, Any, QuestionAnswer], count: int) -> list[
 def test_a_question_is_passed_where_any_attempt_is_right(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:
     first, second, third = right(prepared, 3)
     said = ["no", "no", third, "no", second, "no", first, "no", "no"]  # greedily, then drawn twice
-    result, model = ask(prepared, said, count=3, asking=Asking(answer_samples=2, temperature=0.7, seed=5))
+    result, model = ask(prepared, said, count=3, options=AnswerOptions(answer_samples=2, temperature=0.7, seed=5))
     assert (result.accuracy, result.pass_at_k) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
     assert result.protocol["attempts"] == {
         "k": 2, "decoding": "sampled", "temperature": 0.7, "seed": 5, "batch_size": 4
@@ -199,7 +201,7 @@ def test_a_question_is_passed_where_any_attempt_is_right(prepared: tuple[TokenSt
     assert model.options[1].items() >= drawn.items()
 
     beams = ["no", "no", "no", "no", first, "no", "no", "no", "no"]
-    result, model = ask(prepared, beams, count=3, asking=Asking(num_beams=2))
+    result, model = ask(prepared, beams, count=3, options=AnswerOptions(num_beams=2))
     assert (result.accuracy, result.pass_at_k) == (0, pytest.approx(1 / 3))
     assert result.protocol["attempts"] == {"k": 2, "decoding": "beams"}
     assert model.options[1]["num_return_sequences"] == 2
@@ -215,8 +217,8 @@ def test_drawn_answers_follow_from_the_seed(prepared: tuple[TokenStore, Any, Que
 
     def drawn(seed: int) -> list[tuple[str, ...]]:
         settings = dataclasses.replace(SETTINGS, max_documents=6)
-        asking = Asking(answer_samples=2, seed=seed)
-        given = answered(model, tokenizer, store.splits["train"], DataConfig(), layout, settings, asking=asking)
+        saved = opened(model, tokenizer, layout, **vars(settings))
+        given = answer_records(saved, store.splits["train"], AnswerOptions(answer_samples=2, seed=seed))
         return [each.attempts for each in given]
 
     assert drawn(1) == drawn(1) != drawn(2)
@@ -227,7 +229,7 @@ def test_shots_are_other_records_before_the_question(prepared: tuple[TokenStore,
     store, tokenizer, _ = prepared
     split = store.splits["train"]
     _, plain = ask(prepared, ["no"] * 8)
-    result, model = ask(prepared, ["no"] * 8, asking=Asking(shots=2, seed=3))
+    result, model = ask(prepared, ["no"] * 8, options=AnswerOptions(shots=2, seed=3))
     assert result.protocol["shots"] == {"records": 2, "seed": 3}
     records = [tokenizer.decode(split.tokens[a : b - 1]) for a, b in zip(split.documents, split.documents[1:])]
     texts = [tokenizer.decode(row) for row in model.asked]
@@ -238,23 +240,21 @@ def test_shots_are_other_records_before_the_question(prepared: tuple[TokenStore,
         assert len(shots) == 2
         assert set(shots) <= set(records)
         assert not any(shot.startswith(question) for shot in shots)
-    assert [model.asked for _, model in (ask(prepared, ["no"] * 8, asking=Asking(shots=2, seed=3)),)] == [model.asked]
-    assert ask(prepared, ["no"] * 8, asking=Asking(shots=2, seed=4))[1].asked != model.asked
+    assert ask(prepared, ["no"] * 8, options=AnswerOptions(shots=2, seed=3))[1].asked == model.asked
+    assert ask(prepared, ["no"] * 8, options=AnswerOptions(shots=2, seed=4))[1].asked != model.asked
 
 
 def test_shots_leave_room_for_question_and_answer(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:
-    _, plain = ask(prepared, ["no"] * 8, asking=Asking(shots=2))
+    _, plain = ask(prepared, ["no"] * 8, options=AnswerOptions(shots=2))
     free = max(map(len, plain.asked))
-    _, model = ask(prepared, ["no"] * 8, asking=Asking(shots=2), context=free + 14)
+    _, model = ask(prepared, ["no"] * 8, options=AnswerOptions(shots=2), context=free + 14)
     assert max(map(len, model.asked)) + SETTINGS.answer_tokens <= free + 14
     with pytest.raises(InputError, match=r"shots is 9: only \d+ of \d+ training records are so short"):
-        ask(prepared, ["no"] * 8, asking=Asking(shots=9), context=free + 14)
+        ask(prepared, ["no"] * 8, options=AnswerOptions(shots=9), context=free + 14)
     store, tokenizer, layout = prepared
+    saved = opened(Scripted([], tokenizer), tokenizer, layout, **vars(SETTINGS))
     with pytest.raises(InputError, match="shots is 1: the source has no train split"):
-        answered(
-            Scripted([], tokenizer), tokenizer, store.splits["test"], DataConfig(), layout, SETTINGS,
-            asking=Asking(shots=1),
-        )  # fmt: skip
+        answer_records(saved, store.splits["test"], AnswerOptions(shots=1))
 
 
 @pytest.mark.parametrize("layout", [Packed(), SentenceStreams()])
@@ -265,7 +265,7 @@ def test_a_model_of_texts_reads_a_question_as_it_reads_texts(
     special = special_token_ids(tokenizer)
     settings = dataclasses.replace(SETTINGS, max_documents=2)
     model = Scripted(["So #### 7\nmore\n\n### 8", "it is 3, or 4"], tokenizer)
-    given = answers(model, tokenizer, store.splits["train"], DataConfig(), layout, settings)
+    given = answer_metrics(opened(model, tokenizer, layout, **vars(settings)), store.splits["train"])
     assert given.protocol["answer"].startswith("what follows the first #s")
     assert "stage" not in given.protocol
     start = special["eos_token_id" if layout.plain else "sentence_start_token_id"]
@@ -293,16 +293,16 @@ def test_an_answer_in_free_text_is_what_stands_where_an_answer_would(text: str, 
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"shots": -1}, "shots is -1: give at least 0"),
-        ({"answer_samples": 0}, "answer_samples is 0: give at least 1"),
-        ({"num_beams": 1}, "num_beams is 1: give at least 2"),
-        ({"num_beams": 2, "answer_samples": 2}, "answer_samples is 2 and num_beams is 2: give one of them"),
-        ({"temperature": 0}, "temperature is 0: give a positive number"),
+        ({"shots": -1}, "shots is -1: set at least 0"),
+        ({"answer_samples": 0}, "answer_samples is 0: set at least 1"),
+        ({"num_beams": 1}, "num_beams is 1: set at least 2"),
+        ({"num_beams": 2, "answer_samples": 2}, "answer_samples is 2 and num_beams is 2: set one of them"),
+        ({"temperature": 0}, "temperature is 0: set a positive number"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says):
-        Asking(**fields)
+        AnswerOptions(**fields)
 
 
 def test_only_records_are_asked() -> None:

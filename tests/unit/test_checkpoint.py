@@ -126,7 +126,7 @@ def test_the_newest_are_kept_and_any_of_them_can_be_loaded(tmp_path: Path) -> No
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000010"]
     assert checkpoints.latest() == 10
     assert checkpoints.load(*new(), step=3) == {"tokens": 72}
-    with pytest.raises(InputError, match=r"no checkpoint of step 2: give one of \[3, 10\]"):
+    with pytest.raises(InputError, match=r"no checkpoint of step 2: use one of \[3, 10\]"):
         checkpoints.load(*new(), step=2)
 
 
@@ -141,7 +141,7 @@ def test_a_step_that_is_saved_again_replaces_its_checkpoint(tmp_path: Path) -> N
 def test_without_a_checkpoint_nothing_is_loaded(tmp_path: Path) -> None:
     checkpoints = Checkpointer(tmp_path / "checkpoints", ALONE, 1)
     assert checkpoints.latest() is None
-    with pytest.raises(InputError, match="holds no checkpoint: start without --resume"):
+    with pytest.raises(InputError, match="contains no checkpoint: start without --resume"):
         checkpoints.load(*new())
 
 

@@ -230,7 +230,7 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
         ("figure thought_gestalt/gates results/run --out a.svg", "contains no metrics.jsonl"),
         ("figure thought_gestalt/memory results/run --out a.svg", "needs a text"),
         ("figure thought_gestalt/memory results/run --out a.svg --file no-such-file", "no such file"),
-        ("figure thought_gestalt/memory results/run --out a.svg --text b", "holds no model"),
+        ("figure thought_gestalt/memory results/run --out a.svg --text b", "contains no model"),
         ("bench no_such_family", "no family is called"),
         ("data", "prepare"),
         ("data prepare builtin:stdlib", "--out"),

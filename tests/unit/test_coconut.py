@@ -334,11 +334,11 @@ def test_scores_are_the_same_whatever_else_is_in_the_batch() -> None:
     [
         (
             {"backbone": {"model_type": "bert"}},
-            r"coconut.backbone.model_type is 'bert': it is no decoder alone",
+            r"coconut.backbone.model_type is 'bert': it is not only a decoder",
         ),
         (
             {"backbone": {"model_type": "thoughtbubbles"}},
-            "give the type of a transformers|give a decoder of transformers",
+            "use the type of a transformers|use a decoder of transformers",
         ),
         ({"backbone": {"n_embd": 8}}, r"coconut.backbone.model_type is None"),
         (

@@ -20,7 +20,7 @@ from mentalese.data.layouts import QuestionAnswer
 from mentalese.data.store import Split, prepare
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
-from mentalese.evaluation.answers import answered
+from mentalese.evaluation.answers import answer_records
 from mentalese.families.coconut import plain as reference
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model
@@ -261,8 +261,8 @@ def test_tokens_that_the_font_cannot_show_are_told_apart_from_spaces() -> None:
 
 def ask(run: Path, split: str, source: str | None = None, latents: int | None = None) -> list[Any]:
     """What a model answers to each question of a split."""
-    asked = load(run).on(source).at(latents=latents)
-    return answered(asked.model, asked.tokenizer, asked.split(split), asked.data, asked.layout, asked.evaluation)
+    saved = load(run, "cpu").on(source)
+    return answer_records(saved.at(latents=latents), saved.split(split))
 
 
 def answers_of(folder: Path, source: str, split: str, said: dict[int, Any]) -> str:

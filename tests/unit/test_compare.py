@@ -275,7 +275,7 @@ def test_another_run_in_the_folder_is_found_before_training(tmp_path: Path) -> N
     compare([recipe("a/x"), recipe("b/x")], tmp_path, show=False, train=FakeTrainer(SCORES))
     trainer = FakeTrainer(SCORES)
     changed = recipe("b/x", phases=(Phase(model={"dropout": 0.1}),))
-    with pytest.raises(InputError, match=r"holds another run \(phases was .* give another --out"):
+    with pytest.raises(InputError, match=r"contains another run \(phases was .* use another --out"):
         compare([recipe("c/x"), changed], tmp_path, show=False, train=trainer)
     assert trainer.trained == []
 

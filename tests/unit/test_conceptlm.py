@@ -355,7 +355,7 @@ def test_few_codes_of_few_different_inputs_are_no_collapse() -> None:
     [
         (
             {"backbone": {"model_type": "bloom"}},
-            r"'bloom', whose layers are not known: give one of gpt2, gpt_neox, llama",
+            r"'bloom', whose layers are not known: use one of gpt2, gpt_neox, llama",
         ),
         ({"backbone": {"model_type": "gpt2", "n_embed": 8}}, r"backbone.n_embed: gpt2 has no such field.*n_embd"),
         ({"backbone": {"model_type": "mistral"}}, r"conceptlm.backbone.sliding_window is 4096"),
@@ -399,7 +399,7 @@ def test_what_a_pass_cannot_read_is_refused() -> None:
     cache = model(ids, use_cache=True).past_key_values
     with pytest.raises(InputError, match="output_thoughts is True with a cache in use"):
         model(ids, past_key_values=cache, output_thoughts=True)
-    with pytest.raises(InputError, match="attention_mask has 3 columns: give 11"):
+    with pytest.raises(InputError, match="attention_mask has 3 columns: pass 11"):
         model(ids, attention_mask=torch.ones(1, 3))
 
 

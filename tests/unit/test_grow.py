@@ -138,7 +138,7 @@ def test_a_base_that_reads_the_same_weights_otherwise_is_refused(field: str, tok
     grow(str(tmp_path / "base"), "conceptlm", tmp_path / "grown")
     model, marked = load_model(tmp_path / "grown")
     said = "k_proj.weight" if field == "num_key_value_heads" else field
-    with pytest.raises(InputError, match=f"made from another base: .*{said} is .* there and .* here; give"):
+    with pytest.raises(InputError, match=f"made from another base: .*{said} is .* there and .* here; (use|set)"):
         start_from(model, marked, str(tmp_path / "other"))
 
 
@@ -177,7 +177,7 @@ def test_the_command_grows_a_checkpoint_that_opens(base: Path, tmp_path: Path, c
 @pytest.mark.parametrize(
     ("family", "fields", "says"),
     [
-        ("gpt2", {}, "family is 'gpt2': give one that grows on a trained model"),
+        ("gpt2", {}, "family is 'gpt2': use one that grows on a trained model"),
         ("coconut", {"mood": 1}, "model.mood: coconut has no such field"),
         ("coconut", {"mode": "cot"}, "coconut.mode is 'cot'"),
     ],
@@ -190,5 +190,5 @@ def test_what_cannot_grow_says_why_and_leaves_nothing_behind(
     assert not (tmp_path / "out").exists()
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("")
-    with pytest.raises(InputError, match="holds something: give another folder"):
+    with pytest.raises(InputError, match="which is not empty: use another folder"):
         grow(str(base), "coconut", tmp_path / "out")

@@ -22,7 +22,7 @@ from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
 from mentalese.families import latent_thought
 from mentalese.families.latent_thought.config import LTMConfig
-from mentalese.families.latent_thought.inference import fit, infer, schedule
+from mentalese.families.latent_thought.inference import FastLearning, fit, infer, schedule
 from mentalese.families.latent_thought.model import LTMForCausalLM
 from mentalese.families.latent_thought.plain import (
     amortised_loss_reference,
@@ -382,7 +382,7 @@ def test_an_encoder_takes_no_steps() -> None:
     assert infer(made, data).elbo.shape == (0, 2)
     assert infer(made, data, inference="variational").elbo.shape == (4, 2), "Algorithm 1 knows its decoder too"
     for setting in ({"fast_steps": 3}, {"fast_learning_rate": 0.1}):
-        with pytest.raises(InputError, match=r"is (3|0.1): an encoder takes no steps, so leave it out"):
+        with pytest.raises(InputError, match=r"is (3|0.1): an encoder takes no steps, so remove it"):
             infer(made, data, **setting)
     with pytest.raises(InputError, match="inference is 'amortised': this model has variational, langevin"):
         infer(model(), data, inference="amortised")
@@ -391,7 +391,7 @@ def test_an_encoder_takes_no_steps() -> None:
 def test_a_phase_anneals_the_divergence_of_a_vae_alone() -> None:
     made, data = model(**VAE), batch(text())
     for weight in (-0.1, float("nan")):
-        with pytest.raises(InputError, match=f"phases.model.kl_weight is {weight}: give a number of 0 or more"):
+        with pytest.raises(InputError, match=f"phases.model.kl_weight is {weight}: set a number of 0 or more"):
             made.training_loss(data, kl_weight=weight)
     with pytest.raises(InputError, match=r"phases.model.fast_learning_rate: .* no such training setting"):
         made.training_loss(data, fast_learning_rate=0.1)
@@ -744,25 +744,25 @@ def test_a_token_costs_two_thirds_of_what_the_paper_counts(size: str, gigaflops:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"num_latents": 7}, r"ltm.num_latents is 7: every layer has as many, so give a multiple .* \(3\)"),
-        ({"num_latents": -3}, "ltm.num_latents is -3: give 0 or more"),
-        ({"num_latents": 66}, "ltm.num_latents is 66: give at most max_position_embeddings"),
-        ({"window_size": 65}, r"ltm.window_size is 65: give at most max_position_embeddings \(64\)"),
-        ({"window_size": 0}, "ltm.window_size is 0: give 1 or more"),
-        ({"fast_steps": 0}, "ltm.fast_steps is 0: give 1 or more"),
-        ({"fast_learning_rate": -1.0}, "ltm.fast_learning_rate is -1.0: give a positive number"),
-        ({"langevin_step_size": float("nan")}, "ltm.langevin_step_size is nan: give a positive number"),
-        ({"encoder_layers": 0}, "ltm.encoder_layers is 0: give 1 or more"),
+        ({"num_latents": 7}, r"ltm.num_latents is 7: all layers have equally many, so set a multiple .* \(3\)"),
+        ({"num_latents": -3}, "ltm.num_latents is -3: set 0 or more"),
+        ({"num_latents": 66}, "ltm.num_latents is 66: set at most max_position_embeddings"),
+        ({"window_size": 65}, r"ltm.window_size is 65: set at most max_position_embeddings \(64\)"),
+        ({"window_size": 0}, "ltm.window_size is 0: set 1 or more"),
+        ({"fast_steps": 0}, "ltm.fast_steps is 0: set 1 or more"),
+        ({"fast_learning_rate": -1.0}, "ltm.fast_learning_rate is -1.0: set a positive number"),
+        ({"langevin_step_size": float("nan")}, "ltm.langevin_step_size is nan: set a positive number"),
+        ({"encoder_layers": 0}, "ltm.encoder_layers is 0: set 1 or more"),
         (VAE | {"num_latents": 0}, "ltm.num_latents is 0: an encoder needs thoughts to infer"),
-        (VAE | {"slow_grad": "accumulate"}, "is 'accumulate': an encoder infers in no steps, so give 'final'"),
-        (VAE | {"tolerance": 0.1}, "ltm.tolerance is 0.1: an encoder infers in no steps, so give None"),
-        ({"tolerance": -0.1}, "ltm.tolerance is -0.1: give nats a target"),
-        ({"inference": "vae"}, "ltm.inference is 'vae': give variational or langevin or amortised"),
-        ({"fast_schedule": "step"}, "ltm.fast_schedule is 'step': give constant or linear or cosine"),
-        ({"fast_optimizer": "sgd"}, "ltm.fast_optimizer is 'sgd': give adam or adamw"),
-        ({"noise": "none"}, "ltm.noise is 'none': give resampled or fixed"),
-        ({"slow_grad": "all"}, "ltm.slow_grad is 'all': give final or accumulate"),
-        ({"intermediate_size": 0}, "ltm.intermediate_size is 0: give 1 or more, or None"),
+        (VAE | {"slow_grad": "accumulate"}, "is 'accumulate': an encoder infers without steps, so set 'final'"),
+        (VAE | {"tolerance": 0.1}, "ltm.tolerance is 0.1: an encoder infers without steps, so set None"),
+        ({"tolerance": -0.1}, "ltm.tolerance is -0.1: set nats per target"),
+        ({"inference": "vae"}, "ltm.inference is 'vae': set variational or langevin or amortised"),
+        ({"fast_schedule": "step"}, "ltm.fast_schedule is 'step': set constant or linear or cosine"),
+        ({"fast_optimizer": "sgd"}, "ltm.fast_optimizer is 'sgd': set adam or adamw"),
+        ({"noise": "none"}, "ltm.noise is 'none': set resampled or fixed"),
+        ({"slow_grad": "all"}, "ltm.slow_grad is 'all': set final or accumulate"),
+        ({"intermediate_size": 0}, "ltm.intermediate_size is 0: set 1 or more, or None"),
         ({"hidden_size": 6}, "ltm.num_attention_heads is 2: rotary positions need heads of even width"),
     ],
 )
@@ -773,19 +773,19 @@ def test_settings_that_cannot_be_are_refused(fields: dict[str, Any], message: st
 
 def test_arguments_that_cannot_be_are_refused() -> None:
     made, ids = model(), text()
-    with pytest.raises(InputError, match=r"z has the shape \[2, 5, 16\]: give \[2, 6, 16\]"):
+    with pytest.raises(InputError, match=r"z has the shape \[2, 5, 16\]: pass \[2, 6, 16\]"):
         made(ids, z=torch.zeros(2, 5, 16))
-    with pytest.raises(InputError, match=r"z has the shape \[1, 6, 16\]: give \[2, 6, 16\]"):
+    with pytest.raises(InputError, match=r"z has the shape \[1, 6, 16\]: pass \[2, 6, 16\]"):
         made.generate(ids, z=torch.zeros(1, 6, 16), max_new_tokens=2)
     with pytest.raises(InputError, match="this model has no thoughts"):
         model(num_latents=0)(ids, z=torch.zeros(2, 6, 16))
     with pytest.raises(InputError, match="num_latents is 0: this model has no thoughts to infer"):
         infer(model(num_latents=0), batch(ids))
-    with pytest.raises(InputError, match="fast_steps is 0: give 1 or more"):
+    with pytest.raises(InputError, match="fast_steps is 0: set 1 or more"):
         infer(made, batch(ids), fast_steps=0)
     for rate in (0.0, -1.0, float("nan"), float("inf")):
         for call in (infer, LTMForCausalLM.training_loss):
-            with pytest.raises(InputError, match=f"fast_learning_rate is {rate}: give a positive number"):
+            with pytest.raises(InputError, match=f"fast_learning_rate is {rate}: set a positive number"):
                 call(made, batch(ids), fast_learning_rate=rate)
     with pytest.raises(InputError, match=r"fast_learning_rate is 0.1: langevin has langevin_step_size"):
         infer(made, batch(ids), inference="langevin", fast_learning_rate=0.1)
@@ -793,19 +793,19 @@ def test_arguments_that_cannot_be_are_refused() -> None:
         infer(made, batch(ids), inference="vae")
     with pytest.raises(InputError, match=r"attention_mask\[1\] is 0 throughout"):
         made(ids, attention_mask=torch.tensor([[1] * 40, [0] * 40]))
-    with pytest.raises(InputError, match="attention_mask has 3 columns: give 40"):
+    with pytest.raises(InputError, match="attention_mask has 3 columns: pass 40"):
         made(ids, attention_mask=torch.ones(2, 3))
     with pytest.raises(InputError, match="pass input_ids alone"):
         made(inputs_embeds=torch.zeros(2, 3, 16))
     with pytest.raises(InputError, match="inputs is None"):
         made.generate()
-    with pytest.raises(InputError, match="infer_every is 0: give 1 or more tokens, or None"):
+    with pytest.raises(InputError, match="infer_every is 0: set 1 or more tokens, or None"):
         made.generate(ids, infer_every=0)
     with pytest.raises(InputError, match="fast_steps is 2: an encoder takes no steps"):
         model(**VAE).generate(ids, fast_steps=2)
     with pytest.raises(InputError, match="infer_every is 2, and num_latents is 0: nothing is to be inferred"):
         model(num_latents=0).generate(ids, infer_every=2)
-    with pytest.raises(InputError, match="fast_steps is 2, and z is given: nothing is to be inferred"):
+    with pytest.raises(InputError, match="fast_steps is 2, and z is set: nothing is to be inferred"):
         made.generate(ids, z=torch.zeros(2, 6, 16), fast_steps=2)
     kept = made.generate(ids, max_new_tokens=2, do_sample=False, pad_token_id=0, return_dict_in_generate=True)
     with pytest.raises(InputError, match="posterior_seed is 1, and the cache has its thoughts"):
@@ -863,8 +863,9 @@ def test_every_recipe_is_a_model_that_can_be() -> None:
 
 def test_weights_and_streams_get_gradients_of_the_fast_steps_alone() -> None:
     made, ids = model(), text()
-    x, reading = made.read(ids)
-    posterior, gradients = fit(made, x, reading, ids[:, 1:], seed=3, weights=list(made.parameters()))
+    x, packed = made.read(ids)
+    weights = list(made.parameters())
+    posterior, gradients = fit(made, x, packed, ids[:, 1:], FastLearning.of(made), seed=3, weights=weights)
     expected = learn_reference(made, ids, seed=3)
     torch.testing.assert_close(posterior.mu, expected.mu, **CLOSE)
     names = [name for name, _ in made.named_parameters()]

@@ -13,13 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mentalese import Family, InputError, Recipe, TrainConfig, get_recipe, registry
+from mentalese import Family, InputError, Recipe, TrainConfig, evaluate, get_recipe, registry
 from mentalese.data import layouts
 from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Marked, Packed, PerDocument, QuestionAnswer, RowLayout, SentenceStreams
 from mentalese.data.rows import Rows, document_windows
 from mentalese.data.store import Split
-from mentalese.evaluation.tasks import evaluate_model
 from mentalese.models.checkpoints import load_model, saved_recipe
 from mentalese.models.generation import generate_text
 from mentalese.training.loop import train
@@ -143,7 +142,7 @@ def test_a_familys_own_layout_trains_evaluates_and_generates(corpus: Path, tmp_p
     result = train(recipe, tmp_path / "run", show=False)
     assert result["test"]["protocol"]["context"] == "one sentence"
     assert saved_recipe(tmp_path / "run") == recipe
-    evaluated = evaluate_model(str(tmp_path / "run"), tasks=["perplexity"], show=False)["perplexity"]
+    evaluated = evaluate(tmp_path / "run", show=False)["perplexity"]
     assert evaluated["nll"] == pytest.approx(result["test"]["nll"])
     model, tokenizer = load_model(tmp_path / "run")
     prompt = recipe.layout.encode_prompts(["She had"], tokenizer, recipe.data)

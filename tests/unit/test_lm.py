@@ -26,14 +26,14 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from mentalese import cli, get_recipe
+from mentalese import cli, evaluate, get_recipe, load
 from mentalese.data.batch import Batch
 from mentalese.data.layouts import Layout, Marked, Packed, QuestionAnswer, SentenceStreams
 from mentalese.data.store import Split
 from mentalese.data.tokenizers import add_markers, special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluation.harness import MentaleseLM
-from mentalese.evaluation.tasks import evaluate_model
+from mentalese.evaluation.options import HubOptions, TaskOptions
 from mentalese.evaluation.zero_shot import SETS, hub_task, read_hub_task, read_questions, zero_shot
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model
@@ -42,6 +42,7 @@ from mentalese.models.generation import generate_text
 from mentalese.models.scoring import perplexity
 from mentalese.nn.loss import IGNORED
 from mentalese.recipe import DataConfig, EvaluationConfig
+from support import opened
 
 FAMILIES = ["gpt2/tiny", "thought_gestalt/tiny"]
 PAIRS = [
@@ -64,10 +65,17 @@ def build(recipe: str, tokenizer: PreTrainedTokenizerFast) -> tuple[Any, DataCon
     return build_model(model, tokenizer, seed=0).eval(), found.data, found.layout
 
 
+def reader(
+    model: Any, tokenizer: Any, data: DataConfig | None = None, layout: Layout | None = None, **options: Any
+) -> MentaleseLM:
+    length = options.pop("max_length", None)
+    return MentaleseLM(opened(model, tokenizer, layout, data, **options), max_length=length)
+
+
 @pytest.fixture(params=FAMILIES)
 def lm(request: pytest.FixtureRequest, tokenizer: PreTrainedTokenizerFast) -> MentaleseLM:
     model, *read = build(request.param, tokenizer)
-    return MentaleseLM(model, tokenizer, *read, batch_size=2)
+    return reader(model, tokenizer, *read, batch_size=2)
 
 
 class Bigram(nn.Module, Contract):
@@ -75,7 +83,7 @@ class Bigram(nn.Module, Contract):
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, longest: int = 1000) -> None:
         super().__init__()
-        self.config = SimpleNamespace(max_position_embeddings=longest)
+        self.config, self.device = SimpleNamespace(max_position_embeddings=longest), torch.device("cpu")
         self.table = torch.randn(len(tokenizer), len(tokenizer), generator=torch.Generator().manual_seed(0))
         said = tokenizer.convert_tokens_to_ids([chr(i) for i in range(97, 123)])
         self.table[:, [i for i in range(len(tokenizer)) if i not in said]] -= 9
@@ -102,7 +110,7 @@ class Bigram(nn.Module, Contract):
 
 def test_a_plain_models_score_is_the_log_softmax_of_its_own_logits(tokenizer: PreTrainedTokenizerFast) -> None:
     model, *read = build("gpt2/tiny", tokenizer)
-    found = MentaleseLM(model, tokenizer, *read, batch_size=3).loglikelihood([request(*pair) for pair in PAIRS])
+    found = reader(model, tokenizer, *read, batch_size=3).loglikelihood([request(*pair) for pair in PAIRS])
     for (context, continuation), (log_likelihood, greedy) in zip(PAIRS, found):
         ids = torch.tensor([[model.config.eos_token_id, *tokenizer(context + continuation)["input_ids"]]])
         scores = hugging_face_model(model)(ids).logits[0, :-1].detach().log_softmax(-1)
@@ -122,7 +130,7 @@ def test_a_model_of_sentences_reads_context_and_continuation_between_markers(
     labels = torch.full_like(ids, IGNORED)
     labels[0, -len(rows[2]) :] = ids[0, -len(rows[2]) :]
     expected = model.token_nll({"input_ids": ids, "labels": labels}).sum()
-    (score,) = MentaleseLM(model, tokenizer, *read).score([PAIRS[0]])
+    (score,) = reader(model, tokenizer, *read).score([PAIRS[0]])
     assert (score.nll, score.tokens) == (pytest.approx(float(expected), rel=1e-5), len(" was Paul."))
 
 
@@ -154,7 +162,7 @@ def test_greedy_means_that_every_token_of_the_continuation_is_the_likeliest(toke
     likeliest = model.greedy(tokenizer, "One", 6)
     worse = ["#" + likeliest[1:], likeliest[:3] + "#" + likeliest[4:], likeliest[:5] + "#"]
     pairs = [("One", likeliest), *(("One", text) for text in worse)]
-    found = MentaleseLM(model, tokenizer, batch_size=4).loglikelihood([request(*pair) for pair in pairs])
+    found = reader(model, tokenizer, batch_size=4).loglikelihood([request(*pair) for pair in pairs])
     assert [greedy for _, greedy in found] == [True, False, False, False]
     assert found[0][0] > max(log_likelihood for log_likelihood, _ in found[1:])
 
@@ -164,16 +172,16 @@ def test_a_token_that_spans_context_and_continuation_is_scored() -> None:
     backend = Tokenizer(models.BPE(vocabulary | {"ab": 256}, [("a", "b")]))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     tokenizer = add_markers(PreTrainedTokenizerFast(tokenizer_object=backend))
-    lm = MentaleseLM(Bigram(tokenizer), tokenizer)
+    lm = reader(Bigram(tokenizer), tokenizer)
     assert [score.tokens for score in lm.score([("xa", "b"), ("x", "ab"), ("xab", "é"), ("é", "ab")])] == [1, 1, 2, 1]
 
 
 def test_texts_above_the_context_are_scored_in_windows_each_token_once(tokenizer: PreTrainedTokenizerFast) -> None:
     text = "the quick brown fox jumps over the lazy dog"
     pairs = [(text[:cut], text[cut:]) for cut in (0, 3, 20, 41)]
-    whole = MentaleseLM(Bigram(tokenizer), tokenizer).score(pairs, greedy=True)
+    whole = reader(Bigram(tokenizer), tokenizer).score(pairs, greedy=True)
     for longest in (2, 7, 16, len(text)):
-        found = MentaleseLM(Bigram(tokenizer, longest), tokenizer).score(pairs, greedy=True)
+        found = reader(Bigram(tokenizer, longest), tokenizer).score(pairs, greedy=True)
         for one, other in zip(found, whole):
             assert one == (pytest.approx(other.nll, rel=1e-5), other.tokens, other.greedy)
 
@@ -195,7 +203,7 @@ def test_a_rolling_score_of_a_long_text_is_that_of_lm_evals_windows(
     for context, said in map(make_disjoint_window, get_rolling_token_windows(ids, beginning, 31, 1)):
         scores = hugging_face_model(model)(torch.tensor([context + said])).logits[0].detach().log_softmax(-1)
         expected += float(scores[len(context) - 1 : -1].gather(1, torch.tensor(said)[:, None]).sum())
-    lm = MentaleseLM(model, tokenizer, *read, max_length=32)
+    lm = reader(model, tokenizer, *read, max_length=32)
     assert lm.loglikelihood_rolling([request(text)]) == [pytest.approx(expected, rel=1e-5)]
     windows = lm.score([("", text)])[0].nll
     assert (windows == pytest.approx(-expected, rel=1e-6)) == (length <= 32)
@@ -207,7 +215,7 @@ def test_generation_goes_on_until_the_first_stop(lm: MentaleseLM) -> None:
     others = [i for i in range(len(lm.tokenizer)) if i not in letters]
     contexts = ["She had a son.", "The river"]
     chosen = {"do_sample": False, "suppress_tokens": others}
-    texts = generate_text(lm.model, lm.tokenizer, contexts, lm.data, lm.layout, max_new_tokens=8, **chosen)
+    texts = generate_text(lm.model, lm.tokenizer, contexts, lm.saved.data, lm.layout, max_new_tokens=8, **chosen)
     free = [text[len(context) :] for context, text in zip(contexts, texts)]
     assert [len(text) for text in free] == [8, 8]
     options = {"max_gen_toks": 8, "temperature": 0.0, **chosen}
@@ -221,13 +229,13 @@ def test_generation_goes_on_until_the_first_stop(lm: MentaleseLM) -> None:
 def test_the_protocol_says_how_the_model_scores_and_what_it_reads(tokenizer: PreTrainedTokenizerFast) -> None:
     model = Bigram(tokenizer, 50)
     model.estimators = ("block", "prefix-dynamic")
-    protocol = MentaleseLM(model, tokenizer).protocol()
+    protocol = reader(model, tokenizer).protocol()
     assert protocol["estimator"] == "block"
     assert protocol["text"] == "after the beginning-of-text token; windows of at most 50 tokens"
-    assert MentaleseLM(model, tokenizer, max_length=20).protocol()["text"].endswith("of at most 20 tokens")
-    marked = MentaleseLM(model, tokenizer, layout=Marked()).protocol()["text"]
+    assert reader(model, tokenizer, max_length=20).protocol()["text"].endswith("of at most 20 tokens")
+    marked = reader(model, tokenizer, layout=Marked()).protocol()["text"]
     assert marked == "sentences between markers; windows of at most 50 tokens"
-    sentences = MentaleseLM(model, tokenizer, layout=SentenceStreams()).protocol()["text"]
+    sentences = reader(model, tokenizer, layout=SentenceStreams()).protocol()["text"]
     assert sentences.endswith("memory of earlier sentences; whole texts")
 
 
@@ -235,12 +243,12 @@ def test_what_is_not_finite_is_reported_with_its_text(tokenizer: PreTrainedToken
     model = Bigram(tokenizer)
     model.table.fill_(math.nan)
     with pytest.raises(FloatingPointError, match="of 'One two' is nan"):
-        MentaleseLM(model, tokenizer).score([("One", " two")])
+        reader(model, tokenizer).score([("One", " two")])
 
 
 def test_a_model_of_records_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(InputError, match=r"layout is 'qa'"):
-        MentaleseLM(Bigram(tokenizer), tokenizer, layout=QuestionAnswer())
+        reader(Bigram(tokenizer), tokenizer, layout=QuestionAnswer())
 
 
 # -- questions -----------------------------------------------------------------------------------------------------
@@ -309,8 +317,8 @@ def test_the_three_rankings_of_choices_are_what_they_say(tokenizer: PreTrainedTo
     xxxxxx 8.2, 1.37, 13.2/12. So each ranking has another winner."""
     rows = [{"query": "aaaaa", "choices": ["zz", "yyy", "xxxxxx"], "gold": gold} for gold in (0, 0, 0, 2, 2, 1)]
     write(tmp_path / "arc_easy.jsonl", rows)
-    lm = MentaleseLM(Priced(tokenizer, z=1.5, y=1.1, x=1.2), tokenizer)
-    found = zero_shot(lm, read_questions("arc_easy", tmp_path))
+    lm = reader(Priced(tokenizer, z=1.5, y=1.1, x=1.2), tokenizer)
+    found = zero_shot(lm, read_questions("arc_easy", TaskOptions(task_files=tmp_path)))
     for name, share in (("acc", 3 / 6), ("acc_norm", 2 / 6), ("acc_perplexity", 1 / 6)):
         assert found[name] == pytest.approx(share), name
         assert found[f"{name}_stderr"] == pytest.approx(math.sqrt(share * (1 - share) / 5)), name
@@ -320,8 +328,8 @@ def test_the_three_rankings_of_choices_are_what_they_say(tokenizer: PreTrainedTo
 def test_perplexity_reads_the_bare_premise_of_piqa(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     """After its dear goal alone the longer solution is cheaper a token, after lm-eval's whole prompt the shorter is."""
     write(tmp_path / "piqa.jsonl", [{"goal": "qqqq", "sol1": "z", "sol2": "zzz", "label": 0}])
-    lm = MentaleseLM(Priced(tokenizer, q=9.0, z=3.0), tokenizer)
-    found = zero_shot(lm, read_questions("piqa", tmp_path))
+    lm = reader(Priced(tokenizer, q=9.0, z=3.0), tokenizer)
+    found = zero_shot(lm, read_questions("piqa", TaskOptions(task_files=tmp_path)))
     assert (found["acc"], found["acc_perplexity"], found["acc_stderr"]) == (1.0, 0.0, None)
 
 
@@ -336,7 +344,9 @@ def test_winogrande_scores_what_follows_the_options(tokenizer: PreTrainedTokeniz
 
     model = Listener(tokenizer, S=0.5)
     model.heard = []
-    found = zero_shot(MentaleseLM(model, tokenizer, batch_size=1), read_questions("winogrande", folder))
+    found = zero_shot(
+        reader(model, tokenizer, batch_size=1), read_questions("winogrande", TaskOptions(task_files=folder))
+    )
     asked = {(context.rpartition("|>")[2], continuation) for context, continuation in model.heard}
     assert asked == {
         *((f"Sue met Ann as {name}", " was late.") for name in ("Sue", "Ann")),
@@ -352,8 +362,8 @@ def test_lambada_asks_for_the_final_word(tokenizer: PreTrainedTokenizerFast, tmp
     write(tmp_path / "lambada_test.jsonl", [{"text": f"He said {word}"}, {"text": "One two three"}])
     # The space before the word is a token to be guessed as well: here one that is always the likeliest after a "d".
     model.table[tokenizer.convert_tokens_to_ids("d"), tokenizer.convert_tokens_to_ids("Ġ")] = 20.0
-    lm = MentaleseLM(model, tokenizer)
-    found = zero_shot(lm, read_questions("lambada_openai", tmp_path))
+    lm = reader(model, tokenizer)
+    found = zero_shot(lm, read_questions("lambada_openai", TaskOptions(task_files=tmp_path)))
     scores = lm.score([("He said", f" {word}"), ("One two", " three")])
     nll = [score.nll for score in scores]
     assert (found["acc"], found["items"]) == (0.5, 2)
@@ -363,8 +373,8 @@ def test_lambada_asks_for_the_final_word(tokenizer: PreTrainedTokenizerFast, tmp
 
 def test_blimp_is_the_mean_over_its_files(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     write(folder / "blimp" / "part_1.jsonl", [{"sentence_good": a, "sentence_bad": b} for a, b in ("xy", "yx")])
-    questions = read_questions("blimp", folder)
-    found = zero_shot(MentaleseLM(Priced(tokenizer, x=0.5, y=0.25), tokenizer), questions)
+    questions = read_questions("blimp", TaskOptions(task_files=folder))
+    found = zero_shot(reader(Priced(tokenizer, x=0.5, y=0.25), tokenizer), questions)
     # `x` is shorter than `yyyyyy` but dearer a token; `cats run.` is shorter than `cats runs.` at the same price.
     parts = found["subsets"]
     assert (parts["part_0"]["acc"], parts["part_0"]["acc_perplexity"]) == (1.0, 0.0)
@@ -444,9 +454,9 @@ def test_a_local_set_asks_and_counts_as_lm_evals_own_task(
     from_hub(monkeypatch, rows, name.split("_")[0])
 
     model = Bigram(tokenizer)
-    local, own = (Asked(model, tokenizer, max_length=40) for _ in range(2))
-    found = zero_shot(local, read_questions(name, tmp_path))
-    expected = hub_task(own, read_hub_task(name))
+    local, own = (Asked(opened(model, tokenizer), max_length=40) for _ in range(2))
+    found = zero_shot(local, read_questions(name, TaskOptions(task_files=tmp_path)))
+    expected = hub_task(own, read_hub_task(name, HubOptions()))
     chosen = set(own.pairs)
     assert len(chosen) > 1
     assert chosen == {pair for pair in local.pairs if pair in chosen or pair[0]}
@@ -464,20 +474,20 @@ def test_a_hub_task_is_asked_by_its_own_name(
     problems = [{"question": "Ann is _ .", "answer": "A", "options": ["in", "out", "up", "on"]}]
     rows = [{"article": "Ann ran.", "problems": str(problems)}] * 3
     from_hub(monkeypatch, rows, "race")
-    lm = Asked(Bigram(tokenizer), tokenizer)
-    found = hub_task(lm, read_hub_task("race", limit=2))
+    lm = Asked(opened(Bigram(tokenizer), tokenizer))
+    found = hub_task(lm, read_hub_task("race", HubOptions(limit=2)))
     assert ("Article: Ann ran.\n\nAnn is _ .", " up") in lm.pairs
     assert found["items"] == found["protocol"]["limit"] == 2
     assert found["acc"] in (0.0, 1.0)
     with pytest.raises(InputError, match="lm-eval has no task 'rase'; did you mean 'race'"):
-        read_hub_task("rase")
+        read_hub_task("rase", HubOptions())
 
     def incomplete(*_: Any) -> None:
         raise ModuleNotFoundError("No module named 'evaluate'", name="evaluate")
 
     monkeypatch.setattr(ConfigurableTask, "process_results", incomplete)
     with pytest.raises(InputError, match="task 'hub:race' needs evaluate: pip install evaluate"):
-        hub_task(lm, read_hub_task("race"))
+        hub_task(lm, read_hub_task("race", HubOptions()))
 
 
 def test_a_group_of_hub_tasks_has_its_mean_and_its_parts_a_tag_the_parts(
@@ -491,15 +501,15 @@ def test_a_group_of_hub_tasks_has_its_mean_and_its_parts_a_tag_the_parts(
     for name, config in (("first", task | first), ("second", task | second), ("whole", group)):
         (tmp_path / f"{name}.yaml").write_text(json.dumps(config))  # JSON is YAML
     from_hub(monkeypatch, PUBLISHED["piqa"], tmp_path)
-    lm = MentaleseLM(Bigram(tokenizer), tokenizer)
-    found = hub_task(lm, read_hub_task("whole"))
+    lm = reader(Bigram(tokenizer), tokenizer)
+    found = hub_task(lm, read_hub_task("whole", HubOptions()))
     parts = found["subsets"]
     assert list(parts) == ["first", "second"]
     assert parts["first"]["acc"] in (1 / 3, 2 / 3)
     assert parts["second"]["acc"] in (0.0, 1.0)
     assert found["acc"] == pytest.approx((parts["first"]["acc"] + parts["second"]["acc"]) / 2)
     assert (found["items"], parts["first"]["items"]) == (6, 3)
-    tag = hub_task(lm, read_hub_task("both"))
+    tag = hub_task(lm, read_hub_task("both", HubOptions()))
     assert {name: tag[name] for name in parts} == parts
     assert "acc" not in tag
 
@@ -511,8 +521,8 @@ def test_questions_that_the_hub_does_not_give_end_in_a_sentence(monkeypatch: pyt
         raise ConnectionError("Couldn't reach 'EleutherAI/race' on the Hub\nat all")
 
     monkeypatch.setattr(ConfigurableTask, "download", offline)
-    with pytest.raises(InputError, match=r"'hub:race': lm-eval cannot have its questions \(Couldn't reach .* Hub\)$"):
-        read_hub_task("race")
+    with pytest.raises(InputError, match=r"'hub:race': lm-eval cannot fetch its questions \(Couldn't reach .* Hub\)$"):
+        read_hub_task("race", HubOptions())
 
 
 @pytest.mark.parametrize("recipe", ["gpt2/tiny", "conceptlm/tiny"])
@@ -528,13 +538,13 @@ def test_zero_shot_figures_are_those_of_one_question_at_a_time(
         for _ in range(20)
     ]
     write(folder / "hellaswag_val.jsonl", rows)
-    alone, together = (MentaleseLM(model, tokenizer, *read, max_length=64, batch_size=size) for size in (1, 32))
+    alone, together = (reader(model, tokenizer, *read, max_length=64, batch_size=size) for size in (1, 32))
     pairs = [(row["ctx"], f" {ending}") for row in rows for ending in row["endings"]]
     scores = [[score.nll for score in lm.score(pairs)] for lm in (alone, together)]
     np.testing.assert_allclose(scores[0], scores[1], rtol=0, atol=1e-4)
     assert np.std(scores[0]) > 1
     for name in ("hellaswag", "lambada_openai", "winogrande", "wikitext"):
-        found = [zero_shot(lm, read_questions(name, folder)) for lm in (alone, together)]
+        found = [zero_shot(lm, read_questions(name, TaskOptions(task_files=folder))) for lm in (alone, together)]
         assert found[0].keys() == found[1].keys()
         for figure, value in found[0].items():
             exact = figure.startswith("acc") or not isinstance(value, float)
@@ -552,7 +562,9 @@ def test_a_word_perplexity_of_wikitext_is_the_perplexity_of_its_running_text_in_
     lengths = [len(tokenizer(wikitext_detokenizer({"page": page}))["input_ids"]) for page in ARTICLES]
     pages = [page.replace(" = ", f" = {'x' * (-n % 31)}", 1) for page, n in zip(ARTICLES, lengths)]
     (folder / "wikitext-103" / "test.txt").write_text("".join(pages))
-    found = zero_shot(MentaleseLM(model, tokenizer, *read, max_length=32), read_questions("wikitext", folder))
+    found = zero_shot(
+        reader(model, tokenizer, *read, max_length=32), read_questions("wikitext", TaskOptions(task_files=folder))
+    )
     texts = [wikitext_detokenizer({"page": page}) for page in pages]
     assert "2.5 miles, met" in texts[0]
     end = special_token_ids(tokenizer)["eos_token_id"]
@@ -612,13 +624,8 @@ def test_every_set_is_asked_of_a_saved_model(saved: Path, folder: Path, capsys: 
 
 
 def test_a_saved_models_answers_are_those_of_its_scores(saved: Path, folder: Path) -> None:
-    from mentalese.models.checkpoints import load_model, saved_recipe
-
-    found = evaluate_model(str(saved), tasks=["hellaswag"], task_files=folder, show=False)["hellaswag"]
-    recipe = saved_recipe(saved)
-    lm = MentaleseLM(
-        *load_model(saved), *((recipe.data, recipe.layout) if recipe else ()), max_length=32 if recipe else None
-    )
+    found = evaluate(saved, ["hellaswag"], task_files=folder, show=False)["hellaswag"]
+    lm = MentaleseLM(load(saved, "cpu"))
     context, endings = ROWS["hellaswag_val"][0]["ctx"], ROWS["hellaswag_val"][0]["endings"]
     sums = [score.nll for score in lm.score([(context, " " + ending) for ending in endings])]
     whole = [score.nll / score.tokens for score in lm.score([("", f"{context} {ending}") for ending in endings])]
@@ -633,30 +640,30 @@ def test_a_saved_models_answers_are_those_of_its_scores(saved: Path, folder: Pat
 def test_files_that_are_missing_or_wrong_are_named(folder: Path) -> None:
     with pytest.raises(
         InputError,
-        match=r"'piqa' reads its questions from a folder: give it with --task-files FOLDER, or ask for hub:piqa",
+        match=r"'piqa' reads its questions from a folder: set --task-files FOLDER, or use hub:piqa",
     ):
-        read_questions("piqa", None)
+        read_questions("piqa", TaskOptions())
     with pytest.raises(
         InputError, match=r"'piqa' needs one file piqa\*.jsonl or piqa\*.jsonl.gz in .*there are 0 \(none\)"
     ):
-        read_questions("piqa", folder / "blimp")
-    with pytest.raises(InputError, match="limit is 0: give at least 1"):
-        read_questions("piqa", folder, 0)
+        read_questions("piqa", TaskOptions(task_files=folder / "blimp"))
+    with pytest.raises(InputError, match="limit is 0: set at least 1"):
+        read_questions("piqa", TaskOptions(task_files=folder, limit=0))
     write(folder / "piqa_train.jsonl", ROWS["piqa_validation"])
     with pytest.raises(InputError, match=r"there are 2 \(piqa_train.jsonl, piqa_validation.jsonl\)"):
-        read_questions("piqa", folder)
+        read_questions("piqa", TaskOptions(task_files=folder))
     (folder / "blimp" / "part_3.jsonl").unlink()
     with pytest.raises(InputError, match=r"'blimp' needs 67 files .* there are 66 \(part_0.jsonl, .*, \.\.\.\)"):
-        read_questions("blimp", folder)
+        read_questions("blimp", TaskOptions(task_files=folder))
     write(folder / "hellaswag_val.jsonl", [{"ctx": "A", "endings": ["b"]}])
     with pytest.raises(InputError, match=r"hellaswag_val.jsonl, line 1 has no 'label' \(but ctx, endings\)"):
-        read_questions("hellaswag", folder)
+        read_questions("hellaswag", TaskOptions(task_files=folder))
     (folder / "sciq_validation.jsonl").write_text("\n")
     with pytest.raises(InputError, match=r"sciq_validation.jsonl has no questions"):
-        read_questions("sciq", folder)
+        read_questions("sciq", TaskOptions(task_files=folder))
     (folder / "lambada_test.jsonl").write_text("He said no\n")
     with pytest.raises(InputError, match=r"lambada_test.jsonl, line 1 is not JSON"):
-        read_questions("lambada_openai", folder)
+        read_questions("lambada_openai", TaskOptions(task_files=folder))
 
 
 def test_without_lm_eval_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -664,21 +671,22 @@ def test_without_lm_eval_the_extra_is_named(folder: Path, monkeypatch: pytest.Mo
     with pytest.raises(
         InputError, match=r"task 'piqa' needs lm-eval: install it with pip install 'mentalese\[tasks\]'"
     ):
-        read_questions("piqa", folder)
+        read_questions("piqa", TaskOptions(task_files=folder))
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ("--tasks piqa", "give it with --task-files FOLDER"),
+        ("--tasks piqa", "set --task-files FOLDER"),
         ("--tasks piqa --task-files no-such-folder", "'piqa' needs one file"),
         ("--tasks piqaa", "did you mean 'piqa'"),
         ("--tasks hub:", "no task is called 'hub:'"),
-        ("--task-files .", "task_files is '.', which only lambada_openai"),
-        ("--tasks hub:race --task-files .", "task_files is '.', which only lambada_openai"),
-        ("--limit 3", "winogrande and hub:NAME use"),
-        ("--tasks hub:race --limit 0", "limit is 0: give at least 1"),
-        ("--against model --limit 3", "--limit is '3' with --against"),
+        ("--task-files .", "task_files is '.', which perplexity cannot use: remove it"),
+        ("--tasks hub:race --task-files .", "task_files is '.', which hub:race cannot use: remove it"),
+        ("--limit 3", "limit is 3, which perplexity cannot use: remove it"),
+        ("--tasks perplexity,accuracy", "tasks contains 'accuracy': use the command `mentalese answer` instead"),
+        ("--tasks hub:race --limit 0", "limit is 0: set at least 1"),
+        ("--against model --limit 3", "--against: use the command `mentalese diff MODEL OTHER` instead"),
     ],
 )
 def test_questions_are_checked_before_the_model_is_opened(

@@ -18,16 +18,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from mentalese import DataConfig, InputError, get_recipe
 from mentalese.data.batch import Batch
 from mentalese.data.layouts import Marked, Packed
-from mentalese.families.masked_diffusion.model import (
-    MaskedDiffusionConfig,
-    MaskedDiffusionLM,
-    schedule,
-    score_entropy,
-    training_times,
-)
+from mentalese.families.masked_diffusion.config import MaskedDiffusionConfig
+from mentalese.families.masked_diffusion.model import MaskedDiffusionLM
+from mentalese.families.masked_diffusion.noise import schedule, score_entropy, training_times
 from mentalese.models.contract import count_parameters
 from mentalese.models.generation import generate_text, stream_text
 from mentalese.nn.loss import IGNORED
+from support import opened
 
 OBJECTIVES = ("mdlm", "md4", "sedd")
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "conditioning_size": 6}
@@ -254,7 +251,7 @@ def test_a_continuation_is_greedy_where_each_of_its_tokens_is_the_likeliest_behi
     assert masked["input_ids"][:, 4:].eq(model.config.mask_token_id).all()
     assert torch.equal(masked["input_ids"][:, :4], ids[:, :4])
     labels[0, 4:] = model(**masked).logits[0, 4:].argmax(-1)
-    assert MentaleseLM(model, tokenizer)._is_greedy(batch).tolist() == [True, False]
+    assert MentaleseLM(opened(model, tokenizer))._is_greedy(batch).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -427,11 +424,11 @@ def test_a_prompt_of_text_says_where_tokens_are_missing(tokenizer: Any) -> None:
     longer, plain = generate_text(model, tokenizer, [prompts[1], "A son"], *read, max_new_tokens=3, **options)
     assert re.fullmatch(r"[a-z] was Paul[a-z]{4}", longer)
     assert re.fullmatch(r"A son[a-z]{3}", plain)
-    with pytest.raises(InputError, match="max_new_tokens is 0: give at least 1"):
+    with pytest.raises(InputError, match="max_new_tokens is 0: set at least 1"):
         generate_text(model, tokenizer, [*prompts, "A son"], *read, max_new_tokens=0)
     with pytest.raises(InputError, match=r"prompts\[0\] contains <\|mask\|>: this model reads whole sentences"):
         generate_text(model, tokenizer, prompts, DataConfig(), Marked())
-    with pytest.raises(InputError, match="streamer is given and a prompt holds masks"):
+    with pytest.raises(InputError, match="streamer is set and a prompt contains masks"):
         list(stream_text(model, tokenizer, prompts[0], *read))
 
 
@@ -457,9 +454,9 @@ def test_a_streamed_text_is_the_text_and_ends_when_nobody_reads_on(tokenizer: An
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"objective": "d3pm"}, "objective is 'd3pm': give mdlm or md4 or sedd"),
-        ({"noise_schedule": "sqrt"}, "noise_schedule is 'sqrt': give linear or cosine"),
-        ({"score_times": 0}, "score_times is 0: give 1 or more"),
+        ({"objective": "d3pm"}, "objective is 'd3pm': set mdlm or md4 or sedd"),
+        ({"noise_schedule": "sqrt"}, "noise_schedule is 'sqrt': set linear or cosine"),
+        ({"score_times": 0}, "score_times is 0: set 1 or more"),
         ({"conditioning_size": 0}, "conditioning_size is 0"),
         ({"intermediate_size": 0}, "intermediate_size is 0"),
         ({"hidden_size": 6, "num_attention_heads": 2}, "heads of even width"),
@@ -474,9 +471,9 @@ def test_a_config_that_cannot_be_is_refused(fields: dict[str, Any], message: str
     ("options", "message"),
     [
         ({"num_beams": 2, "do_sample": False}, "num_beams is 2"),
-        ({"num_steps": 0}, "num_steps is 0: give 1 or more"),
+        ({"num_steps": 0}, "num_steps is 0: set 1 or more"),
         ({"return_dict_in_generate": True}, "return_dict_in_generate is True"),
-        ({"max_new_tokens": 0}, "max_new_tokens is 0 and no prompt holds a mask: give 1 or more"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0 and no prompt contains a mask: set 1 or more"),
     ],
 )
 def test_what_generation_has_no_use_for_is_refused(options: dict[str, Any], message: str) -> None:

@@ -10,11 +10,12 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from mentalese import InputError, Recipe, TrainConfig
+from mentalese import InputError, Recipe, Saved, TrainConfig, evaluate, load
 from mentalese.data.layouts import layout_class
-from mentalese.evaluation.paired import compare_models, compare_scores
+from mentalese.evaluation import paired
+from mentalese.evaluation.options import TextOptions
+from mentalese.evaluation.paired import compare_scores
 from mentalese.evaluation.statistics import bootstrap_ratio
-from mentalese.evaluation.tasks import evaluate_model
 from mentalese.recipe import DataConfig
 from support import EOD, make_split
 
@@ -51,7 +52,7 @@ def test_one_document_has_no_interval() -> None:
 def test_other_tokens_are_refused() -> None:
     other = scores_of(SPLIT, 1.0)
     other[0] = np.nan
-    with pytest.raises(InputError, match=r"scored on other tokens \(14 and 13\)"):
+    with pytest.raises(InputError, match=r"scored on different tokens \(14 and 13\)"):
         compare_scores(scores_of(SPLIT, 1.0), other, SPLIT)
     nothing = np.full(len(SPLIT.tokens), np.nan, dtype=np.float32)
     with pytest.raises(InputError, match="no token was scored"):
@@ -105,19 +106,21 @@ def saved(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> dict[str, str]:
     return folders
 
 
+def both(saved: dict[str, str]) -> tuple[Saved, Saved]:
+    return load(saved["marked"], "cpu"), load(saved["packed"], "cpu")
+
+
 def test_saved_models_with_other_layouts_compare_on_the_same_tokens(saved: dict[str, str], corpus: Path) -> None:
     source = f"file:{corpus}"
-    result = compare_models(saved["marked"], saved["packed"], source=source, show=False)
-    alone = {
-        name: evaluate_model(path, tasks=["perplexity"], source=source, show=False)["perplexity"]
-        for name, path in saved.items()
-    }
+    marked, packed = both(saved)
+    result = paired.run(marked, packed, TextOptions(source=source))
+    alone = {name: evaluate(path, source=source, show=False)["perplexity"] for name, path in saved.items()}
     assert result["overall"]["tokens"] == alone["marked"]["tokens"] == alone["packed"]["tokens"]
     assert result["nll"] == pytest.approx(alone["marked"]["nll"], abs=1e-6)
     assert result["reference_nll"] == pytest.approx(alone["packed"]["nll"], abs=1e-6)
     assert result["protocol"]["first_token"] != result["reference_protocol"]["first_token"]
     with pytest.raises(InputError, match="split is 'dev'"):
-        compare_models(saved["marked"], saved["packed"], source=source, split="dev", show=False)
+        paired.run(marked, packed, TextOptions(source=source, split="dev"))  # type: ignore[arg-type]
 
 
 def test_models_with_other_tokens_are_not_paired(saved: dict[str, str], corpus: Path) -> None:
@@ -125,5 +128,5 @@ def test_models_with_other_tokens_are_not_paired(saved: dict[str, str], corpus: 
     described = json.loads(file.read_text())
     described["normalizer"] = {"type": "Lowercase"}
     file.write_text(json.dumps(described))
-    with pytest.raises(InputError, match="in other tokens: compare their bits a byte"):
-        compare_models(saved["marked"], saved["packed"], source=f"file:{corpus}", show=False)
+    with pytest.raises(InputError, match=r"use different tokenizers on .*: compare bits per byte"):
+        paired.run(*both(saved), TextOptions(source=f"file:{corpus}"))

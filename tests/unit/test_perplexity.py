@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
+from mentalese import evaluate
 from mentalese.data.batch import Batch
 from mentalese.data.layouts import Layout, Marked, Packed, PerDocument, QuestionAnswer, SentenceStreams, layout_class
 from mentalese.data.store import Split
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
-from mentalese.evaluation.tasks import evaluate_model
 from mentalese.models.adapter import CausalLMAdapter
 from mentalese.models.contract import Contract
 from mentalese.models.scoring import perplexity, protocol, token_scores
@@ -312,9 +312,7 @@ def saved(model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast, tmp_path_f
 @pytest.mark.parametrize("inside", ["", "model"])
 def test_a_saved_model_is_scored_on_any_text_in_its_own_tokens(saved: Path, inside: str, corpus: Path) -> None:
     out = saved / f"eval{inside}.json"
-    results = evaluate_model(
-        str(saved / inside), tasks=["perplexity"], source=f"file:{corpus}", split="train", out=out, show=False
-    )
+    results = evaluate(saved / inside, source=f"file:{corpus}", split="train", out=out, show=False)
     assert json.loads(out.read_text()) == results
     result = results["perplexity"]
     assert result["tokens"] == result["bytes"]  # its tokens are bytes
@@ -328,15 +326,13 @@ def test_a_model_without_a_recipe_is_scored_in_blocks_that_fit_it(saved: Path, c
     for file in (saved / "model").iterdir():
         if file.name != "mentalese.json":
             (tmp_path / file.name).write_bytes(file.read_bytes())
-    result = evaluate_model(str(tmp_path), tasks=["perplexity"], source=f"file:{corpus}", show=False)["perplexity"]
+    result = evaluate(tmp_path, source=f"file:{corpus}", show=False)["perplexity"]
     assert result["protocol"]["context"].startswith("sliding windows of 64 tokens")
 
 
 def test_an_unknown_task_is_refused_with_the_known_ones(saved: Path) -> None:
-    with pytest.raises(
-        InputError, match=r"'perplexty'; did you mean 'perplexity'\? \(known: perplexity, accuracy, reversal"
-    ):
-        evaluate_model(str(saved), tasks=["perplexty"])
+    with pytest.raises(InputError, match=r"'perplexty'; did you mean 'perplexity'\? \(known: perplexity, reversal"):
+        evaluate(saved, ["perplexty"])
 
 
 def test_a_tokenizer_that_lacks_the_markers_is_refused(saved: Path, corpus: Path, tmp_path: Path) -> None:
@@ -353,9 +349,9 @@ def test_a_tokenizer_that_lacks_the_markers_is_refused(saved: Path, corpus: Path
     about["recipe"]["layout"]["kind"] = "marked"
     (tmp_path / "mentalese.json").write_text(json.dumps(about))
     with pytest.raises(InputError, match="lacks the markers"):
-        evaluate_model(str(tmp_path), tasks=["perplexity"], source=f"file:{corpus}", show=False)
+        evaluate(tmp_path, source=f"file:{corpus}", show=False)
 
 
 def test_the_output_folder_is_checked_before_work_starts(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="its folder does not exist"):
-        evaluate_model(str(saved), tasks=["perplexity"], out=tmp_path / "no" / "where.json")
+        evaluate(saved, out=tmp_path / "no" / "where.json")

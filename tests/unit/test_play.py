@@ -211,7 +211,7 @@ def test_a_port_in_use_and_a_foreign_host_are_refused_before_the_model_is_loaded
     assert cli.main(["play", "no-such-model", "--port", str(port), "--host", "192.0.2.1"]) == 2
     assert "--host is '192.0.2.1': this machine has no such IPv4 address" in capsys.readouterr().err
     assert cli.main(["play", "no-such-model", "--port", str(port)]) == 2
-    assert "no-such-model holds no model" in capsys.readouterr().err
+    assert "no-such-model contains no model" in capsys.readouterr().err
 
 
 def test_without_gradio_it_is_said_how_to_install_it(

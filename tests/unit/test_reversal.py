@@ -13,18 +13,19 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from mentalese import get_recipe
+from mentalese import evaluate, get_recipe
 from mentalese.data.batch import Batch
 from mentalese.data.layouts import Marked, Packed, SentenceStreams
 from mentalese.data.tokenizers import add_markers, special_token_ids
 from mentalese.errors import InputError
-from mentalese.evaluation.reversal import NAMES, reversal, reversal_scores, single_token_names, trend
-from mentalese.evaluation.tasks import evaluate_model
+from mentalese.evaluation import reversal
+from mentalese.evaluation.reversal import NAMES, reversal_scores, single_token_names, trend
 from mentalese.models.adapter import as_contract
 from mentalese.models.build import build_model
 from mentalese.models.contract import Contract
 from mentalese.models.generation import generate_text, stream_text
 from mentalese.recipe import DataConfig
+from support import opened
 
 PEOPLE = ["James", "John", "Mark", "Paul"]
 PLAIN = (DataConfig(), Packed())
@@ -65,6 +66,7 @@ class Copycat(nn.Module, Contract):
 
     def __init__(self, names: dict[str, int]) -> None:
         super().__init__()
+        self.device = torch.device("cpu")
         self.names, self.asked = torch.tensor(sorted(names.values())), []  # type: ignore[var-annotated]
 
     def token_nll(self, batch: Batch) -> Tensor:
@@ -85,7 +87,7 @@ def random_gpt2(vocabulary: int) -> Any:
 
 
 def test_a_model_that_repeats_the_last_name_errs_in_reverse_only(marked: PreTrainedTokenizerFast) -> None:
-    result = reversal(Copycat(single_token_names(marked)), marked, *PLAIN)
+    result = reversal.run(opened(Copycat(single_token_names(marked)), marked))
     assert (result["names"], result["pairs"]) == (PEOPLE, 12)
     for condition, target, distractor in (("normal", 0.5, 2.0), ("reversed", 2.0, 0.5)):
         expected = {
@@ -101,7 +103,7 @@ def test_a_model_that_repeats_the_last_name_errs_in_reverse_only(marked: PreTrai
 
 def test_all_ordered_pairs_are_asked_in_both_directions(marked: PreTrainedTokenizerFast) -> None:
     model = Copycat(single_token_names(marked))
-    reversal(model, marked, *PLAIN)
+    reversal.run(opened(model, marked))
     asked = {marked.decode(row) for row in model.asked}
     assert len(asked) == len(model.asked) == 4 * 3 * 2 * 2
     assert "<|endoftext|>The son of Mark is Paul. The father of Paul is Mark" in asked
@@ -115,7 +117,7 @@ def test_for_models_of_sentences_the_context_is_a_sentence_and_the_query_an_open
     model = Copycat(names)
     for layout in (SentenceStreams(), Marked()):
         model.asked.clear()
-        reversal(model, tokenizer, DataConfig(), layout)
+        reversal.run(opened(model, tokenizer, layout))
         special = special_token_ids(tokenizer)
         start, end = special["sentence_start_token_id"], special["sentence_end_token_id"]
         for row in model.asked:
@@ -131,8 +133,8 @@ def test_for_models_of_sentences_the_context_is_a_sentence_and_the_query_an_open
 def test_the_batch_size_changes_nothing(recipe: str, marked: PreTrainedTokenizerFast) -> None:
     found = get_recipe(recipe)
     model = build_model(found.model | {"initializer_range": 0.2}, marked, seed=0).train()
-    asked = (model, marked, found.data, found.layout, PEOPLE)
-    scores = [reversal_scores(*asked, batch_size=size)["reversed"] for size in (1, 7, 1000)]
+    saved = opened(model, marked, found.layout, found.data)
+    scores = [reversal_scores(saved, PEOPLE, batch_size=size)["reversed"] for size in (1, 7, 1000)]
     assert np.nanstd(scores[0]) > 0.01
     for other in scores[1:]:
         np.testing.assert_allclose(other, scores[0], atol=1e-4)
@@ -141,7 +143,7 @@ def test_the_batch_size_changes_nothing(recipe: str, marked: PreTrainedTokenizer
 
 def test_a_plain_causal_lm_is_asked_in_its_own_tokens(plain: PreTrainedTokenizerFast) -> None:
     model = random_gpt2(len(plain))
-    scores = reversal_scores(model, plain, *PLAIN, PEOPLE)
+    scores = reversal_scores(opened(model, plain), PEOPLE)
     text = "The son of John is Mark. The father of Mark is"
     ids = torch.tensor([[plain.eos_token_id, *plain(text)["input_ids"]]])
     logits = model.model(ids).logits[0, -1].detach()
@@ -162,7 +164,7 @@ def folder(plain: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFact
 def test_a_saved_plain_model_is_probed_and_scored(folder: Path, corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "eval.json"
     tasks = ["perplexity", "reversal"]
-    results = evaluate_model(str(folder), tasks=tasks, source=f"file:{corpus}", out=out, show=False)
+    results = evaluate(folder, tasks, source=f"file:{corpus}", out=out, show=False)
     assert results["reversal"]["pairs"] == 12
     assert json.loads(out.read_text())["reversal"]["normal"] == json.loads(json.dumps(results["reversal"]["normal"]))
     assert results["perplexity"]["tokens"] > 0
@@ -174,7 +176,7 @@ def test_a_plain_model_scores_a_document_after_its_own_end_of_text(
 ) -> None:
     lines = [json.dumps({"text": f"Paul has {number} sons."}) for number in range(100)]
     (tmp_path / "text.jsonl").write_text("\n".join(lines))
-    found = evaluate_model(str(folder), tasks=["perplexity"], source=f"file:{tmp_path / 'text.jsonl'}", show=False)
+    found = evaluate(folder, source=f"file:{tmp_path / 'text.jsonl'}", show=False)
     from mentalese.data.sources import open_source
 
     model, total, tokens = random_gpt2(len(plain)).model, 0.0, 0
@@ -199,7 +201,7 @@ def test_a_plain_model_goes_on_with_a_text(plain: PreTrainedTokenizerFast) -> No
 
 def test_a_tokenizer_without_the_names_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(InputError, match="has 0 of 60 first names as one token"):
-        reversal(nn.Linear(1, 1), tokenizer, *PLAIN)
+        reversal.run(opened(nn.Linear(1, 1), tokenizer))
 
 
 def test_names_of_an_unknown_word_are_not_probed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import sys
@@ -14,15 +15,15 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from mentalese import Recipe, TrainConfig, cli
+from mentalese import Recipe, Saved, TrainConfig, cli
 from mentalese.data.layouts import Marked, Packed, QuestionAnswer, SentenceStreams
 from mentalese.data.store import Split
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluation import samples
+from mentalese.evaluation.options import SampleOptions
 from mentalese.evaluation.samples import (
-    Judge,
-    Sampling,
+    as_judge,
     conditional,
     judge_texts,
     mauve,
@@ -32,9 +33,8 @@ from mentalese.evaluation.samples import (
     unconditional,
 )
 from mentalese.models.adapter import CausalLMAdapter
-from mentalese.recipe import DataConfig
+from support import opened
 
-LAYOUT = Packed()
 LENGTH = 48
 
 
@@ -55,15 +55,15 @@ def model(tokenizer: PreTrainedTokenizerFast) -> CausalLMAdapter:
 
 
 @pytest.fixture(scope="module")
-def judge(tokenizer: PreTrainedTokenizerFast) -> Judge:
-    return Judge("judge", gpt2(tokenizer, LENGTH, seed=1), tokenizer, LENGTH, "cpu")
+def judge(tokenizer: PreTrainedTokenizerFast) -> Saved:
+    return dataclasses.replace(as_judge(opened(gpt2(tokenizer, LENGTH, seed=1), tokenizer)), path="judge")
 
 
-def nats(judge: Judge, ids: list[int]) -> Tensor:
+def nats(judge: Saved, ids: list[int]) -> Tensor:
     """Of each token after an end of document, by Hugging Face's own logits."""
-    row = torch.tensor([[judge.special_ids["bos_token_id"], *ids]])
+    row = torch.tensor([[judge.layout.special_ids(judge.tokenizer)["bos_token_id"], *ids]])
     with torch.no_grad():
-        return -judge.model.model(row).logits[0, :-1].log_softmax(-1).gather(-1, row[0, 1:, None])[:, 0]
+        return -judge.hugging_face(row).logits[0, :-1].log_softmax(-1).gather(-1, row[0, 1:, None])[:, 0]
 
 
 def test_the_entropy_of_a_sample_is_that_of_its_tokens() -> None:
@@ -72,7 +72,7 @@ def test_the_entropy_of_a_sample_is_that_of_its_tokens() -> None:
     assert token_entropy(torch.tensor([1, 1, 2, 2, 3, 3, 3, 3])) == pytest.approx(1.5 * math.log(2))
 
 
-def test_the_judge_scores_each_text_after_what_is_given(judge: Judge, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_judge_scores_each_text_after_what_is_given(judge: Saved, tokenizer: PreTrainedTokenizerFast) -> None:
     pairs = [("", "A dog ran."), ("It was ", "fast."), ("only given", "")]
     found = [nats(judge, tokenizer(pairs[0][1])["input_ids"])]
     found.append(nats(judge, tokenizer("It was fast.")["input_ids"])[7:])
@@ -83,13 +83,13 @@ def test_the_judge_scores_each_text_after_what_is_given(judge: Judge, tokenizer:
     assert math.isfinite(judge_texts(judge, [("", long)]) or math.nan)
 
 
-def test_features_are_the_last_hidden_state_of_the_last_token(judge: Judge, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_features_are_the_last_hidden_state_of_the_last_token(judge: Saved, tokenizer: PreTrainedTokenizerFast) -> None:
     texts = ["A dog", "x", "Once upon a time", "y" * 60, *["again"] * 7]
     found = text_features(judge, texts)
     for text, features in zip(texts, found):
         ids = torch.tensor([tokenizer(text)["input_ids"][:LENGTH]])
         with torch.no_grad():
-            hidden = judge.model.model.base_model(ids).last_hidden_state[0, -1]
+            hidden = judge.hugging_face.base_model(ids).last_hidden_state[0, -1]
         np.testing.assert_allclose(features, hidden, atol=1e-5)
 
 
@@ -105,13 +105,13 @@ def test_mauve_is_high_for_the_same_texts_and_low_for_others() -> None:
 
 
 def test_samples_from_nothing_have_their_full_length_and_are_judged_text_by_text(
-    model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast, judge: Judge, monkeypatch: pytest.MonkeyPatch
+    model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast, judge: Saved, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Tensor] = []
     monkeypatch.setattr(samples, "token_entropy", lambda ids: made.append(ids) or token_entropy(ids))
     model.model.generation_config = own = GenerationConfig(top_k=1, do_sample=True, eos_token_id=5)
-    sampling = Sampling(samples=11, sample_tokens=40, seed=3)
-    found = unconditional(model, tokenizer, LAYOUT, sampling, judge, show=False)
+    options = SampleOptions(samples=11, sample_tokens=40, seed=3)
+    found = unconditional(opened(model, tokenizer), options, judge)
     assert model.model.generation_config is own
     assert [len(ids) for ids in made] == [40] * 22
     greedy, drawn = made[:11], made[11:]
@@ -142,18 +142,18 @@ def test_samples_from_nothing_have_their_full_length_and_are_judged_text_by_text
 
 
 def test_samples_follow_from_the_seed_and_fill_the_context(
-    model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast, judge: Judge
+    model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast, judge: Saved
 ) -> None:
     def texts(**fields: Any) -> list[str]:
-        sampling = Sampling(samples=3, decoding="multinomial", **fields)
-        found = unconditional(model, tokenizer, LAYOUT, sampling, judge, show=False)
+        options = SampleOptions(samples=3, decoding="multinomial", **fields)
+        found = unconditional(opened(model, tokenizer), options, judge)
         assert "greedy" not in found
         assert found["protocol"]["sample_tokens"] == fields.get("sample_tokens", 127)
         return found["multinomial"]["texts"]
 
     assert texts() == texts()
     assert texts(sample_tokens=9) == texts(sample_tokens=9) != texts(sample_tokens=9, seed=1)
-    with pytest.raises(InputError, match=r"sample_tokens is 128: the model's context is 128 .* give at most 127"):
+    with pytest.raises(InputError, match=r"sample_tokens is 128: the model's context is 128, .* set at most 127"):
         texts(sample_tokens=128)
 
 
@@ -172,16 +172,16 @@ class WithoutCache(torch.nn.Module):
 
 
 def test_any_model_that_generates_is_sampled_from_where_its_documents_begin(
-    tokenizer: PreTrainedTokenizerFast, judge: Judge
+    tokenizer: PreTrainedTokenizerFast, judge: Saved
 ) -> None:
     special = special_token_ids(tokenizer)
     for layout, begins in ((Packed(), "bos_token_id"), (SentenceStreams(), "sentence_start_token_id")):
         model = WithoutCache()
-        sampling = Sampling(samples=2, sample_tokens=5)
-        unconditional(model, tokenizer, layout, sampling, judge, show=False)
+        options = SampleOptions(samples=2, sample_tokens=5)
+        unconditional(opened(model, tokenizer, layout), options, judge)
         assert model.begun == {special[begins]}
-    with pytest.raises(InputError, match="this one answers questions"):
-        unconditional(model, tokenizer, QuestionAnswer(), sampling, judge, show=False)
+    with pytest.raises(InputError, match="since it answers questions"):
+        unconditional(opened(model, tokenizer, QuestionAnswer()), options, judge)
 
 
 # -- after prompts -----------------------------------------------------------------------------------------------------
@@ -203,14 +203,14 @@ def split(tokenizer: PreTrainedTokenizerFast) -> Split:
     )
 
 
-SHORT = {"prompt_tokens": 12, "sample_tokens": 8}
+SHORT: dict[str, Any] = {"prompt_tokens": 12, "sample_tokens": 8}
 
 
 def test_continuations_follow_the_beginnings_of_documents_that_are_long_enough(
-    model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast, split: Split, judge: Judge
+    model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast, split: Split, judge: Saved
 ) -> None:
-    sampling = Sampling(samples=100, draws=2, **SHORT)
-    found = conditional(model, tokenizer, split, DataConfig(), LAYOUT, sampling, judge, show=False)
+    options = SampleOptions(kind="conditional", samples=100, draws=2, **SHORT)
+    found = conditional(opened(model, tokenizer), split, options, judge)
     first = split.documents[10]  # the first of 20 tokens
     prompt = tokenizer.decode(split.tokens[first : first + 12])
     for figures in (found["greedy"], found["multinomial"]):
@@ -225,22 +225,22 @@ def test_continuations_follow_the_beginnings_of_documents_that_are_long_enough(
         12,
     )
 
-    everything = conditional(
-        WithoutCache(), tokenizer, split, DataConfig(), LAYOUT, Sampling(draws=1, **SHORT), judge, show=False
-    )
+    options = SampleOptions(kind="conditional", draws=1, **SHORT)
+    everything = conditional(opened(WithoutCache(), tokenizer), split, options, judge)
     assert everything["protocol"]["samples"] == 120
 
 
 def test_too_few_or_too_long_prompts_are_refused(
-    model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast, split: Split, judge: Judge
+    model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast, split: Split, judge: Saved
 ) -> None:
     for count in (121, 99):
+        options = SampleOptions(kind="conditional", samples=count, **SHORT)
         with pytest.raises(InputError, match=rf"samples is {count}: 120 documents have the 20 tokens"):
-            conditional(
-                model, tokenizer, split, DataConfig(), LAYOUT, Sampling(samples=count, **SHORT), judge, show=False
-            )
-    with pytest.raises(InputError, match=r"sample_tokens is 8: the model's context is 20 and holds 13 before them"):
-        conditional(gpt2(tokenizer, 20), tokenizer, split, DataConfig(), LAYOUT, Sampling(**SHORT), judge, show=False)
+            conditional(opened(model, tokenizer), split, options, judge)
+    with pytest.raises(
+        InputError, match=r"sample_tokens is 8: the model's context is 20, of which the prompt takes 13"
+    ):
+        conditional(opened(gpt2(tokenizer, 20), tokenizer), split, SampleOptions(kind="conditional", **SHORT), judge)
 
 
 # -- what is needed ----------------------------------------------------------------------------------------------------
@@ -255,10 +255,10 @@ def saved(model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast, tmp_path_f
     return folder
 
 
-def test_eval_keeps_samples_with_their_figures(saved: Path, corpus: Path, tmp_path: Path) -> None:
+def test_sample_keeps_samples_with_their_figures(saved: Path, corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "samples.json"
     options = f"--judge {saved} --samples 100 --sample-tokens 4 --prompt-tokens 8 --draws 1 --seed 2 --split train"
-    command = ["eval", str(saved), "--tasks", "unconditional,conditional", "--data", f"file:{corpus}", *options.split()]
+    command = ["sample", str(saved), "--kind", "both", "--data", f"file:{corpus}", *options.split()]
     assert cli.main([*command, "--out", str(out)]) == 0
     found = json.loads(out.read_text())
     assert found["unconditional"]["protocol"]["judge"]["name"] == str(saved)
@@ -268,10 +268,10 @@ def test_eval_keeps_samples_with_their_figures(saved: Path, corpus: Path, tmp_pa
 
 
 def test_a_judge_reads_plain_text(saved: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="give it with --judge"):
-        open_judge(Sampling())
-    with pytest.raises(InputError, match="holds no model"):
-        open_judge(Sampling(judge=str(tmp_path)))
+    with pytest.raises(InputError, match=r"judge is None: .* set --judge"):
+        open_judge(SampleOptions())
+    with pytest.raises(InputError, match="contains no model"):
+        open_judge(SampleOptions(judge=str(tmp_path)))
     for file in saved.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     recipe = Recipe(
@@ -280,33 +280,38 @@ def test_a_judge_reads_plain_text(saved: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     (tmp_path / "mentalese.json").write_text(json.dumps({"recipe": recipe.to_dict()}))
     with pytest.raises(InputError, match="which has layout 'marked': use a model of plain text"):
-        open_judge(Sampling(judge=str(tmp_path)))
+        open_judge(SampleOptions(judge=str(tmp_path)))
 
 
 def test_without_mauve_its_extra_is_named(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mauve", None)
     with pytest.raises(InputError, match=r"pip install 'mentalese\[mauve\]'"):
-        open_judge(Sampling(judge=str(saved)), mauve=True)
-    open_judge(Sampling(judge=str(saved)))
+        open_judge(SampleOptions(judge=str(saved), kind="conditional"))
+    open_judge(SampleOptions(judge=str(saved)))
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ("--tasks unconditional", "give it with --judge"),
-        ("--tasks unconditional --judge no-such-model", "no-such-model holds no model"),
-        ("--tasks perplexity --judge gpt2", "judge is 'gpt2', which only unconditional and conditional use"),
-        ("--tasks perplexity --shots 5", "shots is 5, which only accuracy uses"),
-        ("--tasks perplexity --temperature 0.5", "--temperature is only of drawn answers and samples"),
-        ("--tasks conditional --samples 0", "samples is 0: give at least 1"),
-        ("--tasks unconditional --temperature 0", "temperature is 0.0: give a positive number"),
-        ("--tasks accuracy --joined", "joined is True, which only perplexity uses"),
-        ("--tasks reversal --detokenizer ptb", "detokenizer is 'ptb', which only perplexity and conditional use"),
-        ("--against x --judge gpt2", "--judge is 'gpt2' with --against"),
+        ("sample", "set --judge"),
+        ("sample --judge no-such-judge", "no-such-judge contains no model"),
+        ("sample --judge gpt2 --kind conditional --samples 0", "samples is 0: set at least 1"),
+        ("sample --judge gpt2 --temperature 0", "temperature is 0.0: set a positive number"),
+        ("sample --judge gpt2 --detokenizer ptb", "detokenizer is 'ptb': unconditional samples have no prompts"),
+        ("sample --judge gpt2 --joined", "`mentalese sample` has no such option"),
+        ("eval --tasks unconditional", "use the command `mentalese sample` instead"),
+        ("eval --tasks perplexity,conditional", "use the command `mentalese sample --kind conditional` instead"),
+        ("eval --tasks perplexity --judge gpt2", "--judge: `mentalese eval` has no such option"),
+        ("eval --tasks perplexity --shots 5", "--shots: `mentalese eval` has no such option"),
+        ("eval --tasks perplexity --temperature 0.5", "--temperature: `mentalese eval` has no such option"),
+        ("eval --tasks reversal --detokenizer ptb", "detokenizer is 'ptb', which reversal cannot use: remove it"),
+        ("answer --joined", "--joined: `mentalese answer` has no such option"),
+        ("diff other --judge gpt2", "--judge: `mentalese diff` has no such option"),
     ],
 )
 def test_what_a_task_cannot_use_is_refused_before_the_model_is_opened(
     options: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["eval", "no-such-run", *options.split()]) == 2
+    command, *words = options.split()
+    assert cli.main([command, "no-such-run", *words]) == 2
     assert says in capsys.readouterr().err

@@ -18,8 +18,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from mentalese.errors import InputError
+from mentalese.families.thought_gestalt.blocks import CrossAttention
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
-from mentalese.families.thought_gestalt.model import CrossAttention, ThoughtGestaltForCausalLM
+from mentalese.families.thought_gestalt.model import ThoughtGestaltForCausalLM
 from mentalese.families.thought_gestalt.plain import hidden_states_reference, training_loss_reference
 from mentalese.models.build import check_context
 from mentalese.models.contract import TrainStep, count_parameters
@@ -93,17 +94,17 @@ def test_the_vector_comes_from_the_seventh_of_twelve_layers_or_as_deep_elsewhere
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"memory_size": 0}, r"memory_size is 0: give at least 1; for a model without memory set memory to 'none'"),
-        ({"memory_gradient_window": -1}, r"memory_gradient_window is -1: give 0 \(no gradient\) or more"),
+        ({"memory_size": 0}, r"memory_size is 0: set at least 1, or memory to 'none' for a model without memory"),
+        ({"memory_gradient_window": -1}, r"memory_gradient_window is -1: set 0 \(no gradient\) or more"),
         (
             {"memory": "none", "attention_layout": "parallel"},
-            r"attention_layout is 'parallel': memory 'none' leaves no",
+            r"attention_layout is 'parallel': memory 'none' has no",
         ),
-        ({"hidden_size": "wide"}, r"hidden_size is 'wide': give int"),
-        ({"hidden_size": 17, "num_attention_heads": 1}, r"hidden_size is 17: give an even number"),
-        ({"sentence_head": "mlp"}, r"sentence_head is 'mlp': give Literal\['normalized', 'linear'\]"),
-        ({"sentence_layer": 12}, r"sentence_layer is 12: give a layer from 0 to 11"),
-        ({"attention_dropout": 1.0}, r"attention_dropout is 1.0: give a number from 0"),
+        ({"hidden_size": "wide"}, r"hidden_size is 'wide': use int"),
+        ({"hidden_size": 17, "num_attention_heads": 1}, r"hidden_size is 17: set an even number"),
+        ({"sentence_head": "mlp"}, r"sentence_head is 'mlp': use Literal\['normalized', 'linear'\]"),
+        ({"sentence_layer": 12}, r"sentence_layer is 12: set a layer from 0 to 11"),
+        ({"attention_dropout": 1.0}, r"attention_dropout is 1.0: set a number from 0"),
         ({"sentence_end_token_id": 1}, r"sentence_start_token_id is 1: sentence_end_token_id has the same id"),
         ({"memory_sise": 3}, r"memory_sise: no such field; did you mean 'memory_size'"),
     ],
@@ -122,7 +123,7 @@ def test_each_ablation_changes_what_it_says_and_nothing_else() -> None:
         for name in ("name", "description", "paper"):
             del fields[name]
         changed = [name for name, value in fields.items() if value != base[name]]
-        assert set(changed) <= {"model", "data", "phases"}, recipe.name
+        assert set(changed) <= {"model", "data", "layout", "phases"}, recipe.name
         assert changed, recipe.name
         assert recipe.baseline == "gpt2/table2-30m"
         with torch.device("meta"):
@@ -270,7 +271,7 @@ def test_seeding_replaces_the_start_marker_of_all_but_the_first_sentence() -> No
         model = make(context_seeding=seeding)
         entering: list[Tensor] = []
         model.blocks[0].register_forward_pre_hook(lambda module, args, kept=entering: kept.append(args[0][0]))
-        vectors = model.read(ids).vectors
+        vectors = model._read(ids).vectors
         start, position = model.embed.weight[BOS], model.position_embed.weight[0]
         torch.testing.assert_close(entering[0], start + position)
         torch.testing.assert_close(entering[1], (vectors[0] if seeding else start) + position)
@@ -288,11 +289,11 @@ def gradient_at_sentences(model: ThoughtGestaltForCausalLM, row: list[int]) -> l
         embedded.append(output)
 
     handle = model.embed.register_forward_hook(keep)
-    reading = model.read(torch.tensor([row]))
+    output = model._read(torch.tensor([row]))
     handle.remove()
-    model.lm_head(reading.hidden[-2])[7].backward()
+    model.lm_head(output.hidden[-2])[7].backward()
     assert embedded[0].grad is not None
-    return [of_tokens.abs().sum().item() for of_tokens in embedded[0].grad.split(reading.layout.lengths.tolist())]
+    return [of_tokens.abs().sum().item() for of_tokens in embedded[0].grad.split(output.layout.lengths.tolist())]
 
 
 def test_gradients_reach_sentences_that_have_left_the_memory() -> None:
@@ -347,7 +348,7 @@ def test_the_loss_is_the_weighted_mean_over_words_and_sentence_ends() -> None:
 def test_the_hinge_pulls_lengths_to_one_and_each_sentence_weighs_what_its_targets_do() -> None:
     model = make(norm_hinge_weight=0.5)
     one, two = batch_of(stream(3, 2, seed=1)), batch_of(stream(4, 5, 6))
-    outside = [max(0, n - 1.1, 0.9 - n) ** 2 for n in model.read(one["input_ids"]).norms.tolist()]
+    outside = [max(0, n - 1.1, 0.9 - n) ** 2 for n in model._read(one["input_ids"]).norms.tolist()]
     expected = (4 * outside[0] + 3 * outside[1]) / 7
     output = model.training_loss(one)
     assert output.metrics["norm_hinge"].item() == pytest.approx(expected, rel=1e-4)
@@ -367,20 +368,20 @@ def test_token_dropout_zeroes_words_and_never_markers() -> None:
     model = make().train()
     seen = []
     model.blocks[0].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-    model.read(torch.tensor([[BOS, 5, 6, 7, EOD, EOS]]), token_dropout=0.999999)
+    model._read(torch.tensor([[BOS, 5, 6, 7, EOD, EOS]]), token_dropout=0.999999)
     zeroed = (seen[0] == 0).all(-1).tolist()
     assert zeroed == [False, True, True, True, False, False]
-    model.eval().read(torch.tensor([[BOS, 5, 6, 7, EOS]]), token_dropout=0.999999)
+    model.eval()._read(torch.tensor([[BOS, 5, 6, 7, EOS]]), token_dropout=0.999999)
     assert not (seen[1] == 0).all(-1).any()
 
 
 def test_sentence_dropout_acts_on_the_vector_in_training_alone() -> None:
     model = make().train()
     row = torch.tensor([stream(3, 3)])
-    vectors = [model.read(row, sentence_dropout=p).vectors for p in (0.0, 0.0, 0.5)]
+    vectors = [model._read(row, sentence_dropout=p).vectors for p in (0.0, 0.0, 0.5)]
     assert torch.equal(vectors[0], vectors[1])
     assert not torch.allclose(vectors[0], vectors[2], atol=1e-3)
-    assert torch.equal(model.eval().read(row, sentence_dropout=0.5).vectors, vectors[0])
+    assert torch.equal(model.eval()._read(row, sentence_dropout=0.5).vectors, vectors[0])
 
 
 def test_an_unknown_training_setting_is_refused() -> None:

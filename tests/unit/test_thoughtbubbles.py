@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mentalese import get_recipe
 from mentalese.errors import InputError
+from mentalese.families.thoughtbubbles.blocks import UNKNOWN, ForkDecision
 from mentalese.families.thoughtbubbles.config import ThoughtbubblesConfig
 from mentalese.families.thoughtbubbles.forking import (
     Streams,
@@ -24,7 +25,7 @@ from mentalese.families.thoughtbubbles.forking import (
     select_block,
     select_block_reference,
 )
-from mentalese.families.thoughtbubbles.model import UNKNOWN, ForkDecision, ThoughtbubblesForCausalLM
+from mentalese.families.thoughtbubbles.model import ThoughtbubblesForCausalLM
 from mentalese.families.thoughtbubbles.plain import log_probabilities_reference
 from mentalese.families.thoughtbubbles.readout import mixture_cross_entropy, mixture_log_probabilities
 from mentalese.models.contract import TrainStep, count_parameters
@@ -192,7 +193,7 @@ def test_training_under_the_causal_selection_meets_the_budget_from_its_first_ste
 
 def test_a_causal_selection_without_thresholds_is_refused() -> None:
     made = ThoughtbubblesForCausalLM(config(selection="causal")).eval()
-    with pytest.raises(InputError, match="no thresholds: train it"):
+    with pytest.raises(InputError, match="no thresholds: train it first"):
         made(text())
 
 
@@ -400,12 +401,12 @@ def test_scores_stay_in_float32_under_bf16() -> None:
     ("fields", "message"),
     [
         ({"budget": 0.5}, "budget is 0.5: kappa is budget"),
-        ({"fork_layers": (1, 5)}, r"fork_layers holds 5: give 0-based blocks below num_hidden_layers \(5\)"),
+        ({"fork_layers": (1, 5)}, r"fork_layers contains 5: set 0-based blocks below num_hidden_layers \(5\)"),
         ({"fork_layers": (2, 1)}, "in rising order"),
         ({"fork_layers": (1, 1)}, "each block once"),
         ({"copies": 3}, "copies is 3: copies are a baseline without fork_layers"),
         ({"copies": 0}, "copies is 0"),
-        ({"readout": "mean"}, "readout is 'mean': give mixture or"),
+        ({"readout": "mean"}, "readout is 'mean': set mixture or"),
         ({"num_attention_heads": 16}, "rotary positions need heads of even width"),
         ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
     ],
@@ -416,7 +417,9 @@ def test_a_config_that_cannot_be_is_refused(fields: dict[str, Any], message: str
 
 
 def test_a_text_over_a_fixed_budget_is_refused_and_a_dynamic_one_reads_it() -> None:
-    with pytest.raises(InputError, match=r"13 tokens and the fixed budget was made for 12.*would keep 26 streams"):
+    with pytest.raises(
+        InputError, match=r"13 tokens and the fixed budget is for 12: set budget_mode='dynamic', which keeps 26 streams"
+    ):
         model(budget_mode="fixed")(text(length=13))
     assert model()(text(length=13)).logits.shape == (2, 13, VOCABULARY)
 
@@ -447,7 +450,7 @@ def test_a_step_can_be_compiled_and_trained_in_half_precision() -> None:
 
 
 def test_a_mask_of_another_length_is_refused() -> None:
-    with pytest.raises(InputError, match="attention_mask has 5 columns: give 12"):
+    with pytest.raises(InputError, match="attention_mask has 5 columns: pass 12"):
         model()(text(), attention_mask=torch.ones(2, 5))
 
 

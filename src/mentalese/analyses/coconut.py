@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mentalese.data.store import Split
-    from mentalese.evaluation.answers import Answered
+    from mentalese.evaluation.answers import AnswerRecord
     from mentalese.families.coconut.model import Thoughts
     from mentalese.models.saved import Saved
 
@@ -95,16 +95,15 @@ def _split(saved: Saved, name: str, latents: int | None = None) -> Split:
     from mentalese.evaluation.answers import check_room
 
     split = saved.split(name)
-    check_room(saved.model.config, split, saved.layout.at(None, latents), saved.evaluation, saved.tokenizer)
+    check_room(saved.at(None, latents), split)
     return split
 
 
-def _answered(saved: Saved, split: Split, latents: int | None = None) -> list[Answered]:
+def _answered(saved: Saved, split: Split, latents: int | None = None) -> list[AnswerRecord]:
     """The greedy answer to each question, with this number of latents."""
-    from mentalese.evaluation.answers import answered
+    from mentalese.evaluation.answers import answer_records
 
-    reading = saved.data, saved.layout.at(None, latents), saved.evaluation
-    return answered(saved.model, saved.tokenizer, split, *reading, device=saved.device, show=True)
+    return answer_records(saved.at(None, latents), split, show=True)
 
 
 def _think(saved: Saved, rows: dict[str, Any]) -> tuple[Tensor, Thoughts]:
@@ -113,8 +112,9 @@ def _think(saved: Saved, rows: dict[str, Any]) -> tuple[Tensor, Thoughts]:
 
     from mentalese.data.batch import to_device
 
+    model: Any = saved.model
     with torch.no_grad():
-        encoded = saved.model.encode(**to_device(rows, saved.device), trace=True)
+        encoded = model.encode(**to_device(rows, saved.device), trace=True)
     columns = (rows["input_ids"][0] == saved.model.config.latent_token_id).nonzero()[:, 0]
     return encoded.hidden[:, columns - 1].float(), encoded.thoughts
 
@@ -138,7 +138,7 @@ def _similarity(saved: Saved, vectors: Sequence[Tensor]) -> Tensor:
     import torch
     from torch.nn.functional import normalize
 
-    embeddings = saved.model.get_input_embeddings().weight.detach()[: len(saved.tokenizer)]
+    embeddings = saved.hugging_face.get_input_embeddings().weight.detach()[: len(saved.tokenizer)]
     return normalize(torch.stack(list(vectors)).float(), dim=-1) @ normalize(embeddings.float(), dim=-1).T
 
 

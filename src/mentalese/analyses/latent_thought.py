@@ -122,13 +122,15 @@ def _reconstruct(saved: Saved, batch: Batch) -> tuple[Tensor, Tensor]:
 
     from mentalese.families.latent_thought.inference import infer
 
-    model, ids = saved.model, batch["input_ids"]
+    model: Any = saved.model
+    ids = batch["input_ids"]
     z = model.first_thoughts(infer(model, batch, inference=model.config.scoring).mu)
     with torch.no_grad():
         forced = torch.stack(
             [model(ids, batch.get("attention_mask"), z=own, use_cache=False).logits.argmax(-1) for own in z]
         )
-    free = model.say(ids[:, :1].repeat(len(z), 1), z.flatten(0, 1), ids.shape[1]).view(len(z), *ids.shape)
+    free = model.continue_greedily(ids[:, :1].repeat(len(z), 1), z.flatten(0, 1), ids.shape[1])
+    free = free.view(len(z), *ids.shape)
     return free, torch.cat((ids[None, :, :1].expand(len(z), -1, -1), forced[..., :-1]), dim=-1)
 
 
@@ -145,7 +147,8 @@ def reconstruction(paths: list[str]) -> tuple[Any, dict[str, Any]]:
             values.append((right.sum(-1) / counted.sum(-1)).cpu())
     picture, ((panel,),) = canvas(1, 1, 6.5, 4)
     numbers: dict[str, Any] = _about(saved, label) | {"split": "validation", "accuracy": {}}
-    layers = range(saved.model.thought_layers + 1)
+    model: Any = saved.model
+    layers = range(model.thought_layers + 1)
     for i, (name, parts) in enumerate(shares.items()):
         share = torch.cat(parts, dim=1).double().numpy()
         mean, (low, median, high) = share.mean(1), np.quantile(share, (0.25, 0.5, 0.75), axis=1)
@@ -238,7 +241,8 @@ def inference(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     saved, label = _one(paths, "inference")
     if not _takes_steps(saved):
         raise InputError(f"{saved.path} has an encoder and takes no fast steps: use a model without an encoder")
-    model, trained = saved.model, saved.model.config.fast_steps
+    model: Any = saved.model
+    trained = model.config.fast_steps
     model.config.tolerance = None  # a row that stops early would hide its curve
     curves: dict[str, list[Tensor]] = {"NLL + KL": [], "NLL": [], "KL": []}
     layers: dict[int, list[Tensor]] = {trained: [], BEYOND * trained: []}
@@ -327,7 +331,8 @@ def _by_steps(saved: Saved, label: str) -> dict[str, Any]:
     from mentalese.evaluation.statistics import bootstrap_ratio
     from mentalese.nn.loss import IGNORED
 
-    model, trained = saved.model, saved.model.config.fast_steps
+    model: Any = saved.model
+    trained = model.config.fast_steps
     at = sorted({max(1, round(times * trained)) for times in TIMES}) if _takes_steps(saved) else [None]
     nats: dict[str, list[Tensor]] = {}
     tokens: dict[str, list[Tensor]] = {}

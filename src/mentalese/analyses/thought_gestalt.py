@@ -293,8 +293,7 @@ def _series(
 
 def _probed(path: str, label: str) -> dict[str, Any]:
     """The probe of a run at each of its checkpoints, or of a saved model, and the trends of the targets' nats."""
-    from mentalese.evaluation.reversal import QUERIES, trend
-    from mentalese.evaluation.reversal import reversal as probe
+    from mentalese.evaluation.reversal import QUERIES, run, trend
     from mentalese.models.saved import load
 
     points: list[dict[str, Any]] = []
@@ -304,7 +303,7 @@ def _probed(path: str, label: str) -> dict[str, Any]:
         print(f"probing {label}: {number + 1} of {len(checkpoints) or 1}", file=sys.stderr, flush=True)
         saved = load(path if checkpoint is None else checkpoint)
         step = None if checkpoint is None else int(checkpoint.name.removeprefix("step-"))
-        numbers = probe(saved.model, saved.tokenizer, saved.data, saved.layout, device=saved.device)
+        numbers = run(saved)
         points.append({"step": step, "tokens": None if step is None else tokens_at[step]} | numbers)
     trends = {}
     tokens: list[Any] = [point["tokens"] for point in points]

@@ -16,7 +16,12 @@ COMMANDS = {
     "train": About(
         "RECIPE|FILE [section.field=value ...] [--data SOURCE] [--out DIR] [--resume] [--dry-run]", "trains a recipe"
     ),
-    "eval": About("MODEL [--tasks perplexity,accuracy,...] [--against MODEL] [--data SOURCE]", "scores a model"),
+    "eval": About(
+        "MODEL [--tasks perplexity,blimp,...] [--data SOURCE]", "scores a model on a text and on zero-shot sets"
+    ),
+    "answer": About("MODEL [--data SOURCE] [--shots N] [--answer-samples K]", "asks a model questions"),
+    "sample": About("MODEL --judge MODEL [--kind both]", "scores a model's own text by a second model"),
+    "diff": About("MODEL OTHER [--data SOURCE]", "compares two models token by token"),
     "generate": About("MODEL --prompt TEXT ... | --file FILE", "continues a text"),
     "think": About("MODEL --text TEXT | --file FILE [--against MODEL]", "shows what a model thinks of a text"),
     "play": About("MODEL [--port N] [--host ADDRESS]", "a page on this machine to write with a model"),

@@ -14,7 +14,7 @@ from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model, check_context
 from mentalese.models.contract import count_parameters
 from mentalese.recipe import Recipe
-from mentalese.training.loop import Run, Window
+from mentalese.training.loop import LogBuffer, Run
 from mentalese.training.memory import peak_memory
 from mentalese.training.parallel import setup, teardown
 from mentalese.training.plan import Plan
@@ -105,7 +105,7 @@ def _measure(recipe: Recipe) -> tuple[float, int]:
             if step <= WARM_UP:
                 _synchronise(parallel.device)
                 began, flops = time.perf_counter(), run.flops
-            run.one_step(Window())
+            run.one_step(LogBuffer())
             run.state.step += 1
         _synchronise(parallel.device)
         return (run.flops - flops) / (time.perf_counter() - began), peak_memory(parallel.device)

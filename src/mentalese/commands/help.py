@@ -68,6 +68,8 @@ def _value_name(option: Option) -> str:
     """`INT`, or what can be chosen."""
     if option.hint is bool:
         return ""
+    if option.commas:
+        return "A,B,..."
     names = list(dict.fromkeys(map(_type_name, values.members(option.hint))))
     own = len(option.path) == 1  # without it nothing is set, which need not be said
     hidden = ["none"] * own + ["INT"] * ("NUMBER" in names)

@@ -18,6 +18,7 @@ class Option:
         doc: its documentation.
         aliases: other flags of the same option.
         common: whether `--help` shows it; `--help-all` shows all.
+        commas: a list is one word, with commas between its values.
     """
 
     path: tuple[str, ...]
@@ -27,6 +28,7 @@ class Option:
     doc: str
     aliases: tuple[str, ...] = ()
     common: bool = True
+    commas: bool = False
 
 
 def flag(*path: str) -> str:

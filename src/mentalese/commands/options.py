@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from mentalese import values
 from mentalese.commands.help import print_help
 from mentalese.commands.option import Option, flag
-from mentalese.docstrings import attribute_docs
+from mentalese.docstrings import class_docs
 from mentalese.errors import InputError, nearest
 
 T = TypeVar("T")
@@ -22,11 +22,12 @@ _WORDS = ("true", "false", "none", "null")
 
 
 def own_options(options: type) -> list[Option]:
-    """The options of a dataclass: its fields, documented under `Attributes`.
+    """The options of a dataclass: its fields and those of its bases, documented under `Attributes`.
 
-    A field's metadata may name another `flag`. Fields named in the class variable `RARE` are only in `--help-all`.
+    A field's metadata may name another `flag`, or say that a list is one word with `commas`. Fields named in the class
+    variable `RARE` are only in `--help-all`.
     """
-    hints, docs = typing.get_type_hints(options), attribute_docs(options.__doc__)
+    hints, docs = typing.get_type_hints(options), class_docs(options)
     return [
         Option(
             path=(field.name,),
@@ -35,6 +36,7 @@ def own_options(options: type) -> list[Option]:
             default=field.default,
             doc=docs.get(field.name, ""),
             common=field.name not in getattr(options, "RARE", ()),
+            commas=field.metadata.get("commas", False),
         )
         for field in dataclasses.fields(options)
     ]
@@ -101,6 +103,9 @@ def parse(
             given[option.path] = False
             continue
         try:
+            if option.commas:
+                given[option.path] = values.parse(option.hint, _value(str, [value] if equals else _take(str, rest)))
+                continue
             more = _take(option.hint, rest) if not equals or values.is_list(option.hint) else []
             given[option.path] = _value(option.hint, [value, *more] if equals else more)
         except ValueError as error:

@@ -5,10 +5,69 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mentalese.errors import InputError
+from mentalese.files import check_place, write_json
+from mentalese.models.generate_options import config_fields
+from mentalese.screen import print_table
+
+if TYPE_CHECKING:
+    from mentalese.models.saved import Saved
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultOptions:
+    """What the commands that measure a model have in common.
+
+    Attributes:
+        config: FIELD=VALUE ...: other values of the model's config, as far as the weights allow.
+        out: a JSON file for the results.
+        json: print the results as JSON.
+    """
+
+    config: tuple[str, ...] = ()
+    out: Path | None = None
+    json: bool = False
+
+    def open(self, path: str) -> Saved:
+        """The model of the command."""
+        from mentalese.models.saved import load
+
+        return load(path, device(), config=config_fields(self.config))
+
+    def check(self) -> None:
+        """Raises `InputError` for a result or a config that could not be used."""
+        check_place(self.out, "--out")
+        config_fields(self.config)
+
+    def report(self, results: dict[str, Any], header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Saves the results, and prints them as JSON or the rows as a table."""
+        if self.out is not None:
+            write_json(self.out, results)
+        if self.json:
+            print_json(results)
+        else:
+            print_table(header, rows)
+
+
+def metric_rows(results: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """All numbers in results with their names, `normal.margin.mean`, and their standard errors if they have some.
+
+    Subsets are only in the file; of a protocol only the estimator is shown, unless it is `exact`.
+    """
+    for name, value in results.items():
+        if name == "protocol" and value.get("estimator", "exact") != "exact":
+            yield f"{prefix}estimator", value["estimator"]
+        error = results.get(f"{name}_stderr")
+        if isinstance(value, dict) and name not in ("protocol", "subsets"):
+            yield from metric_rows(value, f"{prefix}{name}.")
+        elif isinstance(value, int | float) and not name.endswith("_stderr"):
+            shown = f"{value:,.4f}" if isinstance(value, float) else f"{value:,}"
+            yield prefix + name, shown if error is None else f"{shown} ± {error:,.4f}"
 
 
 def device() -> Any:

@@ -76,7 +76,7 @@ class Contender:
         _synchronise()
         began = time.perf_counter()
         for _ in range(steps):
-            run.one_step(loop.Window())
+            run.one_step(loop.LogBuffer())
             run.state.step += 1
         _synchronise()
         seconds = time.perf_counter() - began

@@ -1,5 +1,5 @@
-"""Answers to questions: the model goes on from each, greedily and where asked also by drawing, and what it says is held
-to the record's own answer.
+"""Answers to questions: the model continues each question, greedily and if asked also by sampling, and its answers are
+compared with the record's own.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import torch
 
 from mentalese.data.batch import Batch
 from mentalese.data.evaluation import question_batches
-from mentalese.data.layouts import Layout
+from mentalese.data.layouts import Packed
 from mentalese.data.tokenizers import decode
 from mentalese.errors import InputError
-from mentalese.models.adapter import hugging_face_model
+from mentalese.evaluation.options import AnswerOptions
 from mentalese.models.build import context_length
 from mentalese.models.generation import seeded
-from mentalese.recipe import DataConfig, EvaluationConfig
+from mentalese.models.saved import Saved
 from mentalese.screen import progress
 
 if TYPE_CHECKING:
@@ -36,59 +36,21 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
-
-@dataclass(frozen=True, kw_only=True)
-class Asking:
-    """How questions are asked, beyond once and as they are.
-
-    Attributes:
-        shots: so many records of the training split stand before each question, as text, an empty line after each;
-            they are drawn anew for each question, from those that leave room for all in the model's context.
-        answer_samples: answers drawn for each question, each by a call of `generate` of its own, so that a model that
-            infers its thoughts infers them anew.
-        num_beams: in their place all beams of a search so wide.
-        temperature: of the drawn answers.
-        seed: of shots and drawn answers.
-    """
-
-    shots: int = 0
-    answer_samples: int | None = None
-    num_beams: int | None = None
-    temperature: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in (("shots", 0), ("answer_samples", 1), ("num_beams", 2)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise InputError(f"{name} is {value}: give at least {least}")
-        if self.answer_samples is not None and self.num_beams is not None:
-            raise InputError(
-                f"answer_samples is {self.answer_samples} and num_beams is {self.num_beams}: give one of them"
-            )
-        if not self.temperature > 0:
-            raise InputError(f"temperature is {self.temperature}: give a positive number")
-
-    @property
-    def attempts(self) -> int:
-        """Answers to each question beside the greedy one."""
-        return self.answer_samples or self.num_beams or 0
-
-
-ONCE = Asking()
+GREEDILY = AnswerOptions()
+"""One greedy answer per question, without examples."""
 
 
 @dataclass(frozen=True)
-class Answered:
-    """What a model said to one question.
+class AnswerRecord:
+    """A model's answer to one question.
 
     Attributes:
         document: the number of the question in its split.
-        text: all that the model wrote.
-        answer: what of it counts.
+        text: the model's whole output.
+        answer: the part of it that counts.
         expected: the record's own answer, by `final_answer`.
         correct: whether the two are the same.
-        attempts: the answers that were drawn, or those of the beams.
+        attempts: the sampled answers, or those of the beams.
     """
 
     document: int
@@ -100,17 +62,17 @@ class Answered:
 
 
 @dataclass(frozen=True)
-class Answers:
-    """How often a model answers right.
+class AnswerMetrics:
+    """How often a model answers correctly.
 
     Attributes:
-        accuracy: the share of questions whose greedy answer is the record's, to the letter.
+        accuracy: the share of questions whose greedy answer equals the record's.
         exact_match: the same without capitals, punctuation and articles (Rajpurkar et al., "SQuAD", 2016).
         f1: of the answers' words, normalised in the same way; the mean over questions.
-        questions: how many were asked.
+        questions: the number of questions.
         protocol: how they were asked.
-        pass_at_k: the share of questions to which any of the k attempts of `protocol` is the record's answer, to the
-            letter; `None` where there was no attempt.
+        pass_at_k: the share of questions for which any of the k attempts of `protocol` equals the record's answer;
+            `None` without attempts.
     """
 
     accuracy: float
@@ -121,152 +83,159 @@ class Answers:
     pass_at_k: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        figures = dataclasses.asdict(self)
+        metrics = dataclasses.asdict(self)
         if self.pass_at_k is None:
-            del figures["pass_at_k"]
-        return figures
+            del metrics["pass_at_k"]
+        return metrics
 
 
-def answers(
-    model: Any,
-    tokenizer: PreTrainedTokenizerBase,
+def run(saved: Saved, options: AnswerOptions = GREEDILY, *, show: bool = False) -> dict[str, Any]:
+    """Asks the questions of a split.
+
+    Returns:
+        `AnswerMetrics.to_dict()` with `split`, `source`, `detokenizer` and `data_hash` of the questions.
+
+    Raises:
+        InputError: the source has texts and no questions; what `answer_records` and `Saved.store` raise.
+    """
+    saved = options.read_by(saved).at(options.stage, options.latents)
+    changes = {"max_documents": options.documents, "answer_tokens": options.answer_tokens}
+    saved = saved.scored_by(**{name: value for name, value in changes.items() if value is not None})
+    # A model of texts reads questions as text; the store separates their parts all the same.
+    store = saved.store(options.split, layout=None if saved.layout.questions else Packed(), show=show)
+    if store.meta["kind"] != "records":
+        raise InputError(
+            f"the source {saved.data.source} contains texts and no questions: use rows of question, steps and answer, "
+            "or a set such as --data gsm8k:PATH"
+        )
+    metrics = answer_metrics(saved, store.splits[options.split], options, examples=store.splits.get("train"), show=show)
+    return metrics.to_dict() | options.origin(saved, store)
+
+
+def answer_metrics(
+    saved: Saved,
     split: Split,
-    data: DataConfig,
-    layout: Layout,
-    evaluation: EvaluationConfig,
+    options: AnswerOptions = GREEDILY,
     *,
-    asking: Asking = ONCE,
     examples: Split | None = None,
-    device: str | torch.device = "cpu",
     show: bool = False,
-) -> Answers:
-    """Asks a split's questions; takes and raises what `answered` does."""
-    given = answered(
-        model, tokenizer, split, data, layout, evaluation, asking=asking, examples=examples, device=device, show=show
-    )
+) -> AnswerMetrics:
+    """How often the model answers a split's questions correctly. Takes and raises what `answer_records` does."""
+    records = answer_records(saved, split, options, examples=examples, show=show)
     protocol: dict[str, Any] = {
         "decoding": "greedy",
-        "answer": "the text after the last #, without commas" if layout.questions else _FREE_ANSWER,
-        **layout.asked(),
-        "answer_tokens": evaluation.answer_tokens,
-        "documents": len(given),
+        "answer": "the text after the last #, without commas" if saved.layout.questions else _FREE_ANSWER,
+        **saved.layout.asked(),
+        "answer_tokens": saved.evaluation.answer_tokens,
+        "documents": len(records),
     }
-    if asking.shots:
-        protocol["shots"] = {"records": asking.shots, "seed": asking.seed}
-    if asking.attempts:
-        drawn = {"temperature": asking.temperature, "seed": asking.seed, "batch_size": evaluation.batch_size}
-        how = {"decoding": "sampled"} | drawn if asking.answer_samples else {"decoding": "beams"}
-        protocol["attempts"] = {"k": asking.attempts} | how
-    return Answers(
-        accuracy=statistics.fmean(each.correct for each in given),
-        exact_match=statistics.fmean(_words(each.answer) == _words(each.expected) for each in given),
-        f1=statistics.fmean(_f1(_words(each.answer), _words(each.expected)) for each in given),
-        questions=len(given),
+    if options.shots:
+        protocol["shots"] = {"records": options.shots, "seed": options.seed}
+    if options.attempts:
+        sampling = {"temperature": options.temperature, "seed": options.seed, "batch_size": saved.evaluation.batch_size}
+        how = {"decoding": "sampled"} | sampling if options.answer_samples else {"decoding": "beams"}
+        protocol["attempts"] = {"k": options.attempts} | how
+    return AnswerMetrics(
+        accuracy=statistics.fmean(record.correct for record in records),
+        exact_match=statistics.fmean(_words(record.answer) == _words(record.expected) for record in records),
+        f1=statistics.fmean(_f1(_words(record.answer), _words(record.expected)) for record in records),
+        questions=len(records),
         protocol=protocol,
-        pass_at_k=statistics.fmean(each.expected in each.attempts for each in given) if asking.attempts else None,
+        pass_at_k=statistics.fmean(r.expected in r.attempts for r in records) if options.attempts else None,
     )
 
 
-def answered(
-    model: Any,
-    tokenizer: PreTrainedTokenizerBase,
+def answer_records(
+    saved: Saved,
     split: Split,
-    data: DataConfig,
-    layout: Layout,
-    evaluation: EvaluationConfig,
+    options: AnswerOptions = GREEDILY,
     *,
-    asking: Asking = ONCE,
     examples: Split | None = None,
-    device: str | torch.device = "cpu",
     show: bool = False,
-) -> list[Answered]:
+) -> list[AnswerRecord]:
     """A model's answer to each question of a split, in the split's order.
 
-    The greedy answers do not depend on the batch size; what is drawn does. A model that was not trained on records gets
-    the question as a text that it is to go on with, see `free_answer`.
+    The greedy answers do not depend on the batch size; sampled ones do. A model that was not trained on questions
+    continues the question as text, see `free_answer`.
 
     Args:
-        model: keeps the contract, or is a Hugging Face causal LM; left in the mode it came in.
-        split: records.
-        data: how texts are split into sentences.
-        layout: how the model reads text; of questions also the stage and the number of latents.
-        evaluation: how many of them, how many at once, and how long an answer may be.
+        saved: the model; its `layout` has the stage and the number of latents, its `evaluation` the number of
+            questions, how many are asked at once, and how long an answer may be. Left in the mode it came in.
+        split: questions with their answers.
+        options: shots, attempts, temperature and seed; the other options are those of `run`.
         examples: the records that shots are drawn from; never the question itself.
 
     Raises:
-        InputError: documents that are no records, latents that the tokenizer has no tokens for, too few records for
+        InputError: documents without questions, latents for which the tokenizer has no tokens, too few records for
             the shots, or questions that leave no room for an answer in the model's context; nothing has been asked
             then.
     """
-    plain = hugging_face_model(model)
-    batches = _batches(plain.config, tokenizer, split, data, layout, evaluation, asking, examples)
-    special = layout.special_ids(tokenizer)
-    options: dict[str, Any] = {name: special[name] for name in ("pad_token_id", "eos_token_id")}
-    options |= {"max_new_tokens": evaluation.answer_tokens}
-    given: list[Answered] = []
-    count = evaluation.documents(len(split.document_bytes))
-    with seeded(plain, asking.seed), torch.no_grad(), progress("Answering", count, show=show) as bar:
+    batches = _batches(saved, split, options, examples)
+    special = saved.layout.special_ids(saved.tokenizer)
+    generation: dict[str, Any] = {name: special[name] for name in ("pad_token_id", "eos_token_id")}
+    generation |= {"max_new_tokens": saved.evaluation.answer_tokens}
+    records: list[AnswerRecord] = []
+    count = saved.evaluation.documents(len(split.document_bytes))
+    with (
+        seeded(saved.hugging_face, options.seed),
+        torch.no_grad(),
+        progress("Answering", count, show=show) as bar,
+    ):
         for batch in batches:
-            rows = {name: batch[name].to(device) for name in ("input_ids", "attention_mask")}
-            said = _go_on(plain, tokenizer, rows, options | {"do_sample": False, "num_beams": 1})
-            tries = _attempts(plain, tokenizer, rows, options, asking)
+            rows = {name: batch[name].to(saved.device) for name in ("input_ids", "attention_mask")}
+            texts = _continued(saved, rows, generation | {"do_sample": False, "num_beams": 1})
+            attempts = _attempts(saved, rows, generation, options)
             for i, document in enumerate(batch["documents"].tolist()):
-                expected = final_answer(_segment(split, split.document_segments[document + 1] - 1, tokenizer))
-                answer, *attempts = (
-                    final_answer(text) if layout.questions else free_answer(text, expected)
-                    for text in (said[i], *tries[i])
+                last = split.document_segments[document + 1] - 1
+                expected = final_answer(_segment(split, last, saved.tokenizer))
+                answer, *others = (
+                    final_answer(text) if saved.layout.questions else free_answer(text, expected)
+                    for text in (texts[i], *attempts[i])
                 )
-                given.append(Answered(document, said[i], answer, expected, answer == expected, tuple(attempts)))
-            bar.update(len(given), f"accuracy {statistics.fmean(each.correct for each in given):.1%}")
-    return sorted(given, key=lambda each: each.document)
+                records.append(AnswerRecord(document, texts[i], answer, expected, answer == expected, tuple(others)))
+            bar.update(len(records), f"accuracy {statistics.fmean(record.correct for record in records):.1%}")
+    return sorted(records, key=lambda record: record.document)
 
 
-def _go_on(
-    model: Any, tokenizer: PreTrainedTokenizerBase, rows: dict[str, torch.Tensor], options: dict[str, Any]
-) -> list[str]:
-    new = model.generate(**rows, **options)[:, rows["input_ids"].shape[1] :]
-    return [decode(ids, tokenizer) for ids in new]
+def _continued(saved: Saved, rows: dict[str, torch.Tensor], generation: dict[str, Any]) -> list[str]:
+    """The new text after each row."""
+    new = saved.hugging_face.generate(**rows, **generation)[:, rows["input_ids"].shape[1] :]
+    return [decode(ids, saved.tokenizer) for ids in new]
 
 
 def _attempts(
-    model: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    rows: dict[str, torch.Tensor],
-    options: dict[str, Any],
-    asking: Asking,
+    saved: Saved, rows: dict[str, torch.Tensor], generation: dict[str, Any], options: AnswerOptions
 ) -> list[list[str]]:
-    """What the model says to each row, so many times as `asking` says."""
-    if asking.num_beams:
-        width = asking.num_beams
+    """The `options.attempts` further answers to each row."""
+    if options.num_beams:
+        width = options.num_beams
         beams = {"do_sample": False, "num_beams": width, "num_return_sequences": width}
-        said = _go_on(model, tokenizer, rows, options | beams)
-        return [said[i : i + width] for i in range(0, len(said), width)]
-    # All of the distribution, whatever the model's own generation settings cut off.
-    drawn = {"do_sample": True, "num_beams": 1, "temperature": asking.temperature, "top_k": 0, "top_p": 1.0}
-    calls = [_go_on(model, tokenizer, rows, options | drawn) for _ in range(asking.attempts)]
-    return [[said[i] for said in calls] for i in range(len(rows["input_ids"]))]
+        texts = _continued(saved, rows, generation | beams)
+        return [texts[i : i + width] for i in range(0, len(texts), width)]
+    # The whole distribution, whatever the model's own generation settings cut off.
+    sampling = {"do_sample": True, "num_beams": 1, "temperature": options.temperature, "top_k": 0, "top_p": 1.0}
+    calls = [_continued(saved, rows, generation | sampling) for _ in range(options.attempts)]
+    return [[texts[i] for texts in calls] for i in range(len(rows["input_ids"]))]
 
 
-def check_room(
-    config: Any, split: Split, layout: Layout, evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def check_room(saved: Saved, split: Split) -> None:
     """Raises `InputError` if a question of the split leaves no room for its answer in the model's context."""
-    longest = next(question_batches(split, layout, evaluation, tokenizer))["input_ids"].shape[1]
-    _check_longest(config, longest, evaluation)
+    batches = question_batches(split, saved.layout, saved.evaluation, saved.tokenizer)
+    _check_longest(saved, next(batches)["input_ids"].shape[1])
 
 
-def _check_longest(config: Any, longest: int, evaluation: EvaluationConfig) -> None:
-    context = context_length(config)
-    if context is not None and longest + evaluation.answer_tokens > context:
-        remedy = f"give at most {context - longest}" if longest < context else "leave out the longest questions"
+def _check_longest(saved: Saved, longest: int) -> None:
+    context, answer_tokens = context_length(saved.model.config), saved.evaluation.answer_tokens
+    if context is not None and longest + answer_tokens > context:
+        remedy = f"set at most {context - longest}" if longest < context else "remove the longest questions"
         raise InputError(
-            f"evaluation.answer_tokens is {evaluation.answer_tokens}: the longest question has {longest} tokens and "
+            f"evaluation.answer_tokens is {answer_tokens}: the longest question has {longest} tokens and "
             f"the model's context is {context}, {remedy}"
         )
 
 
 def final_answer(text: str) -> str:
-    """What of a text is its answer: all after the last `#`, without commas (Hao et al., "Coconut", 2024)."""
+    """The answer in a text: everything after the last `#`, without commas (Hao et al., "Coconut", 2024)."""
     return text.rpartition("#")[2].replace(",", "").strip()
 
 
@@ -274,41 +243,32 @@ _FREE_ANSWER = "what follows the first #s of the text up to an empty line, or el
 
 
 def free_answer(text: str, expected: str) -> str:
-    """The same for a model that never learnt how an answer ends.
+    """The same for a model that was not trained to end an answer.
 
-    Of the text up to an empty line, which ends a shot: what follows the first `#`s, to the end of their line, or where
-    there is none and a number is expected, the last number; without commas.
+    In the text up to an empty line, which ends a shot: what follows the first `#`s, to the end of their line; or, if
+    there are none and a number is expected, the last number; without commas.
     """
-    own = text.strip().partition("\n\n")[0].replace(",", "")
-    if "#" in own:
-        return own.partition("#")[2].lstrip("#").strip().partition("\n")[0].strip()
-    numbers = _NUMBER.findall(own) if _NUMBER.fullmatch(expected) else [own]
+    first = text.strip().partition("\n\n")[0].replace(",", "")
+    if "#" in first:
+        return first.partition("#")[2].lstrip("#").strip().partition("\n")[0].strip()
+    numbers = _NUMBER.findall(first) if _NUMBER.fullmatch(expected) else [first]
     return numbers[-1] if numbers else ""
 
 
 # -- prompts -----------------------------------------------------------------------------------------------------------
 
 
-def _batches(
-    config: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    split: Split,
-    data: DataConfig,
-    layout: Layout,
-    evaluation: EvaluationConfig,
-    asking: Asking,
-    examples: Split | None,
-) -> Iterator[Batch]:
-    """What `question_batches` returns, as text if a model has to read questions so."""
-    if layout.questions and not asking.shots:
-        check_room(config, split, layout, evaluation, tokenizer)
-        return question_batches(split, layout, evaluation, tokenizer)
-    count = evaluation.documents(len(split.document_bytes))
-    texts = [_segment(split, split.document_segments[i], tokenizer) for i in range(count)]
-    if asking.shots:
-        texts = _after_shots(texts, config, tokenizer, split, data, layout, evaluation, asking, examples)
-    encoded = layout.encode_prompts(texts, tokenizer, data)
-    _check_longest(config, encoded["input_ids"].shape[1], evaluation)
+def _batches(saved: Saved, split: Split, options: AnswerOptions, examples: Split | None) -> Iterator[Batch]:
+    """What `question_batches` returns; as text for models of text and with shots."""
+    if saved.layout.questions and not options.shots:
+        check_room(saved, split)
+        return question_batches(split, saved.layout, saved.evaluation, saved.tokenizer)
+    count = saved.evaluation.documents(len(split.document_bytes))
+    texts = [_segment(split, split.document_segments[i], saved.tokenizer) for i in range(count)]
+    if options.shots:
+        texts = _after_shots(texts, saved, split, options, examples)
+    encoded = saved.layout.encode_prompts(texts, saved.tokenizer, saved.data)
+    _check_longest(saved, encoded["input_ids"].shape[1])
     lengths = encoded["attention_mask"].sum(1)
     order = lengths.argsort(descending=True, stable=True)
 
@@ -316,41 +276,34 @@ def _batches(
         longest = int(lengths[documents[0]])
         return {name: tensor[documents, -longest:] for name, tensor in encoded.items()} | {"documents": documents}
 
-    return map(batch, order.split(evaluation.batch_size))
+    return map(batch, order.split(saved.evaluation.batch_size))
 
 
 def _after_shots(
-    questions: list[str],
-    config: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    split: Split,
-    data: DataConfig,
-    layout: Layout,
-    evaluation: EvaluationConfig,
-    asking: Asking,
-    examples: Split | None,
+    questions: list[str], saved: Saved, split: Split, options: AnswerOptions, examples: Split | None
 ) -> list[str]:
-    """Each question behind examples of its own, an empty line after each."""
+    """Each question after examples of its own, with an empty line after each."""
     if examples is None:
-        raise InputError(f"shots is {asking.shots}: the source has no train split to take them from")
-    sizes, context, usable = np.diff(examples.documents), context_length(config), len(examples.document_bytes)
+        raise InputError(f"shots is {options.shots}: the source has no train split to draw them from; remove it")
+    tokenizer, context = saved.tokenizer, context_length(saved.model.config)
+    sizes, usable = np.diff(examples.documents), len(examples.document_bytes)
     if context is not None:
-        longest = layout.encode_prompts(questions, tokenizer, data)["input_ids"].shape[1]
-        # The end of a document, which is in its size, and one more token make an empty line.
-        share = (context - evaluation.answer_tokens - longest) // asking.shots
+        longest = saved.layout.encode_prompts(questions, tokenizer, saved.data)["input_ids"].shape[1]
+        # The end of a document, which its size includes, and one more token make an empty line.
+        share = (context - saved.evaluation.answer_tokens - longest) // options.shots
         fitting = np.flatnonzero(sizes + 1 <= share)
     else:
         fitting = np.arange(usable)
-    if len(fitting) <= asking.shots:
+    if len(fitting) <= options.shots:
         raise InputError(
-            f"shots is {asking.shots}: only {len(fitting)} of {usable} training records are so short that all fit the "
-            f"model's context ({context}), ask with fewer"
+            f"shots is {options.shots}: only {len(fitting)} of {usable} training records are so short that all of them "
+            f"fit the model's context ({context}); set fewer"
         )
     texts = []
     for document, question in enumerate(questions):
         others = fitting[fitting != document] if examples is split else fitting
-        drawn = np.random.default_rng([asking.seed, document]).choice(others, asking.shots, replace=False)
-        shots = (decode(_tokens(examples, *examples.documents[[i, i + 1]] - [0, 1]), tokenizer) for i in drawn)
+        chosen = np.random.default_rng([options.seed, document]).choice(others, options.shots, replace=False)
+        shots = (decode(_tokens(examples, *examples.documents[[i, i + 1]] - [0, 1]), tokenizer) for i in chosen)
         texts.append("\n\n".join([*shots, question]))
     return texts
 
@@ -363,7 +316,7 @@ def _tokens(split: Split, start: int, stop: int) -> torch.Tensor:
     return torch.from_numpy(split.tokens[start:stop].astype("int64"))
 
 
-# -- how right an answer is --------------------------------------------------------------------------------------------
+# -- comparing answers -------------------------------------------------------------------------------------------------
 
 
 def _words(text: str) -> list[str]:

@@ -1,7 +1,6 @@
-"""Every model as lm-eval asks it: log-likelihoods by the model's own `token_nll`, whatever its family.
+"""Every model for lm-eval: log-likelihoods by the model's own `token_nll`, whatever its family.
 
-`MentaleseLM(*load_model(path), recipe.data, recipe.layout)` is an `lm_eval.api.model.LM` for all of lm-eval's tasks,
-with `recipe = saved_recipe(path)`.
+`MentaleseLM(mentalese.load(path))` is an `lm_eval.api.model.LM` for all of lm-eval's tasks.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,23 +22,18 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator import evaluate
 
 from mentalese.data.batch import Batch, to_device
-from mentalese.data.layouts import Layout, Packed
 from mentalese.data.sentences import open_splitter
 from mentalese.data.tokenizers import corpus_encoder
 from mentalese.errors import InputError
 from mentalese.models.build import context_length
 from mentalese.models.contract import evaluation_mode
-from mentalese.models.generation import generate_text
+from mentalese.models.saved import Saved
 from mentalese.nn.loss import IGNORED
-from mentalese.recipe import DataConfig
 from mentalese.screen import progress
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 class Score(NamedTuple):
-    """Of a continuation: `nll` in nats, summed over its `tokens`, and whether each of them is the likeliest one."""
+    """Of a continuation: `nll` in nats, summed over its `tokens`, and whether each of them is the most likely one."""
 
     nll: float
     tokens: int
@@ -56,54 +50,43 @@ class _Window(NamedTuple):
 
 
 class MentaleseLM(LM):
-    """A model that keeps the contract, for lm-eval.
+    """A trained model for lm-eval.
 
     A text is read as in training (`Layout.encode_prompts`): after the end of a document, or as sentences between their
-    markers, which are given and never scored. Every token of a continuation is scored, a token that begins in the
-    context and ends in the continuation too. A text that is longer than the model reads at once is read in windows,
-    each of them with at least half a window of context; where a whole text is scored, in lm-eval's blocks.
+    markers, which are context and never scored. Every token of a continuation is scored, also a token that begins in
+    the context and ends in the continuation. A text longer than the model reads at once is read in windows, each with
+    at least half a window of context; a whole text that is scored is read in lm-eval's blocks.
+
+    Results do not depend on the batch size, which is that of `saved.evaluation`.
 
     Args:
-        model: keeps the contract (`load_model`); left in the mode that it came in.
-        data: how texts are split into sentences; unless set, as by default.
-        layout: how texts become tokens; unless set, plain text.
-        max_length: the most tokens read at once; unless set, the model's context. Models of sentences read all.
-        batch_size: rows at once; results do not depend on it.
-        device: where the model is.
+        saved: the model; left in the mode it came in.
+        max_length: the most tokens read at once; `None`: as its recipe scores, or else the model's context. Models of
+            sentences read everything.
 
     Raises:
         InputError: a layout of questions, which are not plain text, or a tokenizer without markers.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: PreTrainedTokenizerBase,
-        data: DataConfig | None = None,
-        layout: Layout | None = None,
-        *,
-        max_length: int | None = None,
-        batch_size: int = 16,
-        device: str | torch.device = "cpu",
-        show: bool = False,
-    ) -> None:
+    def __init__(self, saved: Saved, *, max_length: int | None = None, show: bool = False) -> None:
         super().__init__()
-        self.model, self.tokenizer = model, tokenizer
-        self.data, self.layout = data or DataConfig(), layout or Packed()
+        self.saved, self.show = saved, show
+        self.model, self.tokenizer, self.layout = saved.model, saved.tokenizer, saved.layout
         if self.layout.questions:
             raise InputError(
                 f"layout is {self.layout.kind!r}: such a model reads questions and not plain text; use another model"
             )
-        self.special_ids = self.layout.special_ids(tokenizer)
-        context = max_length or context_length(model.config)
+        self.special_ids = self.layout.special_ids(self.tokenizer)
+        # A model of another project has no recipe, and reads all of its context.
+        window = self.layout.window(saved.evaluation) if saved.recipe else None
+        context = max_length or (window[0] if window else context_length(self.model.config))
         self.max_length = None if self.layout.sequential else context
-        self.batch_size, self.show = batch_size, show
-        self._device = torch.device(device)
-        self._backend = corpus_encoder(tokenizer)
-        self._split = open_splitter(self.data.sentences)[0] if self.layout.markers else lambda text: [text]
+        self.batch_size = saved.evaluation.batch_size
+        self._backend = corpus_encoder(self.tokenizer)
+        self._split = open_splitter(saved.data.sentences)[0] if self.layout.markers else lambda text: [text]
 
     def protocol(self, *, blocks: bool = False) -> dict[str, Any]:
-        """The words that a figure is published with; `blocks`: of whole texts."""
+        """How the model was scored, in words to publish with a result; `blocks`: of whole texts."""
         cut = f"of at most {self.max_length} tokens"
         longer = f"blocks {cut} that share one" if blocks else f"windows {cut}"
         longer = "whole texts" if self.max_length is None else longer
@@ -114,41 +97,32 @@ class MentaleseLM(LM):
             "lm_eval": version("lm-eval"),
         }
 
-    # -- what lm-eval asks -------------------------------------------------------------------------------------------
+    # -- what lm-eval calls ------------------------------------------------------------------------------------------
 
     def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Of each (context, continuation): nats, and whether greedy decoding gives the continuation's tokens."""
+        """For each (context, continuation): its log-likelihood, and whether greedy decoding yields its tokens."""
         scores = self.score([request.args for request in requests], greedy=True)
         return [(-score.nll, bool(score.greedy)) for score in scores]
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Of each whole (text,): nats, in blocks that share one token; the last one begins early enough to be full."""
+        """For each whole (text,): its log-likelihood, in blocks that share one token, the last of them full."""
         return [-score.nll for score in self.score([("", *request.args) for request in requests], blocks=True)]
 
     def scores(self, requests: Sequence[Instance]) -> list[Score]:
-        """A kind of request of our own: as `loglikelihood`, with the number of tokens and not asking what is greedy."""
+        """A kind of request of our own: as `loglikelihood`, with the number of tokens and without greedy decoding."""
         return self.score([request.args for request in requests])
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """What the model goes on with after each (context, options), up to the first of `options["until"]`."""
+        """How the model continues each (context, options), up to the first of `options["until"]`."""
         texts = []
-        for given, group in groupby(requests, key=lambda request: request.args[1]):
+        for settings, group in groupby(requests, key=lambda request: request.args[1]):
             contexts = [request.args[0] for request in group]
-            options = {"max_gen_toks": 256, "until": [], "do_sample": False} | given
+            options = {"max_gen_toks": 256, "until": [], "do_sample": False} | settings
             new, until = options.pop("max_gen_toks"), options.pop("until")
-            if not options["do_sample"]:  # lm-eval says so by a temperature of 0, which transformers warns of
+            if not options["do_sample"]:  # lm-eval means this by a temperature of 0, which transformers warns of
                 options.pop("temperature", None)
-            found = generate_text(
-                self.model,
-                self.tokenizer,
-                contexts,
-                self.data,
-                self.layout,
-                max_new_tokens=new,
-                batch_size=self.batch_size,
-                **options,
-            )
-            for context, text in zip(contexts, found):
+            continued = self.saved.generate(contexts, max_new_tokens=new, batch_size=self.batch_size, **options)
+            for context, text in zip(contexts, continued):
                 text = text[len(context) :]
                 for stop in [until] if isinstance(until, str) else until:
                     text = text.partition(stop)[0]
@@ -161,13 +135,13 @@ class MentaleseLM(LM):
     def score(self, pairs: Sequence[tuple[str, str]], *, greedy: bool = False, blocks: bool = False) -> list[Score]:
         """The likelihood of each continuation after its context; the context may be empty.
 
-        Labels are on the continuation alone, so that a model whose likelihood is that of all its labels gives the
-        conditional one; a model that infers something from a text does so from the context.
+        Only the continuation has labels. So a model whose likelihood is that of all its labels returns the conditional
+        one, and a model that infers something from a text does so from the context.
 
         Args:
             pairs: (context, continuation), joined as they are.
-            greedy: also look at the logits, by a pass of their own.
-            blocks: read what is too long in blocks instead of windows.
+            greedy: also look at the logits, in a pass of their own.
+            blocks: read long texts in blocks instead of windows.
 
         Raises:
             InputError: a context and continuation without any text.
@@ -185,7 +159,7 @@ class MentaleseLM(LM):
             done = 0
             for start in range(0, len(windows), self.batch_size):
                 part = windows[start : start + self.batch_size]
-                batch = to_device(self._batch(part, rows, labels), self._device)
+                batch = to_device(self._batch(part, rows, labels), self.saved.device)
                 by_token = self.model.token_nll(batch, **self.model.continuation_scoring())
                 nats = by_token.cpu().double().sum(1).numpy()  # float64: a sum of many tokens
                 for window, value in zip(part, nats):
@@ -200,16 +174,16 @@ class MentaleseLM(LM):
                         right[window.row] &= is_right
                 bar.update(done := done + sum(window.end - window.start for window in part))
         counts = (int((row != IGNORED).sum()) for row in labels)
-        found = {
+        scores = {
             pair: Score(float(nats), tokens, bool(is_right) if greedy else None)
             for pair, nats, tokens, is_right in zip(asked, nll, counts, right)
         }
-        return [found[pair] for pair in pairs]
+        return [scores[pair] for pair in pairs]
 
     def _encode(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Of each pair the token ids and the labels, both int64 [length]."""
+        """The token ids and the labels of each pair, both int64 [length]."""
         texts = [context + continuation for context, continuation in pairs]
-        prompts = self.layout.encode_prompts(texts, self.tokenizer, self.data)
+        prompts = self.layout.encode_prompts(texts, self.tokenizer, self.saved.data)
         markers = list(self.special_ids.values())
         rows, labels = [], []
         for ids, mask, (context, continuation) in zip(prompts["input_ids"], prompts["attention_mask"], pairs):
@@ -232,7 +206,7 @@ class MentaleseLM(LM):
         return count
 
     def _windows(self, labels: np.ndarray, blocks: bool) -> Iterator[tuple[int, int, int]]:
-        """`(start, scored, end)`: together they score every label once."""
+        """`(start, scored, end)` of windows that together score every label once."""
         scored = int(np.argmax(labels != IGNORED))
         size = self.max_length or len(labels)
         while scored < len(labels):
@@ -254,18 +228,18 @@ class MentaleseLM(LM):
         return batch
 
     def _is_greedy(self, batch: Batch) -> np.ndarray:
-        """bool [rows]: every label has the largest logit; of models that fill in masks, all of them at once."""
+        """bool [rows]: every label has the largest logit; models that fill in masks predict all of them at once."""
         logits = self.model(**self.model.continuation_inputs(batch), use_cache=False).logits
         labels = batch["labels"][:, 1:]
-        said = logits[:, :-1] if self.model.causal else logits[:, 1:]
-        return ((said.argmax(-1) == labels) | (labels == IGNORED)).all(1).cpu().numpy()
+        predicted = logits[:, :-1] if self.model.causal else logits[:, 1:]
+        return ((predicted.argmax(-1) == labels) | (labels == IGNORED)).all(1).cpu().numpy()
 
 
 # -- tasks -----------------------------------------------------------------------------------------------------------
 
 
 class _LocalTask(ConfigurableTask):
-    """lm-eval's task over rows that were read already."""
+    """An lm-eval task over rows that were already read."""
 
     def __init__(self, name: str, rows: list[dict[str, Any]], config: dict[str, Any]) -> None:
         self._rows = rows
@@ -276,7 +250,7 @@ class _LocalTask(ConfigurableTask):
 
 
 class _ChoiceTask(_LocalTask):
-    """Questions with choices, ranked by the perplexity of the whole text too."""
+    """Questions with choices, also ranked by the perplexity of the whole text."""
 
     def __init__(self, name: str, rows: list[dict[str, Any]], config: dict[str, Any], premise: Any) -> None:
         super().__init__(name, rows, config)
@@ -298,7 +272,7 @@ class _ChoiceTask(_LocalTask):
         half = len(results) // 2
         likeliest = min(range(half), key=lambda i: results[half + i].nll / results[half + i].tokens)
         gold = self.doc_to_text(doc) if self.multiple_input else self.doc_to_target(doc)
-        # Whether the choice is greedy is read by `exact_match` alone, which no set asks for.
+        # Only `exact_match` reads whether the choice is greedy, and no set uses that.
         theirs = super().process_results(doc, [(-score.nll, False) for score in results[:half]])
         return {"acc_perplexity": float(likeliest == gold), **theirs}
 
@@ -306,37 +280,37 @@ class _ChoiceTask(_LocalTask):
 def ask(
     lm: MentaleseLM, tasks: dict[str, tuple[list[dict[str, Any]], dict[str, Any], Callable[[Any], str] | None]]
 ) -> dict[str, dict[str, float | None]]:
-    """lm-eval's figures of each task, given as rows, lm-eval's config and the premise that perplexity reads.
+    """lm-eval's metrics of tasks, each of them rows, lm-eval's config and the premise that perplexity reads.
 
     Returns:
         `{task: {metric: mean, metric_stderr: its standard error}}`; the latter is `None` for a single row.
     """
-    made = {
+    loaded = {
         name: _ChoiceTask(name, rows, config, premise)
         if config["output_type"] == "multiple_choice"
         else _LocalTask(name, rows, config)
         for name, (rows, config, premise) in tasks.items()
     }
     with _quiet():
-        found = evaluate(lm=lm, task_dict={"tasks": made}, log_samples=False)["results"]
-    return {name: _by_name(found[name]) for name in tasks}
+        results = evaluate(lm=lm, task_dict={"tasks": loaded}, log_samples=False)["results"]
+    return {name: _by_name(results[name]) for name in tasks}
 
 
-_SEED = 1234  # lm-eval's own, of examples
-_RESAMPLINGS = 1000  # that standard errors without a formula come from
+_SEED = 1234  # lm-eval's own, for few-shot examples
+_RESAMPLINGS = 1000  # for standard errors that have no formula
 
 
 def ask_loaded(
     lm: MentaleseLM, loaded: dict[str, Any], limit: int | None
 ) -> tuple[dict[str, dict[str, float | None]], dict[str, Any]]:
-    """lm-eval's figures of its own tasks, as its command finds them.
+    """lm-eval's metrics of its own tasks, as its command computes them.
 
     Args:
-        loaded: what `lm_eval.tasks.TaskManager.load` made.
-        limit: ask the first so many questions of each task.
+        loaded: what `lm_eval.tasks.TaskManager.load` returned.
+        limit: the most questions per task.
 
     Returns:
-        `{task or group: {metric: value, metric_stderr: its standard error}}`, and all that lm-eval says beside it.
+        `{task or group: {metric: value, metric_stderr: its standard error}}`, and everything else that lm-eval returns.
     """
     for task in loaded["tasks"].values():
         if task.get_config("num_fewshot") is None:
@@ -344,23 +318,23 @@ def ask_loaded(
         task.set_fewshot_seed(seed=_SEED)
     with _quiet():
         about = evaluate(lm=lm, task_dict=loaded, limit=limit, bootstrap_iters=_RESAMPLINGS, log_samples=False)
-    return {name: _by_name(figures) for name, figures in about["results"].items()}, about
+    return {name: _by_name(metrics) for name, metrics in about["results"].items()}, about
 
 
-def _by_name(figures: dict[str, Any]) -> dict[str, float | None]:
-    """lm-eval's `metric,filter` and `metric_stderr,filter` by our names; the filter `none` is left out."""
-    found = {}
-    for key, value in figures.items():
+def _by_name(metrics: dict[str, Any]) -> dict[str, float | None]:
+    """lm-eval's `metric,filter` and `metric_stderr,filter` by our names; the filter `none` has no name."""
+    values = {}
+    for key, value in metrics.items():
         metric, comma, kept = key.partition(",")
         if comma:
             name = metric.removesuffix("_stderr") + ("" if kept == "none" else f".{kept}")
-            found[name + metric[len(metric.removesuffix("_stderr")) :]] = None if value == "N/A" else float(value)
-    return found
+            values[name + metric[len(metric.removesuffix("_stderr")) :]] = None if value == "N/A" else float(value)
+    return values
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No bar of lm-eval's own for each task that it reads: ours says what takes long."""
+    """Hides lm-eval's own progress bars: ours shows what takes long."""
     shown = lm_eval_task.tqdm
     lm_eval_task.tqdm = lambda items, **options: items
     try:

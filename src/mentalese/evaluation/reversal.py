@@ -3,8 +3,8 @@
     The son of F is S. The son of F is        normal: S is the target, F the distractor
     The son of F is S. The father of S is     reversed: F is the target, S the distractor
 
-The reversal curse within a context (Thought Gestalt, section 3.4, Figure 5): a model that prefers the name which comes
-next in what it read, rather than the one that is asked for, errs in the second line.
+The reversal curse within a context (Thought Gestalt, section 3.4, Figure 5): a model that prefers the name that came
+next in what it read to the one that is asked for errs in the second line.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ import numpy as np
 import torch
 
 from mentalese.data.batch import to_device
-from mentalese.data.layouts import Layout
 from mentalese.errors import InputError
 from mentalese.evaluation.statistics import bootstrap_pairs
 from mentalese.models.contract import evaluation_mode
+from mentalese.models.saved import Saved
 from mentalese.nn.loss import IGNORED
-from mentalese.recipe import DataConfig
 from mentalese.screen import progress
 
 if TYPE_CHECKING:
@@ -43,41 +42,33 @@ NAMES = (
 
 
 def single_token_names(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """Those of `NAMES` that are one token after a word, with its id."""
+    """The names of `NAMES` that are one token after a word, with its id."""
     before = tokenizer("He is", add_special_tokens=False)["input_ids"]
-    found = {}
+    ids = {}
     for name in NAMES:
         *start, last = tokenizer(f"He is {name}", add_special_tokens=False)["input_ids"]
         if start == before and last != tokenizer.unk_token_id:
-            found[name] = last
-    return found
+            ids[name] = last
+    return ids
 
 
 @torch.no_grad()
 def reversal_scores(
-    model: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    data: DataConfig,
-    layout: Layout,
-    names: Sequence[str],
-    *,
-    batch_size: int = 256,
-    device: str | torch.device = "cpu",
-    show: bool = False,
+    saved: Saved, names: Sequence[str], *, batch_size: int = 256, show: bool = False
 ) -> dict[str, np.ndarray]:
     """Nats of target and distractor as the first token of the answer, for all ordered pairs of names.
 
     Args:
-        model: keeps the contract; left in the mode that it came in.
-        data, layout: how prompts become tokens; with sentence markers the context is a whole sentence and the query an
-            open one.
+        saved: the model; left in the mode it came in. With sentence markers the context is a whole sentence and the
+            query an open one.
         names: each one token (`single_token_names`).
         batch_size: rows at once; results do not depend on it.
 
     Returns:
-        `normal` and `reversed`: float64 [names, names, 2], by father, son and (target, distractor); NaN where a man
-        would be his own son.
+        `normal` and `reversed`: float64 [names, names, 2], by father, son and (target, distractor); NaN on the
+        diagonal, where father and son would be the same.
     """
+    model, tokenizer = saved.model, saved.tokenizer
     ids = single_token_names(tokenizer)
     pairs = list(permutations(range(len(names)), 2))
     scores = {condition: np.full((len(names), len(names), 2), np.nan) for condition in QUERIES}
@@ -85,7 +76,7 @@ def reversal_scores(
         for done, (condition, query) in enumerate(QUERIES.items()):
             people = [{"father": names[f], "son": names[s]} for f, s in pairs]
             texts = [f"{CONTEXT} {query}".format(**both) for both in people]
-            prompts = layout.encode_prompts(texts, tokenizer, data)
+            prompts = saved.layout.encode_prompts(texts, tokenizer, saved.data)
             order = ("son", "father") if condition == "normal" else ("father", "son")
             answers = torch.tensor([[ids[both[who]]] for both in people for who in order])
             rows = torch.cat((prompts["input_ids"].repeat_interleave(2, 0), answers), dim=1)
@@ -95,46 +86,36 @@ def reversal_scores(
                 "labels": torch.cat((torch.full_like(rows[:, :-1], IGNORED), answers), dim=1),
                 "attention_mask": torch.cat((mask, torch.ones_like(answers)), dim=1),
             }
-            found = []
+            answered: list[torch.Tensor] = []
             for start in range(0, len(rows), batch_size):
                 part = {name: value[start : start + batch_size] for name, value in batch.items()}
-                found.append(
-                    model.token_nll(to_device(part, device), **model.continuation_scoring())[:, -1].cpu().double()
-                )
-                bar.update(done * len(rows) + start + len(found[-1]))
+                nll = model.token_nll(to_device(part, saved.device), **model.continuation_scoring())
+                answered.append(nll[:, -1].cpu().double())
+                bar.update(done * len(rows) + start + len(answered[-1]))
             fathers, sons = zip(*pairs)
-            scores[condition][fathers, sons] = torch.cat(found).view(-1, 2).numpy()
+            scores[condition][fathers, sons] = torch.cat(answered).view(-1, 2).numpy()
     return scores
 
 
-def reversal(
-    model: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    data: DataConfig,
-    layout: Layout,
-    *,
-    batch_size: int = 256,
-    device: str | torch.device = "cpu",
-    show: bool = False,
-) -> dict[str, Any]:
+def run(saved: Saved, *, batch_size: int = 256, show: bool = False) -> dict[str, Any]:
     """The father-son probe with every name of `NAMES` that the tokenizer has as one token.
 
     Returns:
         `names`, `pairs`, `prompts`, and for `normal` and `reversed`: `target_nll` and `distractor_nll` in nats,
-        `margin` (distractor less target, below zero where the distractor is preferred) and `error_rate` (the share of
+        `margin` (distractor minus target, below zero if the distractor is preferred) and `error_rate` (the share of
         such pairs), each with `mean`, `std` over pairs and a 95% `interval` of the mean, by drawing names
         (`bootstrap_pairs`; `None` for two names).
 
     Raises:
         InputError: the tokenizer has fewer than two of the names as one token.
     """
-    names = list(single_token_names(tokenizer))
+    names = list(single_token_names(saved.tokenizer))
     if len(names) < 2:
         raise InputError(
             f"the tokenizer has {len(names)} of {len(NAMES)} first names as one token, and the probe needs two: "
-            "names of several tokens are not probed, so give a model with a larger vocabulary"
+            "use a model with a larger vocabulary"
         )
-    scores = reversal_scores(model, tokenizer, data, layout, names, batch_size=batch_size, device=device, show=show)
+    scores = reversal_scores(saved, names, batch_size=batch_size, show=show)
     result: dict[str, Any] = {
         "names": names,
         "pairs": len(names) * (len(names) - 1),
@@ -143,26 +124,26 @@ def reversal(
     for condition, nats in scores.items():
         target, distractor = nats[..., 0], nats[..., 1]
         margin = distractor - target
-        figures = {"target_nll": target, "distractor_nll": distractor, "margin": margin, "error_rate": margin < 0}
-        result[condition] = {name: _summary(values.astype(np.float64)) for name, values in figures.items()}
+        values = {"target_nll": target, "distractor_nll": distractor, "margin": margin, "error_rate": margin < 0}
+        result[condition] = {name: _summary(value.astype(np.float64)) for name, value in values.items()}
     return result
 
 
 def _summary(values: np.ndarray) -> dict[str, Any]:
-    """Of a figure of each pair [names, names]."""
-    own = np.eye(len(values), dtype=bool)
-    pairs = values[~own]
-    interval = bootstrap_pairs(np.where(own, 0.0, values))
+    """Mean, spread and interval of a value for each pair [names, names]."""
+    same = np.eye(len(values), dtype=bool)
+    pairs = values[~same]
+    interval = bootstrap_pairs(np.where(same, 0.0, values))
     return {"mean": float(pairs.mean()), "std": float(pairs.std(ddof=1)), "interval": interval}
 
 
 def trend(tokens: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
-    """The least-squares line of a figure over training: its slope, a tenfold of `tokens`, and its value at one token.
+    """The least-squares line of a value over log10(tokens): slope per tenfold of `tokens`, and value at one token.
 
     Raises:
         InputError: fewer than two different numbers of tokens.
     """
     if len(set(tokens)) < 2:
-        raise InputError(f"a trend was asked of {len(set(tokens))} checkpoint(s): give a run that has at least two")
+        raise InputError(f"a trend of {len(set(tokens))} checkpoint was asked for: use a run with at least two")
     slope, start = np.polyfit(np.log10(np.asarray(tokens, dtype=np.float64)), np.asarray(values), 1)
     return float(slope), float(start)

@@ -1,4 +1,4 @@
-"""Mean, spread and a paired test over a handful of seeds; intervals over documents."""
+"""Mean, spread and a paired test over a few seeds; intervals over documents."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class PairedTest:
-    """A two-sided paired t-test: is the mean difference other than zero?
+    """A two-sided paired t-test: does the mean difference differ from zero?
 
     Attributes:
         difference: mean of `values - reference`.
-        t: the statistic, with `n - 1` degrees of freedom; `None` where all differences are the same.
+        t: the statistic, with `n - 1` degrees of freedom; `None` if all differences are equal.
     """
 
     n: int

@@ -1,7 +1,7 @@
 """Zero-shot questions asked through lm-eval: from local files as lm-eval has them, or lm-eval's own from the hub.
 
 Thoughtbubbles (Table 1, appendix E) takes the choice whose whole text has the lowest perplexity; lm-eval takes the one
-whose log-likelihood, summed over the choice, is the highest. These are different rankings, so both are given.
+whose log-likelihood, summed over the choice, is the highest. These are different rankings, so both are reported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from mentalese.data.files import join_lines, open_text, read_json_lines
 from mentalese.errors import InputError, nearest
+from mentalese.evaluation.options import HubOptions, TaskOptions
 from mentalese.files import sha256
+from mentalese.models.saved import Saved
 
 if TYPE_CHECKING:
     from mentalese.evaluation.harness import MentaleseLM
@@ -25,14 +27,14 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 HUB = "hub:"
-"""What a task's name begins with where it is lm-eval's own."""
+"""What the name of a task of lm-eval begins with."""
 
 
 # -- how files are read ------------------------------------------------------------------------------------------------
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Row]]:
-    """A text a line."""
+    """One text per line."""
     with open_text(path) as file:
         for i, line in enumerate(file, 1):
             if line.strip():
@@ -40,14 +42,14 @@ def _lines(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _articles(path: Path) -> Iterator[tuple[str, Row]]:
-    """WikiText's, which begin at level-one headings."""
+    """The articles of WikiText, which begin at level-one headings."""
     with open_text(path) as file:
         for i, document in enumerate(join_lines(file), 1):
             yield f"{path}, article {i}", {"page": document.text}
 
 
 def _hellaswag(path: Path) -> Iterator[tuple[str, Row]]:
-    """Published rows as lm-eval asks them; rows without `ctx_a` were made so before, and are read as they are."""
+    """Published rows as lm-eval asks them; rows without `ctx_a` are already in that form."""
     for where, row in read_json_lines(path):
         if "ctx_a" in row:
             from lm_eval.tasks.hellaswag.utils import preprocess
@@ -62,14 +64,14 @@ def _hellaswag(path: Path) -> Iterator[tuple[str, Row]]:
 
 @dataclass(frozen=True)
 class QuestionSet:
-    """Where a set of questions lies, and what lm-eval is told of it.
+    """The files of a set of questions, and its task for lm-eval.
 
     Attributes:
         files: a pattern inside the folder of all sets; files may be gzipped.
         fields: what every row has.
         config: lm-eval's task: names of fields, Jinja templates, or functions of a row.
-        parts: of how many files the set is; the figures are means over the files, each of which counts the same.
-        premise: what stands before a choice where perplexity ranks it; the context that lm-eval asks with unless given.
+        parts: the number of files; the metrics are means over the files, each of which counts the same.
+        premise: what comes before a choice when perplexity ranks it; `None`: the context that lm-eval asks with.
         read: the rows of a file, each with its place for messages.
     """
 
@@ -110,7 +112,7 @@ _LAMBADA = {
 
 
 def _running(row: Row) -> str:
-    """An article as lm-eval's detokenizer has it."""
+    """An article as lm-eval's detokenizer returns it."""
     from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer
 
     return wikitext_detokenizer(row)
@@ -149,7 +151,7 @@ SETS = {
         _choices("ctx", "endings", "label", "acc", "acc_norm"),
         read=_hellaswag,
     ),
-    # A sentence opens its text, where lm-eval has a space before it. The index of the good one is 0.
+    # A sentence starts its text, whereas lm-eval puts a space before it. The index of the good one is 0.
     "blimp": QuestionSet(
         "blimp/*.jsonl",
         ("sentence_good", "sentence_bad"),
@@ -175,7 +177,7 @@ SETS = {
             "acc_norm",
         ),
     ),
-    # The choices stand before what is scored (Trinh and Le, 2018); lm-eval then has text and target swapped.
+    # The choices come before what is scored (Trinh and Le, 2018); lm-eval then has text and target swapped.
     "winogrande": QuestionSet(
         "winogrande*.jsonl",
         ("sentence", "option1", "option2", "answer"),
@@ -197,7 +199,7 @@ class Questions:
     Attributes:
         name: in `SETS`.
         parts: the rows of each file, by its name without endings.
-        limit: the most rows that were read of a file.
+        limit: the most rows that were read from each file.
         data_hash: of the files.
     """
 
@@ -207,41 +209,54 @@ class Questions:
     data_hash: str = field(repr=False)
 
 
-def read_questions(name: str, folder: Path | None, limit: int | None = None) -> Questions:
+def read(name: str, options: TaskOptions) -> Questions | HubTask:
+    """The questions of a task: one of `SETS`, or `hub:NAME`. Raises what `read_questions` and `read_hub_task` do."""
+    if name.startswith(HUB):
+        return read_hub_task(name.removeprefix(HUB), options)
+    return read_questions(name, options)
+
+
+def run(saved: Saved, asked: Questions | HubTask, *, show: bool = False) -> dict[str, Any]:
+    """A model's results on questions that were read, see `zero_shot` and `hub_task`.
+
+    Raises:
+        InputError: a model of questions, a tokenizer without markers, or what `hub_task` raises.
+    """
+    from mentalese.evaluation.harness import MentaleseLM
+
+    lm = MentaleseLM(saved, show=show)
+    return hub_task(lm, asked) if isinstance(asked, HubTask) else zero_shot(lm, asked)
+
+
+def read_questions(name: str, options: TaskOptions) -> Questions:
     """The questions of a set.
 
     Args:
         name: one of `SETS`.
-        folder: holds the sets' files, see `QuestionSet.files`.
-        limit: read the first so many of each file.
+        options: the folder of the sets' files, see `QuestionSet.files`, and how many rows of each are read.
 
     Raises:
-        InputError: no folder, no file of that name or several, files missing of a set of many, a row without a field,
-            no row; or lm-eval is not installed.
+        InputError: no folder, no file of that name or several, some of a set's many files are missing, a row without a
+            field, or no row; or lm-eval is not installed.
     """
+    folder = options.task_files
     questions = SETS[name]
-    _check_limit(limit)
     if folder is None:
         raise InputError(
-            f"task {name!r} reads its questions from a folder: give it with --task-files FOLDER, or ask for {HUB}{name}"
+            f"task {name!r} reads its questions from a folder: set --task-files FOLDER, or use {HUB}{name}"
         )
     _check_installed(name)
     files = sorted([*folder.glob(questions.files), *folder.glob(f"{questions.files}.gz")])
     if len(files) != questions.parts:
-        found = ", ".join(path.name for path in files[:3]) + (", ..." if len(files) > 3 else "") or "none"
+        names = ", ".join(path.name for path in files[:3]) + (", ..." if len(files) > 3 else "") or "none"
         needed = "one file" if questions.parts == 1 else f"{questions.parts} files"
         raise InputError(
             f"task {name!r} needs {needed} {questions.files} or {questions.files}.gz in {str(folder)!r}, and there "
-            f"{'is' if len(files) == 1 else 'are'} {len(files)} ({found}): give the folder that holds just those"
+            f"{'is' if len(files) == 1 else 'are'} {len(files)} ({names}): use a folder with exactly those"
         )
-    parts = {path.name.partition(".")[0]: _rows(path, questions, limit) for path in files}
+    parts = {path.name.partition(".")[0]: _rows(path, questions, options.limit) for path in files}
     digests = "".join(sha256(path) for path in files)
-    return Questions(name, parts, limit, hashlib.sha256(digests.encode()).hexdigest()[:16])
-
-
-def _check_limit(limit: int | None) -> None:
-    if limit is not None and limit < 1:
-        raise InputError(f"limit is {limit}: give at least 1, or leave it out for all questions")
+    return Questions(name, parts, options.limit, hashlib.sha256(digests.encode()).hexdigest()[:16])
 
 
 def _check_installed(name: str) -> None:
@@ -256,36 +271,36 @@ def _rows(path: Path, questions: QuestionSet, limit: int | None) -> list[Row]:
     for where, row in islice(questions.read(path), limit):
         for name in questions.fields:
             if name not in row:
-                raise InputError(f"{where} has no {name!r} (but {', '.join(row)}): give the set's own files")
+                raise InputError(f"{where} has no {name!r} (but {', '.join(row)}): use the set's own files")
         rows.append({name: row[name] for name in questions.fields})
     if not rows:
-        raise InputError(f"{path} has no questions: fetch it again")
+        raise InputError(f"{path} has no questions: download it again")
     return rows
 
 
 def zero_shot(lm: MentaleseLM, questions: Questions) -> dict[str, Any]:
-    """What a model answers.
+    """A model's results on a set.
 
     Returns:
-        Each figure with its standard error over questions, `NAME_stderr` (`None` for a single one):
-        for sets with choices `acc_perplexity` (the share of questions whose right choice has, with what stands before
-        it, the lowest perplexity), `acc` and `acc_norm` (lm-eval's: the highest log-likelihood of the choice, and that
-        over its number of characters); for LAMBADA `acc` (each token of the final word is the likeliest one) and
-        `perplexity` (of the final words, a word); for WikiText `word_perplexity`, `byte_perplexity` and
-        `bits_per_byte`, by the published articles' words and bytes. Then `items`, `data_hash`, `protocol`, and for a
-        set of many files `subsets`: the same of each.
+        Each metric with its standard error over questions, `NAME_stderr` (`None` for a single one):
+        for sets with choices `acc_perplexity` (the share of questions whose right choice has, together with what comes
+        before it, the lowest perplexity), `acc` and `acc_norm` (lm-eval's: the highest log-likelihood of the choice,
+        and that per character); for LAMBADA `acc` (each token of the final word is the most likely one) and
+        `perplexity` (per final word); for WikiText `word_perplexity`, `byte_perplexity` and `bits_per_byte`, by the
+        published articles' words and bytes. Then `items`, `data_hash`, `protocol`, and for a set of many files
+        `subsets`: the same for each.
     """
     from mentalese.evaluation.harness import ask
 
     about = SETS[questions.name]
     parts = ask(lm, {name: (rows, about.config, about.premise) for name, rows in questions.parts.items()})
-    figures = _mean(list(parts.values()))
-    if "nll" in figures:
-        nll, error = figures.pop("nll"), figures.pop("nll_stderr")
+    metrics = _mean(list(parts.values()))
+    if "nll" in metrics:
+        nll, error = metrics.pop("nll"), metrics.pop("nll_stderr")
         perplexity = math.exp(nll) if nll < 700 else math.inf
-        # The delta method: a small error of the logarithm is the relative error of the figure.
-        figures |= {"perplexity": perplexity, "perplexity_stderr": None if error is None else perplexity * error}
-    result: dict[str, Any] = figures | {
+        # The delta method: a small error of the logarithm is the relative error of the perplexity.
+        metrics |= {"perplexity": perplexity, "perplexity_stderr": None if error is None else perplexity * error}
+    result: dict[str, Any] = metrics | {
         "items": sum(map(len, questions.parts.values())),
         "data_hash": questions.data_hash,
     }
@@ -303,8 +318,8 @@ class HubTask:
     """A task of lm-eval, or a group or a tag of tasks, whose questions were fetched.
 
     Attributes:
-        tasks: what `lm_eval.tasks.TaskManager.load` made.
-        limit: the most questions that are asked of a task.
+        tasks: what `lm_eval.tasks.TaskManager.load` returned.
+        limit: the most questions per task.
     """
 
     name: str
@@ -312,16 +327,12 @@ class HubTask:
     limit: int | None
 
 
-def read_hub_task(name: str, limit: int | None = None) -> HubTask:
-    """A task that lm-eval knows, by lm-eval's name; its questions come from where lm-eval has them, the network.
-
-    Args:
-        limit: ask the first so many of each task.
+def read_hub_task(name: str, options: HubOptions) -> HubTask:
+    """A task that lm-eval knows, by lm-eval's name; lm-eval fetches its questions, mostly from the network.
 
     Raises:
-        InputError: lm-eval is not installed or has no such task, or the questions cannot be had.
+        InputError: lm-eval is not installed or has no such task, or it cannot fetch the questions.
     """
-    _check_limit(limit)
     _check_installed(f"{HUB}{name}")
     from lm_eval.tasks import TaskManager
 
@@ -329,35 +340,36 @@ def read_hub_task(name: str, limit: int | None = None) -> HubTask:
     if name not in manager.all_tasks:
         raise InputError(f"tasks: lm-eval has no task {name!r}{nearest(name, manager.all_tasks)}")
     try:
-        return HubTask(name, manager.load([name]), limit)
+        return HubTask(name, manager.load([name]), options.limit)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise InputError(f"task '{HUB}{name}': lm-eval cannot have its questions ({reason})") from error
+        raise InputError(f"task '{HUB}{name}': lm-eval cannot fetch its questions ({reason})") from error
 
 
 def hub_task(lm: MentaleseLM, asked: HubTask) -> dict[str, Any]:
-    """What a model answers, in lm-eval's figures.
+    """A model's results on a task of lm-eval.
 
     Returns:
-        Each figure of the task or group with its standard error, as `zero_shot` has them, `items`, and `subsets`: the
-        same of each task of a group. A tag has no figures of its own: `{task: figures}`. Then `protocol`.
+        Each of lm-eval's metrics of the task or group with its standard error, as in `zero_shot`, `items`, and
+        `subsets`: the same for each task of a group. A tag has no metrics of its own: `{task: metrics}`. Then
+        `protocol`.
 
     Raises:
-        InputError: a figure of the task needs a package that is not installed.
+        InputError: a metric of the task needs a package that is not installed.
     """
     from mentalese.evaluation.harness import ask_loaded
 
     try:
-        figures, about = ask_loaded(lm, asked.tasks, asked.limit)
+        metrics, about = ask_loaded(lm, asked.tasks, asked.limit)
     except ModuleNotFoundError as error:
         raise InputError(f"task '{HUB}{asked.name}' needs {error.name}: pip install {error.name}") from error
     items = {name: count["effective"] for name, count in about["n-samples"].items()}
-    parts = {name: figures[name] | {"items": count} for name, count in items.items()}
+    parts = {name: metrics[name] | {"items": count} for name, count in items.items()}
     result: dict[str, Any]
     if asked.name in parts:
         result = parts[asked.name]
-    elif figures.get(asked.name):
-        result = figures[asked.name] | {"items": sum(items.values()), "subsets": parts}
+    elif metrics.get(asked.name):
+        result = metrics[asked.name] | {"items": sum(items.values()), "subsets": parts}
     else:
         result = parts
     shots = {name: about["n-shot"][name] for name in items}
@@ -366,13 +378,13 @@ def hub_task(lm: MentaleseLM, asked: HubTask) -> dict[str, Any]:
 
 
 def _mean(parts: list[dict[str, float | None]]) -> dict[str, Any]:
-    """The mean over parts of each figure, and its standard error where the parts are all there is."""
-    found: dict[str, Any] = {}
+    """Each metric's mean over the parts, and its standard error if these parts are all there are."""
+    means: dict[str, Any] = {}
     for name in parts[0]:
         values = [part[name] for part in parts]
+        known = [value for value in values if value is not None]
         if not name.endswith("_stderr"):
-            found[name] = sum(v for v in values if v is not None) / len(values)
+            means[name] = sum(known) / len(values)
         else:
-            known = [v for v in values if v is not None]
-            found[name] = math.hypot(*known) / len(values) if len(known) == len(values) else None
-    return found
+            means[name] = math.hypot(*known) / len(values) if len(known) == len(values) else None
+    return means

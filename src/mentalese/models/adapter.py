@@ -14,17 +14,17 @@ from mentalese.models.contract import Contract
 from mentalese.models.hf import LatentThoughtModel
 
 
-class CausalLMAdapter(nn.Module, Contract):
-    """Gives any decoder-only Hugging Face causal LM the contract: training loss, scoring and cost.
+class CausalLMAdapter(Contract, nn.Module):
+    """Makes any decoder-only Hugging Face causal LM keep the contract: training loss, scoring and cost.
 
-    The wrapped model stays what it is (`adapter.model.save_pretrained(...)` is a plain checkpoint of its own class).
+    The wrapped model is unchanged (`adapter.model.save_pretrained(...)` writes a plain checkpoint of its own class).
 
     Args:
         model: a causal LM whose logits are its output embedding applied to its base model's last hidden state.
 
     Raises:
-        InputError: the logits are something else (soft-capped, scaled, with a bias), which a chunked head would
-            silently get wrong.
+        InputError: the logits are something else (soft-capped, scaled, with a bias), for which a chunked head would be
+            silently wrong.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -51,19 +51,19 @@ class CausalLMAdapter(nn.Module, Contract):
         return output.last_hidden_state
 
     def forward_flops(self, batch: Batch) -> int:
-        """Every linear map once a token, attention in full over the row, the head once a token."""
+        """Every linear map once per token, attention in full over the row, the head once per token."""
         rows, length = batch["input_ids"].shape
         attention = 2 * length * attention_width(self.model.config)
         return 2 * rows * length * (self._linear_weights + attention)
 
     @cached_property
     def _linear_weights(self) -> int:
-        """Weights that multiply each token, the head's among them even where it is tied."""
+        """Weights that multiply each token, including the head's, even if it is tied."""
         return linear_weights(self.model) + self.output_weight().numel()
 
 
-def as_contract(model: PreTrainedModel) -> Any:
-    """The model itself where it keeps the contract, else the adapter around it."""
+def as_contract(model: PreTrainedModel) -> Contract:
+    """The model itself if it keeps the contract, else the adapter around it."""
     return model if isinstance(model, LatentThoughtModel) else CausalLMAdapter(model)
 
 

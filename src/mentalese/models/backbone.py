@@ -19,7 +19,7 @@ def decoder_config(where: str, fields: dict[str, Any]) -> Any:
     """The Hugging Face config of a decoder from its `model_type` and fields.
 
     Args:
-        where: the field that holds them, for messages.
+        where: the field that contains them, for messages.
 
     Raises:
         InputError: no causal LM of that type, one of our own, an unknown field, or a value that its config refuses.
@@ -31,10 +31,10 @@ def decoder_config(where: str, fields: dict[str, Any]) -> Any:
     kind = values.pop("model_type", None)
     if kind not in CONFIG_MAPPING or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         hint = nearest(str(kind), CONFIG_MAPPING.keys())
-        raise InputError(f"{where}.model_type is {kind!r}: give the type of a transformers decoder (gpt2, llama){hint}")
+        raise InputError(f"{where}.model_type is {kind!r}: use the type of a transformers decoder (gpt2, llama){hint}")
     cls = CONFIG_MAPPING[kind]
     if issubclass(cls, LatentThoughtConfig):
-        raise InputError(f"{where}.model_type is {kind!r}: give a decoder of transformers itself, as gpt2 or llama")
+        raise InputError(f"{where}.model_type is {kind!r}: use a decoder of transformers itself, such as gpt2 or llama")
     known = set(cls.__dataclass_fields__) | set(cls.attribute_map)
     for name in values:
         if name not in known:
@@ -44,12 +44,12 @@ def decoder_config(where: str, fields: dict[str, Any]) -> Any:
     except (ValueError, TypeError) as error:
         raise InputError(f"{where}: {' '.join(str(error).split())}") from error
     if not all(hasattr(config, name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")):
-        raise InputError(f"{where}.model_type is {kind!r}: it has no attention, give one that has (gpt2, llama)")
+        raise InputError(f"{where}.model_type is {kind!r}: it has no attention, use one that has (gpt2, llama)")
     if any(hasattr(config, name) for name in ("layers_block_type", "block_types")):
-        raise InputError(f"{where}.model_type is {kind!r}: some layers are no attention, give another (gpt2, llama)")
+        raise InputError(f"{where}.model_type is {kind!r}: some layers are no attention, use another (gpt2, llama)")
     encoder = hasattr(config, "add_cross_attention") and getattr(config, "is_decoder", True) is False
     if config.is_encoder_decoder or encoder:
-        raise InputError(f"{where}.model_type is {kind!r}: it is no decoder alone, give one that is (gpt2, llama)")
+        raise InputError(f"{where}.model_type is {kind!r}: it is not only a decoder, use one that is (gpt2, llama)")
     return config
 
 
@@ -62,12 +62,12 @@ def check_full_attention(where: str, config: Any) -> None:
         if (window or 0) < positions:
             raise InputError(
                 f"{where}.sliding_window is {window} and max_position_embeddings {positions}: latents need "
-                "attention in full, so give a window of all positions, or None where the type allows it"
+                "attention in full, so set a window of all positions, or None if the type allows it"
             )
         kinds.discard("sliding_attention")
     if kinds - {"full_attention", "global"} or config.model_type in _BY_COLUMN:
         raise InputError(
-            f"{where}.model_type is {config.model_type!r}: it does not attend in full to what lies before, give a "
+            f"{where}.model_type is {config.model_type!r}: it does not attend in full to earlier tokens, use a "
             "decoder that does (gpt2, llama)"
         )
 
@@ -77,12 +77,12 @@ _BY_COLUMN = {"mpt"}  # whose bias counts columns
 
 @dataclass(frozen=True)
 class Places:
-    """Where a decoder's body keeps what a module of ours beside its layers needs.
+    """Names of the parts of a decoder's body that our modules next to its layers need.
 
     Attributes:
         layers: the list of its layers, called with hidden states first and made of (config, index).
         norm: its final norm.
-        rotary: what makes a layer's `position_embeddings`, where layers take them.
+        rotary: the module for a layer's `position_embeddings`, if layers take them.
         cache: the keyword by which a layer takes a cache.
     """
 
@@ -107,7 +107,7 @@ def places(where: str, config: Any) -> Places:
     """Where a decoder of this config keeps its layers; raises `InputError` for a type that is not known."""
     if config.model_type not in PLACES:
         raise InputError(
-            f"{where}.model_type is {config.model_type!r}, whose layers are not known: give one of {', '.join(PLACES)}"
+            f"{where}.model_type is {config.model_type!r}, whose layers are not known: use one of {', '.join(PLACES)}"
         )
     return PLACES[config.model_type]
 
@@ -122,13 +122,13 @@ def build_decoder(where: str, config: Any, attn_implementation: str | None = Non
 
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attn_implementation)
     if "inputs_embeds" not in inspect.signature(model.base_model.forward).parameters:
-        raise InputError(f"{where}.model_type is {config.model_type!r}: it does not read inputs_embeds, give another")
+        raise InputError(f"{where}.model_type is {config.model_type!r}: it does not read inputs_embeds, use another")
     check_head(model)
     return model
 
 
 def check_head(model: PreTrainedModel) -> None:
-    """Raises `InputError` where logits are more than the output embedding applied to the last hidden state."""
+    """Raises `InputError` if logits are more than the output embedding applied to the last hidden state."""
     head = model.get_output_embeddings()
     caps = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier_scale")
     capped = [name for name in caps if getattr(model.config, name, None) not in (None, 1, 1.0)]

@@ -12,6 +12,7 @@ from mentalese.data.sentences import fixed_length
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError, nearest
 from mentalese.models.adapter import as_contract
+from mentalese.models.contract import Contract
 from mentalese.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ def build_config(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> 
         raise InputError(f"model: {' '.join(str(cause).split())}") from error
 
 
-def build_model(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int) -> Any:
-    """A freshly initialised model that keeps the contract; the same seed gives the same weights.
+def build_model(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int) -> Contract:
+    """A freshly initialised model that keeps the contract; the same seed yields the same weights.
 
     Raises:
         InputError: what `build_config` refuses, or sizes that the model's class does.
@@ -62,15 +63,15 @@ def build_model(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, seed
             model = AutoModelForCausalLM.from_config(config)
         except InputError:
             raise
-        except (ValueError, ArithmeticError, RuntimeError) as error:  # what a class says of sizes it cannot have
+        except (ValueError, ArithmeticError, RuntimeError) as error:  # a class refuses its sizes
             raise InputError(f"model: {' '.join(str(error).split())}: change its sizes") from error
         return as_contract(model)
 
 
 def context_length(config: Any) -> int | None:
-    """The most tokens that a model can look at; `None` for models that read sentence by sentence.
+    """The most tokens that a model can read; `None` for models that read sentence by sentence.
 
-    transformers calls it `max_position_embeddings`, whatever a config's own name for it is.
+    transformers calls it `max_position_embeddings`, whatever the config calls it.
     """
     return getattr(config, "max_position_embeddings", None)
 
@@ -93,7 +94,7 @@ def check_context(config: Any, recipe: Recipe) -> None:
 
 
 def check_length(config: Any, name: str, length: int | None) -> None:
-    """Raises `InputError` if a length of that name is above what the model can look at."""
+    """Raises `InputError` if a length of that name is above what the model can read."""
     context = context_length(config)
     if length is not None and context is not None and length > context:
         raise InputError(f"{name} is {length}: the model's context is {context}; set at most that")

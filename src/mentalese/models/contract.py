@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from mentalese.errors import InputError
 from mentalese.models.trace import Shown, ThoughtTrace
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
 
-_PIECE = 256  # tokens whose logits a trace makes at once
+_PIECE = 256  # tokens whose logits a trace computes at once
 
 
 @dataclass
@@ -33,27 +33,36 @@ class LossOutput:
         weight: what `loss` is a mean over (number of targets, or the sum of their weights). The loop weighs
             micro-batches and ranks by it, so that N ranks equal one.
         metrics: named scalars to log, each a mean over the batch as well; detached.
+        encoded: makes the final hidden states that the loss was computed from, for whoever wants their logits too.
     """
 
     loss: Tensor
     weight: Tensor
     metrics: dict[str, Tensor] = field(default_factory=dict)
+    encoded: Callable[[], Any] | None = None
 
 
-class Contract:
+# For the type checker a model that keeps the contract is a module; at run time its class also inherits `nn.Module`.
+if TYPE_CHECKING:
+    _Module = nn.Module
+else:
+    _Module = object
+
+
+class Contract(_Module):
     """Training, scoring and cost, in terms of final hidden states and the output embedding.
 
     Attributes:
-        causal: logits of a position are of the next token and see nothing behind it, so that a cache is of use.
-        shard_blocks: FSDP2 may shard each block by itself; not where a step uses a block's weights outside its forward.
+        causal: logits of a position predict the next token and see nothing after it, so that a cache can be used.
+        shard_blocks: FSDP2 may shard each block by itself; not if a step uses a block's weights outside its forward.
         inner_gradients: the training step calls `autograd.grad` itself (an inner optimisation); FSDP2 then keeps
             parameters gathered until the step is over.
-        estimators: the ways in which `token_nll` can score a text, its own way first; `exact` is the autoregressive
+        estimators: the scoring rules of `token_nll`, the default first; `exact` is the autoregressive
             likelihood. A family that has several takes `token_nll(batch, estimator)`.
-        continuation_estimator: the one for labels that follow a given text and must not be read before they are
-            scored (questions and choices); `None`: its own way is such a one.
-        about_thoughts: a sentence for readers of a trace: what this model's thoughts are; empty where it has none.
-        shown: what a trace holds by name, beside `SHOWN` or in its place.
+        continuation_estimator: the rule for labels that follow a known text and must not be read before they are
+            scored (questions and choices); `None`: the default is such a rule.
+        about_thoughts: a sentence for readers of a trace: what this model's thoughts are; empty if it has none.
+        shown: what a trace contains, by name, in addition to `SHOWN` or overriding it.
     """
 
     causal = True
@@ -63,6 +72,7 @@ class Contract:
     continuation_estimator: str | None = None
     about_thoughts = ""
     shown: ClassVar[Mapping[str, Shown]] = {}
+    config: Any
 
     def final_hidden_states(self, batch: Batch) -> Tensor:
         """[batch, length, hidden]: what the output embedding turns into logits; position t predicts token t + 1."""
@@ -84,7 +94,7 @@ class Contract:
         return 3 * self.forward_flops(batch)
 
     def compiled_parts(self) -> list[nn.Module] | None:
-        """The modules for `torch.compile` to take, where a whole step changes shape with its batch; else `None`."""
+        """The modules for `torch.compile` to take, if a whole step changes shape with its batch; else `None`."""
         return None
 
     def gradient_groups(self) -> dict[str, list[list[nn.Parameter]]]:
@@ -98,7 +108,7 @@ class Contract:
         return weight
 
     def target_weights(self, batch: Batch, **settings: Any) -> Tensor | None:
-        """[batch, length] weights of `labels` in the training loss, or `None` where all count the same."""
+        """[batch, length] weights of `labels` in the training loss, or `None` if all count the same."""
         if settings:
             name = next(iter(settings))
             raise InputError(f"phases.model.{name}: {type(self).__name__} has no such training setting")
@@ -127,7 +137,7 @@ class Contract:
     def token_nll(self, batch: Batch) -> Tensor:
         """[batch, length] float32: negative log-likelihood in nats of each label given the tokens before it.
 
-        Zero where `labels` is -100 and at position 0, which nothing precedes.
+        Zero if the label is -100, and at position 0, which nothing precedes.
         """
         return self.next_token_nll(self.final_hidden_states(batch), batch["labels"])
 
@@ -148,7 +158,7 @@ class Contract:
         return {}
 
     def continuation_scoring(self) -> dict[str, str]:
-        """Keywords of `token_nll` that score labels which follow a given text, see `continuation_estimator`."""
+        """Keywords of `token_nll` that score labels that follow a known text, see `continuation_estimator`."""
         return {} if self.continuation_estimator is None else {"estimator": self.continuation_estimator}
 
     def continuation_inputs(self, batch: Batch) -> dict[str, Tensor]:
@@ -156,7 +166,7 @@ class Contract:
         return {name: batch[name] for name in ("input_ids", "attention_mask")}
 
     def next_token_nll(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """What `token_nll` gives, of final hidden states [batch, length, hidden]."""
+        """What `token_nll` returns, for final hidden states [batch, length, hidden]."""
         nll = linear_nll(hidden[:, :-1].flatten(0, 1), self.output_weight(), labels[:, 1:].reshape(-1))
         return nn.functional.pad(nll.view(labels.shape[0], -1), (1, 0))
 
@@ -168,7 +178,7 @@ class Contract:
         `token_nll`, and it has no more.
 
         Args:
-            batch: `input_ids`, and `attention_mask` where rows are padded.
+            batch: `input_ids`, and `attention_mask` if rows are padded.
             options: of the thoughts, for models that have some.
 
         Raises:
@@ -187,7 +197,7 @@ class Contract:
     def _check_options(options: Mapping[str, Any], known: Iterable[str]) -> None:
         for name, value in options.items():
             if name not in known:
-                raise InputError(f"{name} is {value}: this model has no thoughts that depend on it, leave it out")
+                raise InputError(f"{name} is {value}: this model has no thoughts that depend on it, remove it")
 
     @torch.no_grad()
     def text_traces(self, input_ids: Tensor, scored: Tensor, logits: Callable[[Tensor], Tensor]) -> list[ThoughtTrace]:
@@ -219,12 +229,11 @@ class Contract:
 
     @property
     def _model_type(self) -> str:
-        config: Any = getattr(self, "config", None)
-        return config.model_type
+        return self.config.model_type
 
 
 def follows(real: Tensor) -> Tensor:
-    """bool [batch, length]: the tokens, of those that are no padding, which stand behind another one."""
+    """bool [batch, length]: the tokens that are no padding and follow another such token."""
     return real & nn.functional.pad(real[:, :-1], (1, 0))
 
 
@@ -241,11 +250,11 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 class TrainStep(nn.Module):
-    """What DDP, FSDP2 and `torch.compile` wrap: one call is one micro-batch's loss, whatever passes it hides."""
+    """What DDP, FSDP2 and `torch.compile` wrap: a call returns one micro-batch's loss, whatever passes that takes."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Contract) -> None:
         super().__init__()
-        self.model: Any = model
+        self.model = model
 
     def compile(self, **options: Any) -> None:
         """`torch.compile` for the step, or for the parts of it that the model names."""
@@ -270,11 +279,12 @@ class TrainStep(nn.Module):
         return self.model.training_loss(batch, **settings)
 
 
-def count_parameters(model: Any) -> dict[str, int]:
+def count_parameters(model: nn.Module) -> dict[str, int]:
     """`total`, and `non_embedding` (the papers' N): without token and position tables, tied weights once."""
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     parameters = {id(p): p.numel() for p in model.parameters()}
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    head_of = getattr(model, "get_output_embeddings", None)
+    head = head_of() if head_of else None
     if head is not None:
         embeddings.add(id(head.weight))
     return {

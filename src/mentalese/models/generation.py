@@ -16,12 +16,12 @@ from mentalese.data.tokenizers import MASK, decode, special_token_ids
 from mentalese.errors import InputError
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import context_length
-from mentalese.models.contract import evaluation_mode
+from mentalese.models.contract import Contract, evaluation_mode
 from mentalese.recipe import DataConfig
 
 
 def generate_text(
-    model: Any,
+    model: Contract | PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[str],
     data: DataConfig,
@@ -32,17 +32,17 @@ def generate_text(
     batch_size: int = 32,
     **generation_kwargs: Any,
 ) -> list[str]:
-    """Each prompt with the text that the model goes on with, and with what it fills in for each `<|mask|>`, if it can.
+    """Each prompt with its continuation, and with what the model fills in for each `<|mask|>`, if it can.
 
     Args:
         model: keeps the contract, or is a Hugging Face causal LM.
         data, layout: how prompts become tokens.
-        max_new_tokens: 0 is for models that fill in masks, where each prompt has some.
-        seed: the same seed, prompts and batch size give the same text, sampling included.
+        max_new_tokens: 0 is for models that fill in masks, if each prompt has some.
+        seed: the same seed, prompts and batch size yield the same text, sampling included.
         generation_kwargs: Hugging Face's own: `do_sample`, `temperature`, `top_p`, `num_beams`, ...
 
     Returns:
-        One text a prompt, in order (`num_return_sequences` of them a prompt where that is given), each beginning with
+        One text per prompt, in order (or `num_return_sequences` texts per prompt if that is set), each beginning with
         its prompt, see `Layout.prompt_text`.
 
     Raises:
@@ -59,9 +59,9 @@ def generate_text(
             rows = {name: tensor[start : start + batch_size] for name, tensor in everything.items()}
             length = int(rows["attention_mask"].sum(1).max())
             rows = {name: tensor[:, -length:].to(plain.device) for name, tensor in rows.items()}
-            made = plain.generate(**rows, **options)
-            each = len(made) // len(rows["input_ids"])
-            for i, ids in enumerate(made):
+            output = plain.generate(**rows, **options)
+            each = len(output) // len(rows["input_ids"])
+            for i, ids in enumerate(output):
                 prompt = prompts[start + i // each]
                 filled = MASK in prompt and mask_token_id(plain) is not None
                 shown = decode(ids[:length], tokenizer) if filled else layout.prompt_text(prompt)
@@ -70,7 +70,7 @@ def generate_text(
 
 
 def stream_text(
-    model: Any,
+    model: Contract | PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompt: str,
     data: DataConfig,
@@ -80,12 +80,12 @@ def stream_text(
     seed: int = 0,
     **generation_kwargs: Any,
 ) -> Generator[str, None, None]:
-    """The new text after `prompt`, piece by piece as it is made; beams cannot be streamed.
+    """The new text after `prompt`, piece by piece as it is generated; beams cannot be streamed.
 
     Closing the iterator stops the model at its next token.
 
     Raises:
-        InputError: as `generate_text`, at the call; whatever generation itself raises, at the piece where it happened.
+        InputError: as `generate_text`, at the call; what generation itself raises, at the piece at which it happened.
     """
     plain = hugging_face_model(model)
     batch = _encode(plain, tokenizer, [prompt], data, layout, max_new_tokens)
@@ -110,7 +110,7 @@ def _stream(
         except BaseException as error:
             errors.append(error)
         finally:
-            streamer.text_queue.put(streamer.stop_signal)  # or the reader would wait for ever after an error
+            streamer.text_queue.put(streamer.stop_signal)  # or the reader would wait forever after an error
 
     options["stopping_criteria"] = [*options.get("stopping_criteria", ()), stop]
     thread = threading.Thread(target=run, daemon=True)
@@ -136,7 +136,7 @@ def _encode(
     mask = mask_token_id(model)
     filled = mask is not None and all(MASK in prompt for prompt in prompts)
     if max_new_tokens < 1 and not (filled and max_new_tokens == 0):
-        raise InputError(f"max_new_tokens is {max_new_tokens}: give at least 1")
+        raise InputError(f"max_new_tokens is {max_new_tokens}: set at least 1")
     batch = layout.encode_prompts(prompts, tokenizer, data, mask)
     context = context_length(model.config)
     lengths = batch["attention_mask"].sum(1)
@@ -144,13 +144,13 @@ def _encode(
     if context is not None and int(lengths[longest]) + max_new_tokens > context:
         raise InputError(
             f"the prompt {_shortened(prompts[longest])} has {int(lengths[longest])} tokens and max_new_tokens is "
-            f"{max_new_tokens}: the model's context is {context}, so shorten the prompt or ask for fewer tokens"
+            f"{max_new_tokens}: the model's context is {context}, shorten the prompt or set fewer tokens"
         )
     return batch
 
 
 def mask_token_id(model: PreTrainedModel) -> int | None:
-    """That of models which fill in masks."""
+    """The id of the mask, for models that fill in masks."""
     return None if getattr(model, "causal", True) else getattr(model.config, "mask_token_id", None)
 
 
@@ -165,7 +165,7 @@ def _options(tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> dict[st
 
 @contextmanager
 def seeded(model: PreTrainedModel, seed: int) -> Iterator[None]:
-    """Eval mode and a generator of its own: whoever trains goes on undisturbed."""
+    """Eval mode and a random generator of its own, so that training around it is undisturbed."""
     devices = [model.device] if model.device.type == "cuda" else []
     with evaluation_mode(model), torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)

@@ -26,29 +26,29 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 LIKENESS = "<<"
-"""Whose embedding the tokens of latent positions start as (Coconut's release): the beginning of a calculation."""
+"""The token whose embedding the tokens of latent positions start as (Coconut's release): it begins a calculation."""
 
 
 def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: Any) -> None:
     """Writes a model of `family` whose decoder is `base`, and a tokenizer with the markers it needs, into `out`.
 
-    Weights are written in float32, in which they are trained on.
+    Weights are written in float32, in which training continues.
 
     Args:
         base: a folder that `save_pretrained` wrote, a run's folder, or `hub:NAME`.
-        fields: of the family's config.
+        fields: values of the family's config.
         seed: of the weights that the base does not have.
 
     Raises:
         InputError: a family that grows on nothing, a field that it does not have, a base that is no plain decoder, or
-            `out` holds something.
+            `out` is not empty.
     """
     known = families()
     growing = [name for name, declared in known.items() if declared.grow is not None]
     if family not in growing:
-        raise InputError(f"family is {family!r}: give one that grows on a trained model ({', '.join(growing)})")
+        raise InputError(f"family is {family!r}: use one that grows on a trained model ({', '.join(growing)})")
     if out.exists() and (out.is_file() or any(out.iterdir())):
-        raise InputError(f"out is {str(out)!r}, which holds something: give another folder")
+        raise InputError(f"out is {str(out)!r}, which is not empty: use another folder")
     grown, tokenizer = load_model(base)
     inner = hugging_face_model(grown)
     config = load(known[family].grow or "")(backbone_fields(inner.config), **fields)
@@ -60,7 +60,7 @@ def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: Any) -> 
 
 
 def backbone_fields(config: PreTrainedConfig) -> dict[str, Any]:
-    """A decoder's `model_type` and the fields of its config that say what it is, without those of its vocabulary."""
+    """A decoder's `model_type` and the fields of its config that define it, without those of its vocabulary."""
     common = set(PreTrainedConfig.__dataclass_fields__) | {"vocab_size"}
     values = config.to_diff_dict()
     fields = {
@@ -70,11 +70,11 @@ def backbone_fields(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def start_from(model: nn.Module, tokenizer: PreTrainedTokenizerBase, path: str) -> None:
-    """Copies the weights of a saved model into a built one: of its own class, or of the decoder inside it.
+    """Copies the weights of a saved model into a new one of the same class, or into the decoder inside a new one.
 
-    Embeddings are copied token by token. A token that the saved model has not starts as the mean of all, one of the
-    latent markers as what stands before a calculation, `<<`. Parts that the saved model has not stay as they are, or
-    start as the model's `start_from_backbone` has it.
+    Embeddings are copied token by token. A token that the saved model lacks starts as the mean of all, a latent marker
+    as the token that begins a calculation, `<<`. Parts that the saved model lacks stay as they are, or start as the
+    model's `start_from_backbone` sets them.
 
     Raises:
         InputError: what `load_model` refuses, another tokenizer, another class, weights of other sizes, or a decoder
@@ -85,44 +85,44 @@ def start_from(model: nn.Module, tokenizer: PreTrainedTokenizerBase, path: str) 
     target = whole if type(base) is type(whole) else getattr(whole, "backbone", whole)
     if type(base) is not type(target):
         raise InputError(
-            f"train.init is {path!r}, a {type(base).__name__}: the model is {_named(model)}; give a checkpoint of that"
+            f"train.init is {path!r}, a {type(base).__name__}: the model is {_named(model)}; use a checkpoint of that"
         )
     rows = _rows(tokenizer, own_tokenizer, path)
     tables = {id(m.weight) for m in (base.get_input_embeddings(), base.get_output_embeddings())}
-    given, held = base.state_dict(keep_vars=True), target.state_dict(keep_vars=True)
-    for name, value in given.items():
-        if name not in held or (id(value) not in tables and value.shape != held[name].shape):
-            there = tuple(held[name].shape) if name in held else "no such weights"
+    weights, parameters = base.state_dict(keep_vars=True), target.state_dict(keep_vars=True)
+    for name, value in weights.items():
+        if name not in parameters or (id(value) not in tables and value.shape != parameters[name].shape):
+            here = tuple(parameters[name].shape) if name in parameters else "no such weights"
             raise InputError(
                 f"train.init is {path!r}, which was made from another base: {name} is {tuple(value.shape)} there and "
-                f"{there} here; give a checkpoint of the recipe's own model, or grow one"
+                f"{here} here; use a checkpoint of the recipe's own model, or grow one"
             )
-    own, theirs = (_read_by(getattr(m, "backbone", m).config) for m in (target, base))
+    fields, theirs = (_read_by(getattr(m, "backbone", m).config) for m in (target, base))
     if theirs.get("tie_word_embeddings"):  # an untied head may start as the embeddings
-        del own["tie_word_embeddings"]
-    for name in own:
-        if own[name] != theirs.get(name):
+        del fields["tie_word_embeddings"]
+    for name in fields:
+        if fields[name] != theirs.get(name):
             raise InputError(
                 f"train.init is {path!r}, which was made from another base: {name} is {theirs.get(name)} there and "
-                f"{own[name]} here; give the recipe's model what that one has"
+                f"{fields[name]} here; set the same in the recipe's model"
             )
     with torch.no_grad():
-        for name, value in given.items():
-            held[name].copy_(_embeddings(value, rows) if id(value) in tables else value)
+        for name, value in weights.items():
+            parameters[name].copy_(_embeddings(value, rows) if id(value) in tables else value)
         if target is not whole and hasattr(whole, "start_from_backbone"):
             whole.start_from_backbone()
 
 
 _FREE = {"vocab_size", "n_positions", "max_position_embeddings", "head_dim", "use_cache", "initializer_range"}
 _FREE |= {"reorder_and_upcast_attn", "pretraining_tp", "is_decoder", "add_cross_attention"}
-"""Fields of decoders that sizes of weights tell, or that change nothing."""
+"""Fields of decoders that follow from the sizes of weights, or that change nothing."""
 _SAME = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
 """Names of one activation."""
 
 
 def _read_by(config: PreTrainedConfig) -> dict[str, Any]:
-    """What decides how weights of equal sizes are read, by the config's fields; of models of ours without a decoder
-    inside the heads and rotary positions alone, since the rest may change from run to run."""
+    """The config's fields that decide how weights of equal sizes are read. For our own models without a decoder inside
+    these are the heads and rotary positions alone, since the others may change from run to run."""
     if isinstance(config, LatentThoughtConfig):
         names = ["num_attention_heads", "rope_parameters"]
     else:
@@ -143,7 +143,7 @@ def _named(model: nn.Module) -> str:
 
 
 def _rows(tokenizer: PreTrainedTokenizerBase, base: PreTrainedTokenizerBase, path: str) -> list[list[int]]:
-    """For each token the base's tokens whose mean its embedding starts as; none stands for all of them."""
+    """For each token the base's tokens whose mean its embedding starts as; no token means all of them."""
     known, vocabulary = base.get_vocab(), tokenizer.get_vocab()
     if strange := [
         token for token in vocabulary if token not in known and token not in (*MARKERS, *LATENT_MARKERS.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError, nearest
-from mentalese.models.contract import Contract, follows
+from mentalese.models.anywhere import NotCopied, OpensAnywhere
+from mentalese.models.contract import Contract, LossOutput, follows
 from mentalese.models.trace import ThoughtTrace
 
 # Keywords that transformers itself hands to a config (loading, attention choice, classification heads).
@@ -33,7 +35,7 @@ _HANDED_BY_TRANSFORMERS = {
 }
 
 
-class LatentThoughtConfig(PreTrainedConfig):
+class LatentThoughtConfig(NotCopied, PreTrainedConfig):
     """Base of every family's config: typed fields, unknown fields refused, lists from JSON back to tuples.
 
     Subclasses declare fields as annotations and check them in `validate_architecture(self)`, raising `InputError`.
@@ -55,7 +57,7 @@ class LatentThoughtConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         fields = self.__dataclass_fields__
         for name in kwargs:
-            if not name.startswith("_") and name not in _HANDED_BY_TRANSFORMERS and not hasattr(type(self), name):
+            if not self._knows(name):
                 raise InputError(f"{self.model_type}.{name}: no such field{nearest(name, fields)}")
         for name in fields:
             value = getattr(self, name)
@@ -64,6 +66,23 @@ class LatentThoughtConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
         self._check_types()
         self.validate_architecture()
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """See `PreTrainedConfig.from_dict`. What other tools have written into a saved config (`auto_map`,
+        `quantization_config`) stays in it; a misspelt field is refused where people write it, in the constructor."""
+        return_unused = kwargs.pop("return_unused_kwargs", False)
+        known = {name: value for name, value in config_dict.items() if cls._knows(name)}
+        config, unused = super().from_dict(known, return_unused_kwargs=True, **kwargs)
+        for name, value in config_dict.items():
+            if name not in known:
+                setattr(config, name, value)
+        return (config, unused) if return_unused else config
+
+    @classmethod
+    def _knows(cls, name: str) -> bool:
+        known = name in cls.__dataclass_fields__ or name in _HANDED_BY_TRANSFORMERS or hasattr(cls, name)
+        return known or name.startswith("_")
 
     def _check_types(self) -> None:
         """transformers' `@strict` neither reads annotations that are strings nor takes 1 for a float."""
@@ -80,12 +99,12 @@ class LatentThoughtConfig(PreTrainedConfig):
                     type_validator(name, value, expected)
                 except TypeError as error:
                     kind = expected.__name__ if isinstance(expected, type) else str(expected).replace("typing.", "")
-                    raise InputError(f"{self.model_type}.{name} is {value!r}: give {kind}") from error
+                    raise InputError(f"{self.model_type}.{name} is {value!r}: use {kind}") from error
 
     def validate_architecture(self) -> None:
         if self.hidden_size % self.num_attention_heads:
             raise InputError(
-                f"{self.model_type}.hidden_size is {self.hidden_size}: give a multiple of num_attention_heads "
+                f"{self.model_type}.hidden_size is {self.hidden_size}: set a multiple of num_attention_heads "
                 f"({self.num_attention_heads})"
             )
 
@@ -95,7 +114,7 @@ class ThoughtCache(Cache):
 
     `state[name]` is a tensor whose first dimension is the batch, so that beam search, repetition and selection of rows
     move keys, values and thoughts together. `seen_tokens` counts tokens of the *stream*; a model whose keys and values
-    hold more (forks) or less (one sentence) than the stream keeps them in `state` and leaves the layers empty.
+    contain more (forks) or less (one sentence) than the stream keeps them in `state` and leaves the layers empty.
     """
 
     is_croppable = False
@@ -159,11 +178,11 @@ class Encoded:
 class ResidualLinear(nn.Linear):
     """A map whose output is added to the residual stream; it starts smaller the deeper the model (GPT-2).
 
-    A class of its own, since transformers initialises no module that holds other modules only.
+    A class of its own, since transformers initialises no module that contains only other modules.
     """
 
 
-class LatentThoughtModel(PreTrainedModel, Contract, GenerationMixin):
+class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMixin):
     """Base of every family's model: a Hugging Face causal LM that keeps the contract.
 
     A subclass sets `config_class`, builds its modules in `__init__` (`embed` and `lm_head` among them, ending in
@@ -195,6 +214,8 @@ class LatentThoughtModel(PreTrainedModel, Contract, GenerationMixin):
     why_no_cache = "this model reads a text only as a whole"
     embed: nn.Embedding
     lm_head: nn.Linear
+    post_init: Callable[[], None]  # transformers' own, like the next, for the type checker
+    generation_config: Any
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -265,6 +286,13 @@ class LatentThoughtModel(PreTrainedModel, Contract, GenerationMixin):
     def final_hidden_states(self, batch: Batch) -> Tensor:
         return self.encode(batch["input_ids"], batch.get("attention_mask")).hidden
 
+    def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
+        """See `Contract.training_loss`."""
+        weights = self.target_weights(batch, **settings)
+        encoded = self.encode(batch["input_ids"], batch.get("attention_mask"))
+        loss = self.next_token_loss(encoded.hidden, batch["labels"], weights)
+        return LossOutput(*loss, encoded=lambda: encoded)
+
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -291,7 +319,8 @@ class LatentThoughtModel(PreTrainedModel, Contract, GenerationMixin):
             past_key_values: the cache that an earlier call returned, or `new_cache()`.
             use_cache: return a cache; `None` does so as `config.use_cache` says, but neither in training mode nor for a
                 trace.
-            labels: [batch, length], see `Batch`; `loss` is then that of the next token.
+            labels: [batch, length], see `Batch`; `loss` is then that of the next token, and in training mode the
+                family's own (`training_loss`), whose logits are those that it was computed from.
             logits_to_keep: only the logits of the last N positions (0: all), or of these positions.
             output_thoughts: also return a `ThoughtTrace` per row.
             output_hidden_states: also return the hidden states of every layer, for families that keep them.
@@ -314,12 +343,19 @@ class LatentThoughtModel(PreTrainedModel, Contract, GenerationMixin):
             raise InputError(f"output_thoughts is True: {type(self).__name__} reads in both directions and has none")
         if output_thoughts and not self.traces_continue and cache is not None and cache.seen_tokens:
             raise InputError("output_thoughts is True with a cache in use: pass the whole text in one call")
-        options |= self._checked_outputs(options, output_hidden_states, output_attentions)
-        encoded = self.encode(input_ids, attention_mask, cache=cache, trace=output_thoughts, **options)
+        if labels is not None and self.training and cache is None and not (options or output_thoughts):
+            trained = self.training_loss(_batch(input_ids, attention_mask, labels))
+            assert trained.encoded is not None
+            encoded = trained.encoded()
+            loss: Tensor | None = trained.loss
+        else:
+            options |= self._checked_outputs(options, output_hidden_states, output_attentions)
+            encoded = self.encode(input_ids, attention_mask, cache=cache, trace=output_thoughts, **options)
+            loss = None if labels is None else self.labels_loss(encoded, labels)
         kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
         output = self.output(
             encoded,
-            loss=None if labels is None else self.labels_loss(encoded, labels),
+            loss=loss,
             logits=self.logits(encoded, kept),
             past_key_values=cache,
             hidden_states=encoded.hidden_states,
@@ -332,7 +368,7 @@ class LatentThoughtModel(PreTrainedModel, Contract, GenerationMixin):
         return CausalLMOutputWithThoughts(**fields)
 
     def _cache(self, cache: Any, use_cache: bool) -> Any:
-        """The cache of a call: the one it was given, a new one, or none."""
+        """The cache of a call: the one passed to it, a new one, or none."""
         if cache is not None and not isinstance(cache, self.cache_class):
             raise InputError(
                 f"past_key_values is a {type(cache).__name__}: {type(self).__name__} needs a "
@@ -409,15 +445,20 @@ class LatentThoughtModel(PreTrainedModel, Contract, GenerationMixin):
         seen = input_ids.shape[1] + (0 if cache is None else cache.seen_tokens)
         if attention_mask.shape[1] != seen:
             raise InputError(
-                f"attention_mask has {attention_mask.shape[1]} columns: give {seen}, one for each token read so far"
+                f"attention_mask has {attention_mask.shape[1]} columns: pass {seen}, one for each token read so far"
             )
         return attention_mask[:, -input_ids.shape[1] :].bool()
 
     @staticmethod
     def check_rows(real: Tensor) -> None:
-        """Raises `InputError` where a row of `real` [batch, length] is padding alone."""
+        """Raises `InputError` if a row of `real` [batch, length] is padding alone."""
         empty = ~real.any(1)
         if bool(empty.any()):
             raise InputError(
-                f"attention_mask[{int(empty.nonzero()[0])}] is 0 throughout: every row needs a token, leave it out"
+                f"attention_mask[{int(empty.nonzero()[0])}] is 0 throughout: every row needs a token, remove it"
             )
+
+
+def _batch(input_ids: Tensor, attention_mask: Tensor | None, labels: Tensor) -> Batch:
+    batch = {"input_ids": input_ids, "labels": labels}
+    return batch if attention_mask is None else batch | {"attention_mask": attention_mask}

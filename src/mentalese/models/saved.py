@@ -23,6 +23,7 @@ from mentalese.models import generation, scoring, thinking
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import context_length
 from mentalese.models.checkpoints import load_model, model_folder, saved_recipe
+from mentalese.models.contract import Contract
 from mentalese.models.trace import ThoughtTrace
 from mentalese.recipe import Recipe
 
@@ -35,16 +36,16 @@ class Saved:
     """A trained model that keeps the contract, its tokenizer, and how it reads, scores and continues text.
 
     Attributes:
-        path: what it was opened by.
+        path: what it was loaded from.
         model: in eval mode.
-        data: its own text, tokens and sentences.
+        data: the text it was trained on, its tokens and sentences.
         layout: how texts become its rows and its prompts.
-        evaluation: the protocol of its figures; whole splits are scored.
-        recipe: what it was trained by; `None` for another project's model.
+        evaluation: the protocol of its results; whole splits are scored.
+        recipe: the recipe it was trained with; `None` for another project's model.
     """
 
     path: str
-    model: Any
+    model: Contract
     tokenizer: PreTrainedTokenizerBase
     data: DataConfig
     layout: Layout
@@ -60,10 +61,10 @@ class Saved:
     def device(self) -> torch.device:
         return self.hugging_face.device
 
-    # -- the same model, read in another way ---------------------------------------------------------------------------
+    # -- the same model with other settings ----------------------------------------------------------------------------
 
     def at(self, stage: int | None = None, latents: int | None = None) -> Saved:
-        """Asked at another stage, or with another number of latents; `None` changes nothing.
+        """The model asked at another stage, or with another number of latents; `None` changes nothing.
 
         Raises:
             InputError: the layout has neither.
@@ -71,13 +72,13 @@ class Saved:
         return dataclasses.replace(self, layout=self.layout.at(stage, latents))
 
     def on(self, source: str | None = None, **read: str | None) -> Saved:
-        """With another text (`DataConfig.source`), read as it is unless `text_column` or `detokenizer` say how."""
+        """The model with another text (`DataConfig.source`); `read`: the `text_column` and `detokenizer` it needs."""
         changes: dict[str, Any] = {} if source is None else {"source": source, **AS_IT_IS}
         changes |= {name: value for name, value in read.items() if value is not None}
         return dataclasses.replace(self, data=dataclasses.replace(self.data, **changes))
 
     def scored_by(self, **protocol: Any) -> Saved:
-        """With other fields of the protocol, see `EvaluationConfig`.
+        """The model with other fields of its protocol, see `EvaluationConfig`.
 
         Raises:
             InputError: the layout does not have such a protocol.
@@ -119,7 +120,7 @@ class Saved:
         )
 
     def score(self, texts: str | Sequence[str]) -> list[scoring.TextScore]:
-        """How well the model predicts each text, by its own protocol; ends of documents and sentences do not count.
+        """How well the model predicts each text, by its protocol; ends of documents and sentences do not count.
 
         Raises:
             InputError: a text without tokens, or a model trained on questions, whose texts have no answers.
@@ -143,36 +144,41 @@ class Saved:
             options: `max_new_tokens` of an answer, and the model's own (`fast_steps`).
 
         Raises:
-            InputError: a text that the model's context does not hold, or an option that the model does not know.
+            InputError: a text longer than the model's context, or an option that the model does not know.
         """
         options.setdefault("max_new_tokens", self.evaluation.answer_tokens)
         return thinking.think(self.model, self.tokenizer, text, self.data, self.layout, **options)
 
     def trace(self, input_ids: Tensor, **options: Any) -> ThoughtTrace:
-        """What the model thinks of tokens [length] as they are."""
+        """What the model thinks of these tokens [length]."""
         return thinking.trace(self.model, self.tokenizer, input_ids, **options)
 
     # -- splits of a text ----------------------------------------------------------------------------------------------
 
     @property
     def estimator(self) -> str:
-        """How likelihoods are found."""
+        """The scoring rule."""
         return self.evaluation.estimator or self.model.estimators[0]
+
+    @property
+    def protocol(self) -> dict[str, Any]:
+        """How the model scores a text, in words to publish with a result."""
+        return scoring.protocol(self.model, self.data, self.layout, self.evaluation)
 
     def store(self, split: str = "test", *, layout: Layout | None = None, show: bool = False) -> TokenStore:
         """The text `data.source` in the model's own tokens; documents end in the model's own end of text.
 
         Args:
-            split: which must be there.
-            layout: what the text is to have parts for; `None`: the model's own.
+            split: the split that is needed.
+            layout: which parts of the text are stored; `None`: those of the model's layout.
 
         Raises:
-            InputError: the text is not what it should be, the tokenizer lacks its markers, or there is no such split.
+            InputError: the text cannot be read, the tokenizer lacks its markers, or there is no such split.
         """
         store, prepared = prepare(self.data, layout or self.layout, to_train=False, show=show)
         known = MARKERS[0] in self.tokenizer.get_vocab()
-        own = self.tokenizer if known else add_markers(self.tokenizer)
-        if tokenizer_fingerprint(prepared) != tokenizer_fingerprint(own):
+        marked = self.tokenizer if known else add_markers(self.tokenizer)
+        if tokenizer_fingerprint(prepared) != tokenizer_fingerprint(marked):
             raise InputError(
                 f"the text was tokenised with {self.data.tokenizer}, which is not the checkpoint's tokenizer: "
                 "save the tokenizer with its sentence and document markers in the model's folder"
@@ -209,11 +215,11 @@ def load(path: str | Path, device: str | torch.device | None = None, *, config: 
         path: the folder of a run or of a saved model, a checkpoint `RUN/checkpoints/step-*`, or `hub:NAME`, which is
             any Hugging Face causal LM.
         device: `None`: a GPU if there is one, else the CPU.
-        config: fields of the model's config that are to have other values, as far as the weights allow.
+        config: other values of fields of the model's config, as far as the weights allow.
 
     Raises:
-        InputError: there is no model, its weights are damaged, its tokenizer is another one, or its config has no such
-            field.
+        InputError: there is no model, its weights are damaged, its tokenizer is not the one it was trained with, or
+            its config has no such field.
     """
     model, tokenizer = load_model(path, device or default_device(), fields=config)
     recipe = saved_recipe(path)

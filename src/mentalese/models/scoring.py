@@ -1,4 +1,4 @@
-"""Perplexity, bits a byte and nats a token, each with the protocol that gives the figure its meaning."""
+"""Perplexity, bits per byte and nats per token, each with the protocol that it was measured by."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Layout
 from mentalese.data.store import Split
 from mentalese.errors import InputError
-from mentalese.models.contract import evaluation_mode
+from mentalese.models.contract import Contract, evaluation_mode
 from mentalese.nn.loss import IGNORED
 from mentalese.recipe import DataConfig, EvaluationConfig
 from mentalese.screen import progress
@@ -32,14 +32,14 @@ class Perplexity:
     """How well a model predicts a text.
 
     Attributes:
-        nll: mean negative log-likelihood, nats a scored token.
+        nll: mean negative log-likelihood, nats per scored token.
         tokens: scored tokens.
         bytes: UTF-8 bytes of the scored documents' text.
         perplexity: `exp(nll)`; depends on the tokenizer.
-        bits_per_byte: total bits over `bytes`; comparable across tokenizers. `None` where the estimator scores a part
-            of the text.
+        bits_per_byte: total bits over `bytes`; comparable across tokenizers. `None` if the estimator scores only a
+            part of the text.
         protocol: what was scored, given what context, and how.
-        parts: what `nll` is the sum of, by name (`nll` and `kl` of a bound); empty where it is one thing.
+        parts: the terms that `nll` is the sum of, by name (`nll` and `kl` of a bound); empty if there is only one.
     """
 
     nll: float
@@ -65,7 +65,7 @@ class TextScore:
         nll: nats of the whole text.
         tokens: scored tokens.
         bytes: UTF-8 bytes of the text.
-        estimator: how the likelihood was found; only `exact` is one pass's own.
+        estimator: the scoring rule; only `exact` is the autoregressive likelihood in one pass.
     """
 
     nll: float
@@ -86,18 +86,18 @@ class TextScore:
 
 def text_scores(scores: np.ndarray, split: Split, estimator: str) -> list[TextScore]:
     """`token_scores` [len(split.tokens)] summed by document; raises `InputError` for one without a scored token."""
-    found = []
+    results = []
     for number, (start, end, size) in enumerate(zip(split.documents, split.documents[1:], split.document_bytes)):
-        own = scores[start:end]
-        tokens = int((~np.isnan(own)).sum())
+        nats = scores[start:end]
+        tokens = int((~np.isnan(nats)).sum())
         if not tokens:
             raise InputError(f"texts[{number}] has no token to score by the estimator {estimator!r}: use a longer text")
-        found.append(TextScore(float(np.nansum(own.astype(np.float64))), tokens, int(size), estimator))
-    return found
+        results.append(TextScore(float(np.nansum(nats.astype(np.float64))), tokens, int(size), estimator))
+    return results
 
 
 def perplexity(
-    model: Any,
+    model: Contract,
     tokenizer: PreTrainedTokenizerBase,
     split: Split,
     data: DataConfig,
@@ -110,9 +110,9 @@ def perplexity(
     """Scores a split's documents; the result does not depend on the batch size.
 
     Args:
-        model: an `nn.Module` that scores as `Contract` says, by the first of its `estimators` or the one that
+        model: an `nn.Module` that scores as `Contract` describes, by the first of its `estimators` or the one that
             `evaluation` names; left in the mode it came in.
-        split: what is scored; its documents' bytes are the denominator of bits a byte.
+        split: what is scored; its documents' bytes are the denominator of bits per byte.
         data: how the text is split into sentences, for the protocol.
         layout: how documents become rows.
         evaluation: which tokens count and how far a model may look back.
@@ -143,7 +143,7 @@ def perplexity(
 
 
 def token_scores(
-    model: Any,
+    model: Contract,
     tokenizer: PreTrainedTokenizerBase,
     split: Split,
     data: DataConfig,
@@ -155,13 +155,13 @@ def token_scores(
 ) -> np.ndarray:
     """The same scores token by token, so that models with other contexts and batches can be compared on each token.
 
-    Takes and raises what `perplexity` does; `evaluation.tokens` is taken as `lexical`, since ends of sentences have no
-    place in the store.
+    Takes and raises what `perplexity` does. `evaluation.tokens` is read as `lexical`, since the store contains no ends
+    of sentences.
 
     Returns:
-        float32 [len(split.tokens)]: nats of each lexical token, in the store's order; NaN where nothing was scored
-        (ends of documents, questions of records, documents after `evaluation.max_documents`, what the estimator leaves
-        out).
+        float32 [len(split.tokens)]: nats of each lexical token, in the store's order; NaN if not scored
+        (ends of documents, questions of records, documents after `evaluation.max_documents`, what the estimator
+        skips).
     """
     evaluation = dataclasses.replace(evaluation, tokens="lexical")
     scores = np.full(len(split.tokens), np.nan, dtype=np.float32)
@@ -172,7 +172,7 @@ def token_scores(
 
 
 def _scored(
-    model: Any,
+    model: Contract,
     tokenizer: PreTrainedTokenizerBase,
     split: Split,
     layout: Layout,
@@ -181,7 +181,7 @@ def _scored(
     show: bool,
 ) -> Iterator[tuple[Batch, Tensor, dict[str, Tensor]]]:
     """Every evaluation batch with the labels that were scored, and their nats by part: float64 [rows, length], on the
-    CPU, 0 where there is none.
+    CPU, 0 without a label.
     """
     documents, estimator = evaluation.documents(len(split.document_bytes)), _estimator(model, evaluation)
     settings = {} if estimator == model.estimators[0] else {"estimator": estimator}
@@ -190,9 +190,9 @@ def _scored(
         for number, batch in enumerate(evaluation_batches(split, layout, evaluation, tokenizer)):
             read = {name: value for name, value in batch.items() if name != "store_index"}
             with evaluation_mode(model), torch.no_grad():
-                found = model.nll_parts(to_device(read, device), **settings)
+                scores = model.nll_parts(to_device(read, device), **settings)
                 labels = model.scored_labels(read, estimator)
-            parts = {name: nats.cpu().double() for name, nats in found.items()}
+            parts = {name: nats.cpu().double() for name, nats in scores.items()}
             total += sum(float(nats.sum()) for nats in parts.values())
             if not math.isfinite(total):
                 rows, length = batch["input_ids"].shape
@@ -204,11 +204,11 @@ def _scored(
             bar.update(tokens, f"perplexity {_exp(total / max(tokens, 1)):.1f}")
             yield batch, labels, parts
     if tokens == 0:
-        raise InputError(f"the split has {documents} documents and no tokens to score: give one with text")
+        raise InputError(f"the split has {documents} documents and no tokens to score: use one with text")
 
 
-def _estimator(model: Any, evaluation: EvaluationConfig) -> str:
-    """How the model's likelihood is found, by name."""
+def _estimator(model: Contract, evaluation: EvaluationConfig) -> str:
+    """The scoring rule, by name."""
     if evaluation.estimator not in (None, *model.estimators):
         raise InputError(
             f"evaluation.estimator is {evaluation.estimator!r}: this model has {', '.join(model.estimators)}"
@@ -217,7 +217,7 @@ def _estimator(model: Any, evaluation: EvaluationConfig) -> str:
 
 
 def label(protocol: dict[str, Any]) -> str:
-    """What belongs behind a perplexity that is not simply the likelihood by one pass: ` (block-not-causal)`."""
+    """What follows a perplexity that is not the likelihood in one pass: ` (block-not-causal)`."""
     estimator = protocol.get("estimator", "exact")
     return "" if estimator == "exact" else f" ({estimator})"
 
@@ -226,8 +226,8 @@ def _exp(nll: float) -> float:
     return math.exp(nll) if nll < 700 else math.inf
 
 
-def protocol(model: Any, data: DataConfig, layout: Layout, evaluation: EvaluationConfig) -> dict[str, Any]:
-    """The words that a perplexity is published with. The batch size is not among them: it changes nothing."""
+def protocol(model: Contract, data: DataConfig, layout: Layout, evaluation: EvaluationConfig) -> dict[str, Any]:
+    """How a perplexity was measured, in words to publish with it; without the batch size, which changes nothing."""
     layout.check_evaluation(evaluation)
     estimator = _estimator(model, evaluation)
     return {

@@ -41,13 +41,13 @@ class WrappedDecoderConfig(LatentThoughtConfig):
             "tie_word_embeddings",
             "initializer_range",
         ):
-            value, own = getattr(self, name), getattr(inner, name)
-            if value not in (own, self.__dataclass_fields__[name].default):
+            value, inherited = getattr(self, name), getattr(inner, name)
+            if value not in (inherited, self.__dataclass_fields__[name].default):
                 raise InputError(
-                    f"{self.model_type}.{name} is {value}: it is the backbone's, {own}; set it in "
+                    f"{self.model_type}.{name} is {value}: it is the backbone's, {inherited}; set it in "
                     f"{self.model_type}.backbone"
                 )
-            setattr(self, name, own)
+            setattr(self, name, inherited)
         super().__post_init__(**kwargs)
 
     @property
@@ -88,8 +88,8 @@ class TokenLayout:
     """Which tokens of a call are real.
 
     Attributes:
-        seen: tokens read before, padding not counted; [B], or one number where no row has any padding.
-        real: bool [B, L]; `None` where no row has any padding, and so the next two.
+        seen: tokens read before, padding not counted; [B], or one number if no row has padding.
+        real: bool [B, L]; `None` if no row has padding, and so the next two.
         mask: bool [B, all tokens so far].
         positions: [B, L], counted from each row's first token.
     """
@@ -159,21 +159,21 @@ class LayeredDecoder(WrappedDecoder):
             state["mask"] = mask
         return TokenLayout(before.sum(1), real, mask, (mask.cumsum(1) - 1).clamp(min=0)[:, past:])
 
-    def run_backbone(self, input_ids: Tensor, layout: TokenLayout, cache: ThoughtCache | None, **given: Any) -> Any:
-        """The backbone's output, `last_hidden_state` [B, L, d]; all its layers get what is `given`. The cache moves on.
+    def run_backbone(self, input_ids: Tensor, layout: TokenLayout, cache: ThoughtCache | None, **options: Any) -> Any:
+        """The backbone's output, `last_hidden_state` [B, L, d]; all its layers get the `options`. The cache moves on.
 
         Raises:
-            InputError: a cache in training with gradient checkpointing, where layers would leave it empty.
+            InputError: a cache in training with gradient checkpointing, in which layers would leave it empty.
         """
         if cache is not None and self.training and getattr(self.layers[0], "gradient_checkpointing", False):
-            raise InputError("past_key_values is given in training with gradient checkpointing: call model.eval()")
+            raise InputError("past_key_values is set in training with gradient checkpointing: call model.eval()")
         output = self.backbone.base_model(
             input_ids=input_ids,
             attention_mask=None if layout.mask is None else layout.mask.long(),
             position_ids=layout.positions,
             past_key_values=cache,
             use_cache=cache is not None,
-            **given,
+            **options,
         )
         if cache is not None:
             cache.seen_tokens += input_ids.shape[1]
@@ -185,6 +185,6 @@ class LayeredDecoder(WrappedDecoder):
         return getattr(self.backbone.base_model, self.places.norm)
 
     def backbone_flops(self, rows: int, length: int) -> int:
-        """Of the backbone and the head."""
+        """FLOPs of the backbone and the head."""
         attention = 2 * length * attention_width(self.backbone.config)
         return 2 * rows * length * (linear_weights(self.backbone) + attention + self.output_weight().numel())

@@ -2,7 +2,7 @@
 
     checkpoints/step-00000100/
         __0_0.distcp ...    tensors, written by each rank (`torch.distributed.checkpoint`)
-        .metadata           which tensor lies where
+        .metadata           which tensor is in which file
         info.json           {"step", "info"}
         checksums.json      {file: sha256} of all the others
 
@@ -51,7 +51,7 @@ class Checkpointer:
     """The checkpoints of one run. Every method is collective: call it on all ranks, from the main thread.
 
     Args:
-        folder: where `step-*` folders go, on a disk that all ranks share; what a killed save left there is removed.
+        folder: where `step-*` folders go, on a disk that all ranks share; remains of a killed save are removed.
         parallel: the processes of the run.
         keep: the newest `keep` checkpoints stay, older ones are removed when a new one is whole.
     """
@@ -59,7 +59,7 @@ class Checkpointer:
     def __init__(self, folder: Path, parallel: Parallel, keep: int) -> None:
         self.folder, self.parallel, self.keep = Path(folder), parallel, keep
         self._alone = parallel.world_size == 1
-        # Saves run beside training, so their messages need a group of their own.
+        # Saves run during training, so their messages need a group of their own.
         self._group = None if self._alone else dist.new_group(backend="gloo", timeout=timedelta(hours=12))
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -73,7 +73,7 @@ class Checkpointer:
 
         Args:
             step: names the checkpoint; one of the same step is replaced.
-            info: JSON-ready data that `load` gives back.
+            info: JSON-ready data that `load` returns.
 
         Raises:
             InputError: the disk is full, now or in the save before; nothing half-written is left.
@@ -113,9 +113,9 @@ class Checkpointer:
         ignore_warning_of_no_group()
         steps = self.parallel.broadcast_object(self._steps())
         if not steps:
-            raise InputError(f"{self.folder} holds no checkpoint: start without --resume")
+            raise InputError(f"{self.folder} contains no checkpoint: start without --resume")
         if step not in (None, *steps):
-            raise InputError(f"{self.folder} holds no checkpoint of step {step}: give one of {steps}")
+            raise InputError(f"{self.folder} contains no checkpoint of step {step}: use one of {steps}")
         step = steps[-1] if step is None else step
         folder = self._path(step)
         reader = TensorReader(folder)
@@ -153,7 +153,7 @@ class Checkpointer:
             self._error = self._explained(error, step)
 
     def _publish(self, temporary: Path, final: Path, described: str, sums: list[dict[str, str]]) -> None:
-        """Completes the folder, gives it its name in one rename and removes the checkpoints that are too many."""
+        """Completes the folder, renames it in one go and removes the oldest checkpoints."""
         _write_durably(temporary / "info.json", described)
         checksums = {name: sha256(temporary / name) for name in (".metadata", "info.json")}
         for part in sums:
@@ -167,7 +167,7 @@ class Checkpointer:
             self._discard(self._path(step))
 
     def _explained(self, error: BaseException, step: int) -> BaseException:
-        """The error, or the one sentence for a full disk; DCP's own exception holds what happened on which rank."""
+        """The error, or the one sentence for a full disk; DCP's own exception contains what happened on which rank."""
         if isinstance(error, CheckpointException):
             error = next(cause for cause, _ in error.failures.values())
         if not (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)):
@@ -176,7 +176,7 @@ class Checkpointer:
         kept = f"the newest whole one is step {steps[-1]}" if steps else "there is none yet"
         full = InputError(
             f"{self.folder}: no space left for the checkpoint of step {step} ({kept}): free some, lower "
-            "train.keep_checkpoints or give another --out"
+            "train.keep_checkpoints or use another --out"
         )
         full.__cause__ = error
         return full
@@ -200,7 +200,7 @@ class Checkpointer:
             shutil.rmtree(doomed)
 
     def _agreed(self, work: Callable[[], T]) -> list[T]:
-        """What `work` gave on each rank; raises on all ranks where it raised on one, so that none waits for another."""
+        """What `work` returned on each rank; raises on all ranks if it raised on one, so that no rank waits."""
         outcome: T | Exception
         try:
             outcome = work()
@@ -217,7 +217,7 @@ class Checkpointer:
 
 
 def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """All that a checkpoint holds, flat: `model.NAME` and `optimizer.NAME.STATE`."""
+    """The contents of a checkpoint, flat: `model.NAME` and `optimizer.NAME.STATE`."""
     parameters = named_tensors(model)
     tensors = {f"model.{name}": value.detach() for name, value in parameters.items()}
     for name, parameter in parameters.items():
@@ -229,21 +229,21 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Te
 def _targets(
     folder: Path, stored: dict[str, TensorStorageMetadata], model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Tensor], dict[Tensor, dict[str, Tensor]]]:
-    """The tensors to read into, and the optimiser state that they will form; refused where the file's are others."""
+    """The tensors to read into, and the optimiser state that they will form; refused if the file's tensors differ."""
     parameters = named_tensors(model)
     targets = {f"model.{name}": value.detach() for name, value in parameters.items()}
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
     state: dict[Tensor, dict[str, Tensor]] = {}
-    for full, held in stored.items():
+    for full, saved in stored.items():
         kind, _, rest = full.partition(".")
         name, _, key = rest.rpartition(".")
         parameter = parameters.get(name)
         if kind == "optimizer" and parameter is not None and id(parameter) in trained:
-            dtype = held.properties.dtype
-            if held.size == parameter.shape:  # a moment, sharded as its parameter is
+            dtype = saved.properties.dtype
+            if saved.size == parameter.shape:  # a moment, sharded as its parameter is
                 target = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
             else:  # a count of steps
-                target = torch.zeros(held.size, dtype=dtype, device=parameter.device)
+                target = torch.zeros(saved.size, dtype=dtype, device=parameter.device)
             targets[full] = state.setdefault(parameter, {})[key] = target
     check_same(folder, stored, targets)
     return targets, state
@@ -257,7 +257,7 @@ def _write_durably(file: Path, text: str) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Makes names in a folder survive a power cut, where the system lets folders be opened."""
+    """Makes names in a folder survive a power cut, if the system lets folders be opened."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:

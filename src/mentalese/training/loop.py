@@ -1,7 +1,7 @@
 """One training loop for every family.
 
     plan      a step is a number; the plan says which tokens, which curriculum settings and how far the run is
-    step      every micro-batch's mean loss, weighed by its targets, so that ranks and micro-batches equal one batch
+    step      every micro-batch's mean loss, weighted by its targets, so that ranks and micro-batches equal one batch
     update    gradients scaled and clipped in one pass, fused AdamW
     watch     validation, best model, early stopping, checkpoints, signals, non-finite losses
 
@@ -36,16 +36,15 @@ from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Layout
 from mentalese.data.store import TokenStore, prepare, report
 from mentalese.errors import InputError
-from mentalese.evaluation.answers import answers, check_room
+from mentalese.evaluation.answers import answer_metrics, check_room
 from mentalese.files import write_json
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model, check_context, context_length
-from mentalese.models.checkpoints import load_model, save_model, saved_about
-from mentalese.models.contract import LossOutput, TrainStep, count_parameters
-from mentalese.models.generation import generate_text
+from mentalese.models.checkpoints import save_model, saved_about
+from mentalese.models.contract import Contract, LossOutput, TrainStep, count_parameters
 from mentalese.models.grow import start_from
-from mentalese.models.scoring import perplexity
-from mentalese.recipe import EvaluationConfig, Recipe
+from mentalese.models.saved import Saved, load
+from mentalese.recipe import Recipe
 from mentalese.screen import progress
 from mentalese.training.checkpoint import Checkpointer
 from mentalese.training.memory import forget_peak_memory, peak_memory
@@ -66,21 +65,21 @@ from mentalese.training.tracking import check_trackers, open_trackers, read_metr
 
 
 class Interrupted(KeyboardInterrupt):
-    """SIGINT or SIGTERM came; the run was saved and `resume=True` goes on from there."""
+    """SIGINT or SIGTERM came; the run was saved and `resume=True` continues from there."""
 
     def __init__(self, step: int, signum: int) -> None:
-        super().__init__(f"stopped at step {step}; --resume goes on from there")
+        super().__init__(f"stopped at step {step}; --resume continues from there")
         self.exit_code = 128 + signum
 
 
 @dataclass
 class State:
-    """What a checkpoint keeps beside tensors; all else follows from the step.
+    """What a checkpoint keeps in addition to tensors; everything else follows from the step.
 
     Attributes:
         stage: of the last validation; the bests are those of this stage.
         best, best_nll: the recipe's metric and the likelihood at `best_step`.
-        to_beat: the metric that early stopping looks back on.
+        to_beat: the metric that early stopping compares with.
     """
 
     step: int = 0
@@ -100,7 +99,7 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, show: bool = True)
     Args:
         recipe: what to run.
         out: the run's folder; gets `config.json`, `metrics.jsonl`, `checkpoints/`, `model/` and `result.json`.
-        resume: go on from the newest checkpoint; a run that is finished returns its result at once, one that has no
+        resume: continue from the newest checkpoint; a run that is finished returns its result at once, one that has no
             checkpoint yet starts from the beginning.
         show: progress on standard error.
 
@@ -108,7 +107,7 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, show: bool = True)
         The content of `result.json`.
 
     Raises:
-        InputError: the recipe, the data or the folder is not what it should be; nothing has been written then.
+        InputError: the recipe, the data or the folder cannot be used; nothing has been written then.
         Interrupted: SIGINT or SIGTERM came; a checkpoint has been written.
         FloatingPointError: the loss or a gradient is not finite; the message names the step and its batch.
     """
@@ -125,15 +124,15 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, show: bool = True)
 
 
 class Run:
-    """A recipe with everything built that training it takes; `run` trains it, `one_step` does one step of that."""
+    """A recipe with everything that training it needs; `run` trains it, `one_step` does one step of that."""
 
     def __init__(self, recipe: Recipe, out: Path, parallel: Parallel, *, show: bool) -> None:
         self.recipe, self.out, self.parallel, self.show = recipe, out, parallel, show
         self.asks = recipe.evaluation.metric == "accuracy"
         if self.asks and parallel.world_size > 1 and recipe.train.parallel == "fsdp":
             raise InputError(
-                "train.parallel is 'fsdp': weights that processes share cannot answer questions, so give 'ddp', one "
-                "process, or evaluation.metric 'perplexity'"
+                "train.parallel is 'fsdp': FSDP cannot generate answers; set train.parallel=ddp, use one process, or "
+                "set evaluation.metric=perplexity"
             )
         self.store, self.tokenizer = _prepare(recipe, parallel, show)
         self.plan = Plan(self.store.splits["train"], recipe, self.tokenizer, world_size=parallel.world_size)
@@ -163,7 +162,7 @@ class Run:
         if resume and checkpoints.latest() is not None:
             self.state = State(**checkpoints.load(hugging_face_model(self.model), self.optimizer))
             if saved_about(self.out).get("step") != self.state.best_step:
-                # The model on disk is from after this checkpoint: the next validation saves one anew.
+                # The model on disk is from after this checkpoint: the next validation saves it again.
                 self.state.best_step = self.state.best = self.state.best_nll = None
         trackers = open_trackers(self.recipe, self.out, self.state.step) if self.parallel.is_main else []
 
@@ -183,16 +182,16 @@ class Run:
 
     def _steps(self, checkpoints: Checkpointer, log: Any, received: list[int]) -> None:
         total, state = self.plan.total_steps, self.state
-        window = Window()
+        buffer = LogBuffer()
         with progress(f"Training {self.recipe.name}", total, start=state.step, show=self.show) as bar:
             while state.step < total and not self._out_of_patience():
-                self.one_step(window)
+                self.one_step(buffer)
                 state.step += 1
                 validate = self._is_validation(state.step)
                 checkpoint = self._is_checkpoint(state.step)
                 stop = self.parallel.max(received[0] if received else 0)
                 if self._is_logged(state.step) or stop:
-                    note = self._log(window, log)
+                    note = self._log(buffer, log)
                     bar.update(state.step, note)
                 if validate:
                     self._validate(log)
@@ -206,9 +205,9 @@ class Run:
         if self.recipe.train.checkpoint_every and checkpoints.latest() != state.step:
             self._save_checkpoint(checkpoints)
 
-    def one_step(self, window: Window) -> None:
+    def one_step(self, buffer: LogBuffer) -> None:
         recipe, parallel, step = self.recipe, self.parallel, self.state.step
-        window.start()
+        buffer.start()
         self.step.train()
         if self.plan.reset_optimizer(step):
             self.optimizer.state.clear()
@@ -240,10 +239,10 @@ class Run:
         norm = clip_and_scale(self.model.parameters(), scale=scale, max_norm=recipe.optimizer.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        window.add(step, rate, loss, norm, metrics)
+        buffer.add(step, rate, loss, norm, metrics)
 
     def _mean(self, outputs: list[LossOutput], weight: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss and metrics over micro-batches and ranks, weighed by their targets."""
+        """Loss and metrics over micro-batches and ranks, weighted by their targets."""
 
         def mean(values: list[Tensor]) -> Tensor:
             total = sum(v.detach() * o.weight.detach() for v, o in zip(values, outputs))
@@ -258,17 +257,17 @@ class Run:
 
     # -- watching ----------------------------------------------------------------------------------------------------
 
-    def _log(self, window: Window, log: Any) -> str:
-        """Logs the window's last step; a loss or gradient that is not finite ends the run before anything is saved."""
-        losses, norms = [float(loss) for loss in window.losses], [float(norm) for norm in window.norms]
-        for step, loss, norm in zip(window.steps, losses, norms):
+    def _log(self, buffer: LogBuffer, log: Any) -> str:
+        """Logs the buffer's last step; a loss or gradient that is not finite ends the run before anything is saved."""
+        losses, norms = [float(loss) for loss in buffer.losses], [float(norm) for norm in buffer.norms]
+        for step, loss, norm in zip(buffer.steps, losses, norms):
             if not math.isfinite(loss):
                 self._raise_not_finite(step, f"the loss is {loss}")
             if not math.isfinite(norm):
                 self._raise_not_finite(step, f"the gradients' norm is {norm}")
-        seconds = time.perf_counter() - window.started
+        seconds = time.perf_counter() - buffer.started
         position = self.plan.position(self.state.step)
-        rate = (position.tokens - self.plan.position(window.steps[0]).tokens) / seconds
+        rate = (position.tokens - self.plan.position(buffer.steps[0]).tokens) / seconds
         self.state.seconds += seconds
         self.state.flops += int(self.parallel.sum(self.flops))
         self.flops = 0
@@ -278,14 +277,14 @@ class Run:
             "tokens": position.tokens,
             "sentence_steps": position.sentence_steps,
             "loss": statistics.fmean(losses),
-            "learning_rate": window.learning_rate,
+            "learning_rate": buffer.learning_rate,
             "grad_norm": norms[-1],
             "tokens_per_second": rate,
             "flops": self.state.flops,
             "seconds": self.state.seconds,
-        } | {name: float(value) for name, value in window.metrics.items()}
+        } | {name: float(value) for name, value in buffer.metrics.items()}
         log(metrics)
-        window.clear()
+        buffer.clear()
         best = self.state.best
         shown = "" if best is None else f"accuracy {best:.1%}" if self.asks else f"perplexity {best:.1f}"
         validated = f"  best {shown}" if shown else ""
@@ -300,7 +299,7 @@ class Run:
         )
 
     def _is_logged(self, step: int) -> bool:
-        """Every `log_every` steps, and wherever a validation or a checkpoint is due."""
+        """Every `log_every` steps, and whenever a validation or a checkpoint is due."""
         return step % self.recipe.train.log_every == 0 or self._is_validation(step) or self._is_checkpoint(step)
 
     def _is_checkpoint(self, step: int) -> bool:
@@ -324,14 +323,15 @@ class Run:
 
     def _validate(self, log: Any) -> None:
         state, layout = self.state, self._layout_at(self.state.step)
-        # Every rank scores the whole split: sharded parameters need all ranks, and rank 0's figure decides for all.
+        # Every rank scores the whole split: sharded parameters need all ranks, and rank 0's result decides for all.
         with self._autocast():
-            scorer = _Scorer(self.step, self.model)
-            figure = self._figure("validation", layout, self.recipe.evaluation, scorer, self.model)
+            saved = self._as_saved(layout)
+            scorer = dataclasses.replace(saved, model=_Scorer(self.step, self.model, self.parallel.device))
+            figure = self._figure("validation", saved, scorer)
         figure = self.parallel.broadcast_object(figure)
         position = self.plan.position(state.step)
         log({"step": state.step, "tokens": position.tokens, "flops": state.flops, "validation": figure})
-        if layout.stage != state.stage:  # what was best at another stage says nothing about this one
+        if layout.stage != state.stage:  # the best of another stage does not count at this one
             state.stage, state.validations_without_gain = layout.stage, 0
             state.best_step = state.best = state.best_nll = state.to_beat = None
         value, nll = figure[self.recipe.evaluation.metric], figure["nll"]
@@ -351,28 +351,38 @@ class Run:
         """The layout of evaluation after a step: questions as training last read them, text always in the same way."""
         return self.plan.layout(max(step - 1, 0)) if self.recipe.layout.questions else self.recipe.layout
 
-    def _figure(
-        self, split: str, layout: Layout, evaluation: EvaluationConfig, scorer: nn.Module, model: Any, **options: Any
-    ) -> dict[str, Any]:
-        """Perplexity, and if the recipe asks questions, also how many were answered right, and at which stage."""
-        options = {"device": self.parallel.device} | options
-        read = (self.tokenizer, self.store.splits[split], self.recipe.data, layout, evaluation)
-        scored = perplexity(scorer, *read, **options).to_dict()
+    def _as_saved(self, layout: Layout) -> Saved:
+        """The model in training as one that is read with this layout."""
+        return Saved(
+            path=str(self.out),
+            model=self.model,
+            tokenizer=self.tokenizer,
+            data=self.recipe.data,
+            layout=layout,
+            evaluation=self.recipe.evaluation,
+            recipe=self.recipe,
+        )
+
+    def _figure(self, name: str, saved: Saved, scorer: Saved, *, show: bool = False) -> dict[str, Any]:
+        """The perplexity of a split under `scorer`; if the recipe asks questions, also how many `saved` answered
+        correctly, and at which stage."""
+        split = self.store.splits[name]
+        scored = scorer.perplexity(split, show=show).to_dict()
         if not self.asks:
             return scored
-        asked = answers(model, *read, **options).to_dict()
-        return scored | asked | {"stage": layout.stage, "protocol": scored["protocol"] | asked["protocol"]}
+        asked = answer_metrics(saved, split, show=show).to_dict()
+        return scored | asked | {"stage": saved.layout.stage, "protocol": scored["protocol"] | asked["protocol"]}
 
     def _check_evaluation(self) -> None:
-        """What evaluation would refuse is refused now, rather than after training."""
-        evaluation, config = self.recipe.evaluation, hugging_face_model(self.model).config
-        whole = dataclasses.replace(evaluation, max_documents=None)
+        """Refuses now, rather than after training, what evaluation would refuse."""
         for layout in self._layouts():
-            evaluation_batches(self.store.splits["validation"], layout, evaluation, self.tokenizer)
+            saved = self._as_saved(layout)
+            whole = saved.scored_by(max_documents=None)
+            evaluation_batches(self.store.splits["validation"], layout, saved.evaluation, self.tokenizer)
             if self.asks:
-                evaluation_batches(self.store.splits["test"], layout, whole, self.tokenizer)
-                check_room(config, self.store.splits["validation"], layout, evaluation, self.tokenizer)
-                check_room(config, self.store.splits["test"], layout, whole, self.tokenizer)
+                evaluation_batches(self.store.splits["test"], layout, whole.evaluation, self.tokenizer)
+                check_room(saved, self.store.splits["validation"])
+                check_room(whole, self.store.splits["test"])
 
     def _layouts(self) -> list[Layout]:
         """The layouts that evaluation may come to use: one for text, one per phase for questions."""
@@ -381,14 +391,14 @@ class Run:
     # -- files -------------------------------------------------------------------------------------------------------
 
     def _write_config(self, resume: bool) -> None:
-        """`config.json`; refused where the folder's run read other data."""
+        """`config.json`; refused if the folder's run read other data."""
         path, data_hash = self.out / "config.json", self.store.meta["data_hash"]
         if resume and path.exists():
             before = json.loads(path.read_text())["data_hash"]
             if before != data_hash:
                 raise InputError(
                     f"{self.out} was trained on other data (hash {before[:12]}, now {data_hash[:12]}): "
-                    "restore the data or give another --out"
+                    "restore the data or use another --out"
                 )
         if self.parallel.is_main:
             self.out.mkdir(parents=True, exist_ok=True)
@@ -406,7 +416,7 @@ class Run:
         if room < 1:
             raise InputError(
                 f"evaluation.sample_prompts has a prompt of {longest} tokens: the model's context is "
-                f"{context_length(model.config)}, give shorter ones"
+                f"{context_length(model.config)}, use shorter ones"
             )
         return prompts, int(min(recipe.evaluation.sample_tokens, room))
 
@@ -447,25 +457,13 @@ class Run:
         return self.parallel.broadcast_object(result)
 
     def _result(self) -> dict[str, Any]:
-        recipe, state, device = self.recipe, self.state, self.parallel.device
-        model, tokenizer = load_model(self.out, device)
-        assert state.best_step is not None
-        layout = self._layout_at(state.best_step)
-        whole = dataclasses.replace(recipe.evaluation, max_documents=None)
+        recipe, state = self.recipe, self.state
+        saved = load(self.out, self.parallel.device)
         # In float32 whatever the run's precision, as `mentalese eval` scores.
-        test = self._figure("test", layout, whole, model, model, show=self.show)
-        # Greedy decoding of a small model repeats itself; an answer is what the model is surest of.
+        test = self._figure("test", saved, saved, show=self.show)
+        # Greedy decoding of a small model repeats itself, but an answer is what the model is most certain of.
         sampling = {"do_sample": False} if self.asks else {"do_sample": True, "top_p": 0.9}
-        texts = generate_text(
-            model,
-            tokenizer,
-            self.prompts,
-            recipe.data,
-            layout,
-            max_new_tokens=self.sample_tokens,
-            seed=recipe.train.seed,
-            **sampling,
-        )
+        texts = saved.generate(self.prompts, max_new_tokens=self.sample_tokens, seed=recipe.train.seed, **sampling)
         records = read_metrics(self.out / "metrics.jsonl")
         tokens = self.plan.position(state.step).tokens
         best = next(r["validation"] for r in records if "validation" in r and r["step"] == state.best_step)
@@ -489,20 +487,25 @@ class Run:
         } | self._provenance()
 
 
-class _Scorer(nn.Module):
+class _Scorer(Contract, nn.Module):
     """Scores through the wrapped step: sharded parameters are gathered only inside its forward."""
 
-    def __init__(self, step: nn.Module, model: Any) -> None:
+    def __init__(self, step: nn.Module, model: Contract, device: torch.device) -> None:
         super().__init__()
-        self.step, self.estimators = step, model.estimators
-        self.scored_labels, self.scoring_protocol = model.scored_labels, model.scoring_protocol
+        self.step, self.model, self.device, self.estimators = step, model, device, model.estimators
+
+    def scored_labels(self, batch: Batch, estimator: str) -> Tensor:
+        return self.model.scored_labels(batch, estimator)
+
+    def scoring_protocol(self, estimator: str) -> dict[str, Any]:
+        return self.model.scoring_protocol(estimator)
 
     def nll_parts(self, batch: Batch, **scoring: Any) -> dict[str, Tensor]:
         return self.step(batch, None, scoring)
 
 
 @dataclass
-class Window:
+class LogBuffer:
     """The steps since the last log line; losses and norms stay on the device until then, so that no step waits."""
 
     started: float = 0.0
@@ -528,7 +531,7 @@ class Window:
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Collects SIGINT and SIGTERM while the block runs, so that a step is never cut in the middle."""
+    """Collects SIGINT and SIGTERM while the block runs, so that no step is interrupted."""
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
@@ -543,7 +546,7 @@ def _signals() -> Iterator[list[int]]:
 
 
 def _prepare(recipe: Recipe, parallel: Parallel, show: bool) -> tuple[TokenStore, PreTrainedTokenizerBase]:
-    """The token store: made by the main process, then opened by the others."""
+    """The token store: prepared by the main process, then opened by the others."""
     if not parallel.is_main:
         parallel.barrier()
     prepared = prepare(recipe.data, recipe.layout, show=show)

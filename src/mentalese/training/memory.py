@@ -1,4 +1,4 @@
-"""The most memory that a run held."""
+"""The most memory that a run used."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig)
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int, progress: float) -> float:
     """The learning rate of `step` (counted from 0) in a run of `total_steps`.
 
-    The warm-up counts steps; the decay follows `progress` in [0, 1], which counts tokens where the run's length is
-    given in tokens or epochs, so that a curriculum that changes the size of a step does not make it jump.
+    The warm-up counts steps; the decay follows `progress` in [0, 1], which counts tokens if the run's length is
+    set in tokens or epochs, so that a curriculum that changes the size of a step does not make it jump.
     """
     warmup = config.warmup if config.warmup >= 1 else math.ceil(config.warmup * total_steps)
     if step < warmup:

@@ -91,7 +91,7 @@ def setup(device: Device = "auto") -> Parallel:
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     if world_size > 1:
-        # gloo beside NCCL: checkpoints, counts and objects are reduced on the CPU.
+        # gloo in addition to NCCL: checkpoints, counts and objects are reduced on the CPU.
         # The others wait while rank 0 tokenises a corpus or scores the test split: hours, not the default half of one.
         backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(hours=12))
@@ -106,12 +106,12 @@ def _device(device: Device, world_size: int, local_rank: int) -> torch.device:
         if local_rank >= torch.cuda.device_count():
             raise InputError(
                 f"train.device is 'cuda' and process {local_rank} of this machine finds {torch.cuda.device_count()} "
-                "GPUs: start at most one process a GPU, or give 'cpu'"
+                "GPUs: start at most one process per GPU, or set 'cpu'"
             )
         return torch.device("cuda", local_rank)
     if device == "mps" and not (mps and world_size == 1):
         why = "can train in one process only" if mps else "is not available here"
-        raise InputError(f"train.device is 'mps', which {why}: give 'cpu' or 'auto'")
+        raise InputError(f"train.device is 'mps', which {why}: set 'cpu' or 'auto'")
     return torch.device(device)
 
 
@@ -124,9 +124,9 @@ def teardown() -> None:
 def wrap(step: TrainStep, parallel: Parallel, kind: Literal["ddp", "fsdp"]) -> nn.Module:
     """The step as `parallel` ranks run it together; alone, the step itself.
 
-    Build the optimiser afterwards, and score under `torch.no_grad()`: DDP takes any other call for a step to come.
+    Build the optimiser afterwards, and score under `torch.no_grad()`: DDP treats any other call as the start of a step.
 
-    DDP looks for unused parameters in each step. That is exact where a rank does not reach a parameter (a gate before
+    DDP looks for unused parameters in each step. That is exact if a rank does not reach a parameter (a gate before
     its stage): ranks that use it are averaged with zeros, and one that no rank uses keeps no gradient at all, so that
     AdamW skips it as in one process; adding `0 * p.sum()` to the loss would decay its weight and count the step.
 
@@ -152,11 +152,11 @@ def wrap(step: TrainStep, parallel: Parallel, kind: Literal["ddp", "fsdp"]) -> n
 
 def _blocks(module: nn.Module) -> list[nn.Module]:
     """The outermost members of `nn.ModuleList`s that are modules of modules (no lists of linear maps or norms)."""
-    found: list[nn.Module] = []
+    modules: list[nn.Module] = []
     for child in module.children():
         blocks = isinstance(child, nn.ModuleList) and all(any(block.children()) for block in child)
-        found += list(child.children()) if blocks else _blocks(child)
-    return found
+        modules += list(child.children()) if blocks else _blocks(child)
+    return modules
 
 
 def no_sync(step: nn.Module, last: bool) -> AbstractContextManager[Any]:
@@ -215,17 +215,17 @@ def gradient_shares(components: Mapping[str, Sequence[Sequence[nn.Parameter]]]) 
         components: name -> layers -> parameters.
 
     Returns:
-        Name -> scalar; empty without any component, zero where there is no gradient at all.
+        Name -> scalar; empty without any component, zero without any gradient.
     """
     layers = [(name, layer) for name, component in components.items() for layer in component]
     if not layers:
         return {}
-    found = [(i, p.grad) for i, (_, layer) in enumerate(layers) for p in layer if p.grad is not None]
+    gradients = [(i, p.grad) for i, (_, layer) in enumerate(layers) for p in layer if p.grad is not None]
     squared = torch.zeros(len(layers), device=layers[0][1][0].device)
-    if found:
-        norms = torch.stack(torch._foreach_norm([g.to_local() if isinstance(g, DTensor) else g for _, g in found]))
-        squared.index_add_(0, torch.tensor([i for i, _ in found], device=norms.device), norms.float().square())
-    mesh = next((g.device_mesh for _, g in found if isinstance(g, DTensor)), None)
+    if gradients:
+        norms = torch.stack(torch._foreach_norm([g.to_local() if isinstance(g, DTensor) else g for _, g in gradients]))
+        squared.index_add_(0, torch.tensor([i for i, _ in gradients], device=norms.device), norms.float().square())
+    mesh = next((g.device_mesh for _, g in gradients if isinstance(g, DTensor)), None)
     if mesh is not None:
         dist.all_reduce(squared, group=mesh.get_group())
     of_layers = squared.sqrt()

@@ -54,15 +54,15 @@ def pack_epoch(split: Split, layout: Layout, seed: int, epoch: int) -> Epoch:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run is before a step.
+    """The position of a run before a step.
 
     Attributes:
         epoch, index: batch `index` of epoch `epoch` comes next.
         tokens: lexical tokens that were targets so far.
         sentence_steps: sentence positions processed so far, the largest number in each global batch; flat batches
             count 1.
-        progress: 0 to 1, in steps for a run given in steps, else in tokens, so that a change of batches does not make
-            a schedule jump.
+        progress: 0 to 1, in steps if the run's length is set in steps, else in tokens, so that a change of
+            batches does not make a schedule jump.
     """
 
     step: int
@@ -109,10 +109,10 @@ class Plan:
         return Position(step, epoch, index, int(tokens), int(sentence_steps), min(float(done), 1.0))
 
     def batch(self, step: int, rank: int = 0, world_size: int = 1, micro: int = 0) -> Batch:
-        """One rank's share of a step's batch; ranks and micro-batches together hold each row once.
+        """One rank's share of a step's batch; ranks and micro-batches together contain each row once.
 
         The longest row goes to rank 0, the next to rank 1, and so on, so that shares have similar sizes.
-        A share that would be empty (streams of sentences only, where a batch has fewer streams than there are ranks and
+        A share that would be empty (streams of sentences only, if a batch has fewer streams than there are ranks and
         micro-batches) is a copy of the shortest row without labels: its gradient is zero, and the batches stay the
         same for every number of ranks.
 
@@ -131,7 +131,7 @@ class Plan:
         return batch
 
     def settings(self, step: int) -> dict[str, Any]:
-        """The model settings that hold at a step; later phases override earlier ones."""
+        """The model settings at a step; later phases override earlier ones."""
         settings: dict[str, Any] = {}
         for number, phase in enumerate(self.recipe.phases):
             if self._clock(step, phase.clock) >= phase.start:

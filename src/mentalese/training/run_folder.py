@@ -15,7 +15,7 @@ from mentalese.recipe import Recipe
 
 
 def finished_result(recipe: Recipe, out: Path) -> dict[str, Any] | None:
-    """The result of a run of this recipe that is over, if `out` holds one."""
+    """The result of a finished run of this recipe, if `out` contains one."""
     path = out / "result.json"
     if not path.is_file():
         return None
@@ -23,7 +23,7 @@ def finished_result(recipe: Recipe, out: Path) -> dict[str, Any] | None:
     if _fingerprint(result.get("config")) != recipe.fingerprint():
         return None
     if result["source_fingerprint"] != source_fingerprint(recipe.data):
-        raise InputError(f"{out} was trained on other text than {recipe.data.source} holds now: give another --out")
+        raise InputError(f"{out} was trained on other text than {recipe.data.source} contains now: use another --out")
     return result
 
 
@@ -36,23 +36,23 @@ def _fingerprint(saved: dict[str, Any] | None) -> str | None:
 
 
 def check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
-    """Raises `InputError` where `out` holds something that this run would destroy."""
+    """Raises `InputError` if `out` contains something that this run would destroy."""
     if out.exists() and not out.is_dir():
-        raise InputError(f"--out is {str(out)!r}, which is a file: give a folder")
+        raise InputError(f"--out is {str(out)!r}, which is a file: use a folder")
     if not out.is_dir() or not any(out.iterdir()):
         return
     path = out / "config.json"
     if not path.is_file():
-        raise InputError(f"--out is {str(out)!r}, which is not empty and holds no run: give another folder")
-    held = json.loads(path.read_text())
-    if "fingerprint" not in held:
-        raise InputError(f"--out is {str(out)!r}, which holds a model and no run: give another folder")
-    if _fingerprint(held["recipe"]) == recipe.fingerprint():
+        raise InputError(f"--out is {str(out)!r}, which is not empty and contains no run: use another folder")
+    saved = json.loads(path.read_text())
+    if "fingerprint" not in saved:
+        raise InputError(f"--out is {str(out)!r}, which contains a model and no run: use another folder")
+    if _fingerprint(saved["recipe"]) == recipe.fingerprint():
         if not resume:
-            raise InputError(f"{out} already holds this run: add --resume to go on with it, or give another --out")
+            raise InputError(f"{out} already contains this run: add --resume to continue it, or use another --out")
         return
-    changed = _changes(_current(held["recipe"]), recipe.to_dict())
-    raise InputError(f"{out} holds another run ({changed}): undo the change to resume it, or give another --out")
+    changed = _changes(_current(saved["recipe"]), recipe.to_dict())
+    raise InputError(f"{out} contains another run ({changed}): undo the change to resume it, or use another --out")
 
 
 def _current(saved: dict[str, Any]) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def openings(
 
 
 def learning_curve(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The learning curve: training loss, and where it was validated perplexity, for questions accuracy and stage."""
+    """The learning curve: training loss, and at validations perplexity, for questions also accuracy and stage."""
     curve = []
     seconds = 0.0
     for record in records:

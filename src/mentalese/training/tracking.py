@@ -88,7 +88,7 @@ def _flat(metrics: dict[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 def check_trackers(names: tuple[str, ...]) -> dict[str, Any]:
-    """The modules of the trackers called `names`; raises `InputError` before a run starts where one is missing."""
+    """The modules of the trackers called `names`; raises `InputError` before a run starts if one is missing."""
     modules = {}
     for name in names:
         if name not in _TRACKERS:

@@ -14,10 +14,11 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 
 from mentalese.errors import InputError
+from mentalese.models.anywhere import NotCopied, OpensAnywhere
 from mentalese.models.hf import ThoughtCache
 
 
-class GPT2GistConfig(GPT2Config):
+class GPT2GistConfig(NotCopied, GPT2Config):
     """GPT-2's settings, and which token ends a sentence."""
 
     model_type = "gpt2_gist"
@@ -86,7 +87,7 @@ class GPT2GistModel(GPT2Model):
         return output
 
 
-class GPT2GistLMHeadModel(GPT2LMHeadModel):
+class GPT2GistLMHeadModel(OpensAnywhere, GPT2LMHeadModel):
     """GPT-2 with a gist mask as a causal LM over `BOS w1..wn EOS BOS ..`, a document ending in `EOD EOS`."""
 
     config_class = GPT2GistConfig

@@ -307,7 +307,7 @@ class ConceptLMForCausalLM(LayeredDecoder):
             for name, values in (("utilisation", used.utilisation), ("perplexity", used.perplexity)):
                 metrics |= {f"codebook_{name}": values.mean(), f"codebook_{name}.least": values.min()}
             self._watch(used, concepts.own)
-        return LossOutput(torch.stack(weighed).sum(), weight, metrics)
+        return LossOutput(torch.stack(weighed).sum(), weight, metrics, encoded=lambda: encoded)
 
     def concept_losses(self, concepts: Concepts) -> dict[str, Tensor]:
         """`ncp`, and `vq` where there is a codebook (section 3): means over all concepts, 0 where there are none.

@@ -93,7 +93,7 @@ class MTPForCausalLM(LayeredDecoder):
             later, _ = self.next_token_loss(*_further(hidden, batch["labels"], real, ahead))
             metrics[f"mtp.{ahead + 1}"] = later.detach()
             loss = loss + self.config.mtp_weight * later
-        return LossOutput(loss, weight, metrics)
+        return LossOutput(loss, weight, metrics, encoded=lambda: encoded)
 
     def forward_flops(self, batch: Batch) -> int:
         return self.backbone_flops(*batch["input_ids"].shape)

@@ -1,8 +1,8 @@
 """The posterior over a text's thoughts: fast learning, by gradient steps (Kong et al., section 2.2), or by an encoder.
 
-Only the parameters of the posterior get gradients, and what does not depend on thoughts was computed once
-(`LTMForCausalLM.read`). Rows never mix: a row's noise is a function of the seed and of the row's own targets, so that
-its posterior is the same in every batch, on every rank and behind any padding.
+Only the parameters of the posterior get gradients, and what does not depend on thoughts is computed once
+(`LTMDecoder.read`). Rows never mix: a row's noise is a function of the seed and of the row's own targets, so its
+posterior is the same in every batch, on every rank and with any padding.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from mentalese.nn.noise import Noise
 from mentalese.screen import progress
 
 if TYPE_CHECKING:
-    from mentalese.families.latent_thought.model import LTMForCausalLM, PackedBatch
+    from mentalese.families.latent_thought.blocks import PackedBatch
+    from mentalese.families.latent_thought.decoder import LTMDecoder
 
-_MEANS, _VARIANCES, _FINAL = -3, -2, -1  # draws of noise that are not a fast step's
+_MEANS, _VARIANCES, _FINAL = -3, -2, -1  # numbers of draws of noise that belong to no fast step
 _WEIGHT_DECAY = 0.01  # of the release's AdamW
 
 
@@ -35,14 +36,14 @@ _WEIGHT_DECAY = 0.01  # of the release's AdamW
 
 @dataclass
 class Posterior:
-    """What inference found for each row.
+    """The inferred posterior of each row.
 
     Attributes:
-        mu: [B, N_z, d], the means; of `langevin` the end of the chain.
-        log_var: [B, N_z, d]; `None` of `langevin`.
-        nll, kl: float32 [steps, B], nats of a row before each fast step; of `langevin`, |z|^2 / 2 in place of the KL.
+        mu: [B, N_z, d], the means; for `langevin` the end of the chain.
+        log_var: [B, N_z, d]; `None` for `langevin`.
+        nll, kl: float32 [steps, B], nats per row before each fast step; for `langevin`, |z|^2 / 2 instead of the KL.
             `amortised` takes no steps.
-        noise, last: where `sample` draws from.
+        noise, last: the noise of `sample`, and the number of its draw.
     """
 
     mu: Tensor
@@ -58,24 +59,24 @@ class Posterior:
         return -(self.nll + self.kl)
 
     def sample(self, *, fresh: bool = False) -> Tensor:
-        """A draw [B, N_z, d], always the same; `fresh`: of noise that inference did not see, as a bound needs it."""
+        """A draw [B, N_z, d], always the same; `fresh`: with noise that inference did not use, as a bound requires."""
         if self.log_var is None:
             return self.mu
         return self.mu + (0.5 * self.log_var).exp() * self.noise.draw(_FINAL if fresh else self.last, self.mu.shape[1:])
 
     def kl_by_layer(self, layers: int) -> Tensor:
-        """[B, layers], nats from the prior now."""
+        """[B, layers], KL from the prior in nats."""
         assert self.log_var is not None
         return kl_divergence(self.mu, self.log_var).unflatten(1, (layers, -1)).sum((2, 3))
 
 
 def kl_divergence(mu: Tensor, log_var: Tensor) -> Tensor:
-    """KL(N(mu, exp(log_var)) || N(0, 1)) of each channel."""
+    """KL(N(mu, exp(log_var)) || N(0, 1)) of each element."""
     return 0.5 * (mu.square() + log_var.exp() - 1 - log_var)
 
 
 def infer(
-    model: LTMForCausalLM,
+    model: LTMDecoder,
     batch: Batch,
     *,
     inference: str | None = None,
@@ -84,77 +85,116 @@ def infer(
     seed: int | Tensor = 0,
     show: bool = False,
 ) -> Posterior:
-    """The posterior over the thoughts behind a batch's labels; each row has its own.
+    """The posterior over the thoughts that explain a batch's labels, for each row.
 
-    A row without targets has the prior. Works under `torch.no_grad` and `torch.inference_mode` too.
+    The posterior of a row without targets is the prior. Works under `torch.no_grad` and `torch.inference_mode` too.
 
     Args:
-        batch: see `Batch`; thoughts explain `labels`, given the tokens before each.
-        inference, fast_steps, fast_learning_rate: in place of the config's; an encoder takes no steps.
-        seed: of the noise, of all rows or of each, [B].
+        batch: see `Batch`; thoughts explain each of `labels`, given the tokens before it.
+        inference, fast_steps, fast_learning_rate: instead of the config's; an encoder takes no steps.
+        seed: of the noise, for all rows or for each, [B].
         show: progress on standard error.
 
     Raises:
-        InputError: the model has no thoughts, or an argument is out of range.
+        InputError: the model has no thoughts, or an argument is out of range or has no effect.
         FloatingPointError: an ELBO is not finite; the message names step and row.
     """
     if not model.config.num_latents:
         raise InputError("num_latents is 0: this model has no thoughts to infer")
+    fast = FastLearning.of(model, inference, fast_steps, fast_learning_rate)
     with torch.inference_mode(False), torch.no_grad():
         batch = differentiable(batch)
-        x, reading = model.read(batch["input_ids"], batch.get("attention_mask"))
-        targets = reading.targets(batch["labels"])
-        options: dict[str, Any] = {"method": inference, "steps": fast_steps, "learning_rate": fast_learning_rate}
-        return fit(model, x, reading, targets, seed=seed, show=show, **options)[0]
+        x, packed = model.read(batch["input_ids"], batch.get("attention_mask"))
+        return fit(model, x, packed, packed.rows.targets(batch["labels"]), fast, seed=seed, show=show)[0]
+
+
+def prompt_batch(input_ids: Tensor, attention_mask: Tensor | None) -> Batch:
+    """A text [B, L] as a batch whose thoughts are to be inferred: all its tokens are labels."""
+    mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    return {"input_ids": input_ids, "attention_mask": mask, "labels": input_ids.masked_fill(mask == 0, IGNORED)}
 
 
 def differentiable(batch: Batch) -> Batch:
-    """The batch's tensors again: autograd refuses those that were made under `torch.inference_mode`."""
+    """Copies of the batch's tensors: autograd refuses those created under `torch.inference_mode`."""
     return {name: value.clone() for name, value in batch.items() if isinstance(value, Tensor)}
 
 
+@dataclass(frozen=True)
+class FastLearning:
+    """How a posterior is inferred: checked settings of one call.
+
+    Attributes:
+        method: see `LTMConfig.inference`.
+        steps: T_fast; an encoder takes none.
+        learning_rate: of `variational`; `None`: the config's.
+    """
+
+    method: str
+    steps: int
+    learning_rate: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        model: LTMDecoder,
+        method: str | None = None,
+        steps: int | None = None,
+        learning_rate: float | None = None,
+    ) -> FastLearning:
+        """Settings to use instead of the config's; `None` leaves the config's.
+
+        Raises:
+            InputError: a method that the model does not have, a number out of range, or a setting without effect.
+        """
+        config = model.config
+        method = config.inference if method is None else method
+        known = ("variational", "langevin") if model.encoder is None else ("variational", "langevin", "amortised")
+        if method not in known:
+            raise InputError(f"inference is {method!r}: this model has {', '.join(known)}")
+        if method == "amortised":
+            for name, value in (("fast_steps", steps), ("fast_learning_rate", learning_rate)):
+                if value is not None:
+                    raise InputError(f"{name} is {value}: an encoder takes no steps, so remove it, or infer otherwise")
+        steps = config.fast_steps if steps is None else steps
+        if steps < 1:
+            raise InputError(f"fast_steps is {steps}: set 1 or more")
+        if learning_rate is not None and method == "langevin":
+            raise InputError(f"fast_learning_rate is {learning_rate}: langevin has langevin_step_size, so remove it")
+        if learning_rate is not None and not (math.isfinite(learning_rate) and learning_rate > 0):
+            raise InputError(f"fast_learning_rate is {learning_rate}: set a positive number")
+        return cls(method, steps, learning_rate)
+
+
 def fit(
-    model: LTMForCausalLM,
+    model: LTMDecoder,
     x: Tensor,
-    reading: PackedBatch,
+    packed: PackedBatch,
     targets: Tensor,
+    fast: FastLearning,
     *,
-    method: str | None = None,
-    steps: int | None = None,
-    learning_rate: float | None = None,
     seed: int | Tensor = 0,
     weights: Sequence[nn.Parameter] | None = None,
     together: bool = False,
     show: bool = False,
 ) -> tuple[Posterior, list[Tensor | None]]:
-    """`infer` for what `LTMForCausalLM.read` gave.
+    """`infer` for what `LTMDecoder.read` returned.
 
     Args:
         x: [B, N, d]; no gradient flows into it.
         targets: [B, N - 1], what each token but the last predicts.
-        weights: add up their gradients too, of the sum over rows and fast steps of the negative ELBO.
-        together: all ranks infer at once, and take as many steps.
+        weights: also sum their gradients, of the sum over rows and fast steps of the negative ELBO.
+        together: all ranks infer at once, and take equally many steps.
+        show: progress on standard error.
 
     Returns:
         The posterior, and the gradients of `x` and of each of `weights`; empty without `weights`.
+
+    Raises:
+        FloatingPointError: an ELBO is not finite; the message names step and row.
     """
     config = model.config
-    method = config.inference if method is None else method
-    known = ("variational", "langevin") if model.encoder is None else ("variational", "langevin", "amortised")
-    if method not in known:
-        raise InputError(f"inference is {method!r}: this model has {', '.join(known)}")
-    if method == "amortised":
-        for name, value in (("fast_steps", steps), ("fast_learning_rate", learning_rate)):
-            if value is not None:
-                raise InputError(f"{name} is {value}: an encoder takes no steps, so leave it out, or infer otherwise")
-        return amortised(model, reading, targets, seed=seed), []
-    steps = config.fast_steps if steps is None else steps
-    if steps < 1:
-        raise InputError(f"fast_steps is {steps}: give 1 or more")
-    if learning_rate is not None and method == "langevin":
-        raise InputError(f"fast_learning_rate is {learning_rate}: langevin has langevin_step_size, so leave it out")
-    if learning_rate is not None and not (math.isfinite(learning_rate) and learning_rate > 0):
-        raise InputError(f"fast_learning_rate is {learning_rate}: give a positive number")
+    if fast.method == "amortised":
+        return amortised(model, packed, targets, seed=seed), []
     counts = (targets != IGNORED).sum(1)
     live = counts > 0
     noise = _noise(x, targets, seed)
@@ -166,41 +206,46 @@ def fit(
             extra: list[Tensor] = []
         else:
             extra = [x.requires_grad_(), *weights]
-        search = (_Variational if method == "variational" else _Langevin)(config, noise, shape, live, learning_rate)
+        kind = _Variational if fast.method == "variational" else _Langevin
+        search = kind(config, noise, shape, live, fast.learning_rate)
         gradients: list[Tensor | None] = [None] * len(extra)
         nlls, kls = [], []
-        with progress("Inferring thoughts", steps, show=show) as bar:
-            for step in range(steps):
+        with progress("Inferring thoughts", fast.steps, show=show) as bar:
+            for step in range(fast.steps):
                 z, kl = search.propose(step)
-                hidden = model.decode(x, z, reading)
+                hidden = model.decode(x, z, packed)
                 total, nll = linear_nll_sum(hidden[:, :-1].flatten(0, 1), head, targets.flatten())
                 nlls.append(nll.view(targets.shape).sum(1))
                 kls.append(kl.detach())
                 live = _still(live, nlls, kls, counts, config.tolerance)
-                # Ranks of sharded weights take each step together, one without targets too.
+                # Ranks with sharded weights take each step together, also those without targets.
                 if (config.tolerance is not None or not together) and _none(live, together):
                     break
-                own, more = len(search.parameters), [*search.parameters, *extra]
-                found = torch.autograd.grad(total + kl.sum(), more, allow_unused=bool(extra))
-                search.move(step, steps, found[:own], live)
-                gradients = [g if a is None else a if g is None else a + g for a, g in zip(gradients, found[own:])]
+                count, inputs = len(search.parameters), [*search.parameters, *extra]
+                slopes = torch.autograd.grad(total + kl.sum(), inputs, allow_unused=bool(extra))
+                search.move(step, fast.steps, slopes[:count], live)
+                gradients = [_sum(total, more) for total, more in zip(gradients, slopes[count:])]
                 bar.update(step + 1)
     posterior = search.result(torch.stack(nlls), torch.stack(kls))
     check_finite(posterior.elbo, "model.fast_learning_rate (langevin_step_size)")
     return posterior, gradients
 
 
-def amortised(model: LTMForCausalLM, reading: PackedBatch, targets: Tensor, *, seed: int | Tensor = 0) -> Posterior:
-    """The posterior that the encoder of a VAE gives (section 2.2), differentiable in its weights.
+def _sum(total: Tensor | None, more: Tensor | None) -> Tensor | None:
+    """The sum of two gradients, each `None` if a weight takes no part."""
+    return more if total is None else total if more is None else total + more
 
-    It reads a row's first token and those that are `targets` [B, N - 1], so that nothing else has a say. A row without
-    targets has the prior.
+
+def amortised(model: LTMDecoder, packed: PackedBatch, targets: Tensor, *, seed: int | Tensor = 0) -> Posterior:
+    """The posterior that the encoder of a VAE computes (section 2.2), differentiable in its weights.
+
+    It only reads a row's first token and its `targets` [B, N - 1]. The posterior of a row without targets is the prior.
     """
     assert model.encoder is not None
-    tokens = model.embed(reading.ids)
+    tokens = model.embed(packed.ids)
     counted = targets != IGNORED
     live = counted.any(1)[:, None, None]
-    mu, log_var = model.encoder(tokens, F.pad(counted, (1, 0), value=True), reading)
+    mu, log_var = model.encoder(tokens, F.pad(counted, (1, 0), value=True), packed)
     noise = _noise(mu, targets, seed)
     mu, log_var = (torch.where(live, value.to(noise.dtype), 0.0) for value in (mu, log_var))
     none = mu.new_zeros(0, len(mu))
@@ -208,12 +253,12 @@ def amortised(model: LTMForCausalLM, reading: PackedBatch, targets: Tensor, *, s
 
 
 def _noise(x: Tensor, targets: Tensor, seed: int | Tensor) -> Noise:
-    """Noise in the precision of x, float32 at least: thoughts are sums of small steps."""
+    """Noise in the precision of x, at least float32, because thoughts are sums of small steps."""
     return Noise.of(targets, seed, torch.promote_types(x.dtype, torch.float32))
 
 
 def _still(live: Tensor, nlls: list[Tensor], kls: list[Tensor], counts: Tensor, tolerance: float | None) -> Tensor:
-    """The rows [B] whose last step gained enough."""
+    """The rows [B] whose last step improved the ELBO enough."""
     if tolerance is None or len(nlls) < 2:
         return live
     gain = (nlls[-2] + kls[-2] - nlls[-1] - kls[-1]) / counts.clamp(min=1)
@@ -221,7 +266,7 @@ def _still(live: Tensor, nlls: list[Tensor], kls: list[Tensor], counts: Tensor, 
 
 
 def _none(live: Tensor, together: bool) -> bool:
-    """Whether no row, of any rank where they infer together, goes on."""
+    """Whether all rows have stopped, on all ranks if they infer together."""
     some = live.any().to(torch.int64)
     if together and dist.is_available() and dist.is_initialized():
         dist.all_reduce(some, dist.ReduceOp.MAX)
@@ -229,14 +274,14 @@ def _none(live: Tensor, together: bool) -> bool:
 
 
 def check_finite(elbo: Tensor, rate: str) -> None:
-    """Raises `FloatingPointError` where an ELBO [B] or [steps, B] is not finite; `rate` is what a user may lower."""
+    """Raises `FloatingPointError` if an ELBO [B] or [steps, B] is not finite; `rate` is the setting to lower."""
     broken = (~elbo.isfinite()).nonzero().tolist()
     if broken:
         *step, row = broken[0]
         place = f" at fast step {step[0]}" if step else ""
         raise FloatingPointError(
-            f"the ELBO of row {row} is {float(elbo[tuple(broken[0])])}{place}: lower {rate}, or look at the weights "
-            "and at this row"
+            f"the ELBO of row {row} is {float(elbo[tuple(broken[0])])}{place}: lower {rate}, or check the weights "
+            "and this row"
         )
 
 
@@ -261,7 +306,7 @@ class _Variational:
 
     @torch.no_grad()
     def move(self, step: int, steps: int, gradients: Sequence[Tensor], live: Tensor) -> None:
-        """One step, of the rows that are live."""
+        """One step of the rows that are live."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate * schedule(self.config.fast_schedule, step, steps)
         before = [p.clone() for p in self.parameters]
@@ -298,6 +343,6 @@ class _Langevin:
 
 
 def schedule(kind: str, step: int, steps: int) -> float:
-    """What the learning rate of a fast step (from 0) is multiplied by; the last one has a tenth."""
+    """The factor of the learning rate at a fast step (from 0); a tenth at the last one, unless constant."""
     share = step / max(steps - 1, 1)
     return {"constant": 1.0, "linear": 1 - 0.9 * share, "cosine": 0.1 + 0.45 * (1 + math.cos(math.pi * share))}[kind]

@@ -27,7 +27,7 @@ from mentalese.nn.noise import Noise
 
 @dataclass
 class Learnt:
-    """What `learn_reference` found: thoughts, their posterior, and the curves and weights' gradients of its steps."""
+    """The result of `learn_reference`: thoughts, their posterior, and the curves and weight gradients of its steps."""
 
     z: Tensor
     mu: Tensor
@@ -38,12 +38,12 @@ class Learnt:
 
 
 def loss_reference(model: Any, ids: Tensor, seed: int, rate: float | None = None) -> tuple[Tensor, list[Tensor]]:
-    """Algorithm 1 on a batch [B, N]: the slow loss, and the gradient that the weights are to follow."""
-    found = learn_reference(model, ids, seed, rate)
-    loss = nll_reference(model, ids, found.z).sum() / ids[:, 1:].numel()
+    """Algorithm 1 on a batch [B, N]: the slow loss, and the gradient of the weights."""
+    learnt = learn_reference(model, ids, seed, rate)
+    loss = nll_reference(model, ids, learnt.z).sum() / ids[:, 1:].numel()
     gradients = list(torch.autograd.grad(loss, list(model.parameters())))
     if model.config.slow_grad == "accumulate":
-        gradients = [g + a / len(ids) for g, a in zip(gradients, found.accumulated)]
+        gradients = [g + a / len(ids) for g, a in zip(gradients, learnt.accumulated)]
     return loss, gradients
 
 
@@ -56,7 +56,7 @@ def learn_reference(model: Any, ids: Tensor, seed: int, rate: float | None = Non
     first = [torch.zeros_like(p) for p in parameters]
     second = [torch.zeros_like(p) for p in parameters]
     weights = list(model.parameters())
-    found = Learnt(parameters[0], parameters[0], None, accumulated=[torch.zeros_like(w) for w in weights])
+    learnt = Learnt(parameters[0], parameters[0], None, accumulated=[torch.zeros_like(w) for w in weights])
     for step in range(config.fast_steps):
         parameters = [p.detach().requires_grad_() for p in parameters]
         mu = parameters[0]
@@ -67,10 +67,10 @@ def learn_reference(model: Any, ids: Tensor, seed: int, rate: float | None = Non
             z = mu + (log_var / 2).exp() * noise.draw(step if config.noise == "resampled" else 0, shape)
             kl = ((mu.square() + log_var.exp() - 1 - log_var) / 2).sum((1, 2))
         nll = nll_reference(model, ids, z)
-        found.nll.append(nll.detach())
-        found.kl.append(kl.detach())
+        learnt.nll.append(nll.detach())
+        learnt.kl.append(kl.detach())
         gradients = torch.autograd.grad((nll + kl).sum(), parameters + weights)
-        found.accumulated = [a + g for a, g in zip(found.accumulated, gradients[len(parameters) :])]
+        learnt.accumulated = [a + g for a, g in zip(learnt.accumulated, gradients[len(parameters) :])]
         if langevin:  # Eq. 4
             s = config.langevin_step_size
             parameters = [mu - s * gradients[0] + math.sqrt(2 * s) * noise.draw(step, shape)]
@@ -84,16 +84,16 @@ def learn_reference(model: Any, ids: Tensor, seed: int, rate: float | None = Non
             mean, square = first[i] / (1 - 0.9 ** (step + 1)), second[i] / (1 - 0.999 ** (step + 1))
             kept = p * (1 - lr * 0.01) if config.fast_optimizer == "adamw" else p
             parameters[i] = kept - lr * mean / (square.sqrt() + 1e-8)
-    found.mu = found.z = parameters[0].detach()
+    learnt.mu = learnt.z = parameters[0].detach()
     if not langevin:
-        found.log_var = parameters[1].detach()
+        learnt.log_var = parameters[1].detach()
         last = noise.draw(-1 if config.noise == "resampled" else 0, shape)
-        found.z = found.mu + (found.log_var / 2).exp() * last
-    return found
+        learnt.z = learnt.mu + (learnt.log_var / 2).exp() * last
+    return learnt
 
 
 def amortised_loss_reference(model: Any, ids: Tensor, seed: int, kl_weight: float) -> Tensor:
-    """Eq. 5 of a batch [B, N] under the posterior of a VAE's encoder, in nats a target."""
+    """Eq. 5 of a batch [B, N] under the posterior of a VAE's encoder, in nats per target."""
     mu, log_var = encode_reference(model, ids)
     z = mu + (log_var / 2).exp() * Noise.of(ids[:, 1:], seed, model.dtype).draw(-1, mu.shape[1:])
     kl = ((mu.square() + log_var.exp() - 1 - log_var) / 2).sum()
@@ -136,10 +136,10 @@ def logits_reference(model: Any, ids: Tensor, z: Tensor) -> Tensor:
         q, k, v = (h @ block.attention.qkv.weight.T).chunk(3, dim=-1)
         seen = (ago >= 0) & (ago < config.window_size)
         x = x + attention_reference(q, k, v, tokens, tokens, seen, heads, config) @ block.attention.out.weight.T
-        own = z if config.shared_latents else z[:, layer * n : (layer + 1) * n]
+        thoughts = z if config.shared_latents else z[:, layer * n : (layer + 1) * n]
         cross = block.cross_attention
         q = norm_reference(x, block.cross_norm) @ cross.query.weight.T
-        k, v = (own @ cross.key_value.weight.T).chunk(2, dim=-1)
+        k, v = (thoughts @ cross.key_value.weight.T).chunk(2, dim=-1)
         seen = torch.ones(len(tokens), n, dtype=torch.bool)
         x = x + attention_reference(q, k, v, tokens, latents, seen, heads, config) @ cross.out.weight.T
         x = x + swiglu_reference(norm_reference(x, block.mlp_norm), block.mlp)
@@ -147,7 +147,7 @@ def logits_reference(model: Any, ids: Tensor, z: Tensor) -> Tensor:
 
 
 def latent_positions(config: Any) -> list[int]:
-    """Of a layer's thoughts."""
+    """The positions of a layer's thoughts."""
     return [j * (config.max_position_embeddings // config.num_latents) for j in range(config.latents_per_layer)]
 
 
@@ -163,7 +163,7 @@ def norm_reference(x: Tensor, norm: Any) -> Tensor:
 def attention_reference(
     q: Tensor, k: Tensor, v: Tensor, at: list[int], of: list[int], seen: Tensor, heads: int, config: Any
 ) -> Tensor:
-    """[B, N, d] of queries at positions `at` to keys at positions `of`, as far as seen [N, m]."""
+    """[B, N, d] of queries at positions `at` to keys at positions `of`, if `seen` [N, m]."""
     q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (q, k, v))
     q, k = rotate_reference(q, at, config.rope_theta), rotate_reference(k, of, config.rope_theta)
     logits = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).masked_fill(~seen, -math.inf)

@@ -1,11 +1,11 @@
-"""Recipes of Latent Thought Models: small ones for everybody, and the paper's tables and figures.
+"""Recipes of Latent Thought Models: small ones for any computer, and the paper's tables and figures.
 
 `*-ar` is the same decoder without thoughts. Table 1's three models are `table1-*`, and with them its autoregressive
 row: `table1-ar` has as many parameters as Large (the paper's AR-Retrained), `table1-large-ar` has Large's blocks.
 Figures 1 and 4 vary T_fast and N_z, `figure1-SIZE-tT-zN`; table 4 compares ways to infer thoughts.
 
-The paper gives `optimizer` but for the warm-up and weight decay, which are the release's, and no length of training but
-Table 1's tokens. Likelihoods are of non-overlapping blocks.
+The warm-up and weight decay of `optimizer` are the release's, the rest is the paper's. The paper only gives a training
+length for Table 1. Likelihoods are of non-overlapping blocks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RISING = (Phase(model={"fast_learning_rate": [0.3, 0.34]}),)
 
 
 def model(width: int, heads: int, layers: int, length: int, window: int, latents: int, **fields: Any) -> dict[str, Any]:
-    """A decoder trained on blocks of `length`, with so many thoughts in all."""
+    """A decoder trained on blocks of `length`, with `latents` thoughts in all."""
     return {
         "model_type": "ltm",
         "hidden_size": width,
@@ -36,14 +36,14 @@ def model(width: int, heads: int, layers: int, length: int, window: int, latents
 
 
 def blocks(length: int, **fields: Any) -> EvaluationConfig:
-    """Non-overlapping blocks (section 3.3): each next one is given the last token before it."""
+    """Non-overlapping blocks (section 3.3): each is scored given the last token of the one before it."""
     return EvaluationConfig(context_length=length, stride=length - 1, **fields)
 
 
 def without_thoughts(recipe: Recipe) -> Recipe:
     """`-ar`, the same blocks without cross-attention; it has nothing to infer."""
-    own = ("fast_", "langevin_", "encoder_", "inference")
-    plain = {k: v for k, v in recipe.model.items() if not k.startswith(own)}
+    inference = ("fast_", "langevin_", "encoder_", "inference")
+    plain = {k: v for k, v in recipe.model.items() if not k.startswith(inference)}
     return dataclasses.replace(
         recipe,
         name=f"{recipe.name}-ar",
@@ -60,10 +60,10 @@ def with_baseline(recipe: Recipe) -> list[Recipe]:
     return [dataclasses.replace(recipe, baseline=baseline.name), baseline]
 
 
-# Adam moves a log variance by about the learning rate a step, and it starts at -5: few fast steps need large ones.
+# Adam moves a log variance by about the learning rate per step, and it starts at -5: few steps need a large rate.
 TINY = Recipe(
     name="latent_thought/tiny",
-    description="3 layers of width 64, a thought a layer, 8 fast steps, 50,000 tokens: seconds on two CPU cores",
+    description="3 layers of width 64, one thought per layer, 8 fast steps, 50,000 tokens: seconds on two CPU cores",
     model=model(64, 4, 3, 256, 64, 3, fast_steps=8, fast_learning_rate=0.6),
     layout=Packed(batch_size=4),
     optimizer=OptimizerConfig(learning_rate=3e-3, warmup=0.1),
@@ -81,7 +81,7 @@ TINY_LANGEVIN = dataclasses.replace(
 TINY_VAE = dataclasses.replace(
     TINY,
     name="latent_thought/tiny-vae",
-    description="latent_thought/tiny as a VAE: an encoder of 3 layers in place of fast steps, the KL annealed",
+    description="latent_thought/tiny as a VAE: an encoder of 3 layers instead of fast steps, the KL annealed",
     model=model(64, 4, 3, 256, 64, 3, inference="amortised", encoder_layers=3),
     phases=ANNEALED,
     baseline="latent_thought/tiny-ar",
@@ -89,7 +89,7 @@ TINY_VAE = dataclasses.replace(
 
 SMALL = Recipe(
     name="latent_thought/small",
-    description="6 layers of width 384, 4 thoughts a layer, 16 fast steps, 100M tokens of WikiText-103",
+    description="6 layers of width 384, 4 thoughts per layer, 16 fast steps, 100M tokens of WikiText-103",
     model=model(384, 6, 6, 512, 128, 24),
     data=DataConfig(source="hub:Salesforce/wikitext:wikitext-103-raw-v1", tokenizer="bpe:16384"),
     layout=Packed(sequence_length=512, batch_size=64),
@@ -103,15 +103,15 @@ SMALL = Recipe(
 def openstax() -> list[Recipe]:
     """Small models for textbooks on a CPU: 3 layers of width 64 with a window of 32, 500,000 tokens.
 
-    However many they are, fast steps take a log variance from where it starts, -5, to about the prior's; many ones
-    decay (section 3.2).
+    The learning rate is such that the fast steps, few or many, take a log variance from its first value, -5, to about
+    the prior's; that of many steps decays (section 3.2).
     """
 
     def thoughts(steps: int, rate: float, schedule: str, name: str = "", **fields: Any) -> Recipe:
         fast = {"fast_steps": steps, "fast_learning_rate": rate, "fast_schedule": schedule, **fields}
         return Recipe(
             name=f"latent_thought/openstax-t{steps}{name}",
-            description=f"3 layers of width 64, 2 thoughts a layer, {steps} fast steps, 500,000 tokens of OpenStax",
+            description=f"3 layers of width 64, 2 thoughts per layer, {steps} fast steps, 500,000 tokens of OpenStax",
             model=model(64, 4, 3, 256, 32, 6, **fast),
             data=DataConfig(source="file:../shared/data/corpora/openstax", tokenizer="bpe:4096"),
             layout=Packed(sequence_length=256, batch_size=4),
@@ -121,13 +121,13 @@ def openstax() -> list[Recipe]:
             baseline="latent_thought/openstax-ar",
         )
 
-    made = [thoughts(8, 0.6, "constant"), thoughts(16, 0.3, "constant"), thoughts(32, 0.3, "cosine")]
+    recipes = [thoughts(8, 0.6, "constant"), thoughts(16, 0.3, "constant"), thoughts(32, 0.3, "cosine")]
     accumulated = dataclasses.replace(
         thoughts(16, 0.3, "constant", "-accumulate", slow_grad="accumulate"),
-        description="latent_thought/openstax-t16 whose weights follow the gradients of all fast steps too",
+        description="latent_thought/openstax-t16 whose weights also get the gradients of all fast steps",
     )
-    plain = dataclasses.replace(without_thoughts(made[0]), name="latent_thought/openstax-ar")
-    return [*made, accumulated, plain]
+    plain = dataclasses.replace(without_thoughts(recipes[0]), name="latent_thought/openstax-ar")
+    return [*recipes, accumulated, plain]
 
 
 def paper(

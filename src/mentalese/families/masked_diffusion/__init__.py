@@ -8,7 +8,7 @@ FAMILY = Family(
     recipes="mentalese.families.masked_diffusion.recipes:RECIPES",
     classes={
         "masked_diffusion": (
-            "mentalese.families.masked_diffusion.model:MaskedDiffusionConfig",
+            "mentalese.families.masked_diffusion.config:MaskedDiffusionConfig",
             "mentalese.families.masked_diffusion.model:MaskedDiffusionLM",
         ),
     },

@@ -5,18 +5,18 @@
     SEDD   Lou et al., 2024, "Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution"
 
 Noise replaces each token by a mask, independently, with a probability p(t) that rises from 0 to 1 with the time t. The
-model reads what is left in both directions and predicts what stands behind each mask. With x_i the tokens and M the
+model reads the remaining text in both directions and predicts the token at each mask. With x_i the tokens and M the
 masked ones, the bound of all three on the nats of a text is
 
     -log P(x)  <=  int_0^1 p'(t) / p(t)  E[ sum over i in M of  l_i ]  dt,    l_i = -log P(x_i | what is not masked),
 
-which depends on the schedule p(t) in its variance alone. SEDD learns scores, the ratios s_y = (1 - p) / p * q_y of the
-probabilities of texts that differ in one token y; where MDLM and MD4 take a softmax of the logits f, its q_y =
+whose variance alone depends on the schedule p(t). SEDD learns scores, the ratios s_y = (1 - p) / p * q_y of the
+probabilities of texts that differ in one token y. MDLM and MD4 take a softmax of the logits f; SEDD's q_y =
 exp(f_y) / v need not sum to one, and its diffusion-weighted denoising score entropy is the same integral with
 
     l_i = -log q_i + sum_y q_y - 1.
 
-All say what a document holds at a position, not the next token. A row's first token is given, as to every other model.
+All predict the token at a position, not the next token. A row's first token is given, as it is to every other model.
 Letters in shapes: B rows of N tokens, v the vocabulary, d hidden size.
 """
 
@@ -29,7 +29,6 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
@@ -37,171 +36,18 @@ from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
+from mentalese.families.masked_diffusion.blocks import FREQUENCIES, Block, Modulation, TimeEmbedding
+from mentalese.families.masked_diffusion.config import MaskedDiffusionConfig
+from mentalese.families.masked_diffusion.noise import schedule, score_entropy, training_times, uniform
 from mentalese.models.contract import LossOutput
-from mentalese.models.hf import Encoded, LatentThoughtConfig, LatentThoughtModel, ResidualLinear, ThoughtCache
+from mentalese.models.hf import Encoded, LatentThoughtModel, ThoughtCache
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
 from mentalese.nn.noise import Noise, shared_seed
-from mentalese.nn.rotary import rotary_table, rotate
+from mentalese.nn.packing import pack
+from mentalese.nn.rotary import rotary_table
 
-_FREQUENCIES = 256  # that the time is given to the model in, as in diffusion transformers (Peebles and Xie, 2023)
-_HIGHEST = 0.999  # mask probability that SEDD's sigma, infinite at 1, is taken at instead
+_HIGHEST = 0.999  # largest mask probability for SEDD's sigma, which is infinite at 1
 _CHUNK = 512  # rows of logits at once
-
-
-class MaskedDiffusionConfig(LatentThoughtConfig):
-    """Sizes, and which of the three methods it is.
-
-    Attributes:
-        objective: `mdlm`, whose model does not see the time (as its authors train it), `md4`, whose model does (adaLN),
-            or `sedd`: adaLN on sigma, and score entropy as the loss.
-        noise_schedule: p(t), `linear` (t; all three papers on text) or `cosine` (sin(pi t / 2), MD4's on images).
-        intermediate_size: of SwiGLU; `None`: 8/3 of `hidden_size`, rounded up to a multiple of 32.
-        conditioning_size: width of what blocks know of the time; of no use to `mdlm`.
-        score_times: passes that a text is scored by, each under other masks.
-    """
-
-    model_type = "masked_diffusion"
-    objective: str = "mdlm"
-    noise_schedule: str = "linear"
-    intermediate_size: int | None = None
-    max_position_embeddings: int = 1024
-    rope_theta: float = 10_000.0
-    rms_norm_eps: float = 1e-5
-    conditioning_size: int = 128
-    score_times: int = 32
-    use_cache: bool = False
-
-    def validate_architecture(self) -> None:
-        super().validate_architecture()
-        for name, known in (("objective", ("mdlm", "md4", "sedd")), ("noise_schedule", ("linear", "cosine"))):
-            if getattr(self, name) not in known:
-                self._refuse(name, f"give {' or '.join(known)}")
-        for name in ("max_position_embeddings", "conditioning_size", "score_times"):
-            if getattr(self, name) < 1:
-                self._refuse(name, "give 1 or more")
-        if self.intermediate_size is not None and self.intermediate_size < 1:
-            self._refuse("intermediate_size", "give 1 or more, or None")
-        if self.hidden_size // self.num_attention_heads % 2:
-            self._refuse("num_attention_heads", "rotary positions need heads of even width")
-
-    def _refuse(self, name: str, remedy: str) -> None:
-        raise InputError(f"{self.model_type}.{name} is {getattr(self, name)!r}: {remedy}")
-
-    @property
-    def mask_token_id(self) -> int:
-        """The mask in `input_ids`: one id behind the tokenizer's, which has none; it is never predicted."""
-        return self.vocab_size
-
-    @property
-    def sees_time(self) -> bool:
-        return self.objective != "mdlm"
-
-    @property
-    def width(self) -> int:
-        """Channels of SwiGLU."""
-        return self.intermediate_size or -(-8 * self.hidden_size // 96) * 32
-
-
-# ----------------------------------------------------------------------------------------------------------- the noise
-
-
-def schedule(kind: str, t: Tensor) -> tuple[Tensor, Tensor]:
-    """p(t) and p'(t) / p(t) of times in (0, 1]; see `MaskedDiffusionConfig.noise_schedule`."""
-    if kind == "cosine":
-        angle = 0.5 * math.pi * t
-        return angle.sin(), 0.5 * math.pi / angle.tan()
-    return t, 1 / t
-
-
-def score_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """SEDD's l of [n, v] logits f and [n] targets: [n], 0 where those are -100.
-
-    With c = log sum_y q_y it is the cross-entropy and, for scores that do not sum to one, exp(c) - 1 - c above it.
-    """
-    logits = logits.float()
-    total = logits.logsumexp(-1)
-    c = total - math.log(logits.shape[-1])
-    nll = total - logits.gather(-1, targets.clamp(min=0)[:, None])[:, 0]
-    return torch.where(targets == IGNORED, 0.0, nll + c.expm1() - c)
-
-
-def _uniform(noise: Noise, number: int, size: int) -> Tensor:
-    """float32 [B, size] in (0, 1]."""
-    return torch.special.ndtr(noise.draw(number, (size,)))
-
-
-def training_times(rows: int, seed: int, device: torch.device) -> Tensor:
-    """[rows] times, one in each of as many equal parts of [0, 1] as the rows of all ranks (Kingma et al., 2021).
-
-    One random shift moves them all around the circle: a row's time is uniform whatever its place in the batch.
-    """
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
-    shift = (seed % 2**24 + 0.5) / 2**24  # never 0, where weights are infinite
-    times = [(shift + (rank + ranks * row) / (rows * ranks)) % 1 for row in range(rows)]
-    return torch.tensor(times, device=device)
-
-
-# --------------------------------------------------------------------------------------------------------- the modules
-
-
-class Modulation(nn.Linear):
-    """Shift, scale and gate of a sublayer by the time; it starts at zero (adaLN-zero)."""
-
-
-class TimeEmbedding(nn.Module):
-    """What blocks know of the time."""
-
-    def __init__(self, config: MaskedDiffusionConfig) -> None:
-        super().__init__()
-        self.inner = nn.Linear(_FREQUENCIES, config.conditioning_size)
-        self.out = nn.Linear(config.conditioning_size, config.conditioning_size)
-
-    def forward(self, time: Tensor) -> Tensor:
-        """[B] to [B, conditioning_size]."""
-        waves = torch.cat(rotary_table(time, _FREQUENCIES), dim=-1).to(self.inner.weight.dtype)
-        return F.silu(self.out(F.silu(self.inner(waves))))
-
-
-class Block(nn.Module):
-    """Attention in both directions and SwiGLU, each behind its norm and added to the stream."""
-
-    def __init__(self, config: MaskedDiffusionConfig) -> None:
-        super().__init__()
-        d, self.heads = config.hidden_size, config.num_attention_heads
-        self.attention_norm = nn.RMSNorm(d, eps=config.rms_norm_eps)
-        self.qkv = nn.Linear(d, 3 * d, bias=False)
-        self.attention_out = ResidualLinear(d, d, bias=False)
-        self.mlp_norm = nn.RMSNorm(d, eps=config.rms_norm_eps)
-        self.gate_up = nn.Linear(d, 2 * config.width, bias=False)
-        self.mlp_out = ResidualLinear(config.width, d, bias=False)
-        self.modulation = Modulation(config.conditioning_size, 6 * d) if config.sees_time else None
-
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Tensor | None, time: Tensor | None) -> Tensor:
-        """[B, N, d] to [B, N, d].
-
-        Args:
-            rotary: of the positions, [B or 1, 1, N, d_h / 2].
-            visible: bool [B, 1, 1, N]; `None`: there is no padding.
-            time: what `TimeEmbedding` made, for models that see it.
-        """
-        if self.modulation is None:
-            x = x + self.attend(self.attention_norm(x), rotary, visible)
-            return x + self.mlp(self.mlp_norm(x))
-        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = self.modulation(time)[:, None].chunk(6, dim=-1)
-        x = x + gate * self.attend(self.attention_norm(x) * (1 + scale) + shift, rotary, visible)
-        return x + gate_mlp * self.mlp(self.mlp_norm(x) * (1 + scale_mlp) + shift_mlp)
-
-    def attend(self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Tensor | None) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        out = F.scaled_dot_product_attention(rotate(q, *rotary), rotate(k, *rotary), v, visible)
-        return self.attention_out(out.transpose(1, 2).flatten(2))
-
-    def mlp(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.mlp_out(F.silu(gate) * up)
-
-
-# ----------------------------------------------------------------------------------------------------------- the model
 
 
 @dataclass(kw_only=True)
@@ -217,7 +63,7 @@ class MaskedDiffusionLM(LatentThoughtModel):
     config_class = MaskedDiffusionConfig
     causal = False
     can_cache = False
-    why_no_cache = "a bidirectional model has no cache, since a new token changes what all positions contain"
+    why_no_cache = "a bidirectional model has no cache, since a new token changes the states of all positions"
     forward_options = ("mask_probability",)
     estimators = ("elbo-bound",)
     _tied_weights_keys = {"lm_head.weight": "embed.weight"}  # noqa: RUF012 (transformers' own attribute)
@@ -242,10 +88,10 @@ class MaskedDiffusionLM(LatentThoughtModel):
             init.zeros_(module.bias)
 
     def hidden(self, input_ids: Tensor, attention_mask: Tensor | None, probability: Tensor | None = None) -> Tensor:
-        """[B, N, d], what the head turns into logits of what each position holds.
+        """[B, N, d], from which the head computes the logits of the token at each position.
 
         Args:
-            input_ids: [B, N], masks among them.
+            input_ids: [B, N], with masks.
             attention_mask: [B, N], 0 at padding on either side, which nothing attends to.
             probability: [B], p(t); `None`: the share of masks in each row.
         """
@@ -276,86 +122,97 @@ class MaskedDiffusionLM(LatentThoughtModel):
     # ------------------------------------------------------------------------------------- training and scores
 
     def final_hidden_states(self, batch: Batch) -> Tensor:
-        """[B, N, d]; position t is of token t, unlike causal models'."""
+        """[B, N, d]; position t predicts token t, unlike in causal models."""
         return self.hidden(batch["input_ids"], batch.get("attention_mask"))
 
     def _targets(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """Rows that begin at their first token: ids, targets and mask [B, N], and the column each came from.
+        """Rows packed to begin at their first token: ids, targets and mask [B, N], and the column of each.
 
-        All that is no target is given: what is not labelled, and a row's first token.
+        Tokens without a label and a row's first token are given; they are not targets.
         """
         ids, labels, mask = batch["input_ids"], batch["labels"], batch.get("attention_mask")
         columns = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         if mask is not None:
-            columns = (mask == 0).to(torch.uint8).sort(dim=1, stable=True).indices
+            columns, _ = pack(mask != 0, ids.shape[1])
             ids, labels, mask = (x.gather(1, columns) for x in (ids, labels, mask))
             labels = labels.masked_fill(mask == 0, IGNORED)
         return ids, F.pad(labels[:, 1:], (1, 0), value=IGNORED), mask, columns
 
-    def _behind(self, ids: Tensor, targets: Tensor, mask: Tensor | None, masked: Tensor, p: Tensor) -> list[Tensor]:
-        """Hidden states of rows some of whose tokens are masked at p [B], and the targets [B, N] behind masks."""
+    def _at_masks(self, ids: Tensor, targets: Tensor, mask: Tensor | None, masked: Tensor, p: Tensor) -> list[Tensor]:
+        """Hidden states of rows with some targets masked, at p [B], and the targets [B, N] at masks."""
         masked = masked & (targets != IGNORED)
         hidden = self.hidden(ids.masked_fill(masked, self.config.mask_token_id), mask, p)
         return [hidden, targets.masked_fill(~masked, IGNORED)]
 
     def _score_entropy(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """`score_entropy` of [n, d] and [n]; its gradient needs the logits."""
+        """`score_entropy` of hidden states [n, d] and targets [n]; its gradient needs the logits."""
         head = self.output_weight()
         pieces = zip(hidden.split(_CHUNK), targets.split(_CHUNK))
         return torch.cat([score_entropy(F.linear(h, head), y) for h, y in pieces])
 
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
-        """The bound at one time a row, in nats a target: comparable with a causal model's loss.
+        """The bound at one time per row, in nats per target: comparable with a causal model's loss.
 
         Times are spread evenly over the rows of the batch, see `training_times`.
         """
         self.target_weights(batch, **settings)
-        ids, targets, mask, _ = self._targets(batch)
+        ids, targets, mask, columns = self._targets(batch)
         seed = shared_seed()
         times = training_times(len(ids), seed, ids.device)
         count = (targets != IGNORED).sum().float()
         p, weight = schedule(self.config.noise_schedule, times)
-        masked = _uniform(Noise.of(targets, seed), 0, ids.shape[1]) < p[:, None]
-        flat, behind = (x.flatten(0, 1) for x in self._behind(ids, targets, mask, masked, p))
-        weights = weight.repeat_interleave(ids.shape[1]) * (behind != IGNORED)
+        masked = uniform(Noise.of(targets, seed), 0, ids.shape[1]) < p[:, None]
+        hidden, masked_targets = self._at_masks(ids, targets, mask, masked, p)
+        masked = masked_targets != IGNORED
+        flat, masked_targets = hidden.flatten(0, 1), masked_targets.flatten()
+        weights = weight.repeat_interleave(ids.shape[1]) * (masked_targets != IGNORED)
         if self.config.objective == "sedd":
-            total = (weights * self._score_entropy(flat, behind)).sum()
+            total = (weights * self._score_entropy(flat, masked_targets)).sum()
         else:
-            total = weights.sum() * linear_cross_entropy(flat, self.output_weight(), behind, target_weights=weights)
-        return LossOutput(total / count.clamp(min=1), count)
+            total = weights.sum() * linear_cross_entropy(
+                flat, self.output_weight(), masked_targets, target_weights=weights
+            )
+
+        def encoded() -> MaskedEncoded:
+            """Where the tokens are, wherever padding is."""
+            index = columns[..., None].expand_as(hidden)
+            at_masks = torch.zeros_like(masked).scatter(1, columns, masked)
+            return MaskedEncoded(hidden=torch.zeros_like(hidden).scatter(1, index, hidden), masked=at_masks)
+
+        return LossOutput(total / count.clamp(min=1), count, encoded=encoded)
 
     @torch.no_grad()
     def token_nll(
         self, batch: Batch, estimator: str | None = None, *, times: int | None = None, seed: int = 0
     ) -> Tensor:
-        """[B, N] float32: each label's share of the bound in nats, 0 where it is -100 and at a row's first token.
+        """[B, N] float32: each label's share of the bound in nats, 0 if it is -100 and at a row's first token.
 
-        What has no label is given. A row's masks follow from the seed and its own labels, so that a row has the same
-        score in every batch. Not times are spread evenly but numbers m of masks, over a row's n labels: the integral is
-        the mean over m of n / m times the sum of l, p being the m-th smallest of n uniform numbers. No weight is huge
-        then, which takes a fraction of the passes.
+        Tokens without a label are given. A row's masks follow from the seed and its own labels, so a row has the same
+        score in every batch. Instead of times, the numbers m of masks are spread evenly over a row's n labels: the
+        integral is the mean over m of n / m times the sum of l, with p the m-th smallest of n uniform numbers. Then no
+        weight is huge, and far fewer passes are needed.
 
         Args:
-            times: in place of the config's `score_times`; each is a pass over the batch.
+            times: instead of the config's `score_times`; each is a pass over the batch.
             seed: of the noise.
         """
         if estimator not in (None, *self.estimators):
             raise InputError(f"estimator is {estimator!r}: this model has {', '.join(self.estimators)}")
         times = self.config.score_times if times is None else times
         if times < 1:
-            raise InputError(f"times is {times}: give 1 or more")
+            raise InputError(f"times is {times}: set 1 or more")
         ids, targets, mask, columns = self._targets(batch)
         noise, counts = Noise.of(targets, seed), (targets != IGNORED).sum(1)
-        shift = _uniform(noise, times, 1)[:, 0]
+        shift = uniform(noise, times, 1)[:, 0]
         nats = torch.zeros(ids.shape, device=ids.device)
         for number in range(times):
-            # As many numbers of masks in [1, n] as there are times; p is the time at which the last of these falls.
+            # One number of masks in [1, n] per time; p is the time at which the last of these masks falls.
             masks = 1 + (counts * (number + shift) / times).long().clamp(max=counts - 1).clamp(min=0)
-            falls = _uniform(noise, number, ids.shape[1]).masked_fill(targets == IGNORED, math.inf)
+            falls = uniform(noise, number, ids.shape[1]).masked_fill(targets == IGNORED, math.inf)
             p = falls.sort(1).values.gather(1, masks[:, None] - 1)
-            hidden, behind = self._behind(ids, targets, mask, falls <= p, p[:, 0].clamp(max=1))
-            chosen = behind != IGNORED
-            some, target = hidden[chosen], behind[chosen]
+            hidden, masked_targets = self._at_masks(ids, targets, mask, falls <= p, p[:, 0].clamp(max=1))
+            chosen = masked_targets != IGNORED
+            some, target = hidden[chosen], masked_targets[chosen]
             sedd = self.config.objective == "sedd"
             nll = self._score_entropy(some, target) if sedd else linear_nll(some, self.output_weight(), target)
             nats[chosen] += (counts / masks)[:, None].expand_as(nats)[chosen] * nll / times
@@ -366,7 +223,7 @@ class MaskedDiffusionLM(LatentThoughtModel):
         return {"score_times": self.config.score_times}
 
     def continuation_inputs(self, batch: Batch) -> dict[str, Tensor]:
-        """See `Contract.continuation_inputs`: masks stand where the labels do."""
+        """See `Contract.continuation_inputs`: labels are replaced by masks."""
         masked = batch["input_ids"].masked_fill(batch["labels"] != IGNORED, self.config.mask_token_id)
         return {"input_ids": masked, "attention_mask": batch["attention_mask"]}
 
@@ -378,12 +235,12 @@ class MaskedDiffusionLM(LatentThoughtModel):
         rows, length = batch["input_ids"].shape
         d, layers, c = config.hidden_size, config.num_hidden_layers, config.conditioning_size
         token = layers * (4 * d * d + 3 * d * config.width + 2 * length * d) + d * config.vocab_size
-        time = _FREQUENCIES * c + c * c + (6 * layers + 2) * c * d if config.sees_time else 0
+        time = FREQUENCIES * c + c * c + (6 * layers + 2) * c * d if config.sees_time else 0
         return 2 * rows * (length * token + time)
 
     def training_flops(self, batch: Batch, **settings: Any) -> int:
-        """Three forward passes; the waves that a time is given in need no gradient."""
-        waves = _FREQUENCIES * self.config.conditioning_size if self.config.sees_time else 0
+        """Three forward passes; the sines and cosines of the time need no gradient."""
+        waves = FREQUENCIES * self.config.conditioning_size if self.config.sees_time else 0
         return 3 * self.forward_flops(batch) - 2 * len(batch["input_ids"]) * waves
 
     def compiled_parts(self) -> list[nn.Module]:
@@ -400,17 +257,17 @@ class MaskedDiffusionLM(LatentThoughtModel):
         trace: bool = False,
         mask_probability: Tensor | None = None,
     ) -> MaskedEncoded:
-        """Final hidden states [B, N, d] of what each position contains, of use where `input_ids` has a mask.
+        """Final hidden states [B, N, d]; those at masks predict the token there.
 
         Args:
-            input_ids: [B, N], `config.mask_token_id` if a token is to be found.
+            input_ids: [B, N], `config.mask_token_id` at tokens to predict.
             mask_probability: [B], p(t), for models that see the time; `None`: the share of masks in each row.
         """
         hidden = self.hidden(input_ids, attention_mask, mask_probability)
         return MaskedEncoded(hidden=hidden, masked=input_ids == self.config.mask_token_id)
 
     def labels_loss(self, encoded: MaskedEncoded, labels: Tensor) -> Tensor:
-        """The mean cross-entropy of the labels [B, N] under masks."""
+        """The mean cross-entropy of the labels [B, N] at masks."""
         targets = labels.masked_fill(~encoded.masked, IGNORED).flatten()
         return linear_cross_entropy(encoded.hidden.flatten(0, 1), self.output_weight(), targets)
 
@@ -423,30 +280,29 @@ class MaskedDiffusionLM(LatentThoughtModel):
         streamer: Any = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Hugging Face's `generate`, by ancestral sampling: masks in prompts, and behind them, become text.
+        """Hugging Face's `generate`, by ancestral sampling: masks in prompts and after them become text.
 
-        `max_new_tokens` masks stand behind each prompt; what is given stays, wherever it stands. Each mask falls at a
-        time of its own, and the token behind it is drawn given all that is known then; as in MD4, MDLM and, with its
-        scores normalised, SEDD. What follows the first end-of-text token behind a prompt is padding. Order and tokens
-        follow from a seed (torch's generator; with `do_sample=False`, where the likeliest tokens are taken, always the
-        same) and the prompt, so that a padded row gives what it gives alone; equal prompts in a batch get texts of
-        their own.
+        `max_new_tokens` masks are appended to each prompt; tokens of the prompt never change. Each mask falls at a time
+        of its own, and its token is drawn given all tokens known by then, as in MD4, MDLM and, with normalised scores,
+        SEDD. Everything after the first end-of-text token after a prompt is padding. Order and tokens follow from the
+        prompt and a seed (torch's generator; fixed with `do_sample=False`, which takes the likeliest tokens), so a
+        padded row gets the same text as alone; equal prompts in a batch get different texts.
 
         Args:
-            inputs: [B, L], or `input_ids`, padded on the left, `config.mask_token_id` where a token is to be found;
-                `None`: the beginning of a text.
-            num_steps: times that masks may fall at, evenly spaced (MD4: by the cosine schedule, denser where few tokens
-                are known); `None`: one for each of a row's masks. Steps at which none falls cost nothing.
-            streamer: gets the text at its end: it does not grow from left to right.
-            kwargs: Hugging Face's, where `max_new_tokens=0` fills in the prompts' masks alone. Processors of logits see
-                the text before a position, padding for its masks. Of stopping criteria, others than length and end of
-                text are asked after each step.
+            inputs: [B, L], or `input_ids`, padded on the left, `config.mask_token_id` at tokens to fill in; `None`: the
+                beginning of a text.
+            num_steps: number of evenly spaced times at which masks may fall (MD4: by the cosine schedule, denser while
+                few tokens are known); `None`: one for each of a row's masks. Steps at which none falls cost nothing.
+            streamer: gets the text when it is complete, since it does not grow from left to right.
+            kwargs: Hugging Face's; `max_new_tokens=0` only fills in the prompts' masks. Processors of logits see the
+                text before a position, with padding for its masks. Stopping criteria other than length and end of text
+                are checked after each step.
 
         Returns:
             [B, L + max_new_tokens].
 
         Raises:
-            InputError: beams, scores asked for, no padding token, no steps, nothing to fill in, or a streamer of
+            InputError: beams, scores asked for, no padding token, no steps, nothing to fill in, or a streamer for
                 prompts with masks.
         """
         inside = kwargs.get("max_new_tokens") == 0  # which transformers refuses
@@ -466,27 +322,27 @@ class MaskedDiffusionLM(LatentThoughtModel):
         **kwargs: Any,
     ) -> Tensor:
         attention_mask = kwargs.get("attention_mask")
-        mask_id, given = self.config.mask_token_id, input_ids.shape[1]
-        length, pad = 0 if inside else generation_config.max_length - given, generation_config._pad_token_tensor
+        mask_id, prompt = self.config.mask_token_id, input_ids.shape[1]
+        length, pad = 0 if inside else generation_config.max_length - prompt, generation_config._pad_token_tensor
         if generation_config.num_beams > 1:
-            raise InputError(f"num_beams is {generation_config.num_beams}: masks fall in any order, so give 1")
+            raise InputError(f"num_beams is {generation_config.num_beams}: masks fall in any order, so set 1")
         if generation_config.return_dict_in_generate:
-            raise InputError("return_dict_in_generate is True: this model returns tokens alone, so leave it out")
+            raise InputError("return_dict_in_generate is True: this model only returns tokens, so remove it")
         if pad is None:
-            raise InputError("pad_token_id is None: what follows the end of a text is padding, so give one")
+            raise InputError("pad_token_id is None: what follows the end of a text is padding, so set one")
         if num_steps is not None and num_steps < 1:
-            raise InputError(f"num_steps is {num_steps}: give 1 or more")
+            raise InputError(f"num_steps is {num_steps}: set 1 or more")
         text = F.pad(input_ids, (0, length), value=mask_id)
         if not bool((text == mask_id).any()):
-            raise InputError("max_new_tokens is 0 and no prompt holds a mask: give 1 or more")
+            raise InputError("max_new_tokens is 0 and no prompt contains a mask: set 1 or more")
         if streamer is not None and bool((input_ids == mask_id).any()):
-            raise InputError("streamer is given and a prompt holds masks: it shows new text alone, so leave it out")
+            raise InputError("streamer is set and a prompt contains masks: it only shows new text, so remove it")
         sample = generation_config.do_sample
-        seed = int(torch.randint(2**62, ())) if sample else 0  # a process may generate alone
+        seed = int(torch.randint(2**62, ())) if sample else 0  # local, since one rank may generate alone
         noise = _prompt_noise(input_ids, attention_mask, seed)
-        # Numbers of a prompt's own masks begin at its end, whatever padding stands before it.
+        # The numbers of a prompt's own masks are counted from its end, so padding before it changes nothing.
         falls, chance = (
-            torch.cat((_uniform(noise, 2 + number, given).flip(1), _uniform(noise, number, length)), dim=1)
+            torch.cat((uniform(noise, 2 + number, prompt).flip(1), uniform(noise, number, length)), dim=1)
             for number in (0, 1)
         )
         mask = None if attention_mask is None else F.pad(attention_mask, (0, length), value=1)
@@ -504,13 +360,13 @@ class MaskedDiffusionLM(LatentThoughtModel):
                 before = text[:, :column]
                 scores = hidden.new_zeros(len(text), self.config.vocab_size, dtype=torch.float32)
                 scores[rows] = self.lm_head(hidden[rows, column]).float()
-                # Of all rows, since some processors keep what belongs to each.
+                # Scores of all rows, since some processors keep a state per row.
                 scores = logits_processor(before.masked_fill(before == mask_id, pad), scores)[rows]
                 text[rows, column] = _drawn(scores, chance[rows, column]) if sample else scores.argmax(-1)
             if any(bool(torch.all(halt(text.masked_fill(text == mask_id, pad), None))) for halt in halts):
                 break
         text[text == mask_id] = pad
-        new, ends = text[:, given:], generation_config._eos_token_tensor
+        new, ends = text[:, prompt:], generation_config._eos_token_tensor
         if ends is not None:
             end = torch.isin(new, ends)
             new[end.cumsum(1) > end] = pad
@@ -521,13 +377,13 @@ class MaskedDiffusionLM(LatentThoughtModel):
 
 
 def _times(steps: list[int]) -> Tensor:
-    """[most steps + 1, B] times from 1 down to 0: so many steps a row, which then stays at 0."""
+    """[most steps + 1, B] times from 1 down to 0: `steps` of each row, which then stays at 0."""
     rows = [torch.linspace(1, 0, number + 1) for number in steps]
     return nn.utils.rnn.pad_sequence(rows)
 
 
 def _prompt_noise(prompts: Tensor, attention_mask: Tensor | None, seed: int) -> Noise:
-    """Noise of prompts [B, L], the same behind any padding on the left; equal prompts are told apart by their order."""
+    """Noise of prompts [B, L], the same with any padding on the left; equal prompts differ by their order."""
     if attention_mask is not None:
         prompts = prompts.masked_fill(attention_mask == 0, IGNORED)
     prompts = prompts.flip(1)
@@ -536,6 +392,6 @@ def _prompt_noise(prompts: Tensor, attention_mask: Tensor | None, seed: int) -> 
 
 
 def _drawn(scores: Tensor, chance: Tensor) -> Tensor:
-    """A token [n] of each distribution of logits [n, v], by uniform numbers [n]: of the inverse of its sums."""
+    """A token [n] from each distribution of logits [n, v]: its inverse cumulative sum at uniform numbers [n]."""
     sums = scores.softmax(-1).cumsum(-1)
     return torch.searchsorted(sums, chance[:, None] * sums[:, -1:])[:, 0]  # in float32 they end near 1

@@ -11,10 +11,10 @@ from mentalese.recipe import OptimizerConfig, Recipe
 
 
 def masked_diffusion(objective: str, twin: str, name: str, description: str, **fields: Any) -> Recipe:
-    """The run of an autoregressive baseline of Latent Thought Models with masks in place of causality.
+    """The run of an autoregressive baseline of Latent Thought Models with masks instead of causality.
 
-    The published models know 128 channels of the time, which would be half of the weights of a narrow one: 1/6 of the
-    width here.
+    The published models have 128 channels of the time, which would be half the weights of a narrow one; here the
+    narrower ones have 1/6 of their width.
     """
     recipe = next(recipe for recipe in LATENT_THOUGHT if recipe.name == twin)
     kept = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings", "vocab_size")

@@ -6,7 +6,7 @@ _HERE = "mentalese.families.thought_gestalt"
 
 FAMILY = Family(
     name="thought_gestalt",
-    description="Thought Gestalt: one vector a sentence, kept in a memory that later sentences read",
+    description="Thought Gestalt: one vector per sentence, kept in a memory that later sentences read",
     recipes=f"{_HERE}.recipes:RECIPES",
     classes={
         "thought_gestalt": (

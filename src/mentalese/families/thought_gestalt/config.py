@@ -12,30 +12,30 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
     """Sizes and choices of a Thought Gestalt model. Layers count from 0.
 
     Attributes:
-        intermediate_size: width of the MLP; `None` takes 4 d for `gelu`, and 8/3 d, rounded up to a multiple of 8, for
+        intermediate_size: width of the MLP; `None`: 4 d for `gelu`; 8/3 d, rounded up to a multiple of 8, for
             `swiglu`.
         attention_layout: what a block attends to before its MLP. `alternate`: even blocks to the sentence, odd ones to
-            the memory (Figure 3); `self_cross`, `cross_self`: both, one after the other; `parallel`: both, side by
-            side (Table 1).
-        max_sentence_tokens: the most lexical tokens a sentence may have; the table of positions has three more (the
-            start and end of the sentence, the end of the document).
+            the memory (Figure 3); `self_cross`, `cross_self`: both, one after the other; `parallel`: both at once
+            (Table 1).
+        max_sentence_tokens: the most lexical tokens of a sentence; the table of positions has three more (the start and
+            end of the sentence, the end of the document).
         memory: how earlier sentences are read. `cross_attention` is the paper's model; `prefix` puts their vectors
             before the sentence as M more tokens, and all attention is self-attention; `none` leaves one sentence of
             context and no seeding (Table 1).
-        memory_size: M, how many of the latest sentence vectors can be read.
-        memory_gradient_window: the loss of a sentence sends gradients into the so many latest of the vectors that it
-            reads, and takes older ones as constants; `None`: into all of them, 0: into none, nor into the seed.
-        sentence_layer: the layer whose output at the end of a sentence becomes its vector; `None` takes 7/12 of the
+        memory_size: M, the number of latest sentence vectors that can be read.
+        memory_gradient_window: a sentence's loss sends gradients into this many of the latest vectors that it reads;
+            older ones are constants. `None`: into all of them; 0: into none, nor into the seed.
+        sentence_layer: the layer whose output at the end of a sentence becomes its vector; `None`: at 7/12 of the
             depth (the paper's seventh layer of twelve is 6 here).
-        sentence_head: `normalized` is the release's (norm, dropout, linear, unit length), `linear` the paper's line.
-        context_seeding: a sentence starts from the vector of the sentence before, in place of its start marker.
-        memory_position_scale: `unit` gives the memory's positional vectors length 1, `none` leaves sqrt(d / 2).
+        sentence_head: `normalized`: as in the release (norm, dropout, linear, unit length); `linear`: as in the paper.
+        context_seeding: a sentence starts from the previous sentence's vector instead of its start marker.
+        memory_position_scale: `unit`: the memory's positional vectors have length 1; `none`: sqrt(d / 2).
         gate_init: first value of the gates of the memory.
-        attention_dropout, residual_dropout, embedding_dropout: the paper's .2, and two that only the release has.
+        attention_dropout, residual_dropout, embedding_dropout: the paper's 0.2, and two that only the release has.
         norm_hinge_weight: weight of the squared distance of a vector's length, before it is made 1, from [0.9, 1.1].
         sentence_start_token_id, sentence_end_token_id: the markers around each sentence.
         eos_token_id: ends a document; `generate` stops there.
-        pad_token_id: ignored wherever it stands.
+        pad_token_id: ignored at every position.
     """
 
     model_type = "thought_gestalt"
@@ -82,12 +82,12 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
 
     @property
     def seeded(self) -> bool:
-        """Whether sentences start from the vector before: `context_seeding`, where there are vectors."""
+        """Whether sentences start from the previous vector: `context_seeding`, if there are vectors."""
         return self.context_seeding and self.memory != "none"
 
     @property
     def recurrent_layers(self) -> int:
-        """How many layers a sentence's vector comes from: the first ones, none without a memory."""
+        """The number of first layers that a sentence's vector depends on; 0 without a memory."""
         return 0 if self.memory == "none" else self.vector_layer + 1
 
     @property
@@ -99,37 +99,39 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
         return tuple(range(first, self.num_hidden_layers, every))
 
     def validate_architecture(self) -> None:
-        self._require(self.num_attention_heads >= 1, "num_attention_heads", "give at least 1")
+        self._require(self.num_attention_heads >= 1, "num_attention_heads", "set at least 1")
         super().validate_architecture()
-        self._require(self.hidden_size % 2 == 0, "hidden_size", "give an even number (sines and cosines in pairs)")
-        self._require(self.num_hidden_layers >= 1, "num_hidden_layers", "give at least 1")
-        self._require(self.mlp_width >= 1, "intermediate_size", "give at least 1")
-        self._require(self.max_sentence_tokens >= 1, "max_sentence_tokens", "give at least 1")
+        self._require(self.hidden_size % 2 == 0, "hidden_size", "set an even number (sines and cosines in pairs)")
+        self._require(self.num_hidden_layers >= 1, "num_hidden_layers", "set at least 1")
+        self._require(self.mlp_width >= 1, "intermediate_size", "set at least 1")
+        self._require(self.max_sentence_tokens >= 1, "max_sentence_tokens", "set at least 1")
         self._require(
             self.memory_size >= 1,
             "memory_size",
-            "give at least 1; for a model without memory set memory to 'none'",
+            "set at least 1, or memory to 'none' for a model without memory",
         )
         window = self.memory_gradient_window
-        self._require(window is None or window >= 0, "memory_gradient_window", "give 0 (no gradient) or more, or None")
+        self._require(window is None or window >= 0, "memory_gradient_window", "set 0 (no gradient) or more, or None")
         self._require(
             self.attention_layout == "alternate" or self.memory == "cross_attention",
             "attention_layout",
-            f"memory {self.memory!r} leaves no cross-attention to lay out, so set it to 'alternate'",
+            f"memory {self.memory!r} has no cross-attention to lay out, so set it to 'alternate'",
         )
         self._require(
             0 <= self.vector_layer < self.num_hidden_layers,
             "sentence_layer",
-            f"give a layer from 0 to {self.num_hidden_layers - 1}",
+            f"set a layer from 0 to {self.num_hidden_layers - 1}",
         )
         for name in ("attention_dropout", "residual_dropout", "embedding_dropout"):
-            self._require(0 <= getattr(self, name) < 1, name, "give a number from 0 up to, not including, 1")
-        self._require(self.norm_hinge_weight >= 0, "norm_hinge_weight", "give 0 or more")
+            self._require(0 <= getattr(self, name) < 1, name, "set a number from 0 up to, not including, 1")
+        self._require(self.norm_hinge_weight >= 0, "norm_hinge_weight", "set 0 or more")
         markers = ("pad_token_id", "sentence_start_token_id", "sentence_end_token_id", "eos_token_id")
         for name in markers:
-            self._require(0 <= getattr(self, name) < self.vocab_size, name, f"give an id below {self.vocab_size}")
+            self._require(0 <= getattr(self, name) < self.vocab_size, name, f"set an id below {self.vocab_size}")
             others = [other for other in markers if other != name and getattr(self, other) == getattr(self, name)]
-            self._require(not others, name, f"{' and '.join(others)} has the same id: give each marker its own")
+            self._require(
+                not others, name, f"{' and '.join(others)} has the same id: use a different id for each marker"
+            )
 
     def _require(self, condition: bool, name: str, remedy: str) -> None:
         if not condition:

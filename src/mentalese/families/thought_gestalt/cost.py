@@ -1,4 +1,4 @@
-"""What the model's passes cost, counted as PyTorch's FLOP counter counts (`Contract.forward_flops`)."""
+"""What passes cost, counted as PyTorch's FLOP counter counts (`Contract.forward_flops`)."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from mentalese.nn.ragged import Ragged
 
 
 def head_flops(config: ThoughtGestaltConfig, tokens: int) -> int:
-    """The language-model head on so many tokens."""
+    """The language-model head on `tokens` tokens."""
     return 2 * tokens * config.hidden_size * config.vocab_size
 
 
 def layer_flops(config: ThoughtGestaltConfig, layout: Layout, ends: bool = True) -> int:
     """All layers on fresh streams: the recurrent ones step by step, the others on all sentences at once.
 
-    Without `ends` these others leave out the last token of each sentence.
+    Without `ends` these others skip the last token of each sentence.
     """
     d, size, layers = config.hidden_size, config.memory_size, config.num_hidden_layers
     steps = [layout.lengths[layout.step(k)] for k in range(len(layout.counts))]
     depth = layers if config.memory == "prefix" else config.recurrent_layers
     window = config.memory_gradient_window
-    made = 2 * d * d * (2 if window is not None and 0 < window < size else 1)  # keys and values of a vector
+    entry = 2 * d * d * (2 if window is not None and 0 < window < size else 1)  # keys and values of a vector
     cross = [sum(layer in config.cross_layers for layer in part) for part in (range(depth), range(depth, layers))]
     products = sum(cross) * size * d * d  # W_K PE
     for k, lengths in enumerate(steps if depth else ()):
@@ -32,26 +32,28 @@ def layer_flops(config: ThoughtGestaltConfig, layout: Layout, ends: bool = True)
         prefix = min(k, size) if config.memory == "prefix" else 0
         products += _blocks(config, lengths, range(depth), slots, prefix=prefix)
         products += len(lengths) * d * d  # the sentence head
-        products += cross[0] * len(lengths) * ((not last) * made + (k == 0) * 2 * d * d)  # and at first the unused slot
+        products += (
+            cross[0] * len(lengths) * ((not last) * entry + (k == 0) * 2 * d * d)
+        )  # the unused slot too, at first
     if depth < layers and steps:
         slots = max(1, min(len(steps) - 1, size))
         lengths = layout.lengths if ends else layout.lengths - 1
         products += _blocks(config, lengths, range(depth, layers), slots, grouped=True)
-        products += cross[1] * len(layout.lengths) * made
+        products += cross[1] * len(layout.lengths) * entry
     return 2 * products
 
 
 def _blocks(
     config: ThoughtGestaltConfig, lengths: Tensor, part: range, slots: int, *, prefix: int = 0, grouped: bool = False
 ) -> int:
-    """Products of some layers for sentences of these lengths that read so many slots."""
+    """Products of layers `part` for sentences of these lengths that read `slots` slots."""
     d = config.hidden_size
     before = torch.full_like(lengths, prefix)
     shapes = Ragged.of(lengths, before, grouped=grouped).shapes
     tokens = int((lengths + before).sum())
-    reading = sum(layer in config.cross_layers for layer in part)
-    attending = len(part) - reading if config.attention_layout == "alternate" else len(part)
+    cross = sum(layer in config.cross_layers for layer in part)
+    attending = len(part) - cross if config.attention_layout == "alternate" else len(part)
     mlp = tokens * d * config.mlp_width * (3 if config.activation == "swiglu" else 2)
     attend = tokens * 4 * d * d + sum(2 * d * rows * longest**2 for rows, longest in shapes)
     read = tokens * 2 * d * d + sum(2 * d * rows * longest * slots for rows, longest in shapes)
-    return len(part) * mlp + attending * attend + reading * read
+    return len(part) * mlp + attending * attend + cross * read

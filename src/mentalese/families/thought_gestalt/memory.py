@@ -1,4 +1,4 @@
-"""The working memory (section 2.2): what the layers that read it make of sentence vectors, and which vectors they read.
+"""The working memory (section 2.2): keys and values of sentence vectors, and which vectors each sentence reads.
 
 Letters in shapes: n sentences, R streams of a step, m vectors that are read, M at most, C cross-attention layers, d.
 """
@@ -20,7 +20,7 @@ from mentalese.nn.ragged import first_rows, within
 
 
 def memory_positions(size: int, hidden_size: int, scale: str, device: torch.device | None = None) -> Tensor:
-    """PE [size, d] by rank, 0 the oldest held: sines and cosines in turn, base 10,000; of length 1 or sqrt(d / 2)."""
+    """PE [size, d] by rank, 0 the oldest: alternating sines and cosines, base 10,000; of length 1 or sqrt(d / 2)."""
     pairs = torch.arange(0, hidden_size, 2, device=device, dtype=torch.float32)
     angles = torch.arange(size, device=device)[:, None] * torch.exp(pairs * (-math.log(10_000) / hidden_size))
     table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
@@ -28,10 +28,10 @@ def memory_positions(size: int, hidden_size: int, scale: str, device: torch.devi
 
 
 class MemoryMap:
-    """What some cross-attention layers make of a sentence vector: K = W_K (s + PE[rank]), V = W_V s (section 2.2).
+    """Keys and values of a sentence vector in some cross-attention layers: K = W_K (s + PE[rank]), V = W_V s (2.2).
 
-    W_K s and V are made once a vector, W_K PE is a table. Without such layers (`memory` = `prefix`) vectors stay as
-    they are. Made anew in each call, since it holds the weights of all its layers side by side.
+    W_K s and V are computed once per vector, W_K PE is a table. Without such layers (`memory` = `prefix`) vectors stay
+    as they are. Created in each call, because it contains the current weights of all its layers, concatenated.
     """
 
     def __init__(self, maps: list[nn.Linear], positions: Tensor) -> None:
@@ -44,7 +44,7 @@ class MemoryMap:
             self.positions = F.linear(positions.to(keys.dtype), keys).unflatten(-1, (len(maps), -1))
 
     def entries(self, vectors: Tensor) -> Tensor:
-        """[.., d] to [.., C, 2, d]: what the memory holds of a vector."""
+        """[.., d] to [.., C, 2, d]: the memory's entry for a vector."""
         if self.weight is None:
             return vectors
         return F.linear(vectors.to(self.weight.dtype), self.weight, self.bias).unflatten(-1, (-1, 2, vectors.shape[-1]))
@@ -55,7 +55,7 @@ class MemoryMap:
         return tuple(zip((keys + self.at(ranks)).unbind(-2), values.unbind(-2)))
 
     def at(self, ranks: Tensor) -> Tensor:
-        """The positions of `ranks`: one row of them where all are the same."""
+        """The positions of `ranks`; one row of them if all rows are the same."""
         if bool((ranks[:, 0] == 0).all()):
             return self.positions[: ranks.shape[1]]
         return self.positions[ranks.clamp(min=0).to(self.positions.device)]
@@ -64,13 +64,14 @@ class MemoryMap:
 class Memory:
     """The latest vectors of each stream, oldest first, as the recurrent layers read them.
 
-    Streams are in the order of a `Layout`. `count` [R], on the CPU, tells how many of the m slots are in use, the last
-    ones; vectors older than the gradient window are read from `constant`, which sends no gradient into them. A cache
-    keeps of it, by row of the batch: `memory`, `count`, `seed`, and `ready`, keys and values as they are read.
-    Gradients through a cache are not cut by the window.
+    Streams are in the order of a `Layout`. `count` [R], on the CPU, is the number of slots in use, the last ones of m;
+    vectors older than the gradient window are read from `constant`, which sends no gradient into them. A cache keeps,
+    by row of the batch: `memory`, `count`, `seed`, and `ready`, keys and values as they are read. The window does not
+    cut gradients through a cache.
 
     Args:
-        make_map: the map of the layers that read; called when it is needed, which between two tokens it is not.
+        make_map: makes the map of the layers that read; only called if it is needed, which it is not between two tokens
+            of a sentence.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class Memory:
         return rows if everything else rows[self.streams.to(rows.device)]
 
     def entries(self, streams: int) -> Tensor:
-        """[streams, m, ..], what the first streams hold."""
+        """[streams, m, ..], the memory of the first streams."""
         entries = first_rows(self.live, streams)
         if self.window < entries.shape[1] and self.window > 0:
             old = first_rows(self.constant, streams)[:, : -self.window]
@@ -113,7 +114,7 @@ class Memory:
         return entries
 
     def ranks(self, streams: int) -> Tensor:
-        """[streams, m], place of each slot in its stream's memory, 0 the oldest vector held; negative where unused."""
+        """[streams, m], rank of each slot in its stream's memory, 0 the oldest vector; negative if unused."""
         slots = self.live.shape[1]
         return torch.arange(slots) - (slots - self.count[:streams, None])
 
@@ -129,7 +130,7 @@ class Memory:
 
         Args:
             ended: bool [R] on the CPU, which of the sentences have ended and so have a vector.
-            keep: whether the other streams are needed after this; else only these R are, as far as they have ended.
+            keep: whether the other streams are needed after this; if not, only those of these R that have ended are.
         """
         vectors = vectors if self.window else vectors.detach()
         writes = F.pad(ended, (0, len(self.count) - len(ended))) if keep else ended
@@ -137,16 +138,16 @@ class Memory:
         everywhere = not keep or bool(writes.all())
         mask = writes.to(vectors.device)
 
-        def put(held: Tensor, new: Tensor) -> Tensor:
-            """`new` [R, ..] for `held` [streams, ..] where a stream writes."""
+        def put(old: Tensor, new: Tensor) -> Tensor:
+            """`old` [streams, ..], replaced by `new` [R, ..] for streams that write."""
             if everywhere:
                 return new
-            spread = torch.cat((new, torch.zeros_like(held[len(new) :])))
-            return torch.where(mask.view(-1, *[1] * (held.ndim - 1)), spread, held)
+            spread = torch.cat((new, torch.zeros_like(old[len(new) :])))
+            return torch.where(mask.view(-1, *[1] * (old.ndim - 1)), spread, old)
 
-        def append(held: Tensor, new: Tensor) -> Tensor:
-            moved = torch.cat((first_rows(held, len(new)), new[:, None]), dim=1)
-            return put(pad_slots(held, 1), moved)[:, -max(1, int(self.count.max())) :]
+        def append(old: Tensor, new: Tensor) -> Tensor:
+            moved = torch.cat((first_rows(old, len(new)), new[:, None]), dim=1)
+            return put(pad_slots(old, 1), moved)[:, -max(1, int(self.count.max())) :]
 
         self.seed = put(self.seed, vectors.to(self.seed.dtype))
         self.live = append(self.live, self.map.entries(vectors))
@@ -155,22 +156,22 @@ class Memory:
             self.constant = append(self.constant, self.map.entries(vectors.detach()))
 
     def save(self, cache: ThoughtCache, layout: Layout) -> None:
-        """Hands everything to the cache; rows without a sentence in `layout` keep what they have."""
+        """Writes everything to the cache; rows without a sentence in `layout` stay as they are."""
         if self.ready is not None or not len(self.streams):
             return  # nothing was written
-        own = {"memory": self.live, "count": self.count, "seed": self.seed, "ready": self._ready()}
+        states = {"memory": self.live, "count": self.count, "seed": self.seed, "ready": self._ready()}
         streams = self.streams.to(self.live.device)
-        for name, new in own.items():
-            held = cache.state.get(name)
-            if held is None:
-                held = new.new_zeros(len(layout.last_position), *new.shape[1:], device=streams.device)
+        for name, new in states.items():
+            old = cache.state.get(name)
+            if old is None:
+                old = new.new_zeros(len(layout.last_position), *new.shape[1:], device=streams.device)
             if name in ("memory", "ready"):
-                slots = max(new.shape[1], held.shape[1])
-                new, held = (pad_slots(x, slots - x.shape[1]) for x in (new, held))
-            cache.state[name] = held.index_copy(0, streams, new.to(held.device))
+                slots = max(new.shape[1], old.shape[1])
+                new, old = (pad_slots(x, slots - x.shape[1]) for x in (new, old))
+            cache.state[name] = old.index_copy(0, streams, new.to(old.device))
 
     def _ready(self) -> Tensor:
-        """[R, m, C, 2, d], or the entries as they are where no layer has keys of its own."""
+        """[R, m, C, 2, d], or the entries as they are if no layer has keys of its own."""
         if self.map.weight is None:
             return self.live
         keys, values = zip(*self.keys_and_values(len(self.streams)))
@@ -178,11 +179,11 @@ class Memory:
 
 
 def windows(layout: Layout, size: int) -> tuple[Tensor, Tensor]:
-    """Which vectors each sentence of fresh streams reads, where it can read all that its stream has made.
+    """Which vectors each sentence of fresh streams reads: the latest `size` of its stream.
 
     Returns:
-        read, age: [n, m], the sentences whose vectors are read, oldest first, and how many sentences ago each was
-        made; 0 in the unused slots, which come last.
+        read, age: [n, m], the sentences whose vectors are read, oldest first, and how many sentences ago each was;
+        0 in the unused slots, which come last.
     """
     counts = torch.tensor(layout.counts)
     starts = counts.cumsum(0) - counts
@@ -194,16 +195,16 @@ def windows(layout: Layout, size: int) -> tuple[Tensor, Tensor]:
 
 
 def readable(used: Tensor) -> Tensor:
-    """The slots [n, m] that attention may look at: the used ones, and where there are none any, for nothing."""
+    """The slots [n, m] that attention may read: the used ones, or all if none is used, whose result is discarded."""
     return used | ~used.any(dim=1, keepdim=True)
 
 
 def _autocast(weight: Tensor) -> Tensor:
-    """In autocast's dtype where it is on: it would cast anew in each use, for it remembers parameters alone."""
+    """In autocast's dtype if it is on, which only caches casts of parameters and would cast this in each use."""
     device = weight.device.type
     return weight.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else weight
 
 
 def pad_slots(entries: Tensor, slots: int) -> Tensor:
-    """[R, m, ..] with so many unused slots before the others."""
+    """[R, m, ..] with `slots` unused slots before the others."""
     return torch.cat((torch.zeros_like(entries[:, :1]).expand(-1, slots, *entries.shape[2:]), entries), dim=1)

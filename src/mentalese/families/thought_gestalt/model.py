@@ -1,18 +1,18 @@
 """Thought Gestalt (Borazjanizadeh and McClelland, "Modeling Language as a Sequence of Thoughts").
 
 A stream of sentences `BOS w1..wn EOS` is read one sentence at a time. Inside a sentence, tokens attend to each other;
-across sentences they only read a memory of at most M vectors, one a sentence. A sentence's vector is made from the
-hidden state at its EOS in a middle layer and is written to memory with its graph, so that the loss of later sentences
-trains it.
+across sentences they only read a memory of at most M vectors, one per sentence. A sentence's vector is a map of the
+hidden state at its EOS in a middle layer. It is written to memory with its graph, so the loss of later sentences trains
+it.
 
-Only the layers up to the vector's are recurrent. The rest reads the memory and feeds nothing back, so:
+Only the layers up to the vector's are recurrent. The rest read the memory and feed nothing back, so:
 
-    lower layers   one step a sentence, all streams of a batch side by side; a vector's keys and values are made once
+    lower layers   one step per sentence, all streams of a batch together; keys and values once per vector
     upper layers   all sentences of all streams at once, each with the window of vectors that it may read
     head, loss     on the tokens that predict something, all at once
 
-Tokens lie flat, without padding (`nn/ragged.py`), and streams that have ended cost nothing. `reference.py` is the same
-model in its plainest form; the tests hold outputs and gradients to it.
+Tokens are flat, without padding (`nn/ragged.py`), and streams that have ended cost nothing. `plain.py` is the same
+model in its plainest form; tests compare outputs and gradients with it.
 
 Sections and equations are the paper's. Letters in shapes: B streams of L tokens; n sentences and N tokens in a step, or
 in all steps; m vectors that are read, C cross-attention layers, d hidden size.
@@ -21,7 +21,8 @@ in all steps; m vectors that are read, C cross-attention layers, d hidden size.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,225 +33,28 @@ from transformers import initialization as init
 
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
+from mentalese.families.thought_gestalt.blocks import Block, CrossAttention, OpenSentences, SentenceHead, Step
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
 from mentalese.families.thought_gestalt.cost import head_flops, layer_flops
 from mentalese.families.thought_gestalt.memory import Memory, MemoryMap, memory_positions, readable, windows
 from mentalese.families.thought_gestalt.streams import Layout, SentenceMarkers, find_sentences
 from mentalese.models.contract import LossOutput
-from mentalese.models.hf import Encoded, LatentThoughtModel, ResidualLinear, ThoughtCache
+from mentalese.models.hf import Encoded, LatentThoughtModel, ThoughtCache
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
-from mentalese.nn.ragged import (
-    Ragged,
-    attend,
-    causal_attention,
-    first_rows,
-    reading_attention,
-    split_heads,
-    take_rows,
-    within,
-)
-
-# ---------------------------------------------------------------------------------------------------------- the modules
-
-
-@dataclass
-class Step:
-    """Sentences that are computed side by side: the k-th of every stream that has one, or those of all steps at once.
-
-    Attributes:
-        sequences: where their tokens lie; vectors that stand before a sentence (`memory` = `prefix`) are part of it.
-        memory: a pair of keys and values [n, m, d] for each cross layer, sentences in `sequences.order`.
-        used: bool [n, m] in that order, which of the m may be read; `None`: all.
-        has_memory: bool [N, 1], whether a token's sentence has anything to read; `None`: all do.
-        cache: keys and values of the tokens of open sentences, where generation needs them.
-        attention: one [N, m] for each cross layer, mean over heads, where a trace was asked for.
-    """
-
-    sequences: Ragged
-    memory: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    used: Tensor | None = None
-    has_memory: Tensor | None = None
-    cache: OpenSentences | None = None
-    attention: list[Tensor] | None = None
-
-
-@dataclass
-class OpenSentences:
-    """Keys and values of the current sentence of each stream, by slot: vectors before the sentence, then its tokens.
-
-    Attributes:
-        state: the cache's, `self.LAYER` is [B, slots, 2 d].
-        batch: B.
-        streams: [R], the streams of a step's sentences.
-        rows, slots: [N], stream and slot of each token.
-        first: [R], the first slot in use.
-        size, end: slots that a sentence may need, and that the longest one needs by now.
-    """
-
-    state: dict[str, Tensor]
-    batch: int
-    streams: Tensor
-    rows: Tensor
-    slots: Tensor
-    first: Tensor
-    size: int
-    end: int
-
-    def attend(self, layer: int, qkv: Tensor, sequences: Ragged, heads: int) -> Tensor:
-        """Causal attention of the new tokens [N, 3 d] to their sentence so far, [N, d]. Sequences are one group."""
-        name = f"self.{layer}"
-        q, kv = qkv.split((qkv.shape[1] // 3, qkv.shape[1] * 2 // 3), dim=-1)
-        held = self.state.get(name)
-        if held is None:
-            held = kv.new_zeros(self.batch, self.size, kv.shape[1])
-        put = held.index_put if torch.is_grad_enabled() else held.index_put_
-        held = self.state[name] = put((self.rows, self.slots), kv)
-        k, v = (split_heads(x, heads) for x in held[self.streams, : self.end].chunk(2, dim=-1))
-        ((query,),) = sequences.pad(q, heads)
-        slot, own = torch.arange(self.end, device=q.device), self.slots[sequences.index].view(*sequences.shapes[0], 1)
-        seen = (slot <= own) & (slot >= self.first[:, None, None])
-        return sequences.unpad([attend(query, k, v, attn_mask=seen[:, None])])
-
-
-class SelfAttention(nn.Module):
-    """Causal attention among the tokens of one sentence (section 2.2)."""
-
-    def __init__(self, config: ThoughtGestaltConfig, layer: int) -> None:
-        super().__init__()
-        self.layer, self.heads, self.dropout = layer, config.num_attention_heads, config.attention_dropout
-        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
-        self.out = ResidualLinear(config.hidden_size, config.hidden_size)
-
-    def forward(self, x: Tensor, step: Step) -> Tensor:
-        return self.out(self._attend(self.qkv(x), step))
-
-    @torch.compiler.disable
-    def _attend(self, qkv: Tensor, step: Step) -> Tensor:
-        if step.cache is not None:
-            return step.cache.attend(self.layer, qkv, step.sequences, self.heads)
-        return causal_attention(qkv, step.sequences, self.heads, self.dropout if self.training else 0.0)
-
-
-class CrossAttention(nn.Module):
-    """The gated read of the memory (section 2.2). What a sentence with an empty memory reads is exactly zero."""
-
-    def __init__(self, config: ThoughtGestaltConfig, layer: int) -> None:
-        super().__init__()
-        self.layer, self.heads, self.dropout = layer, config.num_attention_heads, config.attention_dropout
-        self.query = nn.Linear(config.hidden_size, config.hidden_size)
-        self.key_value = nn.Linear(config.hidden_size, 2 * config.hidden_size)  # applied by `MemoryMap`
-        self.out = ResidualLinear(config.hidden_size, config.hidden_size)
-        self.gate = nn.Parameter(torch.empty(1))
-
-    def forward(self, x: Tensor, step: Step) -> Tensor:
-        read = self.gate * self.out(self._attend(self.query(x), step))
-        return read if step.has_memory is None else torch.where(step.has_memory, read, 0.0)
-
-    @torch.compiler.disable
-    def _attend(self, q: Tensor, step: Step) -> Tensor:
-        keys, values = step.memory[self.layer]
-        if step.attention is not None:
-            step.attention.append(self._weights(q, keys, step))
-        dropout = self.dropout if self.training else 0.0
-        return reading_attention(q, keys, values, step.used, step.sequences, self.heads, dropout)
-
-    def _weights(self, q: Tensor, keys: Tensor, step: Step) -> Tensor:
-        """[N, m], the mean over heads of the attention weights, for traces. Sequences are one group."""
-        ((query,),) = step.sequences.pad(q, self.heads)
-        scores = query @ split_heads(keys, self.heads).transpose(-1, -2)
-        if step.used is not None:
-            scores = scores.masked_fill(~step.used[:, None, None], -math.inf)
-        weights = (scores / math.sqrt(q.shape[-1] / self.heads)).softmax(-1).mean(1)
-        return weights.flatten(0, 1)[step.sequences.place]
-
-
-class MLP(nn.Module):
-    def __init__(self, config: ThoughtGestaltConfig) -> None:
-        super().__init__()
-        self.gated = config.activation == "swiglu"
-        self.up = nn.Linear(config.hidden_size, config.mlp_width * (2 if self.gated else 1))
-        self.out = ResidualLinear(config.mlp_width, config.hidden_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.gated:
-            return self.out(F.gelu(self.up(x)))
-        gate, up = self.up(x).chunk(2, dim=-1)
-        return self.out(F.silu(gate) * up)
-
-
-class Block(nn.Module):
-    """Pre-norm attention and MLP. A block attends to the sentence, to the memory (Figure 3), or to both (Table 1)."""
-
-    def __init__(self, config: ThoughtGestaltConfig, layer: int) -> None:
-        super().__init__()
-        self.layout, self.dropout = config.attention_layout, config.residual_dropout
-        self.reads = layer in config.cross_layers
-        self.attends = not self.reads or self.layout != "alternate"
-        if self.attends:
-            self.attention_norm = nn.LayerNorm(config.hidden_size)
-            self.attention = SelfAttention(config, layer)
-        if self.reads:
-            self.memory_norm = nn.LayerNorm(config.hidden_size)
-            self.memory_attention = CrossAttention(config, layer)
-        self.mlp_norm = nn.LayerNorm(config.hidden_size)
-        self.mlp = MLP(config)
-
-    def forward(self, x: Tensor, step: Step) -> Tensor:
-        """[N, d] to [N, d]."""
-        if self.layout == "parallel":
-            x = x + self._attend(x, step) + self._read(x, step)
-        elif self.layout == "cross_self":
-            x = x + self._read(x, step)
-            x = x + self._attend(x, step)
-        else:
-            if self.attends:
-                x = x + self._attend(x, step)
-            if self.reads:
-                x = x + self._read(x, step)
-        return x + F.dropout(self.mlp(self.mlp_norm(x)), self.dropout, self.training)
-
-    def _attend(self, x: Tensor, step: Step) -> Tensor:
-        return F.dropout(self.attention(self.attention_norm(x), step), self.dropout, self.training)
-
-    def _read(self, x: Tensor, step: Step) -> Tensor:
-        return F.dropout(self.memory_attention(self.memory_norm(x), step), self.dropout, self.training)
-
-
-class SentenceHead(nn.Module):
-    """s_t = W_sent h_EOS (section 2.2), after dropout (B.2); `normalized` norms its input and gives s_t length 1.
-
-    The norm has no weights of its own: the linear map after it holds them.
-    """
-
-    def __init__(self, config: ThoughtGestaltConfig) -> None:
-        super().__init__()
-        self.normalized = config.sentence_head == "normalized"
-        self.linear = nn.Linear(config.hidden_size, config.hidden_size)
-
-    def forward(self, h: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
-        """[R, d] to the vectors [R, d] and their lengths [R] before these were made 1."""
-        if self.normalized:
-            h = F.layer_norm(h, h.shape[-1:])
-        s = self.linear(F.dropout(h, dropout, self.training))
-        s = s.to(torch.promote_types(s.dtype, torch.float32))
-        norm = s.norm(dim=-1)
-        return (s / norm.clamp(min=1e-6)[:, None] if self.normalized else s), norm
-
-
-# ------------------------------------------------------------------------------------------------------------ the model
+from mentalese.nn.ragged import Ragged, first_rows, take_rows, within
 
 
 @dataclass
 class StreamOutput:
-    """What came of streams [B, L]; n sentences and N tokens in the order of `layout`.
+    """The result of a pass over streams [B, L]; n sentences and N tokens in the order of `layout`.
 
     Attributes:
-        hidden: [N, d], final hidden states; without the last token of each sentence where they were not asked for.
-        source: [N], the place of each token in the flattened streams.
-        vectors, norms: [n, d] and [n], the sentence vectors s_t and their lengths before these were made 1; of a
-            sentence that has not ended they are those of its last token. Empty without a memory.
-        attention: one [tokens, m] a step, mean over heads and cross layers, where a trace was asked for.
+        hidden: [N, d], final hidden states; without the last token of each sentence unless they were asked for.
+        source: [N], the index of each token in the flattened streams.
+        vectors, norms: [n, d] and [n], the sentence vectors s_t and their lengths before normalisation; those of a
+            sentence that has not ended are computed at its last token. Empty without a memory.
+        attention: one [tokens, m] per step, mean over heads and cross layers, if a trace was asked for.
     """
 
     layout: Layout
@@ -261,7 +65,7 @@ class StreamOutput:
     attention: list[Tensor]
 
     def predictions(self) -> tuple[Tensor, Tensor]:
-        """The states [N', d] of tokens before another one of their sentence, and where in the streams those are."""
+        """The states [N', d] of tokens with a next one in their sentence, and the indices [N'] of these next ones."""
         predicting = self.layout.predicting().to(self.hidden.device)
         complete = len(self.hidden) == len(self.source)
         return take_rows(self.hidden, predicting) if complete else self.hidden, self.source[predicting + 1]
@@ -269,9 +73,9 @@ class StreamOutput:
 
 @dataclass(kw_only=True)
 class ThoughtGestaltEncoded(Encoded):
-    """Final hidden states where the tokens are, and the same sentence by sentence."""
+    """Final hidden states in the columns of the batch, and the same sentence by sentence."""
 
-    reading: StreamOutput
+    output: StreamOutput
 
 
 class ThoughtGestaltForCausalLM(LatentThoughtModel):
@@ -284,9 +88,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
     shown = {  # noqa: RUF012 (nothing writes to it)
         "memory_attention": Shown("memory use", "The most attention that the token gives to one sentence.", "share"),
         "memory": Shown("memory", "How much the tokens of a sentence attend to an earlier one."),
-        "memory_gate": Shown(
-            "memory gates", "What is read from memory is multiplied by it, block by block.", along="layer"
-        ),
+        "memory_gate": Shown("memory gates", "The factor of what is read from memory, per block.", along="layer"),
     }
 
     def __init__(self, config: ThoughtGestaltConfig) -> None:
@@ -308,9 +110,9 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
     def new_cache(self) -> ThoughtCache:
         return ThoughtCache()
 
-    # ------------------------------------------------------------------------------------- reading a stream
+    # -------------------------------------------------------------------------------------- read a stream
 
-    def read(
+    def _read(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
@@ -325,7 +127,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
 
         Args:
             token_dropout, sentence_dropout: rates of B.2, in training mode.
-            ends: also give the final states of tokens that end a sentence, which predict nothing.
+            ends: also return the final states of tokens that end a sentence, which predict nothing.
             trace: keep the attention to memory.
         """
         config, device = self.config, input_ids.device
@@ -334,7 +136,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         )
         source = layout.source.to(device)
         embedded = self._embed(input_ids.flatten()[source], layout.positions.to(device), token_dropout)
-        # With a cache, a trace or a prefix each step runs through all layers: it has keys of its own in each of them.
+        # With a cache, a trace or a prefix each step runs through all layers, which have keys of its own.
         at_once = cache is None and not trace and config.memory != "prefix"
         recurrent = config.recurrent_layers
         depth = recurrent if at_once else config.num_hidden_layers
@@ -391,9 +193,9 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         return x
 
     def _seed(self, x: Tensor, k: int, layout: Layout, memory: Memory) -> Tensor:
-        """E[BOS] <- s_{t-1}, where a step's sentences [N, d] begin and their streams have a vector.
+        """E[BOS] <- s_{t-1} at the start of a step's sentences [N, d] whose streams have a vector.
 
-        The paper's formula (section 2.2) replaces X_BOS, position included; P[0] is added here, as its text says.
+        The paper's formula (section 2.2) replaces X_BOS, position included; here P[0] is added, as in the paper's text.
         """
         lengths = layout.lengths[layout.step(k)]
         fresh = memory.count[: len(lengths)] > 0
@@ -407,7 +209,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         return x.index_copy(0, begin, (seeds + self.position_embed.weight[0]).to(x.dtype))
 
     def _memory_map(self, layers: range) -> MemoryMap:
-        """What the cross-attention layers among these make of vectors."""
+        """The map of vectors to keys and values in those of `layers` with cross-attention."""
         config = self.config
         positions = memory_positions(
             config.memory_size, config.hidden_size, config.memory_position_scale, self.embed.weight.device
@@ -418,7 +220,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
     def _step(
         self, k: int, depth: int, layout: Layout, memory: Memory, cache: ThoughtCache | None
     ) -> tuple[Step, Tensor | None]:
-        """The k-th sentences of all streams with what they read, and the vectors before them where there are such."""
+        """The k-th sentences of all streams with the memory they read, and the vectors before them if there are any."""
         config, device = self.config, self.embed.weight.device
         lengths, read_before = layout.lengths[layout.step(k)], layout.read_before[layout.step(k)]
         count = memory.count[: len(lengths)]
@@ -427,12 +229,12 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             ranks = memory.ranks(len(lengths))
             used = (ranks >= 0) & (read_before == 0)[:, None]  # an open sentence has read its prefix
             before = used.sum(1)
-            held = memory.entries(len(lengths)) + memory.map.at(ranks)
-            prefix = held[used.to(device)].to(self.embed.weight.dtype)
+            vectors = memory.entries(len(lengths)) + memory.map.at(ranks)
+            prefix = vectors[used.to(device)].to(self.embed.weight.dtype)
         step = Step(Ragged.of(lengths, before, device=device))
-        if reading := [layer for layer in config.cross_layers if layer < depth]:
+        if cross := [layer for layer in config.cross_layers if layer < depth]:
             used = memory.ranks(len(lengths)) >= 0
-            step.memory = dict(zip(reading, memory.keys_and_values(len(lengths))))
+            step.memory = dict(zip(cross, memory.keys_and_values(len(lengths))))
             if not bool(used.all()):
                 step.used = readable(used).to(device)
                 step.has_memory = used.any(dim=1, keepdim=True).repeat_interleave(lengths, dim=0).to(device)
@@ -440,7 +242,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             room = config.memory_size if config.memory == "prefix" else 0
             first = room - count if room else torch.zeros_like(count)
             slots = first.repeat_interleave(before) + within(before)
-            own = room + read_before.repeat_interleave(lengths) + within(lengths)
+            end = room + read_before.repeat_interleave(lengths) + within(lengths)
             streams = layout.streams[layout.step(k)]
             rows = torch.cat((streams.repeat_interleave(before), streams.repeat_interleave(lengths)))
             step.cache = OpenSentences(
@@ -448,29 +250,29 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
                 batch=len(layout.last_position),
                 streams=streams.to(device),
                 rows=rows.to(device),
-                slots=torch.cat((slots, own)).to(device),
+                slots=torch.cat((slots, end)).to(device),
                 first=first.to(device),
                 size=room + config.max_sentence_tokens + 3,
-                end=int(own.max()) + 1,
+                end=int(end.max()) + 1,
             )
         return step, prefix
 
     def _all_steps(self, layout: Layout, lengths: Tensor, vectors: Tensor, layers: range) -> Step:
-        """All sentences of fresh streams side by side, each with the window of vectors [n, d] that it reads."""
+        """All sentences of fresh streams at once, each with the window of vectors [n, d] that it reads."""
         config, device = self.config, vectors.device
         step = Step(Ragged.of(lengths, device=device, grouped=True))
         cross = [layer for layer in layers if layer in config.cross_layers]
         if not cross:
             return step
-        made_by, order = self._memory_map(layers), step.sequences.order.cpu()
+        memory_map, order = self._memory_map(layers), step.sequences.order.cpu()
         read, age = windows(layout, config.memory_size)
         window = config.memory_gradient_window
-        entries = made_by.entries(vectors.detach() if window == 0 else vectors)
-        if window and window < config.memory_size:  # older vectors are read from a second half without their gradients
-            entries = torch.cat((entries, made_by.entries(vectors.detach())))
+        entries = memory_map.entries(vectors.detach() if window == 0 else vectors)
+        if window and window < config.memory_size:  # older vectors are read from a second half, without gradients
+            entries = torch.cat((entries, memory_map.entries(vectors.detach())))
             read = torch.where(age > window, read + len(vectors), read)
         gathered = F.embedding(read[order].to(device), entries.flatten(1)).unflatten(-1, entries.shape[1:])
-        step.memory = dict(zip(cross, made_by.keys_and_values(gathered, torch.arange(read.shape[1])[None])))
+        step.memory = dict(zip(cross, memory_map.keys_and_values(gathered, torch.arange(read.shape[1])[None])))
         used = age > 0
         step.used = readable(used)[order].to(device)
         step.has_memory = used[:, :1].repeat_interleave(lengths, dim=0).to(device)
@@ -489,19 +291,21 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         """Final hidden states [B, L, d], zero at padding, from where `cache` left off; the cache moves on.
 
         Raises:
-            InputError: unbalanced markers, or a sentence longer than there are positions for.
+            InputError: unbalanced markers, or a sentence longer than the table of positions.
         """
-        reading = self.read(input_ids, attention_mask, cache=cache, trace=trace)
-        return ThoughtGestaltEncoded(hidden=self._spread(reading, input_ids), reading=reading)
+        output = self._read(input_ids, attention_mask, cache=cache, trace=trace)
+        return self._encoded(output, input_ids)
 
     @staticmethod
-    def _spread(reading: StreamOutput, input_ids: Tensor) -> Tensor:
-        hidden = reading.hidden
-        flat = hidden.new_zeros(input_ids.numel(), hidden.shape[1]).index_copy(0, reading.source, hidden)
-        return flat.view(*input_ids.shape, -1)
+    def _encoded(output: StreamOutput, input_ids: Tensor) -> ThoughtGestaltEncoded:
+        hidden, places = output.hidden, output.source
+        if len(hidden) < len(places):  # only those that predict were asked for
+            places = places[output.layout.predicting().to(places.device)]
+        flat = hidden.new_zeros(input_ids.numel(), hidden.shape[1]).index_copy(0, places, hidden)
+        return ThoughtGestaltEncoded(hidden=flat.view(*input_ids.shape, -1), output=output)
 
     def target_weights(self, batch: Batch, *, eos_weight: float = 1.0, **settings: Any) -> Tensor:
-        """Ends of sentences count `eos_weight` (section 2.3), their starts nothing, everything else 1."""
+        """`eos_weight` for ends of sentences (section 2.3), 0 for their starts, 1 for all other tokens."""
         super().target_weights(batch, **settings)
         labels = batch["labels"]
         weights = torch.where(labels == self.config.sentence_end_token_id, eos_weight, 1.0)
@@ -516,46 +320,48 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         sentence_dropout: float = 0.0,
         **settings: Any,
     ) -> LossOutput:
-        """The weighted mean cross-entropy, and for normalised sentence vectors the hinge of their lengths.
+        """The weighted mean cross-entropy, plus the hinge of the lengths if sentence vectors are normalised.
 
-        Each sentence's hinge counts as much as its targets do, so that the whole is one mean over targets.
+        Each sentence's hinge is weighted by its targets, so the whole is one mean over targets.
 
         Args:
             eos_weight: weight of end-of-sentence targets (section 2.3).
-            token_dropout: share of content tokens whose embeddings are zeroed (B.2).
+            token_dropout: share of content tokens with zeroed embeddings (B.2).
             sentence_dropout: dropout of the hidden state that becomes the sentence vector (B.2).
         """
         weights = self.target_weights(batch, eos_weight=eos_weight, **settings)
-        reading = self.read(
+        output = self._read(
             batch["input_ids"],
             batch.get("attention_mask"),
             token_dropout=token_dropout,
             sentence_dropout=sentence_dropout,
             ends=False,
         )
-        loss, weight = self._cross_entropy(reading, batch["labels"], weights)
+        loss, weight = self._cross_entropy(output, batch["labels"], weights)
         metrics = {
             f"memory_gate.{i}": self.blocks[i].memory_attention.gate.detach()[0] for i in self.config.cross_layers
         }
         if self.config.memory != "none":
             normalized = self.config.sentence_head == "normalized"
-            hinge = self._norm_hinge(reading, batch["labels"], weights) / weight.clamp(min=1e-8)
-            # Without the hinge still zero times it: with FSDP2 the head takes part in every step, read from or not.
+            hinge = self._norm_hinge(output, batch["labels"], weights) / weight.clamp(min=1e-8)
+            # Without the hinge, zero times it: with FSDP2 the head must take part in every step.
             loss = loss + (self.config.norm_hinge_weight if normalized else 0.0) * hinge
             metrics |= {"norm_hinge": hinge.detach()} if normalized else {}
-        return LossOutput(loss, weight, metrics)
+        ids = batch["input_ids"]
+        encoded = partial(self._encoded, output, ids)  # ends of sentences predict nothing: their states are zero
+        return LossOutput(loss, weight, metrics, encoded)
 
-    def _cross_entropy(self, reading: StreamOutput, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """The weighted mean over the tokens that are predicted, and the sum of the weights."""
-        hidden, places = reading.predictions()
+    def _cross_entropy(self, output: StreamOutput, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """The weighted mean over predicted tokens, and the sum of the weights."""
+        hidden, places = output.predictions()
         labels, weights = labels.flatten()[places], weights.flatten()[places]
         loss = linear_cross_entropy(hidden, self.output_weight(), labels, target_weights=weights)
         return loss, (weights * (labels != IGNORED)).sum()
 
-    def _norm_hinge(self, reading: StreamOutput, labels: Tensor, weights: Tensor) -> Tensor:
-        """Squared distances of the vectors' lengths from [0.9, 1.1], weighed by their sentences' targets."""
-        layout, norms = reading.layout, reading.norms
-        counted = (weights * (labels != IGNORED)).flatten()[reading.source].to(norms.dtype)
+    def _norm_hinge(self, output: StreamOutput, labels: Tensor, weights: Tensor) -> Tensor:
+        """Squared distances of the vectors' lengths from [0.9, 1.1], weighted by their sentences' targets."""
+        layout, norms = output.layout, output.norms
+        counted = (weights * (labels != IGNORED)).flatten()[output.source].to(norms.dtype)
         sentence = torch.arange(len(norms)).repeat_interleave(layout.lengths).to(norms.device)
         of_sentence = torch.zeros_like(norms).index_add(0, sentence, counted) * layout.ended.to(norms.device)
         return (of_sentence * (F.relu(norms - 1.1) + F.relu(0.9 - norms)).square()).sum()
@@ -563,15 +369,15 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
     @torch.no_grad()
     def token_nll(self, batch: Batch) -> Tensor:
         """See `Contract.token_nll`; zero at BOS too, which is never a target."""
-        return self._nll(self.read(batch["input_ids"], batch.get("attention_mask"), ends=False), batch["labels"])
+        return self._nll(self._read(batch["input_ids"], batch.get("attention_mask"), ends=False), batch["labels"])
 
-    def _nll(self, reading: StreamOutput, labels: Tensor) -> Tensor:
-        hidden, places = reading.predictions()
+    def _nll(self, output: StreamOutput, labels: Tensor) -> Tensor:
+        hidden, places = output.predictions()
         nll = linear_nll(hidden, self.output_weight(), labels.flatten()[places])
         return nll.new_zeros(labels.numel()).index_copy(0, places, nll).view_as(labels)
 
     def compiled_parts(self) -> list[nn.Module]:
-        """The blocks: a graph of all steps would be made anew for each batch."""
+        """The blocks: a graph of all steps would be compiled again for each batch."""
         return list(self.blocks)
 
     def gradient_groups(self) -> dict[str, list[list[nn.Parameter]]]:
@@ -589,7 +395,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         return layer_flops(self.config, layout) + head_flops(self.config, batch["input_ids"].numel())
 
     def training_flops(self, batch: Batch, **settings: Any) -> int:
-        """See `Contract.training_flops`; upper layers and head see only tokens that predict something."""
+        """See `Contract.training_flops`; upper layers and head only see tokens that predict something."""
         layout = find_sentences(batch["input_ids"], batch.get("attention_mask"), self.config)
         head = head_flops(self.config, len(layout.predicting()))
         return 3 * (layer_flops(self.config, layout, ends=False) + head)
@@ -598,43 +404,43 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
 
     def labels_loss(self, encoded: ThoughtGestaltEncoded, labels: Tensor) -> Tensor:
         """See `LatentThoughtModel.labels_loss`: starts of sentences are not predicted."""
-        return self._cross_entropy(encoded.reading, labels, self.target_weights({"labels": labels}))[0]
+        return self._cross_entropy(encoded.output, labels, self.target_weights({"labels": labels}))[0]
 
     def predicted_tokens(self, encoded: ThoughtGestaltEncoded, input_ids: Tensor, real: Tensor) -> Tensor:
         """See `LatentThoughtModel.predicted_tokens`: tokens that follow another one of their sentence."""
         scored = torch.zeros(input_ids.numel(), dtype=torch.bool, device=input_ids.device)
-        return scored.index_fill(0, encoded.reading.predictions()[1], True).view_as(input_ids)
+        return scored.index_fill(0, encoded.output.predictions()[1], True).view_as(input_ids)
 
     def fill(self, traces: list[ThoughtTrace], encoded: ThoughtGestaltEncoded, real: Tensor) -> None:
-        """Sentence vectors, and who reads them.
+        """Sentence vectors, and which sentences read them.
 
-        `memory_attention` is the largest weight that a token gives to one sentence in memory, `links["memory"]` how
-        much the tokens of sentence i attend to sentence j; all weights are means over heads and cross layers.
-        `memory_gate` contains the gates by cross layer. A model without cross-attention has no weights to show.
+        `memory_attention` is a token's largest weight on one sentence in memory, `links["memory"]` how much the tokens
+        of sentence i attend to sentence j; all weights are means over heads and cross layers. `memory_gate` contains
+        the gates by cross layer. A model without cross-attention has no weights to show.
         """
-        reading = encoded.reading
-        layout, length = reading.layout, real.shape[1]
+        output = encoded.output
+        layout, length = output.layout, real.shape[1]
         attended = torch.full(real.shape, math.nan, device=real.device)
         gates = [self.blocks[i].memory_attention.gate.detach().float() for i in self.config.cross_layers]
         reads: list[list[Tensor]] = [[] for _ in traces]
         of_sentence = [
             part
-            for weights, lengths in zip(reading.attention, layout.lengths.split(layout.counts))
+            for weights, lengths in zip(output.attention, layout.lengths.split(layout.counts))
             for part in weights.split(lengths.tolist())
         ]
-        columns = (reading.source % length).split(layout.lengths.tolist())
+        columns = (output.source % length).split(layout.lengths.tolist())
         for i, stream in enumerate(layout.streams.tolist()):
             count = min(len(reads[stream]), self.config.memory_size)
             read = of_sentence[i][:, -count:] if of_sentence and count else attended.new_zeros(len(columns[i]), 1)
             attended[stream, columns[i]] = read.amax(-1).to(attended.dtype)
             reads[stream].append(read.mean(0)[:count])
-            if layout.ended[i] and len(reading.vectors):
+            if layout.ended[i] and len(output.vectors):
                 span = int(columns[i][0]), int(columns[i][-1]) + 1
-                traces[stream].thoughts.append(Thought(reading.vectors[i].detach(), *span))
+                traces[stream].thoughts.append(Thought(output.vectors[i].detach(), *span))
         for stream, trace in enumerate(traces):
             if gates:
                 trace.curves["memory_gate"] = torch.cat(gates)
-            if not reading.attention:
+            if not output.attention:
                 continue
             trace.scores["memory_attention"] = attended[stream]
             trace.links["memory"] = links = attended.new_zeros(len(trace.thoughts), len(trace.thoughts))
@@ -645,16 +451,16 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
     def generate(
         self, inputs: Tensor | None = None, generation_config: Any = None, logits_processor: Any = None, **kwargs: Any
     ) -> Any:
-        """Hugging Face's `generate`; the markers of sentences are seen to (`SentenceMarkers`).
+        """Hugging Face's `generate`, with well-formed sentences (`SentenceMarkers`).
 
         Raises:
-            InputError: beams are to be sampled. After the end of a sentence only its next start can follow, and where
-                there are fewer continuations than beams, transformers draws from those that cannot be.
+            InputError: beams are to be sampled. After the end of a sentence only a start can follow, and with fewer
+                continuations than beams, transformers would also sample impossible ones.
         """
         config = generation_config or self.generation_config
         beams, sample = (kwargs.get(name, getattr(config, name, None)) for name in ("num_beams", "do_sample"))
         if sample and (beams or 1) > 1:
-            raise InputError(f"do_sample is True with num_beams {beams}: beams cannot be sampled, give one of the two")
+            raise InputError(f"do_sample is True with num_beams {beams}: beams cannot be sampled, set one of the two")
         if inputs is None and kwargs.get("input_ids") is None:
             kwargs.setdefault("bos_token_id", self.config.sentence_start_token_id)
         processors = LogitsProcessorList([*(logits_processor or []), SentenceMarkers(self.config)])

@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mentalese.data.batch import Batch
+from mentalese.families.thought_gestalt.blocks import CrossAttention, SelfAttention
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
-from mentalese.families.thought_gestalt.model import CrossAttention, SelfAttention, ThoughtGestaltForCausalLM
+from mentalese.families.thought_gestalt.model import ThoughtGestaltForCausalLM
 from mentalese.nn.loss import IGNORED
 
 
@@ -31,7 +32,7 @@ def hidden_states_reference(model: ThoughtGestaltForCausalLM, input_ids: Tensor)
     """
     config = model.config
     ids, place = _sentences(input_ids, config)  # [B, S, T]
-    memory: list[Tensor] = []  # one [B, d] a step; a stream that has ended goes on with padding
+    memory: list[Tensor] = []  # one [B, d] per step; a stream that has ended continues with padding
     outputs, norms = [], []
     for k in range(ids.shape[1]):
         x, read = model.embed(ids[:, k]), memory[-config.memory_size :]
@@ -69,7 +70,7 @@ def training_loss_reference(model: ThoughtGestaltForCausalLM, batch: Batch, eos_
 
 
 def _sentences(input_ids: Tensor, config: ThoughtGestaltConfig) -> tuple[Tensor, Tensor]:
-    """Tokens by sentence [B, S, T], and the place of each in the flattened streams, -1 at padding."""
+    """Tokens by sentence [B, S, T], and the index of each in the flattened streams, -1 at padding."""
     streams: list[list[list[int]]] = []
     for row, tokens in enumerate(input_ids.tolist()):
         streams.append([])
@@ -121,7 +122,7 @@ def _self_attention(module: SelfAttention, x: Tensor) -> Tensor:
 
 
 def _cross_attention(module: CrossAttention, x: Tensor, memory: Tensor, config: ThoughtGestaltConfig) -> Tensor:
-    """K = W_K (s + PE[rank]), V = W_V s, all of it projected here."""
+    """K = W_K (s + PE[rank]), V = W_V s, both projected in each step."""
     d = x.shape[-1]
     weight, bias = module.key_value.weight, module.key_value.bias
     k = F.linear(memory + _positions(memory.shape[1], config), weight[:d], bias[:d])
@@ -138,7 +139,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Tensor | None)
 
 
 def _positions(count: int, config: ThoughtGestaltConfig) -> Tensor:
-    """PE [count, d], one number after the other."""
+    """PE [count, d], number by number."""
     d = config.hidden_size
     table = torch.zeros(count, d)
     for rank in range(count):

@@ -1,4 +1,4 @@
-"""Thought Gestalt's recipes: two for everybody, two for `results/`, and the paper's tables.
+"""Thought Gestalt's recipes: two for any computer, two for `results/`, and the paper's tables.
 
 Tables 3 and 5 compare `table2-20m`, `-30m` and `-50m` with `gpt2-boundaries/table3-*` and `gpt2-gist/table5-*`.
 """
@@ -26,7 +26,7 @@ def dropout_phases(token: float, sentence: float, half: int, full: int) -> tuple
     )
 
 
-# Section 2.3: ends of sentences count in full for one epoch, then 0.05; streams grow by 12 sentences every 5 epochs.
+# Section 2.3: ends of sentences have weight 1 for one epoch, then 0.05; streams grow by 12 sentences every 5 epochs.
 EOS_PHASE = Phase(start=1, clock="epochs", model={"eos_weight": 0.05})
 CURRICULUM = tuple(Phase(start=5 * i, clock="epochs", layout={"max_sentences": 30 + 12 * i}) for i in range(1, 10))
 
@@ -104,13 +104,13 @@ def paper_recipe(
 
 
 def openstax(suffix: str, width: int, heads: int, learning_rate: float) -> Recipe:
-    """One of the runs that `results/` publishes beside its GPT-2 twin: the corpus is given by `--data`.
+    """A run that `results/` publishes next to its GPT-2 twin; `--data` sets the corpus.
 
     Two epochs of text do not overfit such models, so nothing is dropped, in either of the twins.
     """
     return Recipe(
         name=f"thought_gestalt/openstax-{suffix}",
-        description=f"width {width}, {suffix.upper()} non-embedding parameters, 20M tokens of textbooks (give --data)",
+        description=f"width {width}, {suffix.upper()} non-embedding parameters, 20M tokens of textbooks (set --data)",
         model={
             "model_type": "thought_gestalt",
             "hidden_size": width,
@@ -131,18 +131,18 @@ def openstax(suffix: str, width: int, heads: int, learning_rate: float) -> Recip
 
 
 def ablation(name: str, description: str, *, paper: str | None = "Table 1", **changes: Any) -> Recipe:
-    """The model of 30 million tokens with some fields changed: `model`, `data` and `layout` are joined to its own."""
+    """The model of 30 million tokens with some fields changed: `model`, `data` and `layout` are merged with its own."""
     recipe = paper_recipe("30m", "", 768, 12, millions=30)
     for section in ("model", "data", "layout"):
         changed = changes.pop(section, {})
-        held = getattr(recipe, section)
-        joined = held | changed if section == "model" else dataclasses.replace(held, **changed)
+        old = getattr(recipe, section)
+        joined = old | changed if section == "model" else dataclasses.replace(old, **changed)
         recipe = dataclasses.replace(recipe, **{section: joined})
     return dataclasses.replace(recipe, name=f"thought_gestalt/{name}", description=description, paper=paper, **changes)
 
 
 def spans(length: int, millions: int) -> Recipe:
-    """Fixed spans of tokens in place of sentences; nothing else changes, as the paper says (Table 4).
+    """Fixed spans of tokens instead of sentences; nothing else changes, as in the paper (Table 4).
 
     A document is then encoded whole and not sentence by sentence: a token at the seam of two sentences may differ.
     """
@@ -150,7 +150,7 @@ def spans(length: int, millions: int) -> Recipe:
     return dataclasses.replace(
         recipe,
         name=f"thought_gestalt/table4-span{length}-{millions}m",
-        description=f"spans of {length} tokens in place of sentences, {millions} million tokens of WikiText-103",
+        description=f"spans of {length} tokens instead of sentences, {millions} million tokens of WikiText-103",
         model=recipe.model | {"max_sentence_tokens": length},
         data=dataclasses.replace(recipe.data, sentences=f"fixed:{length}"),
         paper="Table 4, Figure 4",
@@ -163,7 +163,9 @@ ABLATIONS = [
     ablation(
         "ablation-self-cross", "self- then cross-attention in each block", model={"attention_layout": "self_cross"}
     ),
-    ablation("ablation-parallel", "self- beside cross-attention in each block", model={"attention_layout": "parallel"}),
+    ablation(
+        "ablation-parallel", "self- and cross-attention at once in each block", model={"attention_layout": "parallel"}
+    ),
     ablation(
         "ablation-cross-self",
         "cross- then self-attention in each block (not in the paper)",

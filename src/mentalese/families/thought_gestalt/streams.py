@@ -1,4 +1,4 @@
-"""Sentences in flat streams: found by their markers when read, kept well formed when generated."""
+"""Sentences in flat streams: found by their markers when read, kept well-formed when generated."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from mentalese.nn.ragged import within
 class Layout:
     """The sentences of flat streams, step by step: the first of each stream, the second of each that has one, ..
 
-    Inside a step, streams with more sentences come first, so that a step's streams are the first ones of the step
-    before. Everything is on the CPU. PAD and masked tokens belong to no sentence. Letters: n sentences, N tokens.
+    Within a step, streams with more sentences come first, so a step's streams are the first ones of the previous step.
+    Everything is on the CPU. PAD and masked tokens belong to no sentence. Letters: n sentences, N tokens.
 
     Attributes:
         streams: [n], the stream of each sentence.
         lengths: [n], its tokens in this call.
-        read_before: [n], its tokens that an earlier call has read.
-        ended: bool [n], whether it ends here, with its EOS.
-        counts: sentences in each step.
-        source: [N], the place of each token in the flattened [B * L], sentence by sentence.
-        positions: [N], place of each token in its sentence.
-        last_position: [B], tokens of the sentence left open at the end (0 where none is).
+        read_before: [n], its tokens read in an earlier call.
+        ended: bool [n], whether it ends in this call, with its EOS.
+        counts: the number of sentences of each step.
+        source: [N], the index of each token in the flattened [B * L], sentence by sentence.
+        positions: [N], position of each token in its sentence.
+        last_position: [B], tokens of the sentence that is open at the end (0 if none is).
     """
 
     streams: Tensor
@@ -48,7 +48,7 @@ class Layout:
         return slice(start, start + self.counts[k])
 
     def predicting(self) -> Tensor:
-        """[N'], the tokens before another one of their sentence."""
+        """[N'], the tokens that another one of their sentence follows."""
         last = self.lengths.cumsum(0) - 1
         return torch.ones(len(self.source), dtype=torch.bool).index_fill_(0, last, False).nonzero()[:, 0]
 
@@ -62,12 +62,12 @@ def find_sentences(
     """Finds the sentences of streams [B, L] by their markers.
 
     Raises:
-        InputError: there are no tokens at all, the markers are unbalanced, or a sentence is longer than the table of
+        InputError: there are no tokens, the markers are unbalanced, or a sentence is longer than the table of
             positions.
     """
     if not input_ids.numel():
-        raise InputError(f"input_ids has the shape {list(input_ids.shape)}: give at least one token")
-    input_ids, length = input_ids.cpu(), input_ids.shape[1]  # all that depends on the data is decided on the CPU, here
+        raise InputError(f"input_ids has the shape {list(input_ids.shape)}: pass at least one token")
+    input_ids, length = input_ids.cpu(), input_ids.shape[1]  # everything data-dependent is decided on the CPU, here
     real = input_ids != config.pad_token_id
     if attention_mask is not None:
         real = real & attention_mask[:, -length:].cpu().bool()
@@ -94,7 +94,7 @@ def find_sentences(
         else:
             why = (
                 f"the sentence has more than the {config.max_sentence_tokens + 3} tokens, markers included, that "
-                "there are positions for: split it, or train with a larger max_sentence_tokens"
+                "have positions: split it, or train with a larger max_sentence_tokens"
             )
         raise InputError(f"input_ids[{row}, {column}] is {input_ids[row, column]}: {why}")
     sentence = (begins.cumsum(1) - 1 + was_open[:, None]).clamp(min=0)
@@ -123,11 +123,11 @@ def find_sentences(
 
 
 class SentenceMarkers(LogitsProcessor):
-    """Keeps generated streams well formed: a sentence that ended is followed by a new one, EOD by the sentence's end.
+    """Keeps generated streams well-formed: after the end of a sentence a new one starts, after EOD the sentence ends.
 
     Inside a sentence neither BOS nor PAD is generated, no sentence is empty, and one of `max_sentence_tokens` ends.
 
-    A row is one document. `generate` stops a row at the EOD that it makes, but a prompt that ends in EOD, or in
+    A row is one document. `generate` stops a row at the EOD that it generates. A prompt that ends in EOD, or in
     `EOD EOS`, is continued by EOS and new sentences, which still read the memory of the document that ended.
     """
 

@@ -1,4 +1,4 @@
-"""Thoughtbubbles: residual streams that fork where a token needs more computation (Liu et al.)."""
+"""Thoughtbubbles: residual streams that fork if a token needs more computation (Liu et al.)."""
 
 from mentalese.registry import Family
 

@@ -11,23 +11,24 @@ READOUTS = ("mixture", "residual", "residual_ln", "rightmost")
 
 
 class ThoughtbubblesConfig(LatentThoughtConfig):
-    """Sizes, and where and how residual streams fork (Liu et al., "Thoughtbubbles", sections 2 and A).
+    """Sizes, and how residual streams fork (Liu et al., "Thoughtbubbles", sections 2 and A).
 
     Attributes:
-        max_position_embeddings: L, the length trained on; positions are rotary, so with a dynamic budget longer text
+        max_position_embeddings: L, the training length; positions are rotary, so with a dynamic budget longer text
             can be read.
-        fork_layers: 0-based blocks before which streams fork; none makes the regular RoPE transformer.
-        budget: kappa / L, streams a token; a forking layer keeps at most kappa streams. 1 leaves scores without forks.
+        fork_layers: 0-based blocks before which streams fork; empty: the regular RoPE transformer.
+        budget: kappa / L, streams per token; a forking layer keeps at most kappa streams. 1: scores without forks.
         budget_mode: `dynamic`: a text of n tokens has ceil(budget * n) streams (E.1); `fixed`: ceil(budget * L), for
             every n.
-        selection: which streams stay. `block`: the best kappa of the whole text, which lets later tokens decide about
-            earlier ones; `causal`: those that reach their layer's threshold, which leaves kappa to the mean (ours).
-        copies: streams a token from the first block on (the baselines copy-3 and copy-5).
+        selection: which streams stay. `block`: the best kappa of the whole text, so later tokens influence which
+            earlier streams stay; `causal`: those that reach their layer's threshold, so kappa only holds on average
+            (ours).
+        copies: streams per token from the first block on (the baselines copy-3 and copy-5).
         readout: how a token's streams make one prediction. `mixture`: of their distributions (Eq. 11); `residual`:
             LN(sum p x); `residual_ln`: sum p LN(x); `rightmost`: the token's own stream.
         score_scale: attention logits are (q k + s) / sqrt(d_h) for `head`, / sqrt(d) for `model` (Eq. 8 as printed);
-            `overwrite` is `head` with the last rotary channel given up for s.
-        fork_bias_init: a bias of the fork and keep decisions, starting here; `None`: none.
+            `overwrite` is `head` with s in place of the last rotary channel.
+        fork_bias_init: first value of a bias of the fork and keep decisions; `None`: no bias.
         activation: `gelu` (exact) or `gelu_tanh`.
     """
 
@@ -56,41 +57,43 @@ class ThoughtbubblesConfig(LatentThoughtConfig):
         }
         for name, known in choices.items():
             if getattr(self, name) not in known:
-                raise InputError(f"{self.model_type}.{name} is {getattr(self, name)!r}: give {' or '.join(known)}")
+                raise InputError(f"{self.model_type}.{name} is {getattr(self, name)!r}: set {' or '.join(known)}")
         if self.hidden_size // self.num_attention_heads % 2:
             raise InputError(
                 f"{self.model_type}.num_attention_heads is {self.num_attention_heads}: rotary positions need heads of "
-                f"even width, this makes {self.hidden_size // self.num_attention_heads}"
+                f"even width, and this sets {self.hidden_size // self.num_attention_heads}"
             )
         layers = self.fork_layers
         outside = [layer for layer in layers if not 0 <= layer < self.num_hidden_layers]
         if outside:
             raise InputError(
-                f"{self.model_type}.fork_layers holds {outside[0]}: give 0-based blocks below num_hidden_layers "
+                f"{self.model_type}.fork_layers contains {outside[0]}: set 0-based blocks below num_hidden_layers "
                 f"({self.num_hidden_layers})"
             )
         if list(layers) != sorted(set(layers)):
-            raise InputError(f"{self.model_type}.fork_layers is {layers}: give each block once, in rising order")
+            raise InputError(f"{self.model_type}.fork_layers is {layers}: set each block once, in rising order")
         if not (math.isfinite(self.budget) and self.budget >= 1):
             raise InputError(
                 f"{self.model_type}.budget is {self.budget}: kappa is budget * L and every token keeps a stream, so "
-                "give 1 or more"
+                "set 1 or more"
             )
         if self.max_position_embeddings < 1:
-            raise InputError(f"{self.model_type}.max_position_embeddings is {self.max_position_embeddings}: give 1 up")
+            raise InputError(
+                f"{self.model_type}.max_position_embeddings is {self.max_position_embeddings}: set 1 or more"
+            )
         if self.copies < 1:
-            raise InputError(f"{self.model_type}.copies is {self.copies}: give 1 (no copies) or more")
+            raise InputError(f"{self.model_type}.copies is {self.copies}: set 1 (no copies) or more")
         if self.copies > 1 and (layers or self.readout != "rightmost"):
             raise InputError(
                 f"{self.model_type}.copies is {self.copies}: copies are a baseline without fork_layers, read out at "
-                "the rightmost; give fork_layers=() and readout='rightmost'"
+                "the rightmost; set fork_layers=() and readout='rightmost'"
             )
 
     def streams(self, tokens: int) -> int:
-        """kappa: the most streams that a text of so many tokens has after a fork."""
+        """kappa: the most streams after a fork of a text with this number of tokens."""
         return math.ceil(self.budget * tokens - 1e-6)  # 1.1 times 10 are 11
 
     @property
     def causal(self) -> bool:
-        """Whether one forward pass is the autoregressive likelihood: also where only tokens' own streams stay."""
+        """Whether one forward pass is the autoregressive likelihood, as it also is if only tokens' own streams stay."""
         return not self.fork_layers or self.budget == 1 or self.selection == "causal"

@@ -1,7 +1,7 @@
-"""The fork operator: which streams of a text stay, which fork, and where they stand (sections 2.3 and D).
+"""The fork operator: which streams of a text stay, which fork, and their positions (sections 2.3 and D).
 
-Letters in shapes: B rows, N streams before and K after a fork, L tokens. Streams stand at the front of a row, a token's
-streams side by side and its own stream rightmost; places behind them are unused (`real`).
+Letters in shapes: B rows, N streams before and K after a fork, L tokens. Streams are at the front of a row, a token's
+streams next to each other and its own stream rightmost; places after them are unused (`real`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mentalese.nn.packing import pack
+
 
 @dataclass
 class Streams:
@@ -21,8 +23,8 @@ class Streams:
     Attributes:
         x: [B, N, d].
         scores: float32 [B, N], log cumulative scores; `None` while all are 0.
-        token: [B, N], the token that a stream stands for, counted from the first one of this call.
-        own: bool [B, N], the streams that tokens came in as.
+        token: [B, N], the token of a stream, counted from the first one of this call.
+        own: bool [B, N], the streams that tokens entered as.
         real: bool [B, N], the places in use; `None`: all.
         counts: [B, L], streams of each token.
         before: [B, 1], tokens of earlier calls.
@@ -37,14 +39,14 @@ class Streams:
     before: Tensor
 
     def positions(self) -> Tensor:
-        """[B, N]: token i with c streams sits at i + 1/c, .., i + 1 (Eq. 13)."""
+        """[B, N]: token i with c streams has the positions i + 1/c, .., i + 1 (Eq. 13)."""
         counts = self.counts.gather(1, self.token)
         first = (self.counts.cumsum(1) - self.counts).gather(1, self.token)
         place = torch.arange(self.token.shape[1], device=self.token.device) - first
         return self.before + self.token + (place + 1) / counts.clamp(min=1)
 
     def renumbered(self, token: Tensor, length: int) -> Streams:
-        """The streams whose number in `token` [B, N] is below `length`, as streams of so many tokens."""
+        """The streams whose number in `token` [B, N] is below `length`, as streams of `length` tokens."""
         keep = token < length
         if bool(keep.all()):
             index, real = torch.arange(keep.shape[1], device=keep.device).expand_as(keep), self.real
@@ -70,17 +72,17 @@ class Streams:
         return values.new_zeros(len(values), self.counts.shape[1], *values.shape[2:]).scatter_add(1, index, values)
 
     def mixture_weights(self) -> Tensor:
-        """[B, N] log of p / sum of p over the streams of a token (Eq. 11); -inf where there is no stream."""
+        """[B, N] log of p / sum of p over the streams of a token (Eq. 11); -inf in unused places."""
         scores = torch.zeros_like(self.token, dtype=torch.float32) if self.scores is None else self.scores
         return self.log_normalize(scores)
 
     def log_normalize(self, scores: Tensor) -> Tensor:
-        """`scores` [B, N] minus their log-sum-exp over the streams of a token; -inf where there is no stream."""
+        """`scores` [B, N] minus their log-sum-exp over the streams of a token; -inf in unused places."""
         if self.real is None:
             return scores - self.log_sum_exp(scores).gather(1, self.token)
         scores = scores.masked_fill(~self.real, -math.inf)
         normalized = scores - self.log_sum_exp(scores).gather(1, self.token)
-        return normalized.masked_fill(~self.real, -math.inf)  # a token of padding has no sum either
+        return normalized.masked_fill(~self.real, -math.inf)  # the sum of a padding token is not finite either
 
     def log_sum_exp(self, scores: Tensor) -> Tensor:
         """[B, N] to [B, L], over the streams of each token."""
@@ -89,27 +91,14 @@ class Streams:
         return top + self.sum_by_token((scores - top.gather(1, self.token)).exp()).log()
 
 
-def pack(keep: Tensor, size: int | None = None) -> tuple[Tensor, Tensor | None]:
-    """The places [B, K] where `keep` [B, N] is true, in order, and which of them are; `None`: all.
-
-    Args:
-        size: K, where no row keeps more; else the most that one does.
-    """
-    index = (~keep).to(torch.uint8).sort(dim=1, stable=True).indices
-    counts = keep.sum(1)
-    size = int(counts.max()) if size is None else size
-    real = torch.arange(size, device=keep.device) < counts[:, None]
-    return index[:, :size], None if bool(real.all()) else real
-
-
 def fork(streams: Streams, log_decisions: Tensor, keep: Tensor, embedding: Tensor, size: int | None) -> Streams:
-    """Carries out a selection: forks stand left of their source and carry `embedding` (Eq. 5, 6).
+    """Carries out a selection: forks are left of their source, plus `embedding` (Eq. 5, 6).
 
     Args:
         log_decisions: float32 [B, 2 N], log cumulative scores of the candidates, each stream's fork before itself.
         keep: bool [B, 2 N], the candidates that stay.
         embedding: [d].
-        size: K, where no row keeps more.
+        size: K, if no row keeps more.
     """
     index, real = pack(keep, size)
     source, is_fork = index // 2, index % 2 == 0
@@ -129,7 +118,7 @@ def fork(streams: Streams, log_decisions: Tensor, keep: Tensor, embedding: Tenso
 
 
 class _Gather(torch.autograd.Function):
-    """x[index // 2]; a stream's gradient is gathered from the at most two that came of it, nothing is scattered."""
+    """x[index // 2]; a stream's gradient is gathered from its at most two successors, nothing is scattered."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor, keep: Tensor) -> Tensor:
@@ -171,7 +160,7 @@ def select_block_reference(merit: Tensor, quota: Tensor) -> Tensor:
 
 
 def lowest_kept(merit: Tensor, quota: Tensor) -> Tensor:
-    """The merit [B] of the last of the best `quota` [B] candidates; -inf where all stay."""
+    """The merit [B] of the last of the best `quota` [B] candidates; -inf if all stay."""
     candidates = (merit > -math.inf).sum(1)
     lowest = merit.sort(dim=1, descending=True).values.gather(1, (quota[:, None] - 1).clamp(max=merit.shape[1] - 1))[
         :, 0

@@ -26,7 +26,7 @@ from mentalese.families.thoughtbubbles.config import ThoughtbubblesConfig
 
 @dataclass
 class Stream:
-    """One residual stream: its state [d], its log cumulative score, its token, and whether it came in as that token."""
+    """One residual stream: its state [d], its log cumulative score, its token, and whether it entered as that token."""
 
     x: Tensor
     score: Tensor
@@ -35,7 +35,7 @@ class Stream:
 
 
 def log_probabilities_reference(model: Any, input_ids: Tensor, selection: str | None = None) -> Tensor:
-    """[L, v], what each token [L] of a text predicts."""
+    """[L, v], the log probabilities that each token [L] of a text predicts."""
     return read_out(model, streams_reference(model, input_ids, selection), len(input_ids))
 
 
@@ -63,7 +63,7 @@ def streams_reference(model: Any, input_ids: Tensor, selection: str | None = Non
 def fork_reference(
     streams: list[Stream], module: Any, config: ThoughtbubblesConfig, length: int, selection: str
 ) -> list[Stream]:
-    """Eq. 1 to 6: every stream's fork and itself are candidates, and some of them stay, in order."""
+    """Eq. 1 to 6: every stream and its fork are candidates, and some of them stay, in order."""
     candidates = []
     for s in streams:
         fork, keep = F.logsigmoid(module.decide(module.norm(s.x))).clamp(min=-20)
@@ -81,7 +81,7 @@ def fork_reference(
 
 
 def positions_reference(streams: list[Stream]) -> list[float]:
-    """Eq. 13: token i with c streams sits at i + 1/c, .., i + 1."""
+    """Eq. 13: token i with c streams has the positions i + 1/c, .., i + 1."""
     positions = []
     for i, s in enumerate(streams):
         count = sum(other.token == s.token for other in streams)
@@ -124,15 +124,15 @@ def read_out(model: Any, streams: list[Stream], length: int) -> Tensor:
     """[L, v]: Eq. 11, or one of the three other read-outs."""
     rows = []
     for token in range(length):
-        mine = [s for s in streams if s.token == token]
-        x, p = torch.stack([s.x for s in mine]), torch.stack([s.score for s in mine]).exp()
+        of_token = [s for s in streams if s.token == token]
+        x, p = torch.stack([s.x for s in of_token]), torch.stack([s.score for s in of_token]).exp()
         readout = model.config.readout if model.config.fork_layers else "rightmost"
         if readout == "mixture":
             distributions = model.lm_head(model.final_norm(x)).softmax(-1)
             rows.append(((p[:, None] * distributions).sum(0) / p.sum()).log())
             continue
         if readout == "rightmost":
-            hidden = model.final_norm(mine[-1].x)
+            hidden = model.final_norm(of_token[-1].x)
         elif readout == "residual":
             hidden = model.final_norm((p[:, None] * x).sum(0))
         else:

@@ -2,7 +2,7 @@
 
 The gradient of -log sum_j w_j softmax_j(y) in the logits of stream j is r_j (softmax_j - onehot_y), where r_j is the
 share of stream j in the mixture's probability of y. A token's shares need all of its streams, so rows of the batch are
-the chunks: each chunk of logits is turned into gradients at once and forgotten, and nothing is computed twice.
+the chunks: each chunk of logits is turned into gradients at once and freed, and nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def mixture_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, strea
     """The mean negative log-likelihood of `targets`, differentiable once, and the nats of each token.
 
     Args:
-        hidden: [B, K, d], what the head reads of each stream.
+        hidden: [B, K, d], the head's input for each stream.
         weight: [v, d].
         targets: [B, L], the id that each token predicts, -100 for none.
 
@@ -77,7 +77,7 @@ class _MixtureCrossEntropy(torch.autograd.Function):
                 right = z.gather(1, y) - top
                 p = z.sub_(top).exp_()
                 scale = p.sum(-1, keepdim=True)
-                joint = (right - scale.log())[:, 0] + log_weights[row]  # -inf in places without a stream
+                joint = (right - scale.log())[:, 0] + log_weights[row]  # -inf in unused places
                 best = joint.new_full(targets.shape[1:], -torch.inf).scatter_reduce_(0, token, joint, "amax")
                 best = best.clamp(min=torch.finfo(precise).min)
                 share = (joint - best[token]).exp()
@@ -110,5 +110,5 @@ class _MixtureCrossEntropy(torch.autograd.Function):
 
 @torch.compiler.disable
 def _apply(*args: Any) -> tuple[Tensor, Tensor]:
-    """Runs eagerly under `torch.compile`: the compiler cannot trace gradients that are made in a forward pass."""
+    """Runs eagerly under `torch.compile`: the compiler cannot trace gradients computed in a forward pass."""
     return _MixtureCrossEntropy.apply(*args)

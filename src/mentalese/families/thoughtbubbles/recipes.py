@@ -1,7 +1,8 @@
-"""Recipes of Thoughtbubbles: small ones for everybody, those behind `results/`, and the paper's tables and figures.
+"""Recipes of Thoughtbubbles: small ones for any computer, those of `results/`, and the paper's tables and figures.
 
-`*-regular` is the same transformer without forks, `*-copy3` and `*-copy5` have so many streams a token from the first
-block on (section 3.3). Table 1 and Figure 3 are `table1-*`, Table 4 is `table4-*`; Figures 4 to 7 show those models.
+`*-regular` is the same transformer without forks, `*-copy3` and `*-copy5` have 3 and 5 streams per token from the
+first block on (section 3.3). Table 1 and Figure 3 are `table1-*`, Table 4 is `table4-*`; Figures 4 to 7 show those
+models.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ def model(width: int, heads: int, layers: int, length: int, forks: tuple[int, ..
 
 
 def variants(recipe: Recipe, copies: tuple[int, ...] = (3, 5)) -> list[Recipe]:
-    """The recipe and its baselines on the same tokens: `-regular`, and `-copyK`, whose streams are K a token."""
+    """The recipe and its baselines on the same tokens: `-regular`, and `-copyK`, with K streams per token."""
     stem = recipe.name
     for suffix in ("-2l", "-4l"):
         stem = stem.removesuffix(suffix)
     regular = recipe.model | {"fork_layers": []}
-    made = [recipe]
+    recipes = [recipe]
     for name, text, fields in (
         ("regular", "without forks", regular),
         *((f"copy{k}", f"{k} copies of every token", regular | {"copies": k, "readout": "rightmost"}) for k in copies),
     ):
-        made.append(
+        recipes.append(
             dataclasses.replace(
                 recipe,
                 name=f"{stem}-{name}",
@@ -48,7 +49,7 @@ def variants(recipe: Recipe, copies: tuple[int, ...] = (3, 5)) -> list[Recipe]:
                 model={field: value for field, value in fields.items() if field != "budget"},
             )
         )
-    return [dataclasses.replace(made[0], baseline=made[1].name), *made[1:]]
+    return [dataclasses.replace(recipe, baseline=recipes[1].name), *recipes[1:]]
 
 
 TINY = Recipe(
@@ -102,7 +103,7 @@ def openstax() -> list[Recipe]:
 
 def table1() -> list[Recipe]:
     """Table 1 and Figure 3: three sizes on two corpora, kappa 2L and 4L, regular, copy-3, copy-5 (sections 3 and A)."""
-    made = []
+    recipes = []
     for corpus, source in CORPORA.items():
         for size, (layers, heads, width, batch) in {
             "150m": (16, 12, 768, 8),
@@ -132,8 +133,8 @@ def table1() -> list[Recipe]:
                 model=two.model | {"budget": 4.0},
             )
             two, *baselines = variants(two)
-            made += [two, dataclasses.replace(four, baseline=two.baseline), *baselines]
-    return made
+            recipes += [two, dataclasses.replace(four, baseline=two.baseline), *baselines]
+    return recipes
 
 
 def table4() -> list[Recipe]:

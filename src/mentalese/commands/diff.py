@@ -1,0 +1,46 @@
+"""`mentalese diff`: compares two models token by token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mentalese.commands.options import read
+from mentalese.commands.shared import ResultOptions, device, only_result_on_stdout
+from mentalese.errors import InputError
+from mentalese.evaluation.options import TextOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(ResultOptions, TextOptions):
+    """Scores the same tokens by two saved models: the mean difference, and that by position in the sentence.
+
+    Attributes:
+        config: FIELD=VALUE ...: other values of the first model's config, as far as the weights allow.
+    """
+
+    RARE: ClassVar[tuple[str, ...]] = ("config", "text_column", "detokenizer")
+
+
+def run(words: list[str]) -> None:
+    names, options = read(Options, words, "diff")
+    if len(names) != 2:
+        count = f"{len(names)} were given ({', '.join(names)})" if names else "none was given"
+        raise InputError(f"`mentalese diff` takes a MODEL and an OTHER before its options, and {count}: see its --help")
+    options.check()
+    from mentalese.evaluation import paired
+    from mentalese.models.saved import load
+
+    with only_result_on_stdout():
+        result = paired.run(options.open(names[0]), load(names[1], device()), options, show=True)
+    rows = [
+        (
+            "all" if part["position"] is None else f"{part['position']}",
+            f"{part['tokens']:,}",
+            f"{part['difference']:+.4f}",
+            "" if part["interval"] is None else "{:+.4f} to {:+.4f}".format(*part["interval"]),
+        )
+        for part in (result["overall"], *result["by_position"])
+    ]
+    header = ("position in sentence", "tokens", "nats per token more than OTHER", "95% over documents")
+    options.report(result, header, rows)

@@ -1,0 +1,202 @@
+"""What can be set for each evaluation: the options of the commands and of the Python API, written once.
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from mentalese.data.config import Detokenizer
+from mentalese.errors import InputError, require
+
+if TYPE_CHECKING:
+    from mentalese.data.store import TokenStore
+    from mentalese.models.saved import Saved
+
+Decoding = Literal["greedy", "multinomial"]
+Kind = Literal["unconditional", "conditional"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions:
+    """Which text a model reads.
+
+    Attributes:
+        source: the text (default: what the model was trained on).
+        text_column: the column of the text, if a file has several.
+        detokenizer: read a tokenised set of this format as running text.
+        split: of the text.
+    """
+
+    source: str | None = field(default=None, metadata={"flag": "--data"})
+    text_column: str | None = None
+    detokenizer: Detokenizer | None = None
+    split: Literal["train", "validation", "test"] = "test"
+
+    def read_by(self, saved: Saved) -> Saved:
+        """The model with this text."""
+        return saved.on(self.source, text_column=self.text_column, detokenizer=self.detokenizer)
+
+    def origin(self, saved: Saved, store: TokenStore) -> dict[str, str | None]:
+        """Which text a result refers to."""
+        return {
+            "split": self.split,
+            "source": saved.data.source,
+            "detokenizer": saved.data.detokenizer,
+            "data_hash": store.meta["data_hash"],
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerplexityOptions(TextOptions):
+    """Which text is scored, and by which protocol; what is not set is as in the model's recipe.
+
+    Attributes:
+        estimators: the scoring rules of a model that has several, names joined by commas.
+        joined: score all documents joined by their ends, in blocks, instead of each by itself.
+        context_length: tokens per block, or per window.
+        documents: score only the first N documents.
+        stage: score questions at this stage instead of the one that the model was trained to.
+        latents: number of latent tokens after the question (default: as in training).
+    """
+
+    estimators: tuple[str, ...] = field(default=(), metadata={"commas": True})
+    joined: bool = False
+    context_length: int | None = None
+    documents: int | None = None
+    stage: int | None = None
+    latents: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubOptions:
+    """Questions that lm-eval fetches.
+
+    Attributes:
+        limit: ask only the first N questions of each file, or of each task of lm-eval.
+    """
+
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        require(self.limit is None or self.limit >= 1, "limit", self.limit, "set at least 1, or remove it")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions(HubOptions):
+    """Questions of local files.
+
+    Attributes:
+        task_files: the folder of the questions of lambada_openai and the other zero-shot sets.
+    """
+
+    task_files: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOptions(TaskOptions, PerplexityOptions):
+    """All that the tasks of `mentalese eval` can be told; an option that none of them uses is refused.
+
+    Attributes:
+        tasks: names joined by commas: perplexity, reversal, lambada_openai, lambada_standard, wikitext, hellaswag,
+            blimp, piqa, arc_easy, arc_challenge, sciq, winogrande, or hub:NAME for any task of lm-eval, such as
+            hub:race.
+    """
+
+    tasks: tuple[str, ...] = field(default=("perplexity",), metadata={"commas": True})
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerOptions(TextOptions):
+    """How questions are asked; what is not set is as in the model's recipe.
+
+    Attributes:
+        shots: number of training questions with their answers before each question, as text; drawn again for each
+            question, from those short enough to leave room for all of them in the model's context.
+        answer_samples: sample k answers per question and report pass@k. Each is a call of `generate` of its own, so a
+            model that infers its thoughts infers them again.
+        num_beams: use all beams of a search of this width as the answers instead.
+        temperature: of sampled answers.
+        seed: for shots and sampled answers.
+        answer_tokens: the most new tokens of an answer.
+        documents: ask only the first N questions.
+        stage: ask at this stage instead of the one that the model was trained to.
+        latents: number of latent tokens after the question (default: as in training).
+    """
+
+    shots: int = 0
+    answer_samples: int | None = None
+    num_beams: int | None = None
+    temperature: float = 1.0
+    seed: int = 0
+    answer_tokens: int | None = None
+    documents: int | None = None
+    stage: int | None = None
+    latents: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("shots", 0), ("answer_samples", 1), ("num_beams", 2)):
+            value = getattr(self, name)
+            require(value is None or value >= least, name, value, f"set at least {least}")
+        if self.answer_samples is not None and self.num_beams is not None:
+            raise InputError(
+                f"answer_samples is {self.answer_samples} and num_beams is {self.num_beams}: set one of them"
+            )
+        require(self.temperature > 0, "temperature", self.temperature, "set a positive number")
+
+    @property
+    def attempts(self) -> int:
+        """Answers per question in addition to the greedy one."""
+        return self.answer_samples or self.num_beams or 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleOptions(TextOptions):
+    """What is generated, and which model scores it.
+
+    Attributes:
+        judge: the model that scores the samples, PATH or hub:NAME; required.
+        kind: sequences from nothing, continuations of the beginnings of documents, or both.
+        samples: number of sequences (default 64), or of prompts (default 1,000, or all there are).
+        sample_tokens: new tokens per sample (default: as many as the model's context has room for, at most 1,024; after
+            a prompt 50).
+        prompt_tokens: tokens per prompt.
+        draws: multinomial continuations of each prompt.
+        decoding: greedy or multinomial, from the whole distribution (default: both).
+        temperature: of multinomial sampling.
+        seed: for sampling.
+    """
+
+    judge: str | None = None
+    kind: Literal["unconditional", "conditional", "both"] = "unconditional"
+    samples: int | None = None
+    sample_tokens: int | None = None
+    prompt_tokens: int = 50
+    draws: int = 5
+    decoding: Decoding | None = None
+    temperature: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "sample_tokens", "prompt_tokens", "draws"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, name, value, "set at least 1")
+        require(self.temperature > 0, "temperature", self.temperature, "set a positive number")
+        defaults: dict[str, Any] = {name: about.default for name, about in self.__dataclass_fields__.items()}
+        for name in ("source", "text_column", "detokenizer", "split", "prompt_tokens", "draws"):
+            if self.kind == "unconditional" and getattr(self, name) != defaults[name]:
+                raise InputError(
+                    f"{name} is {getattr(self, name)!r}: unconditional samples have no prompts; remove it, or set kind "
+                    "to 'conditional' or 'both'"
+                )
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        return ("unconditional", "conditional") if self.kind == "both" else (self.kind,)
+
+    @property
+    def decodings(self) -> tuple[Decoding, ...]:
+        return (self.decoding,) if self.decoding else ("greedy", "multinomial")

@@ -1,0 +1,211 @@
+"""The modules of Latent Thought Models: blocks of the decoder, the encoder of a VAE, and what they share in a pass.
+
+Letters in shapes: B rows of N packed tokens, n thoughts per layer, N_z in all, d hidden size, d_h head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mentalese.families.latent_thought.config import LTMConfig
+from mentalese.models.hf import ResidualLinear
+from mentalese.nn.packing import PackedRows
+from mentalese.nn.rotary import rotate
+from mentalese.nn.window import window_attention
+
+
+@dataclass
+class PackedBatch:
+    """What all blocks of a pass share.
+
+    Attributes:
+        rows: where the tokens are in the columns of the batch.
+        ids: [B, N], the packed tokens.
+        rotary: cosines and sines of tokens [1 or B, 1, N, d_h / 2].
+        latent_rotary: those of a layer's thoughts [n, d_h / 2].
+        window: see `window_mask`.
+        past: of a pass that continues a cache.
+    """
+
+    rows: PackedRows
+    ids: Tensor
+    rotary: tuple[Tensor, Tensor]
+    latent_rotary: tuple[Tensor, Tensor]
+    window: Tensor | None
+    past: Past | None
+
+
+@dataclass
+class Past:
+    """A cache in use. Keys and values are in `window_size` slots, position p in slot p modulo `window_size`.
+
+    Attributes:
+        state: the cache's: `k.LAYER`, `v.LAYER` [B, heads, window, d_h], `zk.LAYER`, `zv.LAYER` [B, heads, n, d_h].
+        newest: [B, window], the new token that enters a slot; negative: the slot keeps its token.
+        visible: bool [B, 1, N, m], for the keys of `attend`; `None`: nothing came before.
+    """
+
+    state: dict[str, Tensor]
+    newest: Tensor
+    visible: Tensor | None
+
+    def keep(self, name: str, new: Tensor) -> Tensor:
+        """Stores new keys or values [B, heads, N, d_h]; returns those that queries read, [B, heads, m, d_h]."""
+        index = self.newest[:, None, :, None]
+        old = self.state.get(name, new.new_zeros(()))
+        slots = new.gather(2, index.clamp(min=0).expand(*new.shape[:2], -1, new.shape[3]))
+        self.state[name] = torch.where(index >= 0, slots, old)
+        if self.visible is None:
+            return new
+        # One token takes the slot of the one that has just left its window; several still need those.
+        return self.state[name] if new.shape[2] == 1 else torch.cat((old, new), dim=2)
+
+
+def slot_positions(count: Tensor, window: int) -> Tensor:
+    """[B, window], the position in each slot after `count` [B, 1] tokens; negative: the slot is empty."""
+    last = count - 1
+    return last - (last - torch.arange(window, device=count.device)) % window
+
+
+class SelfAttention(nn.Module):
+    """Rotary attention to the last `window_size` tokens."""
+
+    def __init__(self, config: LTMConfig, layer: int) -> None:
+        super().__init__()
+        self.layer, self.heads, self.window = layer, config.num_attention_heads, config.window_size
+        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
+        self.out = ResidualLinear(config.hidden_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor, packed: PackedBatch) -> Tensor:
+        """[B, N, d] to [B, N, d]."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k = rotate(q, *packed.rotary), rotate(k, *packed.rotary)
+        past = packed.past
+        if past is not None:
+            k, v = past.keep(f"k.{self.layer}", k), past.keep(f"v.{self.layer}", v)
+        if past is None or past.visible is None:
+            out = window_attention(q, k, v, self.window, mask=packed.window)
+        else:
+            out = F.scaled_dot_product_attention(q, k, v, past.visible)
+        return self.out(out.transpose(1, 2).flatten(2))
+
+
+class CrossAttention(nn.Module):
+    """Attention to all thoughts of a layer; keys and values are linear in z, which is not normalised."""
+
+    def __init__(self, config: LTMConfig, layer: int) -> None:
+        super().__init__()
+        self.layer, self.heads = layer, config.num_attention_heads
+        self.query = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.key_value = nn.Linear(config.hidden_size, 2 * config.hidden_size, bias=False)
+        self.out = ResidualLinear(config.hidden_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor, z: Tensor, packed: PackedBatch) -> Tensor:
+        """[B, N, d] and thoughts [B, n, d] to [B, N, d]; a cache keeps the thoughts of its first call."""
+        q = rotate(self.query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2), *packed.rotary)
+        state = {} if packed.past is None else packed.past.state
+        names = f"zk.{self.layer}", f"zv.{self.layer}"
+        if names[0] not in state:
+            k, v = self.key_value(z).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+            state |= dict(zip(names, (rotate(k, *packed.latent_rotary), v)))
+        out = F.scaled_dot_product_attention(q, state[names[0]], state[names[1]])
+        return self.out(out.transpose(1, 2).flatten(2))
+
+
+class SwiGLU(nn.Module):
+    def __init__(self, config: LTMConfig) -> None:
+        super().__init__()
+        self.gate_up = nn.Linear(config.hidden_size, 2 * config.width, bias=False)
+        self.out = ResidualLinear(config.width, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.out(F.silu(gate) * up)
+
+
+class Block(nn.Module):
+    """Pre-norm self-attention, cross-attention to thoughts and SwiGLU."""
+
+    def __init__(self, config: LTMConfig, layer: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.attention = SelfAttention(config, layer)
+        self.thinks = config.num_latents > 0
+        if self.thinks:
+            self.cross_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+            self.cross_attention = CrossAttention(config, layer)
+        self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp = SwiGLU(config)
+
+    def forward(
+        self, x: Tensor, z: Tensor | None, packed: PackedBatch, *, before_z: bool = True, after: bool = True
+    ) -> Tensor:
+        """[B, N, d] to [B, N, d].
+
+        Args:
+            z: [B, n, d]; `None`: a model without thoughts, or a pass that ends before them.
+            before_z: run the self-attention; False: x is its output.
+            after: run the rest of the block.
+        """
+        if before_z:
+            x = x + self.attention(self.attention_norm(x), packed)
+        if not after:
+            return x
+        if self.thinks:
+            x = x + self.cross_attention(self.cross_norm(x), z, packed)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class EncoderBlock(nn.Module):
+    """Pre-norm bidirectional self-attention and SwiGLU."""
+
+    def __init__(self, config: LTMConfig) -> None:
+        super().__init__()
+        self.heads = config.num_attention_heads
+        self.attention_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
+        self.out = ResidualLinear(config.hidden_size, config.hidden_size, bias=False)
+        self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp = SwiGLU(config)
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], seen: Tensor | None) -> Tensor:
+        """[B, m, d] to [B, m, d]; seen: bool [B, 1, 1, m], `None`: all."""
+        qkv = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1))
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        out = F.scaled_dot_product_attention(rotate(q, *rotary), rotate(k, *rotary), v, seen)
+        x = x + self.out(out.transpose(1, 2).flatten(2))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Encoder(nn.Module):
+    """The inference model of a VAE (section 2.2, table 4): one learned query per thought, encoded with the text.
+
+    Queries have the positions of their thoughts. Tokens have the embeddings of the decoder.
+    """
+
+    def __init__(self, config: LTMConfig) -> None:
+        super().__init__()
+        self.queries = nn.Parameter(torch.empty(config.num_latents, config.hidden_size))
+        self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.encoder_layers))
+        self.final_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.posterior = nn.Linear(config.hidden_size, 2 * config.hidden_size, bias=False)
+
+    def forward(self, tokens: Tensor, read: Tensor, packed: PackedBatch) -> tuple[Tensor, Tensor]:
+        """Means and log variances [B, N_z, d], of embedded tokens [B, N, d].
+
+        Args:
+            read: bool [B, N], the tokens that may be attended to.
+        """
+        count = len(self.queries)
+        x = torch.cat((self.queries.to(tokens.dtype).expand(len(tokens), -1, -1), tokens), dim=1)
+        seen = None if bool(read.all()) else F.pad(read, (count, 0), value=True)[:, None, None]
+        layers = count // len(packed.latent_rotary[0])
+        rotary = [torch.cat((z.repeat(layers, 1), x[0, 0])) for z, x in zip(packed.latent_rotary, packed.rotary)]
+        for block in self.blocks:
+            x = block(x, (rotary[0], rotary[1]), seen)
+        mu, log_var = self.posterior(self.final_norm(x[:, :count])).chunk(2, dim=-1)
+        return mu, log_var

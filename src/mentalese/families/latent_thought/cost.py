@@ -1,0 +1,56 @@
+"""What passes cost, counted as PyTorch's FLOP counter counts (`Contract.forward_flops`)."""
+
+from __future__ import annotations
+
+from mentalese.data.batch import Batch
+from mentalese.families.latent_thought.config import LTMConfig
+from mentalese.nn.window import window_pairs
+
+
+def forward_flops(config: LTMConfig, batch: Batch) -> int:
+    """One pass given thoughts."""
+    first, rest, _ = _decoder(config, batch)
+    return 2 * (first + rest)
+
+
+def training_flops(config: LTMConfig, batch: Batch) -> int:
+    """T_fast passes with gradients of activations alone, and one with those of weights too.
+
+    With `slow_grad="accumulate"` all have gradients of weights. With an encoder there is one pass, through it as well.
+    Gradients of activations cost a pass, and attention once more. The paper counts (T_fast + 1) whole steps.
+    """
+    first, rest, attention = _decoder(config, batch)
+    if not config.num_latents or config.inference == "amortised":
+        return 6 * (first + rest + _encoder(config, batch))
+    fast = 3 * rest if config.slow_grad == "accumulate" else 2 * rest + attention
+    return config.fast_steps * 2 * fast + 6 * (first + rest)
+
+
+def _length(batch: Batch) -> int:
+    """Tokens of the longest row: N."""
+    mask = batch.get("attention_mask")
+    return batch["input_ids"].shape[1] if mask is None else int(mask.sum(1).max())
+
+
+def _decoder(config: LTMConfig, batch: Batch) -> tuple[int, int, int]:
+    """Multiply-adds of a pass: of the first self-attention, of all else, and of attention within the latter."""
+    rows, width = batch["input_ids"].shape
+    length = _length(batch)
+    d, n, layers = config.hidden_size, config.latents_per_layer, config.num_hidden_layers
+    pairs = 2 * d * window_pairs(length, config.window_size)
+    first = 4 * d * d * length + pairs
+    attention = (layers - 1) * pairs + layers * 2 * d * n * length
+    cross = (2 * length + 2 * n) * d * d if config.num_latents else 0
+    rest = (layers - 1) * 4 * d * d * length + layers * (cross + 3 * d * config.width * length)
+    rest += attention + width * d * config.vocab_size
+    return rows * first, rows * rest, rows * attention
+
+
+def _encoder(config: LTMConfig, batch: Batch) -> int:
+    """Multiply-adds of a pass through the encoder."""
+    if config.inference != "amortised":
+        return 0
+    d, n = config.hidden_size, config.num_latents
+    length = n + _length(batch)
+    block = 4 * d * d * length + 2 * d * length**2 + 3 * d * config.width * length
+    return len(batch["input_ids"]) * (config.encoder_layers * block + 2 * d * d * n)

@@ -1,0 +1,130 @@
+"""The decoder of Latent Thought Models: text, given thoughts.
+
+A pass is split where thoughts begin to matter. `read` runs what does not depend on them, once per batch; `decode` runs
+the rest, at each step of inference. Letters in shapes: B rows of N packed tokens, N_z thoughts, d hidden size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+
+from mentalese.errors import InputError
+from mentalese.families.latent_thought.blocks import Block, Encoder, PackedBatch, Past, slot_positions
+from mentalese.families.latent_thought.config import LTMConfig
+from mentalese.models.hf import LatentThoughtModel, ThoughtCache
+from mentalese.nn.packing import PackedRows
+from mentalese.nn.rotary import rotary_table
+from mentalese.nn.window import window_mask
+
+
+class LTMDecoder(LatentThoughtModel):
+    """Blocks with a short window that also attend to thoughts; with `num_latents` = 0 the same blocks without them."""
+
+    config_class = LTMConfig
+    _tied_weights_keys = {"lm_head.weight": "embed.weight"}  # noqa: RUF012 (transformers' own attribute)
+
+    def __init__(self, config: LTMConfig) -> None:
+        super().__init__(config)
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.final_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.encoder = Encoder(config) if config.inference == "amortised" else None
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, Encoder):
+            init.normal_(module.queries, std=self.config.initializer_range)
+
+    def new_cache(self) -> ThoughtCache:
+        return ThoughtCache()
+
+    def compiled_parts(self) -> list[nn.Module]:
+        """The blocks: what runs them a number of times is not traced."""
+        return [*self.blocks, *([] if self.encoder is None else self.encoder.blocks)]
+
+    def read(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, cache: ThoughtCache | None = None
+    ) -> tuple[Tensor, PackedBatch]:
+        """What does not depend on thoughts: the stream [B, N, d] after the first self-attention, and what blocks share.
+
+        Args:
+            input_ids, attention_mask: [B, width].
+            cache: the tokens continue it, and it moves on.
+
+        Raises:
+            InputError: a mask of another width, or a row of padding alone.
+        """
+        config, device = self.config, input_ids.device
+        rows = self._pack(input_ids, attention_mask, cache)
+        ids = rows.gather(input_ids)
+        places, past = torch.arange(ids.shape[1], device=device)[None], None
+        if cache is not None:
+            places, past = self._past(cache, rows, places)
+        head = config.hidden_size // config.num_attention_heads
+        apart = config.max_position_embeddings // max(config.num_latents, 1)
+        latents = apart * torch.arange(config.latents_per_layer, device=device)
+        packed = PackedBatch(
+            rows=rows,
+            ids=ids,
+            rotary=rotary_table(places[:, None], head, config.rope_theta),
+            latent_rotary=rotary_table(latents, head, config.rope_theta),
+            window=window_mask(ids.shape[1], config.window_size, device=device),
+            past=past,
+        )
+        return self.blocks[0](self.embed(ids), None, packed, after=False), packed
+
+    def _pack(self, input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache | None) -> PackedRows:
+        """Where the tokens are; with a cache in use a row may have none."""
+        if attention_mask is None:
+            return PackedRows.unpadded(input_ids)
+        real = self.real_tokens(input_ids, attention_mask, cache)
+        if cache is None or not cache.seen_tokens:
+            self.check_rows(real)
+        return PackedRows.of(real)
+
+    def _past(self, cache: ThoughtCache, rows: PackedRows, places: Tensor) -> tuple[Tensor, Past]:
+        """The positions [B, N] of new tokens, counted from the first one of the text, and the cache in use."""
+        window, lengths, length = self.config.window_size, rows.lengths, places.shape[1]
+        before = cache.state.get("tokens", torch.zeros_like(lengths[:, None]))
+        after = before + lengths[:, None]
+        places = before + places
+        visible = None
+        if cache.seen_tokens:
+            slots = slot_positions(after if length == 1 else before, window)
+            keys = slots if length == 1 else torch.cat((slots, places), dim=1)
+            ago = places[:, :, None] - keys[:, None]
+            first = torch.arange(keys.shape[1], device=keys.device) == 0  # padding sees something: no row is empty
+            visible = ((keys[:, None] >= 0) & (ago >= 0) & (ago < window)) | (first & (lengths == 0)[:, None, None])
+            visible = visible[:, None]
+        past = Past(cache.state, slot_positions(after, window) - before, visible)
+        cache.state["tokens"] = after
+        cache.seen_tokens += rows.width
+        return places, past
+
+    def decode(self, x: Tensor, z: Tensor | None, packed: PackedBatch) -> Tensor:
+        """The stream [B, N, d] of `read` and thoughts [B, N_z, d] to what the head reads, [B, N, d].
+
+        Thoughts are layer-major; `None` is the prior mean.
+        """
+        config = self.config
+        if z is None and config.num_latents:
+            z = x.new_zeros(len(x), config.num_latents, config.hidden_size)
+        n = config.latents_per_layer
+        z = z if z is None else z.to(x.dtype)
+        for layer, block in enumerate(self.blocks):
+            thoughts = z if z is None or config.shared_latents else z[:, layer * n : (layer + 1) * n]
+            x = block(x, thoughts, packed, before_z=layer > 0)
+        return self.final_norm(x)
+
+    def check_z(self, z: Tensor | None, rows: int) -> Tensor | None:
+        """The thoughts that a caller passed; raises `InputError` unless their shape is [rows, N_z, d]."""
+        config = self.config
+        shape = (rows, config.num_latents, config.hidden_size)
+        if z is not None and (z.shape != shape or not config.num_latents):
+            remedy = f"pass {list(shape)}" if config.num_latents else "this model has no thoughts (num_latents is 0)"
+            raise InputError(f"z has the shape {list(z.shape)}: {remedy}")
+        return z

@@ -1,0 +1,151 @@
+"""Generation under thoughts inferred from the prompts (section 2.3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mentalese.errors import InputError
+from mentalese.families.latent_thought.decoder import LTMDecoder
+from mentalese.families.latent_thought.inference import infer, prompt_batch
+from mentalese.models.hf import ThoughtCache
+
+
+@dataclass
+class Reinference:
+    """How `generate` infers thoughts again: after every `every` tokens after the `prompt` columns of all rows.
+
+    Attributes:
+        seeds: int64 [prompts].
+    """
+
+    every: int
+    prompt: int
+    fast_steps: int | None
+    seeds: Tensor
+
+    def due(self, width: int) -> int:
+        """How many of `width` columns to infer thoughts from; 0: those from the prompt stay."""
+        new = width - self.prompt
+        return width - new % self.every if new >= self.every else 0
+
+
+class LTMGeneration(LTMDecoder):
+    """`generate` of a Latent Thought Model."""
+
+    @torch.no_grad()
+    def generate(
+        self,
+        inputs: Tensor | None = None,
+        generation_config: Any = None,
+        *,
+        z: Tensor | None = None,
+        fast_steps: int | None = None,
+        infer_every: int | None = None,
+        posterior_seed: int | None = None,
+        show_progress: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Hugging Face's `generate`, under thoughts inferred from the prompts (section 2.3, Eq. 7).
+
+        A prompt of one token tells nothing about its thoughts: they are drawn from the prior (Eq. 8), a new draw for
+        each row unless `posterior_seed` is set. Sampled sequences of one prompt (`num_return_sequences`) each have a
+        draw of their own, under the seeds `posterior_seed`, `posterior_seed + 1` ..; the beams of a search share one.
+
+        Args:
+            inputs: [B, L], or `input_ids`; without `attention_mask` there is no padding.
+            z: [B, N_z, d], thoughts to use instead.
+            fast_steps: T_fast, instead of the config's.
+            infer_every: after this many new tokens, thoughts are inferred again from the prompt and all that follows
+                it, and the text is read again under them; `None`: never. Without a cache that is done for each token.
+            posterior_seed: of inference and of the draw from the posterior, for all rows; `None`: 0, or for each row
+                from torch's generator if tokens are sampled or the prompt is one token.
+            show_progress: of inference from the prompts, on standard error.
+
+        Raises:
+            InputError: no prompt, z of another shape, or a setting of inference when nothing is inferred.
+        """
+        inputs = kwargs.pop("input_ids", None) if inputs is None else inputs
+        if inputs is None:
+            raise InputError("inputs is None: thoughts are inferred from a prompt, so pass token ids")
+        z = self.check_z(z, len(inputs))
+        cache = self._cache(kwargs.get("past_key_values"), use_cache=False)
+        cached = cache is not None and cache.seen_tokens > 0
+        mask = kwargs.pop("attention_mask", None)
+        if mask is None and not cached:  # Hugging Face would take every padding token for padding
+            mask = torch.ones_like(inputs)
+        reasons = {
+            "z is set": z is not None,
+            "the cache has its thoughts": cached,
+            "num_latents is 0": not self.config.num_latents,
+        }
+        reason = next((reason for reason, applies in reasons.items() if applies), None)
+        if reason is not None:
+            settings = {"fast_steps": fast_steps, "infer_every": infer_every, "posterior_seed": posterior_seed}
+            for name, value in settings.items():
+                if value is not None:
+                    raise InputError(f"{name} is {value}, and {reason}: nothing is to be inferred, so remove it")
+            thoughts = {} if z is None else {"z": z}
+            return super().generate(inputs, generation_config, attention_mask=mask, **thoughts, **kwargs)
+        if infer_every is not None and infer_every < 1:
+            raise InputError(f"infer_every is {infer_every}: set 1 or more tokens, or None")
+
+        settings = {name: self._setting(name, generation_config, kwargs) for name in ("do_sample", "num_beams")}
+        sampled = bool(settings["do_sample"])
+        seeds = self._seeds(inputs, mask, posterior_seed, sampled)
+        copies = self._setting("num_return_sequences", generation_config, kwargs) or 1
+        if sampled and copies > 1 and (settings["num_beams"] or 1) == 1:
+            inputs = inputs.repeat_interleave(copies, dim=0)
+            seeds = seeds.repeat_interleave(copies) + torch.arange(copies, device=seeds.device).repeat(len(seeds))
+            mask = None if mask is None else mask.repeat_interleave(copies, dim=0)
+            kwargs["num_return_sequences"] = 1
+        batch = prompt_batch(inputs, mask)
+        z = infer(self, batch, fast_steps=fast_steps, seed=seeds, show=show_progress).sample()
+        if infer_every is not None:
+            kwargs["again"] = Reinference(infer_every, inputs.shape[1], fast_steps, seeds)
+        return super().generate(inputs, generation_config, attention_mask=mask, z=z, **kwargs)
+
+    def _setting(self, name: str, generation_config: Any, kwargs: dict[str, Any]) -> Any:
+        """A setting of Hugging Face's: of the call, of the config passed to it, or of the model's; or `None`."""
+        sources = kwargs.get(name), getattr(generation_config, name, None), getattr(self.generation_config, name)
+        return next((value for value in sources if value is not None), None)
+
+    @staticmethod
+    def _seeds(inputs: Tensor, mask: Tensor, posterior_seed: int | None, sampled: bool) -> Tensor:
+        """int64 [B], see `posterior_seed` of `generate`."""
+        seeds = torch.full((len(inputs),), posterior_seed or 0, device=inputs.device)
+        if posterior_seed is None:  # otherwise rows of one prompt, or of none, would all have the same thoughts
+            drawn = (mask.sum(1) == 1) | sampled
+            seeds[drawn] = torch.randint(2**62, (int(drawn.sum()),)).to(seeds)
+        return seeds
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        past_key_values: ThoughtCache | None = None,
+        attention_mask: Tensor | None = None,
+        z: Tensor | None = None,
+        again: Reinference | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Hugging Face's hook for each token. Thoughts due `again` are inferred, and the cache is reset."""
+        end = 0 if again is None else again.due(input_ids.shape[1])
+        if again is not None and end and (past_key_values is None or end == input_ids.shape[1]):
+            batch = prompt_batch(input_ids[:, :end], None if attention_mask is None else attention_mask[:, :end])
+            seeds = again.seeds.repeat_interleave(len(input_ids) // len(again.seeds))  # beams of a prompt share one
+            z = infer(self, batch, fast_steps=again.fast_steps, seed=seeds).sample()
+            if past_key_values is not None:
+                past_key_values.reset()
+                next_sequence_length = None
+        return super().prepare_inputs_for_generation(
+            input_ids,
+            next_sequence_length=next_sequence_length,
+            past_key_values=past_key_values,
+            attention_mask=attention_mask,
+            **({} if z is None else {"z": z}),
+            **kwargs,
+        )

@@ -1,0 +1,70 @@
+"""The modules of a masked diffusion language model: bidirectional blocks, and the embedding of the time."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mentalese.families.masked_diffusion.config import MaskedDiffusionConfig
+from mentalese.models.hf import ResidualLinear
+from mentalese.nn.rotary import rotary_table, rotate
+
+FREQUENCIES = 256  # of the sines and cosines of the time, as in diffusion transformers (Peebles and Xie, 2023)
+
+
+class Modulation(nn.Linear):
+    """Shift, scale and gate of a sublayer by the time; it starts at zero (adaLN-zero)."""
+
+
+class TimeEmbedding(nn.Module):
+    """The embedding of the time, which blocks are conditioned on."""
+
+    def __init__(self, config: MaskedDiffusionConfig) -> None:
+        super().__init__()
+        self.inner = nn.Linear(FREQUENCIES, config.conditioning_size)
+        self.out = nn.Linear(config.conditioning_size, config.conditioning_size)
+
+    def forward(self, time: Tensor) -> Tensor:
+        """[B] to [B, conditioning_size]."""
+        waves = torch.cat(rotary_table(time, FREQUENCIES), dim=-1).to(self.inner.weight.dtype)
+        return F.silu(self.out(F.silu(self.inner(waves))))
+
+
+class Block(nn.Module):
+    """Pre-norm bidirectional attention and SwiGLU."""
+
+    def __init__(self, config: MaskedDiffusionConfig) -> None:
+        super().__init__()
+        d, self.heads = config.hidden_size, config.num_attention_heads
+        self.attention_norm = nn.RMSNorm(d, eps=config.rms_norm_eps)
+        self.qkv = nn.Linear(d, 3 * d, bias=False)
+        self.attention_out = ResidualLinear(d, d, bias=False)
+        self.mlp_norm = nn.RMSNorm(d, eps=config.rms_norm_eps)
+        self.gate_up = nn.Linear(d, 2 * config.width, bias=False)
+        self.mlp_out = ResidualLinear(config.width, d, bias=False)
+        self.modulation = Modulation(config.conditioning_size, 6 * d) if config.sees_time else None
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Tensor | None, time: Tensor | None) -> Tensor:
+        """[B, N, d] to [B, N, d].
+
+        Args:
+            rotary: cosines and sines of the positions, [B or 1, 1, N, d_h / 2].
+            visible: bool [B, 1, 1, N]; `None`: there is no padding.
+            time: [B, conditioning_size], for models that see it.
+        """
+        if self.modulation is None:
+            x = x + self.attend(self.attention_norm(x), rotary, visible)
+            return x + self.mlp(self.mlp_norm(x))
+        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = self.modulation(time)[:, None].chunk(6, dim=-1)
+        x = x + gate * self.attend(self.attention_norm(x) * (1 + scale) + shift, rotary, visible)
+        return x + gate_mlp * self.mlp(self.mlp_norm(x) * (1 + scale_mlp) + shift_mlp)
+
+    def attend(self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Tensor | None) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        out = F.scaled_dot_product_attention(rotate(q, *rotary), rotate(k, *rotary), v, visible)
+        return self.attention_out(out.transpose(1, 2).flatten(2))
+
+    def mlp(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.mlp_out(F.silu(gate) * up)

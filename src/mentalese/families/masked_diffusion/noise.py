@@ -1,0 +1,48 @@
+"""The noise of masked diffusion: its schedules, the times of a batch, and SEDD's score entropy."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mentalese.nn.loss import IGNORED
+from mentalese.nn.noise import Noise
+
+
+def schedule(kind: str, t: Tensor) -> tuple[Tensor, Tensor]:
+    """p(t) and p'(t) / p(t) of times in (0, 1]; see `MaskedDiffusionConfig.noise_schedule`."""
+    if kind == "cosine":
+        angle = 0.5 * math.pi * t
+        return angle.sin(), 0.5 * math.pi / angle.tan()
+    return t, 1 / t
+
+
+def score_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """SEDD's l of [n, v] logits f and [n] targets: [n], 0 if a target is -100.
+
+    With c = log sum_y q_y it is the cross-entropy and, for scores that do not sum to one, exp(c) - 1 - c above it.
+    """
+    logits = logits.float()
+    total = logits.logsumexp(-1)
+    c = total - math.log(logits.shape[-1])
+    nll = total - logits.gather(-1, targets.clamp(min=0)[:, None])[:, 0]
+    return torch.where(targets == IGNORED, 0.0, nll + c.expm1() - c)
+
+
+def uniform(noise: Noise, number: int, size: int) -> Tensor:
+    """float32 [B, size] in (0, 1]."""
+    return torch.special.ndtr(noise.draw(number, (size,)))
+
+
+def training_times(rows: int, seed: int, device: torch.device) -> Tensor:
+    """[rows] times: [0, 1] has one equal part for each row of all ranks, each with one time (Kingma et al., 2021).
+
+    One random shift moves them all around the circle, so each row's time is uniform.
+    """
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
+    shift = (seed % 2**24 + 0.5) / 2**24  # never 0, at which weights are infinite
+    times = [(shift + (rank + ranks * row) / (rows * ranks)) % 1 for row in range(rows)]
+    return torch.tensor(times, device=device)

@@ -1,0 +1,202 @@
+"""The modules of Thought Gestalt, and the sentences that they compute together.
+
+Letters in shapes: B streams of L tokens; n sentences and N tokens of a step, R streams of it; m vectors that are read,
+d hidden size.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
+from mentalese.models.hf import ResidualLinear
+from mentalese.nn.ragged import Ragged, attend, causal_attention, reading_attention, split_heads
+
+
+@dataclass
+class Step:
+    """Sentences that are computed together: the k-th of every stream that has one, or those of all steps at once.
+
+    Attributes:
+        sequences: where their tokens are; vectors before a sentence (`memory` = `prefix`) are part of it.
+        memory: a pair of keys and values [n, m, d] for each cross layer, sentences in `sequences.order`.
+        used: bool [n, m] in that order, which of the m may be read; `None`: all.
+        has_memory: bool [N, 1], whether a token's sentence has a vector to read; `None`: all do.
+        cache: keys and values of the tokens of open sentences, if generation needs them.
+        attention: one [N, m] for each cross layer, mean over heads, if a trace was asked for.
+    """
+
+    sequences: Ragged
+    memory: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    used: Tensor | None = None
+    has_memory: Tensor | None = None
+    cache: OpenSentences | None = None
+    attention: list[Tensor] | None = None
+
+
+@dataclass
+class OpenSentences:
+    """Keys and values of the current sentence of each stream, by slot: vectors before the sentence, then its tokens.
+
+    Attributes:
+        state: the cache's, `self.LAYER` is [B, slots, 2 d].
+        batch: B.
+        streams: [R], the streams of a step's sentences.
+        rows, slots: [N], stream and slot of each token.
+        first: [R], the first slot in use.
+        size, end: slots for the longest possible sentence, and for the longest one so far.
+    """
+
+    state: dict[str, Tensor]
+    batch: int
+    streams: Tensor
+    rows: Tensor
+    slots: Tensor
+    first: Tensor
+    size: int
+    end: int
+
+    def attend(self, layer: int, qkv: Tensor, sequences: Ragged, heads: int) -> Tensor:
+        """Causal attention of the new tokens [N, 3 d] to their sentence so far, [N, d]. Sequences are one group."""
+        name = f"self.{layer}"
+        q, kv = qkv.split((qkv.shape[1] // 3, qkv.shape[1] * 2 // 3), dim=-1)
+        slots = self.state.get(name)
+        if slots is None:
+            slots = kv.new_zeros(self.batch, self.size, kv.shape[1])
+        put = slots.index_put if torch.is_grad_enabled() else slots.index_put_
+        slots = self.state[name] = put((self.rows, self.slots), kv)
+        k, v = (split_heads(x, heads) for x in slots[self.streams, : self.end].chunk(2, dim=-1))
+        ((query,),) = sequences.pad(q, heads)
+        slot, last = torch.arange(self.end, device=q.device), self.slots[sequences.index].view(*sequences.shapes[0], 1)
+        seen = (slot <= last) & (slot >= self.first[:, None, None])
+        return sequences.unpad([attend(query, k, v, attn_mask=seen[:, None])])
+
+
+class SelfAttention(nn.Module):
+    """Causal attention among the tokens of one sentence (section 2.2)."""
+
+    def __init__(self, config: ThoughtGestaltConfig, layer: int) -> None:
+        super().__init__()
+        self.layer, self.heads, self.dropout = layer, config.num_attention_heads, config.attention_dropout
+        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
+        self.out = ResidualLinear(config.hidden_size, config.hidden_size)
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        return self.out(self._attend(self.qkv(x), step))
+
+    @torch.compiler.disable
+    def _attend(self, qkv: Tensor, step: Step) -> Tensor:
+        if step.cache is not None:
+            return step.cache.attend(self.layer, qkv, step.sequences, self.heads)
+        return causal_attention(qkv, step.sequences, self.heads, self.dropout if self.training else 0.0)
+
+
+class CrossAttention(nn.Module):
+    """The gated read of the memory (section 2.2). A sentence with an empty memory reads exactly zero."""
+
+    def __init__(self, config: ThoughtGestaltConfig, layer: int) -> None:
+        super().__init__()
+        self.layer, self.heads, self.dropout = layer, config.num_attention_heads, config.attention_dropout
+        self.query = nn.Linear(config.hidden_size, config.hidden_size)
+        self.key_value = nn.Linear(config.hidden_size, 2 * config.hidden_size)  # applied by `MemoryMap`
+        self.out = ResidualLinear(config.hidden_size, config.hidden_size)
+        self.gate = nn.Parameter(torch.empty(1))
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        read = self.gate * self.out(self._attend(self.query(x), step))
+        return read if step.has_memory is None else torch.where(step.has_memory, read, 0.0)
+
+    @torch.compiler.disable
+    def _attend(self, q: Tensor, step: Step) -> Tensor:
+        keys, values = step.memory[self.layer]
+        if step.attention is not None:
+            step.attention.append(self._weights(q, keys, step))
+        dropout = self.dropout if self.training else 0.0
+        return reading_attention(q, keys, values, step.used, step.sequences, self.heads, dropout)
+
+    def _weights(self, q: Tensor, keys: Tensor, step: Step) -> Tensor:
+        """[N, m], the mean over heads of the attention weights, for traces. Sequences are one group."""
+        ((query,),) = step.sequences.pad(q, self.heads)
+        scores = query @ split_heads(keys, self.heads).transpose(-1, -2)
+        if step.used is not None:
+            scores = scores.masked_fill(~step.used[:, None, None], -math.inf)
+        weights = (scores / math.sqrt(q.shape[-1] / self.heads)).softmax(-1).mean(1)
+        return weights.flatten(0, 1)[step.sequences.place]
+
+
+class MLP(nn.Module):
+    def __init__(self, config: ThoughtGestaltConfig) -> None:
+        super().__init__()
+        self.gated = config.activation == "swiglu"
+        self.up = nn.Linear(config.hidden_size, config.mlp_width * (2 if self.gated else 1))
+        self.out = ResidualLinear(config.mlp_width, config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.gated:
+            return self.out(F.gelu(self.up(x)))
+        gate, up = self.up(x).chunk(2, dim=-1)
+        return self.out(F.silu(gate) * up)
+
+
+class Block(nn.Module):
+    """Pre-norm attention and MLP. A block attends to the sentence, to the memory (Figure 3), or to both (Table 1)."""
+
+    def __init__(self, config: ThoughtGestaltConfig, layer: int) -> None:
+        super().__init__()
+        self.layout, self.dropout = config.attention_layout, config.residual_dropout
+        self.reads = layer in config.cross_layers
+        self.attends = not self.reads or self.layout != "alternate"
+        if self.attends:
+            self.attention_norm = nn.LayerNorm(config.hidden_size)
+            self.attention = SelfAttention(config, layer)
+        if self.reads:
+            self.memory_norm = nn.LayerNorm(config.hidden_size)
+            self.memory_attention = CrossAttention(config, layer)
+        self.mlp_norm = nn.LayerNorm(config.hidden_size)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        """[N, d] to [N, d]."""
+        if self.layout == "parallel":
+            x = x + self._attend(x, step) + self._read(x, step)
+        elif self.layout == "cross_self":
+            x = x + self._read(x, step)
+            x = x + self._attend(x, step)
+        else:
+            if self.attends:
+                x = x + self._attend(x, step)
+            if self.reads:
+                x = x + self._read(x, step)
+        return x + F.dropout(self.mlp(self.mlp_norm(x)), self.dropout, self.training)
+
+    def _attend(self, x: Tensor, step: Step) -> Tensor:
+        return F.dropout(self.attention(self.attention_norm(x), step), self.dropout, self.training)
+
+    def _read(self, x: Tensor, step: Step) -> Tensor:
+        return F.dropout(self.memory_attention(self.memory_norm(x), step), self.dropout, self.training)
+
+
+class SentenceHead(nn.Module):
+    """s_t = W_sent h_EOS (section 2.2), after dropout (B.2); `normalized` norms its input and makes s_t unit length.
+
+    The norm has no weights: the linear map after it includes them.
+    """
+
+    def __init__(self, config: ThoughtGestaltConfig) -> None:
+        super().__init__()
+        self.normalized = config.sentence_head == "normalized"
+        self.linear = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, h: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
+        """[R, d] to the vectors [R, d] and their lengths [R] before normalisation."""
+        if self.normalized:
+            h = F.layer_norm(h, h.shape[-1:])
+        s = self.linear(F.dropout(h, dropout, self.training))
+        s = s.to(torch.promote_types(s.dtype, torch.float32))
+        norm = s.norm(dim=-1)
+        return (s / norm.clamp(min=1e-6)[:, None] if self.normalized else s), norm

@@ -1,0 +1,160 @@
+"""The modules of Thoughtbubbles: blocks that weight streams by their scores, and the decision to fork.
+
+Letters in shapes: B rows of N streams, d hidden size.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mentalese.errors import InputError
+from mentalese.families.thoughtbubbles.config import ThoughtbubblesConfig
+from mentalese.models.hf import ResidualLinear
+from mentalese.nn.attention import add_weighted, attend_with_scores, flex_attention_with_scores, with_scores
+from mentalese.nn.rotary import rotate
+
+LOWEST = -20.0  # log probability of a decision
+UNKNOWN = 1.0  # threshold before training: not a log probability
+CALIBRATION = 0.02  # share of the way to a batch's threshold that one training step moves
+
+
+@dataclass
+class StreamState:
+    """What the blocks between two forks share.
+
+    Attributes:
+        cos, sin: [1 or B, 1, N, d_h / 2].
+        scores: float32 [B, N], log p; `None` if all streams have weight 1.
+        mask: bool [B, 1, N, m], what each stream sees, if a cache is in use; `None`: every place sees those before it.
+        past: streams of earlier calls; `cache` contains their keys and values, `k.LAYER` and `v.LAYER`,
+            [B, heads, room, d_h (+ 1)].
+        attention: [B, N, N] per block, mean over heads, if a trace was asked for.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    scores: Tensor | None
+    mask: Tensor | None
+    past: int
+    cache: dict[str, Tensor] | None
+    attention: list[Tensor] | None
+
+
+class Attention(nn.Module):
+    """Eq. 8: softmax((Q K^T + log p) / scale) (V p), with rotary positions (section D)."""
+
+    def __init__(self, config: ThoughtbubblesConfig, layer: int) -> None:
+        super().__init__()
+        self.layer, self.heads = layer, config.num_attention_heads
+        self.overwrite = config.score_scale == "overwrite"
+        self.flex = config._attn_implementation == "flex_attention"
+        if self.flex and self.overwrite:
+            raise InputError("score_scale is 'overwrite', which flex_attention does not support: set one of the two")
+        width = config.hidden_size if config.score_scale == "model" and config.fork_layers else 0
+        self.scale = (width or config.hidden_size // config.num_attention_heads) ** -0.5
+        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
+        self.out = ResidualLinear(config.hidden_size, config.hidden_size)
+
+    def forward(self, x: Tensor, state: StreamState) -> Tensor:
+        """[B, N, d] to [B, N, d]."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        width = q.shape[-1]
+        q, k = rotate(q, state.cos, state.sin), rotate(k, state.cos, state.sin)
+        plain = state.cache is None and state.attention is None
+        if self.flex and plain and state.scores is not None:
+            out = flex_attention_with_scores(q, k, v, state.scores, scale=self.scale)
+            return self.out(out.transpose(1, 2).flatten(2))
+        if state.scores is not None:
+            q, k, v = with_scores(q, k, v, state.scores, overwrite=self.overwrite)
+        if state.cache is not None:
+            k, v = (self._append(state, name, new) for name, new in (("k", k), ("v", v)))
+        if state.attention is not None:
+            state.attention.append(self._weights(q, k))
+        return self.out(attend_with_scores(q, k, v, width, scale=self.scale, attn_mask=state.mask))
+
+    def _append(self, state: StreamState, name: str, new: Tensor) -> Tensor:
+        """All keys or values so far, [B, heads, m, d_h (+ 1)]."""
+        name, past, end = f"{name}.{self.layer}", state.past, state.past + new.shape[2]
+        assert state.cache is not None
+        old = state.cache.get(name)
+        if old is None or old.shape[2] < end or new.requires_grad:
+            # Room for twice the length, so that most steps copy nothing; tensors with a gradient are not overwritten.
+            room = new.new_empty(*new.shape[:2], 0 if new.requires_grad else end, new.shape[3])
+            state.cache[name] = torch.cat((*(() if old is None else (old[:, :, :past],)), new, room), dim=2)
+        else:
+            old[:, :, past:end] = new
+        return state.cache[name][:, :, :end]
+
+    def _weights(self, q: Tensor, k: Tensor) -> Tensor:
+        """[B, N, N], mean over heads, for traces."""
+        logits = self.scale * (q @ k.transpose(-1, -2)).float()
+        causal = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        return logits.masked_fill(~causal, -math.inf).softmax(-1).mean(1)
+
+
+class MLP(nn.Module):
+    def __init__(self, config: ThoughtbubblesConfig) -> None:
+        super().__init__()
+        self.approximate = "tanh" if config.activation == "gelu_tanh" else "none"
+        self.up = nn.Linear(config.hidden_size, 4 * config.hidden_size)
+        self.out = ResidualLinear(4 * config.hidden_size, config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(F.gelu(self.up(x), approximate=self.approximate))
+
+
+class Block(nn.Module):
+    """Eq. 9, 10: pre-norm attention and MLP, each weighted by a stream's score."""
+
+    def __init__(self, config: ThoughtbubblesConfig, layer: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.attention = Attention(config, layer)
+        self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, state: StreamState) -> Tensor:
+        """[B, N, d] to [B, N, d]."""
+        x = self._write(x, self.attention(self.attention_norm(x), state), state)
+        return self._write(x, self.mlp(self.mlp_norm(x)), state)
+
+    @staticmethod
+    def _write(x: Tensor, update: Tensor, state: StreamState) -> Tensor:
+        return x + update if state.scores is None else add_weighted(x, update, state.scores)
+
+
+class ForkDecision(nn.Module):
+    """Eq. 1 to 3 in log space: log p_cum plus the log probabilities of forking and of keeping.
+
+    `threshold` is the running mean of the lowest log score that the top-k keeps (ours).
+    """
+
+    threshold: Tensor
+
+    def __init__(self, config: ThoughtbubblesConfig) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.decide = nn.Linear(config.hidden_size, 2, bias=config.fork_bias_init is not None)
+        self.embedding = nn.Parameter(torch.empty(config.hidden_size))
+        self.register_buffer("threshold", torch.tensor(UNKNOWN))
+
+    def forward(self, x: Tensor, scores: Tensor | None) -> Tensor:
+        """[B, N, d] and float32 [B, N] to float32 [B, 2 N], each stream's fork before the stream."""
+        decisions = F.logsigmoid(self.decide(self.norm(x)).float()).clamp(min=LOWEST)
+        return (decisions if scores is None else decisions + scores[..., None]).flatten(1)
+
+    @torch.no_grad()
+    def calibrate(self, lowest: Tensor) -> None:
+        """Moves the threshold towards a batch's, `lowest` (scalar); the same on all ranks."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            lowest = lowest.clone()
+            torch.distributed.all_reduce(lowest)
+            lowest /= torch.distributed.get_world_size()
+        moved = self.threshold.float().lerp(lowest, CALIBRATION)
+        keeps = moved.isfinite() & (self.threshold != UNKNOWN)
+        self.threshold.copy_(torch.where(keeps, moved, lowest))

@@ -1,0 +1,90 @@
+"""Rows without their padding: a row's tokens move to its front, in order, and back again.
+
+Letters in shapes: B rows of `width` columns, N places in a packed row, as many as the longest row has tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mentalese.nn.loss import IGNORED
+
+
+def pack(keep: Tensor, size: int | None = None) -> tuple[Tensor, Tensor | None]:
+    """The columns [B, N] in which `keep` [B, width] is true, in order, and which places have one; `None`: all.
+
+    The places after a row's last one have other columns of the row.
+
+    Args:
+        size: N, if no row keeps more; else the most that a row keeps.
+    """
+    columns = (~keep).to(torch.uint8).sort(dim=1, stable=True).indices
+    counts = keep.sum(1)
+    size = int(counts.max()) if size is None else size
+    real = torch.arange(size, device=keep.device) < counts[:, None]
+    return columns[:, :size], None if bool(real.all()) else real
+
+
+@dataclass
+class PackedRows:
+    """Where the tokens of padded rows are. Padding can be anywhere: left, right or between tokens.
+
+    Attributes:
+        columns: [B, N], the column of each token; after a row's last token, columns of padding. `None`: there is no
+            padding, and packed rows are the rows.
+        lengths: [B], tokens of each row.
+        width: columns of a row.
+    """
+
+    columns: Tensor | None
+    lengths: Tensor
+    width: int
+
+    @classmethod
+    def of(cls, real: Tensor) -> PackedRows:
+        """Rows whose tokens are where `real` [B, width] is true; N is at least 1."""
+        lengths = real.sum(1)
+        columns = None if bool(real.all()) else pack(real, max(int(lengths.max()), 1))[0]
+        return cls(columns, lengths, real.shape[1])
+
+    @classmethod
+    def unpadded(cls, input_ids: Tensor) -> PackedRows:
+        """Rows [B, width] without padding; nothing is read back from the device."""
+        rows, width = input_ids.shape
+        return cls(None, torch.full((rows,), width, device=input_ids.device), width)
+
+    @property
+    def real(self) -> Tensor:
+        """bool [B, N], the places that have a token."""
+        places = self.width if self.columns is None else self.columns.shape[1]
+        return torch.arange(places, device=self.lengths.device) < self.lengths[:, None]
+
+    def gather(self, values: Tensor, padding: int | None = None) -> Tensor:
+        """Values of columns [B, width] packed: [B, N].
+
+        Args:
+            padding: the value after a row's last token; `None`: those of columns of padding.
+        """
+        if self.columns is None:
+            return values
+        values = values.gather(1, self.columns)
+        return values if padding is None else values.masked_fill(~self.real, padding)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Values of packed tokens [B, N, ..] in their columns, zero at padding: [B, width, ..]."""
+        if self.columns is None:
+            return values
+        shape = (*self.columns.shape, *(1,) * (values.ndim - 2))
+        values = values.masked_fill(~self.real.view(shape), 0)
+        out = values.new_zeros(len(values), self.width, *values.shape[2:])
+        return out.scatter(1, self.columns.view(shape).expand_as(values), values)
+
+    def targets(self, labels: Tensor) -> Tensor:
+        """What each packed token but the last predicts, from labels [B, width]: [B, N - 1], -100 for nothing.
+
+        A token predicts the next token of its row, whatever padding is between the two.
+        """
+        return self.gather(labels, IGNORED)[:, 1:]
