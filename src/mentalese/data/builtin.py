@@ -1,7 +1,7 @@
 """Built-in data: nothing is downloaded, nothing of other people's is shipped.
 
 `stdlib` is real English that comes with every CPython; the rest is generated, so that what is true in it is known:
-`families` here, `prosqa` in prosqa.py and `arithmetic` in arithmetic.py.
+`families` here, `prosqa` in prosqa.py, `arithmetic` in arithmetic.py and the tasks of the mechanism suite in suite/.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import random
 import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 
 from mentalese.data.arithmetic import arithmetic
-from mentalese.data.documents import Document, Kind
+from mentalese.data.documents import SPLITS, Document, Kind, Reader
 from mentalese.data.prosqa import prosqa, prosqa_small
+from mentalese.data.suite import TASKS, Task, task
+from mentalese.errors import InputError, nearest
 
 MIN_WORDS = 100
 FAMILIES_VERSION = 1
@@ -275,3 +277,30 @@ BUILTIN: dict[str, Builtin] = {
     "prosqa-small": Builtin("20,000 smaller ones, 2 or 3 steps among about 7 entities", "records", prosqa_small),
     "arithmetic": Builtin("10,000 generated word problems, 1 to 4 equations each", "records", arithmetic),
 }
+
+
+def open_builtin(spec: str) -> tuple[Kind, dict[str, Reader]]:
+    """What `builtin:SPEC` contains, and a reader for each split that is given.
+
+    Args:
+        spec: a name of `BUILTIN`, or a task of the suite, with options if there are any (`recall:distance=8,keys=4`).
+
+    Raises:
+        InputError: no such data, or no such option.
+    """
+    name, _, options = spec.partition(":")
+    if name in TASKS:
+        chosen = task(spec)
+        return chosen.kind, {split: partial(chosen.documents, split) for split in SPLITS}
+    if name not in BUILTIN:
+        raise InputError(f"data.source is 'builtin:{spec}': no such built-in data{nearest(name, [*BUILTIN, *TASKS])}")
+    if options:
+        raise InputError(f"data.source is 'builtin:{spec}': builtin:{name} has no options, remove {options!r}")
+    builtin = BUILTIN[name]
+    return builtin.kind, {"train": lambda: iter(builtin.documents())}
+
+
+def described() -> dict[str, str]:
+    """Every built-in source with its line for `mentalese list`."""
+    found: dict[str, Builtin | type[Task]] = {**BUILTIN, **TASKS}
+    return {f"builtin:{name}": source.description for name, source in found.items()}

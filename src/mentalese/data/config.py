@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mentalese.errors import require
+from mentalese.errors import InputError, require
+from mentalese.values import check_fields, shown
 
 AS_IT_IS: dict[str, Any] = {"text_column": None, "detokenizer": None}
 """Of `DataConfig`, where another source takes the place of a recipe's: these say how its own text is read."""
@@ -22,7 +23,8 @@ class DataConfig:
     Attributes:
         source: `builtin:NAME`, `file:PATH` (txt, jsonl, json or parquet, or a folder with train, validation and test
             files), `hub:NAME[@REVISION][:CONFIG[:SPLIT]]`, or a published set of questions: `gsm8k:PATH`,
-            `gsm8k-aug:PATH`, `hotpotqa:PATH`, `clutrr:PATH`.
+            `gsm8k-aug:PATH`, `hotpotqa:PATH`, `clutrr:PATH`. Texts from Python are `python:HASH`, see
+            `mentalese.as_source`.
         text_column: the column that holds the text; found by itself where the file has only one candidate.
         detokenizer: the format of a tokenised set that is to be read as running text (`mentalese.data.detokenizers`):
             bytes, and so bits a byte, are of the running text. `None`: read as it is.
@@ -43,6 +45,12 @@ class DataConfig:
     train_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.source, str):
+            raise InputError(
+                f"data.source is {shown(self.source)}: use the name of a source; texts from Python get one from "
+                "mentalese.as_source(texts)"
+            )
+        check_fields(self, "data")
         minimum, train_tokens = self.min_sentence_tokens, self.train_tokens
         require(minimum >= 1, "data.min_sentence_tokens", minimum, "set at least 1")
         require(train_tokens is None or train_tokens >= 1, "data.train_tokens", train_tokens, "set 1 or more, or None")
@@ -91,6 +99,7 @@ class EvaluationConfig:
     sample_tokens: int = 40
 
     def __post_init__(self) -> None:
+        check_fields(self, "evaluation")
         for name, least in (("context_length", 2), ("stride", 1), ("max_documents", 1)):
             value = getattr(self, name)
             require(value is None or value >= least, f"evaluation.{name}", value, f"set at least {least}, or None")

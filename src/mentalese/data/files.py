@@ -115,7 +115,7 @@ def read_json_lines(path: Path) -> Iterator[Row]:
             where = f"{path}, line {number}"
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise InputError(f"{where} is not JSON ({error}): repair or remove it") from error
             if not isinstance(row, dict):
                 raise InputError(f"{where} is not a JSON object: give one object with named columns a line")
@@ -126,7 +126,7 @@ def _read_json_list(path: Path) -> Iterator[Row]:
     try:
         with open_text(path) as file:
             rows = json.load(file)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise InputError(f"{path} is not JSON ({error}): repair it, or call it .jsonl if each line is a row") from error
     if not isinstance(rows, list):
         raise InputError(f"{path} is no JSON list: give a list of objects, or .jsonl with one object a line")

@@ -1,9 +1,10 @@
-"""Prompts as token ids: shared by the layouts, which say what comes around a text."""
+"""Prompts as tokens, of which layouts build rows: for `Saved`, and for the tokenizer in a model's folder."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain, islice
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,43 +44,112 @@ def pad_left(rows: Sequence[Sequence[int]], pad: int) -> Batch:
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def text_ids(
-    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, mask_token_id: int | None = None
-) -> list[list[int]]:
-    """Token ids of texts; `<|mask|>` becomes `mask_token_id`, with the spaces before it, unless that is `None`."""
-    backend = corpus_encoder(tokenizer)
-    return [_masked_ids(text, backend, mask_token_id) for text in texts]
+Span = tuple[int, int]
 
 
-def _masked_ids(text: str, backend: Tokenizer, mask_token_id: int | None) -> list[int]:
-    if mask_token_id is None:
-        return backend.encode(text, add_special_tokens=False).ids
-    *before, last = text.split(MASK)
-    pieces = [backend.encode(piece.rstrip(" "), add_special_tokens=False).ids for piece in before]
-    masked = list(chain.from_iterable([*piece, mask_token_id] for piece in pieces))
-    return masked + backend.encode(last, add_special_tokens=False).ids
+@dataclass
+class TextRow:
+    """The tokens of one text.
+
+    Attributes:
+        ids: [length].
+        spans: [length], the characters [start, end) of the text that each token is for; `None` for markers.
+    """
+
+    ids: list[int]
+    spans: list[Span | None]
+
+    @classmethod
+    def of_markers(cls, *ids: int) -> TextRow:
+        return cls([*ids], [None] * len(ids))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __add__(self, other: TextRow) -> TextRow:
+        return TextRow(self.ids + other.ids, self.spans + other.spans)
+
+    def __iadd__(self, other: TextRow) -> TextRow:
+        self.ids += other.ids
+        self.spans += other.spans
+        return self
+
+    def __getitem__(self, part: slice) -> TextRow:
+        return TextRow(self.ids[part], self.spans[part])
+
+    def around(self) -> tuple[int, int]:
+        """How many markers come before the text and after it; all of a row without text come before it."""
+        text = [i for i, span in enumerate(self.spans) if span is not None]
+        return (text[0], len(self) - 1 - text[-1]) if text else (len(self), 0)
 
 
-def open_sentences(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> list[list[int]]:
-    """Each text as `BOS .. EOS BOS ..`, its sentences as in the store; the last one is left open, so that the model
-    decides whether it continues."""
-    encoder, special = SentenceEncoder(tokenizer, data), special_token_ids(tokenizer)
-    bos, eos = special["sentence_start_token_id"], special["sentence_end_token_id"]
-    return [_open_sentences(text, encoder, bos, eos) for text in texts]
+class PromptEncoder:
+    """Texts as rows of tokens, from which layouts build prompts.
 
+    Args:
+        data: how texts are split into sentences.
+        mask_token_id: what each `<|mask|>` becomes, with the spaces before it; `None`: plain text.
+        backend: encodes text; `None`: one that reads a marker's name as plain text.
+    """
 
-def _open_sentences(text: str, encoder: SentenceEncoder, bos: int, eos: int) -> list[int]:
-    pieces = [encoder.backend.encode(piece, add_special_tokens=False).ids for piece in encoder.split(text)]
-    ids = list(chain.from_iterable(pieces))
-    if encoder.whole or encoder.fixed:
-        lengths = [encoder.fixed or len(ids)] * -(-len(ids) // (encoder.fixed or len(ids)))
-    else:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        data: DataConfig,
+        mask_token_id: int | None = None,
+        backend: Tokenizer | None = None,
+    ) -> None:
+        self.tokenizer, self.data, self.mask_token_id = tokenizer, data, mask_token_id
+        self.backend = corpus_encoder(tokenizer) if backend is None else backend
+
+    @cached_property
+    def _sentences(self) -> SentenceEncoder:
+        return SentenceEncoder(self.tokenizer, self.data)
+
+    def text(self, text: str) -> TextRow:
+        """A text without anything around it."""
+        if self.mask_token_id is None:
+            return self._piece(text, 0)
+        row, start = TextRow([], []), 0
+        *before, last = text.split(MASK)
+        for piece in before:
+            written, end = piece.rstrip(" "), start + len(piece) + len(MASK)
+            row += self._piece(written, start) + TextRow([self.mask_token_id], [(start + len(written), end)])
+            start = end
+        return row + self._piece(last, start)
+
+    def sentences(self, text: str) -> TextRow:
+        """`BOS .. EOS BOS ..`, sentences as in the store; the last one is left open, so that the model decides whether
+        it continues."""
+        encoder, special = self._sentences, special_token_ids(self.tokenizer)
+        bos, eos = special["sentence_start_token_id"], special["sentence_end_token_id"]
+        pieces, start = [], 0
+        for sentence in encoder.split(text):
+            pieces.append(self._piece(sentence, start))
+            start += len(sentence)
+        row = TextRow([], [])
+        for piece in pieces:
+            row += piece
+        if not len(row):
+            return TextRow.of_markers(bos)
+        stream, start = TextRow([], []), 0
+        for length in self._lengths([len(piece) for piece in pieces], row.ids):
+            stream += TextRow.of_markers(bos) + row[start : start + length] + TextRow.of_markers(eos)
+            start += length
+        return stream[:-1]
+
+    def _lengths(self, pieces: list[int], ids: list[int]) -> list[int]:
+        """Tokens per sentence of pieces with these lengths, the last one beyond what there is if it may continue."""
+        encoder = self._sentences
+        if encoder.whole or encoder.fixed:
+            size = encoder.fixed or len(ids)
+            return [size] * -(-len(ids) // size)
         # The last sentence may be a beginning: it counts as long enough, or it would join the one before.
-        missing = max(0, encoder.minimum - len(pieces[-1]))
+        missing = max(0, encoder.minimum - pieces[-1])
         may_cut = np.append(encoder.may_cut(np.array(ids)), np.zeros(missing, dtype=bool))
-        lengths = [*map(len, pieces[:-1]), len(pieces[-1]) + missing]
-        lengths, _, _ = cut_and_merge(lengths, may_cut, minimum=encoder.minimum, cap=encoder.cap)
-    stream, rest = [], iter(ids)
-    for length in lengths:
-        stream += [bos, *islice(rest, length), eos]
-    return stream[:-1]
+        lengths = [*pieces[:-1], pieces[-1] + missing]
+        return cut_and_merge(lengths, may_cut, minimum=encoder.minimum, cap=encoder.cap)[0]
+
+    def _piece(self, text: str, start: int) -> TextRow:
+        encoding = self.backend.encode(text, add_special_tokens=False)
+        return TextRow(encoding.ids, [(start + first, start + end) for first, end in encoding.offsets])

@@ -12,25 +12,30 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from mentalese.data.builtin import BUILTIN
+from mentalese.data.builtin import open_builtin
 from mentalese.data.detokenizers import check_detokenizer, detokenize
 from mentalese.data.documents import SPLITS, Document, Kind, Reader, Source, record
-from mentalese.data.files import HEADING, SPLIT_ALIASES, Row, join_lines, row_reader, split_files, text_reader
+from mentalese.data.files import HEADING, Row, join_lines, row_reader, split_files, text_reader
+from mentalese.data.hub import hub_rows
+from mentalese.data.memory import KIND, row_readers
 from mentalese.data.reasoning import PUBLISHED
-from mentalese.errors import InputError, nearest
+from mentalese.errors import InputError
 
 _SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 _RECORD = ("question", "steps", "answer")
 _LONG_TEXT = 100
 
 
-def open_source(spec: str, *, text_column: str | None = None, detokenizer: str | None = None) -> Source:
+def open_source(
+    spec: str, *, text_column: str | None = None, detokenizer: str | None = None, whole: bool = False
+) -> Source:
     """Opens and checks a source.
 
     Args:
         spec: `builtin:NAME`, `file:PATH` or `hub:NAME[@REVISION][:CONFIG[:SPLIT]]`, CONFIG empty for the only one, all
-            splits unless one is named; for published sets of questions (`reasoning.py`) `gsm8k:PATH`,
-            `gsm8k-aug:PATH`, `hotpotqa:PATH` or `clutrr:PATH`.
+            splits unless one is named (`train[:N]`: its first N rows); for published sets of questions (`reasoning.py`)
+            `gsm8k:PATH`, `gsm8k-aug:PATH`, `hotpotqa:PATH` or `clutrr:PATH`; or what `as_source` returns for texts
+            from Python.
             PATH is a txt, jsonl, json (a list of rows) or parquet file, the JSON ones in gzip too, or a folder with
             files called train, validation and test (`valid`, `val`, `dev`, `train-00000.parquet`; where none is
             called so, `prosqa_valid.json.gz` too). A folder without train has the splits it has.
@@ -42,22 +47,37 @@ def open_source(spec: str, *, text_column: str | None = None, detokenizer: str |
         text_column: the column that holds the text. By default `text`, or else the only one with strings, or else
             the only one with long strings (100 characters and more on average).
         detokenizer: the format of texts that are to be read as running text, one of `DETOKENIZERS`.
+        whole: read a source that has no splits, to score all of it: it becomes the one split `test`.
 
     Raises:
-        InputError: no such source, column or format, a file that is missing, empty, binary or malformed, or a format
-            for records.
+        InputError: no such source, column or format, a file that is missing, empty, binary or malformed, a format
+            for records, or splits in what is to be read as a whole.
     """
+    if "\0" in spec or any("\ud800" <= character <= "\udfff" for character in spec):
+        raise InputError(f"data.source is {spec!r}: use a name in Unicode, without the character 0")
     if detokenizer is not None:
         check_detokenizer(detokenizer)
     kind, _, rest = spec.partition(":")
     if rest and kind in PUBLISHED:
         _check_text(spec, "records", detokenizer)
+        if whole:
+            raise InputError(f"split is 'all': {spec} has splits of its own, set one of {', '.join(SPLITS)}")
         return PUBLISHED[kind](spec, Path(rest).expanduser())
     holds, readers = _open(spec, text_column)
     _check_text(spec, holds, detokenizer)
     if detokenizer is not None:
         readers = {split: _detokenized(reader, detokenizer) for split, reader in readers.items()}
+    if whole:
+        if len(readers) > 1:
+            raise InputError(f"split is 'all': {spec} has splits of its own, set one of {', '.join(readers)}")
+        readers = {"test": next(iter(readers.values()))}
     return Source(spec, holds, readers)
+
+
+def is_one_text(spec: str) -> bool:
+    """Whether a source is one file, or one set of texts from Python, and has no splits of its own."""
+    kind, _, rest = spec.partition(":")
+    return Path(rest).expanduser().is_file() if kind == "file" else kind == KIND and set(row_readers(spec)) == {"train"}
 
 
 def _check_text(spec: str, kind: Kind, detokenizer: str | None) -> None:
@@ -72,14 +92,13 @@ def _detokenized(reader: Reader, detokenizer: str) -> Reader:
 def _open(spec: str, text_column: str | None) -> tuple[Kind, dict[str, Reader]]:
     kind, _, rest = spec.partition(":")
     if kind == "builtin":
-        if rest not in BUILTIN:
-            raise InputError(f"data.source is {spec!r}: no such built-in data{nearest(rest, BUILTIN)}")
-        builtin = BUILTIN[rest]
-        return builtin.kind, {"train": lambda: iter(builtin.documents())}
+        return open_builtin(rest)
     if kind == "file" and rest:
         return _open_files(spec, Path(rest).expanduser(), text_column)
     if kind == "hub" and rest:
-        return _open_hub(spec, rest, text_column)
+        return _open_rows(spec, {split: [rows] for split, rows in hub_rows(spec).items()}, text_column)
+    if kind == KIND:
+        return _open_rows(spec, {split: [rows] for split, rows in row_readers(spec).items()}, text_column)
     if kind == "store":
         raise InputError(f"data.source is {spec!r}: a prepared store holds tokens, no text; give the text's source")
     remedy = f"write file:{spec}" if Path(spec).exists() else "give builtin:NAME, file:PATH, hub:NAME or store:FOLDER"
@@ -103,27 +122,6 @@ def _open_files(spec: str, path: Path, text_column: str | None) -> tuple[Kind, d
 def _chain(readers: Iterable[Reader]) -> Reader:
     parts = list(readers)
     return lambda: (document for part in parts for document in part())
-
-
-def _open_hub(spec: str, name: str, text_column: str | None) -> tuple[Kind, dict[str, Reader]]:
-    import datasets
-
-    name, _, place = name.partition(":")
-    name, _, revision = name.partition("@")
-    config, _, split = place.partition(":")
-    try:
-        found = datasets.load_dataset(name, config or None, split=split or None, revision=revision or None)
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(f"data.source is {spec!r}: the hub's data set cannot be had ({reason})") from error
-    splits = {SPLIT_ALIASES.get(own, own): rows for own, rows in ({split: found} if split else found).items()}
-    if not set(splits) & set(SPLITS):
-        raise InputError(f"data.source is {spec!r}: it has no {', '.join(SPLITS)} split, only {', '.join(splits)}")
-
-    def reader(split: str) -> Callable[[], Iterator[Row]]:
-        return lambda: ((f"{spec}, {split} row {i}", row) for i, row in enumerate(splits[split], 1))
-
-    return _open_rows(spec, {split: [reader(split)] for split in SPLITS if split in splits}, text_column)
 
 
 def _open_rows(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from mentalese.data.tokenizers import (
     tokenizer_fingerprint,
 )
 from mentalese.errors import InputError
-from mentalese.files import sha256, whole_folder
+from mentalese.files import cache_dir, sha256, whole_folder
 from mentalese.screen import progress
 
 FORMAT_VERSION = 1
@@ -62,6 +61,19 @@ class Split:
     document_segments: np.ndarray
     document_bytes: np.ndarray
 
+    def select(self, documents: np.ndarray) -> Split:
+        """The documents of this mask, bool [n]; a copy in memory."""
+        tokens, segments = np.diff(self.documents), np.diff(self.document_segments)
+        kept = np.repeat(documents, segments)
+        starts = [0]
+        return Split(
+            tokens=self.tokens[np.repeat(documents, tokens)],
+            documents=np.concatenate([starts, np.cumsum(tokens[documents])]),
+            segments=np.concatenate([starts, np.cumsum(np.diff(self.segments)[kept])]),
+            document_segments=np.concatenate([starts, np.cumsum(segments[documents])]),
+            document_bytes=self.document_bytes[documents],
+        )
+
     def head(self, tokens: int) -> Split:
         """The first whole documents, as many as it takes to hold `tokens` tokens, or all there are."""
         count = min(int(np.searchsorted(self.documents, tokens)), len(self.document_bytes))
@@ -82,11 +94,6 @@ class TokenStore:
     folder: Path
     meta: dict[str, Any]
     splits: dict[str, Split]
-
-
-def cache_dir() -> Path:
-    """`$MENTALESE_CACHE`, or `~/.cache/mentalese`: trained tokenizers and token stores."""
-    return Path(os.environ.get("MENTALESE_CACHE") or Path.home() / ".cache" / "mentalese").expanduser()
 
 
 def open_store(folder: Path | str, *, verify: bool = True) -> TokenStore:
@@ -127,6 +134,7 @@ def prepare(
     *,
     out: Path | None = None,
     to_train: bool = True,
+    whole: bool = False,
     show: bool = True,
 ) -> tuple[TokenStore, PreTrainedTokenizerFast]:
     """The token store and the tokenizer that `config` asks for; reused if inputs and settings are the same.
@@ -137,12 +145,15 @@ def prepare(
         layout: what reads the store: whether it needs questions, sentences or tokens for latents. `None`: plain text.
         out: the store's folder; by default one under `cache_dir()`, named by all that goes into it.
         to_train: whether there must be something to train on; without, the store has the splits that the source has.
+        whole: a source without splits becomes the one split `test`, see `open_source`.
 
     Raises:
         InputError: bad input, found before anything is written; `out` holds something else; the disk is full.
     """
     layout = layout or Packed()
     if config.source.startswith("store:"):
+        if whole:
+            raise InputError(f"split is 'all': {config.source} has splits of its own, set one of them")
         return _open_prepared(config, layout, to_train)
     if out is not None and out.exists() and not (out / "meta.json").is_file() and (out.is_file() or any(out.iterdir())):
         raise InputError(f"{out} holds something else than a token store: choose another folder")
@@ -150,7 +161,7 @@ def prepare(
     if (fixed_length(config.sentences) or 0) > cap:
         raise InputError(f"data.sentences is {config.sentences!r}: give at most data.max_sentence_tokens ({cap})")
     _, splitter = open_splitter(config.sentences)
-    source = _open_source(config)
+    source = _open_source(config, whole)
     _check_kind(config, layout, source.kind)
     if to_train:
         source.size("train")  # checks
@@ -175,7 +186,26 @@ def prepare(
     if store.meta["key"] != key:
         raise InputError(f"{folder} holds a token store of other data or settings: choose another folder")
     _check_parts(store, config, layout)
-    return store, add_markers(tokenizer, latents=layout.questions)
+    return _fitting(store, layout), add_markers(tokenizer, latents=layout.questions)
+
+
+def _fitting(store: TokenStore, layout: Layout) -> TokenStore:
+    """The store without the documents that the layout leaves out; `meta["left_out"]` counts them by split."""
+    masks = {name: layout.fitting(split) for name, split in store.splits.items()}
+    left_out = {name: int((~mask).sum()) for name, mask in masks.items() if mask is not None and not mask.all()}
+    if not left_out:
+        return store
+    splits = dict(store.splits)
+    for name, count in left_out.items():
+        mask = masks[name]
+        assert mask is not None
+        if count == len(mask):
+            raise InputError(
+                f"layout.sequence_length is {layout.sequence_length}: every document of {name} is longer and would be "
+                "left out; set a larger one"
+            )
+        splits[name] = splits[name].select(mask)
+    return TokenStore(store.folder, store.meta | {"left_out": left_out}, splits)
 
 
 def _check_kind(config: DataConfig, layout: Layout, kind: str) -> None:
@@ -222,6 +252,11 @@ def report(store: TokenStore, *, sentences: bool) -> list[str]:
     for name, what, how in told:
         if count := sum(split.get(name, 0) for split in store.meta["counts"].values()):
             lines.append(f"{count:,} {what}{' was' if count == 1 else 's were'} {how}")
+    for split, count in store.meta.get("left_out", {}).items():
+        lines.append(
+            f"{count:,} of {store.meta['counts'][split]['documents']:,} questions of {split} were left out: "
+            "they are longer than layout.sequence_length"
+        )
     return lines
 
 
@@ -232,8 +267,8 @@ def source_fingerprint(config: DataConfig) -> str:
     return _open_source(config).fingerprint
 
 
-def _open_source(config: DataConfig) -> Source:
-    return open_source(config.source, text_column=config.text_column, detokenizer=config.detokenizer)
+def _open_source(config: DataConfig, whole: bool = False) -> Source:
+    return open_source(config.source, text_column=config.text_column, detokenizer=config.detokenizer, whole=whole)
 
 
 def _open_prepared(config: DataConfig, layout: Layout, to_train: bool) -> tuple[TokenStore, PreTrainedTokenizerFast]:
@@ -254,7 +289,7 @@ def _open_prepared(config: DataConfig, layout: Layout, to_train: bool) -> tuple[
     _check_kind(config, layout, store.meta["kind"])
     _check_parts(store, config, layout)
     tokenizer = load_pretrained_tokenizer(str(store.folder / "tokenizer"))
-    return store, add_markers(tokenizer, latents=layout.questions)
+    return _fitting(store, layout), add_markers(tokenizer, latents=layout.questions)
 
 
 def _checksum(content: dict[str, Any]) -> str:

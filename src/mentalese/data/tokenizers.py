@@ -39,6 +39,9 @@ them."""
 MASK = "<|mask|>"
 """What a prompt has where a model is to fill in a token. No tokenizer has it: its id is the model's `mask_token_id`."""
 
+NOTHING_ADDED = processors.TemplateProcessing(single="$A", pair="$A $B:1", special_tokens=[])
+"""The post-processor of a tokenizer that adds nothing to a text."""
+
 _TRAINING_VERSION = 1
 _TRAINING_BYTES = 20_000_000
 
@@ -103,7 +106,7 @@ def add_markers(tokenizer: PreTrainedTokenizerBase, *, latents: bool = False) ->
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_padding()
     backend.no_truncation()
-    backend.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B:1", special_tokens=[])
+    backend.post_processor = NOTHING_ADDED
     known = tokenizer.get_vocab()
     markers = [*MARKERS, *(marker for marker in LATENT_MARKERS.values() if latents or marker in known)]
     backend.add_special_tokens([AddedToken(marker, special=True, normalized=False) for marker in markers])
@@ -167,10 +170,14 @@ def load_pretrained_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """sha256 of all that decides which ids a text gets: vocabulary, merges, markers, normalisation, pre-tokenizer."""
+    """sha256 of all that decides which ids a text gets: vocabulary, merges, markers, normalisation, pre-tokenizer.
+
+    What comes around a text is not part of it: a model's tokenizer adds what its layout does.
+    """
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     for transient in ("truncation", "padding"):
         state.pop(transient)
+    state["post_processor"] = json.loads(NOTHING_ADDED.__getstate__())
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from typing import Any
 
 from mentalese.data.layouts.base import Layout, RowLayout
 from mentalese.data.layouts.packed import Marked, Packed, PerDocument
@@ -35,16 +36,16 @@ BROUGHT: list[Callable[[], dict[str, str]]] = []
 """Functions that return more layouts, kind -> `module:Class`; the registry adds that of all families."""
 
 
-def layout_class(kind: str | None) -> type[Layout]:
+def layout_class(kind: Any) -> type[Layout]:
     """The layout of this kind, a built-in one or a family's.
 
     Raises:
         InputError: no layout has this kind.
     """
-    if kind in _BUILT_IN:
+    if isinstance(kind, str) and kind in _BUILT_IN:
         return _BUILT_IN[kind]
     brought = {name: reference for more in BROUGHT for name, reference in more().items()}
-    if kind is None or kind not in brought:
+    if not isinstance(kind, str) or kind not in brought:
         known = [*_BUILT_IN, *brought]
         raise InputError(f"layout.kind is {kind!r}: use one of {', '.join(known)}{nearest(str(kind), known)}")
     module, _, name = brought[kind].partition(":")

@@ -12,12 +12,14 @@ import numpy as np
 from mentalese.data.packing import pack_rows
 from mentalese.data.rows import BOS, MARKER_NAMES, PAD, Rows, store_index
 from mentalese.errors import InputError, require
+from mentalese.values import check_fields
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from mentalese.data.batch import Batch
     from mentalese.data.config import DataConfig, EvaluationConfig
+    from mentalese.data.prompts import PromptEncoder, TextRow
     from mentalese.data.store import Split
 
 
@@ -46,6 +48,9 @@ class Layout(ABC):
     plain: ClassVar[bool] = False
     questions: ClassVar[bool] = False
     beginning: ClassVar[str] = "after the beginning-of-text token"
+
+    def __post_init__(self) -> None:
+        check_fields(self, "layout")
 
     # -- settings ------------------------------------------------------------------------------------------------------
 
@@ -88,6 +93,10 @@ class Layout(ABC):
         from mentalese.data.tokenizers import special_token_ids
 
         return special_token_ids(tokenizer, sentences=self.markers)
+
+    def fitting(self, split: Split) -> np.ndarray | None:
+        """bool [documents]: those that are read at all, in training and evaluation; `None`: all of them."""
+        return None
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
@@ -207,22 +216,24 @@ class Layout(ABC):
             InputError: a prompt without any text or not in Unicode, masks in a layout that has no place for them, or a
                 tokenizer that lacks a marker.
         """
-        from mentalese.data.prompts import check_prompts, pad_left
+        from mentalese.data.prompts import PromptEncoder, check_prompts, pad_left
 
         special = self.special_ids(tokenizer)
         check_prompts(texts, whole_sentences=self.markers and mask_token_id is not None)
-        return pad_left(self.prompt_ids(texts, tokenizer, data, mask_token_id), special["pad_token_id"])
+        encoder = PromptEncoder(tokenizer, data, mask_token_id)
+        return pad_left([self.prompt_row(text, encoder).ids for text in texts], special["pad_token_id"])
 
-    def prompt_ids(
-        self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, data: DataConfig, mask_token_id: int | None
-    ) -> list[list[int]]:
-        """The rows of `encode_prompts`: a document starts after EOD, as in training (another project's model reads its
+    def prompt_row(self, text: str, encoder: PromptEncoder) -> TextRow:
+        """A row of `encode_prompts`: a document starts after EOD, as in training (another project's model reads its
         own beginning of a text)."""
-        from mentalese.data.prompts import text_ids
+        from mentalese.data.prompts import TextRow
 
-        start = self.special_ids(tokenizer)["bos_token_id"]
-        texts = [self.prompt_text(text) for text in texts]
-        return [[start, *ids] for ids in text_ids(texts, tokenizer, mask_token_id)]
+        start = self.special_ids(encoder.tokenizer)["bos_token_id"]
+        return TextRow.of_markers(start) + encoder.text(self.prompt_text(text))
+
+    def chat_template(self, tokenizer: PreTrainedTokenizerBase) -> str | None:
+        """The template of `tokenizer.apply_chat_template`, for layouts of which a prompt is a message."""
+        return None
 
     # -- the protocol --------------------------------------------------------------------------------------------------
 
@@ -265,6 +276,7 @@ class RowLayout(Layout):
     changeable: ClassVar[tuple[str, ...]] = ("sequence_length", "batch_size")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.batch_size >= 1, "layout.batch_size", self.batch_size, "set at least 1")
         require(self.sequence_length >= 2, "layout.sequence_length", self.sequence_length, "set at least 2")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +12,8 @@ from mentalese.data.rows import Rows, document_windows, joined_windows, sentence
 from mentalese.errors import InputError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from mentalese.data.config import DataConfig, EvaluationConfig
+    from mentalese.data.prompts import PromptEncoder, TextRow
     from mentalese.data.store import Split
 
 
@@ -112,9 +110,5 @@ class Marked(Packed):
             "sentences": data.sentences,
         }
 
-    def prompt_ids(
-        self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, data: DataConfig, mask_token_id: int | None
-    ) -> list[list[int]]:
-        from mentalese.data.prompts import open_sentences
-
-        return open_sentences(texts, tokenizer, data)
+    def prompt_row(self, text: str, encoder: PromptEncoder) -> TextRow:
+        return encoder.sentences(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,9 +17,23 @@ if TYPE_CHECKING:
 
     from mentalese.data.batch import Batch
     from mentalese.data.config import DataConfig, EvaluationConfig
+    from mentalese.data.prompts import PromptEncoder, TextRow
     from mentalese.data.store import Split
 
 LATENT_NAMES = ("latent_start_token_id", "latent_token_id", "latent_end_token_id")
+
+_CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{%- if message['role'] != ('user', 'assistant')[loop.index0] -%}
+{{- raise_exception('this model answers one question: pass one message of the user, and perhaps its answer') -}}
+{%- elif message['role'] == 'user' -%}
+{{- message['content'].rstrip() + '\\n' -}}
+{%- else -%}
+{{- 'LATENTS' -}}{%- generation -%}{{- message['content'] + 'END' -}}{%- endgeneration -%}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- 'LATENTS' -}}{%- endif -%}
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +41,7 @@ class QuestionAnswer(RowLayout):
     """One question per row with its steps and its answer; what follows the question is predicted.
 
     Attributes:
-        sequence_length: the most tokens per row; longer questions are refused.
+        sequence_length: the most tokens per row.
         batch_size: questions per optimiser step, over all ranks and micro-batches.
         stage: the number of first steps that are left out, and above `stages` all of them (the curriculum of Coconut;
             phases raise it).
@@ -40,6 +53,8 @@ class QuestionAnswer(RowLayout):
         latents_per_step: latents between markers after the question, for each stage up to `stages`; `None`: neither
             latents nor markers.
         latents: the number of latents at every stage; `None`: `latents_per_step` counts.
+        too_long: what becomes of a longer record: `error` refuses the run; `skip` leaves out, of every split, each
+            record that with all of its steps and the most latents is longer, and says how many those are.
     """
 
     stage: int = 0
@@ -49,6 +64,7 @@ class QuestionAnswer(RowLayout):
     uniform_prob: float = 0.0
     latents_per_step: int | None = None
     latents: int | None = None
+    too_long: Literal["error", "skip"] = "error"
 
     kind = "qa"
     changeable = (*RowLayout.changeable, "stage", "latents", "uniform_prob")
@@ -64,6 +80,7 @@ class QuestionAnswer(RowLayout):
         require(smoothing is None or smoothing > 0, "layout.removal_smoothing", smoothing, "set a positive number")
         if smoothing is not None and self.removal != "tokens":
             raise InputError(f"layout.removal_smoothing is {smoothing}: it needs layout.removal 'tokens'")
+        require(self.too_long in ("error", "skip"), "layout.too_long", self.too_long, "set error or skip")
         if self.uniform_prob and self.removal == "tokens":
             raise InputError(f"layout.uniform_prob is {self.uniform_prob}: it draws stages of layout.removal 'steps'")
 
@@ -84,6 +101,12 @@ class QuestionAnswer(RowLayout):
             name: value for name, value in (("stage", stage), ("latents", latents)) if value is not None
         }
         return dataclasses.replace(self, **changes)
+
+    def fitting(self, split: Split) -> np.ndarray | None:
+        if self.too_long == "error":
+            return None
+        latents = max(self.latents_at(stage) for stage in {self.stage, self.stages}) + 2 if self.has_latents else 0
+        return np.diff(split.documents) + latents <= self.sequence_length
 
     def special_ids(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
         special = super().special_ids(tokenizer)
@@ -125,7 +148,7 @@ class QuestionAnswer(RowLayout):
         if longer:
             raise InputError(
                 f"layout.sequence_length is {self.sequence_length}: {longer} of {documents} questions are longer; set "
-                f"at least {int(rows.lengths.max())} or remove them"
+                f"at least {int(rows.lengths.max())}, or layout.too_long=skip to leave them out"
             )
         return rows
 
@@ -175,17 +198,23 @@ class QuestionAnswer(RowLayout):
         """A question is on a line of its own."""
         return f"{prompt.rstrip()}\n"
 
-    def prompt_ids(
-        self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, data: DataConfig, mask_token_id: int | None
-    ) -> list[list[int]]:
-        from mentalese.data.prompts import text_ids
+    def _latents(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """The latents of a question between their markers, if there are any."""
+        if not self.has_latents:
+            return []
+        first, latent, last = (self.special_ids(tokenizer)[name] for name in LATENT_NAMES)
+        return [first, *[latent] * self.latents_at(self.stage), last]
 
-        latents = []
-        if self.has_latents:
-            first, latent, last = (self.special_ids(tokenizer)[name] for name in LATENT_NAMES)
-            latents = [first, *[latent] * self.latents_at(self.stage), last]
-        texts = [self.prompt_text(text) for text in texts]
-        return [[*ids, *latents] for ids in text_ids(texts, tokenizer, mask_token_id)]
+    def prompt_row(self, text: str, encoder: PromptEncoder) -> TextRow:
+        from mentalese.data.prompts import TextRow
+
+        return encoder.text(self.prompt_text(text)) + TextRow.of_markers(*self._latents(encoder.tokenizer))
+
+    def chat_template(self, tokenizer: PreTrainedTokenizerBase) -> str:
+        """A question from the user, the latents, and the assistant's steps and answer, as in training."""
+        latents = "".join(tokenizer.convert_ids_to_tokens(self._latents(tokenizer)))
+        end = tokenizer.convert_ids_to_tokens(self.special_ids(tokenizer)["eos_token_id"])
+        return _CHAT_TEMPLATE.replace("LATENTS", latents).replace("END", end)
 
     def protocol(self, evaluation: EvaluationConfig, data: DataConfig) -> dict[str, Any]:
         return {

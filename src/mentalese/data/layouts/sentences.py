@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +13,8 @@ from mentalese.data.rows import Rows, sentence_streams
 from mentalese.errors import InputError, require
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from mentalese.data.config import DataConfig, EvaluationConfig
+    from mentalese.data.prompts import PromptEncoder, TextRow
     from mentalese.data.store import Split
 
 
@@ -41,6 +39,7 @@ class SentenceStreams(Layout):
     beginning = "sentences between markers, read with the model's memory of earlier sentences"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("max_sentences", "tokens_per_batch", "bucket_width"):
             require(getattr(self, name) >= 1, f"layout.{name}", getattr(self, name), "set at least 1")
 
@@ -76,9 +75,5 @@ class SentenceStreams(Layout):
             "sentences": data.sentences,
         }
 
-    def prompt_ids(
-        self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, data: DataConfig, mask_token_id: int | None
-    ) -> list[list[int]]:
-        from mentalese.data.prompts import open_sentences
-
-        return open_sentences(texts, tokenizer, data)
+    def prompt_row(self, text: str, encoder: PromptEncoder) -> TextRow:
+        return encoder.sentences(text)

@@ -1,0 +1,33 @@
+"""The mechanism suite: generated tasks whose best possible score is known, and that of models without a mechanism.
+
+One file per task; docs/tasks.md shows them side by side. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from mentalese.data.suite.base import Levels, Task, with_options
+from mentalese.data.suite.composition import Composition
+from mentalese.data.suite.expressions import Expressions
+from mentalese.data.suite.phrases import Phrases
+from mentalese.data.suite.reachability import Reachability
+from mentalese.data.suite.recall import Recall
+from mentalese.data.suite.topics import Topics
+from mentalese.errors import InputError, nearest
+
+__all__ = ["TASKS", "Levels", "Task", "task"]
+
+TASKS: dict[str, type[Task]] = {
+    task.name: task for task in (Topics, Recall, Reachability, Composition, Expressions, Phrases)
+}
+
+
+def task(spec: str) -> Task:
+    """A task by its name, with its options if there are any: `topics`, `recall:distance=8,keys=16`.
+
+    Raises:
+        InputError: no such task or option, or a value that an option cannot have.
+    """
+    name, _, options = spec.partition(":")
+    if name not in TASKS:
+        raise InputError(f"the task is {name!r}: use one of {', '.join(TASKS)}{nearest(name, TASKS)}")
+    return with_options(TASKS[name], options)

@@ -1,0 +1,234 @@
+"""What every task of the suite has: options, documents in three splits, and three computed levels."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from mentalese.data.documents import Document, Kind
+from mentalese.errors import InputError, nearest, require
+
+HELD_OUT = {"validation": 500, "test": 1000}
+"""Documents of the splits that are not trained on."""
+
+_SHARES = {"train": 0.8, "validation": 0.9, "test": 1.0}  # cumulative, of contents
+_BLOCK = 256
+
+
+@dataclass(frozen=True)
+class Levels:
+    """What a score on the test split of a task is measured by.
+
+    Attributes:
+        optimum: of the best possible model.
+        floor: of the best possible model without the mechanism that the task is about.
+        chance: of a model that has learned nothing (nats), or of the best constant answer (accuracy).
+        unit: `nats` per token, less is better; or `accuracy`, from 0 to 1.
+    """
+
+    optimum: float
+    floor: float
+    chance: float
+    unit: Literal["nats", "accuracy"]
+
+    def closed(self, score: float) -> float:
+        """The share of the gap between floor and optimum that a score closes; below 0 for scores under the floor."""
+        return (self.floor - score) / (self.floor - self.optimum)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(ABC):
+    """A task with its options, which are the fields. The same options give the same documents, everywhere.
+
+    Document i of a split does not depend on `count`. A change of what a task generates raises its `version`, which is
+    part of every random seed.
+
+    Attributes:
+        count: training documents; validation has 500, test 1,000.
+        seed: another one draws other documents.
+    """
+
+    count: int = 20_000
+    seed: int = 0
+
+    name: ClassVar[str]
+    version: ClassVar[int]
+    kind: ClassVar[Kind]
+    description: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        self.check("count", self.count >= 1, "set at least 1")
+
+    def check(self, option: str, condition: bool, remedy: str) -> None:
+        """Raises `InputError` unless an option is as it has to be."""
+        value = getattr(self, option)
+        shown = f"{value[0]}-{value[1]}" if isinstance(value, tuple) else value
+        require(condition, f"{option} of builtin:{self.name}", shown, remedy)
+
+    def check_range(self, option: str, least: int, most: int) -> None:
+        """Raises `InputError` unless an option is a number, or two, from `least` to `most`."""
+        value = getattr(self, option)
+        low, high = value if isinstance(value, tuple) else (value, value)
+        self.check(option, least <= low <= high <= most, f"set {least} to {most}")
+
+    def size(self, split: str) -> int:
+        """How many documents a split has."""
+        return self.count if split == "train" else HELD_OUT[split]
+
+    def documents(self, split: str) -> Iterator[Document]:
+        """The documents of a split, made as one goes."""
+        return islice(self.generate(split), self.size(split))
+
+    @abstractmethod
+    def generate(self, split: str) -> Iterator[Document]:
+        """The documents of a split without an end."""
+
+    @abstractmethod
+    def levels(self) -> Levels:
+        """The three levels on the documents of the test split."""
+
+    # -- what is random ------------------------------------------------------------------------------------------------
+
+    def key(self, *parts: object) -> str:
+        """What a random generator is seeded with."""
+        return " ".join(map(str, (self.name, self.version, self.seed, *parts)))
+
+    def owner(self, content: str) -> str:
+        """The split that a content belongs to, whatever the seed: 80% are for training, 10% each for the others."""
+        share = _number(f"{self.name} {content}") / 2**64
+        return next(split for split, bound in _SHARES.items() if share < bound)
+
+
+class MarkovText(Task):
+    """A task of text whose likelihoods are exact, as the tables that documents are drawn from are known.
+
+    Each word is one token for a `bpe` of enough tokens that is trained on the task.
+    """
+
+    kind = "text"
+
+    @property
+    @abstractmethod
+    def vocabulary(self) -> tuple[str, ...]:
+        """The words of all documents."""
+
+    @property
+    @abstractmethod
+    def visible(self) -> int:
+        """How many tokens the floor sees before the one that it predicts."""
+
+    @property
+    @abstractmethod
+    def sentence(self) -> int:
+        """Words per sentence."""
+
+    @property
+    def leading(self) -> tuple[str, ...]:
+        """Words that every document begins with, which cost nothing to predict."""
+        return ()
+
+    @abstractmethod
+    def sample(self, key: str, documents: int) -> np.ndarray:
+        """Indices of words, int64 [documents, length]."""
+
+    @abstractmethod
+    def log_marginal(self, ids: np.ndarray, start: int, stop: int) -> np.ndarray:
+        """log p(x_start .. x_{stop-1}), all other words of the document unknown; natural, float64 [documents]."""
+
+    def generate(self, split: str) -> Iterator[Document]:
+        words = [f" {word}" for word in self.vocabulary]
+        block = 0
+        while True:
+            for row in self.sample(self.key(split, block), _BLOCK).tolist():
+                text = [*(f" {word}" for word in self.leading), *(words[i] for i in row)]
+                yield Document.join("".join(text[i : i + self.sentence]) for i in range(0, len(text), self.sentence))
+            block += 1
+
+    def ids(self, split: str) -> np.ndarray:
+        """The words of a split's documents as indices, without the leading ones, int64 [documents, length]."""
+        index = {word: i for i, word in enumerate(self.vocabulary)}
+        skip = len(self.leading)
+        return np.array([[index[word] for word in document.text.split()[skip:]] for document in self.documents(split)])
+
+    def nats(self, ids: np.ndarray, visible: int) -> np.ndarray:
+        """-log p of each word given the last `visible` words before it; float64 [documents, length]."""
+        length = ids.shape[1]
+        found = np.empty(ids.shape)
+        for stop in range(1, length + 1):
+            start = max(0, stop - 1 - visible)
+            found[:, stop - 1] = self.log_marginal(ids, start, stop - 1) - self.log_marginal(ids, start, stop)
+        return found
+
+    def levels(self) -> Levels:
+        ids = self.ids("test")
+        words = ids.shape[1] + len(self.leading)
+        floor = float(self.nats(ids, self.visible).sum(1).mean()) / words
+        optimum = -float(self.log_marginal(ids, 0, ids.shape[1]).mean()) / words
+        return Levels(optimum, floor, float(np.log(len(self.vocabulary))), "nats")
+
+
+def uniforms(key: str, *shape: int) -> np.ndarray:
+    """Numbers in [0, 1) that depend on `key` alone; float64."""
+    return np.random.Generator(np.random.PCG64(_number(key))).random(shape)
+
+
+def draw(table: np.ndarray, chance: np.ndarray) -> np.ndarray:
+    """The index that each number in [0, 1) selects from its distribution.
+
+    Args:
+        table: probabilities [rows, outcomes]
+        chance: [rows]
+    """
+    below = np.cumsum(table, axis=1)[:, :-1] <= chance[:, None]
+    return below.sum(1)
+
+
+def _number(key: str) -> int:
+    """64 bits of sha256: Python's own hash differs by process."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
+
+
+def syllables(count: int) -> tuple[str, ...]:
+    """Made-up words of two letters, `ba` to `zu`; at most 100."""
+    return tuple(c + v for c in "bcdfghjklmnprstvwxyz" for v in "aeiou")[:count]
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+def with_options(task: type[Task], options: str) -> Task:
+    """The task with options as they are written in a source: `distance=8,keys=16`, a range as `hops=3-4`.
+
+    Raises:
+        InputError: no such option, one that is written twice, or a value that it cannot have.
+    """
+    fields = {field.name: field for field in dataclasses.fields(task)}
+    values: dict[str, Any] = {}
+    for written in filter(None, options.split(",")):
+        name, _, value = (part.strip() for part in written.partition("="))
+        where = f"data.source has the option {written!r}"
+        if name not in fields:
+            raise InputError(f"{where}: builtin:{task.name} has {', '.join(fields)}{nearest(name, fields)}")
+        if name in values:
+            raise InputError(f"{where}: {name} is set twice, remove one")
+        values[name] = _value(where, value, fields[name].default)
+    return task(**values)
+
+
+def _value(where: str, value: str, default: Any) -> Any:
+    """An option's value, of the type of its default."""
+    if isinstance(default, str):
+        return value
+    numbers = value.split("-") if isinstance(default, tuple) else [value]
+    if len(numbers) > 2 or not all(number.isascii() and number.isdecimal() for number in numbers):
+        form = "a whole number, or two as 3-4" if isinstance(default, tuple) else "a whole number"
+        raise InputError(f"{where}: set {form}")
+    found = [int(number) for number in numbers]
+    return (found[0], found[-1]) if isinstance(default, tuple) else found[0]

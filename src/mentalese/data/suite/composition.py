@@ -1,0 +1,97 @@
+"""`builtin:composition`: the product of permutations, one after the other.
+
+A question is a sequence of permutations of n things, each written as what it makes of `abc` (or `abcde`), all equally
+likely. The answer is what they make of it together: in `cab`, the third thing comes first. The steps are the running
+product after each permutation. A document of length 3:
+
+    bac cab acb =
+    bac
+    cba
+    cab
+    ### cab
+
+With `steps=0` documents have no steps, for models that read text and are to compute before they answer: after a product
+that is written, the next one is a single look-up.
+
+Solved by: serial computation. Products in S5 are beyond what any constant depth can do at all lengths (Barrington's
+theorem; Merrill, Petty and Sabharwal, "The Illusion of State in State-Space Models", 2024), those in S3 are not.
+
+    optimum  100%
+    floor    what counting finds, the sign of the product: 2 / n!, as both signs are equally likely and so is every
+             product of a sign
+    chance   majority: 1 / n!, as every product is equally likely
+
+L layers can do more than the floor on short sequences: results are to be reported by length (`group`). No sequence
+occurs in two splits. `length=9-16` is beyond the trained length.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, permutations
+from itertools import count as numbers
+
+from mentalese.data.documents import Document, record
+from mentalese.data.suite.base import Levels, Task
+
+_ENOUGH = 200  # sequences of the smallest length, so that each split has some
+
+
+@dataclass(frozen=True, kw_only=True)
+class Composition(Task):
+    """Options of `builtin:composition`.
+
+    Attributes:
+        things: that are permuted, 3 or 5.
+        length: fewest and most permutations, drawn with equal chance.
+        steps: 1 writes the running product after each permutation, 0 the answer alone.
+    """
+
+    things: int = 3
+    length: tuple[int, int] = (3, 8)
+    steps: int = 1
+
+    name = "composition"
+    version = 1
+    kind = "records"
+    description = "20,000 products of 3 to 8 permutations of 3 things (or 5), with the running product"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check("things", self.things in (3, 5), "set 3 or 5")
+        least = math.ceil(math.log(_ENOUGH) / math.log(math.factorial(self.things)))
+        self.check_range("length", least, 1000)
+        self.check("steps", self.steps in (0, 1), "set 0 or 1")
+
+    @cached_property
+    def group_table(self) -> dict[str, dict[str, str]]:
+        """The product of each two permutations: what the second makes of what the first made."""
+        elements = ["".join(word) for word in permutations("abcde"[: self.things])]
+        places = {word: ["abcde".index(letter) for letter in word] for word in elements}
+        return {a: {b: "".join(a[i] for i in places[b]) for b in elements} for a in elements}
+
+    def generate(self, split: str) -> Iterator[Document]:
+        low, high = self.length
+        elements = list(self.group_table)
+        for i in numbers():
+            rng = random.Random(self.key(split, i))
+            length = low + int(rng.random() * (high - low + 1))
+            while True:
+                moves = [elements[int(rng.random() * len(elements))] for _ in range(length)]
+                if self.owner(" ".join(moves)) == split:
+                    break
+            products = list(accumulate(moves, lambda a, b: self.group_table[a][b]))
+            yield record(f"{' '.join(moves)} =", products if self.steps else (), products[-1])
+
+    @staticmethod
+    def group(document: Document) -> int:
+        """How many permutations a document multiplies."""
+        return len((document.segments or ("",))[0].split()) - 1
+
+    def levels(self) -> Levels:
+        products = math.factorial(self.things)
+        return Levels(1.0, 2 / products, 1 / products, "accuracy")

@@ -1,0 +1,141 @@
+"""`builtin:expressions`: arithmetic modulo 10 in nested brackets, where each bracket needs the one inside it.
+
+An expression of depth k is a bracket of two parts and `+`, `-` or `*` between them: one part, on either side, has depth
+k - 1, the other a depth from 0 to k - 1, each as likely; depth 0 is a digit. (Without `*` brackets would only set
+signs, and a count of digits would do.) A document of depth 2, its steps the value at the end of each bracket:
+
+    ( 4 - ( 7 * 8 ) )
+    7 * 8 = 6
+    4 - 6 = 8
+    ### 8
+
+With `steps=0` documents have no steps, for models that read text and are to compute before they answer: a step that is
+written is one that the model can look up.
+
+Solved by: as much computation as there are brackets inside each other, at few tokens.
+
+    optimum  100%
+    floor    the best guess of a reader who looks at the outermost bracket alone: its operation, its digits, and how
+             deep its parts are; exact, by the distribution of values at each depth, for the test documents' depths
+    chance   majority: the best constant answer, by the same distributions
+
+No expression occurs in two splits. `depth=5-6` is beyond the trained depth; results can be reported by depth (`group`).
+"""
+
+from __future__ import annotations
+
+import operator
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count as numbers
+
+import numpy as np
+
+from mentalese.data.documents import Document, record
+from mentalese.data.suite.base import Levels, Task
+
+_OPERATIONS: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+MODULUS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expressions(Task):
+    """Options of `builtin:expressions`.
+
+    Attributes:
+        depth: fewest and most brackets inside each other, drawn with equal chance.
+        steps: 1 writes the value at the end of each bracket, 0 the answer alone.
+    """
+
+    depth: tuple[int, int] = (2, 4)
+    steps: int = 1
+
+    name = "expressions"
+    version = 1
+    kind = "records"
+    description = "20,000 bracketed expressions modulo 10 of depth 2 to 4, with the value of each bracket"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_range("depth", 1, 12)
+        self.check("steps", self.steps in (0, 1), "set 0 or 1")
+
+    def generate(self, split: str) -> Iterator[Document]:
+        low, high = self.depth
+        for i in numbers():
+            rng = random.Random(self.key(split, i))
+            depth = low + int(rng.random() * (high - low + 1))
+            while True:
+                steps: list[str] = []
+                question, value = _expression(rng, depth, steps)
+                if self.owner(question) == split:
+                    break
+            yield record(question, steps if self.steps else (), str(value))
+
+    @staticmethod
+    def group(document: Document) -> int:
+        """The depth of a document's expression."""
+        depth = deepest = 0
+        for character in (document.segments or ("",))[0]:
+            depth += (character == "(") - (character == ")")
+            deepest = max(deepest, depth)
+        return deepest
+
+    def levels(self) -> Levels:
+        depths = Counter(map(self.group, self.documents("test")))
+        shares = {depth: count / sum(depths.values()) for depth, count in depths.items()}
+        values = distributions(max(depths))
+        floor = sum(share * _outermost(values, depth) for depth, share in shares.items())
+        majority = np.sum([share * values[depth] for depth, share in shares.items()], axis=0).max()
+        return Levels(1.0, floor, float(majority), "accuracy")
+
+
+def _expression(rng: random.Random, depth: int, steps: list[str]) -> tuple[str, int]:
+    """A random expression and its value; its brackets go to `steps`, as they end."""
+    if not depth:
+        digit = int(rng.random() * MODULUS)
+        return str(digit), digit
+    depths = [depth - 1, int(rng.random() * depth)]
+    if rng.random() < 0.5:
+        depths.reverse()
+    sign = "+-*"[int(rng.random() * 3)]
+    (left, a), (right, b) = (_expression(rng, part, steps) for part in depths)
+    value = _OPERATIONS[sign](a, b) % MODULUS
+    steps.append(f"{a} {sign} {b} = {value}")
+    return f"( {left} {sign} {right} )", value
+
+
+def _combined(left: np.ndarray, right: np.ndarray, sign: str) -> np.ndarray:
+    """The distribution of the value of a bracket, from those of its parts; [10]."""
+    found = np.zeros(MODULUS)
+    for a in range(MODULUS):
+        for b in range(MODULUS):
+            found[_OPERATIONS[sign](a, b) % MODULUS] += left[a] * right[b]
+    return found
+
+
+def distributions(deepest: int) -> list[np.ndarray]:
+    """p(value) of an expression of depth 0 to `deepest`, [10] each."""
+    found = [np.full(MODULUS, 1 / MODULUS)]
+    for depth in range(1, deepest + 1):
+        parts = [pair for other in range(depth) for pair in ((depth - 1, other), (other, depth - 1))]
+        brackets = [_combined(found[left], found[right], sign) for left, right in parts for sign in _OPERATIONS]
+        found.append(np.mean(brackets, axis=0))
+    return found
+
+
+def _outermost(values: list[np.ndarray], depth: int) -> float:
+    """How often the best guess from the outermost bracket is right, at one depth."""
+
+    def known(part: int) -> list[np.ndarray]:
+        return list(np.eye(MODULUS)) if part == 0 else [values[part]]
+
+    found = []
+    for other in range(depth):
+        for left, right in ((depth - 1, other), (other, depth - 1)):
+            for sign in _OPERATIONS:
+                guesses = [_combined(a, b, sign).max() for a in known(left) for b in known(right)]
+                found.append(np.mean(guesses))
+    return float(np.mean(found))

@@ -1,0 +1,140 @@
+"""`builtin:phrases`: to predict well is to predict concepts, each of which can be written in several ways.
+
+A Markov chain walks through hidden concepts. Each concept is written as one of several phrases of k words, drawn at
+random; all phrases differ, though their words occur in many. Four concepts of a document, of 4 words each:
+
+     ma pa pu lo  be wi ti ku  de ju di fu  wo ti bo ci   (without the wider spaces)
+
+Solved by: finding the concept of the last phrase, whatever its words, and the concepts that follow it.
+
+    optimum  the exact forward algorithm over concepts and phrases: -log p(x_1 .. x_L) / L
+    floor    the exact n-gram of order `order`: the same with only the `order` - 1 words before the predicted one
+             visible, and its place known
+    chance   log(words)
+
+The chain and the phrases depend on `seed`, `concepts`, `phrases`, `tokens` and `words` alone: longer documents
+(`length=64`) are written in the same language.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from mentalese.data.suite.base import MarkovText, draw, syllables, uniforms
+
+SPREAD = 4  # weights of the chain are exponential variates to this power
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phrases(MarkovText):
+    """Options of `builtin:phrases`.
+
+    Attributes:
+        concepts: hidden concepts.
+        phrases: phrases per concept.
+        tokens: words per phrase (k), each of them a token.
+        words: different words, at most 100.
+        length: phrases per document.
+        order: of the n-gram that is the floor.
+        lead: words before the first phrase, always the same. A model reads one token before a document, so with 3 of
+            them phrases of 4 words fill chunks of 4 tokens.
+    """
+
+    concepts: int = 16
+    phrases: int = 16
+    tokens: int = 4
+    words: int = 16
+    length: int = 16
+    order: int = 3
+    lead: int = 0
+
+    name = "phrases"
+    version = 1
+    description = "20,000 documents of 16 phrases, each phrase one of 16 ways to write a concept; options set sizes"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_range("concepts", 2, 1000)
+        self.check_range("phrases", 1, 1000)
+        self.check_range("tokens", 1, 16)
+        self.check_range("words", 2, 100)
+        enough = self.words**self.tokens >= 2 * self.concepts * self.phrases
+        self.check("words", enough, f"set more: {self.concepts * self.phrases} phrases have to differ")
+        self.check("length", self.length >= 1, "set at least 1")
+        self.check_range("order", 1, self.length * self.tokens)
+        self.check_range("lead", 0, 100)
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        return syllables(self.words)
+
+    @property
+    def leading(self) -> tuple[str, ...]:
+        return ("um",) * self.lead
+
+    @property
+    def visible(self) -> int:
+        return self.order - 1
+
+    @property
+    def sentence(self) -> int:
+        return 4 * self.tokens
+
+    @cached_property
+    def chain(self) -> np.ndarray:
+        """p(next concept | concept), [concepts, concepts]."""
+        chance = uniforms(self.key("chain", self.concepts), self.concepts, self.concepts)
+        weights = (-np.log1p(-chance)) ** SPREAD
+        return weights / weights.sum(1, keepdims=True)
+
+    @cached_property
+    def table(self) -> np.ndarray:
+        """The words of each phrase, int64 [concepts, phrases, tokens]; all phrases differ."""
+        wanted = self.concepts * self.phrases
+        key = self.key("phrases", self.words, self.tokens)
+        found: dict[tuple[int, ...], None] = {}
+        block = 0
+        while len(found) < wanted:
+            drawn = (uniforms(f"{key} {block}", wanted, self.tokens) * self.words).astype(np.int64)
+            found |= dict.fromkeys(map(tuple, drawn.tolist()))
+            block += 1
+        return np.array(list(found)[:wanted]).reshape(self.concepts, self.phrases, self.tokens)
+
+    @cached_property
+    def marginals(self) -> np.ndarray:
+        """p(concept), nothing else known, [length, concepts]; the first one is uniform."""
+        found = [np.full(self.concepts, 1 / self.concepts)]
+        for _ in range(self.length - 1):
+            found.append(found[-1] @ self.chain)
+        return np.stack(found)
+
+    def sample(self, key: str, documents: int) -> np.ndarray:
+        chance = uniforms(key, 2, self.length, documents)
+        concept = (chance[0, 0] * self.concepts).astype(np.int64)
+        written = []
+        for place in range(self.length):
+            if place:
+                concept = draw(self.chain[concept], chance[0, place])
+            written.append(self.table[concept, (chance[1, place] * self.phrases).astype(np.int64)])
+        return np.concatenate(written, axis=1)
+
+    def log_marginal(self, ids: np.ndarray, start: int, stop: int) -> np.ndarray:
+        total = np.zeros(len(ids))
+        concepts = np.broadcast_to(
+            self.marginals[min(start // self.tokens, self.length - 1)], (len(ids), self.concepts)
+        )
+        place = start
+        while place < stop:
+            offset = place % self.tokens
+            end = min(stop, place - offset + self.tokens)
+            seen = self.table[:, :, offset : offset + end - place]
+            fits = (ids[:, None, None, place:end] == seen).all(-1).mean(-1)  # p(words | concept), [documents, concepts]
+            joint = concepts * fits
+            likelihood = joint.sum(1, keepdims=True)
+            total += np.log(likelihood[:, 0])
+            concepts = joint / likelihood @ self.chain
+            place = end
+        return total

@@ -1,0 +1,338 @@
+"""`builtin:reachability`: questions like ProsQA's that a look at the neighbourhood does not answer, only search.
+
+A directed graph without cycles, a person (root), and two candidates, of which only one can be reached from the root, in
+h steps. The other one is reached from another person, in as many steps. The graph is its own mirror image: if the two
+people change places, and with them the candidates and all that lies between, it stays as it is. So both candidates are
+named as often, have as many ancestors at each distance, with as many edges each, and so on; nothing but a chain of
+facts from the root to the candidate tells them apart. A document, its steps the edges of one of the shortest paths
+(h = 3, most facts left out):
+
+    Every lempus is a gerpus. Bob is a lempus. .. Every gerpus is a yumpus. Is Bob a yumpus or sterpus?
+    Bob is a lempus.
+    Every lempus is a gerpus.
+    Every gerpus is a yumpus.
+    ### Bob is a yumpus.
+
+Graphs grow from the two paths. Other nodes get about `PARENTS` parents among those of one side, or of all, and so do
+their mirror images; some are their own, and at least one of these lies below both people. Nodes of the paths get
+further parents at the same distance, or such as neither of the two reaches. The candidates lead nowhere.
+
+Solved by: search of h steps, from the root, from the candidates, or from both until they meet.
+
+    optimum  100%
+    floor    the best local rule (`RULES`: at most two steps from one side, or one from both), as found on 2,000
+             training documents, on the test documents; or a coin, where that is better
+    chance   50%
+
+No two candidates are asked about together in two splits. Fresh graphs are free: with a larger `count` no edge order is
+read twice. `hops=7-8,nodes=32` is beyond the trained distance; results can be reported by distance (`group`).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations, islice, pairwise
+from itertools import count as numbers
+
+from mentalese.data.documents import Document, record
+from mentalese.data.prosqa import Question
+from mentalese.data.suite.base import Levels, Task
+
+# Those of ProsQA, as in `mentalese.data.prosqa`, so that a model trained here can be asked its questions.
+# ruff: noqa: SIM905
+_NAMES = "Alex Bob Carol Davis Eva Fae Gabriel Jack Max Oliver Polly Rex Sally Sam Stella Tom Wren".split()
+_CONCEPTS = (
+    "bompus boompus brimpus chorpus dumpus felpus fompus gerpus gorpus grimpus gwompus hilpus impus jelpus jompus "
+    "kerpus lempus lorpus numpus quimpus rempus rompus rorpus scrompus shumpus sterpus storpus terpus timpus tumpus "
+    "vumpus worpus wumpus yerpus yimpus yumpus zhorpus zumpus"
+).split()
+PARENTS = 1.4  # mean of a Poisson number, for nodes that are on no path
+_ALONE, _ONE_SIDE = 0.1, 0.7  # cumulative shares of nodes that are their own mirror image, and are below one side alone
+_FURTHER = 0.3  # chance of a further parent, for each step of the paths
+_TRIED = 2000  # training documents on which the best rule is found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reachability(Task):
+    """Options of `builtin:reachability`.
+
+    Attributes:
+        hops: fewest and most steps to the answer, drawn with equal chance.
+        nodes: of a graph, before those without an edge are left out; at most 40.
+    """
+
+    hops: tuple[int, int] = (3, 4)
+    nodes: int = 14
+
+    name = "reachability"
+    version = 1
+    kind = "records"
+    description = "20,000 questions like ProsQA's, 3 or 4 steps, which only search answers"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_range("hops", 3, 18)
+        least = 2 * self.hops[1] + 5
+        self.check("nodes", least <= self.nodes <= 40, f"set {least} (for {self.hops[1]} hops) to 40")
+
+    @cached_property
+    def pairs(self) -> dict[str, list[tuple[str, str]]]:
+        """The candidates that each split asks about."""
+        found: dict[str, list[tuple[str, str]]] = {}
+        for pair in combinations(_CONCEPTS, 2):
+            found.setdefault(self.owner(" ".join(pair)), []).append(pair)
+        return found
+
+    def questions(self, split: str) -> Iterator[Question]:
+        """The questions of a split with their graphs, without an end."""
+        low, high = self.hops
+        for i in numbers():
+            rng = random.Random(self.key(split, i))
+            hops = low + int(rng.random() * (high - low + 1))
+            pairs = self.pairs[split]
+            yield _question(rng, hops, self.nodes, pairs[int(rng.random() * len(pairs))])
+
+    def generate(self, split: str) -> Iterator[Document]:
+        return (record(question.question, question.steps, question.answer) for question in self.questions(split))
+
+    @staticmethod
+    def group(document: Document) -> int:
+        """The number of steps from the person to the answer."""
+        return len(document.segments or ()) - 2
+
+    def levels(self) -> Levels:
+        tried = rule_accuracy(islice(self.questions("train"), min(_TRIED, self.count)))
+        best = max((name for name in RULES if _is_local(*RULES[name])), key=lambda name: abs(tried[name] - 0.5))
+        accuracy = rule_accuracy(islice(self.questions("test"), self.size("test")))[best]
+        return Levels(1.0, max(0.5, accuracy if tried[best] >= 0.5 else 1 - accuracy), 0.5, "accuracy")
+
+
+# -- graphs ------------------------------------------------------------------------------------------------------------
+
+
+class _Graph:
+    """A graph that is its own mirror image: two people, a path of `hops` steps below each, and other nodes.
+
+    Attributes:
+        mirror: of each node, the one that it becomes when the two sides change places.
+        parents: of each node; node 2 * i + s is step i of the path of person s.
+        level: more than that of each parent, so that there are no cycles.
+        reached: for each node the people who reach it: bit 0 the first, bit 1 the second.
+        distance: from the person whose side a node is on, if only one reaches it.
+    """
+
+    def __init__(self, rng: random.Random, hops: int, nodes: int) -> None:
+        self.rng, self.hops = rng, hops
+        path = range(2 * hops + 2)
+        self.mirror = [i ^ 1 for i in path]
+        self.parents = [[i - 2] if i >= 2 else [] for i in path]
+        self.level = [i // 2 for i in path]
+        self.distance = list(self.level)
+        self.reached = [1 + i % 2 for i in path]
+        self._add_alone(self._inner(one_side=True), least=1)  # the two sides hang together
+        while len(self.parents) < nodes:
+            kind = rng.random()
+            if kind < _ALONE or len(self.parents) == nodes - 1:
+                self._add_alone(self._inner())
+            else:
+                self._add_pair(self._inner(one_side=kind < _ONE_SIDE))
+        self._add_parents()
+
+    def _draw(self, choices: list[int], mean: float, least: int = 0) -> list[int]:
+        """A Poisson number of different nodes."""
+        wanted, found = min(max(_poisson(self.rng, mean), least), len(choices)), list[int]()
+        while len(found) < wanted:
+            node = choices[int(self.rng.random() * len(choices))]
+            if node not in found:
+                found.append(node)
+        return found
+
+    def _add(self, parents: list[int], mirror: int) -> None:
+        """A node; without parents it is another person, who reaches neither candidate unless by `_add_parents`."""
+        reached = 0
+        for node in parents:
+            reached |= self.reached[node]
+        self.mirror.append(mirror)
+        self.parents.append(parents)
+        self.level.append(1 + max((self.level[node] for node in parents), default=-1))
+        self.reached.append(reached)
+        self.distance.append(1 + min((self.distance[node] for node in parents if self.reached[node]), default=-1))
+
+    def _inner(self, *, one_side: bool = False) -> list[int]:
+        """All nodes but the candidates, which lead nowhere; or those of them that only the first person reaches."""
+        every = (node for node in range(len(self.parents)) if node // 2 != self.hops)
+        return [node for node in every if self.reached[node] == 1] if one_side else list(every)
+
+    def _add_alone(self, choices: list[int], least: int = 0) -> None:
+        """A node that is its own mirror image."""
+        drawn = self._draw(choices, PARENTS / 2, least)
+        self._add(list(dict.fromkeys(node for own in drawn for node in (own, self.mirror[own]))), len(self.parents))
+
+    def _add_pair(self, choices: list[int]) -> None:
+        """A node and its mirror image."""
+        parents, first = self._draw(choices, PARENTS), len(self.parents)
+        self._add(parents, first + 1)
+        self._add([self.mirror[node] for node in parents], first)
+
+    def _add_parents(self) -> None:
+        """Further parents for nodes of the paths; the two people's distances stay as they are."""
+        for node in range(2, 2 * self.hops + 2, 2):
+            if self.rng.random() < _FURTHER:
+                step = node // 2
+                choices = [
+                    other
+                    for other, reached in enumerate(self.reached)
+                    if (not reached and self.level[other] < step)
+                    or (reached == 1 and self.level[other] == self.distance[other] == step - 1 and other != node - 2)
+                ]
+                if choices:
+                    parent = choices[int(self.rng.random() * len(choices))]
+                    self.parents[node].append(parent)
+                    self.parents[node + 1].append(self.mirror[parent])
+
+    def path(self, end: int) -> list[int]:
+        """One of the shortest paths to a candidate."""
+        path = [end]
+        while len(path) <= self.hops:
+            nearer = [
+                node
+                for node in self.parents[path[0]]
+                if self.reached[node] and self.distance[node] == self.hops - len(path)
+            ]
+            path.insert(0, nearer[int(self.rng.random() * len(nearer))])
+        return path
+
+
+def _question(rng: random.Random, hops: int, nodes: int, pair: Sequence[str]) -> Question:
+    ends = 2 * hops, 2 * hops + 1
+    while True:  # hardly ever twice
+        graph = _Graph(rng, hops, nodes)
+        edges = [(parent, node) for node, own in enumerate(graph.parents) for parent in own]
+        used = sorted({node for edge in edges for node in edge}, key=graph.level.__getitem__)
+        people = [node for node in used if not graph.parents[node]]
+        if len(people) <= len(_NAMES):
+            break
+    concepts = [node for node in used if graph.parents[node] and node not in ends]
+    word = dict(zip(people, rng.sample(_NAMES, len(people)), strict=True))
+    word |= dict(
+        zip(concepts, rng.sample([word for word in _CONCEPTS if word not in pair], len(concepts)), strict=True)
+    )
+    word |= dict(zip(ends, rng.sample(pair, 2)))
+    root = int(rng.random() * 2)
+    path = graph.path(ends[root])
+    place = {node: i for i, node in enumerate(used)}
+    facts = {(a, b): f"{word[a] if not graph.parents[a] else f'Every {word[a]}'} is a {word[b]}." for a, b in edges}
+    first, second = rng.sample(pair, 2)
+    return Question(
+        symbols=tuple(word[node] for node in used),
+        edges=tuple((place[a], place[b]) for a, b in edges),
+        root=place[root],
+        target=place[ends[root]],
+        negative_target=place[ends[1 - root]],
+        question=" ".join([*rng.sample(list(facts.values()), len(facts)), f"Is {word[root]} a {first} or {second}?"]),
+        steps=tuple(facts[edge] for edge in pairwise(path)),
+        answer=f"{word[root]} is a {word[ends[root]]}.",
+    )
+
+
+def _poisson(rng: random.Random, mean: float) -> int:
+    count, left, bound = 0, rng.random(), math.exp(-mean)
+    while left > bound:
+        count, left = count + 1, left * rng.random()
+    return count
+
+
+# -- rules -------------------------------------------------------------------------------------------------------------
+
+RULES: dict[str, tuple[str, int, int]] = {
+    "named more often": ("mentions", 0, 0),
+    "named first": ("order", 0, 0),
+    "named last in a fact": ("place", 0, 0),
+    **{f"more nodes within {b} back": ("ancestors", 0, b) for b in (1, 2)},
+    **{f"more people within {b} back": ("people", 0, b) for b in (1, 2)},
+    **{f"more edges out of nodes within {b} back": ("edges", 0, b) for b in (1, 2)},
+    **{
+        f"{f} forward, {b} back": ("search", f, b)
+        for f, b in ((1, 0), (2, 0), (0, 1), (0, 2), (1, 1), (3, 0), (0, 3), (2, 1), (1, 2), (4, 0), (0, 4), (2, 2))
+    },
+}
+"""Rules by name: what is compared between the candidates, and how many steps from the root and from the candidates are
+looked at. The larger one is taken, a tie is a coin. `search`: a candidate gains if what lies within `forward` steps of
+the root meets what leads to it within `back` steps, and loses if that of somebody else does."""
+
+
+def _is_local(what: str, forward: int, back: int) -> bool:
+    """At most two steps from one side, or one from both."""
+    return max(forward, back) <= (1 if forward and back else 2)
+
+
+def rule_accuracy(questions: Iterable[Question]) -> dict[str, float]:
+    """The share of questions that each of `RULES` answers; a tie counts half."""
+    right = dict.fromkeys(RULES, 0.0)
+    asked = 0
+    for question in questions:
+        asked += 1
+        views = _views(question)
+        for name, (what, forward, back) in RULES.items():
+            true, false = (_measure(question, views, end, what, forward, back) for end in (0, 1))
+            right[name] += (true > false) + (true == false) / 2
+    return {name: count / asked for name, count in right.items()}
+
+
+@dataclass(frozen=True)
+class _View:
+    """What lies around, as sets of nodes in bits: `forward[person][f]`, `back[candidate][b]`; the root is first."""
+
+    people: list[int]
+    forward: list[list[int]]
+    back: list[list[int]]
+    children: dict[int, int]
+
+
+def _views(question: Question) -> _View:
+    children = dict.fromkeys(range(len(question.symbols)), 0)
+    parents = dict(children)
+    for a, b in question.edges:
+        children[a] |= 1 << b
+        parents[b] |= 1 << a
+    people = sorted((i for i, own in parents.items() if not own), key=lambda i: i != question.root)
+    return _View(
+        people=people,
+        forward=[_rings(children, person) for person in people],
+        back=[_rings(parents, end) for end in (question.target, question.negative_target)],
+        children=children,
+    )
+
+
+def _rings(neighbours: dict[int, int], start: int) -> list[int]:
+    """What lies within 0 to 4 steps."""
+    found = [1 << start]
+    for _ in range(4):
+        found.append(found[-1])
+        for node, own in neighbours.items():
+            if found[-2] >> node & 1:
+                found[-1] |= own
+    return found
+
+
+def _measure(question: Question, views: _View, end: int, what: str, forward: int, back: int) -> int:
+    node = (question.target, question.negative_target)[end]
+    within = views.back[end][back]
+    if what == "search":
+        meets = [bool(rings[forward] & within) for rings in views.forward]
+        return meets[0] - any(meets[1:])
+    if what == "ancestors":
+        return within.bit_count()
+    if what == "people":
+        return sum(within >> person & 1 for person in views.people)
+    if what == "edges":
+        return sum(own.bit_count() for other, own in views.children.items() if within >> other & 1)
+    word = question.symbols[node]
+    if what == "mentions":
+        return question.question.count(f" {word}")
+    facts, _, asked = question.question.rpartition("Is ")
+    return -asked.find(word) if what == "order" else facts.rfind(f" {word}.")

@@ -1,0 +1,137 @@
+"""`builtin:recall`: what a key was bound to, some sentences ago.
+
+First come sentences that bind keys to values, then others that say nothing, then a question for each key, in another
+order, with its answer. Two keys, three sentences between (`keys=2,distance=4`):
+
+     dark cub owns bowl . bad duck owns boot . the rain fell hard . the night was short . the road was long .
+     bad duck ? boot . dark cub ? bowl .
+
+Keys are two words, so that there are new ones to ask for: those of validation and test never occur in training, though
+their words do.
+
+Every sentence has five words. Between a binding and its question are at least `distance` - 1 sentences and at most
+`distance` + 2 `keys` - 3. Documents are text, as models of sentences (Thought Gestalt), of windows (Latent Thought
+Models) and of running text (GPT-2) all read text; what is scored is the value in each question, a single token
+(`answers`). The rest of a document is random or trivial.
+
+Solved by: a memory that reaches over `distance` sentences and is addressed by content.
+
+    optimum  100%: a reader with a dictionary, run on the test documents
+    floor    the best guess of a reader who sees only the `window` sentences before the question: right if the binding
+             is among them, else 1 / `values`, as values are independent and uniform
+    chance   1 / `values`
+
+The words are always the same: `distance=32` asks a trained model beyond its distance.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count as numbers
+
+from mentalese.data.documents import Document
+from mentalese.data.suite.base import Levels, Task
+
+# Words in strings: a list of each would be pages long.
+# ruff: noqa: SIM905
+_FIRST = (
+    "bad big bold calm cold cool dark deaf dry dull fair fast fat fine free glad good gray green hot kind late lazy "
+    "long loud mad mean mild neat new nice odd old pale poor proud quick rare red rich rude sad shy sick slim slow "
+    "small smart soft sore sour tall tame thin tidy tiny tired ugly vast warm weak wet wild wise young"
+).split()[:32]
+_SECOND = (
+    "ant ape bat bear bee bird boar bug calf cat clam cod colt cow crab crow cub deer dog dove duck eel elk ewe fawn "
+    "fish flea fly fox frog goat goose"
+).split()
+_VALUES = (
+    "axe bag ball bed bell belt boat book boot bowl box broom cake can cap car card cart chair clock coat coin comb "
+    "cup desk doll door drum fan flag flute fork"
+).split()
+_QUIET = tuple(
+    f" the {subject} {verb} ."
+    for subject, verbs in {
+        "night was": "long short still clear",
+        "road was": "long short steep clear",
+        "rain fell": "again softly hard soon",
+        "sun rose": "again late early soon",
+    }.items()
+    for verb in verbs.split()
+)
+WORDS = 5  # of every sentence
+_VALUE = 3  # the place of the value in its sentence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recall(Task):
+    """Options of `builtin:recall`.
+
+    Attributes:
+        distance: a question is at least this many sentences after its binding.
+        keys: bindings per document.
+        values: different values, at most 32.
+        window: sentences before a question that the floor sees.
+    """
+
+    distance: int = 8
+    keys: int = 4
+    values: int = 16
+    window: int = 1
+
+    name = "recall"
+    version = 1
+    kind = "text"
+    description = "20,000 texts that bind 4 keys to values and ask for them 8 sentences later; options set sizes"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check("distance", self.distance >= 1, "set at least 1")
+        self.check_range("keys", 1, 64)
+        self.check_range("values", 2, len(_VALUES))
+        self.check("window", self.window >= 0, "set 0 or more")
+
+    @cached_property
+    def pairs(self) -> dict[str, list[str]]:
+        """The keys of each split."""
+        found: dict[str, list[str]] = {}
+        for first in _FIRST:
+            for second in _SECOND:
+                found.setdefault(self.owner(f"{first} {second}"), []).append(f"{first} {second}")
+        return found
+
+    def generate(self, split: str) -> Iterator[Document]:
+        values = _VALUES[: self.values]
+        for i in numbers():
+            rng = random.Random(self.key(split, i))
+            keys = rng.sample(self.pairs[split], self.keys)
+            bound = {key: values[int(rng.random() * len(values))] for key in keys}
+            sentences = [f" {key} owns {bound[key]} ." for key in keys]
+            sentences += [_QUIET[int(rng.random() * len(_QUIET))] for _ in range(self.distance - 1)]
+            rng.shuffle(keys)
+            sentences += [f" {key} ? {bound[key]} ." for key in keys]
+            yield Document.join(sentences)
+
+    def answers(self, document: Document) -> tuple[int, ...]:
+        """The places of the words that are scored, the first word of a document being 0.
+
+        With a tokenizer for which every word is one token (`bpe:1024` or more), these are places of tokens.
+        """
+        sentences = document.segments or ()
+        return tuple(WORDS * i + _VALUE for i, sentence in enumerate(sentences) if " ? " in sentence)
+
+    def levels(self) -> Levels:
+        right = asked = seen = 0
+        for document in self.documents("test"):
+            bound: dict[str, tuple[int, str]] = {}
+            for i, sentence in enumerate(document.segments or ()):
+                first, second, middle, value, _ = sentence.split()
+                key = f"{first} {second}"
+                if middle == "owns":
+                    bound[key] = i, value
+                elif middle == "?":
+                    place, told = bound[key]
+                    asked, right, seen = asked + 1, right + (told == value), seen + (i - place <= self.window)
+        chance = 1 / self.values
+        return Levels(right / asked, seen / asked + (1 - seen / asked) * chance, chance, "accuracy")

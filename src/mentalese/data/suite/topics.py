@@ -1,0 +1,107 @@
+"""`builtin:topics`: what a document is about has to be inferred from all that came before.
+
+Each of K hidden tables is a distribution over symbols (`table=unigram`), or one for each symbol before (`bigram`, a
+Markov chain whose first symbol is uniform). A document takes a table at random and draws all its symbols from it:
+
+     wa po vu nu ja da ta ku  (8 of 64 symbols)
+
+Solved by: the posterior over the tables, which sharpens with every symbol.
+
+    optimum  the exact posterior predictive: -log p(x_1 .. x_L) / L, p(x) = 1/K sum_k prod_t p_k(x_t | x_{t-1})
+    floor    the same with only the `window` symbols before the predicted one visible, and its place known
+    chance   log(symbols)
+
+A model of several windowed layers sees more than its window: compare with a `window` of its receptive field.
+The tables depend on `seed`, `topics`, `symbols`, `table` and `spread` alone: documents of another length, such as those
+beyond the trained one (`length=256`), are about the same topics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from mentalese.data.suite.base import MarkovText, draw, syllables, uniforms
+
+SENTENCE = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topics(MarkovText):
+    """Options of `builtin:topics`.
+
+    Attributes:
+        topics: hidden tables.
+        symbols: words, at most 100.
+        length: symbols per document.
+        table: `unigram` or `bigram`.
+        spread: how uneven tables are: weights are exponential variates to this power.
+        window: symbols that the floor sees.
+    """
+
+    topics: int = 8
+    symbols: int = 32
+    length: int = 64
+    table: str = "bigram"
+    spread: int = 2
+    window: int = 1
+
+    name = "topics"
+    version = 1
+    description = "20,000 documents, each drawn from one of 8 hidden tables; options set sizes"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_range("topics", 2, 1000)
+        self.check_range("symbols", 2, 100)
+        self.check("length", self.length >= 2, "set at least 2")
+        self.check("table", self.table in ("unigram", "bigram"), "set unigram or bigram")
+        self.check_range("spread", 1, 8)
+        self.check_range("window", 0, self.length)
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        return syllables(self.symbols)
+
+    @property
+    def visible(self) -> int:
+        return self.window
+
+    @property
+    def sentence(self) -> int:
+        return SENTENCE
+
+    @cached_property
+    def tables(self) -> np.ndarray:
+        """p_k(x_t | x_{t-1}), [topics, symbols before, symbols]; the same for each symbol before if unigram."""
+        size = (self.topics, 1 if self.table == "unigram" else self.symbols, self.symbols)
+        weights = (-np.log1p(-uniforms(self.key("tables", self.spread, *size), *size))) ** self.spread
+        tables = weights / weights.sum(-1, keepdims=True)
+        return np.broadcast_to(tables, (self.topics, self.symbols, self.symbols))
+
+    @cached_property
+    def marginals(self) -> np.ndarray:
+        """p_k(x_t), nothing else known, [length, topics, symbols]."""
+        first = self.tables[:, 0] if self.table == "unigram" else np.full((self.topics, self.symbols), 1 / self.symbols)
+        found = [first]
+        for _ in range(self.length - 1):
+            found.append(np.einsum("ks,ksn->kn", found[-1], self.tables))
+        return np.stack(found)
+
+    def sample(self, key: str, documents: int) -> np.ndarray:
+        chance = uniforms(key, documents, self.length + 1)
+        topic = (chance[:, -1] * self.topics).astype(np.int64)
+        ids = np.empty((documents, self.length), dtype=np.int64)
+        ids[:, 0] = draw(self.marginals[0, topic], chance[:, 0])
+        for place in range(1, self.length):
+            ids[:, place] = draw(self.tables[topic, ids[:, place - 1]], chance[:, place])
+        return ids
+
+    def log_marginal(self, ids: np.ndarray, start: int, stop: int) -> np.ndarray:
+        if start == stop:
+            return np.zeros(len(ids))
+        each = np.log(self.marginals[start][:, ids[:, start]])  # [topics, documents]
+        each = each + np.log(self.tables[:, ids[:, start : stop - 1], ids[:, start + 1 : stop]]).sum(-1)
+        return np.logaddexp.reduce(each, axis=0) - np.log(self.topics)
