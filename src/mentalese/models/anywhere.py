@@ -1,7 +1,7 @@
 """Checkpoints that open where nobody has written `import mentalese`: `trust_remote_code=True` is enough.
 
-A small module next to the weights names our classes, and the config's `auto_map` names the module. It contains no code
-of the model: the package must be installed, and the module says so if it is not.
+A small module next to the weights names our classes, and the `auto_map` of the model's or the tokenizer's config names
+the module. It contains no code of them: the package must be installed, and the module says so if it is not.
 """
 
 from __future__ import annotations
@@ -10,16 +10,24 @@ from pathlib import Path
 from typing import Any
 
 MODULE = "mentalese_model"
-_SOURCE = '''"""Opens this checkpoint by `trust_remote_code=True`. The model's code is in the package `mentalese`."""
+_SOURCE = '''"""Opens this checkpoint by `trust_remote_code=True`. Its code is in the package `mentalese`."""
 
 try:
-    from {config_module} import {config}
-    from {model_module} import {model}
+    {imports}
 except ImportError as error:
-    raise ImportError("this model needs the package mentalese: pip install mentalese") from error
+    raise ImportError("this checkpoint needs the package mentalese: pip install mentalese") from error
 
-__all__ = ["{config}", "{model}"]
+__all__ = {names}
 '''
+
+
+def write_module(folder: Path, name: str, *classes: type) -> Path:
+    """Writes the module `name` that names these classes, and returns its path."""
+    imports = (f"from {cls.__module__} import {cls.__name__}" for cls in classes)
+    names = ", ".join(f'"{cls.__name__}"' for cls in classes)
+    path = folder / f"{name}.py"
+    path.write_text(_SOURCE.format(imports="\n    ".join(imports), names=f"[{names}]"), encoding="utf-8")
+    return path
 
 
 class NotCopied:
@@ -45,10 +53,4 @@ class OpensAnywhere(NotCopied):
         }
         super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
         if kwargs.get("is_main_process", True):
-            source = _SOURCE.format(
-                config_module=config.__module__,
-                config=config.__name__,
-                model_module=model.__module__,
-                model=model.__name__,
-            )
-            (Path(save_directory) / f"{MODULE}.py").write_text(source, encoding="utf-8")
+            write_module(Path(save_directory), MODULE, config, model)

@@ -12,7 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.pytorch_utils import Conv1D
 
 from mentalese.errors import InputError, nearest
-from mentalese.models.hf import LatentThoughtConfig
+from mentalese.models.config import LatentThoughtConfig
 
 
 def decoder_config(where: str, fields: dict[str, Any]) -> Any:
@@ -143,7 +143,8 @@ def check_head(model: PreTrainedModel) -> None:
 def linear_weights(model: nn.Module) -> int:
     """Weights of all linear maps but a model's head: what multiplies each token once."""
     head: Any = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
-    maps = {id(m): m for m in model.modules() if isinstance(m, (nn.Linear, Conv1D)) and m is not head}
+    heads = set() if head is None else set(head.modules())  # with what PEFT has wrapped around it
+    maps = {id(m): m for m in model.modules() if isinstance(m, (nn.Linear, Conv1D)) and m not in heads}
     return sum(m.weight.numel() for m in maps.values())
 
 

@@ -40,12 +40,18 @@ def build_config(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> 
     for name in values:
         if name not in known:
             raise InputError(f"model.{name}: {cls.model_type} has no such field{nearest(name, known)}")
+    size = values.get("vocab_size", len(tokenizer))
+    if isinstance(size, int) and size < len(tokenizer):
+        raise InputError(
+            f"model.vocab_size is {size}: the tokenizer has {len(tokenizer)} tokens with its markers; remove it, or "
+            "set at least that"
+        )
     filled = {"vocab_size": len(tokenizer)} | {k: v for k, v in special_token_ids(tokenizer).items() if k in known}
     try:
         return cls(**(filled | values))
     except InputError:
         raise
-    except (ValueError, TypeError) as error:
+    except Exception as error:  # configs of other projects refuse values in many ways
         cause = error.__cause__ if isinstance(error.__cause__, InputError) else error
         raise InputError(f"model: {' '.join(str(cause).split())}") from error
 
@@ -65,6 +71,8 @@ def build_model(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, seed
             raise
         except (ValueError, ArithmeticError, RuntimeError) as error:  # a class refuses its sizes
             raise InputError(f"model: {' '.join(str(error).split())}: change its sizes") from error
+        except KeyError as error:  # a class looks a name up
+            raise InputError(f"model: {fields['model_type']} knows no {error}: use a name that it knows") from error
         return as_contract(model)
 
 

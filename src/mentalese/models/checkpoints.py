@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
+from mentalese.data.config import DataConfig
+from mentalese.data.layouts import Layout, Packed
 from mentalese.data.tokenizers import load_pretrained_tokenizer, tokenizer_fingerprint
 from mentalese.errors import InputError, nearest
-from mentalese.files import sha256, whole_folder, write_json
+from mentalese.files import as_path, read_json, sha256, whole_folder, write_json
 from mentalese.models.adapter import as_contract
+from mentalese.models.build import context_length
 from mentalese.models.contract import Contract
+from mentalese.models.lora import FOLDER, add_adapters, merged_weights, save_adapter
 from mentalese.models.tensor_files import is_checkpoint, load_weights
+from mentalese.models.text_tokenizer import mask_token_id, text_tokenizer
 from mentalese.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -37,11 +40,23 @@ def quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def save_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **about: Any) -> None:
+def save_model(
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    adapted: PreTrainedModel | None = None,
+    card: str | None = None,
+    **about: Any,
+) -> None:
     """Writes a checkpoint that `from_pretrained` opens, and `mentalese.json`: what it is and what it must hash to.
+
+    The tokenizer that is written reads texts as the model does, see `mentalese.models.text_tokenizer`.
 
     Args:
         folder: replaced as a whole if it exists.
+        adapted: the model with the adapters that are merged into `model`; they are saved apart as well.
+        card: the content of `README.md`.
         about: JSON-ready facts about the weights (the recipe, the step).
 
     Raises:
@@ -49,12 +64,35 @@ def save_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokeni
     """
     with whole_folder(folder, replace=True) as temporary, quiet_transformers():
         model.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
-        weights = {path.name: sha256(path) for path in sorted(temporary.glob("*.safetensors"))}
-        write_json(
-            temporary / "mentalese.json",
-            about | {"tokenizer_fingerprint": tokenizer_fingerprint(tokenizer), "weights": weights},
-        )
+        reading_tokenizer(tokenizer, model, about.get("recipe")).save_pretrained(temporary)
+        if adapted is not None:
+            save_adapter(temporary / FOLDER, adapted, str(about["recipe"]["train"]["init"]))
+        if card is not None:
+            (temporary / "README.md").write_text(card, encoding="utf-8")
+        write_about(temporary, tokenizer, about)
+
+
+def write_about(folder: Path, tokenizer: PreTrainedTokenizerBase, about: dict[str, Any]) -> None:
+    """Writes `mentalese.json` next to a model and its tokenizer."""
+    weights = {path.name: sha256(path) for path in sorted(folder.glob("*.safetensors"))}
+    write_json(
+        folder / "mentalese.json",
+        about | {"tokenizer_fingerprint": tokenizer_fingerprint(tokenizer), "weights": weights},
+    )
+
+
+def reading_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, recipe: dict[str, Any] | None
+) -> PreTrainedTokenizerBase:
+    """The tokenizer by which `load` would read texts for this model."""
+    layout: Layout = Packed()
+    data = DataConfig()
+    if recipe is not None:
+        own = Recipe.from_dict(recipe)
+        layout, data = own.layout, own.data
+    context = context_length(model.config) or (layout.sequence_length if recipe else None)
+    mask = mask_token_id(model)
+    return text_tokenizer(tokenizer, layout, data, mask_token_id=mask, model_max_length=context)
 
 
 def model_folder(path: str | Path) -> Path:
@@ -66,7 +104,7 @@ def model_folder(path: str | Path) -> Path:
 def saved_about(path: str | Path) -> dict[str, Any]:
     """The content of `mentalese.json` next to a model's weights; empty for models saved by another project."""
     file = model_folder(path) / "mentalese.json"
-    return json.loads(file.read_text()) if file.is_file() else {}
+    return read_json(file) if file.is_file() else {}
 
 
 def saved_recipe(path: str | Path) -> Recipe | None:
@@ -75,8 +113,21 @@ def saved_recipe(path: str | Path) -> Recipe | None:
     return Recipe.from_dict(about["recipe"]) if "recipe" in about else None
 
 
+def check_weights(path: str | Path) -> None:
+    """Raises `InputError` if weights next to a `mentalese.json` are not those that were saved."""
+    noted = saved_about(path).get("weights", {})
+    if not isinstance(noted, dict):
+        raise InputError(f"{model_folder(path) / 'mentalese.json'}: weights is {noted!r}: use an intact copy")
+    for file, expected in noted.items():
+        weights = model_folder(path) / file
+        if not weights.is_file() or sha256(weights) != expected:
+            raise InputError(f"{weights} is missing or has changed since it was saved: copy it again, or train again")
+
+
 def with_fields(config: Any, fields: dict[str, Any]) -> Any:
     """The config with other values, checked like a new one."""
+    if not isinstance(fields, dict):
+        raise InputError(f"config is {fields!r}: use a dict of fields of the model's config")
     known = [field for field in config.__dataclass_fields__ if field not in PreTrainedConfig.__dataclass_fields__]
     for name in fields:
         if name not in known:
@@ -98,6 +149,7 @@ def load_model(
         InputError: there is no model, its weights are damaged, its tokenizer is not the one it was trained with, or
             its config has no such field.
     """
+    path = path if isinstance(path, str) and path.startswith("hub:") else as_path(path, "path")
     name, checkpoint = str(path), is_checkpoint(path)
     source = name.removeprefix("hub:") if name.startswith("hub:") else str(model_folder(path))
     if not name.startswith("hub:") and not (Path(source) / "config.json").is_file():
@@ -105,29 +157,23 @@ def load_model(
             raise InputError(f"{name} is in a run that has no model/ yet: wait for its first validation")
         raise InputError(f"{name} contains no model (no config.json): use the folder of a run or of a saved model")
     about = saved_about(path)
-    for file, expected in ({} if checkpoint else about.get("weights", {})).items():
-        weights = Path(source) / file
-        if not weights.is_file() or sha256(weights) != expected:
-            raise InputError(f"{weights} is missing or has changed since it was saved: copy it again, or train again")
+    if not checkpoint:
+        check_weights(path)
     try:
         with quiet_transformers():
             config = with_fields(AutoConfig.from_pretrained(source), fields or {})
             tokenizer = load_pretrained_tokenizer(source)
             if checkpoint:
-                with torch.random.fork_rng(devices=[]):
-                    model = AutoModelForCausalLM.from_config(config)
-                load_weights(Path(name), model)
+                model = _from_checkpoint(Path(name), config, tokenizer)
             else:
                 model, loaded = AutoModelForCausalLM.from_pretrained(source, config=config, output_loading_info=True)
                 if other := sorted([*loaded["missing_keys"], *loaded["unexpected_keys"]]) if fields else []:
                     raise InputError(f"config {fields} does not fit the weights ({other[0]}): set other fields")
     except InputError:
         raise
-    except RuntimeError as error:
-        if not fields:
-            raise
-        raise InputError(f"config {fields} does not fit the weights: set fields that change no sizes") from error
-    except (OSError, ValueError, SafetensorError) as error:
+    except Exception as error:  # other projects' readers fail in many ways if a file is damaged
+        if fields and isinstance(error, RuntimeError):
+            raise InputError(f"config {fields} does not fit the weights: set fields that change no sizes") from error
         raise InputError(f"{name} cannot be loaded ({' '.join(str(error).split())}): use an intact model") from error
     known = about.get("tokenizer_fingerprint", tokenizer_fingerprint(tokenizer))
     if len(tokenizer) > config.vocab_size or tokenizer_fingerprint(tokenizer) != known:
@@ -135,4 +181,38 @@ def load_model(
             f"{name}: the tokenizer ({len(tokenizer)} tokens) is not the one the model ({config.vocab_size}) was "
             "trained with: restore that one"
         )
+    device = _device(device)
+    if (broken := _not_finite(model)) is not None:
+        raise InputError(f"{name}: the weight {broken} is not finite (NaN or infinite): use another checkpoint")
     return as_contract(model.to(device).eval()), tokenizer
+
+
+def _device(device: Any) -> torch.device:
+    try:
+        return torch.device(device)
+    except (TypeError, RuntimeError, ValueError):
+        raise InputError(f"device is {device!r}: use a device of torch, e.g. 'cpu' or 'cuda'") from None
+
+
+def _not_finite(model: PreTrainedModel) -> str | None:
+    """The name of a parameter that contains NaN or an infinity, if there is one."""
+    kinds = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    for name, parameter in model.named_parameters():
+        # A sum in float64 of finite floats is finite, and needs no second tensor of the same size.
+        if parameter.dtype in kinds and not bool(parameter.detach().sum(dtype=torch.float64).isfinite()):
+            return name
+    return None
+
+
+def _from_checkpoint(path: Path, config: Any, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """The model with a checkpoint's weights; adapters are merged into them."""
+    with torch.random.fork_rng(devices=[]):
+        model, recipe = AutoModelForCausalLM.from_config(config), saved_recipe(path)
+        if recipe is None or recipe.train.lora_rank is None:
+            load_weights(path, model)
+            return model
+        adapted = AutoModelForCausalLM.from_config(config)
+        add_adapters(as_contract(adapted), tokenizer, recipe.train)
+    load_weights(path, adapted)
+    model.load_state_dict(merged_weights(adapted))
+    return model

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
 from mentalese.models.trace import Shown, ThoughtTrace
+from mentalese.nn.linear import matrix_or_module
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
 
 _PIECE = 256  # tokens whose logits a trace computes at once
@@ -102,10 +103,14 @@ class Contract(_Module):
         return {}
 
     def output_weight(self) -> Tensor:
-        """[vocabulary, hidden], the matrix of the language-model head."""
+        """[vocabulary, hidden], the matrix of the language-model head, for its size; losses take `loss_head`."""
         weight = self.get_output_embeddings().weight
         assert isinstance(weight, Tensor)
         return weight
+
+    def loss_head(self) -> Tensor | nn.Module:
+        """What losses take for the head: its matrix, or the module itself if a call of it is more (an adapter)."""
+        return matrix_or_module(self.get_output_embeddings())
 
     def target_weights(self, batch: Batch, **settings: Any) -> Tensor | None:
         """[batch, length] weights of `labels` in the training loss, or `None` if all count the same."""
@@ -124,13 +129,19 @@ class Contract(_Module):
         weights = self.target_weights(batch, **settings)
         return LossOutput(*self.next_token_loss(self.final_hidden_states(batch), batch["labels"], weights))
 
+    def after_step(self) -> None:
+        """Called after each optimiser step, on all ranks: what a model learns without a gradient, once per step.
+
+        `forward` with labels in training mode calls it itself, after each micro-batch.
+        """
+
     def next_token_loss(self, hidden: Tensor, labels: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The weighted mean cross-entropy of `labels` [batch, length] under `hidden`, and the sum of the weights."""
         labels = labels[:, 1:].reshape(-1)
         weights = None if weights is None else weights[:, 1:].reshape(-1)
         counted = (labels != IGNORED).to(torch.float32)
         weight = (counted if weights is None else counted * weights).sum()
-        loss = linear_cross_entropy(hidden[:, :-1].flatten(0, 1), self.output_weight(), labels, target_weights=weights)
+        loss = linear_cross_entropy(hidden[:, :-1].flatten(0, 1), self.loss_head(), labels, target_weights=weights)
         return loss, weight
 
     @torch.no_grad()
@@ -167,7 +178,7 @@ class Contract(_Module):
 
     def next_token_nll(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """What `token_nll` returns, for final hidden states [batch, length, hidden]."""
-        nll = linear_nll(hidden[:, :-1].flatten(0, 1), self.output_weight(), labels[:, 1:].reshape(-1))
+        nll = linear_nll(hidden[:, :-1].flatten(0, 1), self.loss_head(), labels[:, 1:].reshape(-1))
         return nn.functional.pad(nll.view(labels.shape[0], -1), (1, 0))
 
     @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,11 +14,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextIteratorS
 from mentalese.data.batch import Batch
 from mentalese.data.layouts import Layout
 from mentalese.data.tokenizers import MASK, decode, special_token_ids
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import context_length
 from mentalese.models.contract import Contract, evaluation_mode
+from mentalese.models.text_tokenizer import mask_token_id
 from mentalese.recipe import DataConfig
+from mentalese.values import checked
 
 
 def generate_text(
@@ -50,6 +53,7 @@ def generate_text(
     """
     if not prompts:
         return []
+    check_settings(max_new_tokens=max_new_tokens, seed=seed, batch_size=batch_size, **generation_kwargs)
     plain = hugging_face_model(model)
     everything = _encode(plain, tokenizer, prompts, data, layout, max_new_tokens)
     options = _options(tokenizer, max_new_tokens) | generation_kwargs
@@ -59,7 +63,8 @@ def generate_text(
             rows = {name: tensor[start : start + batch_size] for name, tensor in everything.items()}
             length = int(rows["attention_mask"].sum(1).max())
             rows = {name: tensor[:, -length:].to(plain.device) for name, tensor in rows.items()}
-            output = plain.generate(**rows, **options)
+            with _refusals():
+                output = plain.generate(**rows, **options)
             each = len(output) // len(rows["input_ids"])
             for i, ids in enumerate(output):
                 prompt = prompts[start + i // each]
@@ -87,6 +92,7 @@ def stream_text(
     Raises:
         InputError: as `generate_text`, at the call; what generation itself raises, at the piece at which it happened.
     """
+    check_settings(max_new_tokens=max_new_tokens, seed=seed, **generation_kwargs)
     plain = hugging_face_model(model)
     batch = _encode(plain, tokenizer, [prompt], data, layout, max_new_tokens)
     return _stream(plain, tokenizer, batch, seed, _options(tokenizer, max_new_tokens) | generation_kwargs)
@@ -104,7 +110,7 @@ def _stream(
 
     def run() -> None:
         try:
-            with seeded(model, seed):
+            with seeded(model, seed), _refusals():
                 rows = {name: tensor.to(model.device) for name, tensor in batch.items()}
                 model.generate(**rows, **options, streamer=streamer)
         except BaseException as error:
@@ -149,11 +155,6 @@ def _encode(
     return batch
 
 
-def mask_token_id(model: PreTrainedModel) -> int | None:
-    """The id of the mask, for models that fill in masks."""
-    return None if getattr(model, "causal", True) else getattr(model.config, "mask_token_id", None)
-
-
 def _shortened(text: str) -> str:
     return repr(text if len(text) <= 40 else text[:39] + "…")
 
@@ -161,6 +162,43 @@ def _shortened(text: str) -> str:
 def _options(tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> dict[str, Any]:
     special = special_token_ids(tokenizer, sentences=False)
     return {"max_new_tokens": max_new_tokens, "pad_token_id": special["pad_token_id"]}
+
+
+_SETTINGS: dict[str, tuple[Any, float]] = {
+    "max_new_tokens": (int, 0),
+    "batch_size": (int, 1),
+    "seed": (int, -math.inf),
+    "num_beams": (int, 1),
+    "num_return_sequences": (int | None, 1),
+    "top_k": (int | None, 0),
+    "temperature": (float | None, 0),
+    "top_p": (float | None, 0),
+    "do_sample": (bool | None, 0),
+}
+"""Types of settings that transformers compares before it looks, and the least of each."""
+
+
+def check_settings(**settings: Any) -> None:
+    """Raises `InputError` for settings of generation of another type, or below their least value."""
+    for name, (hint, least) in _SETTINGS.items():
+        if name in settings:
+            value = checked(name, hint, settings[name])
+            require(value is None or value >= least, name, value, f"set at least {least}")
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """transformers' refusal of a setting as an `InputError`, and torch's of a model whose logits are NaN."""
+    try:
+        yield
+    except InputError:
+        raise
+    except RuntimeError as error:
+        if "probability tensor" not in str(error):
+            raise
+        raise FloatingPointError("the model's probabilities are not finite: its weights are damaged") from error
+    except ValueError as error:
+        raise InputError(f"generate refused its settings: {' '.join(str(error).split())}") from error
 
 
 @contextmanager

@@ -16,15 +16,18 @@ from transformers import PreTrainedConfig
 
 from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS, add_markers
 from mentalese.errors import InputError
+from mentalese.files import write_json
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model, config_class
 from mentalese.models.checkpoints import load_model, save_model
-from mentalese.models.hf import LatentThoughtConfig
+from mentalese.models.config import LatentThoughtConfig
 from mentalese.registry import families, load
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+RECIPE = "recipe.json"
+"""In a grown model's folder: a recipe that trains it."""
 LIKENESS = "<<"
 """The token whose embedding the tokens of latent positions start as (Coconut's release): it begins a calculation."""
 
@@ -32,7 +35,7 @@ LIKENESS = "<<"
 def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: Any) -> None:
     """Writes a model of `family` whose decoder is `base`, and a tokenizer with the markers it needs, into `out`.
 
-    Weights are written in float32, in which training continues.
+    Weights are written in float32, in which training continues, and next to them a recipe that trains the model.
 
     Args:
         base: a folder that `save_pretrained` wrote, a run's folder, or `hub:NAME`.
@@ -57,6 +60,29 @@ def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: Any) -> 
     model = build_model(config, marked, seed)
     start_from(model, marked, base)
     save_model(out, hugging_face_model(model), marked, base=base)
+    write_json(out / RECIPE, _recipe(f"{family}/{out.name}", config, out, latents))
+
+
+def _recipe(name: str, model: dict[str, Any], out: Path, latents: bool) -> dict[str, Any]:
+    """A recipe that trains the grown model on any text; one with latents on questions, which lose their steps epoch by
+    epoch (Coconut's curriculum on GSM8K, an epoch a stage)."""
+    recipe: dict[str, Any] = {
+        "name": name,
+        "description": "a grown model",
+        "model": model,
+        "data": {"tokenizer": str(out)},
+        "optimizer": {"learning_rate": 1e-4},
+        "train": {"init": str(out), "epochs": 4 if latents else 1},
+    }
+    if latents:
+        recipe["layout"] = {"kind": "qa", "stages": 3, "latents_per_step": 2}
+        stages = enumerate((1, 2, 4), 1)  # the last has no steps at all
+        recipe["phases"] = [
+            {"start": epoch, "clock": "epochs", "layout": {"stage": stage}, "reset_optimizer": True}
+            for epoch, stage in stages
+        ]
+        recipe["evaluation"] = {"metric": "accuracy"}
+    return recipe
 
 
 def backbone_fields(config: PreTrainedConfig) -> dict[str, Any]:

@@ -1,112 +1,33 @@
-"""Hugging Face's side of every family: the config, the cache, and the one `forward`."""
+"""Hugging Face's side of every family: the cache, and the one `forward`."""
 
 from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from huggingface_hub.dataclasses import type_validator
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
+from torch.utils.checkpoint import checkpoint
+from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicLayer
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils import logging
 
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError, nearest
-from mentalese.models.anywhere import NotCopied, OpensAnywhere
+from mentalese.models.anywhere import OpensAnywhere
+from mentalese.models.config import LatentThoughtConfig
 from mentalese.models.contract import Contract, LossOutput, follows
+from mentalese.models.inputs import check_kept, check_labels, check_mask, check_tokens, check_width
+from mentalese.models.peft_targets import adapt_by_default
 from mentalese.models.trace import ThoughtTrace
 
-# Keywords that transformers itself hands to a config (loading, attention choice, classification heads).
-_HANDED_BY_TRANSFORMERS = {
-    "attn_implementation",
-    "experts_implementation",
-    "model_type",
-    "name_or_path",
-    "num_labels",
-    "output_attentions",
-    "per_layer_config",
-    "torch_dtype",
-}
-
-
-class LatentThoughtConfig(NotCopied, PreTrainedConfig):
-    """Base of every family's config: typed fields, unknown fields refused, lists from JSON back to tuples.
-
-    Subclasses declare fields as annotations and check them in `validate_architecture(self)`, raising `InputError`.
-    """
-
-    model_type = "latent_thought_base"
-    vocab_size: int = 0
-    hidden_size: int = 64
-    num_hidden_layers: int = 2
-    num_attention_heads: int = 4
-    initializer_range: float = 0.02
-    tie_word_embeddings: bool = True
-    use_cache: bool = True
-    keys_to_ignore_at_inference = ("past_key_values", "thoughts")
-    pad_token_id: int | None = None
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
-
-    def __post_init__(self, **kwargs: Any) -> None:
-        fields = self.__dataclass_fields__
-        for name in kwargs:
-            if not self._knows(name):
-                raise InputError(f"{self.model_type}.{name}: no such field{nearest(name, fields)}")
-        for name in fields:
-            value = getattr(self, name)
-            if isinstance(value, list) and "tuple" in str(fields[name].type):
-                setattr(self, name, tuple(value))
-        super().__post_init__(**kwargs)
-        self._check_types()
-        self.validate_architecture()
-
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """See `PreTrainedConfig.from_dict`. What other tools have written into a saved config (`auto_map`,
-        `quantization_config`) stays in it; a misspelt field is refused where people write it, in the constructor."""
-        return_unused = kwargs.pop("return_unused_kwargs", False)
-        known = {name: value for name, value in config_dict.items() if cls._knows(name)}
-        config, unused = super().from_dict(known, return_unused_kwargs=True, **kwargs)
-        for name, value in config_dict.items():
-            if name not in known:
-                setattr(config, name, value)
-        return (config, unused) if return_unused else config
-
-    @classmethod
-    def _knows(cls, name: str) -> bool:
-        known = name in cls.__dataclass_fields__ or name in _HANDED_BY_TRANSFORMERS or hasattr(cls, name)
-        return known or name.startswith("_")
-
-    def _check_types(self) -> None:
-        """transformers' `@strict` neither reads annotations that are strings nor takes 1 for a float."""
-        checked: set[str] = set()
-        for cls in type(self).__mro__[: type(self).__mro__.index(LatentThoughtConfig) + 1]:
-            for name, expected in inspect.get_annotations(cls, eval_str=True).items():
-                value = getattr(self, name)
-                if name in checked:
-                    continue
-                checked.add(name)
-                if expected is float and type(value) is int:
-                    setattr(self, name, value := float(value))
-                try:
-                    type_validator(name, value, expected)
-                except TypeError as error:
-                    kind = expected.__name__ if isinstance(expected, type) else str(expected).replace("typing.", "")
-                    raise InputError(f"{self.model_type}.{name} is {value!r}: use {kind}") from error
-
-    def validate_architecture(self) -> None:
-        if self.hidden_size % self.num_attention_heads:
-            raise InputError(
-                f"{self.model_type}.hidden_size is {self.hidden_size}: set a multiple of num_attention_heads "
-                f"({self.num_attention_heads})"
-            )
+logger = logging.get_logger(__name__)
 
 
 class ThoughtCache(Cache):
@@ -182,6 +103,52 @@ class ResidualLinear(nn.Linear):
     """
 
 
+class Body(nn.Module):
+    """A model without its head, as `base_model`: what trainers call that compute a loss from hidden states themselves.
+
+    It owns nothing: a call is one of the model's `encode`.
+    """
+
+    def __init__(self, model: LatentThoughtModel) -> None:
+        super().__init__()
+        self.whole = (model,)  # in a tuple, so that the model does not contain itself
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: ThoughtCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+        **options: Any,
+    ) -> Any:
+        """`last_hidden_state` [batch, length, hidden], from which the head predicts; see `LatentThoughtModel.forward`.
+
+        Raises:
+            InputError: what `forward` does, or no single state of a token predicts the one after it.
+        """
+        (model,) = self.whole
+        if model.why_no_states is not None:
+            raise InputError(f"{type(model).__name__}.base_model: {model.why_no_states}")
+        if model.training and model.own_losses:
+            warnings.warn(
+                f"{type(model).__name__} is trained on next tokens alone: {model.own_losses} take no part in a loss "
+                "that is computed from hidden states; its own loss is that of model(input_ids, labels=labels)",
+                stacklevel=2,
+            )
+        input_ids = model._tokens(input_ids, inputs_embeds)
+        cache = model._cache(past_key_values, model._caches if use_cache is None else use_cache)
+        check_mask(attention_mask, input_ids, 0 if cache is None else cache.seen_tokens)
+        options = model._checked(options, output_hidden_states, output_attentions)
+        encoded = model.encode(input_ids, attention_mask, cache=cache, **options)
+        output = BaseModelOutputWithPast(model.states(encoded), cache, encoded.hidden_states)
+        return output.to_tuple() if return_dict is False else output
+
+
 class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMixin):
     """Base of every family's model: a Hugging Face causal LM that keeps the contract.
 
@@ -199,6 +166,9 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
         can_cache: whether tokens can be read one after the other.
         traces_continue: whether a trace may begin in the middle of a text, with a cache of what came before.
         why_no_cache: the reason, for messages, if `can_cache` is False.
+        why_no_states: the reason, for messages, if no single hidden state of a token predicts the next one.
+        lora_targets: names of the linear maps that PEFT adapts if none are named.
+        own_losses: what `training_loss` trains besides the next token, for messages.
     """
 
     config_class = LatentThoughtConfig
@@ -212,10 +182,18 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
     can_cache = True
     traces_continue = False
     why_no_cache = "this model reads a text only as a whole"
+    why_no_states: str | None = None
+    lora_targets: tuple[str, ...] = ()
+    own_losses = ""
     embed: nn.Embedding
     lm_head: nn.Linear
     post_init: Callable[[], None]  # transformers' own, like the next, for the type checker
     generation_config: Any
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.lora_targets:
+            adapt_by_default(cls.config_class.model_type, cls.lora_targets)
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -234,6 +212,26 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
 
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.lm_head = new_embeddings
+
+    @property
+    def base_model(self) -> nn.Module:
+        """The model without its head; see `Body`."""
+        return Body(self)
+
+    def _set_gradient_checkpointing(
+        self,
+        enable: bool = True,
+        gradient_checkpointing_func: Callable[..., Any] = checkpoint,
+        every_n_layers: int = 1,
+    ) -> None:
+        """transformers' hook for `gradient_checkpointing_enable`.
+
+        Raises:
+            InputError: the kind that only sees a block's own arguments; ours also read thoughts shared between blocks.
+        """
+        if getattr(gradient_checkpointing_func, "keywords", {}).get("use_reentrant"):
+            raise InputError("use_reentrant is True: gradients of shared thoughts would be lost, so set it to False")
+        super()._set_gradient_checkpointing(enable, gradient_checkpointing_func, every_n_layers)
 
     # ------------------------------------------------------------------------------------- what a family writes
 
@@ -268,6 +266,10 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
     def logits(self, encoded: Any, at: Any) -> Tensor:
         """[batch, m, vocabulary], of the tokens in columns `at`: a slice, or indices [m]."""
         return self.get_output_embeddings()(encoded.hidden[:, at])
+
+    def states(self, encoded: Any) -> Tensor:
+        """[batch, length, hidden], what the head reads; see `why_no_states`."""
+        return encoded.hidden
 
     def labels_loss(self, encoded: Any, labels: Tensor) -> Tensor:
         """The scalar that `forward` returns as `loss` for labels [batch, length]."""
@@ -330,26 +332,36 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
             A `CausalLMOutputWithThoughts`, or a tuple if `return_dict` is False.
 
         Raises:
-            InputError: embeddings instead of tokens, a cache of another kind, a trace of a text that began in an
-                earlier call, a keyword that this model does not know, or an output that it does not keep.
+            InputError: what is no token, mask or label (`mentalese.models.inputs`; on a GPU ids out of range are not
+                found), a cache of another kind, a trace of a text that began in an earlier call, a keyword that this
+                model does not know, or an output that it does not keep.
         """
-        if input_ids is None or inputs_embeds is not None:
-            what = "input_ids is None" if inputs_embeds is None else "inputs_embeds is set"
-            raise InputError(f"{what}: this model finds its thoughts by tokens, so pass input_ids alone")
+        input_ids = self._tokens(input_ids, inputs_embeds)
         if use_cache is None:
-            use_cache = self.config.use_cache and self.can_cache and not self.training and not output_thoughts
+            use_cache = self._caches and not output_thoughts
         cache = self._cache(past_key_values, use_cache)
+        check_mask(attention_mask, input_ids, 0 if cache is None else cache.seen_tokens)
+        check_kept(logits_to_keep, input_ids.shape[1])
+        labels = check_labels(labels, input_ids, self.config.vocab_size)
+        options = self._checked(options, output_hidden_states, output_attentions)
         if output_thoughts and not self.causal:
             raise InputError(f"output_thoughts is True: {type(self).__name__} reads in both directions and has none")
         if output_thoughts and not self.traces_continue and cache is not None and cache.seen_tokens:
             raise InputError("output_thoughts is True with a cache in use: pass the whole text in one call")
+        if labels is not None and self.training and output_hidden_states:
+            raise InputError(
+                "output_hidden_states is True with labels in training mode: a model's own loss keeps none of them, so "
+                "pass one of the two"
+            )
+        if not (self.training or options or output_thoughts or input_ids.shape[1] == 1):
+            self._say_what_logits_are(logits_to_keep)
         if labels is not None and self.training and cache is None and not (options or output_thoughts):
             trained = self.training_loss(_batch(input_ids, attention_mask, labels))
             assert trained.encoded is not None
             encoded = trained.encoded()
             loss: Tensor | None = trained.loss
+            self.after_step()
         else:
-            options |= self._checked_outputs(options, output_hidden_states, output_attentions)
             encoded = self.encode(input_ids, attention_mask, cache=cache, trace=output_thoughts, **options)
             loss = None if labels is None else self.labels_loss(encoded, labels)
         kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -362,6 +374,29 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
             thoughts=self.trace(input_ids, attention_mask, encoded) if output_thoughts else None,
         )
         return output.to_tuple() if return_dict is False else output
+
+    def _tokens(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        """The tokens of a call; raises what `forward` does."""
+        places = set(getattr(self, "hf_device_map", {}).values()) - {"cpu", "disk"}
+        if len(places) > 1:
+            raise InputError(
+                f"device_map spreads the model over {len(places)} devices: layers share thoughts, so put it on one, "
+                'as device_map={"": 0}'
+            )
+        if input_ids is None or inputs_embeds is not None:
+            what = "input_ids is None" if inputs_embeds is None else "inputs_embeds is set"
+            raise InputError(f"{what}: this model finds its thoughts by tokens, so pass input_ids alone")
+        return check_tokens(input_ids, self)
+
+    def _prepare_model_inputs(self, *args: Any, **kwargs: Any) -> Any:
+        """transformers' hook of `generate`; the prompt is refused as `forward` does."""
+        prompt, *rest = super()._prepare_model_inputs(*args, **kwargs)
+        return self._tokens(prompt, None), *rest
+
+    @property
+    def _caches(self) -> bool:
+        """Whether a call that says nothing of a cache returns one."""
+        return self.config.use_cache and self.can_cache and not self.training
 
     def output(self, encoded: Any, **fields: Any) -> CausalLMOutputWithThoughts:
         """What `forward` returns; families with further fields override it."""
@@ -379,29 +414,49 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
                 name = "past_key_values is set" if cache is not None else "use_cache is True"
                 raise InputError(f"{name}: {self.why_no_cache}, so set use_cache=False")
             return None
+        if (cache is not None or use_cache) and self.training and self._checkpoints:
+            raise InputError(
+                "a cache in training with gradient checkpointing would be written twice: set use_cache=False, or call "
+                "model.eval()"
+            )
         return self.new_cache() if use_cache and cache is None else cache
 
-    def _checked_outputs(
-        self, options: dict[str, Any], hidden_states: bool | None, attentions: bool | None
+    def _say_what_logits_are(self, logits_to_keep: int | Tensor) -> None:
+        """Warns once if another tool would take the logits of a whole text for the model's likelihood, and errs."""
+        score = self.estimators[0]
+        if score not in ("exact", "causal") and isinstance(logits_to_keep, int) and logits_to_keep == 0:
+            logger.warning_once(
+                f"{type(self).__name__}: a perplexity or log-likelihood from the logits of one call (lm-eval's 'hf', "
+                f"an evaluation of transformers.Trainer) is not this model's, whose own score is {score!r}: use "
+                "mentalese.load(path).score(texts) or `mentalese eval`"
+            )
+
+    @property
+    def _checkpoints(self) -> bool:
+        """Whether gradient checkpointing is on."""
+        return any(getattr(module, "gradient_checkpointing", False) for module in self.modules())
+
+    def _checked(
+        self, options: dict[str, Any], output_hidden_states: bool | None, output_attentions: bool | None
     ) -> dict[str, Any]:
-        """`output_hidden_states` for `encode`, if asked for; raises what `forward` does."""
+        """The keywords of `encode` among those of `forward`; raises what that does."""
         for name in options:
             if name not in self.forward_options:
                 hint = nearest(name, [*inspect.signature(self.forward).parameters, *self.forward_options])
                 raise InputError(f"{name}: {type(self).__name__}.forward has no such argument{hint}")
-        if attentions:
+        if output_attentions:
             raise InputError(
                 f"output_attentions is True: {type(self).__name__} keeps no attention weights; use "
                 "output_thoughts=True, whose traces show what it attends to"
             )
-        if not hidden_states:
-            return {}
+        if not output_hidden_states:
+            return options
         if not self.keeps_hidden_states:
             raise InputError(
                 f"output_hidden_states is True: {type(self).__name__} keeps the final ones alone; use "
                 "model.encode(input_ids).hidden"
             )
-        return {"output_hidden_states": True}
+        return options | {"output_hidden_states": True}
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
@@ -442,11 +497,7 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
         """
         if attention_mask is None:
             return torch.ones_like(input_ids, dtype=torch.bool)
-        seen = input_ids.shape[1] + (0 if cache is None else cache.seen_tokens)
-        if attention_mask.shape[1] != seen:
-            raise InputError(
-                f"attention_mask has {attention_mask.shape[1]} columns: pass {seen}, one for each token read so far"
-            )
+        check_width(attention_mask, input_ids.shape[1] + (0 if cache is None else cache.seen_tokens))
         return attention_mask[:, -input_ids.shape[1] :].bool()
 
     @staticmethod

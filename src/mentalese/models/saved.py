@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,11 @@ from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import context_length
 from mentalese.models.checkpoints import load_model, model_folder, saved_recipe
 from mentalese.models.contract import Contract
+from mentalese.models.inputs import check_tokens
+from mentalese.models.text_tokenizer import mask_token_id
 from mentalese.models.trace import ThoughtTrace
 from mentalese.recipe import Recipe
+from mentalese.values import checked, replaced, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -72,18 +75,22 @@ class Saved:
         return dataclasses.replace(self, layout=self.layout.at(stage, latents))
 
     def on(self, source: str | None = None, **read: str | None) -> Saved:
-        """The model with another text (`DataConfig.source`); `read`: the `text_column` and `detokenizer` it needs."""
+        """The model with another text (`DataConfig.source`); `read`: the `text_column` and `detokenizer` it needs.
+
+        Raises:
+            InputError: something else than the name of a source (`mentalese.as_source` names texts), or another field.
+        """
         changes: dict[str, Any] = {} if source is None else {"source": source, **AS_IT_IS}
         changes |= {name: value for name, value in read.items() if value is not None}
-        return dataclasses.replace(self, data=dataclasses.replace(self.data, **changes))
+        return dataclasses.replace(self, data=replaced(self.data, "data", **changes))
 
     def scored_by(self, **protocol: Any) -> Saved:
         """The model with other fields of its protocol, see `EvaluationConfig`.
 
         Raises:
-            InputError: the layout does not have such a protocol.
+            InputError: there is no such field, or the layout does not have such a protocol.
         """
-        evaluation = dataclasses.replace(self.evaluation, **protocol)
+        evaluation = replaced(self.evaluation, "evaluation", **protocol)
         self.layout.check_evaluation(evaluation)
         return dataclasses.replace(self, evaluation=evaluation)
 
@@ -95,8 +102,8 @@ class Saved:
         Raises:
             InputError: an empty text, or one that is not Unicode.
         """
-        mask_token_id = generation.mask_token_id(self.hugging_face)
-        batch = self.layout.encode_prompts(_listed(texts), self.tokenizer, self.data, mask_token_id)
+        mask = mask_token_id(self.hugging_face)
+        batch = self.layout.encode_prompts(_listed(texts), self.tokenizer, self.data, mask)
         return to_device(batch, self.device)
 
     def generate(self, texts: str | Sequence[str], *, max_new_tokens: int = 40, **options: Any) -> list[str]:
@@ -116,7 +123,7 @@ class Saved:
         """The continuation of one text, piece by piece; closing the iterator stops the model. Takes and raises what
         `generate` does."""
         return generation.stream_text(
-            self.model, self.tokenizer, text, self.data, self.layout, max_new_tokens=max_new_tokens, **options
+            self.model, self.tokenizer, _one(text), self.data, self.layout, max_new_tokens=max_new_tokens, **options
         )
 
     def score(self, texts: str | Sequence[str]) -> list[scoring.TextScore]:
@@ -132,7 +139,7 @@ class Saved:
                 "score a model of texts"
             )
         for number, text in enumerate(texts):
-            if not text.strip():
+            if not checked(f"texts[{number}]", str, text).strip():
                 raise InputError(f"texts[{number}] is {text!r}: use a text with at least one word")
         split = split_of(texts, self.tokenizer, self.data, self.layout.special_ids(self.tokenizer)["eos_token_id"])
         return scoring.text_scores(self.token_scores(split), split, self.estimator)
@@ -147,10 +154,18 @@ class Saved:
             InputError: a text longer than the model's context, or an option that the model does not know.
         """
         options.setdefault("max_new_tokens", self.evaluation.answer_tokens)
-        return thinking.think(self.model, self.tokenizer, text, self.data, self.layout, **options)
+        return thinking.think(self.model, self.tokenizer, _one(text), self.data, self.layout, **options)
 
     def trace(self, input_ids: Tensor, **options: Any) -> ThoughtTrace:
-        """What the model thinks of these tokens [length]."""
+        """What the model thinks of these tokens [length].
+
+        Raises:
+            InputError: no token ids of the model in one dimension, or an option that the model does not know.
+        """
+        if not isinstance(input_ids, Tensor) or input_ids.ndim != 1:
+            what = f"of shape {list(input_ids.shape)}" if isinstance(input_ids, Tensor) else shown(input_ids)
+            raise InputError(f"input_ids is {what}: pass a tensor of token ids [length]")
+        input_ids = check_tokens(input_ids[None], self.hugging_face)[0]
         return thinking.trace(self.model, self.tokenizer, input_ids, **options)
 
     # -- splits of a text ----------------------------------------------------------------------------------------------
@@ -169,13 +184,16 @@ class Saved:
         """The text `data.source` in the model's own tokens; documents end in the model's own end of text.
 
         Args:
-            split: the split that is needed.
+            split: the split that is needed; `all`: the whole of a text without splits.
             layout: which parts of the text are stored; `None`: those of the model's layout.
 
         Raises:
             InputError: the text cannot be read, the tokenizer lacks its markers, or there is no such split.
         """
-        store, prepared = prepare(self.data, layout or self.layout, to_train=False, show=show)
+        whole = checked("split", str, split) == "all"
+        store, prepared = prepare(self.data, layout or self.layout, to_train=False, whole=whole, show=show)
+        if whole:
+            store = dataclasses.replace(store, splits={split: store.splits["test"]})
         known = MARKERS[0] in self.tokenizer.get_vocab()
         marked = self.tokenizer if known else add_markers(self.tokenizer)
         if tokenizer_fingerprint(prepared) != tokenizer_fingerprint(marked):
@@ -200,12 +218,14 @@ class Saved:
     def perplexity(self, split: Split, *, show: bool = False) -> scoring.Perplexity:
         """See `mentalese.models.scoring.perplexity`."""
         reading = self.data, self.layout, self.evaluation
-        return scoring.perplexity(self.model, self.tokenizer, split, *reading, device=self.device, show=show)
+        return scoring.perplexity(self.model, self.tokenizer, _a_split(split), *reading, device=self.device, show=show)
 
     def token_scores(self, split: Split, *, show: bool = False) -> np.ndarray:
         """See `mentalese.models.scoring.token_scores`."""
         reading = self.data, self.layout, self.evaluation
-        return scoring.token_scores(self.model, self.tokenizer, split, *reading, device=self.device, show=show)
+        return scoring.token_scores(
+            self.model, self.tokenizer, _a_split(split), *reading, device=self.device, show=show
+        )
 
 
 def load(path: str | Path, device: str | torch.device | None = None, *, config: dict[str, Any] | None = None) -> Saved:
@@ -248,4 +268,23 @@ def default_device() -> torch.device:
 
 
 def _listed(texts: str | Sequence[str]) -> list[str]:
-    return [texts] if isinstance(texts, str) else list(texts)
+    """The texts as a list; raises `InputError` if there are none, or if one is no text."""
+    if not isinstance(texts, Iterable) or isinstance(texts, bytes | Mapping | Tensor):
+        raise InputError(f"texts is {shown(texts)}: pass a text (str) or a list of texts")
+    listed = [texts] if isinstance(texts, str) else list(texts)
+    if not listed:
+        raise InputError(f"texts is {texts!r}: pass at least one text")
+    for number, text in enumerate(listed):
+        if not isinstance(text, str):
+            raise InputError(f"texts[{number}] is {text!r}: use texts (str)")
+    return listed
+
+
+def _one(text: str) -> str:
+    return checked("text", str, text)
+
+
+def _a_split(split: Split) -> Split:
+    if not isinstance(split, Split):
+        raise InputError(f"split is {shown(split)}: pass what Saved.split(name) returns")
+    return split

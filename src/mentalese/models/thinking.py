@@ -17,6 +17,7 @@ from mentalese.models.build import context_length
 from mentalese.models.contract import Contract
 from mentalese.models.generation import seeded
 from mentalese.models.trace import ThoughtTrace
+from mentalese.values import checked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -51,6 +52,7 @@ def think(
             know.
     """
     data, layout = data or DataConfig(), layout or Packed()
+    max_new_tokens = checked("max_new_tokens", int, max_new_tokens)
     if not text.strip():
         raise InputError(f"the text is {text!r}: pass one with at least one word")
     plain = hugging_face_model(model)

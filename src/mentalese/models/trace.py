@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mentalese.errors import InputError
+from mentalese.files import read_json
 from mentalese.registry import load
 
 _DRAWN_BY = "mentalese.viewer.page:trace_page"  # named and not imported: the viewer knows traces, not they it
@@ -129,7 +130,7 @@ class ThoughtTrace:
         folder = Path(folder)
         if not (folder / "trace.json").is_file():
             raise InputError(f"{folder} contains no trace.json: use a folder that `ThoughtTrace.save` wrote")
-        described = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
+        described = read_json(folder / "trace.json")
         version = described.get("version")
         if version not in cls._READ:
             known = " and ".join(map(str, cls._READ))

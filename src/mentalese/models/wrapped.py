@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,8 @@ from mentalese.models.backbone import (
     linear_weights,
     places,
 )
-from mentalese.models.hf import LatentThoughtConfig, LatentThoughtModel, ThoughtCache
+from mentalese.models.config import LatentThoughtConfig
+from mentalese.models.hf import LatentThoughtModel, ThoughtCache
 
 
 class WrappedDecoderConfig(LatentThoughtConfig):
@@ -26,10 +28,17 @@ class WrappedDecoderConfig(LatentThoughtConfig):
     Attributes:
         backbone: a Hugging Face decoder: its `model_type` and the fields of its config. Sizes are the backbone's,
             vocabulary and special tokens those of this config.
+        hidden_size, num_hidden_layers, num_attention_heads, tie_word_embeddings, initializer_range: the backbone's;
+            another value is refused.
     """
 
     model_type = "wrapped_decoder"
     backbone: dict[str, Any] | None = None
+    hidden_size: int = None  # type: ignore[assignment]
+    num_hidden_layers: int = None  # type: ignore[assignment]
+    num_attention_heads: int = None  # type: ignore[assignment]
+    tie_word_embeddings: bool = None  # type: ignore[assignment]
+    initializer_range: float = None  # type: ignore[assignment]
 
     def __post_init__(self, **kwargs: Any) -> None:
         self.backbone = self.backbone or {"model_type": "gpt2"}
@@ -42,7 +51,7 @@ class WrappedDecoderConfig(LatentThoughtConfig):
             "initializer_range",
         ):
             value, inherited = getattr(self, name), getattr(inner, name)
-            if value not in (inherited, self.__dataclass_fields__[name].default):
+            if value not in (inherited, None):
                 raise InputError(
                     f"{self.model_type}.{name} is {value}: it is the backbone's, {inherited}; set it in "
                     f"{self.model_type}.backbone"
@@ -104,6 +113,9 @@ class WrappedDecoder(LatentThoughtModel):
     """A Hugging Face decoder as `backbone`, whose embeddings and head are the model's."""
 
     config_class = WrappedDecoderConfig
+    _tied_weights_keys: ClassVar[dict[str, str]] = {}  # the backbone's own; PEFT looks for them if this is a dict
+    supports_gradient_checkpointing = True
+    keeps_hidden_states = True
 
     def __init__(self, config: WrappedDecoderConfig) -> None:
         super().__init__(config)
@@ -122,13 +134,36 @@ class WrappedDecoder(LatentThoughtModel):
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.backbone.set_output_embeddings(new_embeddings)
 
+    @cached_property
+    def _positions(self) -> int | None:
+        """Rows of the backbone's table of positions; `None` if it has no table."""
+        tokens = self.get_input_embeddings()
+        tables = (m for m in self.backbone.base_model.modules() if isinstance(m, nn.Embedding) and m is not tokens)
+        return self.config.max_position_embeddings if any(True for _ in tables) else None
+
+    def check_length(self, mask: Tensor | None, columns: int) -> None:
+        """Refuses rows of more tokens than the backbone has positions for.
+
+        Args:
+            mask: bool [B, columns], all tokens so far; `None` if there is no padding.
+
+        Raises:
+            InputError: a row is longer.
+        """
+        if self._positions is None or columns <= self._positions:
+            return
+        longest = columns if mask is None else int(mask.sum(1).max())
+        if longest > self._positions:
+            raise InputError(
+                f"input_ids has a row of {longest} tokens, those in the cache included: the backbone has "
+                f"{self._positions} positions; shorten it"
+            )
+
 
 class LayeredDecoder(WrappedDecoder):
     """A decoder in front of whose layers a family reads and adds; its initialisation is the model's."""
 
     config_class = LayeredDecoderConfig
-    supports_gradient_checkpointing = True
-    keeps_hidden_states = True
 
     def __init__(self, config: LayeredDecoderConfig) -> None:
         super().__init__(config)
@@ -136,6 +171,11 @@ class LayeredDecoder(WrappedDecoder):
 
     def _init_weights(self, module: nn.Module) -> None:
         self.backbone._init_weights(module)
+
+    def _initialize_weights(self, module: nn.Module, *_: Any) -> None:
+        """transformers' hook for one module. Code that is not its own it lets skip modules without weights of their
+        own, to which backbones tie rules too: GPT-2's attention scales the projections inside it down."""
+        super()._initialize_weights(module)
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -151,22 +191,18 @@ class LayeredDecoder(WrappedDecoder):
         real = None if attention_mask is None else self.real_tokens(input_ids, attention_mask, cache)
         past, state = (0, {}) if cache is None else (cache.seen_tokens, cache.state)
         if "mask" not in state and (real is None or bool(real.all())):
+            self.check_length(None, past + input_ids.shape[1])
             return TokenLayout(past)
         before = state.get("mask", input_ids.new_ones(len(input_ids), past, dtype=torch.bool))
         real = torch.ones_like(input_ids, dtype=torch.bool) if real is None else real
         mask = torch.cat((before, real), dim=1)
+        self.check_length(mask, mask.shape[1])
         if cache is not None:
             state["mask"] = mask
         return TokenLayout(before.sum(1), real, mask, (mask.cumsum(1) - 1).clamp(min=0)[:, past:])
 
     def run_backbone(self, input_ids: Tensor, layout: TokenLayout, cache: ThoughtCache | None, **options: Any) -> Any:
-        """The backbone's output, `last_hidden_state` [B, L, d]; all its layers get the `options`. The cache moves on.
-
-        Raises:
-            InputError: a cache in training with gradient checkpointing, in which layers would leave it empty.
-        """
-        if cache is not None and self.training and getattr(self.layers[0], "gradient_checkpointing", False):
-            raise InputError("past_key_values is set in training with gradient checkpointing: call model.eval()")
+        """The backbone's output, `last_hidden_state` [B, L, d]; its layers get the `options`. The cache moves on."""
         output = self.backbone.base_model(
             input_ids=input_ids,
             attention_mask=None if layout.mask is None else layout.mask.long(),

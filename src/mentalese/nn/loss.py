@@ -3,6 +3,9 @@
 A row's gradient needs only that row's probabilities, so the forward pass turns each chunk of logits into the gradients
 of `hidden` and `weight` at once and forgets it; the backward pass only scales them. One table of [chunk, v] lives at
 a time, and nothing is computed twice.
+
+A head that is more than its matrix (an adapter, a quantised map: `nn.linear`) is called instead, chunk by chunk, and
+once more in the backward pass, so that one table lives at a time there too.
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 IGNORED = -100
 _CHUNK = 512  # rows; measured best of 256 to 2048 at vocabularies of 4,096 and 50,257
@@ -20,7 +24,7 @@ _CHUNK = 512  # rows; measured best of 256 to 2048 at vocabularies of 4,096 and 
 
 def linear_cross_entropy(
     hidden: Tensor,
-    weight: Tensor,
+    weight: Tensor | nn.Module,
     targets: Tensor,
     *,
     target_weights: Tensor | None = None,
@@ -32,7 +36,7 @@ def linear_cross_entropy(
 
     Args:
         hidden: [n, d].
-        weight: [v, d]; no gradient is computed where it does not require one.
+        weight: [v, d], or a module that maps [.., d] to [.., v]; no gradient is computed where it does not require one.
         targets: [n], ids; -100 is ignored.
         target_weights: [n], how much each target counts; `None` counts all the same. Not differentiated.
         chunk_size: rows at once.
@@ -45,24 +49,45 @@ def linear_cross_entropy(
         coefficients = coefficients * target_weights.detach()
     total = coefficients.sum()
     coefficients = torch.where(total == 0, 0.0, coefficients / total)
+    if isinstance(weight, nn.Module):
+        return (module_nll(hidden, weight, targets, chunk_size=chunk_size) * coefficients).sum()
     return _apply(hidden, weight, targets, coefficients, chunk_size or _CHUNK, *_needs(hidden, weight))[0]
 
 
 @torch.no_grad()
-def linear_nll(hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk_size: int | None = None) -> Tensor:
+def linear_nll(hidden: Tensor, weight: Tensor | nn.Module, targets: Tensor, *, chunk_size: int | None = None) -> Tensor:
     """[n] float32: each target's negative log-likelihood in nats, 0 where it is -100. Not differentiable.
 
     Arguments are those of `linear_cross_entropy`.
     """
+    if isinstance(weight, nn.Module):
+        return module_nll(hidden, weight, targets, chunk_size=chunk_size)
     return _apply(hidden, weight, targets, None, chunk_size or _CHUNK, False, False)[1]
 
 
 def linear_nll_sum(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk_size: int | None = None
+    hidden: Tensor, weight: Tensor | nn.Module, targets: Tensor, *, chunk_size: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """The sum of all targets' negative log-likelihoods, differentiable as `linear_cross_entropy`, and `linear_nll`."""
+    if isinstance(weight, nn.Module):
+        nll = module_nll(hidden, weight, targets, chunk_size=chunk_size)
+        return nll.sum(), nll.detach()
     counted = (targets != IGNORED).to(torch.float32)
     return _apply(hidden, weight, targets, counted, chunk_size or _CHUNK, *_needs(hidden, weight))
+
+
+def module_nll(hidden: Tensor, head: nn.Module, targets: Tensor, *, chunk_size: int | None = None) -> Tensor:
+    """What `linear_nll` returns, of a head that is called; differentiable in `hidden` and in whatever `head` has."""
+
+    def nll(h: Tensor, y: Tensor) -> Tensor:
+        logits = head(h)
+        precise = torch.promote_types(logits.dtype, torch.float32)
+        return F.cross_entropy(logits.to(precise), y, reduction="none", ignore_index=IGNORED)
+
+    size = chunk_size or _CHUNK
+    kept = torch.is_grad_enabled()
+    parts = zip(hidden.split(size), targets.split(size))
+    return torch.cat([checkpoint(nll, h, y, use_reentrant=False) if kept else nll(h, y) for h, y in parts])
 
 
 def _needs(hidden: Tensor, weight: Tensor) -> tuple[bool, bool]:

@@ -1,0 +1,115 @@
+"""Hugging Face's side of every family's config."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Literal, get_args, get_origin
+
+from huggingface_hub.dataclasses import type_validator
+from transformers import PreTrainedConfig
+
+from mentalese.errors import InputError, nearest
+from mentalese.models.anywhere import NotCopied
+from mentalese.nn.controls import ThoughtControl
+
+# Keywords that transformers itself hands to a config (loading, attention choice, classification heads).
+_HANDED_BY_TRANSFORMERS = {
+    "attn_implementation",
+    "experts_implementation",
+    "model_type",
+    "name_or_path",
+    "num_labels",
+    "output_attentions",
+    "per_layer_config",
+    "torch_dtype",
+}
+
+
+class LatentThoughtConfig(NotCopied, PreTrainedConfig):
+    """Base of every family's config: typed fields, unknown fields refused, lists from JSON back to tuples.
+
+    Subclasses declare fields as annotations and check them in `validate_architecture(self)`, raising `InputError`.
+
+    Attributes:
+        thought_control: what the model reads in place of its thoughts, see `mentalese.nn.controls`; `None`: its own.
+        has_thoughts: whether a model with this config has thoughts that can be controlled.
+    """
+
+    model_type = "latent_thought_base"
+    vocab_size: int = 0
+    hidden_size: int = 64
+    num_hidden_layers: int = 2
+    num_attention_heads: int = 4
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = True
+    use_cache: bool = True
+    thought_control: ThoughtControl | None = None
+    keys_to_ignore_at_inference = ("past_key_values", "thoughts")
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        fields = self.__dataclass_fields__
+        for name in kwargs:
+            if not self._knows(name):
+                raise InputError(f"{self.model_type}.{name}: no such field{nearest(name, fields)}")
+        for name in fields:
+            value = getattr(self, name)
+            if isinstance(value, list) and "tuple" in str(fields[name].type):
+                setattr(self, name, tuple(value))
+        super().__post_init__(**kwargs)
+        self._check_types()
+        self.validate_architecture()
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """See `PreTrainedConfig.from_dict`. What other tools have written into a saved config (`auto_map`,
+        `quantization_config`) stays in it; a misspelt field is refused where people write it, in the constructor."""
+        return_unused = kwargs.pop("return_unused_kwargs", False)
+        known = {name: value for name, value in config_dict.items() if cls._knows(name)}
+        config, unused = super().from_dict(known, return_unused_kwargs=True, **kwargs)
+        for name, value in config_dict.items():
+            if name not in known:
+                setattr(config, name, value)
+        return (config, unused) if return_unused else config
+
+    @classmethod
+    def _knows(cls, name: str) -> bool:
+        known = name in cls.__dataclass_fields__ or name in _HANDED_BY_TRANSFORMERS or hasattr(cls, name)
+        return known or name.startswith("_")
+
+    def _check_types(self) -> None:
+        """transformers' `@strict` neither reads annotations that are strings nor takes 1 for a float."""
+        checked: set[str] = set()
+        for cls in type(self).__mro__[: type(self).__mro__.index(LatentThoughtConfig) + 1]:
+            for name, expected in inspect.get_annotations(cls, eval_str=True).items():
+                value = getattr(self, name)
+                if name in checked:
+                    continue
+                checked.add(name)
+                if expected is float and type(value) is int:
+                    setattr(self, name, value := float(value))
+                try:
+                    type_validator(name, value, expected)
+                except TypeError as error:
+                    kind = expected.__name__ if isinstance(expected, type) else str(expected).replace("typing.", "")
+                    choices = get_args(expected) if get_origin(expected) is Literal else ()
+                    remedy = f"set {' or '.join(map(str, choices))}" if choices else f"use {kind}"
+                    raise InputError(f"{self.model_type}.{name} is {value!r}: {remedy}") from error
+
+    @property
+    def has_thoughts(self) -> bool:
+        return False
+
+    def validate_architecture(self) -> None:
+        if self.thought_control is not None and not self.has_thoughts:
+            raise InputError(
+                f"{self.model_type}.thought_control is {self.thought_control!r}: a model with this config has no "
+                "thoughts to control, remove it"
+            )
+        if self.hidden_size % self.num_attention_heads:
+            raise InputError(
+                f"{self.model_type}.hidden_size is {self.hidden_size}: set a multiple of num_attention_heads "
+                f"({self.num_attention_heads})"
+            )

@@ -1,0 +1,177 @@
+"""LoRA (Hu et al., 2021) through PEFT: small trained maps next to those of a trained decoder, which stay as they are.
+
+Three kinds of weights are trained:
+
+    adapters    on linear maps of the decoder: W x + (alpha / rank) B A x
+    new rows    of embeddings and head, for the markers that the library adds to a tokenizer
+    new parts   all that a family adds to its `backbone` (gates, concept layers, codebooks), in full
+
+A model without a `backbone` is a decoder as a whole. On disk, a trained model is an ordinary one, with adapters merged
+into its weights. The folder `adapter/` next to them contains what was trained alone, in PEFT's format.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from packaging.version import Version
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS
+from mentalese.errors import InputError, nearest
+from mentalese.models.adapter import hugging_face_model
+from mentalese.models.contract import Contract
+from mentalese.recipe import TrainConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+FOLDER = "adapter"
+"""In a saved model's folder."""
+_LEAST = "0.20"  # earlier ones do not train new rows of a tied head
+_NAME = "default"  # PEFT's, of the only adapter
+
+
+def add_adapters(model: Contract, tokenizer: PreTrainedTokenizerBase, train: TrainConfig) -> None:
+    """Adds adapters to a model in place, and freezes all that is not trained; nothing if `train.lora_rank` is `None`.
+
+    Until it is trained, the model computes what it did before.
+
+    Raises:
+        InputError: PEFT is not installed or too old, or a target that the decoder does not have.
+    """
+    if train.lora_rank is None:
+        return
+    found = _version()
+    if found is None or Version(found) < Version(_LEAST):
+        raise InputError(
+            f"train.lora_rank is {train.lora_rank}: LoRA needs PEFT {_LEAST} or newer and finds {found or 'none'}; "
+            "`pip install 'mentalese[lora]'`"
+        )
+    import peft
+
+    whole = hugging_face_model(model)
+    maps = _linear_maps(whole)
+    targets = _targets(maps, train.lora_targets)
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM",
+        r=train.lora_rank,
+        lora_alpha=2 * train.lora_rank if train.lora_alpha is None else train.lora_alpha,
+        target_modules=rf"{re.escape(_prefix(whole))}(.*\.)?({'|'.join(map(re.escape, targets))})",
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in maps.values()),
+        trainable_token_indices=_new_rows(whole, tokenizer),
+    )
+    new = _new_modules(whole)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(train.seed)
+        peft.inject_adapter_in_model(config, whole)
+    for name in new:  # not by PEFT, which would train copies of them
+        whole.get_submodule(name).requires_grad_(True)
+    whole.peft_config[_NAME].modules_to_save = new or None
+
+
+def _version() -> str | None:
+    """PEFT's, if it is installed."""
+    try:
+        return version("peft")
+    except PackageNotFoundError:
+        return None
+
+
+def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The weights of the same model without adapters, on the CPU, by name; the model itself stays as it is."""
+    from peft.tuners.lora import LoraLayer
+    from peft.utils.other import TrainableTokensWrapper
+
+    merged: dict[str, Tensor] = {}
+    with torch.no_grad():
+        for name, module in model.named_modules():
+            if isinstance(module, LoraLayer):
+                layer: Any = module
+                merged[f"{name}.weight"] = (layer.get_base_layer().weight + layer.get_delta_weight(_NAME)).cpu()
+            elif isinstance(module, TrainableTokensWrapper):
+                merged[f"{name}.weight"] = module.weight.cpu()
+    weights = {}
+    for name, value in model.state_dict().items():
+        plain = re.sub(r"(\.token_adapter)?\.base_layer\.", ".", name)
+        if not re.search(r"\.lora_[AB]\.|\.trainable_tokens_\w+\.", name):
+            weights[plain] = merged.get(plain, value).detach().cpu()
+    return weights
+
+
+def save_adapter(folder: Path, model: PreTrainedModel, base: str) -> None:
+    """Writes what was trained as `PeftModel.from_pretrained(BASE, folder)` opens it: safetensors and a JSON file.
+
+    Args:
+        base: the model that the adapters belong to, noted in the config.
+    """
+    from safetensors.torch import save_file
+
+    config = model.peft_config[_NAME]
+    config.base_model_name_or_path, config.inference_mode = base, True
+    config.save_pretrained(folder)
+    adapters = {name: p for name, p in model.named_parameters() if p.requires_grad and f".{_NAME}" in name}
+    tensors = {name.replace(f".{_NAME}", ""): parameter for name, parameter in adapters.items()}
+    for name in config.modules_to_save or ():
+        tensors |= model.get_submodule(name).state_dict(prefix=f"{name}.")
+    saved = {f"base_model.model.{name}": value.detach().cpu().contiguous() for name, value in tensors.items()}
+    save_file(saved, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def _prefix(model: PreTrainedModel) -> str:
+    """What names of the decoder's modules begin with."""
+    return "backbone." if hasattr(model, "backbone") else ""
+
+
+def _linear_maps(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """The decoder's linear maps but its head, by full name."""
+    head, prefix = model.get_output_embeddings(), _prefix(model)
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.Linear, Conv1D)) and module is not head and name.startswith(prefix)
+    }
+
+
+def _targets(maps: dict[str, nn.Module], asked: tuple[str, ...]) -> list[str]:
+    """The last parts of the names of the maps that get adapters."""
+    known = sorted({name.rpartition(".")[2] for name in maps})
+    for name in asked:
+        if name not in known:
+            raise InputError(
+                f"train.lora_targets has {name!r}: use linear maps of the decoder ({', '.join(known)}), the head has "
+                f"none{nearest(name, known)}"
+            )
+    return list(asked) or known
+
+
+def _new_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[int]] | None:
+    """Tokens of the library's markers, for the embeddings and, if it is another table, for the head."""
+    vocabulary = tokenizer.get_vocab()
+    rows = sorted(vocabulary[name] for name in (*MARKERS, *LATENT_MARKERS.values()) if name in vocabulary)
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    tables = [embeddings] if head.weight is embeddings.weight else [embeddings, head]
+    names = {module: name for name, module in model.named_modules()}
+    return {names[table]: rows for table in tables} if rows else None
+
+
+def _new_modules(model: PreTrainedModel) -> list[str]:
+    """The modules that a family adds to its decoder, none of them a mere list, as PEFT needs to save them."""
+
+    def parts(name: str, module: nn.Module) -> list[str]:
+        if isinstance(module, nn.ModuleList | nn.ModuleDict):
+            return [part for key, child in module.named_children() for part in parts(f"{name}.{key}", child)]
+        return [name]
+
+    if not _prefix(model):
+        return []
+    for name, _ in model.named_parameters(recurse=False):
+        raise InputError(f"train.lora_rank is set and {type(model).__name__}.{name} is in no module: put it into one")
+    own: dict[str, Any] = {name: module for name, module in model.named_children() if name != "backbone"}
+    return [part for name, module in own.items() for part in parts(name, module)]

@@ -1,0 +1,264 @@
+"""The tokenizer in a model's folder: what it makes of a text is what the model reads.
+
+`tokenizer(texts, padding=True, return_tensors="pt")` equals `mentalese.load(folder).encode(texts)`. A layout that puts
+the same tokens around every text is a post-processor in `tokenizer.json`, which any tool reads. Every other one
+(sentences between markers, questions on a line of their own, masks) is a `MentaleseTokenizer`.
+
+As in all tokenizers of transformers, a marker's name in a text is the marker, which `Saved.encode` reads as plain text;
+`split_special_tokens=True` does so here too. `add_special_tokens=False` returns the tokens of the text alone, for what
+continues a text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Encoding, Tokenizer, processors
+from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.tokenization_utils_base import TruncationStrategy
+from transformers.utils import PaddingStrategy
+
+from mentalese.data.config import DataConfig
+from mentalese.data.layouts import Layout, layout_class
+from mentalese.data.prompts import PromptEncoder, TextRow
+from mentalese.data.tokenizers import BOS, MASK
+from mentalese.errors import InputError
+from mentalese.models.anywhere import NotCopied, write_module
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+MODULE = "mentalese_tokenizer"
+_SENTENCES = ("sentences", "min_sentence_tokens", "max_sentence_tokens")
+
+
+def mask_token_id(model: PreTrainedModel) -> int | None:
+    """The id of the mask, for models that fill in masks."""
+    return None if getattr(model, "causal", True) else getattr(model.config, "mask_token_id", None)
+
+
+def text_tokenizer(
+    tokenizer: PreTrainedTokenizerBase,
+    layout: Layout,
+    data: DataConfig,
+    *,
+    mask_token_id: int | None = None,
+    model_max_length: int | None = None,
+) -> PreTrainedTokenizerFast:
+    """A copy of `tokenizer` that reads texts as a model of this layout does, padded on the left.
+
+    A second text continues the first one, after what the layout puts behind it: an answer after the latents.
+
+    Args:
+        mask_token_id: that of models that fill in `<|mask|>`.
+        model_max_length: the most tokens that the model reads; `None`: any number.
+
+    Raises:
+        InputError: the tokenizer lacks a marker of the layout, or is not backed by the `tokenizers` library.
+    """
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise InputError(f"{type(tokenizer).__name__} is not a fast tokenizer: use one that has a tokenizer.json")
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_padding()
+    backend.no_truncation()
+    row = layout.prompt_row("a", PromptEncoder(tokenizer, data, mask_token_id))
+    before, after = row.around()
+    backend.post_processor = _template(backend, row.ids[:before], row.ids[len(row) - after :])
+    own = type(layout).prompt_row is Layout.prompt_row and type(layout).prompt_text is Layout.prompt_text
+    named = {
+        "bos_token": BOS if layout.markers else tokenizer.bos_token,
+        "eos_token": tokenizer.eos_token,
+        "pad_token": backend.id_to_token(layout.special_ids(tokenizer)["pad_token_id"]),
+        "unk_token": tokenizer.unk_token,
+    }
+    settings = named | {
+        "tokenizer_object": backend,
+        "extra_special_tokens": [token for token in tokenizer.all_special_tokens if token not in named.values()],
+        "model_max_length": model_max_length,
+        "padding_side": "left",
+        "clean_up_tokenization_spaces": False,
+        "chat_template": layout.chat_template(tokenizer),
+    }
+    settings = {name: value for name, value in settings.items() if value is not None}
+    if own and mask_token_id is None:
+        return PreTrainedTokenizerFast(**settings)
+    return MentaleseTokenizer(
+        **settings,
+        text_layout={"kind": layout.kind} | dataclasses.asdict(layout),
+        text_sentences={name: getattr(data, name) for name in _SENTENCES},
+        text_mask_id=mask_token_id,
+    )
+
+
+def _template(backend: Tokenizer, before: Sequence[int], after: Sequence[int]) -> Any:
+    """A post-processor that puts these markers around a text."""
+    first, last = ([f"{backend.id_to_token(index)}:0" for index in ids] for ids in (before, after))
+    single = [*first, "$A:0", *last]
+    known = [(backend.id_to_token(index), index) for index in dict.fromkeys([*before, *after])]
+    return processors.TemplateProcessing(single=single, pair=[*single, "$B:1"], special_tokens=known)
+
+
+class MentaleseTokenizer(NotCopied, PreTrainedTokenizerFast):
+    """A tokenizer that reads a text by a layout: `text_tokenizer` makes it, its settings are saved with it.
+
+    Everywhere else it is a fast tokenizer of transformers: batches, padding, truncation, offsets, tensors.
+
+    Truncation cuts the text, not the markers around it. A marker has the span (0, 0) in offsets, as usual.
+    """
+
+    _reads: PromptEncoder | None = None
+    _layout: Layout | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_reads": None, "_layout": None}  # found again; a splitter cannot be pickled
+
+    def _add_tokens(self, new_tokens: Any, special_tokens: bool = False) -> int:
+        self._reads = None  # it knows the tokens that may end a clause
+        return super()._add_tokens(new_tokens, special_tokens=special_tokens)
+
+    def _read_by(self) -> Layout:
+        if self._layout is None:
+            fields = dict(self.init_kwargs["text_layout"])
+            kind = fields.pop("kind")
+            values = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+            self._layout = layout_class(kind)(**values)
+        return self._layout
+
+    def _row(self, text: Any, pair: Any) -> tuple[TextRow, int]:
+        """The tokens of a text and of what continues it, and how many are the first's."""
+        for value in (text, pair):
+            if not isinstance(value, str | None):
+                raise InputError(
+                    f"text is {value!r}: this tokenizer splits texts into sentences by itself, so pass whole texts"
+                )
+        if self._reads is None:
+            data = DataConfig(**self.init_kwargs["text_sentences"])
+            self._reads = PromptEncoder(self, data, self.init_kwargs.get("text_mask_id"), self._tokenizer)
+        layout = self._read_by()
+        if pair and layout.markers:
+            raise InputError(
+                "text_pair is set: this model reads sentences between markers, which two texts may share; pass one text"
+            )
+        row = layout.prompt_row(text, self._reads)
+        return (row + self._reads.text(pair), len(row)) if pair else (row, len(row))
+
+    def _encode_plus(
+        self, text: Any, text_pair: Any = None, add_special_tokens: bool = True, **options: Any
+    ) -> BatchEncoding:
+        if not add_special_tokens:
+            return super()._encode_plus(text, text_pair, add_special_tokens=False, **options)
+        padding = options.pop("padding_strategy", PaddingStrategy.DO_NOT_PAD)
+        truncation = options.pop("truncation_strategy", TruncationStrategy.DO_NOT_TRUNCATE)
+        longest = options.get("max_length")
+        if options.pop("is_split_into_words", False) or options.pop("return_overflowing_tokens", False):
+            raise InputError(
+                "is_split_into_words and return_overflowing_tokens cut a text where this model's layout does not: "
+                "pass whole texts, or add_special_tokens=False"
+            )
+        self.set_truncation_and_padding(
+            PaddingStrategy.DO_NOT_PAD, TruncationStrategy.DO_NOT_TRUNCATE, 0, 0, None, None
+        )
+        split = options.pop("split_special_tokens", None)
+        self._tokenizer.encode_special_tokens = self.split_special_tokens if split is None else split
+        batched = isinstance(text, list | tuple)
+        texts = list(text) if batched else [text]
+        pairs = (list(text_pair) if batched else [text_pair]) if text_pair else [None] * len(texts)
+        if len(pairs) != len(texts):
+            raise InputError(f"text_pair has {len(pairs)} texts: pass {len(texts)}, one for each text")
+        encodings = []
+        for first, second in zip(texts, pairs):
+            row, own = self._row(first, second)
+            if truncation != TruncationStrategy.DO_NOT_TRUNCATE and longest is not None:
+                row = _truncated(row, own, longest, self.truncation_side)
+                own = min(own, len(row))
+            encodings.append(self._encoding(row, own, len(first)))
+        if padding != PaddingStrategy.DO_NOT_PAD:
+            self._pad_encodings(encodings, padding, longest, options)
+        return self._as_batch(encodings, batched, options)
+
+    def _encoding(self, row: TextRow, own: int, characters: int) -> Encoding:
+        """The row as a result of the `tokenizers` library, whose state is JSON."""
+        second = [int(place >= own) for place in range(len(row))]
+        # What a layout adds to the end of a text (a new line) has no characters in it.
+        spans = [
+            (0, 0) if span is None else span if pair else (min(span[0], characters), min(span[1], characters))
+            for span, pair in zip(row.spans, second)
+        ]
+        ranges = {"0": {"start": 0, "end": own}} | ({"1": {"start": own, "end": len(row)}} if own < len(row) else {})
+        state = {
+            "ids": row.ids,
+            "type_ids": second,
+            "tokens": [self._tokenizer.id_to_token(index) or MASK for index in row.ids],
+            "words": [None] * len(row),
+            "offsets": spans,
+            "special_tokens_mask": [int(span is None) for span in row.spans],
+            "attention_mask": [1] * len(row),
+            "overflowing": [],
+            "sequence_ranges": ranges,
+        }
+        encoding = Encoding()
+        encoding.__setstate__(json.dumps(state).encode())
+        return encoding
+
+    def _pad_encodings(
+        self, encodings: list[Encoding], padding: PaddingStrategy, longest: int | None, options: dict[str, Any]
+    ) -> None:
+        length = max(map(len, encodings), default=0)
+        if padding == PaddingStrategy.MAX_LENGTH and longest is not None:
+            length = max(length, longest)
+        multiple = options.get("pad_to_multiple_of") or 1
+        for encoding in encodings:
+            encoding.pad(
+                -(-length // multiple) * multiple,
+                direction=options.get("padding_side") or self.padding_side,
+                pad_id=self.pad_token_id,
+                pad_type_id=self.pad_token_type_id,
+                pad_token=self.pad_token,
+            )
+
+    def _as_batch(self, encodings: list[Encoding], batched: bool, options: dict[str, Any]) -> BatchEncoding:
+        names = ("token_type_ids", "attention_mask", "special_tokens_mask", "offsets_mapping", "length")
+        returned = {f"return_{name}": options[f"return_{name}"] for name in names if f"return_{name}" in options}
+        parts = [self._convert_encoding(encoding, **returned)[0] for encoding in encodings]
+        columns = {name: [part[name][0] for part in parts] for name in (parts[0] if parts else self.model_input_names)}
+        for ids in columns["input_ids"]:
+            self._eventual_warn_about_too_long_sequence(ids, options.get("max_length"), options.get("verbose", True))
+        tensors = options.get("return_tensors")
+        if not batched and tensors is None:
+            return BatchEncoding({name: column[0] for name, column in columns.items()}, encodings)
+        return BatchEncoding(columns, encodings, tensor_type=tensors)
+
+    def _save_pretrained(
+        self, save_directory: str | PathLike[str], file_names: tuple[str, ...], *args: Any, **kwargs: Any
+    ) -> tuple[str, ...]:
+        """Also writes the module by which the folder opens anywhere."""
+        module = write_module(Path(save_directory), MODULE, type(self))
+        return (*super()._save_pretrained(save_directory, file_names, *args, **kwargs), str(module))
+
+    @property
+    def _auto_map(self) -> dict[str, Any]:
+        return {"AutoTokenizer": [None, f"{MODULE}.{type(self).__name__}"]}
+
+
+def _truncated(row: TextRow, own: int, longest: int, side: str) -> TextRow:
+    """At most `longest` tokens: of a text and its continuation the latter is cut, else the text between its markers.
+
+    Raises:
+        InputError: there is no room for what must stay.
+    """
+    if len(row) <= longest:
+        return row
+    before, after = (own, 0) if own < len(row) else row.around()
+    room = longest - before - after
+    if room < 0:
+        raise InputError(f"max_length is {longest}: set at least {before + after}, the tokens that cannot be cut")
+    middle = row[before : len(row) - after]
+    middle = middle[:room] if side == "right" else middle[len(middle) - room :]
+    skipped = 0
+    while side == "left" and skipped < len(middle) and middle.spans[skipped] is None:
+        skipped += 1  # a text does not begin with the end of a sentence
+    return row[:before] + middle[skipped:] + row[len(row) - after :]

@@ -1,0 +1,34 @@
+"""Controls: what a model reads in place of its own thoughts, at the same cost.
+
+A gain that survives its control is not the thoughts'. The same control serves in training, as a baseline that keeps
+the cost and the effect on optimisation, and on a trained model (`mentalese ablate`).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+ThoughtControl = Literal["removed", "swapped", "noisy"]
+CONTROLS: tuple[str, ...] = get_args(ThoughtControl)
+
+
+def controlled(thoughts: Tensor, control: str | None, removed: Tensor | float = 0.0) -> Tensor:
+    """The thoughts [rows, ..] that a model reads under a control; `None` leaves them as they are.
+
+    Args:
+        control: `removed`: a constant. `swapped`: the thoughts of the next row of the batch, another text; without
+            another row, the constant. `noisy`: plus normal noise with the thoughts' own root mean square.
+        removed: the constant, a value or of a shape that fits.
+    """
+    if control is None:
+        return thoughts
+    if control == "noisy":
+        scale = thoughts.detach().float().square().mean().sqrt().to(thoughts.dtype)
+        return thoughts + scale * torch.randn_like(thoughts)
+    if control == "swapped" and len(thoughts) > 1:
+        return thoughts.roll(1, 0)
+    constant = torch.as_tensor(removed, dtype=thoughts.dtype, device=thoughts.device)
+    return constant.expand_as(thoughts) + 0.0 * thoughts  # every weight keeps a gradient, if it is zero (DDP)

@@ -1,0 +1,23 @@
+"""Linear maps whose matrix may be read past the module, and those that must be called."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether a call of this module is its matrix and bias and nothing else.
+
+    False for an adapter around a map (LoRA), a quantised or parametrised map, and one with hooks or a replaced
+    `forward` (weights that are kept elsewhere): their matrix says too little, and only a call is right.
+    """
+    if type(module) is not nn.Linear or type(module.weight) not in (nn.Parameter, Tensor):
+        return False
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return "forward" not in vars(module) and not any(hooks)
+
+
+def matrix_or_module(module: nn.Module) -> Tensor | nn.Module:
+    """The matrix [out, in] of a plain map without bias; any other module itself."""
+    weight = module.weight if is_plain(module) and module.bias is None else None
+    return weight if isinstance(weight, Tensor) else module
