@@ -16,6 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 from mentalese.errors import InputError
 from mentalese.models.anywhere import NotCopied, OpensAnywhere
 from mentalese.models.hf import ThoughtCache
+from mentalese.models.peft_targets import adapt_by_default
 
 
 class GPT2GistConfig(NotCopied, GPT2Config):
@@ -104,3 +105,6 @@ class GPT2GistLMHeadModel(OpensAnywhere, GPT2LMHeadModel):
     ) -> None:
         if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
             model_kwargs["past_key_values"] = ThoughtCache(self.config.num_hidden_layers)
+
+
+adapt_by_default(GPT2GistConfig.model_type, ("c_attn",))

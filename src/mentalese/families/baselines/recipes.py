@@ -16,6 +16,8 @@ from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Reci
 
 WIKITEXT = "hub:Salesforce/wikitext:wikitext-103-raw-v1"
 FINEWEB = "hub:HuggingFaceFW/fineweb-edu:sample-10BT"
+OPENWEBTEXT = "hub:Skylion007/openwebtext@refs/convert/parquet"
+"""The hub's own conversion to parquet: the main branch is a script, which `datasets` no longer runs."""
 GPT2_TOKENS = "hub:openai-community/gpt2"
 
 

@@ -11,4 +11,9 @@ FAMILY = Family(
     classes={"coconut": (f"{_HERE}.config:CoconutConfig", f"{_HERE}.model:CoconutForCausalLM")},
     grow=f"{_HERE}.config:grown",
     figures="mentalese.analyses.coconut:FIGURES",
+    idle_options={
+        "coconut": {
+            "write_passes": "the small recipes have two latents, and what the second one writes is never read",
+        }
+    },
 )

@@ -32,6 +32,10 @@ class CoconutConfig(WrappedDecoderConfig):
     latent_start_token_id: int | None = None
     latent_end_token_id: int | None = None
 
+    @property
+    def has_thoughts(self) -> bool:
+        return self.mode != "pause"
+
     def validate_architecture(self) -> None:
         super().validate_architecture()
         for gate in self.gates:

@@ -16,15 +16,18 @@ so that pass p is one column for all rows. Letters in shapes: B rows of L tokens
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import initialization as init
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, DynamicLayer
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
@@ -32,8 +35,11 @@ from mentalese.families.coconut.config import GATES, CoconutConfig
 from mentalese.models.backbone import attention_width, linear_weights
 from mentalese.models.contract import LossOutput, follows
 from mentalese.models.hf import Encoded, ThoughtCache
+from mentalese.models.peft_targets import BACKBONE_TARGETS
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
 from mentalese.models.wrapped import WrappedDecoder
+from mentalese.nn.controls import controlled
+from mentalese.nn.loss import IGNORED
 
 NEAREST = 5  # tokens of a trace that stand beside a latent
 
@@ -41,14 +47,12 @@ NEAREST = 5  # tokens of a trace that stand beside a latent
 
 
 class Gate(nn.Linear):
-    """sigmoid(W h + b), W = 0 at the start (appendix A.3)."""
+    """The W h + b of a gate, W = 0 at the start (appendix A.3). Its sigmoid is the caller's: tools that adapt or
+    quantise linear maps replace the module."""
 
     def __init__(self, width: int, bias_init: float) -> None:
         super().__init__(width, width)
         self.bias_init = bias_init
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return super().forward(hidden).sigmoid()
 
 
 class ConceptStream(nn.Module):
@@ -79,7 +83,7 @@ class ConceptStream(nn.Module):
             h'_t and c_t [B, d], and the gates' values [B, d] by name.
         """
         normed = self.norm(hidden)
-        values = {name: gate(normed) for name, gate in self.gates.items()}
+        values = {name: gate(normed).sigmoid() for name, gate in self.gates.items()}
         gated = hidden
         if "forget" in values:
             gated = (1 - values["forget"]) * gated
@@ -115,6 +119,10 @@ class Layout:
     passes: int
     first: Tensor
 
+    def in_place(self, states: Tensor) -> Tensor:
+        """[B, P + N + R, d] in the columns of the batch, [B, L, d]."""
+        return states.gather(1, self.place[..., None].expand(-1, -1, states.shape[-1]))
+
 
 def lay_out(is_latent: Tensor, real: Tensor, passes: int | None = None) -> Layout:
     """The layout of a batch by its latents and its tokens, both bool [B, L].
@@ -133,7 +141,10 @@ def lay_out(is_latent: Tensor, real: Tensor, passes: int | None = None) -> Layou
     start = torch.where(is_latent, rank, length).amin(1)
     end = torch.where(is_latent, rank, -1).amax(1) + 1
     if bool(((end - start != latents) & (latents > 0)).any()):
-        raise InputError("input_ids has latent tokens apart from each other in a row: put them side by side")
+        raise InputError(
+            "input_ids has latent tokens apart from each other in a row: put them side by side, or read one group a "
+            "call, with the cache of the call before"
+        )
     has = latents > 0
     prompt = int(start.masked_fill(~has, 0).max())
     passes = max(int(latents.max()), passes or 0)
@@ -186,6 +197,87 @@ def _keys_kept_once(keys: Any) -> Iterator[None]:
         layers.clear()
 
 
+class _PassKeys(DynamicLayer):
+    """A layer's keys and values in one pass: those of the passes before it, and its own.
+
+    A checkpointed layer runs again in the backward pass, so that an update changes nothing that it reads.
+    """
+
+    def __init__(self, earlier: tuple[tuple[Tensor, Tensor], ...]) -> None:
+        super().__init__()
+        self.earlier = earlier
+        self.own: tuple[Tensor, Tensor] | None = None
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        if self.own is None:
+            self.own = keys, values
+        keys, values = (torch.cat(parts, dim=-2) for parts in zip(*self.earlier, (keys, values)))
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        return sum(keys.shape[-2] for keys, _ in self.earlier)
+
+    @property
+    def all(self) -> tuple[tuple[Tensor, Tensor], ...]:
+        return self.earlier if self.own is None else (*self.earlier, self.own)
+
+
+@contextmanager
+def _layers_run_by(layers: list[nn.Module], run: Callable[..., Any]) -> Iterator[None]:
+    """Inside, the layers' calls go through `run(function, *args)`.
+
+    transformers' own checkpointing takes a layer's cache away from it, and with it the passes before.
+    """
+
+    def called(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return run(partial(forward, **kwargs), *args)
+
+    before = [vars(layer).get("forward") for layer in layers]
+    for layer in layers:
+        layer.forward = partial(called, layer.forward)
+    try:
+        yield
+    finally:
+        for layer, forward in zip(layers, before):
+            if forward is None:
+                del layer.forward
+            else:
+                layer.forward = forward
+
+
+class _Reader:
+    """The backbone over a call's columns, pass by pass, each on the keys and values of those before it.
+
+    Args:
+        mask: bool [B, m], all columns, those of earlier calls first.
+        past: how many of these there are.
+        keys: what passes share; `None`: there is only one.
+        keep: also keep the hidden states of every layer, a tuple per pass.
+    """
+
+    def __init__(self, body: nn.Module, mask: Tensor, past: int, keys: Cache | None, keep: bool) -> None:
+        self.body, self.mask, self.past, self.keys, self.keep = body, mask, past, keys, keep
+        self.positions = (mask.cumsum(1) - 1).clamp(min=0)
+        self.hidden_states: list[tuple[Tensor, ...]] = []
+
+    def __call__(self, inputs: Tensor, start: int) -> Tensor:
+        """Final hidden states [B, n, d] of `inputs` [B, n, d], which lie in the columns from `start` on."""
+        end = self.past + start + inputs.shape[1]
+        output = self.body(
+            inputs_embeds=inputs,
+            attention_mask=self.mask[:, :end].long(),
+            position_ids=self.positions[:, self.past + start : end],
+            past_key_values=self.keys,
+            use_cache=self.keys is not None,
+            **({"output_hidden_states": True} if self.keep else {}),
+        )
+        if self.keep:
+            self.hidden_states.append(output.hidden_states)
+        if self.keys is not None and isinstance(self.keys.layers[0], _PassKeys):
+            self.keys = Cache(layers=[_PassKeys(layer.all) for layer in self.keys.layers])
+        return output.last_hidden_state
+
+
 @dataclass
 class Thoughts:
     """What the latents of a batch were: one entry per pass, [B, d] each, and the gates' values by name.
@@ -216,6 +308,7 @@ class CoconutForCausalLM(WrappedDecoder):
     """A Hugging Face decoder whose latent positions read hidden states."""
 
     config_class = CoconutConfig
+    lora_targets = BACKBONE_TARGETS
     traces_continue = True
     shard_blocks = False  # a step runs the backbone many times
     about_thoughts = (
@@ -234,9 +327,13 @@ class CoconutForCausalLM(WrappedDecoder):
         ),
     }
 
+    _gradient_checkpointing_func: Callable[..., Any]  # transformers' own
+
     def __init__(self, config: CoconutConfig) -> None:
         super().__init__(config)
         self.concept_stream = ConceptStream(config) if config.mode == "agclr" else None
+        self.gradient_checkpointing = False
+        self._checkpointed: list[nn.Module] = []
         self.post_init()
         if config.latent_token_id is not None:  # a latent is asked for, never said
             self.generation_config.suppress_tokens = [config.latent_token_id]
@@ -247,6 +344,20 @@ class CoconutForCausalLM(WrappedDecoder):
             init.zeros_(module.weight)
             init.constant_(module.bias, module.bias_init)
 
+    def _set_gradient_checkpointing(
+        self,
+        enable: bool = True,
+        gradient_checkpointing_func: Callable[..., Any] = checkpoint,
+        every_n_layers: int = 1,
+    ) -> None:
+        """See `LatentThoughtModel`; the backbone's layers do not know that they are checkpointed."""
+        super()._set_gradient_checkpointing(enable, gradient_checkpointing_func, every_n_layers)
+        layers = [layer for layer in self.backbone.modules() if isinstance(layer, GradientCheckpointingLayer)]
+        self._checkpointed = [layer for layer in layers if layer.gradient_checkpointing]
+        for module in self.backbone.modules():
+            if hasattr(module, "gradient_checkpointing"):
+                module.gradient_checkpointing = False
+
     # ------------------------------------------------------------------------------------- the passes
 
     def encode(
@@ -256,11 +367,13 @@ class CoconutForCausalLM(WrappedDecoder):
         *,
         cache: ThoughtCache | None = None,
         trace: bool = False,
+        output_hidden_states: bool = False,
     ) -> CoconutEncoded:
         """Final hidden states [B, L, d], zero at padding, from where `cache` left off; the cache moves on.
 
         Args:
             trace: also keep what the latents were.
+            output_hidden_states: also keep those of every layer; the first are what it read, tokens and latents.
 
         Raises:
             InputError: a latent before any token, or latents apart from each other.
@@ -283,33 +396,26 @@ class CoconutForCausalLM(WrappedDecoder):
             layout, ids, own = None, input_ids, real
         held = state.get("mask")
         mask = own if held is None else torch.cat((held, own), dim=1)
-        past = mask.shape[1] - own.shape[1]
-        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        self.check_length(mask, mask.shape[1])
         keys = None
+        checkpointed = self._checkpointed if self.training and torch.is_grad_enabled() and cache is None else []
         if passes or cache is not None:
-            keys = Cache(layers=(self.new_cache() if cache is None else cache).layers)
+            kept = (self.new_cache() if cache is None else cache).layers
+            keys = Cache(layers=[_PassKeys(()) for _ in kept] if checkpointed else kept)
+        read = _Reader(self.backbone.base_model, mask, mask.shape[1] - own.shape[1], keys, output_hidden_states)
         embedded = self.get_input_embeddings()(ids)
-
-        def read(inputs: Tensor, start: int) -> Tensor:
-            """The backbone over columns from `start` on."""
-            end = start + inputs.shape[1]
-            return self.backbone.base_model(
-                inputs_embeds=inputs,
-                attention_mask=mask[:, : past + end].long(),
-                position_ids=positions[:, past + start : past + end],
-                past_key_values=keys,
-                use_cache=keys is not None,
-            ).last_hidden_state
-
-        if layout is None:
-            hidden = read(embedded, 0)
-        else:
-            once = cache is None and torch.is_grad_enabled()
-            with _keys_kept_once(keys) if once else nullcontext():
-                hidden = self._think(embedded, layout, read, state, thoughts)
-            hidden = hidden.gather(1, layout.place[..., None].expand(-1, -1, hidden.shape[-1]))
+        once = keys is not None and cache is None and torch.is_grad_enabled() and not checkpointed
+        with _layers_run_by(checkpointed, self._gradient_checkpointing_func) if checkpointed else nullcontext():
+            if layout is None:
+                hidden = read(embedded, 0)
+            else:
+                with _keys_kept_once(keys) if once else nullcontext():
+                    hidden = self._think(embedded, layout, read, state, thoughts)
+                hidden = layout.in_place(hidden)
+        levels = [torch.cat(level, dim=1) for level in zip(*read.hidden_states)]
+        levels = [level if layout is None else layout.in_place(level) for level in levels]
         if not bool(real.all()):
-            hidden = hidden.masked_fill(~real[..., None], 0.0)
+            hidden, *levels = (x.masked_fill(~real[..., None], 0.0) for x in (hidden, *levels))
         if cache is not None:
             last = real.long().mul(torch.arange(1, length + 1, device=real.device)).argmax(1)
             latest = hidden[torch.arange(batch, device=real.device), last]
@@ -317,7 +423,7 @@ class CoconutForCausalLM(WrappedDecoder):
                 latest = torch.where(real.any(1, keepdim=True), latest, state["hidden"])
             state["hidden"], state["mask"] = latest, mask
             cache.seen_tokens += length
-        return CoconutEncoded(hidden=hidden, thoughts=thoughts)
+        return CoconutEncoded(hidden=hidden, hidden_states=tuple(levels) or None, thoughts=thoughts)
 
     def _think(
         self, embedded: Tensor, layout: Layout, read: Any, state: dict[str, Tensor], thoughts: Thoughts | None
@@ -333,11 +439,13 @@ class CoconutForCausalLM(WrappedDecoder):
             before = torch.where(layout.first[:, None], state["hidden"].to(before.dtype), before)
         memory = state.get("memory", torch.zeros_like(before))
         earlier = state.get("latents", torch.zeros_like(layout.latents))
+        removed = self.get_input_embeddings()(layout.latents.new_tensor(self.config.latent_token_id))
         for number in range(passes):
             latent, values = before, {}
             if self.concept_stream is not None:
                 latent, written, values = self.concept_stream(before, memory, earlier + number)
                 memory = torch.where((number < layout.latents)[:, None], written, memory)
+            latent = controlled(latent, self.config.thought_control, removed)
             if thoughts is not None:
                 thoughts.states.append(before)
                 thoughts.latents.append(latent)
@@ -368,6 +476,22 @@ class CoconutForCausalLM(WrappedDecoder):
         if self.concept_stream is not None:
             output.loss = output.loss + 0.0 * sum(p.sum() for p in self.concept_stream.parameters())
         return output
+
+    def _said(self, labels: Tensor) -> Tensor:
+        """Labels without those of latents, which nothing predicts."""
+        return labels.masked_fill(labels == self.config.latent_token_id, IGNORED)
+
+    def next_token_loss(self, hidden: Tensor, labels: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """See `Contract.next_token_loss`; a latent is never a target."""
+        return super().next_token_loss(hidden, self._said(labels), weights)
+
+    def next_token_nll(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """See `Contract.next_token_nll`; zero at latents."""
+        return super().next_token_nll(hidden, self._said(labels))
+
+    def scored_labels(self, batch: Batch, estimator: str) -> Tensor:
+        """See `Contract.scored_labels`: those of latents are not scored."""
+        return self._said(super().scored_labels(batch, estimator))
 
     def forward_flops(self, batch: Batch) -> int:
         ids = batch["input_ids"]
@@ -429,6 +553,6 @@ class CoconutForCausalLM(WrappedDecoder):
 
     def _nearest(self, vector: Tensor) -> tuple[tuple[int, float], ...]:
         """The likeliest tokens, were the vector [d] a final hidden state."""
-        logits = self.get_output_embeddings()(vector.to(self.output_weight().dtype))
+        logits = self.get_output_embeddings()(vector.to(self.backbone.dtype))
         best = logits.float().softmax(-1).topk(min(NEAREST, len(logits)))
         return tuple(zip(best.indices.tolist(), best.values.tolist()))

@@ -215,13 +215,22 @@ def paper(name: str, source: str, description: str, epochs: int, answer_tokens: 
     )
 
 
+def hotpotqa() -> Recipe:
+    """With two paragraphs a question, a few records are longer than GPT-2's 1,024 positions less an answer's 256."""
+    recipe = paper("table1-hotpotqa", "hotpotqa:data/hotpotqa", "GPT-2 on HotpotQA", 15, 256)
+    return dataclasses.replace(
+        recipe,
+        layout=dataclasses.replace(recipe.layout, sequence_length=768, too_long="skip"),  # type: ignore[call-arg]
+    )
+
+
 def table1() -> list[Recipe]:
     """Every method on each data set, the paper's plan; ProsQA's is ours, as the paper's does not fit its 20 epochs."""
     word_problems = Curriculum(stages=3, latents_per_step=2, epochs=3, removed_tokens=16, step_tokens=128)
     graphs = Curriculum(stages=6, latents_per_step=1, epochs=3, removed_tokens=8, step_tokens=96)
     sets = [
         (paper("table1-gsm8k", "gsm8k-aug:data/gsm8k", "GPT-2 on GSM8K-Aug", 15, 96), word_problems, {}),
-        (paper("table1-hotpotqa", "hotpotqa:data/hotpotqa", "GPT-2 on HotpotQA", 15, 256), word_problems, {}),
+        (hotpotqa(), word_problems, {}),
         (
             paper("table1-prosqa", "builtin:prosqa", "GPT-2 on ProsQA", 20, 128),
             graphs,
@@ -242,7 +251,7 @@ def table1() -> list[Recipe]:
     )
     made += [
         method(longer, name, dataclasses.replace(graphs, epochs=5), **(fields if name == "agclr" else {}))
-        for name in ("cot", "coconut", "agclr")
+        for name in METHODS
     ]
     return [dataclasses.replace(recipe, paper="Table 1") for recipe in made]
 

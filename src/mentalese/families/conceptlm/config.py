@@ -55,6 +55,10 @@ class ConceptLMConfig(LayeredDecoderConfig):
         """S."""
         return self.num_segments or self.num_attention_heads
 
+    @property
+    def has_thoughts(self) -> bool:
+        return True
+
     def validate_architecture(self) -> None:
         super().validate_architecture()
         self._at_least(2, "chunk_size", "num_codes")

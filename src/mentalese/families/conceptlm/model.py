@@ -46,8 +46,10 @@ from mentalese.families.conceptlm.config import ConceptLMConfig
 from mentalese.models.backbone import attention_width, linear_weights
 from mentalese.models.contract import LossOutput
 from mentalese.models.hf import Encoded, ThoughtCache
+from mentalese.models.peft_targets import BACKBONE_TARGETS
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
 from mentalese.models.wrapped import LayeredDecoder
+from mentalese.nn.controls import controlled
 
 # ------------------------------------------------------------------------------------------------ what a call carries
 
@@ -151,7 +153,9 @@ class ConceptLMForCausalLM(LayeredDecoder):
     """A Hugging Face decoder that predicts the next concept too and reads its prediction."""
 
     config_class = ConceptLMConfig
+    lora_targets = BACKBONE_TARGETS
     cache_class = ConceptCache
+    own_losses = "the losses of concepts and their codes"
     about_thoughts = (
         "Concepts: the mean state of a few tokens each, quantised to codes; each is predicted from those before it."
     )
@@ -214,7 +218,8 @@ class ConceptLMForCausalLM(LayeredDecoder):
             if chunks.count:
                 pooled = sums[:, : chunks.count] / chunks.size
                 predicted, codes = self._predict(pooled, chunks, cache)
-                table = torch.cat((table, predicted.to(table.dtype)), dim=1)
+                read = controlled(predicted, self.config.thought_control)
+                table = torch.cat((table, read.to(table.dtype)), dim=1)
                 call.concepts = Concepts(pooled, predicted, chunks.valid(len(pooled), pooled.device), codes)
             if cache is not None:
                 state["sum"], state["concept"] = chunks.last(sums), chunks.last(table)

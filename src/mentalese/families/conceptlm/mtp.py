@@ -20,6 +20,7 @@ from mentalese.families.conceptlm.config import MTPConfig
 from mentalese.models.backbone import attention_width, linear_weights
 from mentalese.models.contract import LossOutput
 from mentalese.models.hf import Encoded, ThoughtCache
+from mentalese.models.peft_targets import BACKBONE_TARGETS
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
 from mentalese.models.wrapped import LayeredDecoder
 from mentalese.nn.loss import IGNORED
@@ -36,6 +37,8 @@ class MTPForCausalLM(LayeredDecoder):
     """A Hugging Face decoder that also predicts the tokens after the next one."""
 
     config_class = MTPConfig
+    lora_targets = BACKBONE_TARGETS
+    own_losses = "the losses of later tokens"
     about_thoughts = "States that each predict a token further ahead than the next one; they are shown where it stands."
     shown = {  # noqa: RUF012 (nothing writes to it)
         "surprisal.": Shown("surprisal, {} ahead", "What the token cost when predicted so many tokens ahead.", "nats")

@@ -8,8 +8,8 @@
     context     ContextLM: the concept layers' output is the next concept, and only tokens have a loss
     mtp         multi-token prediction
 
-Tables 1 to 3 are `table1-*` (Table 2 asks the same models) and `table3-*`, tables 4 and 5 the ablations on Pythia-160M,
-tables 14 to 18 those of the appendix, figure 4 the training lengths. Learning rates and batches are those of tables 10
+Tables 1, 2 and 14 are `table1-*`, table 3 is `table3-*`. Tables 4, 5 and 15 to 18 and figure 4 are overrides of
+`ablation`. Learning rates and batches are those of tables 10
 to 12; warm-up and decay are not given (ours).
 """
 
@@ -23,6 +23,7 @@ from mentalese.families.baselines.recipes import (
     FINEWEB,
     GPT2_PUBLISHED,
     GPT2_TOKENS,
+    OPENWEBTEXT,
     PYTHIA,
     WIKITEXT,
     gpt2,
@@ -32,7 +33,6 @@ from mentalese.families.baselines.recipes import (
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
 
 PILE = "hub:monology/pile-uncopyrighted"
-OPENWEBTEXT = "hub:Skylion007/openwebtext"
 TITLES = {
     "concept": "next-concept prediction",
     "base": "the decoder itself",
@@ -168,7 +168,7 @@ def openstax() -> list[Recipe]:
 # ---------------------------------------------------------------------------------------------------------- the paper
 
 RATES = {"124m": 1e-3, "355m": 8e-4, "774m": 6e-4, "1.5b": 4e-4}
-"""Table 10; those of Pythia (table 11) are its own."""
+"""Table 10."""
 LLAMA_31_ROTARY = {
     "rope_type": "llama3",
     "rope_theta": 500_000.0,
@@ -182,8 +182,19 @@ HEADS_160M, WIDTH_160M, LAYERS_160M = 12, 768, 12
 
 
 def trained(
-    name: str, text: str, model: dict[str, Any], rate: float, data: DataConfig, layout: Packed, tokens: int, paper: str
+    name: str,
+    text: str,
+    model: dict[str, Any],
+    rate: float,
+    data: DataConfig,
+    layout: Packed,
+    tokens: int,
+    paper: str,
+    parts: int = 32,
 ) -> Recipe:
+    """Args:
+    parts: micro-batches of a step on one process.
+    """
     return Recipe(
         name=f"conceptlm/{name}",
         description=text,
@@ -192,7 +203,7 @@ def trained(
         layout=layout,
         optimizer=OptimizerConfig(learning_rate=rate, warmup=0.01),
         train=TrainConfig(
-            tokens=tokens, precision="bf16", gradient_accumulation_steps=32, eval_every=1000, checkpoint_every=1000
+            tokens=tokens, precision="bf16", gradient_accumulation_steps=parts, eval_every=1000, checkpoint_every=1000
         ),
         paper=paper,
     )
@@ -213,15 +224,29 @@ def table1() -> list[Recipe]:
             "Tables 1, 2, 14",
         )
         pm = variant(recipe, "pm")
-        untied = dataclasses.replace(recipe, model=recipe.model | {"tie_word_embeddings": False})
         concept = [
             variant(recipe, "concept", insert_depth=0),
             variant(recipe, "concept", "-l1", insert_depth=1),
-            variant(untied, "concept", "-release", insert_depth=0, fusion="norm_sum", codebook="linear"),
             variant(recipe, "context", insert_depth=0),
         ]
-        made += [*(against(one, pm) for one in concept), pm, variant(recipe, "base")]
+        # The release's head is untied, and its codebook loss is the sum over segments, not the mean.
+        untied = dataclasses.replace(
+            recipe,
+            description=f"{recipe.description}, untied as in the release",
+            model=recipe.model | {"tie_word_embeddings": False},
+        )
+        matched = variant(untied, "pm", "-release-pm")
+        as_released = {"insert_depth": 0, "fusion": "norm_sum", "codebook": "linear", "vq_weight": float(heads)}
+        release = variant(untied, "concept", "-release", **as_released)
+        made += [
+            *(against(one, pm) for one in concept),
+            pm,
+            variant(recipe, "base"),
+            against(release, matched),
+            matched,
+        ]
     for size, (width, heads, layers, rate) in PYTHIA.items():
+        rate = 4e-4 if size == "410m" else rate  # table 11; Pythia's own is 3e-4
         base = variant(pythia(f"table1-pythia-{size}", "Table 1", 300, width, heads, layers, rate), "base")
         recipe = dataclasses.replace(base, name=base.name.removesuffix("-base"))
         made += [against(variant(recipe, name), base) for name in ("concept", "context")]
@@ -237,7 +262,6 @@ def pythia(
     heads: int = HEADS_160M,
     layers: int = LAYERS_160M,
     rate: float = 6e-4,
-    length: int = 2048,
 ) -> Recipe:
     """Pythia on the Pile (table 11); 160M on 30B tokens for the ablations (section 5)."""
     millions = next(size for size, shape in PYTHIA.items() if shape[0] == width)
@@ -247,7 +271,7 @@ def pythia(
         neox(width, heads, layers=layers),
         rate,
         DataConfig(source=PILE, tokenizer="hub:EleutherAI/pythia-70m"),
-        Packed(sequence_length=length, batch_size=1024 * 2048 // length),
+        Packed(sequence_length=2048, batch_size=1024),
         billions * 1_000_000_000,
         paper,
     )
@@ -261,7 +285,7 @@ def table3() -> list[Recipe]:
     """
     recipe = trained(
         "table3-llama-8b",
-        "Table 3: Llama-3.1-8B trained on, 9.6B tokens (give --data and --train.init)",
+        "Table 3: Llama-3.1-8B trained on, 9.6B tokens (set --data and --train.init)",
         llama(4096, 32, layers=32, mlp=14336, key_value_heads=8, tied=False, context=131_072, theta=500_000.0)
         | {"rope_parameters": LLAMA_31_ROTARY},
         1e-5,
@@ -269,39 +293,30 @@ def table3() -> list[Recipe]:
         Packed(sequence_length=8192, batch_size=96),
         9_600_000_000,
         "Table 3",
+        parts=12,  # 8 processes share 96 rows
     )
     pm = variant(recipe, "pm")
     return [against(variant(recipe, "concept"), pm), pm, variant(recipe, "base")]
 
 
 def ablations() -> list[Recipe]:
-    """Tables 4, 5 and 15 to 18, and figure 4: Pythia-160M, concepts before the second layer but for table 15."""
+    """Pythia-160M, concepts before the second layer: what tables 4, 5 and 15 to 18 and figure 4 vary by one field each.
 
-    def concept(table: str, name: str, **fields: Any) -> Recipe:
-        return variant(pythia(f"table{table}-{name}", f"Table {table}"), "concept", **fields)
-
-    made = [
-        variant(pythia("table4", "Table 4"), "mtp"),
-        concept("4", "ntp", ncp_weight=0.0, vq_weight=0.0),
-        concept("4", "ntp-ncp", vq_weight=0.0),
-        concept("4", "ntp-vq", ncp_weight=0.0),
-        concept("4", "all"),
-    ]
-    for layers in (2, 6, 10):
-        twin = dataclasses.replace(
-            pythia(f"table5-token{layers}", f"Table 5, {layers} more token layers"),
-            model=deeper(neox(WIDTH_160M, HEADS_160M, layers=LAYERS_160M), layers),
+    `ablation` is the method, `ablation-pm` has two more token layers. Each row of a table is an override (README).
+    """
+    recipe = pythia("ablation", "Tables 4, 5, 15 to 18, Figure 4")
+    made = [variant(recipe, "concept"), variant(recipe, "mtp")]
+    twins = [
+        dataclasses.replace(
+            recipe,
+            name=f"{recipe.name}-pm{layers}",
+            description=f"{recipe.description}: {layers} more token layers",
+            model=deeper(recipe.model, layers),
         )
-        made += [against(concept("5", f"concept{layers}", concept_layers=layers), twin), twin]
-    made += [concept("15", f"l{depth}", insert_depth=depth) for depth in (0, 1, 3, 5, 7, 9, 11)]
-    made += [concept("16", f"n{codes}", num_codes=codes) for codes in (8, 16, 32, 64, 128, 256)]
-    made += [concept("17", f"s{segments}", num_segments=segments) for segments in (3, 6, 12, 24, 48, 96, 192)]
-    made += [concept("18", f"k{size}", chunk_size=size) for size in (2, 4, 8, 16)]
-    for length in (512, 1024, 2048):
-        recipe = pythia(f"figure4-{length}", f"Figure 4, rows of {length:,}", length=length)
-        pm = variant(recipe, "pm")
-        made += [against(variant(recipe, "concept"), pm), pm]
-    return made
+        for layers in (6, 10)
+    ]
+    pm = variant(recipe, "pm")
+    return [*(against(one, pm) for one in made), pm, *twins]
 
 
 RECIPES = [*tiny(), *small(), *openstax(), *table1(), *table3(), *ablations()]

@@ -10,4 +10,11 @@ FAMILY = Family(
     recipes=f"{_HERE}.recipes:RECIPES",
     classes={"ltm": (f"{_HERE}.config:LTMConfig", f"{_HERE}.model:LTMForCausalLM")},
     figures="mentalese.analyses.latent_thought:FIGURES",
+    idle_options={
+        "ltm": {
+            "window_size": {"window_size": 16},  # rows are shorter than the window
+            "encoder_layers": {"inference": "amortised"},
+            "langevin_step_size": {"inference": "langevin"},
+        }
+    },
 )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from mentalese.families.latent_thought.config import LTMConfig
 from mentalese.models.hf import ResidualLinear
@@ -127,7 +128,7 @@ class SwiGLU(nn.Module):
         return self.out(F.silu(gate) * up)
 
 
-class Block(nn.Module):
+class Block(GradientCheckpointingLayer):
     """Pre-norm self-attention, cross-attention to thoughts and SwiGLU."""
 
     def __init__(self, config: LTMConfig, layer: int) -> None:
@@ -160,7 +161,7 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-class EncoderBlock(nn.Module):
+class EncoderBlock(GradientCheckpointingLayer):
     """Pre-norm bidirectional self-attention and SwiGLU."""
 
     def __init__(self, config: LTMConfig) -> None:

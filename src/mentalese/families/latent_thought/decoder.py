@@ -23,6 +23,9 @@ class LTMDecoder(LatentThoughtModel):
     """Blocks with a short window that also attend to thoughts; with `num_latents` = 0 the same blocks without them."""
 
     config_class = LTMConfig
+    supports_gradient_checkpointing = True
+    lora_targets = ("qkv", "query", "key_value")
+    keeps_hidden_states = True
     _tied_weights_keys = {"lm_head.weight": "embed.weight"}  # noqa: RUF012 (transformers' own attribute)
 
     def __init__(self, config: LTMConfig) -> None:
@@ -105,10 +108,10 @@ class LTMDecoder(LatentThoughtModel):
         cache.seen_tokens += rows.width
         return places, past
 
-    def decode(self, x: Tensor, z: Tensor | None, packed: PackedBatch) -> Tensor:
+    def decode(self, x: Tensor, z: Tensor | None, packed: PackedBatch, *, kept: list[Tensor] | None = None) -> Tensor:
         """The stream [B, N, d] of `read` and thoughts [B, N_z, d] to what the head reads, [B, N, d].
 
-        Thoughts are layer-major; `None` is the prior mean.
+        Thoughts are layer-major; `None` is the prior mean. The stream after each block but the last goes to `kept`.
         """
         config = self.config
         if z is None and config.num_latents:
@@ -117,6 +120,8 @@ class LTMDecoder(LatentThoughtModel):
         z = z if z is None else z.to(x.dtype)
         for layer, block in enumerate(self.blocks):
             thoughts = z if z is None or config.shared_latents else z[:, layer * n : (layer + 1) * n]
+            if layer and kept is not None:
+                kept.append(x)
             x = block(x, thoughts, packed, before_z=layer > 0)
         return self.final_norm(x)
 

@@ -12,6 +12,7 @@ from mentalese.errors import InputError
 from mentalese.families.latent_thought.decoder import LTMDecoder
 from mentalese.families.latent_thought.inference import infer, prompt_batch
 from mentalese.models.hf import ThoughtCache
+from mentalese.nn.controls import controlled
 
 
 @dataclass
@@ -71,6 +72,7 @@ class LTMGeneration(LTMDecoder):
         inputs = kwargs.pop("input_ids", None) if inputs is None else inputs
         if inputs is None:
             raise InputError("inputs is None: thoughts are inferred from a prompt, so pass token ids")
+        inputs = self._tokens(inputs, None)
         z = self.check_z(z, len(inputs))
         cache = self._cache(kwargs.get("past_key_values"), use_cache=False)
         cached = cache is not None and cache.seen_tokens > 0
@@ -104,6 +106,7 @@ class LTMGeneration(LTMDecoder):
             kwargs["num_return_sequences"] = 1
         batch = prompt_batch(inputs, mask)
         z = infer(self, batch, fast_steps=fast_steps, seed=seeds, show=show_progress).sample()
+        z = controlled(z, self.config.thought_control)
         if infer_every is not None:
             kwargs["again"] = Reinference(infer_every, inputs.shape[1], fast_steps, seeds)
         return super().generate(inputs, generation_config, attention_mask=mask, z=z, **kwargs)
@@ -138,6 +141,7 @@ class LTMGeneration(LTMDecoder):
             batch = prompt_batch(input_ids[:, :end], None if attention_mask is None else attention_mask[:, :end])
             seeds = again.seeds.repeat_interleave(len(input_ids) // len(again.seeds))  # beams of a prompt share one
             z = infer(self, batch, fast_steps=again.fast_steps, seed=seeds).sample()
+            z = controlled(z, self.config.thought_control)
             if past_key_values is not None:
                 past_key_values.reset()
                 next_sequence_length = None

@@ -19,9 +19,11 @@ from torch import Tensor, nn
 
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
+from mentalese.nn.linear import is_plain
 from mentalese.nn.loss import IGNORED, linear_nll_sum
 from mentalese.nn.noise import Noise
 from mentalese.screen import progress
+from mentalese.values import checked
 
 if TYPE_CHECKING:
     from mentalese.families.latent_thought.blocks import PackedBatch
@@ -155,7 +157,7 @@ class FastLearning:
             for name, value in (("fast_steps", steps), ("fast_learning_rate", learning_rate)):
                 if value is not None:
                     raise InputError(f"{name} is {value}: an encoder takes no steps, so remove it, or infer otherwise")
-        steps = config.fast_steps if steps is None else steps
+        steps = config.fast_steps if steps is None else checked("fast_steps", int, steps)
         if steps < 1:
             raise InputError(f"fast_steps is {steps}: set 1 or more")
         if learning_rate is not None and method == "langevin":
@@ -200,14 +202,15 @@ def fit(
     noise = _noise(x, targets, seed)
     shape = (config.num_latents, config.hidden_size)
     with torch.inference_mode(False), torch.enable_grad():
-        x, head = x.detach(), model.output_weight()
+        x, head = x.detach(), model.loss_head()
         if weights is None:
-            head = head.detach()
+            head = head.detach() if isinstance(head, Tensor) else head
             extra: list[Tensor] = []
         else:
             extra = [x.requires_grad_(), *weights]
         kind = _Variational if fast.method == "variational" else _Langevin
         search = kind(config, noise, shape, live, fast.learning_rate)
+        blocks: Any = model.blocks
         gradients: list[Tensor | None] = [None] * len(extra)
         nlls, kls = [], []
         with progress("Inferring thoughts", fast.steps, show=show) as bar:
@@ -223,12 +226,23 @@ def fit(
                     break
                 count, inputs = len(search.parameters), [*search.parameters, *extra]
                 slopes = torch.autograd.grad(total + kl.sum(), inputs, allow_unused=bool(extra))
+                if not (step or is_plain(blocks[0].cross_attention.key_value)):
+                    _check_gradient(slopes[0], search.parameters[0], live)
                 search.move(step, fast.steps, slopes[:count], live)
                 gradients = [_sum(total, more) for total, more in zip(gradients, slopes[count:])]
                 bar.update(step + 1)
     posterior = search.result(torch.stack(nlls), torch.stack(kls))
     check_finite(posterior.elbo, "model.fast_learning_rate (langevin_step_size)")
     return posterior, gradients
+
+
+def _check_gradient(slope: Tensor, parameter: Tensor, live: Tensor) -> None:
+    """Raises `InputError` if the slope of the negative ELBO is that of the KL alone, the parameter itself."""
+    if bool(live.any()) and torch.equal(slope[live], parameter[live]):
+        raise InputError(
+            "the model's maps pass no gradient on to thoughts (quantised activations), so none can be inferred: "
+            "quantise the weights alone, or pass z"
+        )
 
 
 def _sum(total: Tensor | None, more: Tensor | None) -> Tensor | None:
@@ -293,7 +307,7 @@ class _Variational:
         self.rate = config.fast_learning_rate if rate is None else rate
         some = live[:, None, None].to(noise.dtype)
         self.mu = (some * 0.01 * noise.draw(_MEANS, shape)).requires_grad_()
-        self.log_var = (some * (0.1 * noise.draw(_VARIANCES, shape) - 5)).requires_grad_()
+        self.log_var = (some * (0.1 * noise.draw(_VARIANCES, shape) + config.initial_log_variance)).requires_grad_()
         self.parameters = [self.mu, self.log_var]
         kind, decay = (torch.optim.AdamW, _WEIGHT_DECAY) if config.fast_optimizer == "adamw" else (torch.optim.Adam, 0)
         self.optimizer = kind(self.parameters, lr=self.rate, weight_decay=decay)

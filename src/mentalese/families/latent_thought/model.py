@@ -40,6 +40,7 @@ from mentalese.families.latent_thought.inference import (
 from mentalese.models.contract import LossOutput
 from mentalese.models.hf import CausalLMOutputWithThoughts, Encoded, ThoughtCache
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
+from mentalese.nn.controls import controlled
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll, linear_nll_sum
 from mentalese.nn.noise import shared_seed
 
@@ -80,6 +81,7 @@ class LTMForCausalLM(LTMGeneration):
     """A Latent Thought Model; with `num_latents` = 0 the same decoder without thoughts."""
 
     inner_gradients = True
+    own_losses = "thoughts of the text, inferred from it,"
     forward_options = ("z", "fast_steps")
     about_thoughts = (
         "Vectors for each block, inferred from this text. Surprisal is the cost of the text once they are known, "
@@ -134,12 +136,13 @@ class LTMForCausalLM(LTMGeneration):
         self.target_weights(batch, **settings)
         x, packed = self.read(batch["input_ids"], batch.get("attention_mask"))
         targets = packed.rows.targets(batch["labels"])
-        weights = list(self.parameters()) if config.slow_grad == "accumulate" else None
+        trained = (p for p in self.parameters() if p.requires_grad)  # an adapter's weights alone, if there is one
+        weights = list(trained) if config.slow_grad == "accumulate" else None
         fast = FastLearning.of(self, learning_rate=rate)
         posterior, gradients = fit(self, x, packed, targets, fast, seed=shared_seed(), weights=weights, together=True)
-        z = posterior.sample()
+        z = controlled(posterior.sample(), config.thought_control)
         hidden = self.decode(x, z, packed)
-        loss = linear_cross_entropy(hidden[:, :-1].flatten(0, 1), self.output_weight(), targets.flatten())
+        loss = linear_cross_entropy(hidden[:, :-1].flatten(0, 1), self.loss_head(), targets.flatten())
         nll = loss.detach()
         if weights is not None:
             pairs = [(p, g) for p, g in zip((x, *weights), gradients) if g is not None]
@@ -157,9 +160,9 @@ class LTMForCausalLM(LTMGeneration):
         x, packed = self.read(batch["input_ids"], batch.get("attention_mask"))
         targets = packed.rows.targets(batch["labels"])
         posterior = amortised(self, packed, targets, seed=shared_seed())
-        z = posterior.sample()
+        z = controlled(posterior.sample(), self.config.thought_control)
         hidden = self.decode(x, z, packed)
-        total, nll = linear_nll_sum(hidden[:, :-1].flatten(0, 1), self.output_weight(), targets.flatten())
+        total, nll = linear_nll_sum(hidden[:, :-1].flatten(0, 1), self.loss_head(), targets.flatten())
         kl = posterior.kl_by_layer(1)[:, 0]
         check_finite(-(nll.view(targets.shape).sum(1) + kl.detach()), "optimizer.learning_rate")
         weight = (targets != IGNORED).sum().float()
@@ -251,7 +254,7 @@ class LTMForCausalLM(LTMGeneration):
             evidence = packed.rows.targets(self._context(batch, labels))
         fast = FastLearning.of(self, self.config.scoring, fast_steps)
         posterior, _ = fit(self, x, packed, evidence, fast, seed=seed)
-        z = posterior.sample(fresh=estimator == "elbo-bound")
+        z = controlled(posterior.sample(fresh=estimator == "elbo-bound"), self.config.thought_control)
         parts = {"nll": self._nll(self.decode(x, z, packed), targets)}
         if estimator == "elbo-bound":
             counted = targets != IGNORED
@@ -275,11 +278,11 @@ class LTMForCausalLM(LTMGeneration):
             return inputs
         context = self._context(batch, self.scored_labels(batch, "context"))
         posterior = infer(self, batch | {"labels": context}, inference=self.config.scoring)
-        return inputs | {"z": posterior.sample()}
+        return inputs | {"z": controlled(posterior.sample(), self.config.thought_control)}
 
     def _nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """[B, N - 1] nats."""
-        nll = linear_nll(hidden[:, :-1].flatten(0, 1), self.output_weight(), targets.flatten())
+        nll = linear_nll(hidden[:, :-1].flatten(0, 1), self.loss_head(), targets.flatten())
         return nll.view(targets.shape)
 
     def forward_flops(self, batch: Batch) -> int:
@@ -299,6 +302,7 @@ class LTMForCausalLM(LTMGeneration):
         *,
         cache: ThoughtCache | None = None,
         trace: bool = False,
+        output_hidden_states: bool = False,
         z: Tensor | None = None,
         fast_steps: int | None = None,
     ) -> LTMEncoded:
@@ -321,8 +325,11 @@ class LTMForCausalLM(LTMGeneration):
         z_given = z is not None
         if cache is not None:  # its keys and values of thoughts are those of the first call
             z_given = bool(cache.state.setdefault("z_given", torch.full((len(x),), z_given, device=x.device)).all())
-        hidden = self.decode(x, z, packed)
+        kept = [self.embed(packed.ids)] if output_hidden_states else None
+        hidden = self.decode(x, z, packed, kept=kept)
         encoded = _encoded(packed, hidden, z, z_given)
+        if kept is not None:
+            encoded.hidden_states = (*(packed.rows.spread(state) for state in kept), encoded.hidden)
         if trace and self.config.num_latents and z is None:
             batch = prompt_batch(input_ids, attention_mask)
             posterior = infer(self, batch, inference=self.config.scoring, fast_steps=fast_steps)
@@ -333,7 +340,7 @@ class LTMForCausalLM(LTMGeneration):
     def labels_loss(self, encoded: LTMEncoded, labels: Tensor) -> Tensor:
         """See `LatentThoughtModel.labels_loss`; tokens with padding in between are neighbours."""
         targets = encoded.packed.rows.targets(labels).flatten()
-        return linear_cross_entropy(encoded.packed_hidden[:, :-1].flatten(0, 1), self.output_weight(), targets)
+        return linear_cross_entropy(encoded.packed_hidden[:, :-1].flatten(0, 1), self.loss_head(), targets)
 
     def output(self, encoded: LTMEncoded, **fields: Any) -> LTMOutput:
         return LTMOutput(**fields, z_given=encoded.z_given)

@@ -52,7 +52,9 @@ def learn_reference(model: Any, ids: Tensor, seed: int, rate: float | None = Non
     config = model.config
     noise, shape = Noise.of(ids[:, 1:], seed, model.dtype), (config.num_latents, config.hidden_size)
     langevin = config.inference == "langevin"
-    parameters = [0.01 * noise.draw(-3, shape)] + ([] if langevin else [0.1 * noise.draw(-2, shape) - 5])
+    parameters = [0.01 * noise.draw(-3, shape)] + (
+        [] if langevin else [0.1 * noise.draw(-2, shape) + config.initial_log_variance]
+    )
     first = [torch.zeros_like(p) for p in parameters]
     second = [torch.zeros_like(p) for p in parameters]
     weights = list(model.parameters())

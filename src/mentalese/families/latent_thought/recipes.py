@@ -14,6 +14,7 @@ import dataclasses
 from typing import Any
 
 from mentalese.data.layouts import Packed
+from mentalese.families.baselines.recipes import OPENWEBTEXT
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Phase, Recipe, TrainConfig
 
 LAYERS = {"small": 3, "medium": 6, "large": 12}
@@ -42,7 +43,7 @@ def blocks(length: int, **fields: Any) -> EvaluationConfig:
 
 def without_thoughts(recipe: Recipe) -> Recipe:
     """`-ar`, the same blocks without cross-attention; it has nothing to infer."""
-    inference = ("fast_", "langevin_", "encoder_", "inference")
+    inference = ("fast_", "langevin_", "encoder_", "inference", "initial_")
     plain = {k: v for k, v in recipe.model.items() if not k.startswith(inference)}
     return dataclasses.replace(
         recipe,
@@ -138,8 +139,8 @@ def paper(
     return Recipe(
         name=f"latent_thought/{name}",
         description=text,
-        model=model(512, 8, layers, 1024, 256, latents, fast_steps=steps, vocab_size=50_257, **schedule, **fields),
-        data=DataConfig(source="hub:Skylion007/openwebtext", tokenizer="hub:openai-community/gpt2"),
+        model=model(512, 8, layers, 1024, 256, latents, fast_steps=steps, **schedule, **fields),
+        data=DataConfig(source=OPENWEBTEXT, tokenizer="hub:openai-community/gpt2"),
         layout=Packed(sequence_length=1024, batch_size=512),
         optimizer=OptimizerConfig(learning_rate=4e-4, warmup=1000),
         train=TrainConfig(
@@ -186,7 +187,7 @@ FIGURE1 = [
 ABLATIONS = [
     dataclasses.replace(
         paper("table4-vae", "Table 4: a VAE, large's decoder and an encoder of 12 layers", 12, 1, 24),
-        model=model(512, 8, 12, 1024, 256, 24, inference="amortised", encoder_layers=12, vocab_size=50_257),
+        model=model(512, 8, 12, 1024, 256, 24, inference="amortised", encoder_layers=12),
         phases=ANNEALED,
     ),
     dataclasses.replace(

@@ -12,4 +12,5 @@ FAMILY = Family(
             "mentalese.families.masked_diffusion.model:MaskedDiffusionLM",
         ),
     },
+    idle_options={"masked_diffusion": {"conditioning_size": {"objective": "md4"}}},
 )

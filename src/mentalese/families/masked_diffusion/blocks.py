@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from mentalese.families.masked_diffusion.config import MaskedDiffusionConfig
 from mentalese.models.hf import ResidualLinear
@@ -25,13 +26,13 @@ class TimeEmbedding(nn.Module):
         self.inner = nn.Linear(FREQUENCIES, config.conditioning_size)
         self.out = nn.Linear(config.conditioning_size, config.conditioning_size)
 
-    def forward(self, time: Tensor) -> Tensor:
-        """[B] to [B, conditioning_size]."""
-        waves = torch.cat(rotary_table(time, FREQUENCIES), dim=-1).to(self.inner.weight.dtype)
+    def forward(self, time: Tensor, dtype: torch.dtype) -> Tensor:
+        """[B] to [B, conditioning_size], of this precision."""
+        waves = torch.cat(rotary_table(time, FREQUENCIES), dim=-1).to(dtype)
         return F.silu(self.out(F.silu(self.inner(waves))))
 
 
-class Block(nn.Module):
+class Block(GradientCheckpointingLayer):
     """Pre-norm bidirectional attention and SwiGLU."""
 
     def __init__(self, config: MaskedDiffusionConfig) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from mentalese.errors import InputError
-from mentalese.models.hf import LatentThoughtConfig
+from mentalese.models.config import LatentThoughtConfig
 
 
 class MaskedDiffusionConfig(LatentThoughtConfig):
@@ -19,8 +21,8 @@ class MaskedDiffusionConfig(LatentThoughtConfig):
     """
 
     model_type = "masked_diffusion"
-    objective: str = "mdlm"
-    noise_schedule: str = "linear"
+    objective: Literal["mdlm", "md4", "sedd"] = "mdlm"
+    noise_schedule: Literal["linear", "cosine"] = "linear"
     intermediate_size: int | None = None
     max_position_embeddings: int = 1024
     rope_theta: float = 10_000.0
@@ -31,9 +33,6 @@ class MaskedDiffusionConfig(LatentThoughtConfig):
 
     def validate_architecture(self) -> None:
         super().validate_architecture()
-        for name, known in (("objective", ("mdlm", "md4", "sedd")), ("noise_schedule", ("linear", "cosine"))):
-            if getattr(self, name) not in known:
-                self._refuse(name, f"set {' or '.join(known)}")
         for name in ("max_position_embeddings", "conditioning_size", "score_times"):
             if getattr(self, name) < 1:
                 self._refuse(name, "set 1 or more")

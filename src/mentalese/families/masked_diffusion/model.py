@@ -61,9 +61,13 @@ class MaskedDiffusionLM(LatentThoughtModel):
     """MDLM, MD4 or SEDD absorb; see `MaskedDiffusionConfig.objective`."""
 
     config_class = MaskedDiffusionConfig
+    supports_gradient_checkpointing = True
+    lora_targets = ("qkv",)
     causal = False
     can_cache = False
     why_no_cache = "a bidirectional model has no cache, since a new token changes the states of all positions"
+    why_no_states = "it predicts the token at a position, not the next one, so trainers of causal models do not fit it"
+    keeps_hidden_states = True
     forward_options = ("mask_probability",)
     estimators = ("elbo-bound",)
     _tied_weights_keys = {"lm_head.weight": "embed.weight"}  # noqa: RUF012 (transformers' own attribute)
@@ -87,13 +91,21 @@ class MaskedDiffusionLM(LatentThoughtModel):
             init.zeros_(module.weight)
             init.zeros_(module.bias)
 
-    def hidden(self, input_ids: Tensor, attention_mask: Tensor | None, probability: Tensor | None = None) -> Tensor:
+    def hidden(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        probability: Tensor | None = None,
+        *,
+        kept: list[Tensor] | None = None,
+    ) -> Tensor:
         """[B, N, d], from which the head computes the logits of the token at each position.
 
         Args:
             input_ids: [B, N], with masks.
             attention_mask: [B, N], 0 at padding on either side, which nothing attends to.
             probability: [B], p(t); `None`: the share of masks in each row.
+            kept: gets what each block reads, [B, N, d].
         """
         config = self.config
         masked = input_ids == config.mask_token_id
@@ -104,14 +116,17 @@ class MaskedDiffusionLM(LatentThoughtModel):
             if not bool(real.all()):
                 positions, visible = real.cumsum(1) - 1, real[:, None, None]
         rotary = rotary_table(positions[:, None], config.hidden_size // config.num_attention_heads, config.rope_theta)
-        x = torch.where(masked[..., None], self.mask_embed.weight[0], self.embed(input_ids.masked_fill(masked, 0)))
+        mask = self.mask_embed(input_ids.new_zeros(()))
+        x = torch.where(masked[..., None], mask, self.embed(input_ids.masked_fill(masked, 0)))
         time = None
         if self.time is not None:
             if probability is None:
                 probability = (masked & real).sum(1) / real.sum(1)
             sedd = config.objective == "sedd"
-            time = self.time(-torch.log1p(-_HIGHEST * probability) if sedd else 1000 * probability)
+            time = self.time(-torch.log1p(-_HIGHEST * probability) if sedd else 1000 * probability, x.dtype)
         for block in self.blocks:
+            if kept is not None:
+                kept.append(x)
             x = block(x, rotary, visible, time)
         x = self.final_norm(x)
         if self.final_modulation is not None:
@@ -146,9 +161,8 @@ class MaskedDiffusionLM(LatentThoughtModel):
 
     def _score_entropy(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """`score_entropy` of hidden states [n, d] and targets [n]; its gradient needs the logits."""
-        head = self.output_weight()
         pieces = zip(hidden.split(_CHUNK), targets.split(_CHUNK))
-        return torch.cat([score_entropy(F.linear(h, head), y) for h, y in pieces])
+        return torch.cat([score_entropy(self.lm_head(h), y) for h, y in pieces])
 
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
         """The bound at one time per row, in nats per target: comparable with a causal model's loss.
@@ -169,9 +183,7 @@ class MaskedDiffusionLM(LatentThoughtModel):
         if self.config.objective == "sedd":
             total = (weights * self._score_entropy(flat, masked_targets)).sum()
         else:
-            total = weights.sum() * linear_cross_entropy(
-                flat, self.output_weight(), masked_targets, target_weights=weights
-            )
+            total = weights.sum() * linear_cross_entropy(flat, self.loss_head(), masked_targets, target_weights=weights)
 
         def encoded() -> MaskedEncoded:
             """Where the tokens are, wherever padding is."""
@@ -214,7 +226,7 @@ class MaskedDiffusionLM(LatentThoughtModel):
             chosen = masked_targets != IGNORED
             some, target = hidden[chosen], masked_targets[chosen]
             sedd = self.config.objective == "sedd"
-            nll = self._score_entropy(some, target) if sedd else linear_nll(some, self.output_weight(), target)
+            nll = self._score_entropy(some, target) if sedd else linear_nll(some, self.loss_head(), target)
             nats[chosen] += (counts / masks)[:, None].expand_as(nats)[chosen] * nll / times
         return torch.zeros_like(nats).scatter(1, columns, nats)
 
@@ -255,6 +267,7 @@ class MaskedDiffusionLM(LatentThoughtModel):
         *,
         cache: ThoughtCache | None = None,
         trace: bool = False,
+        output_hidden_states: bool = False,
         mask_probability: Tensor | None = None,
     ) -> MaskedEncoded:
         """Final hidden states [B, N, d]; those at masks predict the token there.
@@ -263,13 +276,15 @@ class MaskedDiffusionLM(LatentThoughtModel):
             input_ids: [B, N], `config.mask_token_id` at tokens to predict.
             mask_probability: [B], p(t), for models that see the time; `None`: the share of masks in each row.
         """
-        hidden = self.hidden(input_ids, attention_mask, mask_probability)
-        return MaskedEncoded(hidden=hidden, masked=input_ids == self.config.mask_token_id)
+        kept: list[Tensor] | None = [] if output_hidden_states else None
+        hidden = self.hidden(input_ids, attention_mask, mask_probability, kept=kept)
+        states = None if kept is None else (*kept, hidden)
+        return MaskedEncoded(hidden=hidden, hidden_states=states, masked=input_ids == self.config.mask_token_id)
 
     def labels_loss(self, encoded: MaskedEncoded, labels: Tensor) -> Tensor:
         """The mean cross-entropy of the labels [B, N] at masks."""
         targets = labels.masked_fill(~encoded.masked, IGNORED).flatten()
-        return linear_cross_entropy(encoded.hidden.flatten(0, 1), self.output_weight(), targets)
+        return linear_cross_entropy(encoded.hidden.flatten(0, 1), self.loss_head(), targets)
 
     def generate(
         self,

@@ -17,7 +17,7 @@ def masked_diffusion(objective: str, twin: str, name: str, description: str, **f
     narrower ones have 1/6 of their width.
     """
     recipe = next(recipe for recipe in LATENT_THOUGHT if recipe.name == twin)
-    kept = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings", "vocab_size")
+    kept = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
     sizes = {name: recipe.model[name] for name in kept if name in recipe.model}
     if objective != "mdlm":
         sizes["conditioning_size"] = min(128, recipe.model["hidden_size"] // 6)

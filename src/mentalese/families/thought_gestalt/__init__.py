@@ -15,4 +15,7 @@ FAMILY = Family(
         )
     },
     figures="mentalese.analyses.thought_gestalt:FIGURES",
+    idle_options={
+        "thought_gestalt": {"memory_size": {"memory_size": 2}}  # streams are shorter than the memory
+    },
 )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
 from mentalese.models.hf import ResidualLinear
@@ -143,7 +144,7 @@ class MLP(nn.Module):
         return self.out(F.silu(gate) * up)
 
 
-class Block(nn.Module):
+class Block(GradientCheckpointingLayer):
     """Pre-norm attention and MLP. A block attends to the sentence, to the memory (Figure 3), or to both (Table 1)."""
 
     def __init__(self, config: ThoughtGestaltConfig, layer: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from mentalese.errors import InputError
-from mentalese.models.hf import LatentThoughtConfig
+from mentalese.models.config import LatentThoughtConfig
 
 
 class ThoughtGestaltConfig(LatentThoughtConfig):
@@ -97,6 +97,10 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
             return ()
         first, every = (1, 2) if self.attention_layout == "alternate" else (0, 1)
         return tuple(range(first, self.num_hidden_layers, every))
+
+    @property
+    def has_thoughts(self) -> bool:
+        return self.memory != "none"
 
     def validate_architecture(self) -> None:
         self._require(self.num_attention_heads >= 1, "num_attention_heads", "set at least 1")

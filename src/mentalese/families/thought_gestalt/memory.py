@@ -6,8 +6,9 @@ Letters in shapes: n sentences, R streams of a step, m vectors that are read, M 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
 from mentalese.families.thought_gestalt.streams import Layout
 from mentalese.models.hf import ThoughtCache
+from mentalese.nn.linear import is_plain
 from mentalese.nn.ragged import first_rows, within
 
 
@@ -34,20 +36,28 @@ class MemoryMap:
     as they are. Created in each call, because it contains the current weights of all its layers, concatenated.
     """
 
-    def __init__(self, maps: list[nn.Linear], positions: Tensor) -> None:
-        self.positions = positions  # [M, C, d], or [M, d]
+    def __init__(self, maps: Sequence[nn.Module], positions: Tensor, dtype: torch.dtype) -> None:
+        self.maps, self.positions, self.dtype = maps, positions, dtype  # positions: [M, C, d], or [M, d]
         self.weight: Tensor | None = None
-        if maps:
-            self.weight = _autocast(torch.cat([linear.weight for linear in maps]))
-            self.bias = _autocast(torch.cat([linear.bias for linear in maps]))
-            keys = torch.cat([linear.weight[: linear.in_features] for linear in maps])
+        if maps and all(map(is_plain, maps)):
+            linear: list[Any] = list(maps)
+            self.weight = _autocast(torch.cat([m.weight for m in linear]))
+            self.bias = _autocast(torch.cat([m.bias for m in linear]))
+            keys = torch.cat([m.weight[: m.in_features] for m in linear])
             self.positions = F.linear(positions.to(keys.dtype), keys).unflatten(-1, (len(maps), -1))
+        elif maps:  # adapted or quantised: W_K PE is what the map says of PE, without its bias
+            none = torch.zeros_like(positions)
+            self.positions = (self.entries(positions) - self.entries(none))[..., 0, :]
 
     def entries(self, vectors: Tensor) -> Tensor:
         """[.., d] to [.., C, 2, d]: the memory's entry for a vector."""
-        if self.weight is None:
+        if self.weight is not None:
+            whole = F.linear(vectors.to(self.weight.dtype), self.weight, self.bias)
+        elif self.maps:
+            whole = torch.cat([m(vectors.to(self.dtype)) for m in self.maps], dim=-1)
+        else:
             return vectors
-        return F.linear(vectors.to(self.weight.dtype), self.weight, self.bias).unflatten(-1, (-1, 2, vectors.shape[-1]))
+        return whole.unflatten(-1, (-1, 2, vectors.shape[-1]))
 
     def keys_and_values(self, entries: Tensor, ranks: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
         """[n, m, C, 2, d] to C pairs of [n, m, d]; `ranks` [n or 1, m] on the CPU, below 0 in unused slots."""
@@ -172,7 +182,7 @@ class Memory:
 
     def _ready(self) -> Tensor:
         """[R, m, C, 2, d], or the entries as they are if no layer has keys of its own."""
-        if self.map.weight is None:
+        if not self.map.maps:
             return self.live
         keys, values = zip(*self.keys_and_values(len(self.streams)))
         return torch.stack((torch.stack(keys, dim=2), torch.stack(values, dim=2)), dim=3)

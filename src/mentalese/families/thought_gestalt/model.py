@@ -41,6 +41,7 @@ from mentalese.families.thought_gestalt.streams import Layout, SentenceMarkers, 
 from mentalese.models.contract import LossOutput
 from mentalese.models.hf import Encoded, LatentThoughtModel, ThoughtCache
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
+from mentalese.nn.controls import controlled
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
 from mentalese.nn.ragged import Ragged, first_rows, take_rows, within
 
@@ -82,6 +83,8 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
     """Thought Gestalt as a causal LM over flat streams `BOS w1..wn EOS BOS ...`, a document ending in `EOD EOS`."""
 
     config_class = ThoughtGestaltConfig
+    supports_gradient_checkpointing = True
+    lora_targets = ("qkv", "query", "key_value")
     _tied_weights_keys = {"lm_head.weight": "embed.weight"}  # noqa: RUF012 (transformers' own attribute)
     shard_blocks = False  # a step uses a block's weights many times, and those of `key_value` outside their module
     about_thoughts = "A vector for each sentence, kept in a memory that the tokens of later sentences read."
@@ -106,6 +109,13 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         super()._init_weights(module)
         if isinstance(module, CrossAttention):
             init.constant_(module.gate, self.config.gate_init)
+
+    @property
+    def own_losses(self) -> str:  # type: ignore[override]
+        """See `LatentThoughtModel`."""
+        config = self.config
+        hinged = config.memory != "none" and config.sentence_head == "normalized"
+        return "the lengths of sentence vectors" if hinged else ""
 
     def new_cache(self) -> ThoughtCache:
         return ThoughtCache()
@@ -142,7 +152,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         depth = recurrent if at_once else config.num_hidden_layers
 
         parts = list(embedded.split([int(layout.lengths[layout.step(k)].sum()) for k in range(len(layout.counts))]))
-        memory = Memory(config, lambda: self._memory_map(range(depth)), layout, cache, embedded)
+        memory = Memory(config, lambda: self._memory_map(range(depth), embedded), layout, cache, embedded)
         vectors, norms, attention = [embedded.new_zeros(0, config.hidden_size)], [embedded.new_zeros(0)], []
         for k in range(len(parts) if depth else 0):
             step, prefix = self._step(k, depth, layout, memory, cache)
@@ -156,7 +166,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
                 if layer == recurrent - 1:
                     last = (before + layout.lengths[layout.step(k)].cumsum(0) - 1).to(device)
                     vector, norm = self.sentence_head(take_rows(x, last), sentence_dropout)
-                    vectors.append(vector)
+                    vectors.append(controlled(vector, config.thought_control))
                     norms.append(norm)
             ended = layout.ended[layout.step(k)]
             if recurrent and (bool(ended.any()) if cache is not None else k + 1 < len(parts)):
@@ -176,7 +186,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         if at_once and parts:
             if not depth:
                 x = F.dropout(x, config.embedding_dropout, self.training)
-            step = self._all_steps(layout, lengths, torch.cat(vectors), range(depth, config.num_hidden_layers))
+            step = self._all_steps(layout, lengths, torch.cat(vectors), range(depth, config.num_hidden_layers), x)
             for layer in range(depth, config.num_hidden_layers):
                 x = self.blocks[layer](x, step)
         return StreamOutput(layout, self.final_norm(x), source, torch.cat(vectors), torch.cat(norms), attention)
@@ -206,22 +216,21 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         begin = (lengths.cumsum(0) - lengths)[fresh].to(x.device)
         seeds = first_rows(memory.seed, len(lengths))
         seeds = seeds if bool(fresh.all()) else seeds[fresh.to(x.device)]
-        return x.index_copy(0, begin, (seeds + self.position_embed.weight[0]).to(x.dtype))
+        return x.index_copy(0, begin, (seeds + self.position_embed(begin.new_zeros(()))).to(x.dtype))
 
-    def _memory_map(self, layers: range) -> MemoryMap:
-        """The map of vectors to keys and values in those of `layers` with cross-attention."""
+    def _memory_map(self, layers: range, like: Tensor) -> MemoryMap:
+        """The map of vectors to keys and values in those of `layers` with cross-attention, for tokens `like` these."""
         config = self.config
-        positions = memory_positions(
-            config.memory_size, config.hidden_size, config.memory_position_scale, self.embed.weight.device
-        )
+        positions = memory_positions(config.memory_size, config.hidden_size, config.memory_position_scale, like.device)
         blocks: list[Any] = [self.blocks[i] for i in layers if i in config.cross_layers]
-        return MemoryMap([block.memory_attention.key_value for block in blocks], positions)
+        maps = [block.memory_attention.key_value for block in blocks]
+        return MemoryMap(maps, positions, like.dtype)
 
     def _step(
         self, k: int, depth: int, layout: Layout, memory: Memory, cache: ThoughtCache | None
     ) -> tuple[Step, Tensor | None]:
         """The k-th sentences of all streams with the memory they read, and the vectors before them if there are any."""
-        config, device = self.config, self.embed.weight.device
+        config, device = self.config, memory.seed.device
         lengths, read_before = layout.lengths[layout.step(k)], layout.read_before[layout.step(k)]
         count = memory.count[: len(lengths)]
         prefix, before = None, torch.zeros_like(lengths)
@@ -230,7 +239,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             used = (ranks >= 0) & (read_before == 0)[:, None]  # an open sentence has read its prefix
             before = used.sum(1)
             vectors = memory.entries(len(lengths)) + memory.map.at(ranks)
-            prefix = vectors[used.to(device)].to(self.embed.weight.dtype)
+            prefix = vectors[used.to(device)].to(memory.seed.dtype)
         step = Step(Ragged.of(lengths, before, device=device))
         if cross := [layer for layer in config.cross_layers if layer < depth]:
             used = memory.ranks(len(lengths)) >= 0
@@ -257,14 +266,14 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             )
         return step, prefix
 
-    def _all_steps(self, layout: Layout, lengths: Tensor, vectors: Tensor, layers: range) -> Step:
+    def _all_steps(self, layout: Layout, lengths: Tensor, vectors: Tensor, layers: range, x: Tensor) -> Step:
         """All sentences of fresh streams at once, each with the window of vectors [n, d] that it reads."""
         config, device = self.config, vectors.device
         step = Step(Ragged.of(lengths, device=device, grouped=True))
         cross = [layer for layer in layers if layer in config.cross_layers]
         if not cross:
             return step
-        memory_map, order = self._memory_map(layers), step.sequences.order.cpu()
+        memory_map, order = self._memory_map(layers, x), step.sequences.order.cpu()
         read, age = windows(layout, config.memory_size)
         window = config.memory_gradient_window
         entries = memory_map.entries(vectors.detach() if window == 0 else vectors)
@@ -338,7 +347,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             ends=False,
         )
         loss, weight = self._cross_entropy(output, batch["labels"], weights)
-        metrics = {
+        metrics = {"nll": loss.detach()} | {
             f"memory_gate.{i}": self.blocks[i].memory_attention.gate.detach()[0] for i in self.config.cross_layers
         }
         if self.config.memory != "none":
@@ -355,7 +364,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         """The weighted mean over predicted tokens, and the sum of the weights."""
         hidden, places = output.predictions()
         labels, weights = labels.flatten()[places], weights.flatten()[places]
-        loss = linear_cross_entropy(hidden, self.output_weight(), labels, target_weights=weights)
+        loss = linear_cross_entropy(hidden, self.loss_head(), labels, target_weights=weights)
         return loss, (weights * (labels != IGNORED)).sum()
 
     def _norm_hinge(self, output: StreamOutput, labels: Tensor, weights: Tensor) -> Tensor:
@@ -373,7 +382,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
 
     def _nll(self, output: StreamOutput, labels: Tensor) -> Tensor:
         hidden, places = output.predictions()
-        nll = linear_nll(hidden, self.output_weight(), labels.flatten()[places])
+        nll = linear_nll(hidden, self.loss_head(), labels.flatten()[places])
         return nll.new_zeros(labels.numel()).index_copy(0, places, nll).view_as(labels)
 
     def compiled_parts(self) -> list[nn.Module]:

@@ -152,7 +152,9 @@ def spans(length: int, millions: int) -> Recipe:
         name=f"thought_gestalt/table4-span{length}-{millions}m",
         description=f"spans of {length} tokens instead of sentences, {millions} million tokens of WikiText-103",
         model=recipe.model | {"max_sentence_tokens": length},
-        data=dataclasses.replace(recipe.data, sentences=f"fixed:{length}"),
+        data=dataclasses.replace(
+            recipe.data, sentences=f"fixed:{length}", max_sentence_tokens=max(length, recipe.data.max_sentence_tokens)
+        ),
         paper="Table 4, Figure 4",
     )
 

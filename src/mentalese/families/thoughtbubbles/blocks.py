@@ -6,21 +6,25 @@ Letters in shapes: B rows of N streams, d hidden size.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from mentalese.errors import InputError
 from mentalese.families.thoughtbubbles.config import ThoughtbubblesConfig
 from mentalese.models.hf import ResidualLinear
 from mentalese.nn.attention import add_weighted, attend_with_scores, flex_attention_with_scores, with_scores
+from mentalese.nn.controls import controlled
 from mentalese.nn.rotary import rotate
 
 LOWEST = -20.0  # log probability of a decision
 UNKNOWN = 1.0  # threshold before training: not a log probability
 CALIBRATION = 0.02  # share of the way to a batch's threshold that one training step moves
+FOLLOWING = 0.3  # the same if training itself selects by the threshold, which must follow the scores
 
 
 @dataclass
@@ -108,7 +112,7 @@ class MLP(nn.Module):
         return self.out(F.gelu(self.up(x), approximate=self.approximate))
 
 
-class Block(nn.Module):
+class Block(GradientCheckpointingLayer):
     """Eq. 9, 10: pre-norm attention and MLP, each weighted by a stream's score."""
 
     def __init__(self, config: ThoughtbubblesConfig, layer: int) -> None:
@@ -131,7 +135,8 @@ class Block(nn.Module):
 class ForkDecision(nn.Module):
     """Eq. 1 to 3 in log space: log p_cum plus the log probabilities of forking and of keeping.
 
-    `threshold` is the running mean of the lowest log score that the top-k keeps (ours).
+    `threshold` is the running mean of the lowest log score that the top-k keeps (ours). It moves between steps only, so
+    that it is the same for all micro-batches and ranks of a step, and depends on no token of that step.
     """
 
     threshold: Tensor
@@ -140,21 +145,55 @@ class ForkDecision(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.decide = nn.Linear(config.hidden_size, 2, bias=config.fork_bias_init is not None)
+        self.config = config
+        self.start = math.log(1 / (1 + math.exp(-(config.fork_bias_init or 0.0))))  # what decisions start at
         self.embedding = nn.Parameter(torch.empty(config.hidden_size))
         self.register_buffer("threshold", torch.tensor(UNKNOWN))
+        self.observed: Tensor | None = None
 
-    def forward(self, x: Tensor, scores: Tensor | None) -> Tensor:
-        """[B, N, d] and float32 [B, N] to float32 [B, 2 N], each stream's fork before the stream."""
-        decisions = F.logsigmoid(self.decide(self.norm(x)).float()).clamp(min=LOWEST)
-        return (decisions if scores is None else decisions + scores[..., None]).flatten(1)
+    def forward(self, x: Tensor, scores: Tensor | None) -> tuple[Tensor, Tensor]:
+        """[B, N, d] and float32 [B, N] to float32 [B, 2 N], each stream's fork before the stream; and the embedding of
+        forks [d], which is read here because weights that are kept elsewhere are here only during a call."""
+        decided = self.decide(self.norm(x))
+        decisions = F.logsigmoid(decided.to(torch.promote_types(decided.dtype, torch.float32))).clamp(min=LOWEST)
+        decisions = controlled(decisions, self.config.thought_control, self.start).clamp(max=0.0)
+        decisions = decisions if scores is None else decisions + scores[..., None]
+        return decisions.flatten(1), self.embedding
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ForkDecision:
+        """As `nn.Module`, but the threshold stays float32: a coarser one would move in steps, or not at all."""
+        kept = self.threshold
+        super()._apply(fn, recurse)
+        moved = self.threshold
+        if moved.dtype != torch.float32:
+            self.threshold = torch.empty_like(moved, dtype=torch.float32) if kept.is_meta else kept.to(moved.device)
+        return self
 
     @torch.no_grad()
-    def calibrate(self, lowest: Tensor) -> None:
-        """Moves the threshold towards a batch's, `lowest` (scalar); the same on all ranks."""
+    def observe(self, lowest: Tensor) -> None:
+        """Keeps what rows say of the threshold until the step is over.
+
+        Args:
+            lowest: [B], the lowest score that each row's top-k keeps, see `lowest_kept`.
+        """
+        lowest = lowest.to(self.threshold.dtype).clamp(max=0.0)  # inf: only tokens' own streams stay
+        real = lowest.isfinite()  # short rows keep everything and have no threshold
+        found = torch.stack((lowest.masked_fill(~real, 0.0).sum(), real.sum().to(lowest.dtype)))
+        self.observed = found if self.observed is None else self.observed + found
+
+    @torch.no_grad()
+    def after_step(self, share: float) -> None:
+        """Moves the threshold a share of the way to the mean over the step's rows, on all ranks."""
+        if self.observed is None:
+            return
+        found, self.observed = self.observed, None
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            lowest = lowest.clone()
-            torch.distributed.all_reduce(lowest)
-            lowest /= torch.distributed.get_world_size()
-        moved = self.threshold.float().lerp(lowest, CALIBRATION)
+            torch.distributed.all_reduce(found)
+        self.calibrate(torch.where(found[1] > 0, found[0] / found[1].clamp(min=1), -math.inf), share)
+
+    @torch.no_grad()
+    def calibrate(self, lowest: Tensor, share: float = CALIBRATION) -> None:
+        """Moves the threshold a share of the way to `lowest` (scalar)."""
+        moved = self.threshold.lerp(lowest, share)
         keeps = moved.isfinite() & (self.threshold != UNKNOWN)
         self.threshold.copy_(torch.where(keeps, moved, lowest))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Literal
 
 from mentalese.errors import InputError
-from mentalese.models.hf import LatentThoughtConfig
+from mentalese.models.config import LatentThoughtConfig
 
-READOUTS = ("mixture", "residual", "residual_ln", "rightmost")
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class ThoughtbubblesConfig(LatentThoughtConfig):
@@ -21,8 +23,8 @@ class ThoughtbubblesConfig(LatentThoughtConfig):
         budget_mode: `dynamic`: a text of n tokens has ceil(budget * n) streams (E.1); `fixed`: ceil(budget * L), for
             every n.
         selection: which streams stay. `block`: the best kappa of the whole text, so later tokens influence which
-            earlier streams stay; `causal`: those that reach their layer's threshold, so kappa only holds on average
-            (ours).
+            earlier streams stay; `causal`: those that reach their layer's threshold while the tokens so far are within
+            their budget (ours).
         copies: streams per token from the first block on (the baselines copy-3 and copy-5).
         readout: how a token's streams make one prediction. `mixture`: of their distributions (Eq. 11); `residual`:
             LN(sum p x); `residual_ln`: sum p LN(x); `rightmost`: the token's own stream.
@@ -36,28 +38,22 @@ class ThoughtbubblesConfig(LatentThoughtConfig):
     max_position_embeddings: int = 512
     fork_layers: tuple[int, ...] = ()
     budget: float = 2.0
-    budget_mode: str = "dynamic"
-    selection: str = "block"
+    budget_mode: Literal["dynamic", "fixed"] = "dynamic"
+    selection: Literal["block", "causal"] = "block"
     copies: int = 1
-    readout: str = "mixture"
-    score_scale: str = "head"
+    readout: Literal["mixture", "residual", "residual_ln", "rightmost"] = "mixture"
+    score_scale: Literal["head", "model", "overwrite"] = "head"
     fork_bias_init: float | None = None
-    activation: str = "gelu"
+    activation: Literal["gelu", "gelu_tanh"] = "gelu"
     rope_theta: float = 10_000.0
     layer_norm_eps: float = 1e-5
 
+    @property
+    def has_thoughts(self) -> bool:
+        return bool(self.fork_layers)
+
     def validate_architecture(self) -> None:
         super().validate_architecture()
-        choices = {
-            "budget_mode": ("dynamic", "fixed"),
-            "selection": ("block", "causal"),
-            "readout": READOUTS,
-            "score_scale": ("head", "model", "overwrite"),
-            "activation": ("gelu", "gelu_tanh"),
-        }
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise InputError(f"{self.model_type}.{name} is {getattr(self, name)!r}: set {' or '.join(known)}")
         if self.hidden_size // self.num_attention_heads % 2:
             raise InputError(
                 f"{self.model_type}.num_attention_heads is {self.num_attention_heads}: rotary positions need heads of "
@@ -92,6 +88,12 @@ class ThoughtbubblesConfig(LatentThoughtConfig):
     def streams(self, tokens: int) -> int:
         """kappa: the most streams after a fork of a text with this number of tokens."""
         return math.ceil(self.budget * tokens - 1e-6)  # 1.1 times 10 are 11
+
+    def most_streams(self, tokens: Tensor, mode: str) -> Tensor:
+        """What the causal selection may keep of the first `tokens` tokens; every later token has room for its own."""
+        if mode == "fixed":
+            return tokens + self.streams(self.max_position_embeddings) - self.max_position_embeddings
+        return (self.budget * tokens.double() - 1e-6).ceil().long()
 
     @property
     def causal(self) -> bool:

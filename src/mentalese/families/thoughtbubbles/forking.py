@@ -159,6 +159,38 @@ def select_block_reference(merit: Tensor, quota: Tensor) -> Tensor:
     return keep
 
 
+def within_budget(merit: Tensor, keep: Tensor, token: Tensor, room: Tensor) -> Tensor:
+    """The kept candidates that fit, token after token, of each token the best; the earlier one among equals.
+
+    Args:
+        merit: [B, n].
+        keep: bool [B, n], the candidates that would stay; one or more of each token.
+        token: [B, n], the tokens of the candidates, in order.
+        room: [B, L], how many the first tokens may keep in all; each token adds at least 1.
+    """
+    wanted = torch.zeros_like(room).scatter_add_(1, token, keep.long()).cumsum(1)
+    kept = wanted + (room - wanted).cummin(1).values.clamp(max=0)
+    own = kept.diff(dim=1, prepend=torch.zeros_like(kept[:, :1])).gather(1, token)
+    order = merit.masked_fill(~keep, -math.inf).sort(dim=1, descending=True, stable=True).indices
+    order = order.gather(1, token.gather(1, order).sort(dim=1, stable=True).indices)
+    place = torch.arange(merit.shape[1], device=merit.device).expand_as(order)
+    first = torch.zeros_like(room).scatter_add_(1, token, torch.ones_like(token)).cumsum(1).roll(1, 1)
+    first[:, 0] = 0
+    place = torch.zeros_like(order).scatter_(1, order, place) - first.gather(1, token)
+    return keep & (place < own)
+
+
+def within_budget_reference(merit: Tensor, keep: Tensor, token: Tensor, room: Tensor) -> Tensor:
+    """What `within_budget` computes, one token after the other."""
+    fits = torch.zeros_like(keep)
+    for row, tokens in enumerate(token.tolist()):
+        for number in range(room.shape[1]):
+            of_token = [i for i, other in enumerate(tokens) if other == number and keep[row, i]]
+            left = int(room[row, number] - fits[row].sum())
+            fits[row, sorted(of_token, key=lambda i: (-float(merit[row, i]), i))[:left]] = True
+    return fits
+
+
 def lowest_kept(merit: Tensor, quota: Tensor) -> Tensor:
     """The merit [B] of the last of the best `quota` [B] candidates; -inf if all stay."""
     candidates = (merit > -math.inf).sum(1)

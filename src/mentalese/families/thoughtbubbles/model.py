@@ -7,8 +7,9 @@ a token's streams make one prediction.
 
 The paper chooses the streams of a whole text at once (`selection` = `block`): a later token can take a stream from an
 earlier one, so one pass is *not* an autoregressive likelihood. Every score is labelled with its estimator
-(`estimators`). `selection` = `causal` replaces the top-k by one threshold per layer (in training the batch's own). It
-meets the budget on average and looks at no other token, so one pass is the likelihood, and decoding can be cached.
+(`estimators`). `selection` = `causal` replaces the top-k by one threshold per layer, which earlier steps of training
+have found. It meets the budget on average and looks at no other token, so one pass is the likelihood, in training too,
+and decoding can be cached.
 
 Sections and equations are the paper's. Letters in shapes: B rows of L tokens, N or K streams, d hidden size.
 """
@@ -25,10 +26,10 @@ from transformers import initialization as init
 
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
-from mentalese.families.thoughtbubbles.blocks import UNKNOWN, Block, ForkDecision, StreamState
+from mentalese.families.thoughtbubbles.blocks import CALIBRATION, FOLLOWING, UNKNOWN, Block, ForkDecision, StreamState
 from mentalese.families.thoughtbubbles.config import ThoughtbubblesConfig
 from mentalese.families.thoughtbubbles.encoding import Candidates, Encoding
-from mentalese.families.thoughtbubbles.forking import Streams, fork, lowest_kept, select_block
+from mentalese.families.thoughtbubbles.forking import Streams, fork, lowest_kept, select_block, within_budget
 from mentalese.families.thoughtbubbles.readout import mixture_cross_entropy, mixture_log_probabilities
 from mentalese.models.contract import LossOutput
 from mentalese.models.hf import LatentThoughtModel, ThoughtCache
@@ -38,12 +39,16 @@ from mentalese.nn.packing import PackedRows
 from mentalese.nn.rotary import rotary_table
 
 PREFIXES = 32  # rows at once when prefixes are scored one by one
+RANDOM_ROWS = 8  # of random tokens, for the first thresholds
 
 
 class ThoughtbubblesForCausalLM(LatentThoughtModel):
     """Thoughtbubbles as a causal LM; without `fork_layers` it is the RoPE transformer of the paper's baselines."""
 
     config_class = ThoughtbubblesConfig
+    supports_gradient_checkpointing = True
+    lora_targets = ("qkv",)
+    _keep_in_fp32_modules_strict = ("threshold",)
     about_thoughts = (
         "Residual streams: if a token needs more computation its stream forks. Streams are chosen for a whole text at "
         "once (selection 'block'), so that later tokens influence the choice, or token by token ('causal')."
@@ -108,8 +113,8 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
 
         Args:
             selection, budget_mode: instead of the config's.
-            calibrate: update the thresholds of the causal selection, which then uses the batch's own, like batch
-                statistics. That meets the budget from the first step; the one number does depend on later tokens.
+            calibrate: let the thresholds of the causal selection move towards this batch's at the next `after_step`;
+                this pass does not use them.
             trace: keep the attention of the blocks after the last fork, and all candidates.
 
         Raises:
@@ -127,7 +132,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         state = self._state(streams, 0, cache)
         for layer, block in enumerate(self.blocks):
             if layer in config.fork_layers:
-                streams, chosen_from = self._fork(streams, layer, selection, budget_mode, calibrate)
+                streams, chosen_from = self._fork(streams, layer, selection, budget_mode, calibrate, cache)
                 if trace:
                     candidates.append(chosen_from)
                 forks.append(streams.counts)
@@ -200,11 +205,17 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         return StreamState(cos, sin, scores, mask, past, None if cache is None else cache.state, None)
 
     def _fork(
-        self, streams: Streams, layer: int, selection: str, budget_mode: str, calibrate: bool
+        self,
+        streams: Streams,
+        layer: int,
+        selection: str,
+        budget_mode: str,
+        calibrate: bool,
+        cache: ThoughtCache | None,
     ) -> tuple[Streams, Candidates]:
         """Scores all candidates, selects, and lets streams fork and end (section 2.3)."""
         module: Any = self.fork_decisions[str(layer)]
-        decisions = module(streams.x, streams.scores)
+        decisions, embedding = module(streams.x, streams.scores)
         if bool(decisions.isnan().any()):
             raise FloatingPointError(
                 f"fork_decisions.{layer}: a score is not a number; lower learning_rate, or check the states before it"
@@ -213,24 +224,34 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         merit = decisions.detach().masked_fill(own, math.inf)  # Eq. 4, only for the selection
         if streams.real is not None:
             merit = merit.masked_fill(~streams.real.repeat_interleave(2, dim=1), -math.inf)
-        threshold = module.threshold
         if calibrate:
-            lowest = lowest_kept(merit, self._quota(streams, budget_mode))
-            real = lowest.isfinite()  # short rows keep everything and have no threshold
-            threshold = lowest[real].mean() if bool(real.any()) else lowest.amin()
-            module.calibrate(threshold)
+            module.observe(lowest_kept(merit, self._quota(streams, budget_mode)))
         if selection == "block":
             size = self._budget(streams.counts.shape[1], budget_mode)  # shapes do not depend on the scores
             size = min(size, merit.shape[1])
             keep = select_block(merit, self._quota(streams, budget_mode)) & (merit > -math.inf)
         else:
-            if bool(threshold == UNKNOWN):
+            if self.config.budget > 1 and not calibrate and bool(module.threshold == UNKNOWN):
                 raise InputError(
                     "selection is 'causal' and this model has no thresholds: train it first, which estimates them"
                 )
-            size, keep = None, (merit >= threshold) & (merit > -math.inf)
+            size, keep = None, self._select_causal(streams, merit, layer, budget_mode, cache)
         candidates = Candidates(layer, decisions, merit, keep, streams.token)
-        return fork(streams, decisions, keep, module.embedding, size), candidates
+        return fork(streams, decisions, keep, embedding, size), candidates
+
+    def _select_causal(
+        self, streams: Streams, merit: Tensor, layer: int, budget_mode: str, cache: ThoughtCache | None
+    ) -> Tensor:
+        """The candidates that reach the threshold, while the text so far is within its budget."""
+        threshold: Any = self.fork_decisions[str(layer)].threshold
+        keep = ((merit >= threshold) & (merit > -math.inf)) | (merit == math.inf)
+        state = {} if cache is None else cache.state
+        used = state.get(f"kept.{layer}", torch.zeros_like(streams.before))
+        place = torch.arange(streams.counts.shape[1], device=merit.device)
+        room = self.config.most_streams(streams.before + place + 1, budget_mode) - used
+        keep = within_budget(merit, keep, streams.token.repeat_interleave(2, dim=1), room)
+        state[f"kept.{layer}"] = used + keep.sum(1, keepdim=True)
+        return keep
 
     def _quota(self, streams: Streams, mode: str) -> Tensor:
         """[B], streams that each row may keep."""
@@ -259,6 +280,16 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
 
     # ------------------------------------------------------------------------------------- training and scores
 
+    @property
+    def own_losses(self) -> str:  # type: ignore[override]
+        """See `LatentThoughtModel`."""
+        return "the thresholds of the causal selection" if self.config.fork_layers else ""
+
+    @property
+    def why_no_states(self) -> str | None:  # type: ignore[override]
+        """See `LatentThoughtModel`."""
+        return "readout is 'mixture', which mixes the distributions of several states" if self.mixes else None
+
     def final_hidden_states(self, batch: Batch) -> Tensor:
         """[B, L, d], zero at padding.
 
@@ -269,14 +300,16 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
             raise NotImplementedError(
                 "readout='mixture' has no single hidden state per token: use training_loss or forward"
             )
-        return self._states(self.encode(batch["input_ids"], batch.get("attention_mask")))
+        return self.states(self.encode(batch["input_ids"], batch.get("attention_mask")))
 
-    def _states(self, encoded: Encoding) -> Tensor:
+    def states(self, encoded: Encoding) -> Tensor:
         return encoded.rows.spread(self._hidden(encoded.streams))
 
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
         """The mean cross-entropy; the selection is the config's."""
         self.target_weights(batch, **settings)
+        if self.training and self.config.selection == "causal":
+            self._find_first_thresholds()
         encoded = self.encode(batch["input_ids"], batch.get("attention_mask"), calibrate=self.training)
         streams = encoded.streams
         labels = encoded.predictable(batch["labels"])
@@ -284,7 +317,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
             loss, _ = self._mixture(encoded, labels)
             weight = (labels[:, 1:] != IGNORED).sum().float()
         else:
-            loss, weight = self.next_token_loss(self._states(encoded), labels)
+            loss, weight = self.next_token_loss(self.states(encoded), labels)
         metrics = {}
         if streams.scores is not None:
             real = torch.ones_like(streams.own) if streams.real is None else streams.real
@@ -292,11 +325,31 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
             metrics["stream_weight"] = (streams.scores.detach().exp() * real).sum() / real.sum()
         return LossOutput(loss, weight, metrics, encoded=lambda: encoded)
 
+    @torch.no_grad()
+    def _find_first_thresholds(self) -> None:
+        """Thresholds before the first step, from random tokens: those of the batch would depend on its later tokens."""
+        decisions = self._decisions()
+        if not decisions or bool(decisions[0].threshold != UNKNOWN):
+            return
+        config, generator = self.config, torch.Generator().manual_seed(0)
+        ids = torch.randint(config.vocab_size, (RANDOM_ROWS, config.max_position_embeddings), generator=generator)
+        self.encode(ids.to(self.embed.weight.device), selection="block", calibrate=True)
+        self.after_step()
+
+    def _decisions(self) -> list[ForkDecision]:
+        return [module for module in self.fork_decisions.values() if isinstance(module, ForkDecision)]
+
+    def after_step(self) -> None:
+        """See `Contract.after_step`: moves the thresholds of the causal selection."""
+        share = FOLLOWING if self.config.selection == "causal" else CALIBRATION
+        for decision in self._decisions():
+            decision.after_step(share)
+
     def _mixture(self, encoded: Encoding, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The loss, and the nats [B, n] of each token's prediction."""
         targets = encoded.rows.gather(F.pad(labels[:, 1:], (0, 1), value=IGNORED), IGNORED)
         hidden = self.final_norm(encoded.streams.x)
-        return mixture_cross_entropy(hidden, self.output_weight(), targets, encoded.streams)
+        return mixture_cross_entropy(hidden, self.loss_head(), targets, encoded.streams)
 
     def forward_flops(self, batch: Batch) -> int:
         """See `Contract.forward_flops`. A causal selection is assumed to use its whole budget."""
@@ -348,7 +401,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         encoded = self.encode(batch["input_ids"], batch.get("attention_mask"), selection=selection)
         labels = encoded.predictable(batch["labels"])
         if not self.mixes:
-            return self.next_token_nll(self._states(encoded), labels)
+            return self.next_token_nll(self.states(encoded), labels)
         return F.pad(encoded.rows.spread(self._mixture(encoded, labels)[1])[:, :-1], (1, 0))
 
     def _nll_by_prefixes(self, batch: Batch, budget_mode: str) -> Tensor:
@@ -378,7 +431,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
             kept, order = kept.unique(return_inverse=True)
             return self._logits(encoded, kept.expand(len(encoded.streams.token), -1))[:, order]
         if not self.mixes:
-            hidden = self._states(encoded)
+            hidden = self.states(encoded)
             rows = torch.arange(len(hidden), device=hidden.device)[:, None]
             return self.lm_head(hidden[rows, kept])
         streams = encoded.keep(kept)
@@ -394,7 +447,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         """See `LatentThoughtModel.labels_loss`; a mixture has its own."""
         if self.mixes:
             return self._mixture(encoded, labels)[0]
-        return self.next_token_loss(self._states(encoded), encoded.predictable(labels))[0]
+        return self.next_token_loss(self.states(encoded), encoded.predictable(labels))[0]
 
     def logits(self, encoded: Encoding, at: Any) -> Tensor:
         """See `LatentThoughtModel.logits`; log-probabilities if the read-out is a mixture."""

@@ -76,7 +76,11 @@ def fork_reference(
         tokens = config.max_position_embeddings if config.budget_mode == "fixed" else length
         kept = set(by_merit[: config.streams(tokens)])
     else:
-        kept = {i for i in by_merit if candidates[i].own or merit[i] >= float(module.threshold)}
+        for token in range(length):
+            good = [i for i in by_merit if candidates[i].token == token]
+            good = [i for i in good if candidates[i].own or merit[i] >= float(module.threshold)]
+            room = int(config.most_streams(torch.tensor(token + 1), config.budget_mode))
+            kept |= set(good[: room - len(kept)])
     return [candidates[i] for i in sorted(kept)]
 
 

@@ -10,19 +10,21 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from mentalese.families.thoughtbubbles.forking import Streams
-from mentalese.nn.loss import IGNORED
+from mentalese.nn.loss import IGNORED, module_nll
 
 
-def mixture_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, streams: Streams) -> tuple[Tensor, Tensor]:
+def mixture_cross_entropy(
+    hidden: Tensor, weight: Tensor | nn.Module, targets: Tensor, streams: Streams
+) -> tuple[Tensor, Tensor]:
     """The mean negative log-likelihood of `targets`, differentiable once, and the nats of each token.
 
     Args:
         hidden: [B, K, d], the head's input for each stream.
-        weight: [v, d].
+        weight: [v, d], or a module that maps [.., d] to [.., v].
         targets: [B, L], the id that each token predicts, -100 for none.
 
     Returns:
@@ -30,13 +32,19 @@ def mixture_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, strea
     """
     counted = targets != IGNORED
     coefficients = counted / counted.sum().clamp(min=1)
+    if isinstance(weight, nn.Module):
+        predicted = targets.clamp(min=0).gather(1, streams.token)
+        own = -module_nll(hidden.flatten(0, 1), weight, predicted.flatten()).view(predicted.shape)
+        nll = torch.where(counted, -streams.log_sum_exp(own + streams.mixture_weights()), 0.0)
+        return (nll * coefficients).sum(), nll.detach()
     needs = torch.is_grad_enabled()
     return _apply(hidden, weight, streams.mixture_weights(), targets, coefficients, streams, needs)
 
 
 def mixture_log_probabilities(logits: Tensor, streams: Streams) -> Tensor:
     """[B, K, v] logits of streams to the log-probabilities [B, L, v] of their mixtures (Eq. 11)."""
-    weighted = logits.float().log_softmax(-1) + streams.mixture_weights()[..., None]
+    precise = torch.promote_types(logits.dtype, torch.float32)
+    weighted = logits.to(precise).log_softmax(-1) + streams.mixture_weights()[..., None]
     index = streams.token[..., None].expand_as(weighted)
     size = (len(logits), streams.counts.shape[1], logits.shape[-1])
     top = weighted.new_full(size, -torch.inf).scatter_reduce(1, index, weighted.detach(), "amax")

@@ -11,10 +11,11 @@ import dataclasses
 from typing import Any
 
 from mentalese.data.layouts import Packed, QuestionAnswer
+from mentalese.families.baselines.recipes import GPT2_TOKENS, OPENWEBTEXT
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
 
-GPT2_TOKENS = "hub:openai-community/gpt2"
-CORPORA = {"openwebtext": "hub:Skylion007/openwebtext", "pes2o": "hub:allenai/peS2o:v2"}
+CORPORA = {"openwebtext": OPENWEBTEXT, "pes2o": "hub:allenai/olmo-mix-1124:pes2o"}
+"""peS2o's own page is a script, which `datasets` no longer runs: this is the copy in the data of OLMo 2."""
 
 
 def model(width: int, heads: int, layers: int, length: int, forks: tuple[int, ...], **fields: Any) -> dict[str, Any]:
@@ -173,4 +174,4 @@ def clutrr() -> list[Recipe]:
 
 
 TABLE1 = table1()
-RECIPES = [*variants(TINY, copies=(3,)), SMALL, *openstax(), *clutrr(), *TABLE1, *table4()]
+RECIPES = [*variants(TINY, copies=(3,)), *variants(SMALL, copies=(3,)), *openstax(), *clutrr(), *TABLE1, *table4()]

@@ -1,0 +1,321 @@
+"""The mechanism suite: for each task the families that it is for, their twins without the mechanism, and controls.
+
+`TASK/METHOD` is a method on a task, e.g. `recall/thought_gestalt`. Methods of a task share text, tokens, rows and
+length; text is compared at the training FLOPs of the first method, questions at equal epochs. Learning rates are where
+tuning begins (`mentalese suite`).
+
+    mechanism   the family with its thoughts
+    twin        the same layers without them
+    control     thoughts at the same cost, without their content (`thought_control`, pause tokens)
+    other       models that are good at the task for another reason, such as all of the text in view
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mentalese.data.layouts import PerDocument, QuestionAnswer, SentenceStreams
+from mentalese.families.baselines.recipes import gpt2_rope, llama
+from mentalese.families.coconut.recipes import Curriculum
+from mentalese.families.coconut.recipes import method as questions_method
+from mentalese.families.conceptlm.recipes import deeper
+from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
+
+Role = Literal["mechanism", "twin", "control", "other"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """One recipe of a task.
+
+    Attributes:
+        family: whose mechanism, twin or control it is; for `other` its own name.
+    """
+
+    recipe: Recipe
+    role: Role
+    family: str
+
+
+@dataclass(frozen=True)
+class SuiteTask:
+    """A task with everything that is compared on it.
+
+    Attributes:
+        spec: of `mentalese.data.suite.task`.
+        methods: the first one's FLOPs are the budget of the others, if `match` says so.
+        match: see `mentalese.compare.compare`.
+    """
+
+    name: str
+    spec: str
+    methods: tuple[Method, ...]
+    match: Literal["flops"] | None
+
+
+def width(size: float) -> int:
+    """64 channels at size 1, in steps of 16."""
+    return max(16, round(64 * size / 16) * 16)
+
+
+def decoder(size: float, layers: int, context: int) -> dict[str, Any]:
+    """A plain decoder with rotary positions."""
+    return gpt2_rope(width(size), 4, layers=layers, context=context)
+
+
+def text(name: str, spec: str, description: str, model: dict[str, Any], tokens: int, **fields: Any) -> Recipe:
+    """A method on running text; one document per row."""
+    defaults: dict[str, Any] = {
+        "data": DataConfig(source=f"builtin:{spec}", tokenizer="bpe:512"),
+        "layout": PerDocument(sequence_length=128, batch_size=32),
+        "optimizer": OptimizerConfig(learning_rate=2.5e-3, warmup=0.1),
+        "train": TrainConfig(tokens=tokens, eval_every=100),
+        "evaluation": EvaluationConfig(context_length=128, stride=127, max_documents=100),
+    }
+    return Recipe(name=name, description=description, model=model, **defaults | fields)
+
+
+# -- text --------------------------------------------------------------------------------------------------------------
+
+
+def topics(size: float) -> SuiteTask:
+    """A window of one token: what the document is about can only come from thoughts, or from a wider view."""
+    thinking = {
+        "model_type": "ltm",
+        "hidden_size": width(size),
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 128,
+        "window_size": 1,
+        "num_latents": 4,
+        "fast_steps": 8,
+        "fast_learning_rate": 0.34,
+        "fast_optimizer": "adamw",
+        "fast_schedule": "cosine",
+        "noise": "fixed",
+        "initial_log_variance": 0.0,
+        "initializer_range": 0.06,
+    }
+    plain = {name: value for name, value in thinking.items() if not name.startswith(("fast_", "noise", "initial_"))}
+    tokens = int(600_000 * size)
+
+    def made(method: str, description: str, model: dict[str, Any]) -> Recipe:
+        return text(f"topics/{method}", "topics", description, model, tokens)
+
+    return SuiteTask(
+        "topics",
+        "topics",
+        (
+            Method(
+                made("latent_thought", "two layers that see one token, and thoughts", thinking),
+                "mechanism",
+                "latent_thought",
+            ),
+            Method(
+                made("latent_thought-twin", "the same layers without thoughts", plain | {"num_latents": 0}),
+                "twin",
+                "latent_thought",
+            ),
+            Method(
+                made("latent_thought-swapped", "thoughts of another text", thinking | {"thought_control": "swapped"}),
+                "control",
+                "latent_thought",
+            ),
+            Method(
+                made("gpt2-rope", "a decoder that sees the whole document", decoder(size, 4, 128)), "other", "gpt2-rope"
+            ),
+        ),
+        "flops",
+    )
+
+
+def recall(size: float) -> SuiteTask:
+    """Sentences are read one by one: what a key was bound to can only come from a memory, or from a wider view."""
+    gestalt = {
+        "model_type": "thought_gestalt",
+        "hidden_size": width(size),
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "max_sentence_tokens": 16,
+        "memory_size": 32,
+        "sentence_layer": 1,
+        "attention_dropout": 0.0,
+        "embedding_dropout": 0.0,
+    }
+    tokens = int(1_500_000 * size)
+    sentences = {
+        "data": DataConfig(source="builtin:recall", tokenizer="bpe:512", max_sentence_tokens=16),
+        "layout": SentenceStreams(max_sentences=32, tokens_per_batch=2048),
+        "evaluation": EvaluationConfig(batch_size=32, max_documents=100),
+    }
+
+    def made(method: str, description: str, model: dict[str, Any], **fields: Any) -> Recipe:
+        return text(f"recall/{method}", "recall", description, model, tokens, **fields)
+
+    own, swapped, without = gestalt, gestalt | {"thought_control": "swapped"}, gestalt | {"memory": "none"}
+    without.pop("memory_size")
+    return SuiteTask(
+        "recall",
+        "recall",
+        (
+            Method(
+                made("thought_gestalt", "sentence by sentence, with a memory", own, **sentences),
+                "mechanism",
+                "thought_gestalt",
+            ),
+            Method(
+                made("thought_gestalt-twin", "sentence by sentence, without a memory", without, **sentences),
+                "twin",
+                "thought_gestalt",
+            ),
+            Method(
+                made("thought_gestalt-swapped", "the memory of another text", swapped, **sentences),
+                "control",
+                "thought_gestalt",
+            ),
+            Method(
+                made("gpt2-rope", "a decoder that sees the whole document", decoder(size, 4, 128)), "other", "gpt2-rope"
+            ),
+        ),
+        "flops",
+    )
+
+
+def phrases(size: float) -> SuiteTask:
+    """Phrases fill the chunks of ConceptLM, so a concept can be predicted from concepts."""
+    spec = "phrases:lead=3"
+    plain = decoder(size, 4, 128)
+    concept = {
+        "model_type": "conceptlm",
+        "backbone": plain,
+        "insert_depth": 2,
+        "chunk_size": 4,
+        "num_segments": 4,
+        "vq_weight": 100.0,
+    }
+    tokens = int(1_500_000 * size)
+
+    def made(method: str, description: str, model: dict[str, Any]) -> Recipe:
+        return text(f"phrases/{method}", spec, description, model, tokens)
+
+    return SuiteTask(
+        "phrases",
+        spec,
+        (
+            Method(made("conceptlm", "a decoder that predicts the next concept", concept), "mechanism", "conceptlm"),
+            Method(made("conceptlm-twin", "two more token layers", deeper(plain, 2)), "twin", "conceptlm"),
+            Method(
+                made(
+                    "conceptlm-swapped", "concepts predicted for another text", concept | {"thought_control": "swapped"}
+                ),
+                "control",
+                "conceptlm",
+            ),
+            Method(made("mtp", "multi-token prediction", {"model_type": "mtp", "backbone": plain}), "other", "mtp"),
+            Method(made("gpt2-rope", "the decoder itself", plain), "other", "gpt2-rope"),
+        ),
+        "flops",
+    )
+
+
+# -- questions ---------------------------------------------------------------------------------------------------------
+
+
+def questions(name: str, spec: str, model: dict[str, Any], epochs: float, answer_tokens: int, length: int) -> Recipe:
+    return Recipe(
+        name=name,
+        description=f"questions of {spec.partition(':')[0]}",
+        model=model,
+        data=DataConfig(source=f"builtin:{spec}", tokenizer="bpe:512"),
+        layout=QuestionAnswer(sequence_length=length, batch_size=32),
+        optimizer=OptimizerConfig(learning_rate=2.5e-3, weight_decay=0.01, warmup=0.1),
+        train=TrainConfig(epochs=epochs, log_every=20),
+        evaluation=EvaluationConfig(
+            metric="accuracy", max_documents=200, answer_tokens=answer_tokens, batch_size=100, sample_tokens=8
+        ),
+    )
+
+
+def reachability(size: float) -> SuiteTask:
+    """Two layers: what search needs beyond them has to come from steps, written or latent."""
+    spec = f"reachability:count={int(4000 * size)}"
+    backbone = llama(
+        width(size), 4, layers=2, mlp=3 * width(size), key_value_heads=4, tied=True, context=512, theta=10_000.0
+    )
+    recipe = questions("reachability", spec, backbone, 14, 48, 256)
+    curriculum = Curriculum(stages=4, latents_per_step=1, epochs=2, removed_tokens=8, step_tokens=48)
+
+    def made(method: str) -> Recipe:
+        named = questions_method(dataclasses.replace(recipe, name="reachability/x"), method, curriculum)
+        return dataclasses.replace(named, name=f"reachability/{method}", baseline=None)
+
+    roles: tuple[tuple[str, Role, str], ...] = (
+        ("coconut", "mechanism", "coconut"),
+        ("agclr", "mechanism", "agclr"),
+        ("no-cot", "twin", "coconut"),
+        ("pause-curriculum", "control", "coconut"),
+        ("cot", "other", "cot"),
+        ("icot", "other", "icot"),
+    )
+    return SuiteTask(
+        "reachability", spec, tuple(Method(made(name), role, family) for name, role, family in roles), None
+    )
+
+
+def forking(name: str, spec: str, size: float) -> SuiteTask:
+    """More computation at few tokens, without written steps: forks, pause tokens, or neither."""
+    layers = 4
+    bubbles = {
+        "model_type": "thoughtbubbles",
+        "hidden_size": width(size),
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 128,
+        "fork_layers": [1, 2],
+        "selection": "causal",
+    }
+    regular = {key: value for key, value in bubbles.items() if key != "selection"} | {"fork_layers": []}
+    pause = {
+        "model_type": "coconut",
+        "mode": "pause",
+        "backbone": llama(
+            width(size), 4, layers=layers, mlp=3 * width(size), key_value_heads=4, tied=True, context=128, theta=1e4
+        ),
+    }
+
+    def made(method: str, description: str, model: dict[str, Any], **layout: Any) -> Recipe:
+        recipe = questions(f"{name}/{method}", spec, model, 10, 6, 128)
+        return dataclasses.replace(recipe, description=description, layout=dataclasses.replace(recipe.layout, **layout))
+
+    removed, swapped = (bubbles | {"thought_control": control} for control in ("removed", "swapped"))
+    return SuiteTask(
+        name,
+        spec,
+        (
+            Method(made("thoughtbubbles", "forks before layers 1 and 2", bubbles), "mechanism", "thoughtbubbles"),
+            Method(made("thoughtbubbles-twin", "the same layers without forks", regular), "twin", "thoughtbubbles"),
+            Method(made("thoughtbubbles-constant", "constant scores", removed), "control", "thoughtbubbles"),
+            Method(made("thoughtbubbles-swapped", "scores of another text", swapped), "control", "thoughtbubbles"),
+            Method(made("pause", "the answer after 4 learned tokens", pause, stage=1, latents=4), "other", "pause"),
+        ),
+        None,
+    )
+
+
+def composition(size: float) -> SuiteTask:
+    return forking("composition", f"composition:steps=0,count={int(20_000 * size)}", size)
+
+
+def expressions(size: float) -> SuiteTask:
+    return forking("expressions", f"expressions:steps=0,count={int(20_000 * size)}", size)
+
+
+SUITE: dict[str, Callable[[float], SuiteTask]] = {
+    made.__name__: made for made in (topics, recall, phrases, reachability, expressions, composition)
+}
+"""By task; the argument is the size, 1 by default: it scales width, text and questions."""
+
+RECIPES = [method.recipe for make in SUITE.values() for method in make(1.0).methods]

@@ -1,0 +1,131 @@
+"""The suite as one page: which part of the gap each family closes on each task, and every method behind that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from mentalese.files import write_text
+from mentalese.formatting import short_count
+from mentalese.html import page
+
+_MARGIN = 0.25  # of the scale on both sides of floor and optimum
+_ROLES = {"mechanism": "c1", "twin": "c0", "control": "c2", "other": "c3"}
+
+
+def write_page(result: Mapping[str, Any], path: Path) -> None:
+    """Writes the page of `suite.json` to `path`, atomically."""
+    write_text(path, suite_page(result))
+
+
+def suite_page(result: Mapping[str, Any]) -> str:
+    """The page as text."""
+    tasks = result["tasks"]
+    facts = {
+        "trials per method": result["trials"],
+        "seeds": result["seeds"],
+        "size": result["size"],
+        "created": result["created"].replace("T", " ").replace("+00:00", " UTC"),
+    }
+    shown = "".join(f"<div><dt>{name}</dt><dd>{escape(str(value))}</dd></div>" for name, value in facts.items())
+    body = (
+        "<main>\n<header><p class=kind>Mentalese mechanism suite</p>"
+        "<h1>Which part of the gap between floor and optimum does each family close?</h1>"
+        f'<dl class="facts">{shown}</dl></header>\n'
+        f"<section><h2>Families by tasks</h2>{_heat_map(tasks)}</section>\n"
+        + "\n".join(_task(task) for task in tasks)
+        + f"\n<section><h2>Command</h2><pre>{escape(result['command'])}</pre></section>\n</main>"
+    )
+    return page("Mentalese mechanism suite", style=Path(__file__).with_suffix(".css").read_text("utf-8"), body=body)
+
+
+# -- families by tasks -------------------------------------------------------------------------------------------------
+
+
+def _heat_map(tasks: Sequence[Mapping[str, Any]]) -> str:
+    families = list(dict.fromkeys(m["family"] for task in tasks for m in task["methods"] if m["role"] == "mechanism"))
+    others = list(dict.fromkeys(m["family"] for task in tasks for m in task["methods"] if m["role"] == "other"))
+    head = "".join(f'<th scope="col"><a href="#{task["name"]}">{escape(task["name"])}</a></th>' for task in tasks)
+    rows = ""
+    for family in [*families, *others]:
+        cells = "".join(_cell(task, family) for task in tasks)
+        rows += f'<tr><th scope="row">{escape(family)}</th>{cells}</tr>\n'
+    return (
+        f'<div class="scroll"><table class="heat"><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>'
+        "</div><p class=note>0% is the best that a model can do without the mechanism that the task is about, 100% the "
+        "best possible. Small numbers: the same layers without thoughts, and the control. A cell is filled only if the "
+        "family is better than both, over at least three seeds with a 95% interval that excludes zero.</p>"
+    )
+
+
+def _cell(task: Mapping[str, Any], family: str) -> str:
+    own = [m for m in task["methods"] if m["family"] == family and m["role"] in ("mechanism", "other")]
+    if not own:
+        return "<td></td>"
+    best, closed = own[0], own[0]["closed"]["mean"]
+    tests = list(best.get("against", {}).values())
+    shown = best["role"] == "mechanism" and tests and all(t and t["conclusive"] and t["difference"] > 0 for t in tests)
+    rivals = [m for m in task["methods"] if m["family"] == family and m["role"] in ("twin", "control")]
+    small = "".join(f"<small>{m['role']} {m['closed']['mean']:.0%}</small>" for m in rivals)
+    fill = f' style="--share:{min(max(closed, 0), 1):.3f}" class="filled"' if shown else ""
+    return f"<td{fill}><b>{closed:.0%}</b>{small}</td>"
+
+
+# -- one task ----------------------------------------------------------------------------------------------------------
+
+
+def _task(task: Mapping[str, Any]) -> str:
+    levels, unit = task["levels"], task["levels"]["unit"]
+
+    def number(value: float) -> str:
+        return f"{value:.1%}" if unit == "accuracy" else f"{value:.3f}"
+
+    rows = ""
+    for method in task["methods"]:
+        closed = method["closed"]
+        name = escape(method["name"].partition("/")[2])
+        against = "<br>".join(
+            f"{test['difference']:+.0%} against {escape(rival.partition('/')[2])} (95% {test['interval'][0]:+.0%} to "
+            f"{test['interval'][1]:+.0%})"
+            for rival, test in method.get("against", {}).items()
+            if test is not None
+        )
+        edge = " (edge)" if method["at_edge"] else ""
+        rows += (
+            f'<tr class="{_ROLES[method["role"]]}"><th scope="row">{name}<small>{method["role"]}: '
+            f"{escape(method['description'])}</small></th><td>{_dots(closed)}</td><td>{closed['mean']:.0%}"
+            f"<small>{against}</small></td><td>{number(method['score']['mean'])} ± {number(method['score']['std'])}"
+            f"</td><td>{method['learning_rate']:g}{edge}</td><td>{short_count(method['parameters'])}</td>"
+            f"<td>{short_count(method['flops'])}</td></tr>\n"
+        )
+    columns = ("method", "gap closed, each seed", "mean", unit, "learning rate", "parameters", "training FLOPs")
+    head = "".join(f'<th scope="col">{column}</th>' for column in columns)
+    commands = "\n".join(
+        command for method in task["methods"] for command in method["commands"][:1] if command is not None
+    )
+    return (
+        f'<section id="{task["name"]}"><h2>{escape(task["name"])}</h2><p class=note>'
+        f"optimum {number(levels['optimum'])}, floor {number(levels['floor'])}, chance {number(levels['chance'])} "
+        f"{unit}; "
+        f'<a href="{task["report"]}">curves, trials and samples</a></p>'
+        f'<div class="scroll"><table class="methods"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+        f"<details><summary>Commands of the first seeds</summary><pre>{escape(commands)}</pre></details></section>"
+    )
+
+
+def _dots(closed: Mapping[str, Any]) -> str:
+    """Each seed as a dot between floor (left line) and optimum (right line), and the interval of the mean."""
+
+    def at(share: float) -> float:
+        return 200 * (min(max(share, -_MARGIN), 1 + _MARGIN) + _MARGIN) / (1 + 2 * _MARGIN)
+
+    lines = "".join(f'<path class="level" d="M{at(share):.1f} 2V26"/>' for share in (0.0, 1.0))
+    bar = ""
+    if closed["interval"] is not None:
+        low, high = (at(share) for share in closed["interval"])
+        bar = f'<path class="interval" d="M{low:.1f} 14H{high:.1f}"/>'
+    dots = "".join(f'<circle cx="{at(share):.1f}" cy="14" r="4"/>' for share in closed["seeds"])
+    label = ", ".join(f"{share:.0%}" for share in closed["seeds"])
+    return f'<svg class="dots" viewBox="0 0 200 28" role="img" aria-label="{label}">{lines}{bar}{dots}</svg>'

@@ -1,0 +1,195 @@
+"""Tasks of the suite, one comparison each, and how much of the gap between floor and optimum every method closes.
+
+A task is a comparison (`mentalese.compare`) of its methods: the same trials for all, chosen on validation, then fresh
+seeds. Finished runs are reused, so the same command continues where it stopped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mentalese import provenance
+from mentalese.compare.compare import compare
+from mentalese.compare.headline import SEEDS_FOR_A_TEST
+from mentalese.data.suite import Levels, task
+from mentalese.data.suite.recall import Recall
+from mentalese.errors import InputError, nearest
+from mentalese.evaluation.statistics import paired_t_test, student_t_quantile, summary
+from mentalese.families.suite.recipes import SUITE, SuiteTask
+from mentalese.files import write_json
+from mentalese.models.saved import load
+
+RATES = (1e-3, 2.5e-3, 6.3e-3, 1.6e-2, 4e-4)
+"""Learning rates in the order in which trials take them; a range is extended if the best one is at its edge."""
+
+
+def run_suite(
+    names: Sequence[str],
+    out: Path,
+    *,
+    trials: int = 3,
+    seeds: int = 3,
+    jobs: int = 1,
+    size: float = 1.0,
+    show: bool = True,
+) -> dict[str, Any]:
+    """Runs tasks and writes `suite.json` and `suite.html` into `out`, after each task.
+
+    Args:
+        names: of tasks; empty: all.
+        out: gets one folder per task, with the runs and the report of its comparison.
+        trials: learning rates tried with every method; 1: its own, untuned.
+        seeds: runs per method after tuning.
+        jobs: trainings at once, each in a process with one thread, or one GPU.
+        size: scales width, text and questions.
+
+    Returns:
+        The content of `suite.json`.
+
+    Raises:
+        InputError: no such task, or a number out of range; what `compare` raises.
+    """
+    from mentalese.suite.page import write_page
+
+    for name in names:
+        if name not in SUITE:
+            raise InputError(f"the suite has no task {name!r}: use some of {', '.join(SUITE)}{nearest(name, SUITE)}")
+    if not 1 <= trials <= len(RATES):
+        raise InputError(f"trials is {trials}: use 1 to {len(RATES)}")
+    if not 0.25 <= size <= 64:
+        raise InputError(f"size is {size}: use 0.25 to 64")
+    tasks: list[dict[str, Any]] = []
+    result: dict[str, Any] = {}
+    for name in names or list(SUITE):
+        chosen = SUITE[name](size)
+        rates = {"optimizer.learning_rate": [f"{rate:g}" for rate in sorted(RATES[:trials])]} if trials > 1 else None
+        comparison = compare(
+            [method.recipe for method in chosen.methods],
+            out / name,
+            match=chosen.match,
+            seeds=seeds,
+            tuned_fields=rates,
+            jobs=jobs,
+            show=show,
+        )
+        tasks.append(judge(chosen, comparison, out / name))
+        result = {
+            "version": 1,
+            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "tasks": tasks,
+            "trials": trials,
+            "seeds": seeds,
+            "size": size,
+            "command": provenance.command(),
+        }
+        write_json(out / "suite.json", result)
+        write_page(result, out / "suite.html")
+    return result
+
+
+def judge(chosen: SuiteTask, comparison: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A task's levels and, by method, scores and the share of the gap that they close, each against its family's twin.
+
+    Args:
+        comparison: what `compare` returned.
+        folder: of the comparison.
+    """
+    levels = task(chosen.spec).levels()
+    if isinstance(task(chosen.spec), Recall):
+        levels = answer_levels(levels)
+    methods: list[dict[str, Any]] = []
+    closed: dict[str, list[float]] = {}
+    for method, row in zip(chosen.methods, comparison["rows"], strict=True):
+        runs = [folder / method.recipe.name.replace("/", "-") / f"seed-{run['seed']}" for run in row["runs"]]
+        scores = [score(chosen, path, run["test"]) for path, run in zip(runs, row["runs"])]
+        closed[method.recipe.name] = shares = [levels.closed(value) for value in scores]
+        methods.append(
+            {
+                "name": method.recipe.name,
+                "family": method.family,
+                "role": method.role,
+                "description": method.recipe.description,
+                "score": summary(scores),
+                "closed": summary(shares) | {"interval": interval(shares), "seeds": shares},
+                "learning_rate": row["runs"][0]["config"]["optimizer"]["learning_rate"],
+                "at_edge": row.get("tuning", {}).get("at_edge", []),
+                "parameters": row["parameters"]["non_embedding"],
+                "flops": row["flops"]["mean"],
+                "tokens": row["tokens"]["mean"],
+                "commands": row["commands"],
+            }
+        )
+    for one in methods:
+        rivals = [m["name"] for m in methods if m["family"] == one["family"] and m["role"] in ("twin", "control")]
+        if one["role"] == "mechanism":
+            one["against"] = {rival: _test(closed[one["name"]], closed[rival]) for rival in rivals}
+    return {
+        "name": chosen.name,
+        "spec": chosen.spec,
+        "levels": dataclasses.asdict(levels),
+        "match": comparison["match"],
+        "methods": methods,
+        "report": f"{chosen.name}/report.html",
+    }
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Of the mean over seeds, 95%; `None` for fewer than three."""
+    if len(values) < SEEDS_FOR_A_TEST:
+        return None
+    margin = student_t_quantile(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
+    return statistics.fmean(values) - margin, statistics.fmean(values) + margin
+
+
+def _test(values: Sequence[float], others: Sequence[float]) -> dict[str, Any] | None:
+    if len(values) < SEEDS_FOR_A_TEST:
+        return None
+    test = paired_t_test(values, others)
+    return test.to_dict() | {"conclusive": test.conclusive}
+
+
+# -- scores ------------------------------------------------------------------------------------------------------------
+
+
+def score(chosen: SuiteTask, run: Path, test: Mapping[str, Any]) -> float:
+    """The score of a run in the unit of its task: accuracy, nats per token, or nats per answer in a text."""
+    if "accuracy" in test:
+        return float(test["accuracy"])
+    if isinstance(task(chosen.spec), Recall):
+        return answer_nats(run, chosen.spec)
+    return float(test["nll"])
+
+
+def answer_levels(levels: Levels) -> Levels:
+    """Levels of guessing as nats: a reader who sees the binding pays nothing, another one log(values)."""
+    values = 1 / levels.chance
+    unseen = (1 - levels.floor) / (1 - levels.chance)
+    return Levels(0.0, unseen * float(np.log(values)), float(np.log(values)), "nats")
+
+
+def answer_nats(run: Path, spec: str) -> float:
+    """Nats per scored word of `recall` on the test split; kept in the run's folder."""
+    path = run / "answers.json"
+    if path.is_file():
+        return float(json.loads(path.read_text())["nats"])
+    chosen = task(spec)
+    assert isinstance(chosen, Recall)
+    saved = load(run)
+    split = saved.split("test")
+    scores = saved.token_scores(split)
+    places = [
+        start + place
+        for start, document in zip(split.documents.tolist(), chosen.documents("test"))
+        for place in chosen.answers(document)
+    ]
+    nats = float(scores[places].mean(dtype=np.float64))
+    write_json(path, {"nats": nats, "answers": len(places)})
+    return nats
