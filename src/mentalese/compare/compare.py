@@ -12,17 +12,20 @@ import dataclasses
 import datetime
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from mentalese import provenance
-from mentalese.compare.report import cells, header, metric, write_report
+from mentalese.compare.headline import metric, paired_test
+from mentalese.compare.jobs import Job, run_jobs
+from mentalese.compare.report import cells, header, write_report
+from mentalese.compare.tuning import Tuned, grid, tune
 from mentalese.data.store import prepare
 from mentalese.errors import InputError
-from mentalese.evaluation.statistics import paired_t_test, summary
+from mentalese.evaluation.statistics import summary
 from mentalese.files import write_json
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model
@@ -37,7 +40,6 @@ from mentalese.training.run_folder import check_folder
 Match = Literal["params", "tokens", "flops"]
 
 PARAMETER_TOLERANCE = 0.01
-SEEDS_FOR_A_TEST = 3
 
 # All recipes must agree on these, or their results could not be compared.
 _SHARED = (
@@ -61,6 +63,8 @@ def compare(
     *,
     match: Match | None = None,
     seeds: int = 1,
+    tuned_fields: Mapping[str, Sequence[str]] | None = None,
+    jobs: int | None = None,
     show: bool = True,
     train: Callable[..., dict[str, Any]] = loop.train,
 ) -> dict[str, Any]:
@@ -73,6 +77,9 @@ def compare(
         match: `params` refuses models whose non-embedding parameters differ from the first one's by more than 1%;
             `tokens` and `flops` set every run's length to match the first one's, and no run stops early.
         seeds: runs per recipe; they count up from the recipe's `train.seed`.
+        tuned_fields: `section.field` -> values; each recipe is trained with all of them first, with another seed, and
+            compared with the setting that is best on the validation split (`mentalese.compare.tuning`).
+        jobs: runs at once, see `run_jobs`.
         train: trains one recipe in one folder.
 
     Returns:
@@ -82,40 +89,59 @@ def compare(
         InputError: recipes that cannot be compared, or a folder with other runs.
     """
     _check(recipes, seeds)
+    for recipe in recipes:
+        grid(recipe, tuned_fields or {})
     if match in ("tokens", "flops"):
         recipes = [_change(recipe, early_stopping_patience=None) for recipe in recipes]
     if match == "params":
         _check_parameters(recipes, show)
-    if match == "tokens" and recipes[0].train.tokens is not None:
-        recipes = [_with_tokens(recipe, recipes[0].train.tokens) for recipe in recipes]
-    lengths_are_known = match in (None, "params") or (match == "tokens" and recipes[0].train.tokens is not None)
-    for recipe in recipes if lengths_are_known else recipes[:1]:
-        _check_folders(recipe, out, seeds)
+    matched: dict[str, Any] = {"by": match}
+    # Without a known length the first recipe's runs come first: they are the budget of the others.
+    tokens = recipes[0].train.tokens if match == "tokens" else None
+    known = tokens is not None or match not in ("tokens", "flops")
+    fit = _fit("tokens", tokens, show) if tokens is not None else lambda recipe: recipe
+    tuned: list[Tuned] = []
+    chosen: list[Recipe] = []
+    results: list[list[dict[str, Any]]] = []
 
-    def run(recipe: Recipe) -> list[dict[str, Any]]:
-        return [
-            train(_change(recipe, seed=seed), _folder(out, recipe, seed), resume=True, show=show)
+    def run(work: Sequence[Job]) -> list[Any]:
+        return run_jobs(work, count=jobs, train=train, show=show)
+
+    for group in [recipes] if known else [recipes[:1], recipes[1:]]:
+        if results and match in ("tokens", "flops"):
+            fit = _fit(match, statistics.median_low([result[match] for result in results[0]]), show)
+        if tuned_fields:
+            tuned += tune(group, tuned_fields, lambda recipe: _folder(out, recipe), run, fit)
+            chosen += [one.recipe for one in tuned[len(chosen) :]]
+        else:
+            chosen += [fit(recipe) for recipe in group]
+        work = [
+            Job(_change(recipe, seed=seed), _folder(out, recipe) / f"seed-{seed}")
+            for recipe in chosen[len(results) :]
             for seed in _seeds(recipe, seeds)
         ]
-
-    results = [run(recipes[0])]
-    matched: dict[str, Any] = {"by": match}
+        for job in work:
+            check_folder(job.recipe, job.folder, resume=True)
+        done = run(work)
+        results += [done[start : start + seeds] for start in range(0, len(done), seeds)]
     if match in ("tokens", "flops"):
-        budget = statistics.median_low([result[match] for result in results[0]])
-        matched["budget"] = budget
-        if match == "flops":
-            recipes = [recipes[0], *(_with_flops(recipe, budget, show) for recipe in recipes[1:])]
-        elif not lengths_are_known:
-            recipes = [recipes[0], *(_with_tokens(recipe, budget) for recipe in recipes[1:])]
-        for recipe in recipes[1:]:
-            _check_folders(recipe, out, seeds)
-    results += [run(recipe) for recipe in recipes[1:]]
+        matched["budget"] = statistics.median_low([result[match] for result in results[0]])
 
-    comparison = _judge(recipes, results, out) | {"match": matched, "seeds": seeds, "command": provenance.command()}
+    comparison = _judge(chosen, results, out)
+    for row, one in zip(comparison["rows"], tuned):
+        row["tuning"] = one.to_dict()
+    comparison |= {"match": matched, "seeds": seeds, "command": provenance.command()}
     if is_main_process():  # under torchrun every process has all results
         write_json(out / "compare.json", comparison)
         write_report(comparison, out / "report.html")
     return comparison
+
+
+def _fit(match: str, budget: int, show: bool) -> Callable[[Recipe], Recipe]:
+    """What gives a recipe the length that costs `budget` tokens or FLOPs."""
+    if match == "flops":
+        return lambda recipe: _with_flops(recipe, budget, show)
+    return lambda recipe: _with_tokens(recipe, budget)
 
 
 def _change(recipe: Recipe, **changes: Any) -> Recipe:
@@ -130,8 +156,8 @@ def _seeds(recipe: Recipe, seeds: int) -> range:
     return range(recipe.train.seed, recipe.train.seed + seeds)
 
 
-def _folder(out: Path, recipe: Recipe, seed: int) -> Path:
-    return out / recipe.name.replace("/", "-") / f"seed-{seed}"
+def _folder(out: Path, recipe: Recipe) -> Path:
+    return out / recipe.name.replace("/", "-")
 
 
 # -- before training -------------------------------------------------------------------------------------------------
@@ -155,12 +181,6 @@ def _check(recipes: list[Recipe], seeds: int) -> None:
                     f"{section}.{field} is {one!r} in {first.name} and {other!r} in {recipe.name}: "
                     "runs are only comparable on the same text, tokens and protocol, so set it for both"
                 )
-
-
-def _check_folders(recipe: Recipe, out: Path, seeds: int) -> None:
-    """Refuses a folder with other runs before training starts."""
-    for seed in _seeds(recipe, seeds):
-        check_folder(_change(recipe, seed=seed), _folder(out, recipe, seed), resume=True)
 
 
 def _check_parameters(recipes: list[Recipe], show: bool) -> None:
@@ -215,7 +235,7 @@ def _judge(recipes: list[Recipe], results: list[list[dict[str, Any]]], out: Path
     for recipe, runs in zip(recipes, results):
         own = recipe.baseline if recipe.baseline in runs_by_name and recipe.baseline != recipe.name else None
         baseline = own or recipes[0].name
-        alone = [(_change(recipe, seed=run["seed"]), _folder(out, recipe, run["seed"])) for run in runs]
+        alone = [(_change(recipe, seed=run["seed"]), _folder(out, recipe) / f"seed-{run['seed']}") for run in runs]
         commands = [provenance.train_command(*run) for run in alone]
         rows.append(_row(recipe, runs, baseline, runs_by_name[baseline]) | {"commands": commands})
     return {
@@ -260,8 +280,8 @@ def _row(
             row["difference"] = difference
         else:  # of the geometric means: the ratio that the test on log-perplexities tests
             row["ratio"] = math.exp(difference)
-        if len(runs) >= SEEDS_FOR_A_TEST:
-            row["paired_test"] = paired_t_test(values, reference).to_dict()
+        test = paired_test(runs, baseline_runs)
+        row["paired_test"] = None if test is None else test.to_dict()
     return row
 
 

@@ -25,10 +25,10 @@ from mentalese.compare.charts import (
     line_chart,
     scatter,
 )
+from mentalese.compare.headline import estimator_label, headline, metric, perplexity_digits, significance, winner
 from mentalese.files import write_text
 from mentalese.formatting import short_count, short_names
 from mentalese.html import page
-from mentalese.models.scoring import label
 
 _HEADER = ("model", "parameters", "non-embedding", "train FLOPs/token", "tokens/s")
 _RESULTS = {
@@ -36,11 +36,6 @@ _RESULTS = {
     "accuracy": ("test accuracy, %", "F1, %", "points to baseline"),
 }
 _MORE_IS_BETTER = ("tokens/s", *_RESULTS["accuracy"])  # sorted in descending order first
-
-
-def metric(rows: Sequence[dict[str, Any]]) -> str:
-    """The metric of a comparison, `perplexity` or `accuracy`: the same for all of its rows."""
-    return "accuracy" if "accuracy" in rows[0] else "perplexity"
 
 
 def header(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
@@ -66,6 +61,7 @@ def report(comparison: dict[str, Any]) -> str:
     sections = [
         _section("Result", _table(rows)),
         f'<div class="figures" style="--label-width:{width}ch">{drawn}</div>' if drawn else "",
+        _section("Tuning", _tuning(rows)),
         _section("Generated text", _samples(rows)),
         _section("Protocol", _protocol(rows)),
         _section("Provenance", _provenance(comparison)),
@@ -93,17 +89,6 @@ def _value(summary: dict[str, float], digits: int, runs: int) -> str:
     return text + (f" ± {summary['std']:,.{digits}f}" if runs > 1 else "")
 
 
-def _perplexity_digits(row: dict[str, Any]) -> int:
-    return 2 if row["perplexity"]["mean"] < 20 else 1
-
-
-def _figure(row: dict[str, Any]) -> str:
-    """The mean of the metric, with its unit or estimator."""
-    if "accuracy" in row:
-        return f"{row['accuracy']['mean']:.1%}"
-    return f"{row['perplexity']['mean']:,.{_perplexity_digits(row)}f}{_label(row)}"
-
-
 def _change(row: dict[str, Any]) -> tuple[str, str]:
     """A row relative to its baseline, and the preposition before the baseline's name."""
     return (f"{100 * row['difference']:+.1f}", "vs") if "accuracy" in row else (f"{row['ratio']:.3f}", "of")
@@ -117,10 +102,7 @@ def _against(row: dict[str, Any]) -> str:
 
 def _test(row: dict[str, Any]) -> str:
     test = row["paired_test"]
-    if test is None:
-        return ""
-    p = "< 0.001" if test["p"] < 0.001 else f"= {test['p']:.3f}"
-    return f" (p {p}, n = {test['n']})"
+    return "" if test is None else f" ({significance(test['p'], test['n'])})"
 
 
 def cells(row: dict[str, Any]) -> list[str]:
@@ -130,7 +112,7 @@ def cells(row: dict[str, Any]) -> list[str]:
         shares = ({name: 100 * value for name, value in row[field].items()} for field in ("accuracy", "f1"))
         result = [_value(share, 1, runs) for share in shares]
     else:
-        perplexity = _value(row["perplexity"], _perplexity_digits(row), runs) + _label(row)
+        perplexity = _value(row["perplexity"], perplexity_digits(row), runs) + estimator_label(row)
         result = [perplexity, _value(row["bits_per_byte"], 3, runs) if "bits_per_byte" in row else "-"]
     return [
         row["name"],
@@ -141,36 +123,6 @@ def cells(row: dict[str, Any]) -> list[str]:
         *result,
         _against(row),
     ]
-
-
-def _label(row: dict[str, Any]) -> str:
-    return label(row["runs"][0]["test"]["protocol"])
-
-
-def headline(rows: Sequence[dict[str, Any]]) -> str:
-    """The result in a sentence."""
-    best, *others = _ranked(rows)
-    if best["baseline"] is not None:
-        reached = f"{best['name']} reaches a test {metric(rows)} of {_figure(best)}"
-        if "accuracy" in best:
-            gain = f"{100 * best['difference']:.1f} points above"
-        else:
-            gain = f"{1 - best['ratio']:.1%} below"
-        return f"{reached}, {gain} {best['baseline']}{_test(best)}."
-    second = others[0]
-    if "accuracy" in best:
-        most, gap = "highest", f"{100 * (best['accuracy']['mean'] - second['accuracy']['mean']):.1f} points below"
-    else:
-        most, gap = "lowest", f"{second['perplexity']['mean'] / best['perplexity']['mean'] - 1:.1%} above"
-    return (
-        f"{best['name']} reaches the {most} test {metric(rows)}, {_figure(best)}; the next is {second['name']}, {gap}."
-    )
-
-
-def _ranked(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The best first; equal rows keep their order."""
-    name = metric(rows)
-    return sorted(rows, key=lambda row: row[name]["mean"], reverse=name == "accuracy")
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -204,8 +156,7 @@ def _swatch(index: int) -> str:
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    name, ranked = metric(rows), _ranked(rows)
-    best = ranked[0][name]["mean"]
+    name, best = metric(rows), winner(rows)
     known = [row[name]["mean"] for row in rows if math.isfinite(row[name]["mean"])]
     full = 1.0 if name == "accuracy" else max(known, default=1.0)  # the value of a full bar
     order = (0, 5, 7, 6, 1, 2, 3, 4)  # results first, so a phone shows them without scrolling
@@ -214,7 +165,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
         value = row[name]["mean"]
         bar = f'<i class="bar" style="width:{100 * value / full:.1f}%"></i>' if math.isfinite(value) else ""
         values, numbers = [escape(cell) for cell in cells(row)], _numbers(row)
-        values[5] = f"{'<strong>' + values[5] + '</strong>' if value == best else values[5]}{bar}"
+        values[5] = f"{'<strong>' + values[5] + '</strong>' if row is best else values[5]}{bar}"
         if row["baseline"] is not None:
             change, word = _change(row)
             test = escape(_test(row).strip(" ()"))
@@ -253,6 +204,37 @@ def _breakable(name: str) -> str:
     return f"<span>{escape(name).replace('/', '/<wbr>')}</span>"
 
 
+# -- tuning ------------------------------------------------------------------------------------------------------------
+
+
+def _tuning(rows: list[dict[str, Any]]) -> str:
+    """Every trial: its setting and what it reached on the validation split, the chosen one in bold."""
+    known = [row for row in rows if "tuning" in row]
+    if not known:
+        return ""
+    accuracy = metric(rows) == "accuracy"
+    body = ""
+    for row in known:
+        tuning = row["tuning"]
+        for trial in tuning["trials"]:
+            value = trial["value"]
+            shown = "loss not finite" if value is None else f"{value:.1%}" if accuracy else f"{value:,.1f}"
+            cells = [", ".join(f"{name} {text}" for name, text in trial["settings"].items()), shown]
+            if trial["settings"] == tuning["chosen"]:
+                cells = [f"<strong>{escape(cell)}</strong>" for cell in cells]
+            else:
+                cells = [escape(cell) for cell in cells]
+            added = " (added: the best was at the edge)" if trial["extended"] else ""
+            name = f'<th scope="row"><span class="name">{_breakable(row["name"])}</span></th>'
+            body += f"<tr>{name}<td>{cells[0]}{added}</td>{_cell(cells[1], value)}</tr>\n"
+    table = _sortable(("model", "setting", f"validation {metric(rows)}"), body)
+    edges = [f"{row['name']} ({', '.join(row['tuning']['at_edge'])})" for row in known if row["tuning"]["at_edge"]]
+    note = "Each trial is one run with a seed of its own; the settings in bold were chosen."
+    if edges:
+        note += f" The best value is still at the edge of what was tried for {', '.join(edges)}."
+    return f"{table}<p class=note>{escape(note)}</p>"
+
+
 # -- figures -----------------------------------------------------------------------------------------------------------
 
 
@@ -283,7 +265,7 @@ def _costs(rows: list[dict[str, Any]], names: list[str], matched: str | None) ->
     name, down = metric(rows), ACCURACY if metric(rows) == "accuracy" else PERPLEXITY
     runs = [run for row in rows for run in row["runs"]]
     memory = max(run.get("peak_memory_bytes", 0) for run in runs)
-    marks = ["*" if _label(row) else "" for row in rows] if name == "perplexity" else [""] * len(rows)
+    marks = ["*" if estimator_label(row) else "" for row in rows] if name == "perplexity" else [""] * len(rows)
     costs: dict[str, tuple[str, Measure, list[Point]]] = {}
     for key, title, measure in (
         ("flops", "training FLOPs", counted("FLOPs", logarithmic=True)),
@@ -316,7 +298,7 @@ def _costs(rows: list[dict[str, Any]], names: list[str], matched: str | None) ->
     if len(rows[0]["runs"]) > 1:
         note += " Small dots are seeds, large dots their means."
     if any(marks):
-        labels = [f"{names[i]}{_label(row)}" for i, row in enumerate(rows) if marks[i]]
+        labels = [f"{names[i]}{estimator_label(row)}" for i, row in enumerate(rows) if marks[i]]
         note += f" * Not an exact likelihood: {escape(', '.join(labels))}."
     body = ""
     for i, row in enumerate(rows):

@@ -102,13 +102,17 @@ def run(saved: Saved, options: AnswerOptions = GREEDILY, *, show: bool = False) 
     changes = {"max_documents": options.documents, "answer_tokens": options.answer_tokens}
     saved = saved.scored_by(**{name: value for name, value in changes.items() if value is not None})
     # A model of texts reads questions as text; the store separates their parts all the same.
-    store = saved.store(options.split, layout=None if saved.layout.questions else Packed(), show=show)
+    part = options.part(saved)
+    store = saved.store(part, layout=None if saved.layout.questions else Packed(), show=show)
     if store.meta["kind"] != "records":
         raise InputError(
             f"the source {saved.data.source} contains texts and no questions: use rows of question, steps and answer, "
             "or a set such as --data gsm8k:PATH"
         )
-    metrics = answer_metrics(saved, store.splits[options.split], options, examples=store.splits.get("train"), show=show)
+    split = store.splits[part]
+    # A set without splits has no other questions than its own; a question is never an example for itself.
+    examples = split if part == "all" else store.splits.get("train")
+    metrics = answer_metrics(saved, split, options, examples=examples, show=show)
     return metrics.to_dict() | options.origin(saved, store)
 
 
@@ -228,6 +232,8 @@ def _check_longest(saved: Saved, longest: int) -> None:
     context, answer_tokens = context_length(saved.model.config), saved.evaluation.answer_tokens
     if context is not None and longest + answer_tokens > context:
         remedy = f"set at most {context - longest}" if longest < context else "remove the longest questions"
+        if context - answer_tokens > 1:
+            remedy += f", or set layout.too_long=skip and layout.sequence_length={context - answer_tokens}"
         raise InputError(
             f"evaluation.answer_tokens is {answer_tokens}: the longest question has {longest} tokens and "
             f"the model's context is {context}, {remedy}"

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -25,6 +26,7 @@ from mentalese.data.batch import Batch, to_device
 from mentalese.data.sentences import open_splitter
 from mentalese.data.tokenizers import corpus_encoder
 from mentalese.errors import InputError
+from mentalese.models import hf
 from mentalese.models.build import context_length
 from mentalese.models.contract import evaluation_mode
 from mentalese.models.saved import Saved
@@ -229,7 +231,8 @@ class MentaleseLM(LM):
 
     def _is_greedy(self, batch: Batch) -> np.ndarray:
         """bool [rows]: every label has the largest logit; models that fill in masks predict all of them at once."""
-        logits = self.model(**self.model.continuation_inputs(batch), use_cache=False).logits
+        with _unwarned():
+            logits = self.model(**self.model.continuation_inputs(batch), use_cache=False).logits
         labels = batch["labels"][:, 1:]
         predicted = logits[:, :-1] if self.model.causal else logits[:, 1:]
         return ((predicted.argmax(-1) == labels) | (labels == IGNORED)).all(1).cpu().numpy()
@@ -330,6 +333,17 @@ def _by_name(metrics: dict[str, Any]) -> dict[str, float | None]:
             name = metric.removesuffix("_stderr") + ("" if kept == "none" else f".{kept}")
             values[name + metric[len(metric.removesuffix("_stderr")) :]] = None if value == "N/A" else float(value)
     return values
+
+
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """Hides that a model's logits are not its likelihood: our protocol names the estimator."""
+    level = hf.logger.level
+    hf.logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        hf.logger.setLevel(level)
 
 
 @contextmanager

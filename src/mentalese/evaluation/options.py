@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mentalese.data.config import Detokenizer
 from mentalese.errors import InputError, require
+from mentalese.values import check_fields
 
 if TYPE_CHECKING:
     from mentalese.data.store import TokenStore
@@ -28,26 +29,58 @@ class TextOptions:
         source: the text (default: what the model was trained on).
         text_column: the column of the text, if a file has several.
         detokenizer: read a tokenised set of this format as running text.
-        split: of the text.
+        split: of the text; all: the whole of a text without splits (default: all for one file that the model was not
+            trained on, else test).
     """
 
     source: str | None = field(default=None, metadata={"flag": "--data"})
     text_column: str | None = None
     detokenizer: Detokenizer | None = None
-    split: Literal["train", "validation", "test"] = "test"
+    split: Literal["train", "validation", "test", "all"] | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self, "")
 
     def read_by(self, saved: Saved) -> Saved:
         """The model with this text."""
         return saved.on(self.source, text_column=self.text_column, detokenizer=self.detokenizer)
 
+    def part(self, saved: Saved) -> str:
+        """The split that is read: a model's own text has been split, another file is read as a whole."""
+        from mentalese.data.sources import is_one_text
+
+        if self.split is not None or self.source is None:
+            return self.split or "test"
+        own = None if saved.recipe is None else saved.recipe.data.source
+        return "all" if not _same(self.source, own) and is_one_text(self.source) else "test"
+
     def origin(self, saved: Saved, store: TokenStore) -> dict[str, str | None]:
         """Which text a result refers to."""
         return {
-            "split": self.split,
+            "split": self.part(saved),
             "source": saved.data.source,
             "detokenizer": saved.data.detokenizer,
             "data_hash": store.meta["data_hash"],
         }
+
+
+def _same(source: str, other: str | None) -> bool:
+    """Whether two sources are one; of files also if they are written in two ways."""
+    if other is None or not (source.startswith("file:") and other.startswith("file:")):
+        return source == other
+    places = (Path(spec.removeprefix("file:")).expanduser().resolve() for spec in (source, other))
+    return next(places) == next(places)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblationOptions(TextOptions):
+    """Which text is scored, or whose questions are asked.
+
+    Attributes:
+        documents: only the first N documents, or questions.
+    """
+
+    documents: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +115,7 @@ class HubOptions:
     limit: int | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self, "")
         require(self.limit is None or self.limit >= 1, "limit", self.limit, "set at least 1, or remove it")
 
 
@@ -138,6 +172,7 @@ class AnswerOptions(TextOptions):
     latents: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, least in (("shots", 0), ("answer_samples", 1), ("num_beams", 2)):
             value = getattr(self, name)
             require(value is None or value >= least, name, value, f"set at least {least}")
@@ -181,6 +216,7 @@ class SampleOptions(TextOptions):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("samples", "sample_tokens", "prompt_tokens", "draws"):
             value = getattr(self, name)
             require(value is None or value >= 1, name, value, "set at least 1")

@@ -115,18 +115,19 @@ def run(saved: Saved, other: Saved, options: TextOptions | None = None, *, show:
         options: the text; `None`: the test split of what `saved` was trained on.
 
     Returns:
-        `PairedScores` as a dictionary, both `protocol`s and the `source`. Positions in a sentence are those of the
-        first model's text.
+        `PairedScores` as a dictionary, both `protocol`s, the `source` and the `split`. Positions in a sentence are
+        those of the first model's text.
 
     Raises:
         InputError: tokenizers that split the text into different tokens; what `Saved.store` raises.
     """
     options = options or TextOptions()
     saved = options.read_by(saved).scored_by(tokens="lexical")
+    part = options.part(saved)
     data = saved.data
     other = other.on(data.source, text_column=data.text_column, detokenizer=data.detokenizer)
     other = other.scored_by(tokens="lexical")
-    split, reference = (model.split(options.split, show=show) for model in (saved, other))
+    split, reference = (model.split(part, show=show) for model in (saved, other))
     if not np.array_equal(split.tokens, reference.tokens):
         raise InputError(
             f"{saved.path} and {other.path} use different tokenizers on {data.source}: compare bits per byte instead"
@@ -134,4 +135,5 @@ def run(saved: Saved, other: Saved, options: TextOptions | None = None, *, show:
     scores, reference_scores = saved.token_scores(split, show=show), other.token_scores(reference, show=show)
     return compare_scores(scores, reference_scores, split).to_dict() | {
         "protocol": saved.protocol, "reference_protocol": other.protocol, "source": data.source,
+        "split": part,
     }  # fmt: skip

@@ -11,11 +11,11 @@ from mentalese.models.saved import Saved
 
 
 def run(saved: Saved, options: PerplexityOptions | None = None, *, show: bool = False) -> dict[str, Any]:
-    """Scores a split of a text.
+    """Scores a text, or a split of one.
 
     Returns:
-        `Perplexity.to_dict()` with `split`, `source`, `detokenizer` and `data_hash` of the text; with
-        `options.estimators`: `{estimator: the same}`.
+        `Perplexity.to_dict()` with the number of `documents`, and `split`, `source`, `detokenizer` and `data_hash` of
+        the text; with `options.estimators`: `{estimator: the same}`.
 
     Raises:
         InputError: the model has no such scoring rule or protocol, or its layout no stage or latents; what
@@ -28,11 +28,13 @@ def run(saved: Saved, options: PerplexityOptions | None = None, *, show: bool = 
             raise InputError(
                 f"estimators contains {name!r}: this model has {', '.join(saved.model.estimators)}; use one of them"
             )
-    store = saved.store(options.split, show=show)
+    part = options.part(saved)
+    store = saved.store(part, show=show)
+    documents = saved.evaluation.documents(len(store.splits[part].document_bytes))
 
     def score(scorer: Saved) -> dict[str, Any]:
-        result = scorer.perplexity(store.splits[options.split], show=show)
-        return result.to_dict() | options.origin(saved, store)
+        result = scorer.perplexity(store.splits[part], show=show)
+        return result.to_dict() | {"documents": documents} | options.origin(saved, store)
 
     if not options.estimators:
         return score(saved)

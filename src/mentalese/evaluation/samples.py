@@ -93,8 +93,9 @@ def run(saved: Saved, options: SampleOptions, judge: Saved | None = None, *, sho
             results[kind] = unconditional(saved, options, judge, show=show)
         else:
             reader = options.read_by(saved)
-            store = reader.store(options.split, show=show)
-            figures = conditional(reader, store.splits[options.split], options, judge, show=show)
+            part = options.part(reader)
+            store = reader.store(part, show=show)
+            figures = conditional(reader, store.splits[part], options, judge, show=show)
             results[kind] = figures | options.origin(reader, store)
     return results
 

@@ -24,12 +24,20 @@ class PairedTest:
     Attributes:
         difference: mean of `values - reference`.
         t: the statistic, with `n - 1` degrees of freedom; `None` if all differences are equal.
+        interval: of the mean difference, 95%.
     """
 
     n: int
     difference: float
     t: float | None
     p: float
+    interval: tuple[float, float]
+
+    @property
+    def conclusive(self) -> bool:
+        """Whether the interval excludes zero."""
+        low, high = self.interval
+        return low > 0 or high < 0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -40,9 +48,10 @@ def paired_t_test(values: Sequence[float], reference: Sequence[float]) -> Paired
     differences = [a - b for a, b in zip(values, reference, strict=True)]
     n, mean, std = len(differences), statistics.fmean(differences), statistics.stdev(differences)
     if std == 0:
-        return PairedTest(n, mean, None, 1.0 if mean == 0 else 0.0)
-    t = mean / (std / math.sqrt(n))
-    return PairedTest(n, mean, t, student_t_p(t, n - 1))
+        return PairedTest(n, mean, None, 1.0 if mean == 0 else 0.0, (mean, mean))
+    error = std / math.sqrt(n)
+    t, margin = mean / error, student_t_quantile(0.975, n - 1) * error
+    return PairedTest(n, mean, t, student_t_p(t, n - 1), (mean - margin, mean + margin))
 
 
 def student_t_p(t: float, degrees: int) -> float:

@@ -1,0 +1,86 @@
+"""What a comparison shows, in one sentence: a winner only with three or more seeds and an interval without zero."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from mentalese.evaluation.statistics import PairedTest, paired_t_test
+from mentalese.models.scoring import label
+
+SEEDS_FOR_A_TEST = 3
+
+
+def metric(rows: Sequence[dict[str, Any]]) -> str:
+    """The metric of a comparison, `perplexity` or `accuracy`: the same for all of its rows."""
+    return "accuracy" if "accuracy" in rows[0] else "perplexity"
+
+
+def paired_test(runs: Sequence[dict[str, Any]], reference: Sequence[dict[str, Any]]) -> PairedTest | None:
+    """Runs against those of another recipe, seed by seed; `None` for fewer than three seeds.
+
+    Tested are accuracies, or nats per token (the logarithms of perplexities).
+    """
+    if min(len(runs), len(reference)) < SEEDS_FOR_A_TEST:
+        return None
+    name = "accuracy" if "accuracy" in runs[0]["test"] else "nll"
+    return paired_t_test(*([run["test"][name] for run in some] for some in (runs, reference)))
+
+
+def ranked(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The best first; equal rows keep their order."""
+    name = metric(rows)
+    return sorted(rows, key=lambda row: row[name]["mean"], reverse=name == "accuracy")
+
+
+def winner(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The row that is better than every other one, or `None` if the seeds do not show it."""
+    best, *others = ranked(rows)
+    tests = [paired_test(best["runs"], other["runs"]) for other in others]
+    return best if all(test is not None and test.conclusive for test in tests) else None
+
+
+def headline(rows: Sequence[dict[str, Any]]) -> str:
+    """The result in a sentence."""
+    best, second, *_ = ranked(rows)
+    test = paired_test(best["runs"], second["runs"])
+    names = f"test {metric(rows)}"
+    if test is None:
+        seeds = len(best["runs"])
+        last = ranked(rows)[-1]
+        number = {1: "One seed", 2: "Two seeds"}[seeds]
+        return (
+            f"{number} of each of {len(rows)} models: {names} from {figure(best)} to {figure(last)}. "
+            "Too few seeds to rank them."
+        )
+    if winner(rows) is None:
+        return f"No model is ahead in {names}: {best['name']} has {figure(best)}, {second['name']} {figure(second)}."
+    if "accuracy" in best:
+        low, high = (f"{100 * value:.1f}" for value in test.interval)
+        gain = f"{100 * test.difference:.1f} points above {second['name']} (95% {low} to {high}, "
+    else:
+        high, low = (f"{-math.expm1(value):.1%}" for value in test.interval)
+        gain = f"{-math.expm1(test.difference):.1%} below {second['name']} (95% {low} to {high}, "
+    return f"{best['name']} has the best {names}, {figure(best)}, {gain}{significance(test.p, test.n)})."
+
+
+def figure(row: dict[str, Any]) -> str:
+    """The mean of the metric, with its unit."""
+    if "accuracy" in row:
+        return f"{row['accuracy']['mean']:.1%}"
+    return f"{row['perplexity']['mean']:,.{perplexity_digits(row)}f}{estimator_label(row)}"
+
+
+def perplexity_digits(row: dict[str, Any]) -> int:
+    return 2 if row["perplexity"]["mean"] < 20 else 1
+
+
+def estimator_label(row: dict[str, Any]) -> str:
+    """What is written after a perplexity that is not an exact likelihood."""
+    return label(row["runs"][0]["test"]["protocol"])
+
+
+def significance(p: float, n: int) -> str:
+    """A p-value and the number of pairs, as they are printed."""
+    return f"p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}, n = {n}"

@@ -1,0 +1,258 @@
+"""Many trainings: one after the other in this process, or several at once, each in a process of its own.
+
+A process of its own has one thread on a CPU, or one GPU, so its result does not depend on how many run at once. A
+finished run is not trained again, and an interrupted one continues.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mentalese.errors import InputError
+from mentalese.files import write_json
+from mentalese.recipe import Recipe
+from mentalese.screen import Progress, progress
+from mentalese.training import loop
+from mentalese.training.signals import stop_signals
+
+_POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training.
+
+    Attributes:
+        folder: of the run.
+        may_diverge: a loss that is not finite is a result, `None`, and not an error.
+    """
+
+    recipe: Recipe
+    folder: Path
+    may_diverge: bool = False
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    *,
+    count: int | None = None,
+    train: Callable[..., dict[str, Any]] = loop.train,
+    show: bool = True,
+) -> list[dict[str, Any] | None]:
+    """The content of each job's `result.json`, in their order; `None` if it diverged and may.
+
+    Args:
+        count: how many run at once, each in a process of its own; `None`: all in this process, one after the other.
+        train: trains one recipe in one folder of this process.
+
+    Raises:
+        InputError: a job's recipe, data or folder cannot be used.
+        Stopped, Interrupted: SIGINT or SIGTERM came; running jobs have saved a checkpoint.
+        FloatingPointError: a job diverged that may not.
+    """
+    if count is not None and count < 1:
+        raise InputError(f"jobs is {count}: use at least 1")
+    results: dict[int, dict[str, Any] | None] = {i: None for i, job in enumerate(jobs) if _has_diverged(job)}
+    waiting = [i for i in range(len(jobs)) if i not in results]
+    if count is None:
+        results |= {i: _in_this_process(jobs[i], train, show) for i in waiting}
+    else:
+        results |= _Pool([(i, jobs[i]) for i in waiting], count, show).run()
+    return [results[i] for i in range(len(jobs))]
+
+
+# -- runs that diverged --------------------------------------------------------------------------------------------
+
+
+def _has_diverged(job: Job) -> bool:
+    """Whether the folder says that this very job diverged before."""
+    path = job.folder / "diverged.json"
+    return (
+        job.may_diverge and path.is_file() and json.loads(path.read_text())["fingerprint"] == job.recipe.fingerprint()
+    )
+
+
+def _note_divergence(job: Job, message: str) -> None:
+    if not job.may_diverge:
+        raise FloatingPointError(f"{job.folder}: {message}")
+    write_json(job.folder / "diverged.json", {"fingerprint": job.recipe.fingerprint(), "message": message})
+
+
+def _in_this_process(job: Job, train: Callable[..., dict[str, Any]], show: bool) -> dict[str, Any] | None:
+    try:
+        return train(job.recipe, job.folder, resume=True, show=show)
+    except FloatingPointError as error:
+        _note_divergence(job, str(error))
+        return None
+
+
+# -- processes -----------------------------------------------------------------------------------------------------
+
+
+class _Pool:
+    """Processes that train one job after the other; each stops, with a checkpoint, if this process ends."""
+
+    def __init__(self, jobs: Sequence[tuple[int, Job]], count: int, show: bool) -> None:
+        self.waiting, self.total, self.show = deque(jobs), len(jobs), show
+        self.running: dict[int, Job] = {}  # by the job's index
+        self.results: dict[int, dict[str, Any] | None] = {}
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.threads = [threading.Thread(target=self._serve, args=(i,)) for i in range(min(count, len(jobs)))]
+        self.error: BaseException | None = None
+
+    def run(self) -> dict[int, dict[str, Any] | None]:
+        with stop_signals() as received, progress(f"{self.total} runs", self.total, show=self.show) as bar:
+            for thread in self.threads:
+                thread.start()
+            try:
+                while any(thread.is_alive() for thread in self.threads) and not received and self.error is None:
+                    time.sleep(_POLL_SECONDS)
+                    self._report(bar)
+            finally:
+                self.waiting.clear()
+                for process in self.processes:
+                    if process.poll() is None:
+                        process.terminate()
+                for thread in self.threads:
+                    thread.join()
+        if received:
+            raise Stopped(received[0])
+        if self.error is not None:
+            raise self.error
+        return self.results
+
+    def _report(self, bar: Progress) -> None:
+        shares = [(job, _share(job)) for job in list(self.running.values())]
+        note = ", ".join(f"{job.recipe.name} {job.folder.name} {share:.0%}" for job, share in shares)
+        done = len(self.results)
+        bar.update(done + sum(share for _, share in shares), f"{done} of {self.total} done  {note}")
+
+    def _next(self) -> tuple[int, Job] | None:
+        try:
+            return self.waiting.popleft()
+        except IndexError:
+            return None
+
+    def _serve(self, slot: int) -> None:
+        """Hands jobs to a process until none is left."""
+        # In a session of its own: Ctrl-C reaches this process alone, which stops the others in order.
+        with (
+            tempfile.TemporaryFile() as log,
+            subprocess.Popen(
+                [sys.executable, "-m", __name__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=_environment(slot),
+                start_new_session=True,
+            ) as process,
+        ):
+            self.processes.append(process)
+            try:
+                while (item := self._next()) is not None:
+                    index, job = item
+                    self.running[index] = job
+                    self.results[index] = _hand_over(job, process)
+                    del self.running[index]
+            except BaseException as error:
+                log.seek(0)
+                lines = log.read().decode(errors="replace").strip().splitlines()
+                if isinstance(error, EOFError) and lines:
+                    error = RuntimeError(f"{error}: {lines[-1]}")
+                self.error = self.error or error
+
+
+def _hand_over(job: Job, process: subprocess.Popen[bytes]) -> dict[str, Any] | None:
+    """Has a process train a job, and waits for it."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    order = {"recipe": job.recipe.to_dict(), "folder": str(job.folder), "argv": sys.argv}
+    process.stdin.write(json.dumps(order).encode() + b"\n")
+    process.stdin.flush()
+    line = process.stdout.readline()
+    if not line:
+        raise EOFError(f"training {job.recipe.name} in {job.folder} ended early")
+    outcome = json.loads(line)
+    if outcome.get("error") == FloatingPointError.__name__:
+        _note_divergence(job, outcome["message"])
+        return None
+    if "error" in outcome:
+        raise InputError(f"training {job.recipe.name} in {job.folder}: {outcome['message']}")
+    return json.loads((job.folder / "result.json").read_text())
+
+
+def _share(job: Job) -> float:
+    """How much of a training is done, from the last logged step."""
+    train = job.recipe.train
+    try:
+        last = json.loads((job.folder / "metrics.jsonl").read_bytes().splitlines()[-1])
+    except (OSError, IndexError, json.JSONDecodeError):  # nothing logged yet, or half a line
+        return 0.0
+    lengths = (("step", train.steps), ("tokens", train.tokens), ("epoch", train.epochs))
+    return next((min(1.0, last.get(name, 0) / length) for name, length in lengths if length), 0.0)
+
+
+def _environment(slot: int) -> dict[str, str]:
+    environment = dict(os.environ)
+    if gpus := torch.cuda.device_count():
+        visible = environment.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
+        return environment | {"CUDA_VISIBLE_DEVICES": visible.split(",")[slot % gpus]}
+    return environment | {"OMP_NUM_THREADS": "1"}
+
+
+class Stopped(KeyboardInterrupt):
+    """SIGINT or SIGTERM came; every running job has saved a checkpoint."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__("stopped; the same command continues")
+        self.exit_code = 128 + signum
+
+
+def main() -> int:
+    """What the processes of `run_jobs` run: trains the jobs that come in on standard input, one line each."""
+    outcomes = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is no outcome
+    orders: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(orders,), daemon=True).start()
+    while line := orders.get():
+        order = json.loads(line)
+        sys.argv = order["argv"]  # the command that the result names
+        outcome: dict[str, Any] = {}
+        try:
+            loop.train(Recipe.from_dict(order["recipe"]), Path(order["folder"]), resume=True, show=False)
+        except (FloatingPointError, InputError) as error:
+            outcome = {"error": type(error).__name__, "message": str(error)}
+        except loop.Interrupted as error:
+            return error.exit_code
+        print(json.dumps(outcome), file=outcomes, flush=True)
+    return 0
+
+
+def _receive(orders: queue.SimpleQueue[str]) -> None:
+    """Passes lines on; the end of standard input, with which the parent ends, stops a job in order."""
+    rest = b""
+    while piece := os.read(0, 1 << 16):  # not through `sys.stdin`, which the interpreter needs at exit
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            orders.put(line.decode())
+    orders.put("")
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""Tuning as part of a comparison: the same number of trials for every recipe, chosen on the validation split.
+
+A trial is a run with one setting of the tuned fields and a seed of its own, so that the seeds that are reported have
+not been selected. If the best value of a number is the lowest or highest one tried, the range is extended by the next
+value, at the same ratio, up to twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mentalese.compare.jobs import Job
+from mentalese.errors import InputError
+from mentalese.recipe import Recipe
+from mentalese.recipe_files import field_type, override
+
+EXTENSIONS = 2
+SEED = 10_000
+"""Added to the seed of a recipe for its trials."""
+
+Settings = dict[str, str]
+"""Field -> value, both as text."""
+
+
+@dataclass
+class Trial:
+    """One setting and what it reached.
+
+    Attributes:
+        value: the best value of the recipe's metric on the validation split; `None` if the loss was not finite.
+        extended: the setting was added because the best one was at the edge.
+    """
+
+    settings: Settings
+    recipe: Recipe
+    extended: bool
+    value: float | None = None
+
+
+@dataclass
+class Tuned:
+    """A recipe's trials; `recipe` has the best setting and its own seed."""
+
+    base: Recipe
+    trials: list[Trial] = field(default_factory=list)
+
+    @property
+    def best(self) -> Trial:
+        known = {i: trial.value for i, trial in enumerate(self.trials) if trial.value is not None}
+        if not known:
+            raise FloatingPointError(
+                f"{self.base.name}: the loss was not finite in any of {len(self.trials)} trials: tune over lower values"
+            )
+        pick = max if self.base.evaluation.metric == "accuracy" else min
+        return self.trials[pick(known, key=known.__getitem__)]
+
+    @property
+    def recipe(self) -> Recipe:
+        return _with_seed(self.best.recipe, self.base.train.seed)
+
+    def beyond(self) -> Iterator[tuple[str, str]]:
+        """Fields whose best value is the lowest or highest one tried, and the next value in that direction."""
+        best = self.best.settings
+        for name, text in best.items():
+            if field_type(self.base, name.split(".")) is not float:
+                continue
+            tried = sorted({float(trial.settings[name]) for trial in self.trials})
+            if len(tried) < 2 or tried[0] <= 0:
+                continue
+            if float(text) == tried[0]:
+                yield name, f"{tried[0] ** 2 / tried[1]:.3g}"
+            elif float(text) == tried[-1]:
+                yield name, f"{tried[-1] ** 2 / tried[-2]:.3g}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "seed": self.base.train.seed + SEED,
+            "chosen": self.best.settings,
+            "at_edge": [name for name, _ in self.beyond()],
+            "trials": [
+                {"settings": trial.settings, "value": trial.value, "extended": trial.extended} for trial in self.trials
+            ],
+        }
+
+
+def parse(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """`section.field=value,value` as field -> values.
+
+    Raises:
+        InputError: a word of another form, or a field twice.
+    """
+    fields: dict[str, tuple[str, ...]] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        values = tuple(value for value in text.split(",") if value)
+        if not equals or not values:
+            raise InputError(
+                f"--tune is {word!r}: use section.field=value,value, e.g. optimizer.learning_rate=1e-3,3e-3"
+            )
+        if name in fields:
+            raise InputError(f"--tune names {name} twice: list its values once")
+        fields[name] = values
+    return fields
+
+
+def grid(recipe: Recipe, fields: Mapping[str, Sequence[str]]) -> list[Settings]:
+    """All combinations of values.
+
+    Raises:
+        InputError: the recipe has no such field, or a value is of another type; the message names the recipe.
+    """
+    combinations = [dict(zip(fields, values)) for values in itertools.product(*fields.values())]
+    for settings in combinations:
+        _set(recipe, settings)
+    return combinations
+
+
+def _set(recipe: Recipe, settings: Settings) -> Recipe:
+    try:
+        return override(recipe, *(f"{name}={value}" for name, value in settings.items()))
+    except InputError as error:
+        raise InputError(f"tuning {recipe.name}: {error}") from error
+
+
+def _with_seed(recipe: Recipe, seed: int) -> Recipe:
+    return dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, seed=seed))
+
+
+def tune(
+    recipes: Sequence[Recipe],
+    fields: Mapping[str, Sequence[str]],
+    folder: Callable[[Recipe], Path],
+    run: Callable[[list[Job]], list[dict[str, Any] | None]],
+    fit: Callable[[Recipe], Recipe] = lambda recipe: recipe,
+) -> list[Tuned]:
+    """Tries every setting with every recipe, and extends ranges whose best value is at an edge.
+
+    Args:
+        fields: see `parse`.
+        folder: of a recipe's runs; trials are in its subfolder `trials`.
+        run: trains jobs and returns their results, see `run_jobs`.
+        fit: gives a trial the length that all runs share.
+
+    Raises:
+        InputError: a recipe has no such field.
+        FloatingPointError: no trial of a recipe has a finite loss.
+    """
+    tuned = [Tuned(recipe) for recipe in recipes]
+    pending = [(one, settings) for one in tuned for settings in grid(one.base, fields)]
+    for extension in range(1 + EXTENSIONS):
+        trials = [Trial(settings, fit(_set(one.base, settings)), extension > 0) for one, settings in pending]
+        for (one, _), trial in zip(pending, trials):
+            trial.recipe = _with_seed(trial.recipe, one.base.train.seed + SEED)
+        jobs = [
+            Job(trial.recipe, folder(one.base) / "trials" / _name(trial.settings), may_diverge=True)
+            for (one, _), trial in zip(pending, trials)
+        ]
+        for (one, _), trial, result in zip(pending, trials, run(jobs)):
+            metric = one.base.evaluation.metric
+            trial.value = None if result is None else result["validation"][metric]
+            one.trials.append(trial)
+        pending = [(one, one.best.settings | {name: value}) for one in tuned for name, value in one.beyond()]
+        if not pending:
+            break
+    return tuned
+
+
+def _name(settings: Settings) -> str:
+    return ",".join(f"{name}={value}" for name, value in settings.items())

@@ -1,0 +1,111 @@
+"""Does the thought matter? A trained model with its own thoughts, and with each control in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mentalese.errors import InputError
+from mentalese.evaluation.answers import answer_records
+from mentalese.evaluation.options import AblationOptions
+from mentalese.evaluation.paired import compare_scores
+from mentalese.evaluation.statistics import bootstrap_ratio
+from mentalese.models.generation import seeded
+from mentalese.models.saved import Saved
+from mentalese.nn.controls import CONTROLS
+
+OWN = "own"
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """A model's score with some thoughts.
+
+    Attributes:
+        thoughts: `own`, or a control, see `mentalese.nn.controls`.
+        score: nats per token, or the share of questions that are answered correctly.
+        difference: from the score with its own thoughts; `None` for these.
+        interval: of the difference, 95%, over documents or questions; `None` with too few of them.
+    """
+
+    thoughts: str
+    score: float
+    difference: float | None = None
+    interval: tuple[float, float] | None = None
+
+
+def run(saved: Saved, options: AblationOptions | None = None, *, show: bool = False) -> dict[str, Any]:
+    """Scores a split's texts, or asks its questions, once with the model's own thoughts and once under each control.
+
+    Returns:
+        `ablations`, a list of `Ablation`s as dictionaries, own thoughts first; `unit` (`nats per token` or
+        `accuracy`), `documents` or `questions`, `protocol`, and which text it is of.
+
+    Raises:
+        InputError: the model has no thoughts; what `Saved.store` raises.
+    """
+    options = options or AblationOptions()
+    config = saved.hugging_face.config
+    if not getattr(config, "has_thoughts", False):
+        raise InputError(f"{saved.path} has no thoughts to ablate: use a model of a family that thinks")
+    if config.thought_control is not None:
+        raise InputError(
+            f"{saved.path} was trained with thought_control={config.thought_control!r}: there is nothing left to ablate"
+        )
+    saved = options.read_by(saved).scored_by(max_documents=options.documents)
+    part = options.part(saved)
+    store = saved.store(part, show=show)
+    split, questions = store.splits[part], saved.layout.questions
+    if questions and store.meta["kind"] != "records":
+        raise InputError(f"{saved.path} answers questions and {saved.data.source} contains none: use another --data")
+
+    def scores() -> np.ndarray:
+        """A value per token [tokens], or per question."""
+        if questions:
+            records = answer_records(saved, split, show=show)
+            return np.array([record.correct for record in records], dtype=np.float64)
+        with seeded(saved.hugging_face, 0):
+            return saved.token_scores(split, show=show)
+
+    own = scores()
+    ablations = [Ablation(OWN, float(np.nanmean(own, dtype=np.float64)))]
+    for control in CONTROLS:
+        with _thoughts(saved, control):
+            other = scores()
+        difference, interval = _difference(other, own) if questions else _paired(other, own, split)
+        ablations.append(Ablation(control, float(np.nanmean(other, dtype=np.float64)), difference, interval))
+    counted = {"questions": len(own)} if questions else {
+        "documents": saved.evaluation.documents(len(split.document_bytes)), "tokens": int((~np.isnan(own)).sum()),
+    }  # fmt: skip
+    return {
+        "unit": "accuracy" if questions else "nats per token",
+        "ablations": [vars(ablation) for ablation in ablations],
+        **counted,
+        "protocol": saved.layout.asked() if questions else saved.protocol,
+        **options.origin(saved, store),
+    }
+
+
+@contextmanager
+def _thoughts(saved: Saved, control: str) -> Iterator[None]:
+    config = saved.hugging_face.config
+    config.thought_control = control
+    try:
+        yield
+    finally:
+        config.thought_control = None
+
+
+def _paired(other: np.ndarray, own: np.ndarray, split: Any) -> tuple[float, tuple[float, float] | None]:
+    overall = compare_scores(other, own, split).overall
+    return overall.difference, overall.interval
+
+
+def _difference(other: np.ndarray, own: np.ndarray) -> tuple[float, tuple[float, float] | None]:
+    gain = (other - own)[:, None]
+    interval = bootstrap_ratio(gain, np.ones_like(gain))
+    return float(gain.mean()), None if interval is None else (float(interval[0, 0]), float(interval[1, 0]))
