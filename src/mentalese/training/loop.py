@@ -12,8 +12,6 @@ micro-batch), so a resumed run equals an uninterrupted one bit for bit without a
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import math
 import signal
 import statistics
@@ -37,17 +35,19 @@ from mentalese.data.layouts import Layout
 from mentalese.data.store import TokenStore, prepare, report
 from mentalese.errors import InputError
 from mentalese.evaluation.answers import answer_metrics, check_room
-from mentalese.files import write_json
+from mentalese.files import read_json, remove_remains, write_json, write_text
 from mentalese.models.adapter import hugging_face_model
-from mentalese.models.build import build_model, check_context, context_length
+from mentalese.models.build import context_length
 from mentalese.models.checkpoints import save_model, saved_about
-from mentalese.models.contract import Contract, LossOutput, TrainStep, count_parameters
-from mentalese.models.grow import start_from
+from mentalese.models.contract import Contract, LossOutput, TrainStep
+from mentalese.models.lora import merged_weights
 from mentalese.models.saved import Saved, load
 from mentalese.recipe import Recipe
 from mentalese.screen import progress
 from mentalese.training.checkpoint import Checkpointer
 from mentalese.training.memory import forget_peak_memory, peak_memory
+from mentalese.training.model_card import NAME as CARD
+from mentalese.training.model_card import model_card
 from mentalese.training.optim import build_optimizer, learning_rate
 from mentalese.training.parallel import (
     Parallel,
@@ -59,9 +59,13 @@ from mentalese.training.parallel import (
     teardown,
     wrap,
 )
-from mentalese.training.plan import Plan
+from mentalese.training.plan import Plan, step_seed
 from mentalese.training.run_folder import check_folder, finished_result, learning_curve, openings
+from mentalese.training.start import start_model
 from mentalese.training.tracking import check_trackers, open_trackers, read_metrics
+
+SAMPLES = 2  # without evaluation.sample_prompts
+TRIED = 50  # openings, until so many leave room for an answer
 
 
 class Interrupted(KeyboardInterrupt):
@@ -136,12 +140,8 @@ class Run:
             )
         self.store, self.tokenizer = _prepare(recipe, parallel, show)
         self.plan = Plan(self.store.splits["train"], recipe, self.tokenizer, world_size=parallel.world_size)
-        self.model = build_model(recipe.model, self.tokenizer, recipe.train.seed)
-        if recipe.train.init is not None:
-            start_from(self.model, self.tokenizer, recipe.train.init)
+        self.model, self.parameters = start_model(recipe, self.tokenizer)
         self.model.to(parallel.device)
-        check_context(self.model.config, recipe)
-        self.parameters = count_parameters(hugging_face_model(self.model))
         step = TrainStep(self.model)
         if recipe.train.compile:
             step.compile()
@@ -222,7 +222,7 @@ class Run:
         for micro in range(micros):
             batch = self.plan.batch(step, parallel.rank, parallel.world_size, micro)
             self.flops += self.model.training_flops(batch, **settings)
-            torch.manual_seed(_step_seed(recipe.train.seed, step, parallel.rank, micro))
+            torch.manual_seed(step_seed(recipe.train.seed, step, parallel.rank, micro))
             with no_sync(self.step, last=micro == micros - 1), self._autocast():
                 output = self.step(to_device(batch, parallel.device), settings)
                 # Alone, the mean loss is the batch's; else sums are reduced and divided by the global weight below.
@@ -238,6 +238,7 @@ class Run:
             metrics = metrics | {f"gradient_share.{name}": share for name, share in shares.items()}
         norm = clip_and_scale(self.model.parameters(), scale=scale, max_norm=recipe.optimizer.max_grad_norm)
         self.optimizer.step()
+        self.model.after_step()
         self.optimizer.zero_grad(set_to_none=True)
         buffer.add(step, rate, loss, norm, metrics)
 
@@ -282,7 +283,7 @@ class Run:
             "tokens_per_second": rate,
             "flops": self.state.flops,
             "seconds": self.state.seconds,
-        } | {name: float(value) for name, value in buffer.metrics.items()}
+        } | buffer.means()
         log(metrics)
         buffer.clear()
         best = self.state.best
@@ -341,7 +342,7 @@ class Run:
             state.validations_without_gain += 1
         if self._gains(value, state.best) or (self.asks and value == state.best and nll < (state.best_nll or 0.0)):
             state.best, state.best_nll, state.best_step = value, nll, state.step
-            self._save_model()
+            self._save_model(figure)
 
     def _gains(self, value: float, before: float | None, by: float = 0.0) -> bool:
         """Whether the metric is better than it was, by more than `by`."""
@@ -394,7 +395,7 @@ class Run:
         """`config.json`; refused if the folder's run read other data."""
         path, data_hash = self.out / "config.json", self.store.meta["data_hash"]
         if resume and path.exists():
-            before = json.loads(path.read_text())["data_hash"]
+            before = str(read_json(path).get("data_hash"))
             if before != data_hash:
                 raise InputError(
                     f"{self.out} was trained on other data (hash {before[:12]}, now {data_hash[:12]}): "
@@ -402,6 +403,7 @@ class Run:
                 )
         if self.parallel.is_main:
             self.out.mkdir(parents=True, exist_ok=True)
+            remove_remains(self.out / "model")
             write_json(path, self._provenance() | {"recipe": self.recipe.to_dict()})
         self.parallel.barrier()
 
@@ -409,16 +411,27 @@ class Run:
         """What the samples of `result.json` continue, and how far; refused now rather than after training."""
         recipe, model = self.recipe, hugging_face_model(self.model)
         questions = recipe.layout.questions
-        prompts = list(recipe.evaluation.sample_prompts) or openings(self.store, self.tokenizer, questions=questions)
-        encoded = (layout.encode_prompts(prompts, self.tokenizer, recipe.data) for layout in self._layouts())
-        longest = max(batch["input_ids"].shape[1] for batch in encoded)
-        room = (context_length(model.config) or math.inf) - longest
-        if room < 1:
+        context = context_length(model.config) or math.inf
+
+        def longest(*prompts: str) -> int:
+            encoded = (layout.encode_prompts(prompts, self.tokenizer, recipe.data) for layout in self._layouts())
+            return max(batch["input_ids"].shape[1] for batch in encoded)
+
+        prompts = list(recipe.evaluation.sample_prompts)
+        if prompts and longest(*prompts) >= context:
             raise InputError(
-                f"evaluation.sample_prompts has a prompt of {longest} tokens: the model's context is "
-                f"{context_length(model.config)}, use shorter ones"
+                f"evaluation.sample_prompts has a prompt of {longest(*prompts)} tokens: the model's context is "
+                f"{context}, use shorter ones"
             )
-        return prompts, int(min(recipe.evaluation.sample_tokens, room))
+        if not prompts:
+            found = openings(self.store, self.tokenizer, TRIED, questions=questions)
+            prompts = [prompt for prompt in found if longest(prompt) < context][:SAMPLES]
+        if not prompts:
+            raise InputError(
+                f"data.source is {recipe.data.source!r}: its first {TRIED} test questions fill the model's context of "
+                f"{context} tokens; set layout.too_long=skip, a larger context, or evaluation.sample_prompts"
+            )
+        return prompts, int(min(recipe.evaluation.sample_tokens, context - longest(*prompts)))
 
     def _provenance(self) -> dict[str, Any]:
         return {
@@ -430,29 +443,40 @@ class Run:
             "hardware": provenance.hardware(self.parallel.device) | {"ranks": self.parallel.world_size},
             "versions": provenance.versions(),
             "command": provenance.command(),
-        }
+        } | {name: self.store.meta[name] for name in ("left_out",) if name in self.store.meta}
 
     def _save_checkpoint(self, checkpoints: Checkpointer) -> None:
         checkpoints.save(self.state.step, hugging_face_model(self.model), self.optimizer, dict(vars(self.state)))
 
-    def _save_model(self) -> None:
-        """The best model so far as `model/`."""
+    def _save_model(self, figure: dict[str, Any]) -> None:
+        """The best model so far as `model/`, with this evaluation on its card."""
         model = hugging_face_model(self.model)
         sharded = self.parallel.world_size > 1 and self.recipe.train.parallel == "fsdp"
+        adapted = model if self.recipe.train.lora_rank is not None else None
         weights = full_state_dict(model) if sharded else None
         if self.parallel.is_main:
+            if adapted is not None:
+                weights = merged_weights(adapted)
             if weights is not None:
                 model = AutoModelForCausalLM.from_config(model.config)
                 model.load_state_dict(weights)
             recipe = dataclasses.replace(self.recipe, layout=self._layout_at(self.state.step))
-            save_model(self.out / "model", model, self.tokenizer, recipe=recipe.to_dict(), step=self.state.step)
+            about = {"recipe": recipe.to_dict(), "step": self.state.step}
+            card = self._card(validation=figure)
+            save_model(self.out / "model", model, self.tokenizer, adapted=adapted, card=card, **about)
         self.parallel.barrier()
+
+    def _card(self, **evaluations: dict[str, Any]) -> str:
+        best = self.state.best_step or 0
+        counts = {"parameters": self.parameters, "best_step": best, "tokens": self.plan.position(best).tokens}
+        return model_card(self.recipe, counts | self._provenance() | evaluations)
 
     def _finish(self) -> dict[str, Any]:
         """Scores the best model on the test split and writes `result.json`."""
         result: dict[str, Any] = {}
         if self.parallel.is_main:
             result = self._result()
+            write_text(self.out / "model" / CARD, self._card(validation=result["validation"], test=result["test"]))
             write_json(self.out / "result.json", result)
         return self.parallel.broadcast_object(result)
 
@@ -506,14 +530,14 @@ class _Scorer(Contract, nn.Module):
 
 @dataclass
 class LogBuffer:
-    """The steps since the last log line; losses and norms stay on the device until then, so that no step waits."""
+    """The steps since the last log line; their figures stay on the device until then, so that no step waits."""
 
     started: float = 0.0
     steps: list[int] = field(default_factory=list)
     losses: list[Tensor] = field(default_factory=list)
     norms: list[Tensor] = field(default_factory=list)
     learning_rate: float = 0.0
-    metrics: dict[str, Tensor] = field(default_factory=dict)
+    metrics: list[tuple[list[str], Tensor]] = field(default_factory=list)
 
     def start(self) -> None:
         if not self.steps:
@@ -523,10 +547,21 @@ class LogBuffer:
         self.steps.append(step)
         self.losses.append(loss)
         self.norms.append(norm)
-        self.learning_rate, self.metrics = learning_rate, metrics
+        self.learning_rate = learning_rate
+        if metrics:  # stacked, and so copied: some are views of parameters, which the next step changes
+            values = [value.float().to(loss.device) for value in metrics.values()]  # means over ranks are on the CPU
+            self.metrics.append((list(metrics), torch.stack(values)))
+
+    def means(self) -> dict[str, float]:
+        """Each metric's mean over the steps that measured it."""
+        values: dict[str, list[float]] = {}
+        for names, step in self.metrics:
+            for name, value in zip(names, step.tolist()):
+                values.setdefault(name, []).append(value)
+        return {name: statistics.fmean(of_steps) for name, of_steps in values.items()}
 
     def clear(self) -> None:
-        self.steps, self.losses, self.norms = [], [], []
+        self.steps, self.losses, self.norms, self.metrics = [], [], [], []
 
 
 @contextmanager
@@ -555,8 +590,3 @@ def _prepare(recipe: Recipe, parallel: Parallel, show: bool) -> tuple[TokenStore
     for line in report(prepared[0], sentences=recipe.layout.markers) if show else ():
         print(f"{recipe.data.source}: {line}", file=sys.stderr)
     return prepared
-
-
-def _step_seed(seed: int, step: int, rank: int, micro: int) -> int:
-    digest = hashlib.blake2b(f"{seed}/{step}/{rank}/{micro}".encode(), digest_size=7).digest()
-    return int.from_bytes(digest, "big")

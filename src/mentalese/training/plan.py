@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
@@ -213,3 +214,9 @@ class Plan:
             first = bisect_left(range(step + 1), phase.start, key=lambda s: self._clock(s, phase.clock))
             self._phase_starts[number] = self.position(first).progress
         return float(np.interp(self.position(step).progress, (self._phase_starts[number], 1.0), (a, b)))
+
+
+def step_seed(seed: int, step: int, rank: int, micro: int) -> int:
+    """The seed of all randomness in one micro-batch's forward and backward pass."""
+    digest = hashlib.blake2b(f"{seed}/{step}/{rank}/{micro}".encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "big")

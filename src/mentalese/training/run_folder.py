@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mentalese.data.store import TokenStore, source_fingerprint
 from mentalese.errors import InputError
+from mentalese.files import read_json
 from mentalese.recipe import Recipe
 
 
@@ -19,10 +19,10 @@ def finished_result(recipe: Recipe, out: Path) -> dict[str, Any] | None:
     path = out / "result.json"
     if not path.is_file():
         return None
-    result = json.loads(path.read_text())
+    result = read_json(path)
     if _fingerprint(result.get("config")) != recipe.fingerprint():
         return None
-    if result["source_fingerprint"] != source_fingerprint(recipe.data):
+    if result.get("source_fingerprint") != source_fingerprint(recipe.data):
         raise InputError(f"{out} was trained on other text than {recipe.data.source} contains now: use another --out")
     return result
 
@@ -44,8 +44,8 @@ def check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
     path = out / "config.json"
     if not path.is_file():
         raise InputError(f"--out is {str(out)!r}, which is not empty and contains no run: use another folder")
-    saved = json.loads(path.read_text())
-    if "fingerprint" not in saved:
+    saved = read_json(path)
+    if "fingerprint" not in saved or not isinstance(saved.get("recipe"), dict):
         raise InputError(f"--out is {str(out)!r}, which contains a model and no run: use another folder")
     if _fingerprint(saved["recipe"]) == recipe.fingerprint():
         if not resume:

@@ -1,0 +1,46 @@
+"""The model that a run starts with: built, filled with the weights of `train.init`, and made ready to be trained."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mentalese.errors import InputError
+from mentalese.models.adapter import hugging_face_model
+from mentalese.models.build import build_model, check_context
+from mentalese.models.contract import Contract, count_parameters
+from mentalese.models.grow import start_from
+from mentalese.models.lora import add_adapters
+from mentalese.recipe import Recipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def start_model(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, weights: bool = True
+) -> tuple[Contract, dict[str, int]]:
+    """The model, and its parameters: `total` and `non_embedding` of the model without adapters, and `trained`.
+
+    Args:
+        weights: read those of `train.init`; not needed to count.
+
+    Raises:
+        InputError: the model, its start, its adapters or its context are not what they should be.
+    """
+    train = recipe.train
+    model = build_model(recipe.model, tokenizer, train.seed)
+    if train.init is not None and weights:
+        start_from(model, tokenizer, train.init)
+    check_context(model.config, recipe)
+    whole = hugging_face_model(model)
+    parameters = count_parameters(whole)
+    add_adapters(model, tokenizer, train)
+    if train.checkpointing:
+        if not whole.supports_gradient_checkpointing:
+            raise InputError(
+                f"train.checkpointing is True: {type(whole).__name__} cannot compute its activations again; set False"
+            )
+        # transformers has renamed it, and calls a family's own under the old name.
+        enable = getattr(whole, "activation_checkpointing_enable", None) or whole.gradient_checkpointing_enable
+        enable()
+    return model, parameters | {"trained": sum(p.numel() for p in whole.parameters() if p.requires_grad)}

@@ -1,0 +1,190 @@
+"""`transformers.Trainer` on a recipe: Hugging Face's loop, callbacks and reporting; our losses and batches."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import Dataset, SequentialSampler
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from mentalese.data.batch import Batch
+from mentalese.data.store import prepare
+from mentalese.errors import InputError
+from mentalese.models.adapter import hugging_face_model
+from mentalese.models.checkpoints import reading_tokenizer, write_about
+from mentalese.models.contract import TrainStep
+from mentalese.recipe import Recipe
+from mentalese.recipe_files import open_recipe
+from mentalese.training.optim import build_optimizer, learning_rate
+from mentalese.training.parallel import clip_and_scale
+from mentalese.training.plan import Plan, step_seed
+from mentalese.training.start import start_model
+
+
+class MicroBatches(Dataset[Batch]):
+    """All micro-batches of a run in the order of training; one after the other goes to each process in turn."""
+
+    def __init__(self, plan: Plan, world_size: int) -> None:
+        self.plan, self.world_size = plan, world_size
+        self.micros = plan.recipe.train.gradient_accumulation_steps
+
+    def __len__(self) -> int:
+        return self.plan.total_steps * self.micros * self.world_size
+
+    def __getitem__(self, index: int) -> Batch:
+        number, rank = divmod(index, self.world_size)
+        step, micro = divmod(number, self.micros)
+        return self.plan.batch(step, rank, self.world_size, micro)
+
+
+class MentaleseTrainer(Trainer):
+    """Trains a recipe as `mentalese train` does, by `transformers.Trainer`: equal batches, losses and updates.
+
+    The recipe decides what is trained and how: text, batches, model, curriculum, optimiser, schedule, length,
+    precision, seed. `args` decide everything around it: places, logging, saving, reporting, the hub. What is saved
+    opens by `mentalese.load` and by `from_pretrained`. Several processes train with DDP.
+
+    Args:
+        recipe: a recipe, its name, or a .json, .yaml or .toml file.
+
+    Raises:
+        InputError: the recipe or its data are not what they should be, `args` set what the recipe decides, or something
+            that this trainer cannot do (adapters, FSDP, DeepSpeed).
+    """
+
+    def __init__(
+        self, recipe: str | Path | Recipe, args: TrainingArguments, callbacks: list[TrainerCallback] | None = None
+    ) -> None:
+        self.recipe = recipe if isinstance(recipe, Recipe) else open_recipe(str(recipe))
+        args = _checked(self.recipe, args)
+        with args.main_process_first():
+            store, tokenizer = prepare(self.recipe.data, self.recipe.layout)
+        contract, self.parameters = start_model(self.recipe, tokenizer)
+        self.plan = Plan(store.splits["train"], self.recipe, tokenizer, world_size=args.world_size)
+        args.max_steps = self.plan.total_steps
+        self.step = TrainStep(contract)
+        if self.recipe.train.compile:
+            self.step.compile()
+        self.optimizer: Any
+        self.lr_scheduler: Any
+        self.sums: list[tuple[Tensor, Tensor]] = []  # of the micro-batches since the last update: losses, weights
+        batches = MicroBatches(self.plan, args.world_size)
+        super().__init__(
+            hugging_face_model(contract), args, _only, batches, processing_class=tokenizer, callbacks=callbacks
+        )
+        self.model_accepts_loss_kwargs = False  # losses are weighed here
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
+        return SequentialSampler(self.train_dataset)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        self.optimizer = self.optimizer or build_optimizer(self.model.parameters(), self.recipe.optimizer)
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
+        def share(step: int) -> float:
+            progress = self.plan.position(step).progress
+            return learning_rate(self.recipe.optimizer, step, num_training_steps, progress) / config.learning_rate
+
+        config = self.recipe.optimizer
+        self.lr_scheduler = self.lr_scheduler or LambdaLR(getattr(self.optimizer, "optimizer", self.optimizer), share)
+        return self.lr_scheduler
+
+    def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
+        """DDP and autocast go around the step, whose forward pass is the training loss."""
+        return self.accelerator.prepare(self.step) if training and model is self.model else model
+
+    def training_step(self, model: nn.Module, inputs: Batch, num_items_in_batch: Any = None) -> Tensor:
+        """One micro-batch; after the last, gradients of the summed losses are divided by all targets' weights."""
+        if not self.sums and self.plan.reset_optimizer(self.state.global_step):
+            self.optimizer.state.clear()
+        super().training_step(model, inputs)
+        if not self.accelerator.sync_gradients:
+            return torch.zeros((), device=self.args.device)
+        loss, weight = (torch.stack(parts).sum() for parts in zip(*self.sums))
+        self.sums = []
+        total = float(self.accelerator.reduce(weight))
+        scale = self.args.world_size / total if total else 0.0
+        clip_and_scale(model.parameters(), scale=scale, max_norm=None)
+        self.step.model.after_step()
+        return loss * scale  # `Trainer` logs the mean over processes
+
+    def compute_loss(self, model: nn.Module, inputs: Batch, *_: Any, **__: Any) -> Tensor:
+        """The sum of a micro-batch's losses, from the seed that `mentalese train` has for it."""
+        step, train = self.state.global_step, self.recipe.train
+        torch.manual_seed(step_seed(train.seed, step, self.args.process_index, len(self.sums)))
+        output = model(inputs, self.plan.settings(step))
+        self.sums.append(((output.loss * output.weight).detach(), output.weight.detach()))
+        return output.loss * output.weight * self.current_gradient_accumulation_steps  # which `Trainer` divides by
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        super()._save(output_dir, state_dict)
+        step, folder = self.state.global_step, Path(output_dir or self.args.output_dir)
+        layout = self.plan.layout(max(step - 1, 0)) if self.recipe.layout.questions else self.recipe.layout
+        recipe = dataclasses.replace(self.recipe, layout=layout)
+        about = {"recipe": recipe.to_dict(), "step": step}
+        reading_tokenizer(self.processing_class, hugging_face_model(self.model), about["recipe"]).save_pretrained(
+            folder
+        )
+        write_about(folder, self.processing_class, about)
+
+
+_RULED = {
+    "learning_rate": "optimizer.learning_rate",
+    "weight_decay": "optimizer.weight_decay",
+    "adam_beta1": "optimizer.betas",
+    "adam_beta2": "optimizer.betas",
+    "adam_epsilon": "optimizer.eps",
+    "max_grad_norm": "optimizer.max_grad_norm",
+    "lr_scheduler_type": "optimizer.schedule",
+    "warmup_steps": "optimizer.warmup",
+    "num_train_epochs": "train.epochs",
+    "max_steps": "train.steps",
+    "per_device_train_batch_size": "layout.batch_size",
+    "gradient_accumulation_steps": "train.gradient_accumulation_steps",
+    "gradient_checkpointing": "train.checkpointing",
+    "torch_compile": "train.compile",
+    "bf16": "train.precision",
+    "seed": "train.seed",
+}
+"""What the recipe decides, by the name in `TrainingArguments`."""
+
+
+def _checked(recipe: Recipe, args: TrainingArguments) -> TrainingArguments:
+    """The arguments with what the recipe decides; raises `InputError` if they set that, or what cannot be done."""
+    plain, train = TrainingArguments(args.output_dir), recipe.train
+    for name, field in _RULED.items():
+        if (value := getattr(args, name)) != getattr(plain, name):
+            raise InputError(f"args.{name} is {value!r}: the recipe decides, set {field} in it")
+    for name in ("fsdp", "deepspeed", "label_smoothing_factor"):
+        if value := getattr(args, name):
+            raise InputError(f"args.{name} is {value!r}: MentaleseTrainer has none, remove it")
+    if train.lora_rank is not None:
+        raise InputError(
+            f"train.lora_rank is {train.lora_rank}: MentaleseTrainer has no adapters, use `mentalese train`"
+        )
+    args = dataclasses.replace(
+        args,
+        per_device_train_batch_size=1,  # an item is a micro-batch
+        gradient_accumulation_steps=train.gradient_accumulation_steps,
+        max_grad_norm=recipe.optimizer.max_grad_norm or 0.0,
+        bf16=train.precision == "bf16",
+        seed=train.seed,
+        remove_unused_columns=False,
+        ddp_find_unused_parameters=True,  # as the loop does, see `parallel.wrap`
+        ddp_broadcast_buffers=False,
+    )
+    if train.device not in ("auto", args.device.type):
+        raise InputError(f"train.device is {train.device!r} and args.device {args.device.type!r}: set the same in both")
+    if args.n_gpu > 1:
+        args._n_gpu = 1  # several need a process each, by `torchrun`
+    return args
+
+
+def _only(items: list[Batch]) -> Batch:
+    return items[0]
