@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from mentalese.models.hf import Encoded, LatentThoughtConfig, LatentThoughtModel, ThoughtCache
+from mentalese.models.config import LatentThoughtConfig
+from mentalese.models.hf import Encoded, LatentThoughtModel, ThoughtCache
 from mentalese.models.trace import Thought
 
 

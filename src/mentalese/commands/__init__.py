@@ -20,6 +20,7 @@ COMMANDS = {
         "MODEL [--tasks perplexity,blimp,...] [--data SOURCE]", "scores a model on a text and on zero-shot sets"
     ),
     "answer": About("MODEL [--data SOURCE] [--shots N] [--answer-samples K]", "asks a model questions"),
+    "ablate": About("MODEL [--data SOURCE] [--documents N]", "scores a model without its thoughts"),
     "sample": About("MODEL --judge MODEL [--kind both]", "scores a model's own text by a second model"),
     "diff": About("MODEL OTHER [--data SOURCE]", "compares two models token by token"),
     "generate": About("MODEL --prompt TEXT ... | --file FILE", "continues a text"),
@@ -29,9 +30,16 @@ COMMANDS = {
         "RECIPE|FILE ... [section.field=value ...] [--match params|tokens|flops] [--seeds N]",
         "trains recipes on the same text and compares them",
     ),
+    "suite": About(
+        "[TASK ...] [--trials N] [--seeds N] [--jobs N] [--out DIR]",
+        "every family on tasks with a known optimum, beside its control",
+    ),
     "figure": About("NAME PATH ... --out FILE.svg", "draws runs, results and models"),
     "grow": About("BASE --family NAME --out DIR", "adds latent thought to a trained Hugging Face model"),
+    "push": About("MODEL REPO [--dry-run] [--private]", "uploads a trained model to the Hugging Face hub"),
     "bench": About("[FAMILY ...] [--out FILE]", "speed, memory and cost against the baselines"),
+    "new": About("family NAME [--out DIR]", "writes a package with a small family that works, to start from"),
+    "check": About("FAMILY|MODULE|FOLDER [--only WORDS]", "runs the contract tests on a family"),
     "data": About("prepare SOURCE --out DIR", "makes a token store"),
     "completion": About("bash|zsh|fish", "a script that completes commands, recipes and figures"),
 }

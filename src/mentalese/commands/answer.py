@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mentalese.commands.options import read_one
-from mentalese.commands.shared import ResultOptions, metric_rows, only_result_on_stdout
+from mentalese.commands.shared import ResultOptions, metric_rows, only_result_on_stdout, text_read
 from mentalese.evaluation.options import AnswerOptions
 
 
@@ -24,4 +24,4 @@ def run(words: list[str]) -> None:
 
     with only_result_on_stdout():
         metrics = answers.run(options.open(path), options, show=True)
-    options.report(metrics, ("metric", "value"), list(metric_rows(metrics)))
+    options.report(metrics, ("metric", "value"), list(metric_rows(metrics)), text_read(metrics))

@@ -21,12 +21,17 @@ class Options:
     Attributes:
         match: what all runs have in common: model size (checked), or the first run's budget.
         seeds: runs per recipe; --seed is the first seed.
+        tune: section.field=value,value ...: train every recipe with each value first, choose on validation, and report
+            other seeds.
+        jobs: trainings at once, each in a process with one thread or one GPU; not set: one after the other in this one.
         out: the folder of all runs, of compare.json and of report.html.
         json: print the comparison as JSON.
     """
 
     match: Literal["params", "tokens", "flops"] | None = None
     seeds: int = 1
+    tune: tuple[str, ...] = ()
+    jobs: int | None = None
     out: Path = Path("runs/compare")
     json: bool = False
 
@@ -44,10 +49,18 @@ def run(words: list[str]) -> None:
         recipes.append(changed)
 
     from mentalese.compare.compare import compare, print_comparison
+    from mentalese.compare.tuning import parse
     from mentalese.training.parallel import is_main_process
 
     with only_result_on_stdout():
-        comparison = compare(recipes, options.out, match=options.match, seeds=options.seeds)
+        comparison = compare(
+            recipes,
+            options.out,
+            match=options.match,
+            seeds=options.seeds,
+            tuned_fields=parse(options.tune),
+            jobs=options.jobs,
+        )
     if not is_main_process():
         return
     if options.json:

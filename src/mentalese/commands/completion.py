@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mentalese.commands import COMMANDS
 from mentalese.commands.options import one, read
 from mentalese.errors import InputError, nearest
-from mentalese.registry import recipes
+from mentalese.registry import families, recipes
 
 _BASH = """\
 # mentalese: source this file, e.g. mentalese completion bash > ~/.local/share/bash-completion/completions/mentalese
@@ -66,6 +66,8 @@ def _arguments() -> dict[str, list[str]]:
         "figure": [*figures()],
         "completion": ["bash", "zsh", "fish"],
         "data": ["prepare"],
+        "new": ["family"],
+        "check": [*families()],
     }
 
 

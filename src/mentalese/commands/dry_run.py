@@ -11,18 +11,19 @@ import torch
 from mentalese.compare.compare import flops_per_token
 from mentalese.data.store import prepare
 from mentalese.models.adapter import hugging_face_model
-from mentalese.models.build import build_model, check_context
-from mentalese.models.contract import count_parameters
 from mentalese.recipe import Recipe
 from mentalese.training.loop import LogBuffer, Run
 from mentalese.training.memory import peak_memory
 from mentalese.training.parallel import setup, teardown
 from mentalese.training.plan import Plan
+from mentalese.training.start import start_model
 
 WARM_UP, TIMED = 1, 3
 _ACTIVATIONS = 34
 """Bytes per token, layer and unit of width that 16-bit training keeps, without attention scores (Korthikanti et al.,
 2022, section 4.1); float32 keeps twice as much."""
+_KEPT = 2 / _ACTIVATIONS
+"""The share of them that gradient checkpointing keeps, a layer's input; one layer at a time has all."""
 
 
 def print_dry_run(recipe: Recipe, flops_per_second: float | None) -> None:
@@ -36,6 +37,7 @@ def print_dry_run(recipe: Recipe, flops_per_second: float | None) -> None:
     parameters, memory, seconds = figures["parameters"], figures["memory"], figures["flops"] / speed
     rows = {
         "parameters": f"{parameters['total']:,} ({parameters['non_embedding']:,} without embeddings)",
+        "trained": f"{parameters['trained']:,} of {parameters['total']:,}",
         "steps": f"{figures['steps']:,}",
         "tokens": f"{figures['tokens']:,} ({figures['tokens_per_step']:,.0f} per step)",
         "training FLOPs": f"{figures['flops']:.3g} ({figures['flops_per_token']:.3g} per token)",
@@ -63,8 +65,8 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
     """Parameters, length, FLOPs and bytes of a run in one process.
 
     Returns:
-        `parameters` (total, non_embedding), `steps`, `tokens`, `tokens_per_step`, `flops` (training, in total),
-        `flops_per_token`, and `memory`: bytes of weights, gradients, Adam's moments and activations.
+        `parameters` (total, non_embedding, trained), `steps`, `tokens`, `tokens_per_step`, `flops` (training, in
+        total), `flops_per_token`, and `memory`: bytes of weights, gradients, Adam's moments and activations.
 
     Raises:
         InputError: the recipe or its data are not what they should be.
@@ -72,12 +74,12 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
     store, tokenizer = prepare(recipe.data, recipe.layout)
     plan = Plan(store.splits["train"], recipe, tokenizer)
     with torch.device("meta"):
-        model = build_model(recipe.model, tokenizer, seed=0)
-    check_context(model.config, recipe)
+        model, parameters = start_model(recipe, tokenizer, weights=False)
     micro_batches = recipe.train.gradient_accumulation_steps
-    parameters = count_parameters(hugging_face_model(model))
     tokens, per_token = plan.position(plan.total_steps).tokens, flops_per_token(model, plan, micro_batches)
-    size = 4 * parameters["total"]  # weights, gradients and moments are float32 in every precision
+    held = 4 * sum(p.numel() for p in hugging_face_model(model).parameters())  # with adapters; always float32
+    trained = 4 * parameters["trained"]
+    layers = model.config.num_hidden_layers
     width = _ACTIVATIONS * (1 if recipe.train.precision == "bf16" else 2) * model.config.hidden_size
     longest = max(plan.batch(0, 0, 1, micro)["input_ids"].numel() for micro in range(micro_batches))
     return {
@@ -88,10 +90,10 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
         "flops": per_token * tokens,
         "flops_per_token": per_token,
         "memory": {
-            "weights": size,
-            "gradients": size,
-            "adam": 2 * size,
-            "activations": width * model.config.num_hidden_layers * longest,
+            "weights": held,
+            "gradients": trained,
+            "adam": 2 * trained,
+            "activations": width * (layers if not recipe.train.checkpointing else 1 + _KEPT * layers) * longest,
         },
     }
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mentalese.commands.options import read_one
-from mentalese.commands.shared import ResultOptions, metric_rows, only_result_on_stdout
+from mentalese.commands.shared import ResultOptions, metric_rows, only_result_on_stdout, text_read
 from mentalese.errors import InputError
 from mentalese.evaluation.options import EvaluationOptions
 
@@ -29,4 +29,6 @@ def run(words: list[str]) -> None:
         questions = suite.read_tasks(options)
         results = suite.run(options.open(path), options, questions, show=True)
     rows = [(task, *row) for task, result in results.items() for row in metric_rows(result)]
-    options.report(results, ("task", "metric", "value"), rows)
+    scored = results.get("perplexity", {})
+    scored = scored if "source" in scored or not scored else next(iter(scored.values()))  # by estimator
+    options.report(results, ("task", "metric", "value"), rows, text_read(scored) if scored else "")

@@ -39,4 +39,7 @@ def run(words: list[str]) -> None:
     from mentalese.models import grow
 
     grow.grow(base, options.family, options.out, seed=options.seed, **fields)
-    print(f"{options.out} starts as {base}: train it with --train.init {options.out}")
+    print(
+        f"{options.out} starts as {base}: train it with `mentalese train {options.out / grow.RECIPE} --data SOURCE`,\n"
+        f"or with another recipe of the same model and --train.init {options.out}"
+    )

@@ -69,12 +69,12 @@ def run(words: list[str]) -> None:
 def _everything() -> dict[str, dict[str, str]]:
     """Name -> description, by kind."""
     from mentalese.analyses.figures import figures
-    from mentalese.data.builtin import BUILTIN
+    from mentalese.data.builtin import described
 
     return {
         "families": {name: family.description for name, family in families().items()},
         "recipes": {name: recipe.description for name, recipe in recipes().items()},
-        "data": {f"builtin:{name}": builtin.description for name, builtin in BUILTIN.items()},
+        "data": described(),
         "figures": {name: f"{figure.description} ({figure.takes})" for name, figure in figures().items()},
     }
 

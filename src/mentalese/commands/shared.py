@@ -44,14 +44,26 @@ class ResultOptions:
         check_place(self.out, "--out")
         config_fields(self.config)
 
-    def report(self, results: dict[str, Any], header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Saves the results, and prints them as JSON or the rows as a table."""
+    def report(
+        self, results: dict[str, Any], header: Sequence[str], rows: Sequence[Sequence[str]], about: str = ""
+    ) -> None:
+        """Saves the results, and prints them as JSON, or the rows as a table and a line about it."""
         if self.out is not None:
             write_json(self.out, results)
         if self.json:
             print_json(results)
         else:
             print_table(header, rows)
+            if about:
+                print(f"\n{about}")
+
+
+def text_read(result: dict[str, Any]) -> str:
+    """Which text a result is of: `scored: all of file:my.txt, 1 document, 57 tokens`."""
+    part = "all" if result["split"] == "all" else f"the {result['split']} split"
+    what = ("questions",) if "questions" in result else ("documents", "tokens")
+    counts = (f"{result[name]:,} {name[: len(name) - (result[name] == 1)]}" for name in what)
+    return f"{'asked' if 'questions' in result else 'scored'}: {part} of {result['source']}, {', '.join(counts)}"
 
 
 def metric_rows(results: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

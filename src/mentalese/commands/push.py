@@ -1,0 +1,80 @@
+"""`mentalese push`: a trained model, its tokenizer and its card, to the Hugging Face hub."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mentalese.commands.options import read
+from mentalese.errors import InputError
+from mentalese.screen import print_table
+
+
+@dataclass(kw_only=True)
+class Options:
+    """Uploads a run's best model with its tokenizer and card to the Hugging Face hub, into the repository NAME/NAME.
+
+    Attributes:
+        dry_run: list the files and their sizes, print the card, and stop; needs no network.
+        private: make a private repository, if there is none yet.
+    """
+
+    dry_run: bool = False
+    private: bool = False
+
+
+def run(words: list[str]) -> None:
+    names, options = read(Options, words, "push")
+    if len(names) != 2:
+        raise InputError(f"`mentalese push` takes MODEL and REPO, and got {len(names)}: name both")
+    path, repo = names
+
+    from mentalese.models.checkpoints import check_weights, model_folder
+    from mentalese.training.model_card import NAME
+
+    folder = model_folder(path)
+    if not (folder / "config.json").is_file():
+        raise InputError(f"MODEL is {path!r}, which contains no model: use the folder of a run or of a saved model")
+    if not (folder / NAME).is_file():
+        raise InputError(f"MODEL is {path!r}, which has no card: write {folder / NAME}, or train again")
+    check_weights(folder)
+    _check_name(repo)
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    if options.dry_run:
+        rows = [(str(file.relative_to(folder)), f"{file.stat().st_size:,}") for file in files]
+        print_table(("file", "bytes"), [*rows, ("all", f"{sum(file.stat().st_size for file in files):,}")])
+        print(f"\n{(folder / NAME).read_text(encoding='utf-8')}\nNothing was uploaded to {repo}.")
+    else:
+        print(f"{repo} is at {_upload(folder, repo, options.private)}")
+
+
+def _check_name(repo: str) -> None:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise InputError(f"REPO is {repo!r}: use NAME/NAME ({' '.join(str(error).split())})") from error
+
+
+def _upload(folder: Path, repo: str, private: bool) -> str:
+    """Uploads all files in one commit; returns the address of the repository."""
+    import huggingface_hub
+    from httpx import TransportError
+    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
+
+    api = huggingface_hub.HfApi()
+    try:
+        api.whoami()
+        address = api.create_repo(repo, private=private, exist_ok=True)
+        api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Upload a model trained with mentalese")
+    except LocalTokenNotFoundError as error:
+        raise InputError(f"REPO is {repo!r}: you are not logged in, run `hf auth login` or set HF_TOKEN") from error
+    except (OfflineModeIsEnabled, TransportError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"REPO is {repo!r}: the hub cannot be reached ({reason}), connect and try again") from error
+    except HfHubHTTPError as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"REPO is {repo!r}: the hub refused ({reason}), use a token that may write there") from error
+    return str(address)

@@ -1,0 +1,58 @@
+"""`mentalese suite`: every family on tasks with a known optimum, beside its twin and its control."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mentalese.commands.options import read
+from mentalese.commands.shared import only_result_on_stdout, print_json
+from mentalese.screen import print_table
+
+
+@dataclass(kw_only=True)
+class Options:
+    """Trains every method of some tasks, tuned alike, and says how much of the gap to the optimum each one closes.
+
+    Attributes:
+        trials: learning rates tried with every method; 1: its own, untuned.
+        seeds: runs per method after tuning.
+        jobs: trainings at once, each in a process with one thread or one GPU.
+        size: scales width, text and questions.
+        out: the folder of all runs, of suite.json and of suite.html; the same command continues there.
+        json: print the result as JSON.
+    """
+
+    trials: int = 3
+    seeds: int = 3
+    jobs: int = 1
+    size: float = 1.0
+    out: Path = Path("runs/suite")
+    json: bool = False
+
+
+def run(words: list[str]) -> None:
+    names, options = read(Options, words, "suite")
+    from mentalese.suite.run import run_suite
+
+    with only_result_on_stdout():
+        result = run_suite(
+            names, options.out, trials=options.trials, seeds=options.seeds, jobs=options.jobs, size=options.size
+        )
+    if options.json:
+        print_json(result)
+        return
+    rows = [
+        (
+            method["name"],
+            method["role"],
+            f"{method['closed']['mean']:.0%}",
+            "" if method["closed"]["interval"] is None else "{:.0%} to {:.0%}".format(*method["closed"]["interval"]),
+            f"{method['score']['mean']:.4f}",
+            f"{method['learning_rate']:g}",
+        )
+        for task in result["tasks"]
+        for method in task["methods"]
+    ]
+    print_table(("method", "role", "gap closed", "95% over seeds", "score", "learning rate"), rows)
+    print(f"\n{options.out / 'suite.html'} shows all of it")

@@ -1,0 +1,52 @@
+"""The contract tests, for a family in any package.
+
+A test file of a family is two lines; pytest collects the tests by their names:
+
+    from mentalese.testing import *
+
+    RECIPES = ["my_family/tiny"]
+
+Every test runs on every recipe of `RECIPES`, in a small version of it: a few hundred tokens per step, a small text, a
+vocabulary of 512. `mentalese check FAMILY` runs the same tests. They need pytest, and neither a GPU nor the network.
+"""
+
+import pytest
+
+_PARTS = ("causality", "forward", "generation", "learning", "options", "runs", "saving", "tracing", "training")
+# Before they are imported: a bare `assert` then shows the values that it compared.
+pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
+
+from mentalese.testing.cases import (  # noqa: E402 (see above)
+    MODES,
+    Case,
+    case,
+    causal,
+    contract_cache,
+    corpus,
+    pytest_generate_tests,
+    recipe,
+)
+from mentalese.testing.causality import *  # noqa: E402, F403
+from mentalese.testing.forward import *  # noqa: E402, F403
+from mentalese.testing.generation import *  # noqa: E402, F403
+from mentalese.testing.learning import *  # noqa: E402, F403
+from mentalese.testing.options import *  # noqa: E402, F403
+from mentalese.testing.saving import *  # noqa: E402, F403
+from mentalese.testing.tracing import *  # noqa: E402, F403
+from mentalese.testing.training import *  # noqa: E402, F403
+
+TESTS = [name for name in dir() if name.startswith("test_")]
+"""The names of all tests."""
+
+__all__ = [
+    "MODES",
+    "TESTS",
+    "Case",
+    "case",
+    "causal",
+    "contract_cache",
+    "corpus",
+    "pytest_generate_tests",
+    "recipe",
+    *TESTS,
+]

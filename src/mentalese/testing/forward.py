@@ -1,0 +1,138 @@
+"""What a call returns: logits, losses, scores and costs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from mentalese.data.config import EvaluationConfig
+from mentalese.data.store import prepare
+from mentalese.data.tokenizers import special_token_ids
+from mentalese.errors import InputError
+from mentalese.models.adapter import as_contract
+from mentalese.models.hf import LatentThoughtModel
+from mentalese.models.scoring import perplexity
+from mentalese.testing.cases import TOLERANCE, Case
+
+
+def test_logits_are_aligned_with_the_tokens(case: Case) -> None:
+    batch = case.batch()
+    assert case.logits(batch).shape == (*batch["input_ids"].shape, len(case.tokenizer))
+
+
+def test_a_token_never_changes_what_was_predicted_before_it(causal: Case) -> None:
+    batch = causal.batch()
+    special = set(special_token_ids(causal.tokenizer).values())
+    row = batch["input_ids"][0].tolist()
+    changed_at = max(t for t in range(len(row) // 2 + 4) if row[t] not in special)
+    changed = batch["input_ids"].clone()
+    changed[0, changed_at] = next(t for t in range(len(causal.tokenizer)) if t not in special | {row[changed_at]})
+    before, after = causal.logits(batch)[0], causal.logits(batch | {"input_ids": changed})[0]
+    torch.testing.assert_close(before[:changed_at], after[:changed_at], **TOLERANCE)
+    assert not torch.allclose(before[changed_at], after[changed_at], atol=1e-3)
+
+
+def test_scores_are_the_log_likelihood_of_the_logits(case: Case) -> None:
+    if case.model.estimators[0].endswith("-bound"):
+        pytest.skip("a bound is no likelihood of these logits")
+    batch = case.batch()
+    expected = torch.zeros(batch["labels"].shape)
+    log_probabilities = case.logits(batch)[:, :-1].log_softmax(-1)
+    labels = batch["labels"][:, 1:]
+    chosen = log_probabilities.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+    expected[:, 1:] = torch.where(labels >= 0, -chosen, 0.0)
+    torch.testing.assert_close(case.model.token_nll(batch), expected, **TOLERANCE)
+
+
+def test_no_cache_is_returned_if_none_is_wanted_or_possible(case: Case) -> None:
+    ids, model = case.batch()["input_ids"], case.hugging_face
+    assert model(ids, use_cache=False).past_key_values is None
+    if getattr(model, "can_cache", True):
+        model.config.use_cache = False
+        assert model(ids).past_key_values is None
+    else:
+        assert model(ids).past_key_values is None
+        with pytest.raises(InputError, match=r"use_cache is True: .*use_cache=False"):
+            model(ids, use_cache=True)
+
+
+def test_further_outputs_are_what_they_say_or_a_clear_error(case: Case) -> None:
+    ids, model = case.batch()["input_ids"], case.hugging_face
+    if not isinstance(model, LatentThoughtModel):
+        pytest.skip("another project's model")
+    with pytest.raises(InputError, match="output_attentions is True"):
+        model(ids, output_attentions=True)
+    with pytest.raises(InputError, match="pass input_ids alone"):
+        model(inputs_embeds=model.get_input_embeddings()(ids))
+    with pytest.raises(InputError, match="no_such_argument"):
+        model(ids, no_such_argument=1)
+    as_tuple = model(ids, return_dict=False, use_cache=False)
+    assert isinstance(as_tuple, tuple)
+    assert torch.equal(as_tuple[0], model(ids, use_cache=False).logits)
+    if not model.keeps_hidden_states:
+        with pytest.raises(InputError, match="output_hidden_states is True"):
+            model(ids, output_hidden_states=True)
+        return
+    states = model(ids, output_hidden_states=True).hidden_states
+    assert len(states) == model.config.num_hidden_layers + 1
+    assert all(state.shape[:2] == ids.shape for state in states)
+    torch.testing.assert_close(states[-1], model.encode(ids).hidden)
+
+
+def test_a_call_in_training_mode_has_the_familys_own_loss(case: Case) -> None:
+    """What `transformers.Trainer` trains is what the library's own loop trains."""
+    if not isinstance(case.hugging_face, LatentThoughtModel):
+        pytest.skip("another project's model")
+    batch, model = case.batch(), case.model.train()
+    torch.manual_seed(3)
+    expected = model.training_loss(batch).loss
+    torch.manual_seed(3)
+    read = {name: batch[name] for name in ("input_ids", "attention_mask", "labels") if name in batch}
+    output = case.hugging_face(**read)
+    torch.testing.assert_close(output.loss, expected)
+    assert output.logits.shape == (*batch["input_ids"].shape, len(case.tokenizer))
+    gradients = torch.autograd.grad(expected, list(model.parameters()), allow_unused=True)
+    for gradient, other in zip(
+        gradients, torch.autograd.grad(output.loss, list(model.parameters()), allow_unused=True)
+    ):
+        torch.testing.assert_close(gradient, other)
+
+
+def test_the_loss_of_a_call_is_a_mean_whatever_else_a_trainer_passes(case: Case) -> None:
+    """`transformers.Trainer` divides a loss by its micro-batches unless the model says that it has done so."""
+    if not isinstance(case.hugging_face, LatentThoughtModel):
+        pytest.skip("another project's model")
+    assert case.hugging_face.accepts_loss_kwargs is False
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_the_flops_formula_is_what_pytorch_counts(case: Case, step: int) -> None:
+    batch = case.batch(step)
+    # The counter knows matrix products but not the CPU's fused attention: count the unfused form.
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        case.logits(batch)
+    assert case.model.forward_flops(batch) == counter.get_total_flops()
+
+
+def test_the_adapter_is_what_makes_a_hugging_face_model_keep_the_contract(case: Case) -> None:
+    assert type(as_contract(case.hugging_face)) is type(case.model)
+
+
+def test_a_perplexity_does_not_depend_on_the_batch_size(case: Case) -> None:
+    store, tokenizer = prepare(case.recipe.data, case.recipe.layout, show=False)
+    figures = [
+        perplexity(
+            case.model,
+            tokenizer,
+            store.splits["train"],
+            case.recipe.data,
+            case.recipe.layout,
+            EvaluationConfig(batch_size=batch_size, max_documents=7),
+        )
+        for batch_size in (1, 3, 7)
+    ]
+    assert len({figure.tokens for figure in figures}) == 1
+    for figure in figures[1:]:
+        assert figure.nll == pytest.approx(figures[0].nll, abs=1e-5)

@@ -1,0 +1,117 @@
+"""How a text is continued: with and without a cache, padded, by beams and by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mentalese.data.batch import Batch
+from mentalese.testing.cases import PROMPTS, TOLERANCE, Case
+
+
+def _generate(case: Case, texts: list[str], **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """New tokens [rows, 12] and their logits [rows, 12, vocabulary]."""
+    inputs = case.prompts(texts)
+    output = case.hugging_face.generate(
+        inputs["input_ids"],
+        attention_mask=inputs["attention_mask"],
+        max_new_tokens=12,
+        min_new_tokens=12,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+        pad_token_id=case.tokenizer.pad_token_id,
+        **options,
+    )
+    return output.sequences[:, inputs["input_ids"].shape[1] :], torch.stack(output.logits, dim=1)
+
+
+def test_cached_generation_equals_uncached_generation(causal: Case) -> None:
+    tokens, logits = _generate(causal, PROMPTS, use_cache=True)
+    tokens_uncached, logits_uncached = _generate(causal, PROMPTS, use_cache=False)
+    assert torch.equal(tokens, tokens_uncached)
+    torch.testing.assert_close(logits, logits_uncached, **TOLERANCE)
+    assert len(tokens.unique()) > 2, "a model that repeats itself proves nothing"
+
+
+def test_a_left_padded_batch_equals_its_rows_alone(causal: Case) -> None:
+    tokens, logits = _generate(causal, PROMPTS)
+    for row, prompt in enumerate(PROMPTS):
+        tokens_alone, logits_alone = _generate(causal, [prompt])
+        assert torch.equal(tokens[row], tokens_alone[0])
+        torch.testing.assert_close(logits[row], logits_alone[0], **TOLERANCE)
+
+
+def test_decoding_by_hand_with_the_returned_cache_equals_generate(causal: Case) -> None:
+    """The loop that everybody writes: a plain call, then one token at a time with what it returned."""
+    inputs, model = causal.prompts(PROMPTS), causal.hugging_face
+    tokens, logits = _generate(causal, PROMPTS)
+    mask = inputs["attention_mask"]
+    with torch.no_grad():
+        # Thoughts that `generate` infers from the prompt are an argument of a plain call.
+        given = _inferred(causal, inputs)
+        output = model(inputs["input_ids"], attention_mask=mask, position_ids=_positions(mask), **given)
+        for step in range(tokens.shape[1]):
+            torch.testing.assert_close(output.logits[:, -1], logits[:, step], **TOLERANCE)
+            assert output.past_key_values is not None
+            mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+            new = tokens[:, step : step + 1]
+            output = model(
+                new, attention_mask=mask, position_ids=_positions(mask)[:, -1:], past_key_values=output.past_key_values
+            )
+
+
+def test_decoding_by_hand_with_the_returned_cache_equals_one_call_on_the_whole_text(causal: Case) -> None:
+    """Whatever `generate` does: a model that ignores what it is passed back predicts something else."""
+    inputs, model = causal.prompts(PROMPTS), causal.hugging_face
+    tokens, _ = _generate(causal, PROMPTS, use_cache=False)
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    whole = torch.cat((ids, tokens), dim=1)
+    whole_mask = torch.nn.functional.pad(mask, (0, tokens.shape[1]), value=1)
+    with torch.no_grad():
+        given = _inferred(causal, inputs)
+        at_once = model(
+            whole, attention_mask=whole_mask, position_ids=_positions(whole_mask), use_cache=False, **given
+        ).logits
+        output = model(ids, attention_mask=mask, position_ids=_positions(mask), **given)
+        for column in range(ids.shape[1], whole.shape[1]):
+            torch.testing.assert_close(output.logits[:, -1], at_once[:, column - 1], **TOLERANCE)
+            mask = whole_mask[:, : column + 1]
+            output = model(
+                whole[:, column : column + 1],
+                attention_mask=mask,
+                position_ids=_positions(mask)[:, -1:],
+                past_key_values=output.past_key_values,
+            )
+
+
+def _positions(mask: torch.Tensor) -> torch.Tensor:
+    """What transformers' own models need to be told if rows are padded."""
+    return (mask.cumsum(1) - 1).clamp(min=0)
+
+
+def _inferred(case: Case, inputs: Batch) -> dict[str, torch.Tensor]:
+    if "z" not in getattr(case.hugging_face, "forward_options", ()) or not case.model.config.num_latents:
+        return {}
+    from mentalese.families.latent_thought.inference import infer, prompt_batch
+
+    batch = prompt_batch(inputs["input_ids"], inputs["attention_mask"])
+    return {"z": infer(case.hugging_face, batch, seed=torch.zeros(len(batch["input_ids"]), dtype=torch.long)).sample()}
+
+
+def test_beam_search_carries_the_whole_state_with_each_beam(causal: Case) -> None:
+    inputs = causal.prompts(PROMPTS)
+    beams = [
+        causal.hugging_face.generate(
+            inputs["input_ids"],
+            attention_mask=inputs["attention_mask"],
+            max_new_tokens=10,
+            num_beams=3,
+            do_sample=False,
+            use_cache=use_cache,
+            pad_token_id=causal.tokenizer.pad_token_id,
+        )
+        for use_cache in (True, False)
+    ]
+    assert torch.equal(*beams)

@@ -1,0 +1,51 @@
+"""What one training step does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mentalese.models.build import build_model
+from mentalese.nn.loss import IGNORED
+from mentalese.testing.cases import RATES, STEPS_BY_HEART, Case
+
+
+def test_a_small_batch_is_learnt_by_heart(case: Case) -> None:
+    model = build_model(case.recipe.model, case.tokenizer, seed=0).train()
+    batch = case.batch()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATES.get(case.recipe.name, 3e-3))
+    torch.manual_seed(0)
+    # Masks hide other words at each step: what is learnt of a row takes longer, and one loss says little.
+    steps, share, averaged = (80, 0.35, 1) if model.causal else (250, 0.45, 20)
+    steps = STEPS_BY_HEART.get(case.recipe.name, steps)
+    losses = []
+    for _ in range(steps):
+        output = model.training_loss(batch)
+        # What else is trained beside the next token (quantisation) follows it, and is no measure of what was learnt.
+        losses.append(output.metrics.get("ntp", output.loss).item())
+        output.loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert sum(losses[-averaged:]) / averaged < share * losses[0]
+
+
+def test_every_parameter_gets_a_gradient(case: Case) -> None:
+    case.model.training_loss(case.batch()).loss.backward()
+    missing = [name for name, p in case.model.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
+    assert not missing
+
+
+def test_an_unknown_training_setting_is_refused(case: Case) -> None:
+    with pytest.raises((TypeError, ValueError), match="no_such_setting"):
+        case.model.training_loss(case.batch(), no_such_setting=1.0)
+
+
+def test_the_weight_of_a_loss_is_that_of_its_targets(case: Case) -> None:
+    """Micro-batches and ranks are added by it: a wrong one trains another mean than the whole batch's."""
+    batch = case.batch()
+    first_row_out = batch | {"labels": batch["labels"].index_fill(0, torch.tensor([0]), IGNORED)}
+    for part in (batch, first_row_out):
+        weights = case.model.target_weights(part)
+        weights = torch.ones(part["labels"].shape) if weights is None else weights
+        expected = (weights * (part["labels"] != IGNORED))[:, 1:].sum()
+        torch.testing.assert_close(case.model.training_loss(part).weight.float(), expected.float())
