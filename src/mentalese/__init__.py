@@ -16,10 +16,13 @@ from mentalese.registry import Family, get_recipe, match_recipes, recipes, regis
 
 if TYPE_CHECKING:
     from mentalese.api import answer, evaluate, think, train
+    from mentalese.data.memory import as_source
+    from mentalese.models.config import LatentThoughtConfig
     from mentalese.models.contract import LossOutput, TrainStep
-    from mentalese.models.hf import LatentThoughtConfig, LatentThoughtModel, ThoughtCache
+    from mentalese.models.hf import LatentThoughtModel, ThoughtCache
     from mentalese.models.saved import Saved, load
     from mentalese.models.trace import ThoughtTrace
+    from mentalese.training.trainer import MentaleseTrainer
 
 __version__ = version("mentalese")
 
@@ -31,6 +34,7 @@ __all__ = [
     "LatentThoughtConfig",
     "LatentThoughtModel",
     "LossOutput",
+    "MentaleseTrainer",
     "OptimizerConfig",
     "Phase",
     "Recipe",
@@ -40,6 +44,7 @@ __all__ = [
     "TrainConfig",
     "TrainStep",
     "answer",
+    "as_source",
     "evaluate",
     "get_recipe",
     "load",
@@ -52,13 +57,15 @@ __all__ = [
 
 _PLACES = {
     "answer": "mentalese.api",
+    "as_source": "mentalese.data.memory",
     "evaluate": "mentalese.api",
     "load": "mentalese.models.saved",
     "think": "mentalese.api",
     "train": "mentalese.api",
-    "LatentThoughtConfig": "mentalese.models.hf",
+    "LatentThoughtConfig": "mentalese.models.config",
     "LatentThoughtModel": "mentalese.models.hf",
     "LossOutput": "mentalese.models.contract",
+    "MentaleseTrainer": "mentalese.training.trainer",
     "Saved": "mentalese.models.saved",
     "ThoughtCache": "mentalese.models.hf",
     "ThoughtTrace": "mentalese.models.trace",

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mentalese.data.memory import as_source
 from mentalese.errors import InputError, nearest
 from mentalese.evaluation.options import AnswerOptions, EvaluationOptions
-from mentalese.files import check_place, write_json
+from mentalese.files import as_path, check_place, write_json
 from mentalese.models.saved import Saved, load
 from mentalese.models.trace import ThoughtTrace
-from mentalese.recipe import Recipe
+from mentalese.recipe import AS_IT_IS, Recipe
 from mentalese.recipe_files import open_recipe
 
 T = TypeVar("T")
 
 
 def train(
-    recipe: str | Path | Recipe, *settings: str, out: str | Path | None = None, resume: bool = False, show: bool = True
+    recipe: str | Path | Recipe,
+    *settings: str,
+    data: Any = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    show: bool = True,
 ) -> Saved:
     """Trains a recipe and opens the best model.
 
     Args:
         recipe: a recipe, its name, or a .json, .yaml or .toml file.
         settings: `section.field=value`, e.g. `"train.steps=100"`.
+        data: another text than the recipe's: a source, or what `as_source` takes (a list of texts, a
+            `datasets.Dataset`, a generator function, ..). The recipe that is saved names such texts by their hash.
         out: the run's folder; `None`: `runs/NAME`. It gets `config.json`, `metrics.jsonl`, `checkpoints/`, `model/`
             and `result.json`.
         resume: resume the run in this folder; a finished one is opened at once.
@@ -36,16 +45,23 @@ def train(
     """
     from mentalese.training.loop import train as run
 
-    wanted = (recipe if isinstance(recipe, Recipe) else open_recipe(str(recipe))).override(*settings)
-    folder = Path("runs") / wanted.name.replace("/", "-") if out is None else Path(out)
+    if not isinstance(recipe, str | Path | Recipe):
+        raise InputError(f"recipe is of type {type(recipe).__name__}: use a recipe, its name or a file")
+    wanted = recipe if isinstance(recipe, Recipe) else open_recipe(str(recipe))
+    if data is not None:
+        text = dataclasses.replace(wanted.data, **AS_IT_IS | {"source": as_source(data)})
+        wanted = dataclasses.replace(wanted, data=text)
+    wanted = wanted.override(*settings)
+    folder = Path("runs") / wanted.name.replace("/", "-") if out is None else as_path(out, "out")
     run(wanted, folder, resume=resume, show=show)
     return load(folder)
 
 
 def evaluate(
     model: str | Path | Saved,
-    tasks: Sequence[str] = ("perplexity",),
+    tasks: str | Sequence[str] = ("perplexity",),
     *,
+    data: Any = None,
     out: str | Path | None = None,
     show: bool = True,
     **options: Any,
@@ -56,6 +72,8 @@ def evaluate(
         model: an opened model, or what `load` takes.
         tasks: `perplexity`, `reversal`, a zero-shot set (`blimp`, `hellaswag`, ..) or `hub:NAME` for any task of
             lm-eval, see `mentalese.evaluation.suite.TASKS`.
+        data: the text: a source, or what `as_source` takes; one file or set of texts is scored as a whole. It is
+            another name for the option `source`.
         out: a JSON file for the results.
         show: progress on standard error.
         options: fields of `EvaluationOptions`: `source`, `split`, `estimators`, `joined`, `context_length`,
@@ -67,7 +85,9 @@ def evaluate(
     """
     from mentalese.evaluation import suite
 
-    wanted = _options(EvaluationOptions, options | {"tasks": tuple(tasks)})
+    wanted = _options(
+        EvaluationOptions, _with_source(options, data) | {"tasks": [tasks] if isinstance(tasks, str) else tasks}
+    )
     place = _place(out)
     questions = suite.read_tasks(wanted)
     results = suite.run(_opened(model), wanted, questions, show=show)
@@ -77,12 +97,13 @@ def evaluate(
 
 
 def answer(
-    model: str | Path | Saved, *, out: str | Path | None = None, show: bool = True, **options: Any
+    model: str | Path | Saved, *, data: Any = None, out: str | Path | None = None, show: bool = True, **options: Any
 ) -> dict[str, Any]:
     """Asks a model questions, as `mentalese answer` does.
 
     Args:
         model: an opened model, or what `load` takes. A model that was not trained on questions reads them as text.
+        data: the questions, as `evaluate` takes a text.
         out: a JSON file for the result.
         show: progress on standard error.
         options: fields of `AnswerOptions`: `source`, `split`, `shots`, `answer_samples`, `num_beams`, `temperature`,
@@ -98,7 +119,7 @@ def answer(
     """
     from mentalese.evaluation import answers
 
-    wanted = _options(AnswerOptions, options)
+    wanted = _options(AnswerOptions, _with_source(options, data))
     place = _place(out)
     metrics = answers.run(_opened(model), wanted, show=show)
     if place is not None:
@@ -115,6 +136,14 @@ def _opened(model: str | Path | Saved) -> Saved:
     return model if isinstance(model, Saved) else load(model)
 
 
+def _with_source(options: dict[str, Any], data: Any) -> dict[str, Any]:
+    if data is None:
+        return options
+    if "source" in options:
+        raise InputError(f"source is {options['source']!r}, and data is set too: set one of them")
+    return options | {"source": as_source(data)}
+
+
 def _options(kind: type[T], values: dict[str, Any]) -> T:
     """The dataclass `kind` with these values; raises `InputError` for a field that it does not have."""
     known = getattr(kind, "__dataclass_fields__", {})
@@ -126,6 +155,6 @@ def _options(kind: type[T], values: dict[str, Any]) -> T:
 
 def _place(out: str | Path | None) -> Path | None:
     """Where a result is written; raises `InputError` if it cannot be."""
-    place = None if out is None else Path(out)
+    place = None if out is None else as_path(out, "out")
     check_place(place, "out")
     return place

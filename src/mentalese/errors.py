@@ -20,7 +20,7 @@ def require(condition: bool, name: str, value: object, remedy: str) -> None:
         raise InputError(f"{name} is {value!r}: {remedy}")
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: object, known: Iterable[str]) -> str:
     """`"; did you mean 'x'?"` where a known name is close to `name`, else an empty string."""
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    matches = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     return f"; did you mean {matches[0]!r}?" if matches else ""

@@ -61,16 +61,52 @@ def whole_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
+def remove_remains(target: Path) -> None:
+    """Removes what a process that was killed inside `whole_folder(target)` left beside it; no other may be writing."""
+    for remains in (*target.parent.glob(f".{target.name}-*"), target.with_name(f".{target.name}.old")):
+        shutil.rmtree(remains, ignore_errors=True)
+
+
 def _safetensors_errno(error: SafetensorError) -> int | None:
     """safetensors reports the system's refusal in words only: `I/O error: File too large (os error 27)`."""
     found = re.search(r"os error (\d+)", str(error))
     return int(found[1]) if found else None
 
 
+def cache_dir() -> Path:
+    """`$MENTALESE_CACHE`, or `~/.cache/mentalese`: trained tokenizers, token stores, texts of the hub."""
+    return Path(os.environ.get("MENTALESE_CACHE") or Path.home() / ".cache" / "mentalese").expanduser()
+
+
 def sha256(path: Path) -> str:
     """The file's SHA-256, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def as_path(value: Any, name: str) -> Path:
+    """A path that somebody passed as `name`; raises `InputError` for what is none."""
+    try:
+        path = Path(value)
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{name} is {str(value)!r}: use a path in Unicode") from None
+    except TypeError:
+        raise InputError(f"{name} is of type {type(value).__name__}: use a path (str or Path)") from None
+    if "\0" in str(path):
+        raise InputError(f"{name} is {str(path)!r}: use a path, which has no character 0")
+    return path
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; raises `InputError` if the file is damaged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read ({' '.join(str(error).split())}): use an intact copy") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} contains {type(content).__name__} instead of an object: use an intact copy")
+    return content
 
 
 def check_place(out: Path | None, name: str) -> None:

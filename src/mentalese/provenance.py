@@ -21,14 +21,19 @@ from mentalese.registry import recipes
 
 @cache
 def commit() -> str | None:
-    """The commit this library runs from, with `+changes` where its tree is not clean; `None` outside a checkout."""
-    here = Path(__file__).parents[1]
+    """The commit this library runs from, with `+changes` if its tree is not clean; `None` outside a checkout.
+
+    A repository that merely surrounds the installed package (a project with its environment inside) is not asked: the
+    package's own source must be tracked by it.
+    """
+    here = Path(__file__).parent
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(here), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
     try:
+        git("ls-files", "--error-unmatch", "--", Path(__file__).name)
         return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--", str(here)) else "")
     except (OSError, subprocess.SubprocessError):
         return None

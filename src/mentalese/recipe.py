@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import importlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,8 @@ from typing import Any, Literal
 from mentalese.data.config import AS_IT_IS, DataConfig, Detokenizer, EvaluationConfig
 from mentalese.data.layouts import Layout, Packed, layout_class
 from mentalese.errors import InputError, nearest, require
+from mentalese.files import as_path
+from mentalese.values import check_fields, shown
 
 __all__ = [
     "AS_IT_IS",
@@ -62,6 +64,7 @@ class OptimizerConfig:
     max_grad_norm: float | None = 1.0
 
     def __post_init__(self) -> None:
+        check_fields(self, "optimizer")
         require(self.learning_rate > 0, "optimizer.learning_rate", self.learning_rate, "set a positive number")
         require(self.eps > 0, "optimizer.eps", self.eps, "set a positive number")
         require(self.weight_decay >= 0, "optimizer.weight_decay", self.weight_decay, "set 0 or more")
@@ -89,6 +92,13 @@ class TrainConfig:
         steps, epochs, tokens: the length of the run, in one of the three; the schedule's horizon is the same.
         init: a saved model whose weights the run starts from, a folder or `hub:NAME`: one of the recipe's own class, or
             of the decoder inside it (`mentalese.models.grow.start_from`).
+        lora_rank: train adapters of this rank on the linear maps of `init`, whose own weights stay as they are (LoRA,
+            Hu et al., 2021; needs the extra `lora`). What the family adds to a decoder is trained in full, and so are
+            the rows of its markers in embeddings and head. `None`: all weights are trained.
+        lora_alpha: adapters are scaled by `lora_alpha / lora_rank`; `None`: twice the rank.
+        lora_targets: names of the maps that get adapters, e.g. `q_proj v_proj`; empty: all linear maps but the head.
+        checkpointing: compute activations again in the backward pass instead of keeping them (gradient
+            checkpointing): less memory, about a third more time.
         gradient_accumulation_steps: micro-batches an optimiser step and rank; the global batch stays the same.
         precision: `fp32`, or `bf16` autocast (weights and optimiser state stay float32).
         compile: train through `torch.compile`.
@@ -110,6 +120,10 @@ class TrainConfig:
     epochs: float | None = None
     tokens: int | None = None
     init: str | None = None
+    lora_rank: int | None = None
+    lora_alpha: int | None = None
+    lora_targets: tuple[str, ...] = ()
+    checkpointing: bool = False
     gradient_accumulation_steps: int = 1
     precision: Literal["fp32", "bf16"] = "fp32"
     compile: bool = False
@@ -125,6 +139,7 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self, "train")
         lengths = {"steps": self.steps, "epochs": self.epochs, "tokens": self.tokens}
         given = {name: value for name, value in lengths.items() if value is not None}
         require(len(given) == 1, "train.steps, train.epochs, train.tokens", given, "set exactly one of the three")
@@ -132,12 +147,24 @@ class TrainConfig:
             require(value > 0, f"train.{name}", value, "set a positive number")
         for name in ("gradient_accumulation_steps", "log_every", "keep_checkpoints"):
             require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "set at least 1")
+        self._check_lora()
         patience = self.early_stopping_patience
         require(patience is None or patience >= 1, "train.early_stopping_patience", patience, "set 1 or more, or None")
         delta = self.early_stopping_min_delta
         require(delta >= 0, "train.early_stopping_min_delta", delta, "set 0 or more")
         require(self.checkpoint_every >= 0, "train.checkpoint_every", self.checkpoint_every, "set 0 or more")
         require(self.eval_every is None or self.eval_every >= 1, "train.eval_every", self.eval_every, "set 1 or more")
+
+    def _check_lora(self) -> None:
+        rank, alpha = self.lora_rank, self.lora_alpha
+        if rank is None:
+            for name in ("lora_alpha", "lora_targets"):
+                require(not getattr(self, name), f"train.{name}", getattr(self, name), "set train.lora_rank too")
+            return
+        require(rank >= 1, "train.lora_rank", rank, "set 1 or more, or None to train all weights")
+        require(alpha is None or alpha > 0, "train.lora_alpha", alpha, "set a positive number")
+        require(self.init is not None, "train.lora_rank", rank, "set train.init to the model that gets adapters")
+        require(self.parallel == "ddp", "train.lora_rank", rank, "set train.parallel=ddp, which adapters need")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +190,9 @@ class Phase:
     reset_optimizer: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self, "phases")
+        _check_data("phases.layout", self.layout)
+        _check_data("phases.model", self.model)
         require(self.start >= 0, "phases.start", self.start, "set 0 or more")
 
 
@@ -193,7 +223,12 @@ class Recipe:
     paper: str | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self, "recipe")
+        require(bool(self.name.strip("/. ")) and "\0" not in self.name, "recipe.name", self.name, "use prefix/name")
+        _check_data("model", self.model)
         require("model_type" in self.model, "model", sorted(self.model), "name its model_type")
+        kind = self.model["model_type"]
+        require(isinstance(kind, str), "model.model_type", kind, "use the name of a type, e.g. 'gpt2'")
         changeable = self.layout.changeable
         for name in (name for phase in self.phases for name in phase.layout):
             if name not in changeable:
@@ -220,8 +255,9 @@ class Recipe:
         """The inverse of `to_dict`, which also reads recipes saved before layouts had a section of their own.
 
         Raises:
-            InputError: a field or a layout that does not exist.
+            InputError: a field or a layout that does not exist or is missing, or a value of another type.
         """
+        require(isinstance(data, dict), "recipe", data, "use what Recipe.to_dict() returns")
         return _build(cls, _with_layout(data), "recipe")
 
     @classmethod
@@ -231,7 +267,7 @@ class Recipe:
         Raises:
             InputError: the file cannot be read, or a field does not exist or has a wrong value.
         """
-        return _recipe_files().from_file(Path(path))
+        return _recipe_files().from_file(as_path(path, "path"))
 
     def override(self, *settings: str) -> Recipe:
         """The recipe with other values: `override("optimizer.learning_rate=1e-3", "train.steps=100")`.
@@ -252,6 +288,16 @@ class Recipe:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def _check_data(name: str, fields: dict[Any, Any]) -> None:
+    """Raises `InputError` if fields cannot be written as JSON and read back."""
+    for key in fields:
+        require(isinstance(key, str), name, key, "use texts as the names of fields")
+    try:
+        json.dumps(fields, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        raise InputError(f"{name} is {shown(fields)}: use finite numbers, texts, lists and dicts of them") from None
+
+
 def _recipe_files() -> Any:
     """The module knows recipes by name and models by type, and so is above this one."""
     return importlib.import_module("mentalese.recipe_files")
@@ -268,6 +314,7 @@ _NESTED: dict[str, type] = {
 def _build(cls: type, data: dict[str, Any], where: str) -> Any:
     fields = {f.name: f for f in dataclasses.fields(cls)}
     values: dict[str, Any] = {}
+    require(isinstance(data, dict), where, data, "use a dict of its fields")
     for name, value in data.items():
         if name not in fields:
             raise InputError(f"{where}.{name}: no such field{nearest(name, fields)}")
@@ -276,11 +323,14 @@ def _build(cls: type, data: dict[str, Any], where: str) -> Any:
         elif cls is Recipe and name == "layout" and isinstance(value, dict):
             own = {field: setting for field, setting in value.items() if field != "kind"}
             value = _build(layout_class(value.get("kind")), own, name)
-        elif cls is Recipe and name == "phases":
+        elif cls is Recipe and name == "phases" and isinstance(value, list | tuple):
             value = tuple(_build(Phase, v, f"phases[{i}]") if isinstance(v, dict) else v for i, v in enumerate(value))
         elif isinstance(value, list):
             value = tuple(value)
         values[name] = value
+    for name, about in fields.items():
+        if name not in values and about.default is MISSING and about.default_factory is MISSING:
+            raise InputError(f"{where}.{name} is missing: set it")
     return cls(**values)
 
 
@@ -300,16 +350,22 @@ def _with_layout(saved: dict[str, Any]) -> dict[str, Any]:
     data = saved.get("data")
     if "layout" in saved or not isinstance(data, dict) or "batching" not in data:
         return saved
-    kind = _OLD_KINDS.get(data["batching"], data["batching"])
+    kind = _OLD_KINDS.get(str(data["batching"]), data["batching"])
     known = {f.name for f in dataclasses.fields(layout_class(kind))}
     kept = {f.name for f in dataclasses.fields(DataConfig)}
-    phases = []
-    for phase in saved.get("phases", ()):
-        own = {name: value for name, value in phase.items() if name != "data"}
-        changes = {name: value for name, value in phase.get("data", {}).items() if name in known}
-        phases.append(own | {"layout": changes})
+    phases: Any = saved.get("phases", ())
+    if isinstance(phases, list | tuple):
+        phases = [_phase_with_layout(phase, known) for phase in phases]
     return saved | {
         "data": {name: value for name, value in data.items() if name in kept},
         "layout": {"kind": kind} | {name: value for name, value in data.items() if name in known},
         "phases": phases,
     }
+
+
+def _phase_with_layout(phase: Any, known: set[str]) -> Any:
+    """A phase whose `data` are changes of the layout; what is none of these is refused when it is built."""
+    if not isinstance(phase, dict) or not isinstance(phase.get("data", {}), dict):
+        return phase
+    changes = {name: value for name, value in phase.get("data", {}).items() if name in known}
+    return {name: value for name, value in phase.items() if name != "data"} | {"layout": changes}

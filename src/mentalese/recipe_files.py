@@ -82,7 +82,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} does not exist: use the name of a recipe or of a file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read ({error}): use a UTF-8 text file") from error
-    except (json.JSONDecodeError, tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:  # YAML also refuses dates that do not exist
         raise InputError(f"{path} is not {path.suffix[1:]}: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise InputError(f"{path} contains {type(content).__name__}: use fields of a recipe, such as `train: ..`")
@@ -220,6 +220,8 @@ def override(recipe: Recipe, *settings: str) -> Recipe:
     """
     changes: dict[str, Any] = {}
     for setting in settings:
+        if not isinstance(setting, str):
+            raise InputError(f"a setting is {setting!r}: use texts, 'section.field=value'")
         set_in(changes, *parse_setting(recipe, setting))
     return change(recipe, changes)
 

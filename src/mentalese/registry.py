@@ -16,8 +16,9 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,8 @@ class Family:
             NAME/..`; the module imports neither torch nor transformers nor matplotlib by itself.
         layouts: kind -> `module:Class` of layouts of text that the family brings; the modules import neither torch nor
             transformers by themselves.
+        idle_options: model type -> fields of its config that change nothing in the small recipes that are tested, each
+            with the reason, or with the settings under which it does change something.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Family:
     grow: str | None = None
     figures: str | None = None
     layouts: dict[str, str] = field(default_factory=dict)
+    idle_options: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def load(reference: str) -> Any:
@@ -110,6 +114,8 @@ def recipes() -> dict[str, Recipe]:
 def get_recipe(name: str) -> Recipe:
     """The recipe called `name`; raises `InputError` with the nearest name where there is none."""
     known = recipes()
+    if not isinstance(name, str):
+        raise InputError(f"a recipe's name is {name!r}: use text, e.g. 'gpt2/tiny'")
     if name not in known:
         raise InputError(f"no recipe is called {name!r}{nearest(name, known)} (`mentalese list` shows all)")
     return known[name]
@@ -199,33 +205,48 @@ class _Models(_OnDemand):
                 self[load(config)]
 
 
+class _Tokenizers(_OnDemand):
+    """Tokenizer classes by name: ours."""
+
+    def find(self, key: Any) -> str | None:
+        return "mentalese.models.text_tokenizer:MentaleseTokenizer" if key == "MentaleseTokenizer" else None
+
+    def load_all(self) -> None:
+        self["MentaleseTokenizer"]
+
+
 # Module of transformers -> the mapping in it, and the kind of dict that takes the place of its registered classes.
 _MAPPINGS: dict[str, tuple[str, type[dict[Any, Any]]]] = {
     "transformers.models.auto.configuration_auto": ("CONFIG_MAPPING", _Configs),
     "transformers.models.auto.modeling_auto": ("MODEL_FOR_CAUSAL_LM_MAPPING", _Models),
+    "transformers.models.auto.tokenization_auto": ("REGISTERED_TOKENIZER_CLASSES", _Tokenizers),
 }
 
 
 def _register(name: str) -> None:
-    """Makes one of transformers' mappings, in its loaded module, know every family's classes.
+    """Makes one of transformers' mappings, in its loaded module, know our classes.
 
     The classes themselves are loaded when somebody asks for them: importing them now would import, half-way through
     one of transformers' own imports, modules that need it finished.
     """
     attribute, kind = _MAPPINGS[name]
-    mapping = getattr(sys.modules[name], attribute)
-    mapping._extra_content = kind(mapping._extra_content)
+    owner = sys.modules[name]
+    if hasattr(getattr(owner, attribute), "_extra_content"):
+        owner, attribute = getattr(owner, attribute), "_extra_content"
+    setattr(owner, attribute, kind(getattr(owner, attribute)))
 
 
-class _RegisterWhenImported:
-    """A meta-path finder that registers our classes the moment one of transformers' mappings is imported.
+class _WhenImported:
+    """A meta-path finder that acts the moment a module has been imported by somebody else.
 
-    `import mentalese` must both take no time and make the Auto classes know us; importing transformers costs
-    seconds, so the registration waits until somebody does.
+    `import mentalese` must both take no time and make other packages know us; importing those costs seconds.
     """
 
+    def __init__(self) -> None:
+        self.actions: dict[str, Callable[[], None]] = {}
+
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name not in _MAPPINGS:
+        if name not in self.actions:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -236,16 +257,26 @@ class _RegisterWhenImported:
 
         def exec_module(module: Any) -> None:
             execute(module)
-            _register(name)
+            self.actions[name]()
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
+_finder = _WhenImported()
+
+
+def when_imported(name: str, action: Callable[[], None]) -> None:
+    """Acts now if the module is loaded, else as soon as it is."""
+    if name in sys.modules:
+        action()
+        return
+    _finder.actions[name] = action
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+
+
 def register_lazily() -> None:
     """Registers with the mappings that are loaded already, and with the others when they are."""
-    waiting = [name for name in _MAPPINGS if name not in sys.modules]
-    for name in _MAPPINGS.keys() - set(waiting):
-        _register(name)
-    if waiting:
-        sys.meta_path.insert(0, _RegisterWhenImported())
+    for name in _MAPPINGS:
+        when_imported(name, partial(_register, name))

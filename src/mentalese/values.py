@@ -1,14 +1,21 @@
-"""Values of typed fields, as they are typed on a command line or written in a file."""
+"""Values of typed fields: typed on a command line, written in a file, or passed from Python."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
+import numbers
 import types
 import typing
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from mentalese.errors import InputError, nearest
+
+_MOST = 2**63 - 1  # what an integer of numpy and torch holds
 _NONE = ("none", "null")
 _BOOL = {"true": True, "false": False}
 
@@ -41,6 +48,8 @@ def _describe_one(hint: Any) -> str:
     if typing.get_origin(hint) is tuple:
         items = typing.get_args(hint)
         return f"{'a list' if Ellipsis in items else f'{len(items)} values'} ({describe(items[0])} each)"
+    if typing.get_origin(hint) is dict:
+        return "a dict"
     names = {int: "an integer", float: "a number", bool: "true or false", str: "text", type(None): "none"}
     return names.get(hint, getattr(hint, "__name__", str(hint)))
 
@@ -158,3 +167,112 @@ def _check_list(hint: Any, value: Sequence[Any]) -> Any:
         if len(items) == len(value):
             return tuple(check(item, part) for item, part in zip(items, value))
     raise ValueError(f"use {describe(hint)}")
+
+
+# -- from Python -------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def check_fields(instance: Any, section: str) -> None:
+    """Checks each field of a dataclass, frozen or not, against its type; `conform` says what becomes of a value.
+
+    Args:
+        section: the name before the fields' in messages; may be empty.
+
+    Raises:
+        InputError: a value is of another type.
+    """
+    for name, hint in _hints(instance.__class__).items():
+        value = getattr(instance, name)
+        own = checked(f"{section}{section and '.'}{name}", hint, value)
+        if own is not value:
+            object.__setattr__(instance, name, own)
+
+
+def checked(name: str, hint: Any, value: Any) -> Any:
+    """What `conform` makes of a value; raises `InputError` with its name."""
+    try:
+        return conform(hint, value)
+    except ValueError as error:
+        raise InputError(f"{name} is {shown(value)}: {error}") from None
+
+
+def replaced(instance: Any, section: str, **fields: Any) -> Any:
+    """The dataclass with other values; raises `InputError` for a field that it does not have, and what it does."""
+    for name in fields:
+        if name not in (known := _hints(instance.__class__)):
+            raise InputError(f"{section}.{name}: no such field{nearest(name, known)}")
+    return dataclasses.replace(instance, **fields)
+
+
+def shown(value: Any) -> str:
+    """A value in a message; one that would fill pages is cut, and one with a page of its own is named by its type."""
+    text = repr(value) if isinstance(value, str | bytes | numbers.Number | list | tuple | dict | Path | None) else ""
+    text = text or f"of type {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:76]} .."
+
+
+def conform(hint: Any, value: Any) -> Any:
+    """A value under this type: lists become tuples, texts paths, and numpy's numbers Python's; no text is parsed.
+
+    Raises:
+        ValueError: the value is of another type, not finite, or beyond 64 bits; the message says what to use.
+    """
+    for member in members(hint):
+        own = _conform_one(member, value)
+        if own is not _NO:
+            return own
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool) and {int, float} & {*members(hint)}
+    if number and not -_MOST <= value <= _MOST:
+        raise ValueError("use a finite number, of at most 64 bits if it is an integer")
+    raise ValueError(f"use {describe(hint)}")
+
+
+_NO: Any = object()
+
+
+def _conform_one(member: Any, value: Any) -> Any:
+    """The value under one type of a union, or `_NO`."""
+    kind, items = typing.get_origin(member) or member, typing.get_args(member)
+    if kind is Any:
+        return value
+    if kind is Literal:
+        return value if any(type(value) is type(item) and value == item for item in items) else _NO
+    if kind is tuple:
+        return _conform_tuple(items, value) if isinstance(value, list | tuple) else _NO
+    if kind in (int, float):
+        return _conform_number(kind, value)
+    if kind in (str, Path) and isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueError("use text in Unicode") from None
+        return value if kind is str else Path(value)
+    return value if isinstance(value, kind) else _NO
+
+
+def _conform_tuple(items: tuple[Any, ...], value: Sequence[Any]) -> Any:
+    kinds = (items[0],) * len(value) if Ellipsis in items else items
+    if len(kinds) != len(value):
+        return _NO
+    try:
+        own = tuple(conform(kind, part) for kind, part in zip(kinds, value))
+    except ValueError:
+        return _NO
+    return value if isinstance(value, tuple) and all(a is b for a, b in zip(own, value)) else own
+
+
+def _conform_number(kind: type, value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return _NO
+    if isinstance(value, numbers.Integral):
+        own: Any = int(value)
+        return (value if type(value) is int else own) if -_MOST <= own <= _MOST else _NO
+    if kind is int or not math.isfinite(value):
+        return _NO
+    return value if type(value) is float else float(value)
