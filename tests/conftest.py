@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -14,12 +13,14 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # Properties are about what holds, not how fast: a busy machine must not fail them.
 settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any_machine")
+settings.register_profile("nightly", settings.get_profile("any_machine"), max_examples=2500)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "any_machine"))
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: E402 (the environment comes first)
 from transformers import PreTrainedTokenizerFast  # noqa: E402
 
 from mentalese.data.tokenizers import add_markers  # noqa: E402
+from mentalese.testing import corpus  # noqa: E402, F401 (a fixture)
 
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 
@@ -28,21 +29,6 @@ SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Stores and tokenizers that tests prepare never touch the user's cache."""
     os.environ["MENTALESE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """120 short generated documents as jsonl, and beside them 120 `questions.jsonl`, the same in every run."""
-    from mentalese.data.arithmetic import word_problems
-    from mentalese.data.sources import open_source
-
-    path = tmp_path_factory.mktemp("corpus") / "families.jsonl"
-    documents = open_source("builtin:families").documents("train")
-    texts = [next(documents).text for _ in range(120)]
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    problems = [problem for problem in word_problems(400) if len(problem.question) < 120][:120]
-    path.with_name("questions.jsonl").write_text("".join(json.dumps(vars(problem)) + "\n" for problem in problems))
-    return path
 
 
 @pytest.fixture(scope="session")

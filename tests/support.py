@@ -1,4 +1,4 @@
-"""Tiny versions of every `tiny` recipe, runs in processes of their own, and what a run's folder holds."""
+"""What several test files need; runs and small recipes are those of `mentalese.testing`."""
 
 from __future__ import annotations
 
@@ -6,38 +6,31 @@ import dataclasses
 import json
 import shlex
 import subprocess
-import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed.checkpoint as dcp
-from safetensors.torch import load_file
-from torch import Tensor
 
-from mentalese import DataConfig, EvaluationConfig, Recipe, Saved, TrainConfig, recipes
+from mentalese import DataConfig, EvaluationConfig, Recipe, Saved, recipes
 from mentalese.data import tokenizers
-from mentalese.data.layouts import Layout, Packed, QuestionAnswer
+from mentalese.data.layouts import Layout, Packed
 from mentalese.data.store import Split, prepare
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model
 from mentalese.models.checkpoints import save_model
-
-WORKER = """
-import json, os, sys
-from pathlib import Path
-from mentalese import Recipe
-from mentalese.training.loop import Interrupted, train
-recipe, out, pids = Recipe.from_dict(json.loads(Path(sys.argv[1]).read_text())), Path(sys.argv[2]), Path(sys.argv[3])
-with pids.open("a") as file:
-    file.write(f"{os.getpid()}\\n")
-try:
-    train(recipe, out, resume=True, show=False)
-except Interrupted as interrupted:
-    sys.exit(interrupted.exit_code)
-"""
+from mentalese.testing.runs import (  # noqa: F401 (tests import them from here)
+    assert_same,
+    checkpoint,
+    checkpoint_steps,
+    finish,
+    launch,
+    losses,
+    metrics,
+    printed,
+    shrink,
+    weights,
+)
 
 
 def tiny_recipes() -> list[str]:
@@ -95,89 +88,6 @@ def opened(
         layout=layout or Packed(),
         evaluation=EvaluationConfig(**protocol),
     )
-
-
-def shrink(recipe: Recipe, corpus: Path, *, steps: int = 6, **train: object) -> Recipe:
-    """The recipe on the small corpus, a few hundred tokens a step, for a few steps; questions at all stages at once."""
-    layout, asks = recipe.layout, recipe.layout.questions
-    data = dataclasses.replace(
-        recipe.data,
-        source=f"file:{corpus.with_name('questions.jsonl') if asks else corpus}",
-        tokenizer="bpe:512",
-        train_tokens=None,
-    )
-    sizes: dict[str, Any] = {"tokens_per_batch": 400, "max_sentences": 6}
-    if layout.sequence_length is not None:
-        sizes = {"batch_size": 4, "sequence_length": min(layout.sequence_length, 128 if asks else 64)}
-    if isinstance(layout, QuestionAnswer):
-        sizes |= {"stage": layout.stages, "uniform_prob": 0.5}
-    layout = dataclasses.replace(layout, **sizes)
-    config = TrainConfig(steps=steps, log_every=1, device="cpu", **train)  # type: ignore[arg-type]
-    evaluation = dataclasses.replace(recipe.evaluation, max_documents=4, sample_tokens=8)
-    phases = () if asks else recipe.phases
-    return dataclasses.replace(recipe, data=data, layout=layout, train=config, evaluation=evaluation, phases=phases)
-
-
-# -- runs in processes of their own ------------------------------------------------------------------------------------
-
-
-def launch(recipe: Recipe, out: Path, processes: int = 1) -> subprocess.Popen[bytes]:
-    """Starts or resumes a run, under `torchrun` if in more than one process; its output and pids lie beside `out`."""
-    worker, data, pids = (out.with_name(f"{out.name}.{suffix}") for suffix in ("py", "json", "pids"))
-    worker.write_text(WORKER)
-    data.write_text(json.dumps(recipe.to_dict()))
-    pids.unlink(missing_ok=True)
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    command = [sys.executable, *(torchrun if processes > 1 else []), str(worker), str(data), str(out), str(pids)]
-    with out.with_name(f"{out.name}.log").open("w") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log)
-
-
-def printed(out: Path) -> str:
-    return out.with_name(f"{out.name}.log").read_text()
-
-
-def finish(process: subprocess.Popen[bytes], out: Path) -> dict[str, Any]:
-    """Waits for a launched run; its `result.json`."""
-    assert process.wait(timeout=240) == 0, printed(out)
-    return json.loads((out / "result.json").read_text())
-
-
-# -- what a run's folder holds -----------------------------------------------------------------------------------------
-
-
-def metrics(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-
-
-def losses(out: Path) -> list[float]:
-    return [record["loss"] for record in metrics(out) if "loss" in record]
-
-
-def weights(out: Path) -> dict[str, Tensor]:
-    """Those of the best model."""
-    return load_file(out / "model" / "model.safetensors")
-
-
-def checkpoint_steps(out: Path) -> list[int]:
-    return sorted(int(path.name.removeprefix("step-")) for path in (out / "checkpoints").glob("step-*"))
-
-
-def checkpoint(out: Path) -> dict[str, Tensor]:
-    """Weights and optimiser state of the newest checkpoint, read by PyTorch's own reader."""
-    reader = dcp.FileSystemReader(out / "checkpoints" / f"step-{checkpoint_steps(out)[-1]:08}")
-    stored = reader.read_metadata().state_dict_metadata
-    tensors = {name: torch.empty(held.size, dtype=held.properties.dtype) for name, held in stored.items()}
-    with warnings.catch_warnings(action="ignore"):  # it says that there is but one process
-        dcp.load(tensors, storage_reader=reader, no_dist=True)
-    return tensors
-
-
-def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
-    """Bit for bit."""
-    assert left.keys() == right.keys()
-    for name in left:
-        assert torch.equal(left[name], right[name]), name
 
 
 PAD, BOS, EOS, EOD = 0, 1, 2, 3

@@ -1,60 +1,11 @@
 """What training promises for every model: resuming changes nothing, and two processes equal one."""
 
-from __future__ import annotations
-
-import dataclasses
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-from mentalese import Recipe, get_recipe
-from mentalese.training.loop import train
-from mentalese.training.plan import Plan
-from support import assert_same, checkpoint, checkpoint_steps, finish, launch, losses, shrink, tiny_recipes, weights
+from mentalese.testing import contract_cache, pytest_generate_tests, recipe  # noqa: F401 (pytest's)
+from mentalese.testing.training import *  # noqa: F403
+from mentalese.testing.training import test_two_processes_equal_one
+from support import tiny_recipes
 
-
-@pytest.fixture(params=tiny_recipes())
-def recipe(request: pytest.FixtureRequest, corpus: Path) -> Recipe:
-    return shrink(get_recipe(request.param), corpus, checkpoint_every=2)
-
-
-def test_an_interrupted_run_resumes_bit_for_bit(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = train(recipe, tmp_path / "whole", show=False)
-    batch = Plan.batch
-
-    def fail_at_step_5(plan: Plan, step: int, *args: Any, **kwargs: Any) -> Any:
-        if step == 5:
-            raise RuntimeError("power cut")
-        return batch(plan, step, *args, **kwargs)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Plan, "batch", fail_at_step_5)
-        with pytest.raises(RuntimeError, match="power cut"):
-            train(recipe, tmp_path / "cut", show=False)
-    resumed = train(recipe, tmp_path / "cut", resume=True, show=False)
-    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
-    assert_same(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
-    assert checkpoint_steps(tmp_path / "cut") == checkpoint_steps(tmp_path / "whole") == [4, 6]
-    assert_same(checkpoint(tmp_path / "cut"), checkpoint(tmp_path / "whole"))
-    assert resumed["test"] == whole["test"]
-    assert resumed["flops"] == whole["flops"]
-
-
-@pytest.mark.slow
-def test_two_processes_equal_one(recipe: Recipe, tmp_path: Path) -> None:
-    model = recipe.model | {name: 0.0 for name in recipe.model if name.endswith(("dropout", "pdrop"))}
-    phases = tuple(
-        dataclasses.replace(p, model={k: v for k, v in p.model.items() if not k.endswith("dropout")})
-        for p in recipe.phases
-    )
-    recipe = dataclasses.replace(recipe, model=model, phases=phases)
-    one = train(recipe, tmp_path / "one", show=False)
-    two = finish(launch(recipe, tmp_path / "two", processes=2), tmp_path / "two")
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
-    assert two["test"]["nll"] == pytest.approx(one["test"]["nll"], rel=1e-4)
-    assert two["tokens"] == one["tokens"]
-    if recipe.layout.kind in ("packed", "marked"):  # rows of other lengths are padded to their rank's longest
-        assert two["flops"] == one["flops"]
+RECIPES = tiny_recipes()
+pytest.mark.slow(test_two_processes_equal_one)

@@ -71,6 +71,16 @@ def test_the_readme_does_what_it_says(folder: Path) -> None:
     run([sys.executable, "-W", "error", "-c", program], folder)
 
 
+def test_the_page_on_hugging_face_does_what_it_says(folder: Path, tmp_path: Path) -> None:
+    found = blocks("docs/hugging_face.md")
+    (tmp_path / "bin").symlink_to(folder / "bin")
+    for runs, language, code in found:
+        if runs and language == "bash":
+            run(["bash", "-euo", "pipefail", "-c", code], tmp_path)
+    program = "\n".join(code for runs, language, code in found if runs and language == "python")
+    run([sys.executable, "-W", "error", "-c", program], tmp_path)
+
+
 def test_only_what_installs_is_left_out() -> None:
     left_out = [code for runs, _, code in blocks("README.md") if not runs]
     lines = [line.partition("#")[0].strip() for code in left_out for line in code.splitlines()]
@@ -88,7 +98,19 @@ def test_the_commands_of_evaluation_have_options_that_exist() -> None:
         module = importlib.import_module(f"mentalese.commands.{command}")
         names, _ = read(module.Options, options, command)
         assert names == (["OTHER"] if command == "diff" else [])
-    assert {line[1] for line in lines} == {"eval", "answer", "sample", "diff"}
+    assert {line[1] for line in lines} == {"eval", "answer", "ablate", "sample", "diff"}
+
+
+def test_the_commands_of_training_have_options_that_exist() -> None:
+    """Those of models are read; recipes' own are run elsewhere."""
+    found = [code for _, language, code in blocks("docs/training.md") if language == "bash"]
+    lines = [shlex.split(line) for code in found for line in code.splitlines()]
+    seen = [command for _, command, *_ in lines]
+    for program, command, *words in lines:
+        assert program == "mentalese"
+        if command != "train":
+            read(importlib.import_module(f"mentalese.commands.{command}").Options, words, command)
+    assert {"grow", "train", "answer", "push"} == set(seen)
 
 
 def test_the_family_that_contributing_declares_is_one() -> None:
@@ -102,7 +124,10 @@ def test_the_family_that_contributing_declares_is_one() -> None:
 BLOCK_IN_LIST = re.compile(r"^   ```python\n(.*?)^   ```", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/evaluation.md"])
+PAGES = ["architecture", "evaluation", "hugging_face", "training"]
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in PAGES)])
 def test_links_and_paths_lead_somewhere(document: str) -> None:
     text = (ROOT / document).read_text()
     base = (ROOT / document).parent

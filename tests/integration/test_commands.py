@@ -248,7 +248,7 @@ def test_the_demo_ends_in_a_table_a_report_and_a_page_a_family(
     rows = json.loads(Path("runs/demo/compare.json").read_text())["rows"]
     assert {row["name"] for row in rows} >= names
     pages = {path.stem: path.read_text() for path in Path("runs/demo").glob("*.html")}
-    assert pages.keys() == {"report", *families()} - {"baselines", "masked_diffusion"}
+    assert pages.keys() == {"report", *families()} - {"baselines", "masked_diffusion", "suite"}
     assert all(page.startswith("<!doctype html>") for page in pages.values())
     assert mentalese(*comparison, *texts) == 0, "finished runs are taken as they are"
 

@@ -178,6 +178,19 @@ def test_a_run_logs_the_shares_of_the_gradient_that_its_model_names(
         assert record["sentence_steps"] == record["step"]
 
 
+def test_the_parts_of_a_loss_are_means_over_the_interval_as_the_loss_is(corpus: Path, tmp_path: Path) -> None:
+    recipe = shrink(get_recipe("conceptlm/tiny"), corpus)
+    logged = {}
+    for every in (1, 3):
+        train(changed(recipe, "train", log_every=every), tmp_path / str(every), show=False)
+        logged[every] = [record for record in metrics(tmp_path / str(every)) if "loss" in record]
+    assert [record["step"] for record in logged[3]] == [3, 6]
+    for record in logged[3]:
+        steps = [one for one in logged[1] if record["step"] - 3 < one["step"] <= record["step"]]
+        for name in ("loss", "ntp", "ncp", "vq", "codebook_utilisation"):
+            assert record[name] == pytest.approx(sum(one[name] for one in steps) / 3, rel=1e-6), name
+
+
 def test_a_share_is_the_mean_norm_of_a_components_layers() -> None:
     def parameter(*gradient: float) -> torch.nn.Parameter:
         made = torch.nn.Parameter(torch.zeros(len(gradient)))
@@ -306,6 +319,17 @@ def test_a_finished_run_on_text_that_has_changed_is_refused(recipe: Recipe, corp
     with pytest.raises(InputError, match=r"was trained on other text than .* contains now: use another --out"):
         train(recipe, tmp_path / "run", resume=True, show=False)
     assert contents(tmp_path / "run") == before
+
+
+def test_resuming_removes_what_a_kill_left_of_a_half_written_model(
+    recipe: Recipe, finished: Path, tmp_path: Path
+) -> None:
+    out = shutil.copytree(finished, tmp_path / "run")
+    (out / "result.json").unlink()
+    for remains in (".model-gz2g_s03", ".model.old"):
+        shutil.copytree(out / "model", out / remains)
+    train(recipe, out, resume=True, show=False)
+    assert contents(out).keys() == contents(finished).keys()
 
 
 @pytest.mark.parametrize("resume", [False, True])

@@ -343,3 +343,23 @@ def test_two_processes_answer_as_one_does(recipe: Recipe, tmp_path: Path) -> Non
     for split in ("validation", "test"):
         assert two[split]["accuracy"] == one[split]["accuracy"]
         assert two[split]["nll"] == pytest.approx(one[split]["nll"], rel=1e-4)
+
+
+def test_records_that_are_too_long_are_left_out_and_counted(
+    recipe: Recipe, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "sums"
+    folder.mkdir()
+    for part in ("train", "validation", "test"):
+        text = (sums / f"{part}.jsonl").read_text()
+        long = {"question": f"3+4? ({part})", "steps": ["3+4=7"] * 30, "answer": "7"}
+        (folder / f"{part}.jsonl").write_text(text if part == "validation" else f"{text}{json.dumps(long)}\n")
+    recipe = changed(changed(recipe, "data", source=f"file:{folder}"), "train", epochs=None, steps=2)
+    with pytest.raises(InputError, match=r"1 of 65 questions are longer.* or layout.too_long=skip"):
+        train(recipe, tmp_path / "refused", show=False)
+    result = train(changed(recipe, "layout", too_long="skip"), tmp_path / "run", show=True)
+    assert "1 of 65 questions of train were left out" in capsys.readouterr().err
+    assert result["left_out"] == {"train": 1, "test": 1}
+    assert result["test"]["questions"] == 8
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["left_out"] == {"train": 1, "test": 1}
+    assert answer(tmp_path / "run", split="test")["questions"] == 8

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from transformers.cache_utils import DynamicLayer
 
@@ -355,6 +355,45 @@ def test_a_config_that_cannot_be_built_says_which_field(fields: dict[str, Any], 
         CoconutConfig(**fields)
 
 
+@pytest.mark.parametrize("mode", ["coconut", "agclr", "pause"])
+@pytest.mark.parametrize("training", [False, True])
+def test_labels_that_are_the_tokens_do_not_train_latents(mode: str, training: bool) -> None:
+    """What a collator for language models passes: nothing predicts a latent, so none is a target."""
+    model = made(mode=mode).train(training)
+    ids, mask = padded(ROWS)
+    labels = ids.masked_fill(mask == 0, IGNORED)
+    said = labels.masked_fill(ids == LATENT, IGNORED)
+    loss = model(ids, attention_mask=mask, labels=labels).loss
+    torch.testing.assert_close(loss, model(ids, attention_mask=mask, labels=said).loss, rtol=0, atol=0)
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    assert (model.token_nll(batch)[ids == LATENT] == 0).all()
+    assert (model.scored_labels(batch, "exact") == model.scored_labels(batch | {"labels": said}, "exact")).all()
+
+
+def test_a_row_beyond_the_table_of_positions_is_refused() -> None:
+    model = made(mode="agclr")
+    ids = torch.full((1, 65), 10)
+    model(ids[:, :64])
+    model(ids, attention_mask=(torch.arange(65) > 0).long()[None])  # padding needs no position
+    with pytest.raises(InputError, match=r"a row of 65 tokens, .* the backbone has 64 positions"):
+        model(ids)
+    with pytest.raises(InputError, match="a row of 65 tokens"):
+        model(ids[:, 64:], past_key_values=model(ids[:, :64]).past_key_values)
+    assert made("llama", mode="agclr")(ids).logits.isfinite().all()
+
+
+def test_groups_of_latents_are_read_one_a_call() -> None:
+    model = made(mode="agclr")
+    ids = torch.tensor([[10, START, LATENT, LATENT, END, 11, START, LATENT, END, 12]])
+    with pytest.raises(InputError, match="read one group a call"):
+        model(ids)
+    first = model(ids[:, :6], use_cache=True)
+    rest = model(ids[:, 6:], past_key_values=first.past_key_values)
+    single = model(ids[:, :6], use_cache=True).past_key_values
+    one_by_one = [model(ids[:, i : i + 1], past_key_values=single).logits for i in range(6, 10)]
+    torch.testing.assert_close(rest.logits, torch.cat(one_by_one, dim=1), rtol=2e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize(
     ("ids", "says"),
     [
@@ -368,6 +407,22 @@ def test_latents_that_cannot_be_read_are_refused(ids: list[int], says: str) -> N
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable. is deprecated")
-def test_checkpointed_gradients_would_lose_the_cache_and_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"does not support .* checkpointing"):
-        made().gradient_checkpointing_enable()
+@pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.parametrize("mode", ["coconut", "agclr", "pause"])
+def test_checkpointed_layers_read_the_keys_of_earlier_passes(backbone: str, mode: str) -> None:
+    model = made(backbone, mode=mode).train()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    ids, mask = padded(ROWS)
+    text = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+    def step() -> list[Tensor]:
+        return list(torch.autograd.grad(model.training_loss(text).loss, list(model.parameters()), allow_unused=True))
+
+    expected = step()
+    model.gradient_checkpointing_enable()
+    forwards = [vars(module).get("forward") for module in model.modules()]
+    for gradient, other in zip(step(), expected, strict=True):
+        torch.testing.assert_close(gradient, other)
+    assert [vars(module).get("forward") for module in model.modules()] == forwards

@@ -552,6 +552,17 @@ def test_two_token_layers_match_two_concept_layers_but_for_heads_and_codebook(si
     assert sum(p.numel() for p in ours.codebook.parameters()) < 2_000_000  # section 4.2
 
 
+def test_new_layers_start_as_layers_of_the_backbone_do() -> None:
+    """GPT-2 scales what is added to the residual stream by 1 / sqrt(2 layers), in its own layers and in new ones."""
+    inner = {"model_type": "gpt2", "n_embd": 128, "n_layer": 8, "n_head": 4}
+    for config in (ConceptLMConfig(backbone=inner, vocab_size=60), MTPConfig(backbone=inner, vocab_size=60)):
+        model = AutoModelForCausalLM.from_config(config)
+        layers = model.concept_layers if isinstance(model, ConceptLMForCausalLM) else model.future_layers
+        for layer in (*model.layers, *layers):
+            for part in (layer.attn, layer.mlp):
+                assert part.c_proj.weight.std().item() == pytest.approx(0.02 / (2 * 8) ** 0.5, rel=0.05)
+
+
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable. is deprecated")
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_checkpointed_layers_give_the_same_gradients(backbone: str) -> None:

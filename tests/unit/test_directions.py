@@ -22,9 +22,11 @@ LAYERS = (
     ("evaluation",),
     ("training",),
     ("compare",),
+    ("suite",),
     ("analyses",),
     ("viewer",),
     ("api",),
+    ("testing",),
     ("commands",),
     ("cli",),
 )

@@ -6,15 +6,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from mentalese.nn.linear import is_plain, matrix_or_module
 from mentalese.nn.loss import (
     IGNORED,
     linear_cross_entropy,
     linear_cross_entropy_reference,
     linear_nll,
     linear_nll_reference,
+    linear_nll_sum,
 )
 
 
@@ -121,3 +123,46 @@ def test_it_runs_inside_a_compiled_function() -> None:
     torch.testing.assert_close(loss, expected)
     for actual, reference in zip(gradients(loss, inputs), gradients(expected, inputs)):
         torch.testing.assert_close(actual, reference)
+
+
+class Scaled(nn.Module):
+    """A head that is more than its matrix."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight, self.rows = nn.Parameter(weight.detach().clone()), 0
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        self.rows = max(self.rows, len(hidden))
+        return 2.0 * hidden @ self.weight.T
+
+
+def test_a_head_that_is_more_than_its_matrix_is_called_a_chunk_at_a_time() -> None:
+    inputs = problem()
+    head, targets = Scaled(inputs["weight"]), inputs["targets"]
+    rest = {"targets": targets, "target_weights": inputs["target_weights"]}
+    loss = linear_cross_entropy(inputs["hidden"], head, **rest, chunk_size=10)
+    expected = linear_cross_entropy_reference(inputs["hidden"], 2.0 * inputs["weight"], **rest)
+    torch.testing.assert_close(loss, expected)
+    found = torch.autograd.grad(loss, (inputs["hidden"], head.weight))
+    for gradient, reference in zip(found, torch.autograd.grad(expected, (inputs["hidden"], inputs["weight"]))):
+        torch.testing.assert_close(gradient, reference)
+    assert head.rows == 10
+    nll = linear_nll_reference(inputs["hidden"], 2.0 * inputs["weight"], targets)
+    torch.testing.assert_close(linear_nll(inputs["hidden"], head, targets, chunk_size=10), nll)
+    total, each = linear_nll_sum(inputs["hidden"], head, targets, chunk_size=10)
+    torch.testing.assert_close(total, nll.sum())
+    torch.testing.assert_close(each, nll.detach())
+    assert linear_cross_entropy(inputs["hidden"][:0], head, targets[:0]).item() == 0
+
+
+def test_only_a_plain_map_is_read_past_its_module() -> None:
+    plain, twin = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+    assert matrix_or_module(plain) is plain.weight
+    biased = nn.Linear(4, 4)
+    assert is_plain(biased)
+    assert matrix_or_module(biased) is biased
+    twin.forward = lambda x: x  # type: ignore[method-assign]
+    for other in (Scaled(torch.ones(4, 4)), twin, nn.utils.parametrizations.weight_norm(nn.Linear(4, 4, bias=False))):
+        assert not is_plain(other)
+        assert matrix_or_module(other) is other

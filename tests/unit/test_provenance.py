@@ -1,15 +1,16 @@
-"""A run of a comparison can be made again by itself: its command line trains the same recipe."""
+"""What a result says of its origin: the commit of this package, and a command line that trains the same recipe."""
 
 from __future__ import annotations
 
 import dataclasses
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mentalese import cli, get_recipe
+from mentalese import cli, get_recipe, provenance
 from mentalese.provenance import train_command
 from mentalese.recipe import Recipe
 
@@ -76,3 +77,39 @@ def test_what_no_option_can_say_has_no_command() -> None:
         dataclasses.replace(recipe, model=recipe.model | {"rope_parameters": {"rope_type": "default"}}),
     ):
         assert train_command(other, Path("a")) is None
+
+
+# -- the commit --------------------------------------------------------------------------------------------------------
+
+
+def git(folder: Path, *arguments: str) -> str:
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    command = ["git", "-C", str(folder), *who, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's repository with a commit, and inside it an environment with the package, which is not tracked."""
+    package = tmp_path / ".venv" / "lib" / "site-packages" / "mentalese"
+    package.mkdir(parents=True)
+    (package / "provenance.py").write_text("")
+    (tmp_path / "experiment.py").write_text("import mentalese")
+    git(tmp_path, "init")
+    git(tmp_path, "add", "experiment.py")
+    git(tmp_path, "commit", "-m", "my work")
+    monkeypatch.setattr(provenance, "__file__", str(package / "provenance.py"))
+    return tmp_path
+
+
+def test_the_repository_around_an_environment_is_not_the_packages(project: Path) -> None:
+    assert provenance.commit.__wrapped__() is None
+
+
+def test_a_repository_that_tracks_the_package_says_its_commit_and_whether_it_changed(project: Path) -> None:
+    git(project, "add", "-f", ".venv")
+    git(project, "commit", "-m", "the package too")
+    head = git(project, "rev-parse", "HEAD")
+    assert provenance.commit.__wrapped__() == head
+    Path(provenance.__file__).write_text("changed = True")
+    assert provenance.commit.__wrapped__() == f"{head}+changes"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -173,3 +174,23 @@ def test_a_row_that_a_later_stage_makes_too_long_is_found_before_training() -> N
     with pytest.raises(InputError, match=r"layout.sequence_length is 12: 4 of 4 questions are longer; set at least 13"):
         plan(split, late, stages=2, latents_per_step=3, sequence_length=12)
     plan(split, late, stages=2, latents_per_step=3, sequence_length=13)
+
+
+def test_records_that_are_too_long_are_left_out_of_everything_if_asked() -> None:
+    """With all steps and the most latents, so that every stage and every method reads the same records."""
+    split = records([2, 1, 2], [2, 9, 1, 2], [3, 1, 2], [2, 8, 2])
+    layout = config(sequence_length=14, too_long="skip")
+    fitting = layout.fitting(split)
+    assert fitting is not None
+    assert fitting.tolist() == [True, False, True, True]
+    with_latents = dataclasses.replace(layout, stages=1, latents_per_step=1).fitting(split)
+    assert with_latents is not None
+    assert with_latents.tolist() == [True, False, True, False]
+    assert config(sequence_length=14).fitting(split) is None
+    kept = split.select(fitting)
+    assert kept.document_bytes.tolist() == split.document_bytes[fitting].tolist()
+    rows = layout.rows(kept, 3)
+    assert rows.lengths.tolist() == [6, 7, 13]
+    assert kept.tokens[rows.start].tolist() == split.tokens[split.documents[[0, 2, 3]]].tolist()
+    assert kept.tokens[rows.stop - 1].tolist() == [EOD] * 3
+    assert len(list(question_batches(kept, layout, EvaluationConfig(batch_size=1), MARKED))) == 3

@@ -30,7 +30,8 @@ from mentalese.compare.charts import (
     spread,
     stops,
 )
-from mentalese.compare.report import cells, headline, report, write_report
+from mentalese.compare.headline import headline, winner
+from mentalese.compare.report import cells, report, write_report
 from mentalese.formatting import short_count, short_names
 
 
@@ -160,18 +161,32 @@ def test_a_page_is_replaced_whole(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
 
 
-def test_the_headline_names_the_winner() -> None:
+def test_the_headline_names_a_winner_only_if_the_seeds_show_one() -> None:
     rows = comparison(3, 3)["rows"]
-    assert re.match(
-        r"family2/tiny reaches a test perplexity of 96\.3, 4\.0% below family0/tiny \(p < 0\.001, n = 3\)\.",
-        headline(rows),
+    assert headline(rows) == (
+        "family2/tiny has the best test perplexity, 96.3, 1.9% below family1/tiny (95% 1.7% to 2.2%, p = 0.001, n = 3)."
     )
-    lost = comparison(2)["rows"]
-    lost[1]["perplexity"]["mean"] = 110.0
-    assert (
-        headline(lost)
-        == "family0/tiny reaches the lowest test perplexity, 100.0; the next is family1/tiny, 10.0% above."
-    )
+    assert winner(rows) is rows[2]
+    for one, nll in zip(rows[2]["runs"], (4.4, 4.55, 4.7)):  # the same mean, seeds far apart
+        one["test"] = one["test"] | {"nll": nll}
+    assert headline(rows) == "No model is ahead in test perplexity: family2/tiny has 96.3, family1/tiny 98.2."
+    assert winner(rows) is None
+
+
+def test_a_winner_is_better_than_every_other_model() -> None:
+    rows = comparison(3, 3)["rows"]
+    for one, nll in zip(rows[0]["runs"], (4.0, 4.6, 5.2)):  # the worst mean, but unknown within a factor of two
+        one["test"] = one["test"] | {"nll": nll}
+    assert winner(rows) is None
+
+
+@pytest.mark.parametrize(("seeds", "number"), [(1, "One seed"), (2, "Two seeds")])
+def test_few_seeds_rank_nothing(seeds: int, number: str) -> None:
+    compared = comparison(2, seeds)
+    assert headline(compared["rows"]).startswith(f"{number} of each of 2 models: test perplexity from 98.")
+    assert headline(compared["rows"]).endswith("Too few seeds to rank them.")
+    assert "<strong>" not in report(compared)
+    assert "<strong>" in report(comparison(2, 3))
 
 
 @pytest.mark.parametrize(
@@ -279,6 +294,21 @@ def test_a_score_of_a_part_of_the_text_has_no_bits_a_byte() -> None:
     assert cells(row)[6] == "-"
 
 
+def test_every_trial_is_shown_and_a_best_value_at_the_edge_is_said() -> None:
+    compared = comparison(2)
+    rates = [("1e-3", 120.0, False), ("3e-3", 99.0, False), ("0.009", None, True)]
+    trials = [{"settings": {"optimizer.learning_rate": r}, "value": v, "extended": e} for r, v, e in rates]
+    tuning = {"seed": 10_000, "chosen": {"optimizer.learning_rate": "3e-3"}, "at_edge": [], "trials": trials}
+    for row in compared["rows"]:
+        row["tuning"] = dict(tuning)
+    compared["rows"][1]["tuning"]["at_edge"] = ["optimizer.learning_rate"]
+    text = report(compared)
+    assert text.count("<strong>optimizer.learning_rate 3e-3</strong>") == 2
+    assert "loss not finite" in text
+    assert "still at the edge of what was tried for family1/tiny (optimizer.learning_rate)." in Page(text).text
+    assert "Tuning" not in Page(report(comparison(2))).text
+
+
 # -- questions ---------------------------------------------------------------------------------------------------------
 
 
@@ -308,12 +338,11 @@ def test_stages_are_where_the_curriculum_changes() -> None:
 
 def test_the_headline_names_who_answers_best() -> None:
     rows = questions(3, 3)["rows"]
-    assert headline(rows).startswith("family2/tiny reaches a test accuracy of 73.0%, 22.0 points above family0/tiny (p")
-    lost = questions(2)["rows"]
-    lost[1]["accuracy"]["mean"] = 0.25
-    assert (
-        headline(lost)
-        == "family0/tiny reaches the highest test accuracy, 50.0%; the next is family1/tiny, 25.0 points below."
+    assert headline(rows).startswith(
+        "family2/tiny has the best test accuracy, 73.0%, 11.0 points above family1/tiny (95%"
+    )
+    assert headline(questions(2)["rows"]) == (
+        "One seed of each of 2 models: test accuracy from 60.0% to 50.0%. Too few seeds to rank them."
     )
 
 

@@ -176,7 +176,7 @@ def test_a_plain_model_scores_a_document_after_its_own_end_of_text(
 ) -> None:
     lines = [json.dumps({"text": f"Paul has {number} sons."}) for number in range(100)]
     (tmp_path / "text.jsonl").write_text("\n".join(lines))
-    found = evaluate(folder, source=f"file:{tmp_path / 'text.jsonl'}", show=False)
+    found = evaluate(folder, source=f"file:{tmp_path / 'text.jsonl'}", split="test", show=False)
     from mentalese.data.sources import open_source
 
     model, total, tokens = random_gpt2(len(plain)).model, 0.0, 0

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import random
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -19,6 +21,13 @@ from mentalese.data.files import split_files
 from mentalese.data.sources import open_source
 from mentalese.data.store import prepare
 from mentalese.recipe import DataConfig
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_kept(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of the hub are kept by name; here one name has other texts in every test."""
+    monkeypatch.setenv("MENTALESE_CACHE", str(tmp_path_factory.mktemp("cache")))
+
 
 LONG = "A sentence that is long enough to be taken for a text, again and again, until it has a hundred characters. "
 
@@ -274,7 +283,7 @@ def test_a_hub_set_is_read_by_its_splits(monkeypatch: pytest.MonkeyPatch) -> Non
 
     asked = []
 
-    def load_dataset(name: str, config: str | None, *, split: str | None, revision: str | None) -> object:
+    def load_dataset(name: str, config: str | None, *, split: str | None, revision: str | None, **_: bool) -> object:
         asked.append((name, config, split, revision))
         rows = {"train": numbered(20), "validation": [{"text": "held out"}]}
         found = datasets.DatasetDict({split: datasets.Dataset.from_list(part) for split, part in rows.items()})
@@ -301,7 +310,7 @@ def test_a_hub_set_without_a_training_split_has_the_splits_it_has(monkeypatch: p
         found = datasets.DatasetDict({split: datasets.Dataset.from_list(numbered(3))})
         monkeypatch.setattr(datasets, "load_dataset", lambda name, config, found=found, **where: found)
         if split == "test":
-            assert open_source("hub:someone/stories").splits == ("test",)
+            assert open_source("hub:someone/tests").splits == ("test",)
         else:
             with pytest.raises(InputError, match="it has no train, validation, test split, only all"):
                 open_source("hub:someone/stories")
@@ -316,3 +325,61 @@ def test_a_hub_set_that_cannot_be_had_is_one_sentence(monkeypatch: pytest.Monkey
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     with pytest.raises(InputError, match=r"hub:someone/stories'.*no network\)"):
         open_source("hub:someone/stories")
+
+
+def test_a_hub_set_is_streamed_once_and_never_downloaded_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`datasets` streams local files just as it streams the hub's."""
+    import datasets
+
+    rows = [row | {"picture": [0.5] * 3, "id": i, "note": None} for i, row in enumerate(numbered(100))]
+    jsonl(tmp_path / "train.jsonl", rows)
+    load, streams = datasets.load_dataset, []
+
+    def load_dataset(name: str, config: str | None, *, streaming: bool, split: str | None, revision: str | None) -> Any:
+        streams.append(streaming)
+        return load("json", data_files={"train": str(tmp_path / "train.jsonl")}, split=split, streaming=streaming)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    source = open_source("hub:someone/stories")
+    assert sorted(every_text(source)) == sorted(row["text"] for row in rows)
+    assert "hub:someone/stories: read once, the text is kept in" in capsys.readouterr().err
+    (tmp_path / "train.jsonl").unlink()
+    assert open_source("hub:someone/stories").fingerprint == source.fingerprint
+    assert capsys.readouterr().err == ""
+    assert streams == [True]
+
+
+def test_a_part_of_a_hub_set_is_all_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    read = []
+
+    def endless() -> Any:
+        for i in count():
+            read.append(i)
+            yield {"text": f"Document {i}."}
+
+    stream = datasets.IterableDataset.from_generator(endless)
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, config, **where: stream)
+    source = open_source("hub:someone/stories::train[:50]")
+    assert sorted(every_text(source)) == sorted(f"Document {i}." for i in range(50))
+    assert len(read) <= 51
+    with pytest.raises(InputError, match=r"write its split as train or train\[:N\]"):
+        open_source("hub:someone/stories::train[5:]")
+
+
+def test_a_stream_that_breaks_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    def broken() -> Any:
+        yield {"text": "One."}
+        raise ConnectionError("the line is cut\nwith details")
+
+    monkeypatch.setenv("MENTALESE_CACHE", str(tmp_path))
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, config, **where: {"train": broken()})
+    with pytest.raises(InputError, match=r"cannot be had \(the line is cut\)"):
+        open_source("hub:someone/stories")
+    assert not list((tmp_path / "hub").iterdir())

@@ -1,0 +1,242 @@
+"""`mentalese new` and `mentalese check`: a family to start from, and ways of being wrong that the contract catches."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tomllib
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from mentalese import cli
+from mentalese.commands.check import read_outcomes
+from mentalese.commands.new import EXAMPLE, TEMPLATE
+
+ROOT = Path(__file__).parents[2]
+EMBEDDED = "        x = self.embed(input_ids) * real\n"
+LAYERS = "        self.up, self.down = nn.Linear(2 * d, 4 * d), nn.Linear(4 * d, d)\n"
+MEAN = "        mean = total / count.clamp(min=1)\n"
+RETURNED = "return Encoded(hidden=x + "
+ONE_WEIGHT = """
+
+def _loss(model, batch, **settings):
+    output = LatentThoughtModel.training_loss(model, batch, **settings)
+    output.weight = torch.ones(())
+    return output
+
+
+RunningMeanForCausalLM.training_loss = _loss
+"""
+TARGET_WEIGHTS = """
+
+from mentalese import LossOutput
+
+
+def _weights(model, batch, **settings):
+    return batch["input_ids"] % 2 * 0.5 + 0.5
+
+
+def _loss(model, batch, **settings):
+    return LossOutput(*model.next_token_loss(model.final_hidden_states(batch), batch["labels"]))
+
+
+RunningMeanForCausalLM.target_weights, RunningMeanForCausalLM.training_loss = _weights, _loss
+"""
+BY_HAND = "decoding_by_hand_with_the_returned_cache_equals"
+Changes = list[tuple[str, str]]  # text of the model -> other text; of an empty one the other is put at the end
+MUTANTS: dict[str, tuple[str, Changes]] = {
+    "ignores_its_cache": (
+        f"{BY_HAND}_one_call_on_the_whole_text",
+        [("        state = {} if cache is None else cache.state\n", "        state = {}\n")],
+    ),
+    "never_fills_its_cache": (f"{BY_HAND}_generate", [("        if cache is not None:\n", "        if False:\n")]),
+    "sees_the_future": (
+        "a_token_never_changes_what_was_predicted_before_it",
+        [(MEAN, "        mean = (total[:, -1:] / count[:, -1:].clamp(min=1)).expand_as(x)\n")],
+    ),
+    "sees_padding": (
+        "a_left_padded_batch_equals_its_rows_alone",
+        [(EMBEDDED, "        x, real = self.embed(input_ids), torch.ones_like(real)\n")],
+    ),
+    "weighs_every_batch_the_same": ("the_weight_of_a_loss_is_that_of_its_targets", [("", ONE_WEIGHT)]),
+    "ignores_target_weights": ("the_weight_of_a_loss_is_that_of_its_targets", [("", TARGET_WEIGHTS)]),
+    "has_an_idle_parameter": (
+        "every_parameter_gets_a_gradient",
+        [(LAYERS, f"{LAYERS}        self.idle = nn.Linear(d, d)\n")],
+    ),
+    "forgets_when_saved": (
+        "a_saved_model_opens_with_the_auto_class_and_predicts_the_same",
+        [
+            (LAYERS, f"{LAYERS}        self.register_buffer('noise', torch.randn(d), persistent=False)\n"),
+            (RETURNED, f"{RETURNED}self.noise + "),
+        ],
+    ),
+}
+"""Name -> the test that is to fail, and what is changed in the model of the template."""
+SHOWS_IN_SEVERAL = {"ignores_its_cache", "never_fills_its_cache", "sees_the_future"}
+
+
+def new(folder: Path, name: str, changes: Changes | None = None) -> Path:
+    """The package that `mentalese new family` writes, with changes to its model."""
+    package = folder / name
+    assert cli.main(["new", "family", name, "--out", str(package)]) == 0
+    model = package / name / "model.py"
+    text = model.read_text()
+    for before, after in changes or ():
+        assert before in text
+        after = after.replace("RunningMean", "".join(part.capitalize() for part in name.split("_")))
+        text = text.replace(before, after) if before else text + after
+    model.write_text(text)
+    return package
+
+
+def install(folder: Path, *packages: Path) -> dict[str, str]:
+    """The environment in which packages are installed: their entry points, and their folders to import from."""
+    lines = []
+    for package in packages:
+        project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
+        lines += [f"{k} = {v}\n" for k, v in project["entry-points"]["mentalese.families"].items()]
+    info = folder / "installed-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: installed\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[mentalese.families]\n{''.join(lines)}")
+    return environment(folder, *packages)
+
+
+def environment(*folders: Path) -> dict[str, str]:
+    paths = [*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def run(*words: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mentalese", *words]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_every_wrong_family_fails_in_the_right_test(tmp_path: Path) -> None:
+    packages = [new(tmp_path, "as_it_is"), *(new(tmp_path, name, changes) for name, (_, changes) in MUTANTS.items())]
+    recipes = [f"{package.name}/tiny" for package in packages]
+    tests = {right for right, _ in MUTANTS.values()}
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_all.py").write_text(f"from mentalese.testing import *\nRECIPES = {recipes}\n")
+    options = ["--junit-xml", "report.xml", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", " or ".join(tests)]
+    command = [sys.executable, "-m", "pytest", "--quiet", "test_all.py", *options]
+    env = install(tmp_path, *packages)
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    outcomes = read_outcomes(tmp_path / "report.xml")
+    assert len(outcomes) == len(packages) * len(tests), done.stdout
+    failed: dict[str, set[str]] = defaultdict(set)
+    for outcome in outcomes:
+        if outcome.result == "FAILED":
+            failed[outcome.recipe.removesuffix("/tiny")].add(outcome.test.replace(" ", "_"))
+    for name, (right, _) in MUTANTS.items():
+        assert right in failed[name], f"{name} passes\n{done.stdout}"
+        assert name in SHOWS_IN_SEVERAL or failed[name] == {right}, done.stdout
+    assert not failed["as_it_is"], done.stdout
+
+
+def test_the_template_is_the_example() -> None:
+    example = ROOT / "examples" / "family" / EXAMPLE
+    templates = list((TEMPLATE / EXAMPLE).glob("*.txt"))
+    assert {path.name for path in example.glob("*.py")} == {path.stem for path in templates}
+    for path in templates:
+        assert path.read_text() == (example / path.stem).read_text(), path.name
+    assert len((example / "model.py").read_text().splitlines()) <= 48
+
+
+@pytest.mark.slow
+def test_a_new_family_is_installed_checked_and_trained(tmp_path: Path, corpus: Path) -> None:
+    package = new(tmp_path, "my_family")
+    written = [path for path in package.rglob("*") if path.is_file()]
+    assert {"pyproject.toml", "README.md", "model.py", "recipes.py", "test_contract.py"} < {p.name for p in written}
+    assert not any("running_mean" in path.read_text().lower() for path in written)
+    env = install(tmp_path, package)
+    checked = run("check", "my_family", cwd=tmp_path, env=env)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    lines = checked.stdout.splitlines()
+    assert lines[-1].startswith("my_family: ")
+    assert " 0 failed" in lines[-1]
+    assert any(line.startswith("two processes equal one  ") and line.endswith("passed") for line in lines)
+    words = ["train", "my_family/tiny", "--train.steps", "2", "--data", f"file:{corpus}", "--data.tokenizer", "bpe:512"]
+    trained = run(*words, "--out", "run", cwd=tmp_path, env=env)
+    assert trained.returncode == 0, trained.stderr
+    assert "my_family/tiny: test perplexity" in trained.stdout
+
+
+@pytest.mark.slow
+def test_a_family_that_is_not_installed_is_checked_by_its_folder_or_module(tmp_path: Path) -> None:
+    package = new(tmp_path, "my_family")
+    only = ("--only", "every_parameter_gets_a_gradient")
+    for what in (".", "my_family/__init__.py"):
+        done = run("check", what, *only, cwd=package)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == f"{what}: 1 passed, 0 failed, 0 skipped"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    done = run("check", "my_family", *only, cwd=elsewhere, env=environment(package))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_a_failure_is_shown_and_ends_in_exit_code_1(tmp_path: Path) -> None:
+    package = new(tmp_path, "my_family", MUTANTS["has_an_idle_parameter"][1])
+    done = run("check", ".", "--only", "gradient or aligned", cwd=package)
+    assert done.returncode == 1
+    table, _, failures = done.stdout.partition("\n\n")
+    assert [line.split()[-1] for line in table.splitlines()] == ["result", "FAILED", "passed"]
+    assert "every parameter gets a gradient [my_family/tiny]:\n" in failures
+    assert "idle.weight" in failures
+    assert done.stdout.endswith(".: 1 passed, 1 failed, 0 skipped\n")
+    recipes = package / "my_family" / "recipes.py"
+    recipes.write_text(recipes.read_text().replace("my_family/tiny", "my_family/large"))
+    done = run("check", ".", cwd=package)
+    assert done.returncode == 2
+    assert "add a small one called NAME/tiny" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("new", "use `mentalese new family NAME`"),
+        ("new layout x", "use `mentalese new family NAME`"),
+        ("new family My-Family", "NAME is 'My-Family': use lower-case letters"),
+        ("new family class", "NAME is 'class': use lower-case letters"),
+        ("new family json", "NAME is 'json': a Python module has this name"),
+        ("new family coconut", "NAME is 'coconut': a family, recipe or model type has this name"),
+        ("new family gpt2", "NAME is 'gpt2': a family, recipe or model type has this name"),
+        ("new family bert", "NAME is 'bert': a model of transformers has this name"),
+        ("new family there", "there exists: choose another name"),
+        ("check", "takes a FAMILY"),
+        ("check coconutt", "is no family, module or folder; did you mean 'coconut'"),
+        ("check there", "neither pyproject.toml nor __init__.py"),
+        ("check json", "json declares no family: set FAMILY"),
+        ("check coconut --only no_such_test", "--only is 'no_such_test': no test has that in its name"),
+    ],
+)
+def test_what_cannot_be_made_or_checked_is_one_sentence(
+    words: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(words.split()) == 2
+    assert says in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_without_pytest_check_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pytest" else find_spec(name))
+    assert cli.main(["check", "coconut"]) == 2
+    assert "needs pytest: pip install pytest" in capsys.readouterr().err
+
+
+def test_pytest_is_imported_by_nothing_else() -> None:
+    code = "import sys, mentalese, mentalese.api, mentalese.commands.check; sys.exit('pytest' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,114 @@
+"""Trainings side by side: each as if it were alone, stopped in order, continued, never trained twice."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mentalese.compare.jobs import Job, run_jobs
+from mentalese.data.layouts import Packed
+from mentalese.errors import InputError
+from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
+
+MODEL = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
+
+
+def recipe(corpus: Path, steps: int = 4, **changes: object) -> Recipe:
+    return Recipe(
+        name="gpt2/jobs",
+        description="for tests",
+        model=MODEL,
+        data=DataConfig(source=f"file:{corpus}", tokenizer="bpe:512"),
+        layout=Packed(sequence_length=64, batch_size=4),
+        train=TrainConfig(steps=steps, checkpoint_every=2, log_every=1, device="cpu"),
+        evaluation=EvaluationConfig(max_documents=2),
+        **changes,
+    )
+
+
+def jobs(corpus: Path, folder: Path, seeds: int) -> list[Job]:
+    base = recipe(corpus)
+    seeded = [dataclasses.replace(base, train=dataclasses.replace(base.train, seed=seed)) for seed in range(seeds)]
+    return [Job(one, folder / f"seed-{seed}") for seed, one in enumerate(seeded)]
+
+
+def test_runs_side_by_side_are_the_runs_one_by_one(tmp_path: Path, corpus: Path) -> None:
+    at_once = run_jobs(jobs(corpus, tmp_path / "two", 3), count=2, show=False)
+    alone = run_jobs(jobs(corpus, tmp_path / "one", 3), count=1, show=False)
+    assert [result["seed"] for result in at_once] == [0, 1, 2]
+    assert [result["test"] for result in at_once] == [result["test"] for result in alone]
+    assert {result["hardware"]["threads"] for result in at_once} == {1}
+
+
+def test_a_run_that_diverges_says_so_and_the_others_finish(tmp_path: Path, corpus: Path) -> None:
+    wild = recipe(corpus, optimizer=OptimizerConfig(learning_rate=1e30, warmup=0, max_grad_norm=None))
+    work = [Job(wild, tmp_path / "wild", may_diverge=True), *jobs(corpus, tmp_path, 1)]
+    diverged, result = run_jobs(work, count=2, show=False)
+    assert diverged is None
+    assert result["steps"] == 4
+    assert (
+        "not finite" in (tmp_path / "wild" / "diverged.json").read_text()
+        or "is nan" in (tmp_path / "wild" / "diverged.json").read_text()
+    )
+    with pytest.raises(FloatingPointError, match="wild"):
+        run_jobs([Job(wild, tmp_path / "wild")], count=1, show=False)
+
+
+def test_bad_input_is_one_sentence_that_names_the_run(tmp_path: Path, corpus: Path) -> None:
+    broken = recipe(corpus.with_name("missing.jsonl"))
+    with pytest.raises(InputError, match=r"training gpt2/jobs in .*broken: .*missing\.jsonl"):
+        run_jobs([Job(broken, tmp_path / "broken")], count=1, show=False)
+
+
+def test_a_stopped_comparison_stops_its_processes_and_continues(tmp_path: Path, corpus: Path) -> None:
+    script = """
+import json, sys
+from pathlib import Path
+from mentalese.compare.jobs import Job, run_jobs
+from mentalese.recipe import Recipe
+recipe, out = Recipe.from_dict(json.loads(sys.argv[1])), Path(sys.argv[2])
+try:
+    run_jobs([Job(recipe, out)], count=1, show=False)
+except KeyboardInterrupt as stop:
+    print(stop)
+    sys.exit(stop.exit_code)
+"""
+    long = recipe(corpus, steps=4000)
+    out = tmp_path / "run"
+    command = [sys.executable, "-c", script, json.dumps(long.to_dict()), str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list(out.glob("checkpoints/step-*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=60)
+    assert (process.returncode, said) == (128 + signal.SIGTERM, "stopped; the same command continues\n")
+    reached = max(int(path.name.removeprefix("step-")) for path in out.glob("checkpoints/step-*"))
+    assert 0 < reached < 4000
+    assert len((out / "metrics.jsonl").read_text().splitlines()) <= reached + 1
+
+
+def test_processes_end_with_the_one_that_started_them(tmp_path: Path, corpus: Path) -> None:
+    long = recipe(corpus, steps=100_000)
+    out = tmp_path / "run"
+    order = json.dumps({"recipe": long.to_dict(), "folder": str(out), "argv": ["x"]}) + "\n"
+    with subprocess.Popen(
+        [sys.executable, "-m", "mentalese.compare.jobs"], stdin=subprocess.PIPE, text=True
+    ) as process:
+        process.stdin.write(order)
+        process.stdin.flush()
+        deadline = time.monotonic() + 120
+        while not (out / "metrics.jsonl").is_file():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        process.stdin.close()  # as when the parent is killed
+        assert process.wait(timeout=60) in (128 + signal.SIGTERM, -signal.SIGTERM)
+    assert list(out.glob("checkpoints/step-*"))

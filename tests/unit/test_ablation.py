@@ -1,0 +1,72 @@
+"""`mentalese ablate`: one model, its own thoughts and each control, on the same tokens or questions."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from mentalese import cli, get_recipe, load
+from mentalese.errors import InputError
+from mentalese.evaluation import ablation
+from mentalese.evaluation.options import AblationOptions
+from mentalese.nn.controls import CONTROLS
+from support import saved, shrink
+
+
+def test_texts_are_scored_with_each_kind_of_thoughts(tmp_path: Path, corpus: Path) -> None:
+    model = load(saved(tmp_path / "run", shrink(get_recipe("thought_gestalt/tiny"), corpus)))
+    result = ablation.run(model, AblationOptions(split="train", documents=6))
+    assert [part["thoughts"] for part in result["ablations"]] == ["own", *CONTROLS]
+    assert (result["unit"], result["documents"]) == ("nats per token", 6)
+    own, *others = result["ablations"]
+    split = model.split("train")
+    assert own["score"] == pytest.approx(model.scored_by(max_documents=6).perplexity(split).nll, rel=1e-5)
+    assert own["difference"] is None
+    for part in others:
+        low, high = part["interval"]
+        assert part["difference"] == pytest.approx(part["score"] - own["score"], abs=1e-5)
+        assert low <= part["difference"] <= high
+        assert part["difference"] != 0
+    assert model.hugging_face.config.thought_control is None  # the model is as it was
+    assert ablation.run(model, AblationOptions(split="train", documents=6)) == result  # noise and all
+
+
+def test_a_model_that_ignores_its_thoughts_does_not_change(tmp_path: Path, corpus: Path) -> None:
+    recipe = shrink(get_recipe("thought_gestalt/tiny"), corpus)
+    model = load(saved(tmp_path / "run", dataclasses.replace(recipe, model=recipe.model | {"context_seeding": False})))
+    with torch.no_grad():
+        for block in model.hugging_face.blocks:
+            if getattr(block, "memory_attention", None) is not None:
+                block.memory_attention.gate.zero_()
+    result = ablation.run(model, AblationOptions(documents=4))
+    assert [part["difference"] for part in result["ablations"][1:]] == [0.0, 0.0, 0.0]
+
+
+def test_questions_are_asked_and_the_table_is_in_points(
+    tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = saved(tmp_path / "run", shrink(get_recipe("coconut/tiny"), corpus))
+    assert cli.main(["ablate", str(run), "--documents", "5", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["unit"], result["questions"]) == ("accuracy", 5)
+    assert len(result["ablations"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("gpt2/tiny", {}, "has no thoughts to ablate: use a model of a family that thinks"),
+        ("latent_thought/tiny-ar", {}, "has no thoughts to ablate"),
+        ("conceptlm/tiny", {"thought_control": "swapped"}, "was trained with thought_control='swapped'"),
+    ],
+)
+def test_a_model_without_thoughts_is_refused(
+    name: str, fields: dict[str, str], message: str, tmp_path: Path, corpus: Path
+) -> None:
+    model = load(saved(tmp_path / "run", shrink(get_recipe(name), corpus), **fields))
+    with pytest.raises(InputError, match=message):
+        ablation.run(model)

@@ -1,0 +1,140 @@
+"""What is wrong from Python is one sentence, as from the command line."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+
+import mentalese
+from mentalese import DataConfig, InputError, Saved, as_source, get_recipe, load
+from mentalese.recipe import OptimizerConfig
+from support import saved, shrink
+
+
+@pytest.fixture(scope="module")
+def run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("door") / "run", shrink(get_recipe("gpt2/tiny"), corpus))
+
+
+@pytest.fixture(scope="module")
+def model(run: Path) -> Saved:
+    return load(run, device="cpu")
+
+
+@pytest.fixture
+def copy(run: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(run, tmp_path / "run")
+
+
+CALLS: dict[str, tuple[Callable[[Saved], Any], str]] = {
+    "no texts": (lambda m: m.encode(None), "texts is None: pass a text"),  # type: ignore[arg-type]
+    "a dict of texts": (lambda m: m.encode({"a": "b"}), "texts is {'a': 'b'}: pass a text"),  # type: ignore[arg-type]
+    "bytes": (lambda m: m.generate(b"She"), "texts is b'She': pass a text"),  # type: ignore[arg-type]
+    "not Unicode": (lambda m: m.score(["fine", "\ud800"]), r"texts\[1\] is .*: use text in Unicode"),
+    "a number to think of": (lambda m: m.think(3), "text is 3: use text"),  # type: ignore[arg-type]
+    "a list to stream": (lambda m: m.stream(["She"]), r"text is \['She'\]: use text"),  # type: ignore[arg-type]
+    "tokens in rows": (lambda m: m.trace(torch.zeros(1, 4, dtype=torch.long)), r"input_ids is of shape \[1, 4\]"),
+    "no tokens": (lambda m: m.trace(torch.zeros(0, dtype=torch.long)), "pass at least one token"),
+    "unknown tokens": (lambda m: m.trace(torch.full((4,), 10**6)), "input_ids contains 1000000: pass ids from 0"),
+    "no split": (lambda m: m.perplexity("test"), r"split is 'test': pass what Saved.split"),  # type: ignore[arg-type]
+    "a list as split": (lambda m: m.split([]), r"split is \[\]: use text"),  # type: ignore[arg-type]
+    "a stray field of the text": (lambda m: m.on(None, text_colum="x"), "data.text_colum: no such .* 'text_column'"),
+    "a stray field of the protocol": (lambda m: m.scored_by(strid=3), "evaluation.strid: no such .* 'stride'"),
+    "a protocol of another type": (lambda m: m.scored_by(batch_size="16"), "evaluation.batch_size is '16': use an int"),
+    "no new tokens": (lambda m: m.generate("She", max_new_tokens=None), "max_new_tokens is None: use an integer"),
+    "half a token": (lambda m: m.generate("She", max_new_tokens=2.5), "max_new_tokens is 2.5: use an integer"),
+    "batches of none": (lambda m: m.generate("She", batch_size=0), "batch_size is 0: set at least 1"),
+    "no seed": (lambda m: m.generate("She", seed=None), "seed is None: use an integer"),
+    "no beams": (lambda m: m.generate("She", num_beams=0), "num_beams is 0: set at least 1"),
+    "a cold model": (lambda m: m.generate("She", do_sample=True, temperature=0.0), "generate refused .*temperature"),
+    "a stray setting": (lambda m: m.generate("She", max_new_tokens=2, num_beam=2), "generate refused .*num_beam"),
+    "a text to evaluate": (lambda m: mentalese.evaluate(3), "path is of type int: use a path"),  # type: ignore[arg-type]
+    "no tasks": (lambda m: mentalese.evaluate(m, None), "tasks is None: use a list"),  # type: ignore[arg-type]
+    "documents in words": (lambda m: mentalese.evaluate(m, documents="2"), "documents is '2': use an integer or none"),
+    "half a shot": (lambda m: mentalese.answer(m, shots=0.5), "shots is 0.5: use an integer"),
+    "a recipe of another type": (lambda m: mentalese.train(3), "recipe is of type int: use a recipe"),  # type: ignore[arg-type]
+    "a setting of another type": (lambda m: mentalese.train("gpt2/tiny", 3), "a setting is 3: use texts"),  # type: ignore[arg-type]
+    "a folder of another type": (lambda m: mentalese.train("gpt2/tiny", out=3), "out is of type int: use a path"),  # type: ignore[arg-type]
+    "another device": (lambda m: load(m.path, "gpu"), "device is 'gpu': use a device of torch"),
+    "a config of another type": (lambda m: load(m.path, config=3), "config is 3: use a dict"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_is_refused_in_one_sentence(model: Saved, name: str) -> None:
+    call, message = CALLS[name]
+    with pytest.raises(InputError, match=message):
+        call(model)
+
+
+def test_one_task_needs_no_list(model: Saved) -> None:
+    assert mentalese.evaluate(model, "perplexity", show=False) == mentalese.evaluate(model, show=False)
+
+
+def test_a_data_set_is_not_the_name_of_one(model: Saved) -> None:
+    rows = datasets.Dataset.from_list([{"text": f"She had a son. He was {i}."} for i in range(100)])
+    for refused in (lambda: DataConfig(source=rows), lambda: model.on(rows)):  # type: ignore[arg-type]
+        with pytest.raises(InputError, match=r"data.source is of type Dataset: .* mentalese.as_source\(texts\)"):
+            refused()
+    with pytest.raises(InputError, match="source is of type Dataset: use text"):
+        mentalese.evaluate(model, source=rows, show=False)
+    assert model.on(as_source(rows)).store("test").splits["test"].document_bytes.sum() > 0
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    rate = OptimizerConfig(learning_rate=np.float32(0.5)).learning_rate  # type: ignore[arg-type]
+    assert (rate, type(rate)) == (0.5, float)
+    assert OptimizerConfig(betas=[0.5, 0.9]).betas == (0.5, 0.9)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"optimizer.learning_rate is True: use a number"):
+        OptimizerConfig(learning_rate=True)
+    with pytest.raises(InputError, match=r"optimizer.learning_rate is inf: use a finite number"):
+        OptimizerConfig(learning_rate=math.inf)
+    with pytest.raises(InputError, match=r"optimizer.schedule is 'cosin': use one of cosine, linear, constant"):
+        OptimizerConfig(schedule="cosin")  # type: ignore[arg-type]
+
+
+def test_weights_that_are_not_finite_are_refused_when_opened(copy: Path) -> None:
+    broken = load(copy, device="cpu")
+    with torch.no_grad():
+        broken.hugging_face.transformer.h[1].mlp.c_fc.weight[0, 0] = math.nan
+    broken.hugging_face.save_pretrained(copy / "model")
+    (copy / "model" / "mentalese.json").unlink()
+    with pytest.raises(InputError, match=r"the weight .*h.1.mlp.c_fc.weight is not finite"):
+        load(copy, device="cpu")
+    with pytest.raises(FloatingPointError, match="probabilities are not finite"):
+        broken.generate("She had", do_sample=True, max_new_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("mentalese.json", "{", "mentalese.json cannot be read"),
+        ("mentalese.json", "[]", "mentalese.json contains list"),
+        ("mentalese.json", '{"weights": 3}', "weights is 3"),
+        ("mentalese.json", '{"recipe": 3}', "recipe is 3: use what"),
+        ("mentalese.json", '{"recipe": {}}', "recipe.name is missing: set it"),
+        ("config.json", "null", "cannot be loaded"),
+        ("config.json", '{"model_type": "gpt2", "n_embd": "x"}', "cannot be loaded .*n_embd"),
+        ("config.json", '{"model_type": "gpt2", "vocab_size": -1}', "cannot be loaded"),
+    ],
+)
+def test_a_damaged_file_of_a_model_is_named(copy: Path, file: str, content: str, message: str) -> None:
+    (copy / "model" / file).write_text(content)
+    with pytest.raises(InputError, match=message):
+        load(copy, device="cpu")
+
+
+def test_a_damaged_config_of_a_run_is_named(copy: Path, corpus: Path) -> None:
+    (copy / "config.json").write_text("{")
+    with pytest.raises(InputError, match=r"config.json cannot be read"):
+        mentalese.train(shrink(get_recipe("gpt2/tiny"), corpus), out=copy, resume=True, show=False)
+    assert json.loads((copy / "model" / "config.json").read_text())["model_type"] == "gpt2"

@@ -1,0 +1,153 @@
+"""The suite: tasks with their methods, the share of the gap that each closes, and a page that claims no more."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mentalese import cli
+from mentalese.data.store import prepare
+from mentalese.data.suite import Levels, task
+from mentalese.errors import InputError
+from mentalese.families.suite.recipes import RECIPES, SUITE, SuiteTask
+from mentalese.suite import run as suite_run
+from mentalese.suite.page import suite_page
+from mentalese.suite.run import answer_levels, answer_nats, interval, judge, run_suite
+
+
+@pytest.mark.parametrize("name", SUITE)
+def test_each_mechanism_stands_beside_its_twin_and_its_control(name: str) -> None:
+    made = SUITE[name](1.0)
+    roles = {
+        family: {m.role for m in made.methods if m.family == family} for family in {m.family for m in made.methods}
+    }
+    mechanisms = {m.family for m in made.methods if m.role == "mechanism"}
+    assert made.methods[0].role == "mechanism"  # whose cost is the budget
+    assert made.methods[0].family in mechanisms
+    assert roles[made.methods[0].family] == {"mechanism", "twin", "control"}
+    assert all(m.recipe.name.startswith(f"{name}/") for m in made.methods)
+    assert {m.recipe.data.source for m in made.methods} == {f"builtin:{made.spec}"}
+    assert task(made.spec).levels().unit in ("nats", "accuracy")
+
+
+def test_the_recipes_are_registered_and_sizes_scale(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len({recipe.name for recipe in RECIPES}) == len(RECIPES)
+    assert cli.main(["show", "topics/latent_thought"]) == 0
+    small, large = (SUITE["topics"](size).methods[0].recipe for size in (0.5, 2))
+    assert (small.model["hidden_size"], large.model["hidden_size"]) == (32, 128)
+    assert large.train.tokens == 4 * (small.train.tokens or 0)
+
+
+def comparison(made: SuiteTask, scores: dict[str, list[float]]) -> dict[str, Any]:
+    """What `compare` would return for these nats per token, by method."""
+    rows = []
+    for method in made.methods:
+        values = scores[method.recipe.name.partition("/")[2]]
+        config = method.recipe.to_dict()
+        runs = [{"seed": seed, "test": {"nll": value}, "config": config} for seed, value in enumerate(values)]
+        rows.append(
+            {
+                "runs": runs,
+                "parameters": {"non_embedding": 1000},
+                "flops": {"mean": 1e12},
+                "tokens": {"mean": 1e6},
+                "commands": ["mentalese train <x>"] * len(values),
+            }
+        )
+    return {"rows": rows, "match": {"by": "flops", "budget": 10**12}}
+
+
+SCORES = {
+    "latent_thought": [2.6, 2.62, 2.58],
+    "latent_thought-twin": [3.23, 3.24, 3.22],
+    "latent_thought-swapped": [3.25, 3.26, 3.24],
+    "gpt2-rope": [2.5, 2.51, 2.52],
+}
+
+
+def result(scores: dict[str, list[float]], tmp_path: Path) -> dict[str, Any]:
+    made = SUITE["topics"](1.0)
+    judged = judge(made, comparison(made, scores), tmp_path)
+    return {"tasks": [judged], "trials": 3, "seeds": 3, "size": 1.0, "created": "2026-01-01T00:00:00+00:00",
+            "command": "mentalese suite <topics>"}  # fmt: skip
+
+
+def test_a_method_closes_the_share_of_the_gap_that_the_levels_say(tmp_path: Path) -> None:
+    [judged] = result(SCORES, tmp_path)["tasks"]
+    levels = task("topics").levels()
+    own = judged["methods"][0]
+    assert own["closed"]["mean"] == pytest.approx((levels.floor - 2.6) / (levels.floor - levels.optimum))
+    low, high = own["closed"]["interval"]
+    assert low < own["closed"]["mean"] < high
+    assert set(own["against"]) == {"topics/latent_thought-twin", "topics/latent_thought-swapped"}
+    assert all(test["conclusive"] and test["difference"] > 0 for test in own["against"].values())
+    assert "against" not in judged["methods"][1]
+
+
+def test_a_cell_is_filled_only_for_what_beats_twin_and_control(tmp_path: Path) -> None:
+    page = suite_page(result(SCORES, tmp_path))
+    assert page.count('class="filled"') == 1
+    assert "mentalese suite &lt;topics&gt;" in page
+    assert "mentalese train &lt;x&gt;" in page
+    survived = SCORES | {"latent_thought-swapped": [2.6, 2.6, 2.6]}  # the gain survives its control
+    assert 'class="filled"' not in suite_page(result(survived, tmp_path))
+    few = {name: values[:2] for name, values in SCORES.items()}  # too few seeds
+    assert 'class="filled"' not in suite_page(result(few, tmp_path))
+
+
+def test_an_interval_needs_three_seeds() -> None:
+    assert interval([0.1, 0.2]) is None
+    low, high = interval([0.1, 0.2, 0.3]) or (0.0, 0.0)
+    assert (low, high) == (pytest.approx(0.2 - 4.3027 * 0.1 / math.sqrt(3), abs=1e-4), pytest.approx(0.4484, abs=1e-4))
+
+
+def test_answers_in_a_text_cost_what_guessing_costs() -> None:
+    levels = answer_levels(Levels(1.0, 0.25, 0.0625, "accuracy"))
+    assert (levels.optimum, levels.chance) == (0.0, pytest.approx(math.log(16)))
+    assert levels.floor == pytest.approx(0.8 * math.log(16))  # a fifth of the answers is in view
+
+
+def test_only_answers_are_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every scored place holds the value that the document's answer is."""
+    made = SUITE["recall"](1.0)
+    spec = made.spec + ":count=50"
+    recipe = made.methods[0].recipe
+    data = dataclasses.replace(recipe.data, source=f"builtin:{spec}")
+    store, tokenizer = prepare(data, recipe.layout, show=False)
+    split = store.splits["test"]
+
+    class Model:
+        def split(self, name: str) -> Any:
+            return split
+
+        def token_scores(self, split: Any) -> Any:
+            """Nothing for a value after a question mark, one nat elsewhere."""
+            words = [tokenizer.decode([i]).strip() for i in split.tokens.tolist()]
+            asked = [False, *(before == "?" for before in words[:-1])]
+            return np.where(asked, 0.0, 1.0).astype(np.float32)
+
+    monkeypatch.setattr(suite_run, "load", lambda path: Model())
+    assert answer_nats(tmp_path, spec) == 0.0
+    assert json.loads((tmp_path / "answers.json").read_text())["answers"] == 4 * 1000
+    monkeypatch.setattr(suite_run, "load", lambda path: pytest.fail("scored twice"))
+    assert answer_nats(tmp_path, spec) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"names": ["topic"]}, r"the suite has no task 'topic': use some of .*; did you mean 'topics'"),
+        ({"trials": 9}, "trials is 9: use 1 to 5"),
+        ({"size": 0.0}, "size is 0.0: use 0.25 to 64"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_starts(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        run_suite(**({"names": [], "out": tmp_path} | arguments))
+    assert not any(tmp_path.iterdir())

@@ -1,0 +1,172 @@
+"""What all tasks of the mechanism suite have in common: options, splits, words that are tokens, levels in order."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from mentalese import InputError
+from mentalese.data.builtin import BUILTIN, described, open_builtin
+from mentalese.data.documents import SPLITS, Source
+from mentalese.data.suite import TASKS, Levels, task
+from mentalese.data.suite.reachability import RULES, Reachability, rule_accuracy
+from mentalese.data.tokenizers import corpus_encoder, open_tokenizer
+
+DOCS = Path(__file__).parents[2] / "docs" / "tasks.md"
+HARDER = {
+    "topics": "length=128",
+    "recall": "distance=32",
+    "reachability": "hops=7-8,nodes=32",
+    "composition": "length=9-16",
+    "expressions": "depth=5-6",
+    "phrases": "length=32",
+}
+
+
+def opened(spec: str) -> Source:
+    return Source(f"builtin:{spec}", *open_builtin(spec))
+
+
+def test_every_task_opens_as_a_source_with_its_three_splits() -> None:
+    for name in TASKS:
+        source = opened(f"{name}:count=100")
+        assert source.kind == TASKS[name].kind
+        counts = [sum(1 for _ in source.documents(split)) for split in SPLITS]
+        assert counts[1:] == [500, 1000]
+        assert counts[0] == 100
+        assert sum(source.dropped.values()) == sum(source.empty.values()) == 0
+        for document in islice(source.documents("test"), 20):
+            assert document.segments
+            assert "".join(document.segments) == document.text
+
+
+def test_splits_share_no_document() -> None:
+    for name in TASKS:
+        found = {split: {document.text for document in task(f"{name}:count=2000").documents(split)} for split in SPLITS}
+        assert not found["train"] & found["test"]
+        assert not found["train"] & found["validation"]
+        assert not found["validation"] & found["test"]
+
+
+def test_tasks_are_the_same_in_another_process() -> None:
+    code = (
+        "from mentalese.data.builtin import open_builtin; from mentalese.data.documents import Source\n"
+        f"for name in {list(TASKS)}: print(Source(name, *open_builtin(name + ':count=50')).fingerprint)"
+    )
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert other == [opened(f"{name}:count=50").fingerprint for name in TASKS]
+    assert len(set(other)) == len(TASKS)
+
+
+def test_a_document_does_not_depend_on_how_many_are_asked_for() -> None:
+    for name in TASKS:
+        first = list(task(f"{name}:count=3").documents("train"))
+        assert first == list(islice(task(f"{name}:count=300").documents("train"), 3))
+        assert first != list(task(f"{name}:count=3,seed=1").documents("train"))
+
+
+def test_options_that_change_documents_change_the_fingerprint_and_their_spelling_does_not() -> None:
+    same = {
+        opened(spec).fingerprint for spec in ("recall:count=50", "recall:distance=8,count=50", "recall: count = 50")
+    }
+    assert len(same) == 1
+    others = {opened(f"{name}:count=50,{options}").fingerprint for name, options in HARDER.items()}
+    assert len(others | {opened(f"{name}:count=50").fingerprint for name in TASKS}) == 2 * len(TASKS)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("recal", "data.source is 'builtin:recal': no such built-in data; did you mean 'recall'"),
+        ("families:count=3", "builtin:families has no options, remove 'count=3'"),
+        ("recall:distanc=3", "option 'distanc=3': builtin:recall has count, seed, .*; did you mean 'distance'"),
+        ("recall:distance=x", "option 'distance=x': set a whole number"),
+        ("recall:distance=2-3", "option 'distance=2-3': set a whole number"),
+        ("recall:distance", "option 'distance': set a whole number"),
+        ("recall:distance=-1", "option 'distance=-1': set a whole number"),
+        ("recall:distance=²", "set a whole number"),
+        ("recall:distance=3,distance=4", "distance is set twice"),
+        ("recall:distance=0", "distance of builtin:recall is 0: set at least 1"),
+        ("recall:values=33", "values of builtin:recall is 33: set 2 to 32"),
+        ("recall:count=0", "count of builtin:recall is 0: set at least 1"),
+        ("topics:table=trigram", "table of builtin:topics is 'trigram': set unigram or bigram"),
+        ("topics:symbols=101", "symbols of builtin:topics is 101: set 2 to 100"),
+        ("phrases:words=2", "words of builtin:phrases is 2: set more: 256 phrases have to differ"),
+        ("reachability:hops=2", "hops of builtin:reachability is '2-2': set 3 to 18"),
+        ("reachability:hops=4-3", "hops of builtin:reachability is '4-3'"),
+        ("reachability:hops=3-4-5", "set a whole number, or two as 3-4"),
+        ("reachability:hops=7", "nodes of builtin:reachability is 14: set 19"),
+        ("composition:things=4", "things of builtin:composition is 4: set 3 or 5"),
+        ("composition:length=2", "length of builtin:composition is '2-2': set 3 to"),
+        ("expressions:depth=0-3", "depth of builtin:expressions is '0-3': set 1 to"),
+        ("expressions:steps=2", "steps of builtin:expressions is 2: set 0 or 1"),
+    ],
+)
+def test_bad_options_are_refused_with_a_remedy(spec: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        open_builtin(spec)
+
+
+def test_all_built_in_sources_are_described() -> None:
+    assert set(described()) == {f"builtin:{name}" for name in [*BUILTIN, *TASKS]}
+    assert all(len(line) < 110 for line in described().values())
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if TASKS[name].kind == "text"])
+def test_every_word_is_one_token_also_beyond_the_trained_size(name: str, tmp_path: Path) -> None:
+    encoder = corpus_encoder(open_tokenizer("bpe:512", opened(f"{name}:count=3000"), cache=tmp_path, show=False))
+    for spec in (name, f"{name}:{HARDER[name]}"):
+        for document in islice(task(spec).documents("test"), 200):
+            assert document.segments
+            for sentence in document.segments:
+                assert encoder.encode(sentence).tokens == [f"Ġ{word}" for word in sentence.split()]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_harder_documents_have_no_other_words(name: str) -> None:
+    known = {word for document in task(f"{name}:count=5000").documents("train") for word in document.text.split()}
+    harder = {word for d in islice(task(f"{name}:{HARDER[name]}").documents("test"), 200) for word in d.text.split()}
+    assert harder <= known
+
+
+def test_the_share_of_the_gap_is_0_at_the_floor_and_1_at_the_optimum_in_both_units() -> None:
+    for levels in (Levels(2.0, 3.0, 3.5, "nats"), Levels(1.0, 0.5, 0.5, "accuracy")):
+        assert levels.closed(levels.floor) == 0
+        assert levels.closed(levels.optimum) == 1
+        assert levels.closed((levels.floor + levels.optimum) / 2) == pytest.approx(0.5)
+
+
+def test_the_documentation_has_the_levels_and_an_example_of_every_task() -> None:
+    text = DOCS.read_text()
+    for name in TASKS:
+        found = task(name).levels()
+        numbers = [found.optimum, found.floor, found.chance]
+        shown = [f"{100 * n:.1f}%" if found.unit == "accuracy" else f"{n:.3f}" for n in numbers]
+        [row] = re.findall(rf"^\| `{name}` \|.*$", text, re.MULTILINE)
+        assert [cell.strip() for cell in row.split("|")[4:7]] == shown
+        example = next(task(name).documents("test")).text.strip()
+        assert example.replace("\n", " ") in text.replace("\n", " ")
+
+
+def test_the_documentation_has_what_each_rule_scores() -> None:
+    found = [rule_accuracy(islice(Reachability(hops=(h, h)).questions("test"), 1000)) for h in (3, 4)]
+    rows = dict(re.findall(r"^\| ([^|`]+) \| (\S+ \| \S+) \|$", DOCS.read_text(), re.MULTILINE))
+    shown = {name: " | ".join(f"{100 * scores[name]:.1f}%" for scores in found) for name in RULES}
+    assert {name: cells for name, cells in rows.items() if name in RULES} == shown
+
+
+def test_every_level_lies_where_it_belongs() -> None:
+    for name in TASKS:
+        levels = task(name).levels()
+        optimum, floor, chance = (
+            (-levels.optimum, -levels.floor, -levels.chance)
+            if levels.unit == "nats"
+            else (levels.optimum, levels.floor, levels.chance)
+        )
+        assert optimum > floor
+        assert floor >= chance - 0.04  # a rule without any merit, on 1,000 questions

@@ -1,0 +1,166 @@
+"""`MentaleseTrainer` trains what the library's own loop trains."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, TrainingArguments
+
+import mentalese
+from mentalese import MentaleseTrainer, Phase, Recipe, get_recipe
+from mentalese.errors import InputError
+from mentalese.training.loop import train
+from support import losses, shrink
+
+FAMILIES = [
+    "gpt2/tiny",
+    "thought_gestalt/tiny",
+    "coconut/tiny",
+    "conceptlm/tiny",
+    "thoughtbubbles/tiny",
+    "latent_thought/tiny",
+    "mdlm/tiny",
+]
+
+
+def arguments(out: Path, **settings: Any) -> TrainingArguments:
+    quiet = {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "use_cpu": True, "logging_steps": 1}
+    return TrainingArguments(str(out), **(quiet | settings))
+
+
+def small(name: str, corpus: Path, **settings: Any) -> Recipe:
+    recipe = shrink(get_recipe(name), corpus, steps=4, **settings)
+    return dataclasses.replace(recipe, optimizer=dataclasses.replace(recipe.optimizer, warmup=2))
+
+
+def logged(trainer: MentaleseTrainer, name: str = "loss") -> list[float]:
+    return [record[name] for record in trainer.state.log_history if name in record]
+
+
+@pytest.mark.parametrize("micros", [1, 4])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_its_losses_are_those_of_the_loop(name: str, micros: int, corpus: Path, tmp_path: Path) -> None:
+    recipe = small(name, corpus, gradient_accumulation_steps=micros)
+    train(recipe, tmp_path / "loop", show=False)
+    trainer = MentaleseTrainer(recipe, arguments(tmp_path / "trainer"))
+    trainer.train()
+    records = [json.loads(line) for line in (tmp_path / "loop" / "metrics.jsonl").read_text().splitlines()]
+    records = [record for record in records if "loss" in record]
+    assert logged(trainer) == pytest.approx([record["loss"] for record in records], rel=2e-5)
+    assert logged(trainer, "grad_norm") == pytest.approx([record["grad_norm"] for record in records], rel=1e-3)
+    assert logged(trainer, "learning_rate") == pytest.approx([record["learning_rate"] for record in records])
+    assert len(logged(trainer)) == 4
+
+
+def test_phases_act_at_their_steps(corpus: Path, tmp_path: Path) -> None:
+    recipe = small("thought_gestalt/tiny", corpus)
+    phases = (Phase(start=2, reset_optimizer=True, model={"eos_weight": 0.05, "token_dropout": 0.3}),)
+    recipe = dataclasses.replace(recipe, phases=phases)
+    train(recipe, tmp_path / "loop", show=False)
+    trainer = MentaleseTrainer(recipe, arguments(tmp_path / "trainer"))
+    trainer.train()
+    assert logged(trainer) == pytest.approx(losses(tmp_path / "loop"), rel=2e-5)
+    untouched = MentaleseTrainer(dataclasses.replace(recipe, phases=()), arguments(tmp_path / "plain"))
+    untouched.train()
+    assert logged(untouched)[:2] == logged(trainer)[:2]
+    assert logged(untouched)[2:] != logged(trainer)[2:]
+
+
+def test_bf16_is_the_recipes(corpus: Path, tmp_path: Path) -> None:
+    recipe = small("coconut/tiny", corpus, precision="bf16")
+    train(recipe, tmp_path / "loop", show=False)
+    trainer = MentaleseTrainer(recipe, arguments(tmp_path / "trainer"))
+    trainer.train()
+    assert logged(trainer) == pytest.approx(losses(tmp_path / "loop"), rel=1e-3)
+    exact = MentaleseTrainer(small("coconut/tiny", corpus), arguments(tmp_path / "exact"))
+    exact.train()
+    assert logged(exact) != logged(trainer)
+
+
+@pytest.mark.filterwarnings("ignore:.*pin_memory")
+def test_what_it_saves_opens_and_a_resumed_run_ends_as_one_that_was_not_stopped(corpus: Path, tmp_path: Path) -> None:
+    recipe = small("conceptlm/tiny", corpus)
+    whole = MentaleseTrainer(recipe, arguments(tmp_path / "run", save_strategy="steps", save_steps=2))
+    whole.train()
+    whole.save_model()
+    again = MentaleseTrainer(recipe, arguments(tmp_path / "again"))
+    again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    assert logged(again)[-2:] == logged(whole)[-2:]
+    opened = mentalese.load(tmp_path / "run", "cpu")
+    assert opened.recipe == recipe
+    assert opened.tokenizer.get_vocab() == whole.processing_class.get_vocab()
+    for other in (AutoModelForCausalLM.from_pretrained(tmp_path / "run"), again.model, whole.model):
+        for name, value in opened.hugging_face.state_dict().items():
+            assert torch.equal(other.state_dict()[name], value), name
+
+
+def test_a_recipe_can_be_a_file(corpus: Path, tmp_path: Path) -> None:
+    recipe = small("gpt2/tiny", corpus)
+    (tmp_path / "mine.json").write_text(json.dumps(recipe.to_dict()))
+    assert MentaleseTrainer(tmp_path / "mine.json", arguments(tmp_path / "run")).recipe == recipe
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (
+            {"learning_rate": 1e-3},
+            r"args.learning_rate is 0.001: the recipe decides, set optimizer.learning_rate in it",
+        ),
+        ({"gradient_accumulation_steps": 2}, r"set train.gradient_accumulation_steps in it"),
+        ({"num_train_epochs": 1}, r"args.num_train_epochs is 1: the recipe decides, set train.epochs in it"),
+        ({"label_smoothing_factor": 0.1}, r"args.label_smoothing_factor is 0.1: MentaleseTrainer has none, remove it"),
+    ],
+)
+def test_arguments_that_the_recipe_decides_are_refused(
+    settings: dict[str, Any], says: str, corpus: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=says):
+        MentaleseTrainer(small("gpt2/tiny", corpus), arguments(tmp_path / "run", **settings))
+
+
+def test_adapters_and_another_device_are_refused(corpus: Path, tmp_path: Path) -> None:
+    recipe = small("gpt2/tiny", corpus)
+    for train_, says in (
+        ({"lora_rank": 4, "init": "somewhere"}, r"MentaleseTrainer has no adapters, use `mentalese train`"),
+        ({"device": "cuda"}, r"train.device is 'cuda' and args.device 'cpu': set the same in both"),
+    ):
+        changed = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, **train_))
+        with pytest.raises(InputError, match=says):
+            MentaleseTrainer(changed, arguments(tmp_path / "run"))
+
+
+WORKER = """
+import json, sys
+from pathlib import Path
+from transformers import TrainingArguments
+from mentalese import MentaleseTrainer, Recipe
+recipe, out = Recipe.from_dict(json.loads(Path(sys.argv[1]).read_text())), sys.argv[2]
+args = TrainingArguments(out, report_to=[], save_strategy="no", disable_tqdm=True, use_cpu=True, logging_steps=1)
+trainer = MentaleseTrainer(recipe, args)
+trainer.train()
+if trainer.is_world_process_zero():
+    Path(out, "losses.json").write_text(json.dumps([r["loss"] for r in trainer.state.log_history if "loss" in r]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["thought_gestalt/tiny", "coconut/tiny"])
+def test_two_processes_equal_one(name: str, corpus: Path, tmp_path: Path) -> None:
+    recipe = small(name, corpus, gradient_accumulation_steps=2)
+    train(recipe, tmp_path / "loop", show=False)
+    (tmp_path / "worker.py").write_text(WORKER)
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe.to_dict()))
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    files = [str(tmp_path / part) for part in ("worker.py", "recipe.json", "two")]
+    done = subprocess.run([sys.executable, *torchrun, *files], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    two = json.loads((tmp_path / "two" / "losses.json").read_text())
+    assert two == pytest.approx(losses(tmp_path / "loop"), rel=2e-4)

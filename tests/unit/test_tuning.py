@@ -1,0 +1,137 @@
+"""Every recipe gets the same trials, the best of them on validation is compared, and other seeds are reported."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mentalese.compare.compare import compare
+from mentalese.compare.tuning import SEED, parse
+from mentalese.errors import InputError
+from mentalese.recipe import Recipe, TrainConfig
+
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
+
+
+def recipe(name: str, **changes: Any) -> Recipe:
+    return Recipe(name=name, description="for tests", model=GPT2, train=TrainConfig(tokens=1000), **changes)
+
+
+class Trainer:
+    """Stands in for training: perplexity is 100 at the recipe's best learning rate and grows with the distance.
+
+    Args:
+        best: recipe name -> its best learning rate.
+        above: rates above which the loss is not finite.
+    """
+
+    def __init__(self, best: dict[str, float], above: float = math.inf) -> None:
+        self.best, self.above = best, above
+        self.trained: list[tuple[str, float, int]] = []
+
+    def __call__(self, recipe: Recipe, out: Path, *, resume: bool, show: bool) -> dict[str, Any]:
+        rate = recipe.optimizer.learning_rate
+        self.trained.append((recipe.name, rate, recipe.train.seed))
+        out.mkdir(parents=True, exist_ok=True)
+        if rate > self.above:
+            raise FloatingPointError("the loss is nan at step 3")
+        value = 100 * (1 + abs(math.log(rate / self.best[recipe.name])))
+        score = {"nll": math.log(value), "tokens": 50, "bytes": 200, "perplexity": value, "bits_per_byte": 1.0,
+                 "protocol": {"tokens": "lexical"}}  # fmt: skip
+        tokens = recipe.train.tokens or 0
+        return {
+            "parameters": {"total": 2, "non_embedding": 1}, "steps": 1, "tokens": tokens, "flops": 10 * tokens,
+            "train_flops_per_token": 10, "seconds": 1.0, "tokens_per_second": 1.0, "validation": score, "test": score,
+            "samples": [], "curve": [], "config": recipe.to_dict(), "seed": recipe.train.seed, "commit": "c",
+            "data_hash": "d", "hardware": {"device": "cpu"}, "versions": {"torch": "2"},
+        }  # fmt: skip
+
+
+def tuned(
+    tmp_path: Path,
+    best: dict[str, float],
+    values: str,
+    *,
+    recipes: list[Recipe] | None = None,
+    above: float = math.inf,
+    seeds: int = 2,
+    **options: Any,
+) -> tuple[dict[str, Any], Trainer]:
+    trainer = Trainer(best, above)
+    fields = parse([f"optimizer.learning_rate={values}"])
+    recipes = recipes or [recipe(name) for name in best]
+    options = options | {"seeds": seeds, "tuned_fields": fields, "show": False, "train": trainer}
+    return compare(recipes, tmp_path, **options), trainer
+
+
+def test_each_recipe_has_its_own_best_value_and_other_seeds_are_reported(tmp_path: Path) -> None:
+    result, trainer = tuned(tmp_path, {"a/x": 3e-3, "b/x": 1e-2}, "1e-3,3e-3,1e-2,3e-2")
+    assert [row["tuning"]["chosen"]["optimizer.learning_rate"] for row in result["rows"]] == ["3e-3", "1e-2"]
+    assert [row["perplexity"]["mean"] for row in result["rows"]] == [100, 100]
+    trials, reported = trainer.trained[:8], trainer.trained[8:]
+    assert {seed for _, _, seed in trials} == {SEED}
+    assert reported == [("a/x", 3e-3, 0), ("a/x", 3e-3, 1), ("b/x", 1e-2, 0), ("b/x", 1e-2, 1)]
+    assert [len(row["tuning"]["trials"]) for row in result["rows"]] == [4, 4]
+    assert result["rows"][0]["tuning"]["at_edge"] == []
+
+
+def test_a_best_value_at_the_edge_is_extended_and_said(tmp_path: Path) -> None:
+    result, _ = tuned(tmp_path, {"a/x": 9e-3, "b/x": 1.0}, "1e-3,3e-3")
+    inside, outside = (row["tuning"] for row in result["rows"])
+    assert [trial["settings"]["optimizer.learning_rate"] for trial in inside["trials"]] == [
+        "1e-3", "3e-3", "0.009", "0.027",
+    ]  # fmt: skip
+    assert [trial["extended"] for trial in inside["trials"]] == [False, False, True, True]
+    assert (inside["chosen"], inside["at_edge"]) == ({"optimizer.learning_rate": "0.009"}, [])
+    assert (outside["chosen"], outside["at_edge"]) == (
+        {"optimizer.learning_rate": "0.027"}, ["optimizer.learning_rate"],
+    )  # fmt: skip
+
+
+def test_a_trial_that_diverges_is_a_result_and_not_trained_again(tmp_path: Path) -> None:
+    best = {"a/x": 3e-3, "b/x": 3e-3}
+    result, _ = tuned(tmp_path, best, "1e-3,3e-3,1e-1", above=1e-2)
+    assert [trial["value"] is None for trial in result["rows"][0]["tuning"]["trials"]] == [False, False, True]
+    _, again = tuned(tmp_path, best, "1e-3,3e-3,1e-1", above=1e-2)
+    assert ("a/x", 1e-1, SEED) not in again.trained
+    with pytest.raises(FloatingPointError, match="a/x: the loss was not finite in any of 2 trials: tune over lower"):
+        tuned(tmp_path / "all", best, "1e-1,2e-1", above=1e-2)
+
+
+def test_trials_have_the_length_that_all_runs_share(tmp_path: Path) -> None:
+    recipes = [recipe("a/x"), Recipe(name="b/x", description="", model=GPT2, train=TrainConfig(tokens=7))]
+    best = {"a/x": 3e-3, "b/x": 3e-3}
+    result, _ = tuned(tmp_path, best, "1e-3,3e-3,1e-2", recipes=recipes, match="tokens", seeds=1)
+    assert [row["tokens"]["mean"] for row in result["rows"]] == [1000, 1000]
+    assert result["match"]["budget"] == 1000
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["optimizer.learning_rate"], "--tune is 'optimizer.learning_rate': use section.field=value,value"),
+        (["optimizer.learning_rate="], "--tune is 'optimizer.learning_rate=': use section.field=value,value"),
+        (["train.steps=1,2", "train.steps=3"], "--tune names train.steps twice: list its values once"),
+    ],
+)
+def test_words_of_another_form_are_refused(words: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse(words)
+
+
+def test_a_field_that_one_recipe_lacks_is_refused_by_its_name_before_training(tmp_path: Path) -> None:
+    trainer = Trainer({})
+    other = Recipe(name="b/x", description="", model={"model_type": "llama"}, train=TrainConfig(tokens=1000))
+    with pytest.raises(InputError, match=r"tuning b/x: model\.attn_pdrop: llama has no such field"):
+        compare([recipe("a/x"), other], tmp_path, tuned_fields={"model.attn_pdrop": ("0.0", "0.1")}, train=trainer)
+    assert trainer.trained == []
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_file_keeps_every_trial(tmp_path: Path) -> None:
+    result, _ = tuned(tmp_path, {"a/x": 3e-3, "b/x": 3e-3}, "1e-3,3e-3,1e-2")
+    assert json.loads((tmp_path / "compare.json").read_text()) == result
