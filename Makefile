@@ -4,7 +4,7 @@ BIN := .venv/bin
 TEXT := --text "The list is sorted in place. If the item is not found, a ValueError is raised. The method returns None."
 QUESTION := --text "Every jelpus is a quimpus. Every quimpus is a lorpus. Rex is a jelpus. Is Rex a lorpus or hilpus?"
 
-.PHONY: install demo test browser lint clean
+.PHONY: install demo test test-ecosystem nightly browser lint clean
 
 install: .venv/installed
 
@@ -27,6 +27,16 @@ demo: install
 # One thread a test process: the machine's cores are shared by the processes, not fought over by their threads.
 test: install lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8
+
+# With the tools that people train with, which take long to install and to import.
+test-ecosystem: install
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,ecosystem]'
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m ecosystem
+
+# What takes too long for the gate: ten thousand cases of the fuzz tests, drawn anew, and 110 runs killed at random moments.
+nightly: install
+	HYPOTHESIS_PROFILE=nightly OMP_NUM_THREADS=1 $(BIN)/pytest tests/fuzz
+	$(BIN)/python benchmarks/kill.py
 
 # Pages are tested in Chromium, and where CI is true they must be; elsewhere these tests are skipped without it.
 browser:
