@@ -102,7 +102,7 @@ def test_the_vector_comes_from_the_seventh_of_twelve_layers_or_as_deep_elsewhere
         ),
         ({"hidden_size": "wide"}, r"hidden_size is 'wide': use int"),
         ({"hidden_size": 17, "num_attention_heads": 1}, r"hidden_size is 17: set an even number"),
-        ({"sentence_head": "mlp"}, r"sentence_head is 'mlp': use Literal\['normalized', 'linear'\]"),
+        ({"sentence_head": "mlp"}, r"sentence_head is 'mlp': set normalized or linear"),
         ({"sentence_layer": 12}, r"sentence_layer is 12: set a layer from 0 to 11"),
         ({"attention_dropout": 1.0}, r"attention_dropout is 1.0: set a number from 0"),
         ({"sentence_end_token_id": 1}, r"sentence_start_token_id is 1: sentence_end_token_id has the same id"),

@@ -529,7 +529,7 @@ def test_a_mask_of_another_length_is_refused() -> None:
 
 
 def test_a_row_of_padding_is_refused() -> None:
-    mask = torch.ones(2, 12)
+    mask = torch.ones(2, 12, dtype=torch.long)
     mask[1] = 0
     with pytest.raises(InputError, match=r"attention_mask\[1\] is 0 throughout"):
         model()(text(), attention_mask=mask)
