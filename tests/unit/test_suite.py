@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 
 from mentalese import cli
+from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.store import prepare
 from mentalese.data.suite import Levels, task
 from mentalese.errors import InputError
 from mentalese.families.suite.recipes import RECIPES, SUITE, SuiteTask
+from mentalese.models.build import build_model
 from mentalese.suite import run as suite_run
 from mentalese.suite.page import suite_page
-from mentalese.suite.run import answer_levels, answer_nats, interval, judge, run_suite
+from mentalese.suite.run import answer_levels, interval, judge, levels_of, part_nats, run_suite
 
 
 @pytest.mark.parametrize("name", SUITE)
@@ -40,7 +42,7 @@ def test_the_recipes_are_registered_and_sizes_scale(capsys: pytest.CaptureFixtur
     assert len({recipe.name for recipe in RECIPES}) == len(RECIPES)
     assert cli.main(["show", "topics/latent_thought"]) == 0
     small, large = (SUITE["topics"](size).methods[0].recipe for size in (0.5, 2))
-    assert (small.model["hidden_size"], large.model["hidden_size"]) == (32, 128)
+    assert (small.model["hidden_size"], large.model["hidden_size"]) == (16, 64)
     assert large.train.tokens == 4 * (small.train.tokens or 0)
 
 
@@ -72,7 +74,7 @@ SCORES = {
 
 
 def result(scores: dict[str, list[float]], tmp_path: Path) -> dict[str, Any]:
-    made = SUITE["topics"](1.0)
+    made = dataclasses.replace(SUITE["topics"](1.0), spec="topics", scored="all")
     judged = judge(made, comparison(made, scores), tmp_path)
     return {"tasks": [judged], "trials": 3, "seeds": 3, "size": 1.0, "created": "2026-01-01T00:00:00+00:00",
             "command": "mentalese suite <topics>"}  # fmt: skip
@@ -116,13 +118,19 @@ def test_answers_in_a_text_cost_what_guessing_costs() -> None:
 def test_only_answers_are_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every scored place holds the value that the document's answer is."""
     made = SUITE["recall"](1.0)
-    spec = made.spec + ":count=50"
+    made = dataclasses.replace(made, spec=made.spec + ":count=50")
     recipe = made.methods[0].recipe
-    data = dataclasses.replace(recipe.data, source=f"builtin:{spec}")
+    data = dataclasses.replace(recipe.data, source=f"builtin:{made.spec}")
     store, tokenizer = prepare(data, recipe.layout, show=False)
     split = store.splits["test"]
 
     class Model:
+        evaluation = recipe.evaluation
+
+        def scored_by(self, **protocol: Any) -> Any:
+            assert protocol == {"max_documents": None}
+            return self
+
         def split(self, name: str) -> Any:
             return split
 
@@ -133,10 +141,46 @@ def test_only_answers_are_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             return np.where(asked, 0.0, 1.0).astype(np.float32)
 
     monkeypatch.setattr(suite_run, "load", lambda path: Model())
-    assert answer_nats(tmp_path, spec) == 0.0
-    assert json.loads((tmp_path / "answers.json").read_text())["answers"] == 4 * 1000
+    assert part_nats(tmp_path, made) == 0.0
+    assert json.loads((tmp_path / "suite.json").read_text())["tokens"] == 4 * 1000
     monkeypatch.setattr(suite_run, "load", lambda path: pytest.fail("scored twice"))
-    assert answer_nats(tmp_path, spec) == 0.0
+    assert part_nats(tmp_path, made) == 0.0
+
+
+def test_second_halves_are_what_thoughts_of_first_halves_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = SUITE["topics"](1.0)
+    made = dataclasses.replace(made, spec=made.spec + ",count=50")
+    recipe = made.methods[0].recipe
+    data = dataclasses.replace(recipe.data, source=f"builtin:{made.spec}")
+    store, tokenizer = prepare(data, recipe.layout, show=False)
+    split = store.splits["test"]
+    rows = next(iter(evaluation_batches(split, recipe.layout, recipe.evaluation, tokenizer)))
+    model = build_model(recipe.model, tokenizer, seed=0)
+    scored = model.scored_labels(rows, "prefix") != -100
+    places = rows["store_index"][scored].tolist()
+
+    class Model:
+        evaluation = recipe.evaluation
+
+        def scored_by(self, **protocol: Any) -> Any:
+            return self
+
+        def split(self, name: str) -> Any:
+            return split
+
+        def token_scores(self, split: Any) -> Any:
+            scores = np.full(len(split.tokens), np.nan, dtype=np.float32)
+            first = len(rows["input_ids"])
+            scores[split.documents[first] :] = 1.0
+            scores[places] = 1.0
+            return scores
+
+    monkeypatch.setattr(suite_run, "load", lambda path: Model())
+    assert part_nats(tmp_path, made) == 1.0  # no place is left out, or it would not be a number
+    assert json.loads((tmp_path / "suite.json").read_text())["tokens"] == 32 * 1000
+    assert levels_of(made).optimum < task(made.spec).levels().optimum  # more is known in the second half
 
 
 @pytest.mark.parametrize(

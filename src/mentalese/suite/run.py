@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import itertools
 import json
 import statistics
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,9 @@ import numpy as np
 from mentalese import provenance
 from mentalese.compare.compare import compare
 from mentalese.compare.headline import SEEDS_FOR_A_TEST
+from mentalese.data.store import Split
 from mentalese.data.suite import Levels, task
+from mentalese.data.suite.base import MarkovText
 from mentalese.data.suite.recall import Recall
 from mentalese.errors import InputError, nearest
 from mentalese.evaluation.statistics import paired_t_test, student_t_quantile, summary
@@ -102,9 +105,7 @@ def judge(chosen: SuiteTask, comparison: Mapping[str, Any], folder: Path) -> dic
         comparison: what `compare` returned.
         folder: of the comparison.
     """
-    levels = task(chosen.spec).levels()
-    if isinstance(task(chosen.spec), Recall):
-        levels = answer_levels(levels)
+    levels = levels_of(chosen)
     methods: list[dict[str, Any]] = []
     closed: dict[str, list[float]] = {}
     for method, row in zip(chosen.methods, comparison["rows"], strict=True):
@@ -135,6 +136,7 @@ def judge(chosen: SuiteTask, comparison: Mapping[str, Any], folder: Path) -> dic
         "name": chosen.name,
         "spec": chosen.spec,
         "levels": dataclasses.asdict(levels),
+        "scored": chosen.scored,
         "match": comparison["match"],
         "methods": methods,
         "report": f"{chosen.name}/report.html",
@@ -159,13 +161,13 @@ def _test(values: Sequence[float], others: Sequence[float]) -> dict[str, Any] | 
 # -- scores ------------------------------------------------------------------------------------------------------------
 
 
-def score(chosen: SuiteTask, run: Path, test: Mapping[str, Any]) -> float:
-    """The score of a run in the unit of its task: accuracy, nats per token, or nats per answer in a text."""
-    if "accuracy" in test:
-        return float(test["accuracy"])
-    if isinstance(task(chosen.spec), Recall):
-        return answer_nats(run, chosen.spec)
-    return float(test["nll"])
+def levels_of(chosen: SuiteTask) -> Levels:
+    """The levels of what is scored of a task."""
+    made = task(chosen.spec)
+    if chosen.scored == "second half":
+        assert isinstance(made, MarkovText)
+        return made.levels(made.ids("test").shape[1] // 2)
+    return answer_levels(made.levels()) if chosen.scored == "answers" else made.levels()
 
 
 def answer_levels(levels: Levels) -> Levels:
@@ -175,21 +177,35 @@ def answer_levels(levels: Levels) -> Levels:
     return Levels(0.0, unseen * float(np.log(values)), float(np.log(values)), "nats")
 
 
-def answer_nats(run: Path, spec: str) -> float:
-    """Nats per scored word of `recall` on the test split; kept in the run's folder."""
-    path = run / "answers.json"
+def score(chosen: SuiteTask, run: Path, test: Mapping[str, Any]) -> float:
+    """The score of a run in the unit of its task: accuracy, or nats per token that is scored."""
+    if chosen.scored == "all":
+        return float(test["accuracy"] if "accuracy" in test else test["nll"])
+    return part_nats(run, chosen)
+
+
+def part_nats(run: Path, chosen: SuiteTask) -> float:
+    """Nats per scored token of the test split's documents; kept in the run's folder."""
+    path = run / "suite.json"
     if path.is_file():
         return float(json.loads(path.read_text())["nats"])
-    chosen = task(spec)
-    assert isinstance(chosen, Recall)
-    saved = load(run)
+    saved = load(run).scored_by(max_documents=None)
     split = saved.split("test")
-    scores = saved.token_scores(split)
-    places = [
-        start + place
-        for start, document in zip(split.documents.tolist(), chosen.documents("test"))
-        for place in chosen.answers(document)
-    ]
-    nats = float(scores[places].mean(dtype=np.float64))
-    write_json(path, {"nats": nats, "answers": len(places)})
-    return nats
+    scores = saved.token_scores(split)[_places(chosen, split)].astype(np.float64)
+    if np.isnan(scores).any():
+        raise ValueError(f"{run}: tokens that count are not scored by the estimator {saved.evaluation.estimator!r}")
+    write_json(path, {"scored": chosen.scored, "nats": float(scores.mean()), "tokens": len(scores)})
+    return float(scores.mean())
+
+
+def _places(chosen: SuiteTask, split: Split) -> list[int]:
+    """The indices of all tokens that are scored."""
+    if chosen.scored == "second half":
+        ends = [
+            (start, end - 1) for start, end in itertools.pairwise(split.documents.tolist())
+        ]  # the last token ends it
+        return [place for start, end in ends for place in range(start + (end - start) // 2, end)]
+    made = task(chosen.spec)
+    assert isinstance(made, Recall)
+    documents = zip(split.documents.tolist(), made.documents("test"))
+    return [start + place for start, document in documents for place in made.answers(document)]

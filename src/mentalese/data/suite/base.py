@@ -166,12 +166,13 @@ class MarkovText(Task):
             found[:, stop - 1] = self.log_marginal(ids, start, stop - 1) - self.log_marginal(ids, start, stop)
         return found
 
-    def levels(self) -> Levels:
+    def levels(self, start: int = 0) -> Levels:
+        """See `Task.levels`; of the words from place `start` on alone, given all before them."""
         ids = self.ids("test")
-        words = ids.shape[1] + len(self.leading)
-        floor = float(self.nats(ids, self.visible).sum(1).mean()) / words
-        optimum = -float(self.log_marginal(ids, 0, ids.shape[1]).mean()) / words
-        return Levels(optimum, floor, float(np.log(len(self.vocabulary))), "nats")
+        words = ids.shape[1] - start if start else ids.shape[1] + len(self.leading)
+        floor = float(self.nats(ids, self.visible)[:, start:].sum(1).mean()) / words
+        likelihood = self.log_marginal(ids, 0, ids.shape[1]) - self.log_marginal(ids, 0, start)
+        return Levels(-float(likelihood.mean()) / words, floor, float(np.log(len(self.vocabulary))), "nats")
 
 
 def uniforms(key: str, *shape: int) -> np.ndarray:

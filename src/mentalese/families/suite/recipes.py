@@ -48,12 +48,15 @@ class SuiteTask:
         spec: of `mentalese.data.suite.task`.
         methods: the first one's FLOPs are the budget of the others, if `match` says so.
         match: see `mentalese.compare.compare`.
+        scored: what of a test document counts: `all`, the `answers` in a text, or the `second half` of its tokens,
+            which thoughts are not inferred from.
     """
 
     name: str
     spec: str
     methods: tuple[Method, ...]
     match: Literal["flops"] | None
+    scored: Literal["all", "answers", "second half"] = "all"
 
 
 def width(size: float) -> int:
@@ -82,12 +85,16 @@ def text(name: str, spec: str, description: str, model: dict[str, Any], tokens: 
 
 
 def topics(size: float) -> SuiteTask:
-    """A window of one token: what the document is about can only come from thoughts, or from a wider view."""
+    """A window of one token: what the document is about can only come from thoughts, or from a wider view.
+
+    Thoughts are inferred from a document's first half, and the second half is scored.
+    """
+    spec = "topics:table=unigram"
     thinking = {
         "model_type": "ltm",
-        "hidden_size": width(size),
+        "hidden_size": width(size / 2),
         "num_hidden_layers": 2,
-        "num_attention_heads": 4,
+        "num_attention_heads": 2,
         "max_position_embeddings": 128,
         "window_size": 1,
         "num_latents": 4,
@@ -100,35 +107,44 @@ def topics(size: float) -> SuiteTask:
         "initializer_range": 0.06,
     }
     plain = {name: value for name, value in thinking.items() if not name.startswith(("fast_", "noise", "initial_"))}
-    tokens = int(600_000 * size)
+    tokens = int(500_000 * size)
+    halves = {"evaluation": EvaluationConfig(context_length=128, stride=127, max_documents=100, estimator="prefix")}
 
-    def made(method: str, description: str, model: dict[str, Any]) -> Recipe:
-        return text(f"topics/{method}", "topics", description, model, tokens)
+    def made(method: str, description: str, model: dict[str, Any], **fields: Any) -> Recipe:
+        return text(f"topics/{method}", spec, description, model, tokens, **fields)
 
     return SuiteTask(
         "topics",
-        "topics",
+        spec,
         (
             Method(
-                made("latent_thought", "two layers that see one token, and thoughts", thinking),
+                made("latent_thought", "two layers that see one token, and thoughts", thinking, **halves),
                 "mechanism",
                 "latent_thought",
             ),
             Method(
-                made("latent_thought-twin", "the same layers without thoughts", plain | {"num_latents": 0}),
+                made("latent_thought-twin", "the same layers without thoughts", plain | {"num_latents": 0}, **halves),
                 "twin",
                 "latent_thought",
             ),
             Method(
-                made("latent_thought-swapped", "thoughts of another text", thinking | {"thought_control": "swapped"}),
+                made(
+                    "latent_thought-swapped",
+                    "thoughts of another text",
+                    thinking | {"thought_control": "swapped"},
+                    **halves,
+                ),
                 "control",
                 "latent_thought",
             ),
             Method(
-                made("gpt2-rope", "a decoder that sees the whole document", decoder(size, 4, 128)), "other", "gpt2-rope"
+                made("gpt2-rope", "a decoder that sees the whole document", decoder(size / 2, 4, 128)),
+                "other",
+                "gpt2-rope",
             ),
         ),
         "flops",
+        "second half",
     )
 
 
@@ -181,6 +197,7 @@ def recall(size: float) -> SuiteTask:
             ),
         ),
         "flops",
+        "answers",
     )
 
 
