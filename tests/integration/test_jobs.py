@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from mentalese.compare.compare import compare
 from mentalese.compare.jobs import Job, run_jobs
 from mentalese.data.layouts import Packed
 from mentalese.errors import InputError
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
+from mentalese.registry import get_recipe
 
 MODEL = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
 
@@ -71,6 +73,7 @@ def test_a_stopped_comparison_stops_its_processes_and_continues(tmp_path: Path, 
     script = """
 import json, sys
 from pathlib import Path
+from mentalese.compare.compare import compare
 from mentalese.compare.jobs import Job, run_jobs
 from mentalese.recipe import Recipe
 recipe, out = Recipe.from_dict(json.loads(sys.argv[1])), Path(sys.argv[2])
@@ -112,3 +115,34 @@ def test_processes_end_with_the_one_that_started_them(tmp_path: Path, corpus: Pa
         process.stdin.close()  # as when the parent is killed
         assert process.wait(timeout=60) in (128 + signal.SIGTERM, -signal.SIGTERM)
     assert list(out.glob("checkpoints/step-*"))
+
+
+def test_a_cluster_trains_the_same_runs(tmp_path: Path, corpus: Path) -> None:
+    sent = run_jobs(jobs(corpus, tmp_path / "sent", 3), count=2, executor="local", show=False)
+    alone = run_jobs(jobs(corpus, tmp_path / "one", 3), count=1, show=False)
+    assert [result["test"] for result in sent] == [result["test"] for result in alone]
+    assert {result["hardware"]["threads"] for result in sent} == {1}
+    assert list((tmp_path / "sent" / "submitit").glob("*_log.out"))
+
+
+def test_a_run_that_diverges_on_a_cluster_says_so(tmp_path: Path, corpus: Path) -> None:
+    wild = recipe(corpus, optimizer=OptimizerConfig(learning_rate=1e30, warmup=0, max_grad_norm=None))
+    assert run_jobs([Job(wild, tmp_path / "wild", may_diverge=True)], executor="local", show=False) == [None]
+    broken = recipe(corpus.with_name("missing.jsonl"))
+    with pytest.raises(InputError, match=r"training gpt2/jobs in .*broken: .*missing\.jsonl"):
+        run_jobs([Job(broken, tmp_path / "broken")], executor="local", show=False)
+
+
+@pytest.mark.parametrize(
+    ("executor", "message"),
+    [
+        ("slum", "executor is 'slum': use slurm or local, with options as slurm:timeout_min=60"),
+        ("local:timeout_min", "executor has the option 'timeout_min': use name=value"),
+        ("local:tim=3", "executor 'local' cannot be used: .*tim"),
+        ("slurm", "executor 'slurm' cannot be used: .*srun"),
+    ],
+)
+def test_an_executor_that_cannot_be_is_refused_before_any_work(executor: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        compare([get_recipe("gpt2/tiny"), get_recipe("conceptlm/tiny")], tmp_path, executor=executor)
+    assert not list(tmp_path.iterdir())

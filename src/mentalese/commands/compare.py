@@ -24,6 +24,8 @@ class Options:
         tune: section.field=value,value ...: train every recipe with each value first, choose on validation, and report
             other seeds.
         jobs: trainings at once, each in a process with one thread or one GPU; not set: one after the other in this one.
+        executor: sends trainings to a cluster, --jobs at once: slurm:timeout_min=60,slurm_partition=NAME, or local; all
+            machines have to see the output folder.
         out: the folder of all runs, of compare.json and of report.html.
         json: print the comparison as JSON.
     """
@@ -32,6 +34,7 @@ class Options:
     seeds: int = 1
     tune: tuple[str, ...] = ()
     jobs: int | None = None
+    executor: str | None = None
     out: Path = Path("runs/compare")
     json: bool = False
 
@@ -60,6 +63,7 @@ def run(words: list[str]) -> None:
             seeds=options.seeds,
             tuned_fields=parse(options.tune),
             jobs=options.jobs,
+            executor=options.executor,
         )
     if not is_main_process():
         return

@@ -19,6 +19,8 @@ class Options:
         seeds: runs per method after tuning.
         jobs: trainings at once, each in a process with one thread or one GPU.
         size: scales width, text and questions.
+        executor: sends trainings to a cluster, --jobs at once: slurm:timeout_min=60,slurm_partition=NAME, or local; all
+            machines have to see the output folder.
         out: the folder of all runs, of suite.json and of suite.html; the same command continues there.
         json: print the result as JSON.
     """
@@ -26,6 +28,7 @@ class Options:
     trials: int = 3
     seeds: int = 3
     jobs: int = 1
+    executor: str | None = None
     size: float = 1.0
     out: Path = Path("runs/suite")
     json: bool = False
@@ -37,7 +40,13 @@ def run(words: list[str]) -> None:
 
     with only_result_on_stdout():
         result = run_suite(
-            names, options.out, trials=options.trials, seeds=options.seeds, jobs=options.jobs, size=options.size
+            names,
+            options.out,
+            trials=options.trials,
+            seeds=options.seeds,
+            jobs=options.jobs,
+            executor=options.executor,
+            size=options.size,
         )
     if options.json:
         print_json(result)

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 
 from mentalese import provenance
+from mentalese.compare import cluster
 from mentalese.compare.headline import metric, paired_test
 from mentalese.compare.jobs import Job, run_jobs
 from mentalese.compare.report import cells, header, write_report
@@ -65,6 +66,7 @@ def compare(
     seeds: int = 1,
     tuned_fields: Mapping[str, Sequence[str]] | None = None,
     jobs: int | None = None,
+    executor: str | None = None,
     show: bool = True,
     train: Callable[..., dict[str, Any]] = loop.train,
 ) -> dict[str, Any]:
@@ -79,7 +81,7 @@ def compare(
         seeds: runs per recipe; they count up from the recipe's `train.seed`.
         tuned_fields: `section.field` -> values; each recipe is trained with all of them first, with another seed, and
             compared with the setting that is best on the validation split (`mentalese.compare.tuning`).
-        jobs: runs at once, see `run_jobs`.
+        jobs, executor: runs at once, and where, see `run_jobs`.
         train: trains one recipe in one folder.
 
     Returns:
@@ -89,6 +91,8 @@ def compare(
         InputError: recipes that cannot be compared, or a folder with other runs.
     """
     _check(recipes, seeds)
+    if executor is not None:
+        cluster.check(executor)
     for recipe in recipes:
         grid(recipe, tuned_fields or {})
     if match in ("tokens", "flops"):
@@ -105,7 +109,7 @@ def compare(
     results: list[list[dict[str, Any]]] = []
 
     def run(work: Sequence[Job]) -> list[Any]:
-        return run_jobs(work, count=jobs, train=train, show=show)
+        return run_jobs(work, count=jobs, executor=executor, train=train, show=show)
 
     for group in [recipes] if known else [recipes[:1], recipes[1:]]:
         if results and match in ("tokens", "flops"):

@@ -1,4 +1,4 @@
-"""Many trainings: one after the other in this process, or several at once, each in a process of its own.
+"""Many trainings: one after the other in this process, or several at once, each in a process or a job of its own.
 
 A process of its own has one thread on a CPU, or one GPU, so its result does not depend on how many run at once. A
 finished run is not trained again, and an interrupted one continues.
@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from mentalese.compare import cluster
 from mentalese.errors import InputError
 from mentalese.files import write_json
 from mentalese.recipe import Recipe
@@ -51,6 +52,7 @@ def run_jobs(
     jobs: Sequence[Job],
     *,
     count: int | None = None,
+    executor: str | None = None,
     train: Callable[..., dict[str, Any]] = loop.train,
     show: bool = True,
 ) -> list[dict[str, Any] | None]:
@@ -58,6 +60,7 @@ def run_jobs(
 
     Args:
         count: how many run at once, each in a process of its own; `None`: all in this process, one after the other.
+        executor: sends them to a cluster instead, `count` at once, see `mentalese.compare.cluster`.
         train: trains one recipe in one folder of this process.
 
     Raises:
@@ -69,7 +72,11 @@ def run_jobs(
         raise InputError(f"jobs is {count}: use at least 1")
     results: dict[int, dict[str, Any] | None] = {i: None for i, job in enumerate(jobs) if _has_diverged(job)}
     waiting = [i for i in range(len(jobs)) if i not in results]
-    if count is None:
+    if executor is not None:
+        orders = {i: (_order(jobs[i]), jobs[i].folder.parent / "submitit") for i in waiting}
+        for i, outcome in cluster.send(orders, executor, count or 1, train_order, show=show):
+            results[i] = _result(jobs[i], outcome)
+    elif count is None:
         results |= {i: _in_this_process(jobs[i], train, show) for i in waiting}
     else:
         results |= _Pool([(i, jobs[i]) for i in waiting], count, show).run()
@@ -181,13 +188,30 @@ def _hand_over(job: Job, process: subprocess.Popen[bytes]) -> dict[str, Any] | N
     """Has a process train a job, and waits for it."""
     assert process.stdin is not None
     assert process.stdout is not None
-    order = {"recipe": job.recipe.to_dict(), "folder": str(job.folder), "argv": sys.argv}
-    process.stdin.write(json.dumps(order).encode() + b"\n")
+    process.stdin.write(json.dumps(_order(job)).encode() + b"\n")
     process.stdin.flush()
     line = process.stdout.readline()
     if not line:
         raise EOFError(f"training {job.recipe.name} in {job.folder} ended early")
-    outcome = json.loads(line)
+    return _result(job, json.loads(line))
+
+
+def _order(job: Job) -> dict[str, Any]:
+    return {"recipe": job.recipe.to_dict(), "folder": str(job.folder), "argv": sys.argv}
+
+
+def train_order(order: dict[str, Any]) -> dict[str, Any]:
+    """Trains what an order says; returns `error` and `message` of an error, if there was one."""
+    sys.argv = order["argv"]  # the command that the result names
+    try:
+        loop.train(Recipe.from_dict(order["recipe"]), Path(order["folder"]), resume=True, show=False)
+    except (FloatingPointError, InputError) as error:
+        return {"error": type(error).__name__, "message": str(error)}
+    return {}
+
+
+def _result(job: Job, outcome: dict[str, Any]) -> dict[str, Any] | None:
+    """The content of `result.json`, or `None` if the job diverged and may."""
     if outcome.get("error") == FloatingPointError.__name__:
         _note_divergence(job, outcome["message"])
         return None
@@ -230,13 +254,8 @@ def main() -> int:
     orders: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(orders,), daemon=True).start()
     while line := orders.get():
-        order = json.loads(line)
-        sys.argv = order["argv"]  # the command that the result names
-        outcome: dict[str, Any] = {}
         try:
-            loop.train(Recipe.from_dict(order["recipe"]), Path(order["folder"]), resume=True, show=False)
-        except (FloatingPointError, InputError) as error:
-            outcome = {"error": type(error).__name__, "message": str(error)}
+            outcome = train_order(json.loads(line))
         except loop.Interrupted as error:
             return error.exit_code
         print(json.dumps(outcome), file=outcomes, flush=True)

@@ -41,6 +41,7 @@ def run_suite(
     trials: int = 3,
     seeds: int = 3,
     jobs: int = 1,
+    executor: str | None = None,
     size: float = 1.0,
     show: bool = True,
 ) -> dict[str, Any]:
@@ -52,6 +53,7 @@ def run_suite(
         trials: learning rates tried with every method; 1: its own, untuned.
         seeds: runs per method after tuning.
         jobs: trainings at once, each in a process with one thread, or one GPU.
+        executor: sends them to a cluster, see `mentalese.compare.cluster`.
         size: scales width, text and questions.
 
     Returns:
@@ -81,6 +83,7 @@ def run_suite(
             seeds=seeds,
             tuned_fields=rates,
             jobs=jobs,
+            executor=executor,
             show=show,
         )
         tasks.append(judge(chosen, comparison, out / name))

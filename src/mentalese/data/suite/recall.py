@@ -7,7 +7,8 @@ order, with its answer. Two keys, three sentences between (`keys=2,distance=4`):
      bad duck ? boot . dark cub ? bowl .
 
 Keys are two words, so that there are new ones to ask for: those of validation and test never occur in training, though
-their words do.
+their words do. With `key_words=1` a key is one word after an article (`the cub owns bowl .`), which a small model
+learns sooner; all splits then have the same keys, and which value a key has is new in every document.
 
 Every sentence has five words. Between a binding and its question are at least `distance` - 1 sentences and at most
 `distance` + 2 `keys` - 3. Documents are text, as models of sentences (Thought Gestalt), of windows (Latent Thought
@@ -33,7 +34,7 @@ from functools import cached_property
 from itertools import count as numbers
 
 from mentalese.data.documents import Document
-from mentalese.data.suite.base import Levels, Task
+from mentalese.data.suite.base import HELD_OUT, Levels, Task
 
 # Words in strings: a list of each would be pages long.
 # ruff: noqa: SIM905
@@ -71,12 +72,14 @@ class Recall(Task):
     Attributes:
         distance: a question is at least this many sentences after its binding.
         keys: bindings per document.
+        key_words: 1 or 2 words tell keys apart.
         values: different values, at most 32.
         window: sentences before a question that the floor sees.
     """
 
     distance: int = 8
     keys: int = 4
+    key_words: int = 2
     values: int = 16
     window: int = 1
 
@@ -88,13 +91,16 @@ class Recall(Task):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check("distance", self.distance >= 1, "set at least 1")
-        self.check_range("keys", 1, 64)
+        self.check_range("key_words", 1, 2)
+        self.check_range("keys", 1, 64 if self.key_words == 2 else len(_SECOND))
         self.check_range("values", 2, len(_VALUES))
         self.check("window", self.window >= 0, "set 0 or more")
 
     @cached_property
     def pairs(self) -> dict[str, list[str]]:
         """The keys of each split."""
+        if self.key_words == 1:
+            return {split: [f"the {word}" for word in _SECOND] for split in ("train", *HELD_OUT)}
         found: dict[str, list[str]] = {}
         for first in _FIRST:
             for second in _SECOND:
