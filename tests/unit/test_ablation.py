@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from mentalese import cli, get_recipe, load
+from mentalese.compare.compare import compare, print_comparison
 from mentalese.errors import InputError
 from mentalese.evaluation import ablation
 from mentalese.evaluation.options import AblationOptions
@@ -54,6 +55,26 @@ def test_questions_are_asked_and_the_table_is_in_points(
     result = json.loads(capsys.readouterr().out)
     assert (result["unit"], result["questions"]) == ("accuracy", 5)
     assert len(result["ablations"]) == 4
+
+
+def test_a_comparison_says_what_it_costs_to_lose_the_thoughts(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipes = [shrink(get_recipe(name), corpus) for name in ("gpt2/tiny", "thought_gestalt/tiny")]
+    compared = compare(recipes, tmp_path, ablate=True, show=False)
+    plain, thinking = compared["rows"]
+    assert "ablation" not in plain
+    folder = tmp_path / "thought_gestalt-tiny" / "seed-0"
+    assert thinking["ablation"] == ablation.run(load(folder)) == json.loads((folder / "ablation.json").read_text())
+    print_comparison(compared)
+    [removed] = [part for part in thinking["ablation"]["ablations"] if part["thoughts"] == "removed"]
+    shown = f"{removed['difference']:+.3f} nats/token"
+    assert shown in capsys.readouterr().out
+    page = (tmp_path / "report.html").read_text()
+    assert shown in page
+    monkeypatch.setattr(ablation, "run", lambda *_, **__: pytest.fail("scored twice"))
+    assert compare(recipes, tmp_path, ablate=True, show=False)["rows"][1]["ablation"] == thinking["ablation"]
+    assert "ablation" not in compare(recipes, tmp_path, show=False)["rows"][1]
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ class Options:
         jobs: trainings at once, each in a process with one thread or one GPU; not set: one after the other in this one.
         executor: sends trainings to a cluster, --jobs at once: slurm:timeout_min=60,slurm_partition=NAME, or local; all
             machines have to see the output folder.
+        ablate: also score each model that thinks without its thoughts.
         out: the folder of all runs, of compare.json and of report.html.
         json: print the comparison as JSON.
     """
@@ -35,6 +36,7 @@ class Options:
     tune: tuple[str, ...] = ()
     jobs: int | None = None
     executor: str | None = None
+    ablate: bool = False
     out: Path = Path("runs/compare")
     json: bool = False
 
@@ -64,6 +66,7 @@ def run(words: list[str]) -> None:
             tuned_fields=parse(options.tune),
             jobs=options.jobs,
             executor=options.executor,
+            ablate=options.ablate,
         )
     if not is_main_process():
         return

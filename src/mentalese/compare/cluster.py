@@ -123,7 +123,7 @@ def _engine(cluster: str, options: Mapping[str, str | int], folder: Path) -> Any
         raise InputError("executor needs submitit: install it with pip install 'mentalese[slurm]'") from error
     try:
         engine = submitit.AutoExecutor(folder=folder, cluster=cluster)
-        engine.update_parameters(**{"timeout_min": _A_DAY} | options)
+        engine.update_parameters(**{"timeout_min": _A_DAY, **options})
     except (NameError, TypeError, RuntimeError) as error:  # a parameter that it does not have; no srun here
         raise InputError(f"executor {cluster!r} cannot be used: {error}") from error
     return engine

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -22,15 +23,18 @@ from mentalese import provenance
 from mentalese.compare import cluster
 from mentalese.compare.headline import metric, paired_test
 from mentalese.compare.jobs import Job, run_jobs
-from mentalese.compare.report import cells, header, write_report
+from mentalese.compare.report import cells, header, is_ablated, write_report
 from mentalese.compare.tuning import Tuned, grid, tune
 from mentalese.data.store import prepare
 from mentalese.errors import InputError
+from mentalese.evaluation import ablation
+from mentalese.evaluation.ablation import has_own_thoughts
 from mentalese.evaluation.statistics import summary
 from mentalese.files import write_json
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model
 from mentalese.models.contract import count_parameters
+from mentalese.models.saved import load
 from mentalese.recipe import Recipe
 from mentalese.screen import print_table
 from mentalese.training import loop
@@ -67,6 +71,7 @@ def compare(
     tuned_fields: Mapping[str, Sequence[str]] | None = None,
     jobs: int | None = None,
     executor: str | None = None,
+    ablate: bool = False,
     show: bool = True,
     train: Callable[..., dict[str, Any]] = loop.train,
 ) -> dict[str, Any]:
@@ -82,6 +87,7 @@ def compare(
         tuned_fields: `section.field` -> values; each recipe is trained with all of them first, with another seed, and
             compared with the setting that is best on the validation split (`mentalese.compare.tuning`).
         jobs, executor: runs at once, and where, see `run_jobs`.
+        ablate: also score each model that thinks without its thoughts, see `mentalese.evaluation.ablation`.
         train: trains one recipe in one folder.
 
     Returns:
@@ -134,6 +140,10 @@ def compare(
     comparison = _judge(chosen, results, out)
     for row, one in zip(comparison["rows"], tuned):
         row["tuning"] = one.to_dict()
+    if ablate and is_main_process():
+        for row in comparison["rows"]:
+            if (found := _ablation(out, row, show)) is not None:
+                row["ablation"] = found
     comparison |= {"match": matched, "seeds": seeds, "command": provenance.command()}
     if is_main_process():  # under torchrun every process has all results
         write_json(out / "compare.json", comparison)
@@ -289,7 +299,25 @@ def _row(
     return row
 
 
+def _ablation(out: Path, row: Mapping[str, Any], show: bool) -> dict[str, Any] | None:
+    """The first seed's model with and without its thoughts; kept in its folder. `None`: it does not think."""
+    folder = out / row["name"].replace("/", "-") / f"seed-{row['runs'][0]['seed']}"
+    path = folder / "ablation.json"
+    if path.is_file():
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+    saved = load(folder)
+    if not has_own_thoughts(saved):
+        return None
+    result = ablation.run(saved, show=show)
+    write_json(path, result)
+    return result
+
+
 def print_comparison(comparison: dict[str, Any]) -> None:
     """Prints the table on standard output."""
     rows = comparison["rows"]
-    print_table(header(rows), [cells(row) for row in rows], title=f"Test {metric(rows)} on {comparison['source']}")
+    ablated = is_ablated(rows)
+    print_table(
+        header(rows), [cells(row, ablated) for row in rows], title=f"Test {metric(rows)} on {comparison['source']}"
+    )

@@ -35,12 +35,18 @@ _RESULTS = {
     "perplexity": ("test perplexity", "bits/byte", "ratio to baseline"),
     "accuracy": ("test accuracy, %", "F1, %", "points to baseline"),
 }
+_REMOVED = "thoughts removed"
 _MORE_IS_BETTER = ("tokens/s", *_RESULTS["accuracy"])  # sorted in descending order first
 
 
 def header(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     """The names of the table's columns."""
-    return _HEADER + _RESULTS[metric(rows)]
+    return _HEADER + _RESULTS[metric(rows)] + ((_REMOVED,) if is_ablated(rows) else ())
+
+
+def is_ablated(rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether any model was also scored without its thoughts."""
+    return any("ablation" in row for row in rows)
 
 
 def write_report(comparison: dict[str, Any], path: Path) -> None:
@@ -105,8 +111,8 @@ def _test(row: dict[str, Any]) -> str:
     return "" if test is None else f" ({significance(test['p'], test['n'])})"
 
 
-def cells(row: dict[str, Any]) -> list[str]:
-    """A row of the table as text, in the order of `header`."""
+def cells(row: dict[str, Any], ablated: bool = False) -> list[str]:
+    """A row of the table as text, in the order of `header`; `ablated`: see `is_ablated`."""
     runs = len(row["runs"])
     if "accuracy" in row:
         shares = ({name: 100 * value for name, value in row[field].items()} for field in ("accuracy", "f1"))
@@ -122,7 +128,23 @@ def cells(row: dict[str, Any]) -> list[str]:
         f"{row['tokens_per_second']['mean']:,.0f}",
         *result,
         _against(row),
+        *([_removed(row)] if ablated else []),
     ]
+
+
+def _removed(row: dict[str, Any]) -> str:
+    """What it costs the model to lose its thoughts, of the first seed; empty without thoughts."""
+    if "ablation" not in row:
+        return ""
+    removed = _ablations(row)["removed"]
+    digits, unit = (".1%", "") if "accuracy" in row else (".3f", " nats/token")
+    interval = removed["interval"]
+    spread = "" if interval is None else f" ({interval[0]:+{digits}} to {interval[1]:+{digits}})"
+    return f"{removed['difference']:+{digits}}{unit}{spread}"
+
+
+def _ablations(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {part["thoughts"]: part for part in row["ablation"]["ablations"]}
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -159,12 +181,13 @@ def _table(rows: list[dict[str, Any]]) -> str:
     name, best = metric(rows), winner(rows)
     known = [row[name]["mean"] for row in rows if math.isfinite(row[name]["mean"])]
     full = 1.0 if name == "accuracy" else max(known, default=1.0)  # the value of a full bar
-    order = (0, 5, 7, 6, 1, 2, 3, 4)  # results first, so a phone shows them without scrolling
+    ablated = is_ablated(rows)
+    order = (0, 5, 7, *((8,) if ablated else ()), 6, 1, 2, 3, 4)  # results first: a phone shows them without scrolling
     body = ""
     for index, row in enumerate(rows):
         value = row[name]["mean"]
         bar = f'<i class="bar" style="width:{100 * value / full:.1f}%"></i>' if math.isfinite(value) else ""
-        values, numbers = [escape(cell) for cell in cells(row)], _numbers(row)
+        values, numbers = [escape(cell) for cell in cells(row, ablated)], _numbers(row)
         values[5] = f"{'<strong>' + values[5] + '</strong>' if row is best else values[5]}{bar}"
         if row["baseline"] is not None:
             change, word = _change(row)
@@ -173,8 +196,15 @@ def _table(rows: list[dict[str, Any]]) -> str:
         label = f'<span class="name">{_swatch(index)}{_breakable(row["name"])}</span>'
         body += f'<tr class="m{index}"><th scope="row">{label}<small>{escape(row["description"])}</small></th>'
         body += "".join(_cell(values[i], numbers[i]) for i in order[1:]) + "</tr>\n"
-    spread = "<p class=note>± is the standard deviation over seeds.</p>" if len(rows[0]["runs"]) > 1 else ""
-    return _sortable([header(rows)[i] for i in order], body, "result") + spread
+    notes = ["± is the standard deviation over seeds."] if len(rows[0]["runs"]) > 1 else []
+    if ablated:
+        notes.append(
+            "Thoughts removed: how the first seed's score changes if its thoughts are taken away after training,"
+            " with a 95% interval over documents or questions. No change: it does not use them."
+        )
+    return _sortable([header(rows)[i] for i in order], body, "result") + "".join(
+        f"<p class=note>{n}</p>" for n in notes
+    )
 
 
 def _sortable(columns: Sequence[str], body: str, kind: str = "") -> str:
@@ -196,7 +226,9 @@ def _numbers(row: dict[str, Any]) -> list[float | None]:
     else:
         result = [row["perplexity"]["mean"], row.get("bits_per_byte", {}).get("mean"), row["ratio"]]
     counts = [row["parameters"][name] for name in ("total", "non_embedding")]
-    return [None, *counts, *(row[name]["mean"] for name in ("train_flops_per_token", "tokens_per_second")), *result]
+    removed = _ablations(row)["removed"]["difference"] if "ablation" in row else None
+    speeds = (row[name]["mean"] for name in ("train_flops_per_token", "tokens_per_second"))
+    return [None, *counts, *speeds, *result, removed]
 
 
 def _breakable(name: str) -> str:

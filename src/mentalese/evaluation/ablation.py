@@ -38,6 +38,12 @@ class Ablation:
     interval: tuple[float, float] | None = None
 
 
+def has_own_thoughts(saved: Saved) -> bool:
+    """Whether a model thinks, and was not trained under a control."""
+    config = saved.hugging_face.config
+    return getattr(config, "has_thoughts", False) and config.thought_control is None
+
+
 def run(saved: Saved, options: AblationOptions | None = None, *, show: bool = False) -> dict[str, Any]:
     """Scores a split's texts, or asks its questions, once with the model's own thoughts and once under each control.
 
