@@ -307,6 +307,20 @@ def test_the_command_writes_a_page(
     assert len(page["traces"][0]["curves"]["elbo"]["values"]) == 2
 
 
+@pytest.mark.parametrize("name", ["thought_gestalt", "latent_thought"])
+def test_a_model_is_shown_beside_itself_without_its_thoughts(
+    name: str, runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "think.html"
+    assert cli.main(["think", str(runs[name]), "--text", TEXT, "--against", "removed", "--out", str(out)]) == 0
+    own, without = inside(out.read_text())["traces"]
+    assert without["name"] == f"{own['name']}, thoughts removed"
+    gains = [value for value in own["scores"]["gain"]["values"] if value is not None]
+    assert any(abs(gain) > 1e-6 for gain in gains)
+    assert cli.main(["think", str(runs["gpt2"]), "--text", TEXT, "--against", "removed"]) == 2
+    assert "thought_control" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

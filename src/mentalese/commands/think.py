@@ -20,7 +20,8 @@ class Options:
     Attributes:
         text: what to think about.
         file: a text file instead.
-        against: another model to show next to it, as it is; the options below are for the first one.
+        against: another model to show next to it, as it is; the options below are for the first one. Or what to do to
+            its own thoughts, to see what they are worth: removed, or noisy.
         out: the page's file.
         config: FIELD=VALUE ...: other values of the model's config, as far as the weights allow.
         stage: ask at this stage instead of the one that the model was trained to.
@@ -50,7 +51,7 @@ def run(words: list[str]) -> None:
     from mentalese.files import check_place, write_text
 
     check_place(options.out, "--out")
-    from mentalese.models.saved import load
+    from mentalese.models.saved import Saved, load
     from mentalese.viewer import think_page
 
     saved = load(path, device(), config=config_fields(options.config)).at(options.stage, options.latents)
@@ -58,7 +59,11 @@ def run(words: list[str]) -> None:
         raise InputError(
             f"--max-new-tokens is {options.max_new_tokens}, and {path} does not answer questions: remove it"
         )
-    against = None if options.against is None else load(options.against, device())
+    if options.against in ("removed", "noisy"):  # not swapped: there is no other text
+        without = load(path, device(), config={"thought_control": options.against})
+        against: Saved | None = without.at(options.stage, options.latents)
+    else:
+        against = None if options.against is None else load(options.against, device())
     given = {name: getattr(options, name) for name in ("max_new_tokens", "fast_steps")}
     given = {name: value for name, value in given.items() if value is not None}
     command = shlex.join(["mentalese", "think", *words])

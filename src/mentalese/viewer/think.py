@@ -32,4 +32,8 @@ def think_page(saved: Saved, text: str, *, against: Saved | None = None, command
             raise InputError(f"{model.path}: {error}") from error
     sizes = [count_parameters(model.model)["total"] for model in models]
     names = model_names([model.path for model in models])
+    control = None if against is None else getattr(against.hugging_face.config, "thought_control", None)
+    if against is not None and against.path == saved.path and control is not None:
+        names = model_names([saved.path])
+        names.append(f"{names[0]}, thoughts {control}")
     return page(payload(traces, names=names, parameters=sizes, text=text, command=command))

@@ -333,7 +333,9 @@ class LTMForCausalLM(LTMGeneration):
         if trace and self.config.num_latents and z is None:
             batch = prompt_batch(input_ids, attention_mask)
             posterior = infer(self, batch, inference=self.config.scoring, fast_steps=fast_steps)
-            encoded.explained = self.encode(input_ids, attention_mask, z=posterior.mu)
+            encoded.explained = self.encode(
+                input_ids, attention_mask, z=controlled(posterior.mu, self.config.thought_control)
+            )
             encoded.explained.posterior = posterior
         return encoded
 
