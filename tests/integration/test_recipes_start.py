@@ -26,9 +26,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from mentalese import Recipe, recipes
-from mentalese.data import sentences, tokenizers
+from mentalese.data import prosqa, sentences, tokenizers
 from mentalese.data.sources import open_source
 from mentalese.data.store import prepare
+from mentalese.data.suite import TASKS
+from mentalese.data.suite.base import HELD_OUT
 from mentalese.recipe import TrainConfig
 from mentalese.training.loop import LogBuffer, Run
 from mentalese.training.parallel import setup
@@ -221,7 +223,20 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patched.setitem(sys.modules, "wtpsplit", wtpsplit)
         version = sentences.version
         patched.setattr(sentences, "version", lambda name: "2.2.0" if name == "wtpsplit" else version(name))
+        for split in HELD_OUT:
+            patched.setitem(HELD_OUT, split, 50)
+        patched.setattr(prosqa, "TRAIN", 400)
+        patched.setenv("MENTALESE_CACHE", str(root / "cache"))
         yield
+
+
+def few(source: str) -> str:
+    """A task of the suite with fewer documents; they are the same ones."""
+    name, _, options = source.removeprefix("builtin:").partition(":")
+    if not source.startswith("builtin:") or name not in TASKS:
+        return source
+    kept = [option for option in options.split(",") if option and not option.startswith("count=")]
+    return f"builtin:{name}:{','.join([*kept, 'count=200'])}"
 
 
 # -- the tests ---------------------------------------------------------------------------------------------------------
@@ -236,6 +251,7 @@ def test_a_recipe_reads_its_source_and_its_model_has_room_for_it(source: str, to
     for recipe in RECIPES.values():
         if (recipe.data.source, recipe.data.tokenizer) != (source, tokenizer):
             continue
+        recipe = recipe.override(f"data.source={few(source)}")
         data = dataclasses.replace(recipe.data, train_tokens=None)  # only a run reads it
         asked = (data, type(recipe.layout), recipe.layout.sequence_length)
         if asked not in stores:
@@ -310,7 +326,9 @@ def shrunken(recipe: Recipe) -> Recipe:
     micro = min(2, recipe.train.gradient_accumulation_steps)
     train = TrainConfig(steps=1, precision=recipe.train.precision, gradient_accumulation_steps=micro, device="cpu")
     layout = dataclasses.replace(recipe.layout, **sizes)
-    data = recipe.data if recipe.layout.questions else dataclasses.replace(recipe.data, tokenizer="bpe:400")
+    data = dataclasses.replace(recipe.data, source=few(recipe.data.source))
+    if not recipe.layout.questions:
+        data = dataclasses.replace(data, tokenizer="bpe:400")
     return dataclasses.replace(recipe, model=narrow(recipe.model), data=data, layout=layout, train=train)
 
 
