@@ -69,6 +69,13 @@ def decoder(size: float, layers: int, context: int) -> dict[str, Any]:
     return gpt2_rope(width(size), 4, layers=layers, context=context)
 
 
+def scaled(model: dict[str, Any]) -> dict[str, Any]:
+    """The model with initial weights that follow its width: 0.02, the usual standard deviation, is for 768 channels."""
+    if "backbone" in model:
+        return model | {"backbone": scaled(model["backbone"])}
+    return model | {"initializer_range": round(0.02 * (768 / model["hidden_size"]) ** 0.5, 3)}
+
+
 def text(name: str, spec: str, description: str, model: dict[str, Any], tokens: int, **fields: Any) -> Recipe:
     """A method on running text; one document per row."""
     defaults: dict[str, Any] = {
@@ -78,7 +85,7 @@ def text(name: str, spec: str, description: str, model: dict[str, Any], tokens: 
         "train": TrainConfig(tokens=tokens, eval_every=100),
         "evaluation": EvaluationConfig(context_length=128, stride=127, max_documents=100),
     }
-    return Recipe(name=name, description=description, model=model, **defaults | fields)
+    return Recipe(name=name, description=description, model=scaled(model), **defaults | fields)
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
@@ -104,7 +111,6 @@ def topics(size: float) -> SuiteTask:
         "fast_schedule": "cosine",
         "noise": "fixed",
         "initial_log_variance": 0.0,
-        "initializer_range": 0.06,
     }
     plain = {name: value for name, value in thinking.items() if not name.startswith(("fast_", "noise", "initial_"))}
     tokens = int(500_000 * size)
@@ -245,7 +251,7 @@ def questions(name: str, spec: str, model: dict[str, Any], epochs: float, answer
     return Recipe(
         name=name,
         description=f"questions of {spec.partition(':')[0]}",
-        model=model,
+        model=scaled(model),
         data=DataConfig(source=f"builtin:{spec}", tokenizer="bpe:512"),
         layout=QuestionAnswer(sequence_length=length, batch_size=32),
         optimizer=OptimizerConfig(learning_rate=2.5e-3, weight_decay=0.01, warmup=0.1),
