@@ -21,7 +21,7 @@ import torch
 from mentalese import provenance
 from mentalese.compare.headline import metric, paired_test
 from mentalese.compare.jobs import Job, run_jobs
-from mentalese.compare.report import cells, header, write_report
+from mentalese.compare.report import cells, ends_note, header, write_report
 from mentalese.compare.tuning import Tuned, grid, tune
 from mentalese.data.store import prepare
 from mentalese.errors import InputError
@@ -54,7 +54,10 @@ _SHARED = (
 )
 
 # The test results in a row of the table.
-_FIGURES = {"perplexity": ("perplexity", "bits_per_byte"), "accuracy": ("accuracy", "exact_match", "f1")}
+_FIGURES = {
+    "perplexity": ("perplexity", "bits_per_byte", "bits_per_byte_with_ends"),
+    "accuracy": ("accuracy", "exact_match", "f1"),
+}
 
 
 def compare(
@@ -261,7 +264,7 @@ def _row(
         **{
             name: summary([run["test"][name] for run in runs])
             for name in _FIGURES[metric]
-            if runs[0]["test"][name] is not None  # bits per byte of an estimator that scores part of the text
+            if all(run["test"].get(name) is not None for run in runs)  # bits per byte, which not all estimators have
         },
         f"validation_{metric}": summary([run["validation"][metric] for run in runs]),
         **{name: over_seeds(name) for name in ("train_flops_per_token", "tokens_per_second")},
@@ -289,3 +292,5 @@ def print_comparison(comparison: dict[str, Any]) -> None:
     """Prints the table on standard output."""
     rows = comparison["rows"]
     print_table(header(rows), [cells(row) for row in rows], title=f"Test {metric(rows)} on {comparison['source']}")
+    if note := ends_note(rows):
+        print(f"\n{note}")
