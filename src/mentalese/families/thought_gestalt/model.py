@@ -101,7 +101,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         if config.memory != "none":
             self.sentence_head = SentenceHead(config)
-        self.final_norm = nn.LayerNorm(config.hidden_size)
+        self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
@@ -141,9 +141,10 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             trace: keep the attention to memory.
         """
         config, device = self.config, input_ids.device
-        layout = find_sentences(
-            input_ids, attention_mask, config, None if cache is None else cache.state.get("position")
-        )
+        if attention_mask is not None:
+            attention_mask = self.real_tokens(input_ids, attention_mask, cache)
+        position = None if cache is None else cache.state.get("position")
+        layout = find_sentences(input_ids, attention_mask, config, position)
         source = layout.source.to(device)
         embedded = self._embed(input_ids.flatten()[source], layout.positions.to(device), token_dropout)
         # With a cache, a trace or a prefix each step runs through all layers, which have keys of its own.

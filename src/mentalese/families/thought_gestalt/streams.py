@@ -12,6 +12,7 @@ from transformers import LogitsProcessor
 
 from mentalese.errors import InputError
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
+from mentalese.models.inputs import check_width
 from mentalese.nn.ragged import within
 
 
@@ -61,16 +62,21 @@ def find_sentences(
 ) -> Layout:
     """Finds the sentences of streams [B, L] by their markers.
 
+    Args:
+        attention_mask: [B, L], 0 at padding.
+        first_position: [B], tokens already read of the sentence that is open.
+
     Raises:
-        InputError: there are no tokens, the markers are unbalanced, or a sentence is longer than the table of
-            positions.
+        InputError: there are no tokens, a mask of another width, the markers are unbalanced, or a sentence is longer
+            than the table of positions.
     """
     if not input_ids.numel():
         raise InputError(f"input_ids has the shape {list(input_ids.shape)}: pass at least one token")
     input_ids, length = input_ids.cpu(), input_ids.shape[1]  # everything data-dependent is decided on the CPU, here
     real = input_ids != config.pad_token_id
     if attention_mask is not None:
-        real = real & attention_mask[:, -length:].cpu().bool()
+        check_width(attention_mask, length)
+        real = real & attention_mask.cpu().bool()
     first_position = input_ids.new_zeros(len(input_ids)) if first_position is None else first_position.cpu()
     begins = real & (input_ids == config.sentence_start_token_id)
     ends = real & (input_ids == config.sentence_end_token_id)
