@@ -411,6 +411,19 @@ def test_a_text_read_in_pieces_is_the_text(fields: dict[str, Any], pieces: list[
     torch.testing.assert_close(torch.cat(got, dim=1)[mask.bool()], expected[mask.bool()], **CLOSE)
 
 
+def test_a_cache_holds_the_streams_of_its_longest_row_whatever_the_batch() -> None:
+    """Each step's streams follow those of their own row; padded to the most of all rows they took 1.8 times as much."""
+    made, ids = model(selection="causal", max_position_embeddings=64), text(rows=16, length=32)
+    cache = made.new_cache()
+    with torch.no_grad():
+        for column in range(32):
+            made(ids[:, column : column + 1], past_key_values=cache, use_cache=True)
+    most = int(made.encode(ids).streams.counts.sum(1).max())
+    assert 1.5 * 32 < most <= 2 * 32
+    assert most <= cache.state["k.4"].shape[2] < 2 * (most + 8)  # room for twice as much as there was at some step
+    assert cache.state["used.3"].max() == most
+
+
 def test_block_wise_generation_reads_everything_anew_for_each_token() -> None:
     made, prompt = model(max_position_embeddings=24), text(rows=2, length=6)
     out = made.generate(
