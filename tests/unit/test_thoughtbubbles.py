@@ -378,11 +378,37 @@ def test_the_mixtures_loss_and_gradients_are_those_of_its_log_probabilities() ->
     targets = text(seed=1)
     targets[0, 3] = -100
     loss, nll = mixture_cross_entropy(hidden, weight, targets, found)
-    mixed = mixture_log_probabilities(hidden @ weight.T, found)
+    mixed = mixture_log_probabilities(hidden, lambda x: x @ weight.T, found)
     expected = F.nll_loss(mixed.flatten(0, 1), targets.flatten(), ignore_index=-100)
     torch.testing.assert_close(loss, expected, **CLOSE)
     torch.testing.assert_close(nll.sum() / (targets >= 0).sum(), expected.detach(), **CLOSE)
     for one, other in zip(*(torch.autograd.grad(x, [hidden, weight, scores]) for x in (loss, expected))):
+        torch.testing.assert_close(one, other, **CLOSE)
+
+
+def test_tables_of_streams_are_made_for_a_part_of_the_tokens_at_a_time() -> None:
+    """Values and gradients are those of all at once, with padding, rows of other lengths, and without a gradient."""
+    made, ids = model(), text(rows=3, length=12)
+    mask = torch.ones_like(ids)
+    mask[0, :5] = mask[2, 7:] = 0
+    streams = made.encode(ids, mask).keep(torch.arange(12))
+    hidden = streams.x.detach().requires_grad_()
+    sizes: list[int] = []
+
+    def head(x: Tensor) -> Tensor:
+        sizes.append(x.shape[:-1].numel())
+        return made.lm_head(x)
+
+    whole = mixture_log_probabilities(hidden, head, streams)
+    seen, real = sizes.pop(), mask.bool()
+    parts = mixture_log_probabilities(hidden, head, streams, tokens=9)
+    assert len(sizes) == 4  # of three tokens
+    assert max(sizes) < seen / 2
+    torch.testing.assert_close(parts[real], whole[real])
+    with torch.no_grad():
+        torch.testing.assert_close(mixture_log_probabilities(hidden, head, streams, tokens=9)[real], whole[real])
+    pull = torch.randn(parts[real].shape)
+    for one, other in zip(*(torch.autograd.grad((x[real] * pull).sum(), hidden) for x in (parts, whole))):
         torch.testing.assert_close(one, other, **CLOSE)
 
 

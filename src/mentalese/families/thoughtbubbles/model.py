@@ -427,15 +427,17 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
     def _logits(self, encoded: Encoding, kept: Tensor) -> Tensor:
         """[B, m, v] of the tokens in columns `kept` [m] or [B, m]; for a mixture log-probabilities, zero at padding."""
         if kept.ndim == 1:
-            kept, order = kept.unique(return_inverse=True)
-            return self._logits(encoded, kept.expand(len(encoded.streams.token), -1))[:, order]
+            columns, order = kept.unique(return_inverse=True)
+            logits = self._logits(encoded, columns.expand(len(encoded.streams.token), -1))
+            return logits if torch.equal(columns, kept) else logits[:, order]
         if not self.mixes:
             hidden = self.states(encoded)
             rows = torch.arange(len(hidden), device=hidden.device)[:, None]
             return self.lm_head(hidden[rows, kept])
         streams = encoded.keep(kept)
-        mixed = mixture_log_probabilities(self.lm_head(self.final_norm(streams.x)), streams)
-        return mixed.masked_fill((streams.counts == 0)[..., None], 0.0)
+        mixed = mixture_log_probabilities(self.final_norm(streams.x), self.lm_head, streams)
+        padding = (streams.counts == 0)[..., None]
+        return mixed.masked_fill(padding, 0.0) if bool(padding.any()) else mixed
 
     @property
     def can_cache(self) -> bool:  # type: ignore[override]
