@@ -228,6 +228,23 @@ def test_streams_of_any_lengths_equal_the_plain_form(rows: list[list[int]], wind
     torch.testing.assert_close(*results, atol=1e-5, rtol=1e-3)
 
 
+@pytest.mark.parametrize("fields", VARIANTS, ids=str)
+@pytest.mark.parametrize("tokens", [1, 12, 40])
+def test_a_document_is_scored_in_parts_and_the_memory_alone_is_kept(
+    fields: dict[str, Any], tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sentences of later parts read vectors of earlier ones; no layer ever sees more tokens than a part or a step."""
+    batch = batch_of(stream(3, 1, 6, 2, 4, 3, 5, 2, 6), stream(2, 5), stream(6, 1, 1, 4), stream(1, 2, 3, closed=False))
+    model = make(**fields)
+    whole = model.token_nll(batch)
+    seen: list[int] = []
+    model.final_norm.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
+    monkeypatch.setattr("mentalese.families.thought_gestalt.model.SCORED_AT_ONCE", tokens)
+    torch.testing.assert_close(model.token_nll(batch), whole, **CLOSE)
+    assert len(seen) == {1: 9, 12: 7, 40: 3}[tokens]
+    assert sum(seen) == int((batch["labels"] >= 0).sum())
+
+
 def test_many_sentences_are_padded_in_groups_and_change_nothing() -> None:
     model = make()
     rows = [stream(*((i * j) % 6 + 1 for j in range(1, 5)), seed=i) for i in range(1, 60)]

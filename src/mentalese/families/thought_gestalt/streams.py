@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -43,10 +45,45 @@ class Layout:
     positions: Tensor
     last_position: Tensor
 
+    @cached_property
+    def sentences(self) -> list[int]:
+        """The first sentence of each step, and the number of all."""
+        return [0, *accumulate(self.counts)]
+
+    @cached_property
+    def tokens(self) -> list[int]:
+        """The first token of each step, and the number of all."""
+        return F.pad(self.lengths.cumsum(0), (1, 0))[self.sentences].tolist()
+
     def step(self, k: int) -> slice:
         """The sentences of step k."""
-        start = sum(self.counts[:k])
-        return slice(start, start + self.counts[k])
+        return slice(*self.sentences[k : k + 2])
+
+    def part(self, steps: range) -> Layout:
+        """The sentences of these steps alone."""
+        if len(steps) == len(self.counts):
+            return self
+        inside = slice(self.sentences[steps.start], self.sentences[steps.stop])
+        tokens = slice(self.tokens[steps.start], self.tokens[steps.stop])
+        return Layout(
+            streams=self.streams[inside],
+            lengths=self.lengths[inside],
+            read_before=self.read_before[inside],
+            ended=self.ended[inside],
+            counts=self.counts[steps.start : steps.stop],
+            source=self.source[tokens],
+            positions=self.positions[tokens],
+            last_position=self.last_position,
+        )
+
+    def parts(self, tokens: int) -> list[range]:
+        """All steps, in parts of at most so many tokens where a step does not have more."""
+        parts, first = [], 0
+        for k in range(1, len(self.counts)):
+            if self.tokens[k + 1] - self.tokens[first] > tokens:
+                parts.append(range(first, k))
+                first = k
+        return [*parts, range(first, len(self.counts))]
 
     def predicting(self) -> Tensor:
         """[N'], the tokens that another one of their sentence follows."""
