@@ -38,7 +38,7 @@ class StreamState:
         slots: [B, N], where keys and values of these streams go in `cache`, right after those of their own row; `None`
             without a cache.
         end: the slots in use, by the longest row.
-        cache: keys and values by layer, `k.LAYER` and `v.LAYER`, [B, heads, room, d_h (+ 1)].
+        cache: keys and values by layer, `k.LAYER` and `v.LAYER`, [B, heads, room, d_h (+ n)], see `with_scores`.
         attention: [B, N, N] per block, mean over heads, if a trace was asked for.
     """
 
@@ -85,7 +85,7 @@ class Attention(nn.Module):
         return self.out(attend_with_scores(q, k, v, width, scale=self.scale, attn_mask=state.mask))
 
     def _append(self, state: StreamState, name: str, new: Tensor) -> Tensor:
-        """All keys or values so far, [B, heads, m, d_h (+ 1)]."""
+        """All keys or values so far, [B, heads, m, d_h (+ n)]."""
         name, end = f"{name}.{self.layer}", state.end
         assert state.cache is not None
         assert state.slots is not None

@@ -351,7 +351,8 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         return mixture_cross_entropy(hidden, self.loss_head(), targets, encoded.streams)
 
     def forward_flops(self, batch: Batch) -> int:
-        """See `Contract.forward_flops`. A causal selection is assumed to use its whole budget."""
+        """See `Contract.forward_flops`. A causal selection is assumed to use its whole budget; padding of heads
+        on a GPU does not count."""
         config = self.config
         rows, length = batch["input_ids"].shape
         mask = batch.get("attention_mask")
