@@ -245,6 +245,22 @@ def test_micro_batches_equal_one_batch_under_the_causal_selection() -> None:
         assert one.observed is None
 
 
+def test_the_controls_of_a_recipe_have_scores_alone_and_a_constant_alone() -> None:
+    """After the third fork every stream of the constant has weight 1/8, whatever its weights say."""
+    for name, constant in (("1l", False), ("constant", True)):
+        recipe = get_recipe(f"thoughtbubbles/small-{name}")
+        assert recipe.baseline == "thoughtbubbles/small-regular"
+        assert get_recipe(recipe.baseline).layout == recipe.layout
+        fields = {field: recipe.model[field] for field in ("budget", "thought_control") if field in recipe.model}
+        made = model(**fields)
+        encoded = made.encode(text())
+        assert encoded.streams.counts.eq(1).all()
+        weights = encoded.streams.scores.exp()
+        assert bool((weights - 1 / 8).abs().max() < 1e-6) == constant
+        made.train().training_loss(batch(text())).loss.backward()
+        assert bool(made.fork_decisions["1"].decide.weight.grad.any()) != constant
+
+
 def test_without_room_for_forks_no_threshold_is_needed() -> None:
     made = ThoughtbubblesForCausalLM(config(selection="causal", budget=1.0)).eval()
     assert made.encode(text()).streams.counts.eq(1).all()
