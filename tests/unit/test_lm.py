@@ -172,6 +172,23 @@ def test_choices_have_the_same_context_and_pay_for_the_ends_of_their_sentences(
     assert scores[1].nll == pytest.approx(sum(letters) + 2 * end)
 
 
+def test_a_choice_is_not_read_before_it_is_scored_if_streams_are_chosen_causally(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    """A text's score is that of its beginning and then the rest; block-wise the rest moves streams of the beginning."""
+    model, *read = build("thoughtbubbles/tiny", tokenizer)
+    ids = torch.randint(len(tokenizer), (8, 40), generator=torch.Generator().manual_seed(0))
+    model.train().training_loss({"input_ids": ids, "labels": ids})
+    model.after_step()
+    context, rest = "The river is long. It is old. It", " ran to the sea. Then it rained."
+    for selection, estimator in (("block", "block-not-causal"), ("causal", "causal")):
+        model.config.selection = selection
+        lm = reader(model.eval(), tokenizer, *read)
+        whole, first, second = lm.score([("", context + rest), ("", context), (context, rest)])
+        assert (abs(whole.nll - first.nll - second.nll) < 1e-3) == (selection == "causal")
+        assert lm.protocol()["estimator"] == estimator
+
+
 def test_scores_depend_neither_on_the_batch_nor_on_the_order(lm: MentaleseLM) -> None:
     lm.model.train()
     found = []
