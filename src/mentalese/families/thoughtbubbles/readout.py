@@ -8,7 +8,6 @@ the chunks: each chunk of logits is turned into gradients at once and freed, and
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -57,25 +56,21 @@ def mixture_log_probabilities(
     Args:
         hidden: [B, K, d], the head's input for each stream.
         head: maps [.., d] to logits [.., v].
-        tokens: at once, over all rows.
+        tokens: at once.
     """
-    length, size = streams.counts.shape[1], max(1, tokens // len(hidden))
-    if length <= size:
-        return _mixed(hidden, head, streams)
-    kept = torch.is_grad_enabled()
-    parts: list[Tensor] = []
-    out: Tensor | None = None
-    for start in range(0, length, size):
-        number = streams.token - start
-        number = number.masked_fill((number < 0) | (number >= size), size)
-        part = replace(streams, x=hidden).renumbered(number, min(size, length - start))
+    kept, out = torch.is_grad_enabled(), None
+    parts: list[list[Tensor]] = []
+    for rows, places, columns in streams.cut(tokens):
+        part = streams.part(rows, places, columns)
         if kept:
-            parts.append(checkpoint(_mixed, part.x, head, part, use_reentrant=False))
+            mixed = checkpoint(_mixed, hidden[rows, places], head, part, use_reentrant=False)
+            parts += [[]] if columns.start == 0 else []
+            parts[-1].append(mixed)
             continue
-        mixed = _mixed(part.x, head, part)
-        out = mixed.new_empty(len(mixed), length, mixed.shape[2]) if out is None else out
-        out[:, start : start + size] = mixed
-    return torch.cat(parts, dim=1) if out is None else out
+        mixed = _mixed(hidden[rows, places], head, part)
+        out = mixed.new_empty(*streams.counts.shape, mixed.shape[2]) if out is None else out
+        out[rows, columns] = mixed
+    return torch.cat([torch.cat(row, dim=1) for row in parts]) if out is None else out
 
 
 def _mixed(hidden: Tensor, head: Callable[[Tensor], Tensor], streams: Streams) -> Tensor:
