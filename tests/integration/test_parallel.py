@@ -23,8 +23,10 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from mentalese.data.batch import Batch
+from mentalese.families.thoughtbubbles.config import ThoughtbubblesConfig
+from mentalese.families.thoughtbubbles.model import ThoughtbubblesForCausalLM
 from mentalese.models.adapter import CausalLMAdapter
-from mentalese.models.contract import LossOutput, TrainStep
+from mentalese.models.contract import Contract, LossOutput, TrainStep
 from mentalese.training.checkpoint import Checkpointer
 from mentalese.training.parallel import (
     Parallel,
@@ -60,6 +62,21 @@ def gpt2() -> nn.Module:
         eos_token_id=0,
     )
     return CausalLMAdapter(GPT2LMHeadModel(config))
+
+
+def bubbles() -> nn.Module:
+    """Streams that are chosen by thresholds, which follow those of all rows of a step."""
+    config = ThoughtbubblesConfig(
+        vocab_size=31,
+        hidden_size=20,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        max_position_embeddings=12,
+        fork_layers=(1, 2),
+        selection="causal",
+        initializer_range=0.3,
+    )
+    return ThoughtbubblesForCausalLM(config)
 
 
 class Gated(nn.Module):
@@ -170,6 +187,8 @@ def trained(
     for index in range(STEPS):
         batches = [data(index, micro, parallel.rank, parallel.world_size) for micro in range(micros)]
         figures.append(one_step(step, optimizer, parallel, batches, max_norm=0.7))
+        if isinstance(model, Contract):
+            model.after_step()
         if score:
             with torch.no_grad():
                 step(batches[0], None)
@@ -179,6 +198,7 @@ def trained(
 
 SCENARIOS: dict[str, Callable[[str, Parallel], dict[str, Any]]] = {
     "gpt2": lambda kind, parallel: trained(gpt2(), kind, parallel, text, score=True),
+    "bubbles": lambda kind, parallel: trained(bubbles(), kind, parallel, text, score=True),
     "inner": lambda kind, parallel: trained(Inner(), kind, parallel, vectors, score=True),
     "gated": lambda kind, parallel: trained(Gated(), kind, parallel, gated, 2 // parallel.world_size),
 }
@@ -323,6 +343,15 @@ def test_two_processes_equal_one(ranks: list[dict[str, Any]], name: str, kind: s
     assert together["norms"] == pytest.approx(alone["norms"], abs=1e-6)
     assert together["shares"] == pytest.approx(alone["shares"], abs=1e-6)
     assert ranks[1][f"{name}-{kind}"] == together | {"weights": {}}
+
+
+def test_thresholds_of_two_processes_are_those_of_one_and_have_moved(ranks: list[dict[str, Any]]) -> None:
+    """Rank 1 has other rows, and in every second micro-batch no target."""
+    torch.manual_seed(0)
+    fresh = bubbles()
+    found = {name: value for name, value in ranks[0]["bubbles-ddp"]["weights"].items() if "threshold" in name}
+    assert len(found) == 2
+    assert all(float(fresh.state_dict()[name.removeprefix("model.")]) != float(value) for name, value in found.items())
 
 
 def test_the_gradients_were_clipped_and_a_parameter_that_no_rank_uses_was_left_alone(

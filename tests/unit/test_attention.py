@@ -46,6 +46,22 @@ def test_a_score_in_a_channel_of_its_own_is_a_bias_of_the_logits(length: int, ma
         torch.testing.assert_close(one, other, **CLOSE)
 
 
+@pytest.mark.parametrize("width", [8, 20, 64])
+def test_a_head_is_padded_for_cuda_and_gives_the_same(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = (random(2, 3, 30, width, seed=seed) for seed in range(3))
+    scores = random(2, 30, seed=3)
+    shapes = [x.shape[-1] for x in with_scores(*(x.to("meta") for x in (q, k, v, scores)))]
+    assert shapes == [width + (8 - width % 8)] * 3
+    monkeypatch.setattr("mentalese.nn.attention._channels", lambda width, device: 8 - width % 8)
+    x = [q, k, v, scores]
+    assert [y.shape[-1] for y in with_scores(*x)] == shapes
+    got, expected = scored(*x, scale=0.3), scored_attention_reference(*x, scale=0.3)
+    torch.testing.assert_close(got, expected, **CLOSE)
+    weights = torch.linspace(-1, 1, got.numel()).view_as(got)
+    for one, other in zip(*(torch.autograd.grad((out * weights).sum(), x) for out in (got, expected))):
+        torch.testing.assert_close(one, other, **CLOSE)
+
+
 def test_an_overwritten_channel_is_gone_from_the_logits() -> None:
     q, k, v, scores = inputs()
     got = attend_with_scores(*with_scores(q, k, v, scores, overwrite=True), 8, scale=0.3)

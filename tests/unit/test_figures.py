@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,31 @@ def test_the_probe_is_drawn_over_the_checkpoints(run: Path, tmp_path: Path) -> N
         decades = math.log10(model["points"][1]["tokens"] / model["points"][0]["tokens"])
         assert model["trends"][condition]["slope"] == pytest.approx((last - first) / decades)
         assert saved["points"][0][condition] == model["points"][1][condition]  # the best model is the last one
+
+
+def test_the_best_model_is_probed_even_if_its_checkpoint_is_gone(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    shutil.rmtree(max((copy / "checkpoints").glob("step-*")))
+    [model] = draw("thought_gestalt/reversal", copy, out=tmp_path / "reversal.svg")["models"]
+    [whole] = draw("thought_gestalt/reversal", run, out=tmp_path / "whole.svg")["models"]
+    assert model["points"] == whole["points"]
+    assert model["points"][1]["step"] == 4
+
+
+def test_the_probe_is_drawn_over_sizes_of_the_training_text(run: Path, tmp_path: Path) -> None:
+    """A curve per model, of the best model of each run."""
+    larger = tmp_path / "larger"
+    shutil.copytree(run, larger)
+    result = json.loads((larger / "result.json").read_text())
+    size = result["train_tokens"]
+    (larger / "result.json").write_text(json.dumps(result | {"train_tokens": 10 * size}))
+    [model] = draw("thought_gestalt/reversal-by-size", larger, run, out=tmp_path / "sizes.svg")["models"]
+    assert model["label"] == "thought_gestalt"
+    assert [point["tokens"] for point in model["points"]] == [size, 10 * size]
+    assert model["trends"]["normal"]["slope"] == pytest.approx(0, abs=1e-9)  # the same model twice
+    with pytest.raises(InputError, match="all sizes are the same"):
+        write_figure("thought_gestalt/reversal-by-size", [str(run)], tmp_path / "one.svg")
 
 
 def test_memory_shows_who_reads_whom(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,6 +105,13 @@ class Bigram(nn.Module, Contract):
         return tokenizer.decode(ids)[len(text) :]
 
 
+class ByLabel(Bigram):
+    """A label costs its id, in nats, whatever stands before it."""
+
+    def token_nll(self, batch: Batch) -> Tensor:
+        return batch["labels"].clamp(min=0).float()
+
+
 # -- scores --------------------------------------------------------------------------------------------------------
 
 
@@ -139,7 +146,47 @@ def test_a_text_is_as_likely_as_its_beginning_and_then_the_rest(lm: MentaleseLM)
         if context:
             whole, first, second = lm.score([("", context + rest), ("", context), (context, rest)])
             assert whole.nll == pytest.approx(first.nll + second.nll, rel=1e-5)
-            assert whole.tokens == first.tokens + second.tokens == len(context + rest)  # the first one is scored too
+            assert whole.tokens == first.tokens + second.tokens
+            ends = (context + rest).count(". ") if lm.layout.markers else 0  # those of sentences, but for the last one
+            assert whole.tokens == len(context + rest) + ends  # the first one is scored too
+
+
+@pytest.mark.parametrize("layout", [SentenceStreams(), Marked()])
+def test_choices_have_the_same_context_and_pay_for_the_ends_of_their_sentences(
+    layout: Layout, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """A sentence over the cap is cut after a comma, but not in the context because of what follows it."""
+    context, data = "One. Red, blue green", DataConfig(max_sentence_tokens=18)
+    lm = reader(ByLabel(tokenizer), tokenizer, data, layout)
+    short, long, ended = (f"{context}{rest}" for rest in (" x", " yellow black", ". It is so. Ok"))
+    rows, labels = lm._encode([(context, text.removeprefix(context)) for text in (short, long, ended)])
+    known = len(context) + 3  # `<bos>One.<eos><bos> Red, ..`
+    for row, label, text in zip(rows, labels, (short, long, ended)):
+        assert lm.tokenizer.decode(row[:known]) == "<|bos|>One.<|eos|><|bos|> Red, blue green"
+        assert (label[:known] == IGNORED).all()
+        assert lm.tokenizer.decode(row[known:]).replace("<|eos|><|bos|>", "") == text.removeprefix(context)
+    assert lm.tokenizer.decode(rows[2][known:]) == ".<|eos|><|bos|> It is so.<|eos|><|bos|> Ok"
+    scores = lm.score([(context, " x"), (context, ". It is so. Ok")])
+    assert [score.tokens for score in scores] == [2, len(". It is so. Ok") + 2]
+    end, letters = special_token_ids(tokenizer)["sentence_end_token_id"], tokenizer(". It is so. Ok")["input_ids"]
+    assert scores[1].nll == pytest.approx(sum(letters) + 2 * end)
+
+
+def test_a_choice_is_not_read_before_it_is_scored_if_streams_are_chosen_causally(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    """A text's score is that of its beginning and then the rest; block-wise the rest moves streams of the beginning."""
+    model, *read = build("thoughtbubbles/tiny", tokenizer)
+    ids = torch.randint(len(tokenizer), (8, 40), generator=torch.Generator().manual_seed(0))
+    model.train().training_loss({"input_ids": ids, "labels": ids})
+    model.after_step()
+    context, rest = "The river is long. It is old. It", " ran to the sea. Then it rained."
+    for selection, estimator in (("block", "block-not-causal"), ("causal", "causal")):
+        model.config.selection = selection
+        lm = reader(model.eval(), tokenizer, *read)
+        whole, first, second = lm.score([("", context + rest), ("", context), (context, rest)])
+        assert (abs(whole.nll - first.nll - second.nll) < 1e-3) == (selection == "causal")
+        assert lm.protocol()["estimator"] == estimator
 
 
 def test_scores_depend_neither_on_the_batch_nor_on_the_order(lm: MentaleseLM) -> None:

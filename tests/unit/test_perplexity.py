@@ -67,6 +67,7 @@ class Uniform(nn.Module, Contract):
 
 
 LAYOUT = PerDocument(sequence_length=32)
+KINDS = ("packed", "per_document", "marked", "sentence_streams")
 
 
 def score(model, split, tokenizer, layout=LAYOUT, **evaluation):  # type: ignore[no-untyped-def]
@@ -90,6 +91,34 @@ def test_all_tokens_also_counts_the_documents_ends(split: Split, tokenizer: PreT
     lexical, everything = (score(Uniform(2), split, tokenizer, tokens=t) for t in ("lexical", "all"))
     assert everything.tokens == lexical.tokens + len(TEXTS)
     assert everything.bytes == lexical.bytes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bits_a_byte_with_ends_pay_for_ends_of_sentences_and_documents(kind: str) -> None:
+    """The rest of the figures is the text's alone, with whichever tokens the protocol counts."""
+    split = make_split([2, 7, 1], [0], [5], [1] * 9, [40, 3])
+    lexical, everything = (
+        perplexity(ByToken(), MARKERS, split, DataConfig(), layout_of(kind, 16), EvaluationConfig(tokens=t))
+        for t in ("lexical", "all")
+    )
+    ids = split.tokens[split.tokens >= 10].astype(np.float64)
+    assert lexical.tokens == len(ids)
+    assert lexical.nll == pytest.approx((1 + ids / 7).mean())
+    markers = special_token_ids(MARKERS)
+    ends = 5 * (1 + markers["eos_token_id"] / 7)
+    if kind in ("marked", "sentence_streams"):
+        ends += (len(split.segments) - 1) * (1 + markers["sentence_end_token_id"] / 7)
+    bits = (lexical.nll * lexical.tokens + ends) / math.log(2) / lexical.bytes
+    assert everything.bits_per_byte == pytest.approx(bits)
+    assert lexical.bits_per_byte_with_ends == everything.bits_per_byte_with_ends == pytest.approx(bits)
+    assert lexical.bits_per_byte < bits
+
+
+def test_what_is_no_likelihood_of_one_pass_has_no_bits_a_byte_with_ends(
+    split: Split, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """A bound is of all that is asked for at once: with the ends it would be another bound."""
+    assert score(Bound(2), split, tokenizer).bits_per_byte_with_ends is None
 
 
 @pytest.mark.parametrize("kind", ["packed", "per_document"])
@@ -155,8 +184,6 @@ def test_a_likelihood_that_is_not_finite_names_its_batch(split: Split, tokenizer
 
 
 # -- token by token ----------------------------------------------------------------------------------------------------
-
-KINDS = ("packed", "per_document", "marked", "sentence_streams")
 
 
 class ByToken(nn.Module, Contract):

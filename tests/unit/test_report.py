@@ -31,7 +31,8 @@ from mentalese.compare.charts import (
     stops,
 )
 from mentalese.compare.headline import headline, winner
-from mentalese.compare.report import cells, report, write_report
+from mentalese.compare.report import cells, ends_note, report, write_report
+from mentalese.evaluation.statistics import summary
 from mentalese.formatting import short_count, short_names
 
 
@@ -292,6 +293,18 @@ def test_a_score_of_a_part_of_the_text_has_no_bits_a_byte() -> None:
     assert cells(row)[6] != "-"
     del row["bits_per_byte"]
     assert cells(row)[6] == "-"
+
+
+def test_models_that_are_told_where_sentences_end_are_compared_with_ends_paid_for() -> None:
+    compared = comparison(2)
+    assert ends_note(compared["rows"]) == ""
+    for number, row in enumerate(compared["rows"]):
+        row["bits_per_byte_with_ends"] = summary([2.0 + number])
+        row["runs"][0]["test"]["protocol"]["sentences"] = "sentencex" if number else None
+    assert ends_note(compared["rows"]).endswith("paid for: family0/tiny 2.000, family1/tiny 3.000.")
+    assert "family0/tiny 2.000, family1/tiny 3.000." in report(compared)
+    compared["rows"][0]["runs"][0]["test"]["protocol"]["sentences"] = "sentencex"
+    assert ends_note(compared["rows"]) == ""
 
 
 def test_every_trial_is_shown_and_a_best_value_at_the_edge_is_said() -> None:

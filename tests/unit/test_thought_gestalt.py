@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -106,6 +106,7 @@ def test_the_vector_comes_from_the_seventh_of_twelve_layers_or_as_deep_elsewhere
         ({"sentence_layer": 12}, r"sentence_layer is 12: set a layer from 0 to 11"),
         ({"attention_dropout": 1.0}, r"attention_dropout is 1.0: set a number from 0"),
         ({"sentence_end_token_id": 1}, r"sentence_start_token_id is 1: sentence_end_token_id has the same id"),
+        ({"layer_norm_eps": 0.0}, r"layer_norm_eps is 0.0: set a number above 0"),
         ({"memory_sise": 3}, r"memory_sise: no such field; did you mean 'memory_size'"),
     ],
 )
@@ -136,6 +137,18 @@ def test_each_ablation_changes_what_it_says_and_nothing_else() -> None:
     assert {sizes.pop(name) for name in both} == {114_013_452}
     assert (sizes.pop("no-memory"), sizes.pop("in-context")) == (85_056_000, 85_646_592)
     assert set(sizes.values()) == {85_646_598}
+
+
+def test_all_norms_have_the_epsilon_of_the_config() -> None:
+    """With an epsilon so large that a norm is a division by its root, outputs are those of the plain form of it."""
+    model = make(layer_norm_eps=1e6)
+    norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
+    assert len(norms) == 2 * 4 + 1  # a block has two, and the last one is before the head
+    assert {norm.eps for norm in norms} == {1e6}
+    h = torch.randn(3, 16)
+    head = model.sentence_head
+    expected = head.linear((h - h.mean(1, keepdim=True)) / 1e3)
+    torch.testing.assert_close(head(h, 0.0)[1], expected.norm(dim=1), rtol=1e-5, atol=0)
 
 
 def test_spans_change_the_segmentation_alone() -> None:
@@ -213,6 +226,23 @@ def test_streams_of_any_lengths_equal_the_plain_form(rows: list[list[int]], wind
         value.backward()
         results.append({"loss": value.detach()} | gradients(model))
     torch.testing.assert_close(*results, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("fields", VARIANTS, ids=str)
+@pytest.mark.parametrize("tokens", [1, 12, 40])
+def test_a_document_is_scored_in_parts_and_the_memory_alone_is_kept(
+    fields: dict[str, Any], tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sentences of later parts read vectors of earlier ones; no layer ever sees more tokens than a part or a step."""
+    batch = batch_of(stream(3, 1, 6, 2, 4, 3, 5, 2, 6), stream(2, 5), stream(6, 1, 1, 4), stream(1, 2, 3, closed=False))
+    model = make(**fields)
+    whole = model.token_nll(batch)
+    seen: list[int] = []
+    model.final_norm.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
+    monkeypatch.setattr("mentalese.families.thought_gestalt.model.SCORED_AT_ONCE", tokens)
+    torch.testing.assert_close(model.token_nll(batch), whole, **CLOSE)
+    assert len(seen) == {1: 9, 12: 7, 40: 3}[tokens]
+    assert sum(seen) == int((batch["labels"] >= 0).sum())
 
 
 def test_many_sentences_are_padded_in_groups_and_change_nothing() -> None:
@@ -640,6 +670,16 @@ def test_what_cannot_be_read_is_refused() -> None:
     cache = model(ids, use_cache=True).past_key_values
     with pytest.raises(InputError, match="pass the whole text in one call"):
         model(ids, past_key_values=cache, output_thoughts=True)
+
+
+@pytest.mark.parametrize("width", [-1, 1])
+@pytest.mark.parametrize("use", ["training_loss", "token_nll", "final_hidden_states", "forward_flops"])
+def test_a_mask_of_another_width_is_refused(use: str, width: int) -> None:
+    """A wider one would be read from its right end, by which the padding of other columns is left out."""
+    batch = batch_of(stream(2, 3), stream(4))
+    batch["attention_mask"] = torch.nn.functional.pad(batch["attention_mask"], (width, 0), value=1)
+    with pytest.raises(InputError, match=r"attention_mask has \d+ columns: pass 9"):
+        getattr(make(), use)(batch)
 
 
 # -------------------------------------------------------------------------------------------------------------- memory

@@ -245,6 +245,22 @@ def test_micro_batches_equal_one_batch_under_the_causal_selection() -> None:
         assert one.observed is None
 
 
+def test_the_controls_of_a_recipe_have_scores_alone_and_a_constant_alone() -> None:
+    """After the third fork every stream of the constant has weight 1/8, whatever its weights say."""
+    for name, constant in (("1l", False), ("constant", True)):
+        recipe = get_recipe(f"thoughtbubbles/small-{name}")
+        assert recipe.baseline == "thoughtbubbles/small-regular"
+        assert get_recipe(recipe.baseline).layout == recipe.layout
+        fields = {field: recipe.model[field] for field in ("budget", "thought_control") if field in recipe.model}
+        made = model(**fields)
+        encoded = made.encode(text())
+        assert encoded.streams.counts.eq(1).all()
+        weights = encoded.streams.scores.exp()
+        assert bool((weights - 1 / 8).abs().max() < 1e-6) == constant
+        made.train().training_loss(batch(text())).loss.backward()
+        assert bool(made.fork_decisions["1"].decide.weight.grad.any()) != constant
+
+
 def test_without_room_for_forks_no_threshold_is_needed() -> None:
     made = ThoughtbubblesForCausalLM(config(selection="causal", budget=1.0)).eval()
     assert made.encode(text()).streams.counts.eq(1).all()
@@ -378,11 +394,38 @@ def test_the_mixtures_loss_and_gradients_are_those_of_its_log_probabilities() ->
     targets = text(seed=1)
     targets[0, 3] = -100
     loss, nll = mixture_cross_entropy(hidden, weight, targets, found)
-    mixed = mixture_log_probabilities(hidden @ weight.T, found)
+    mixed = mixture_log_probabilities(hidden, lambda x: x @ weight.T, found)
     expected = F.nll_loss(mixed.flatten(0, 1), targets.flatten(), ignore_index=-100)
     torch.testing.assert_close(loss, expected, **CLOSE)
     torch.testing.assert_close(nll.sum() / (targets >= 0).sum(), expected.detach(), **CLOSE)
     for one, other in zip(*(torch.autograd.grad(x, [hidden, weight, scores]) for x in (loss, expected))):
+        torch.testing.assert_close(one, other, **CLOSE)
+
+
+@pytest.mark.parametrize(("tokens", "calls"), [(5, 9), (12, 3), (24, 2)])
+def test_tables_of_streams_are_made_for_a_part_of_the_tokens_at_a_time(tokens: int, calls: int) -> None:
+    """Values and gradients are those of all at once, with padding, rows of other lengths, and without a gradient."""
+    made, ids = model(), text(rows=3, length=12)
+    mask = torch.ones_like(ids)
+    mask[0, :5] = mask[2, 7:] = 0
+    streams = made.encode(ids, mask).keep(torch.arange(12))
+    hidden = streams.x.detach().requires_grad_()
+    sizes: list[int] = []
+
+    def head(x: Tensor) -> Tensor:
+        sizes.append(x.shape[:-1].numel())
+        return made.lm_head(x)
+
+    whole = mixture_log_probabilities(hidden, head, streams)
+    seen, real = sizes.pop(), mask.bool()
+    parts = mixture_log_probabilities(hidden, head, streams, tokens=tokens)
+    assert len(sizes) == calls
+    assert sum(sizes) == seen  # no stream is computed twice
+    torch.testing.assert_close(parts[real], whole[real])
+    with torch.no_grad():
+        torch.testing.assert_close(mixture_log_probabilities(hidden, head, streams, tokens=tokens)[real], whole[real])
+    pull = torch.randn(parts[real].shape)
+    for one, other in zip(*(torch.autograd.grad((x[real] * pull).sum(), hidden) for x in (parts, whole))):
         torch.testing.assert_close(one, other, **CLOSE)
 
 
@@ -409,6 +452,19 @@ def test_a_text_read_in_pieces_is_the_text(fields: dict[str, Any], pieces: list[
         got.append(output.logits)
     assert cache.get_seq_length() == 12
     torch.testing.assert_close(torch.cat(got, dim=1)[mask.bool()], expected[mask.bool()], **CLOSE)
+
+
+def test_a_cache_holds_the_streams_of_its_longest_row_whatever_the_batch() -> None:
+    """Each step's streams follow those of their own row; padded to the most of all rows they took 1.8 times as much."""
+    made, ids = model(selection="causal", max_position_embeddings=64), text(rows=16, length=32)
+    cache = made.new_cache()
+    with torch.no_grad():
+        for column in range(32):
+            made(ids[:, column : column + 1], past_key_values=cache, use_cache=True)
+    most = int(made.encode(ids).streams.counts.sum(1).max())
+    assert 1.5 * 32 < most <= 2 * 32
+    assert most <= cache.state["k.4"].shape[2] < 2 * (most + 8)  # room for twice as much as there was at some step
+    assert cache.state["used.3"].max() == most
 
 
 def test_block_wise_generation_reads_everything_anew_for_each_token() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from dataclasses import asdict
@@ -219,8 +220,24 @@ def _plus_minus(value: float, interval: tuple[float, float] | None) -> str:
 
 
 def reversal(paths: list[str]) -> tuple[Any, dict[str, Any]]:
-    """The probe over the checkpoints of runs; a model without checkpoints is a horizontal line."""
-    models = [_probed(path, label) for path, label in zip(paths, model_names(paths))]
+    """The probe over checkpoints of runs and their best models; a model without checkpoints is a horizontal line."""
+    return _drawn([_probed(path, label) for path, label in zip(paths, model_names(paths))], "training tokens")
+
+
+def reversal_by_size(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+    """The probe of the best models of finished runs, over the size of their training text (Figure 5)."""
+    axis, models, _ = _sizes(paths)
+    if axis != "D":
+        raise InputError("the runs of a model differ in parameters: use runs that differ in data.train_tokens")
+    probed = [
+        _with_trends(name, name, [_point(p["path"], name, None, p["D"]) for p in sorted(points, key=lambda p: p["D"])])
+        for name, points in models.items()
+    ]
+    return _drawn(probed, "training text, tokens")
+
+
+def _drawn(models: list[dict[str, Any]], axis: str) -> tuple[Any, dict[str, Any]]:
+    """Three panels of all models and one of each, over the `tokens` of their points."""
     columns = max(3, len(models))
     picture, (above, below) = canvas(2, columns, 1 + 3.6 * columns, 7)
     for i, model in enumerate(models):
@@ -251,7 +268,7 @@ def reversal(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     for panel in [*above[:3], *below[: len(models)]]:
         if every:
             panel.set(xscale="log", xlim=(min(every) / 1.15, max(every) * 1.15))
-            count_axis(panel.xaxis, "training tokens")
+            count_axis(panel.xaxis, axis)
             ticks_at(panel.xaxis, round_numbers(min(every), max(every)) or [min(every), max(every)])
     note = "dotted: least squares, slope in nats per factor of ten in tokens; bands: 95% over names"
     footnote(picture, note)
@@ -292,19 +309,31 @@ def _series(
 
 
 def _probed(path: str, label: str) -> dict[str, Any]:
-    """The probe of a run at each of its checkpoints, or of a saved model, and the trends of the targets' nats."""
-    from mentalese.evaluation.reversal import QUERIES, run, trend
+    """The probe of a run at each of its checkpoints and of its best model, or of a saved model."""
+    checkpoints = {int(folder.name.removeprefix("step-")): folder for folder in Path(path).glob("checkpoints/step-*")}
+    if not checkpoints:
+        return _with_trends(path, label, [_point(path, label, None, None)])
+    tokens_at = {record["step"]: record["tokens"] for record in read_run(path)}
+    about = Path(path) / "model" / "mentalese.json"
+    if about.is_file():  # the best model's checkpoint may be gone
+        checkpoints.setdefault(json.loads(about.read_text())["step"], about.parent)
+    points = [_point(str(folder), label, step, tokens_at[step]) for step, folder in sorted(checkpoints.items())]
+    return _with_trends(path, label, points)
+
+
+def _point(path: str, label: str, step: int | None, tokens: int | None) -> dict[str, Any]:
+    from mentalese.evaluation.reversal import run
     from mentalese.models.saved import load
 
-    points: list[dict[str, Any]] = []
-    checkpoints = sorted(Path(path).glob("checkpoints/step-*"))
-    tokens_at = {record["step"]: record["tokens"] for record in read_run(path)} if checkpoints else {}
-    for number, checkpoint in enumerate(checkpoints or [None]):
-        print(f"probing {label}: {number + 1} of {len(checkpoints) or 1}", file=sys.stderr, flush=True)
-        saved = load(path if checkpoint is None else checkpoint)
-        step = None if checkpoint is None else int(checkpoint.name.removeprefix("step-"))
-        numbers = run(saved)
-        points.append({"step": step, "tokens": None if step is None else tokens_at[step]} | numbers)
+    at = f" at {tokens:,} tokens" if tokens else ""
+    print(f"probing {label}{at}", file=sys.stderr, flush=True)
+    return {"step": step, "tokens": tokens} | run(load(path))
+
+
+def _with_trends(path: str, label: str, points: list[dict[str, Any]]) -> dict[str, Any]:
+    """A model of the figure, with the trends of the targets' nats if it has points at several numbers of tokens."""
+    from mentalese.evaluation.reversal import QUERIES, trend
+
     trends = {}
     tokens: list[Any] = [point["tokens"] for point in points]
     if len(set(tokens)) > 1:
@@ -380,6 +409,11 @@ FIGURES = {
         draw=scaling,
     ),
     "reversal": Figure(description="the father-son probe over the checkpoints of runs", takes="RUN ...", draw=reversal),
+    "reversal-by-size": Figure(
+        description="the father-son probe of best models over the size of their training text",
+        takes="RUN ...",
+        draw=reversal_by_size,
+    ),
     "memory": Figure(
         description="attention between the sentences of a text", takes="MODEL", draw=memory, reads_text=True
     ),

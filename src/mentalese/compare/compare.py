@@ -23,7 +23,7 @@ from mentalese import provenance
 from mentalese.compare import cluster
 from mentalese.compare.headline import metric, paired_test
 from mentalese.compare.jobs import Job, run_jobs
-from mentalese.compare.report import cells, header, is_ablated, write_report
+from mentalese.compare.report import cells, ends_note, header, is_ablated, write_report
 from mentalese.compare.tuning import Tuned, grid, tune
 from mentalese.data.store import prepare
 from mentalese.errors import InputError
@@ -59,7 +59,10 @@ _SHARED = (
 )
 
 # The test results in a row of the table.
-_FIGURES = {"perplexity": ("perplexity", "bits_per_byte"), "accuracy": ("accuracy", "exact_match", "f1")}
+_FIGURES = {
+    "perplexity": ("perplexity", "bits_per_byte", "bits_per_byte_with_ends"),
+    "accuracy": ("accuracy", "exact_match", "f1"),
+}
 
 
 def compare(
@@ -275,7 +278,7 @@ def _row(
         **{
             name: summary([run["test"][name] for run in runs])
             for name in _FIGURES[metric]
-            if runs[0]["test"][name] is not None  # bits per byte of an estimator that scores part of the text
+            if all(run["test"].get(name) is not None for run in runs)  # bits per byte, which not all estimators have
         },
         f"validation_{metric}": summary([run["validation"][metric] for run in runs]),
         **{name: over_seeds(name) for name in ("train_flops_per_token", "tokens_per_second")},
@@ -321,3 +324,5 @@ def print_comparison(comparison: dict[str, Any]) -> None:
     print_table(
         header(rows), [cells(row, ablated) for row in rows], title=f"Test {metric(rows)} on {comparison['source']}"
     )
+    if note := ends_note(rows):
+        print(f"\n{note}")

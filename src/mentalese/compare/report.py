@@ -147,6 +147,19 @@ def _ablations(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {part["thoughts"]: part for part in row["ablation"]["ablations"]}
 
 
+def ends_note(rows: Sequence[dict[str, Any]]) -> str:
+    """Bits per byte with ends paid for, if only some of the models are told where sentences end; else empty."""
+    told = {row["runs"][0]["test"]["protocol"].get("sentences") is not None for row in rows}
+    known = [row for row in rows if "bits_per_byte_with_ends" in row]
+    if metric(rows) == "accuracy" or len(told) < 2 or not known:
+        return ""
+    paid = ", ".join(f"{row['name']} {_value(row['bits_per_byte_with_ends'], 3, len(row['runs']))}" for row in known)
+    return (
+        "Some of these models are told where sentences end, so compare kinds of models by bits per byte in which ends "
+        f"of sentences and documents are paid for: {paid}."
+    )
+
+
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
@@ -448,7 +461,9 @@ def _protocol(rows: list[dict[str, Any]]) -> str:
     warning = (
         "" if same else "<p class=warning>The models scored different numbers of tokens: compare bits per byte.</p>"
     )
-    return f"<dl>{body}<dt>scored</dt><dd>{size}</dd></dl>{warning}"
+    note = ends_note(rows)
+    ends = f"<p>{escape(note)}</p>" if note else ""
+    return f"<dl>{body}<dt>scored</dt><dd>{size}</dd></dl>{warning}{ends}"
 
 
 def _text(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -90,7 +91,12 @@ class PromptEncoder:
         data: how texts are split into sentences.
         mask_token_id: what each `<|mask|>` becomes, with the spaces before it; `None`: plain text.
         backend: encodes text; `None`: one that reads a marker's name as plain text.
+
+    Attributes:
+        known: characters at the beginning of a text whose sentences are found without the rest of it.
     """
+
+    known = 0
 
     def __init__(
         self,
@@ -105,6 +111,12 @@ class PromptEncoder:
     @cached_property
     def _sentences(self) -> SentenceEncoder:
         return SentenceEncoder(self.tokenizer, self.data)
+
+    def after(self, context: str) -> PromptEncoder:
+        """The same for texts that begin with `context`, of which the rest changes no end of a sentence."""
+        other = copy.copy(self)
+        other.known = len(context)
+        return other
 
     def text(self, text: str) -> TextRow:
         """A text without anything around it."""
@@ -121,35 +133,70 @@ class PromptEncoder:
     def sentences(self, text: str) -> TextRow:
         """`BOS .. EOS BOS ..`, sentences as in the store; the last one is left open, so that the model decides whether
         it continues."""
-        encoder, special = self._sentences, special_token_ids(self.tokenizer)
+        special = special_token_ids(self.tokenizer)
         bos, eos = special["sentence_start_token_id"], special["sentence_end_token_id"]
-        pieces, start = [], 0
-        for sentence in encoder.split(text):
-            pieces.append(self._piece(sentence, start))
-            start += len(sentence)
-        row = TextRow([], [])
-        for piece in pieces:
-            row += piece
+        row, lengths = self._split(text)
         if not len(row):
             return TextRow.of_markers(bos)
         stream, start = TextRow([], []), 0
-        for length in self._lengths([len(piece) for piece in pieces], row.ids):
+        for length in lengths:
             stream += TextRow.of_markers(bos) + row[start : start + length] + TextRow.of_markers(eos)
             start += length
         return stream[:-1]
 
-    def _lengths(self, pieces: list[int], ids: list[int]) -> list[int]:
-        """Tokens per sentence of pieces with these lengths, the last one beyond what there is if it may continue."""
+    def _split(self, text: str) -> tuple[TextRow, list[int]]:
+        """The tokens of a text, and of each of its sentences; the last one may count more than there are."""
+        known, encoder = self.known, self._sentences
+        *whole, last = (known and encoder.split(text[:known])) or [""]
+        rest = encoder.split(last + text[known:])
+        while len(rest) > 1 and len(rest[0]) < len(last):  # no sentence may end before the known text does
+            rest[:2] = ["".join(rest[:2])]
+        closed: list[int] = []
+        if known:
+            before = self._pieces([*whole, last])
+            closed = self._lengths([len(piece) for piece in before], _joined(before).ids)[:-1]
+        pieces = self._pieces([*whole, *rest])
+        row, done, first = _joined(pieces), sum(closed), len(pieces) - len(rest)
+        if first == len(pieces) or not len(row):
+            return row, closed
+        # What is open goes on to the end of the piece in which the known text ends.
+        opened = max(0, sum(len(piece) for piece in pieces[: first + 1]) - done)
+        inside = sum(span is not None and span[1] <= known for span in row.spans[done:])
+        lengths = self._lengths([opened, *(len(piece) for piece in pieces[first + 1 :])], row.ids[done:], inside)
+        return row, closed + lengths
+
+    def _pieces(self, texts: Sequence[str]) -> list[TextRow]:
+        """The tokens of texts that follow each other, each encoded by itself."""
+        pieces, start = [], 0
+        for text in texts:
+            pieces.append(self._piece(text, start))
+            start += len(text)
+        return pieces
+
+    def _lengths(self, pieces: list[int], ids: list[int], whole: int = 0) -> list[int]:
+        """Tokens per sentence of pieces with these lengths, the last one beyond what there is if it may continue.
+
+        Args:
+            whole: no sentence ends before this many tokens.
+        """
         encoder = self._sentences
         if encoder.whole or encoder.fixed:
             size = encoder.fixed or len(ids)
             return [size] * -(-len(ids) // size)
         # The last sentence may be a beginning: it counts as long enough, or it would join the one before.
         missing = max(0, encoder.minimum - pieces[-1])
-        may_cut = np.append(encoder.may_cut(np.array(ids)), np.zeros(missing, dtype=bool))
+        may_cut = np.append(encoder.may_cut(np.array(ids, dtype=np.int64)), np.zeros(missing, dtype=bool))
+        may_cut[: max(0, whole - 1)] = False
         lengths = [*pieces[:-1], pieces[-1] + missing]
         return cut_and_merge(lengths, may_cut, minimum=encoder.minimum, cap=encoder.cap)[0]
 
     def _piece(self, text: str, start: int) -> TextRow:
         encoding = self.backend.encode(text, add_special_tokens=False)
         return TextRow(encoding.ids, [(start + first, start + end) for first, end in encoding.offsets])
+
+
+def _joined(pieces: Sequence[TextRow]) -> TextRow:
+    row = TextRow([], [])
+    for piece in pieces:
+        row += piece
+    return row

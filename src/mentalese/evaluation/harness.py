@@ -23,8 +23,7 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator import evaluate
 
 from mentalese.data.batch import Batch, to_device
-from mentalese.data.sentences import open_splitter
-from mentalese.data.tokenizers import corpus_encoder
+from mentalese.data.prompts import PromptEncoder, check_prompts
 from mentalese.errors import InputError
 from mentalese.models import hf
 from mentalese.models.build import context_length
@@ -54,9 +53,11 @@ class _Window(NamedTuple):
 class MentaleseLM(LM):
     """A trained model for lm-eval.
 
-    A text is read as in training (`Layout.encode_prompts`): after the end of a document, or as sentences between their
-    markers, which are context and never scored. Every token of a continuation is scored, also a token that begins in
-    the context and ends in the continuation. A text longer than the model reads at once is read in windows, each with
+    A text is read as in training (`Layout.prompt_row`): after the end of a document, or as sentences between their
+    markers. Every token of a continuation is scored, also a token that begins in the context and ends in the
+    continuation. Sentences of the context are found without the continuation, so that all choices have the same
+    context; ends of sentences after it are scored, the one right after it and those inside the continuation. The last
+    sentence is left open. A text longer than the model reads at once is read in windows, each with
     at least half a window of context; a whole text that is scored is read in lm-eval's blocks.
 
     Results do not depend on the batch size, which is that of `saved.evaluation`.
@@ -84,8 +85,7 @@ class MentaleseLM(LM):
         context = max_length or (window[0] if window else context_length(self.model.config))
         self.max_length = None if self.layout.sequential else context
         self.batch_size = saved.evaluation.batch_size
-        self._backend = corpus_encoder(self.tokenizer)
-        self._split = open_splitter(saved.data.sentences)[0] if self.layout.markers else lambda text: [text]
+        self._encoder = PromptEncoder(self.tokenizer, saved.data)
 
     def protocol(self, *, blocks: bool = False) -> dict[str, Any]:
         """How the model was scored, in words to publish with a result; `blocks`: of whole texts."""
@@ -94,7 +94,7 @@ class MentaleseLM(LM):
         longer = "whole texts" if self.max_length is None else longer
         return {
             "text": f"{self.layout.beginning}; {longer}",
-            "tokens": "every token of the continuation",
+            "tokens": f"every token of the continuation{', ends of sentences included' if self.layout.markers else ''}",
             "estimator": self.model.continuation_estimator or self.model.estimators[0],
             "lm_eval": version("lm-eval"),
         }
@@ -184,28 +184,20 @@ class MentaleseLM(LM):
 
     def _encode(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """The token ids and the labels of each pair, both int64 [length]."""
-        texts = [context + continuation for context, continuation in pairs]
-        prompts = self.layout.encode_prompts(texts, self.tokenizer, self.saved.data)
-        markers = list(self.special_ids.values())
+        check_prompts([context + continuation for context, continuation in pairs], whole_sentences=False)
+        end = self.special_ids["sentence_end_token_id"] if self.layout.markers else None
         rows, labels = [], []
-        for ids, mask, (context, continuation) in zip(prompts["input_ids"], prompts["attention_mask"], pairs):
-            row = ids[mask == 1].numpy()
-            lexical = np.flatnonzero(~np.isin(row, markers))
-            scored = lexical[self._tokens_within(context, continuation) :]
-            label = np.full(len(row), IGNORED)
-            label[scored] = row[scored]
-            rows.append(row)
-            labels.append(label)
+        for context, continuation in pairs:
+            row = self.layout.prompt_row(context + continuation, self._encoder.after(context))
+            lexical = [i for i, span in enumerate(row.spans) if span is not None]
+            known = sum(span is not None and span[1] <= len(context) for span in row.spans)
+            first = lexical[known - 1] + 1 if known else lexical[0]
+            ids = np.array(row.ids)
+            scored = np.array([span is not None or i == end for i, span in zip(row.ids, row.spans)])
+            scored[:first] = False
+            rows.append(ids)
+            labels.append(np.where(scored, ids, IGNORED))
         return rows, labels
-
-    def _tokens_within(self, context: str, continuation: str) -> int:
-        """How many tokens of the whole text end within the context."""
-        count = start = 0
-        for piece in self._split(context + continuation) if context else ():
-            encoded = self._backend.encode(piece, add_special_tokens=False)
-            count += sum(start + end <= len(context) for _, end in encoded.offsets)
-            start += len(piece)
-        return count
 
     def _windows(self, labels: np.ndarray, blocks: bool) -> Iterator[tuple[int, int, int]]:
         """`(start, scored, end)` of windows that together score every label once."""

@@ -22,6 +22,9 @@ from mentalese.models.trace import Shown, ThoughtTrace
 from mentalese.nn.linear import matrix_or_module
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
 
+ONE_PASS = ("exact", "causal")
+"""Estimators by which one pass gives each token's likelihood after the tokens before it alone."""
+
 _PIECE = 256  # tokens whose logits a trace computes at once
 
 

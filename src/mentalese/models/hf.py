@@ -22,7 +22,7 @@ from mentalese.data.batch import Batch
 from mentalese.errors import InputError, nearest
 from mentalese.models.anywhere import OpensAnywhere
 from mentalese.models.config import LatentThoughtConfig
-from mentalese.models.contract import Contract, LossOutput, follows
+from mentalese.models.contract import ONE_PASS, Contract, LossOutput, follows
 from mentalese.models.inputs import check_kept, check_labels, check_mask, check_tokens, check_width
 from mentalese.models.peft_targets import adapt_by_default
 from mentalese.models.trace import ThoughtTrace
@@ -424,7 +424,7 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
     def _say_what_logits_are(self, logits_to_keep: int | Tensor) -> None:
         """Warns once if another tool would take the logits of a whole text for the model's likelihood, and errs."""
         score = self.estimators[0]
-        if score not in ("exact", "causal") and isinstance(logits_to_keep, int) and logits_to_keep == 0:
+        if score not in ONE_PASS and isinstance(logits_to_keep, int) and logits_to_keep == 0:
             logger.warning_once(
                 f"{type(self).__name__}: a perplexity or log-likelihood from the logits of one call (lm-eval's 'hf', "
                 f"an evaluation of transformers.Trainer) is not this model's, whose own score is {score!r}: use "

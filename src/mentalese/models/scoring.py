@@ -18,7 +18,7 @@ from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Layout
 from mentalese.data.store import Split
 from mentalese.errors import InputError
-from mentalese.models.contract import Contract, evaluation_mode
+from mentalese.models.contract import ONE_PASS, Contract, evaluation_mode
 from mentalese.nn.loss import IGNORED
 from mentalese.recipe import DataConfig, EvaluationConfig
 from mentalese.screen import progress
@@ -38,6 +38,9 @@ class Perplexity:
         perplexity: `exp(nll)`; depends on the tokenizer.
         bits_per_byte: total bits over `bytes`; comparable across tokenizers. `None` if the estimator scores only a
             part of the text.
+        bits_per_byte_with_ends: the same if the ends of sentences and documents are paid for, which models of sentences
+            are otherwise told: this one compares all kinds of models. `None` if the estimator is no likelihood by one
+            pass, of which each token's share is its own.
         protocol: what was scored, given what context, and how.
         parts: the terms that `nll` is the sum of, by name (`nll` and `kl` of a bound); empty if there is only one.
     """
@@ -47,6 +50,7 @@ class Perplexity:
     bytes: int
     perplexity: float
     bits_per_byte: float | None
+    bits_per_byte_with_ends: float | None
     protocol: dict[str, Any]
     parts: dict[str, float] = field(default_factory=dict)
 
@@ -80,7 +84,7 @@ class TextScore:
 
     @property
     def bits_per_byte(self) -> float:
-        """Comparable across tokenizers."""
+        """Comparable across tokenizers; ends of sentences and of the text are not paid for."""
         return self.nll / math.log(2) / self.bytes
 
 
@@ -122,21 +126,33 @@ def perplexity(
         FloatingPointError: a batch's likelihood is not finite; the message names the batch.
     """
     totals: Counter[str] = Counter()
-    tokens, left_out = 0, 0
-    for batch, labels, parts in _scored(model, tokenizer, split, layout, evaluation, device, show):
+    tokens = left_out = 0
+    ends = 0.0
+    apart = _estimator(model, evaluation) in ONE_PASS
+    read = dataclasses.replace(evaluation, tokens="all") if apart else evaluation
+    end = layout.special_ids(tokenizer)["eos_token_id"]
+    for batch, labels, parts in _scored(model, tokenizer, split, layout, read, device, show):
+        asked = batch["labels"][:, 1:] != IGNORED
+        if evaluation.tokens == "lexical":
+            text = (batch["store_index"] >= 0) & (batch["labels"] != end)
+            ends += sum(float(nats.masked_fill(text, 0.0).sum()) for nats in parts.values())
+            parts = {name: nats.masked_fill(~text, 0.0) for name, nats in parts.items()}
+            labels, asked = labels.masked_fill(~text, IGNORED), asked & text[:, 1:]
         # Sums in float64: a float32 sum of millions of tokens would depend on the batch size.
         totals.update({name: float(nats.sum()) for name, nats in parts.items()})
         counted = int((labels != IGNORED).sum())
-        tokens, left_out = tokens + counted, left_out + int((batch["labels"][:, 1:] != IGNORED).sum()) - counted
-    total = totals.total()
+        tokens, left_out = tokens + counted, left_out + int(asked.sum()) - counted
     documents = evaluation.documents(len(split.document_bytes))
-    size = int(split.document_bytes[:documents].sum())
+    if not tokens:
+        raise _nothing(documents)
+    total, size = totals.total(), int(split.document_bytes[:documents].sum())
     return Perplexity(
         nll=total / tokens,
         tokens=tokens,
         bytes=size,
         perplexity=_exp(total / tokens),
         bits_per_byte=None if left_out else total / math.log(2) / size,
+        bits_per_byte_with_ends=(total + ends) / math.log(2) / size if apart else None,
         protocol=protocol(model, data, layout, evaluation) | {"documents": documents},
         parts={name: nats / tokens for name, nats in totals.items()} if len(totals) > 1 else {},
     )
@@ -204,7 +220,11 @@ def _scored(
             bar.update(tokens, f"perplexity {_exp(total / max(tokens, 1)):.1f}")
             yield batch, labels, parts
     if tokens == 0:
-        raise InputError(f"the split has {documents} documents and no tokens to score: use one with text")
+        raise _nothing(documents)
+
+
+def _nothing(documents: int) -> InputError:
+    return InputError(f"the split has {documents} documents and no tokens to score: use one with text")
 
 
 def _estimator(model: Contract, evaluation: EvaluationConfig) -> str:

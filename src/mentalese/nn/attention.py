@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+_ALIGNED = 8  # channels; torch's memory-efficient kernels refuse other widths, and its flash kernels copy them
 _QUERIES = 128  # at once: torch's CPU kernel computes all of a causal square that is not above 512 keys
 
 
@@ -22,17 +23,25 @@ def with_scores(
     """Queries and keys [B, heads, m, d_h] with a channel for `scores` [B, m], values times exp(scores).
 
     Returns:
-        [B, heads, m, d_h + 1] each; the last channel of values is zero.
+        [B, heads, m, d_h + n] each: the n channels of values are zero, and so is all but the first one of q and k. n is
+        1 on a CPU, and else fills up to a multiple of 8 channels, which CUDA's fused kernels want.
 
     Args:
         overwrite: take the last channel of q and k for it, as the authors of Thoughtbubbles do; the width stays.
     """
+    channels = 0 if overwrite else _channels(q.shape[-1], q.device)
     if overwrite:
         q, k = q[..., :-1], k[..., :-1]
     q = torch.cat((q, q.new_ones(1).expand(*q.shape[:-1], 1)), dim=-1)
     k = torch.cat((k, scores.to(k.dtype)[:, None, :, None].expand(*k.shape[:-1], 1)), dim=-1)
-    channels = 0 if overwrite else 1
+    if channels > 1:
+        q, k = (F.pad(x, (0, channels - 1)) for x in (q, k))
     return q, k, _Weigh.apply(v, scores, channels) if torch.is_grad_enabled() else _weighed(v, scores, channels)
+
+
+def _channels(width: int, device: torch.device) -> int:
+    """Channels after the `width` of a head: one for the score, and padding."""
+    return 1 if device.type == "cpu" else _ALIGNED - width % _ALIGNED
 
 
 def _weighed(v: Tensor, scores: Tensor, channels: int) -> Tensor:

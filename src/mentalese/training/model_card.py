@@ -15,13 +15,14 @@ NAME = "README.md"
 _FIGURES = {
     "perplexity": "{:,.2f}",
     "bits_per_byte": "{:.4f}",
+    "bits_per_byte_with_ends": "{:.4f}",
     "accuracy": "{:.1%}",
     "exact_match": "{:.1%}",
     "f1": "{:.1%}",
     "pass_at_k": "{:.1%}",
 }
 """Figures of an evaluation, as a card writes them."""
-_LIKELIHOODS = ("perplexity", "bits_per_byte")
+_LIKELIHOODS = ("perplexity", "bits_per_byte", "bits_per_byte_with_ends")
 
 
 def model_card(recipe: Recipe, about: dict[str, Any]) -> str:

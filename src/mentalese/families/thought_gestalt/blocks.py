@@ -153,12 +153,12 @@ class Block(GradientCheckpointingLayer):
         self.reads = layer in config.cross_layers
         self.attends = not self.reads or self.layout != "alternate"
         if self.attends:
-            self.attention_norm = nn.LayerNorm(config.hidden_size)
+            self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
             self.attention = SelfAttention(config, layer)
         if self.reads:
-            self.memory_norm = nn.LayerNorm(config.hidden_size)
+            self.memory_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
             self.memory_attention = CrossAttention(config, layer)
-        self.mlp_norm = nn.LayerNorm(config.hidden_size)
+        self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
@@ -190,13 +190,13 @@ class SentenceHead(nn.Module):
 
     def __init__(self, config: ThoughtGestaltConfig) -> None:
         super().__init__()
-        self.normalized = config.sentence_head == "normalized"
+        self.normalized, self.eps = config.sentence_head == "normalized", config.layer_norm_eps
         self.linear = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, h: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
         """[R, d] to the vectors [R, d] and their lengths [R] before normalisation."""
         if self.normalized:
-            h = F.layer_norm(h, h.shape[-1:])
+            h = F.layer_norm(h, h.shape[-1:], eps=self.eps)
         s = self.linear(F.dropout(h, dropout, self.training))
         s = s.to(torch.promote_types(s.dtype, torch.float32))
         norm = s.norm(dim=-1)

@@ -32,6 +32,7 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
         memory_position_scale: `unit`: the memory's positional vectors have length 1; `none`: sqrt(d / 2).
         gate_init: first value of the gates of the memory.
         attention_dropout, residual_dropout, embedding_dropout: the paper's 0.2, and two that only the release has.
+        layer_norm_eps: of all norms, the sentence head's included; weights of the authors' release want its 1e-6.
         norm_hinge_weight: weight of the squared distance of a vector's length, before it is made 1, from [0.9, 1.1].
         sentence_start_token_id, sentence_end_token_id: the markers around each sentence.
         eos_token_id: ends a document; `generate` stops there.
@@ -60,6 +61,7 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
     residual_dropout: float = 0.0
     embedding_dropout: float = 0.0
     norm_hinge_weight: float = 0.01
+    layer_norm_eps: float = 1e-5
     pad_token_id: int = 0
     sentence_start_token_id: int = 1
     sentence_end_token_id: int = 2
@@ -129,6 +131,7 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
         for name in ("attention_dropout", "residual_dropout", "embedding_dropout"):
             self._require(0 <= getattr(self, name) < 1, name, "set a number from 0 up to, not including, 1")
         self._require(self.norm_hinge_weight >= 0, "norm_hinge_weight", "set 0 or more")
+        self._require(self.layer_norm_eps > 0, "layer_norm_eps", "set a number above 0")
         markers = ("pad_token_id", "sentence_start_token_id", "sentence_end_token_id", "eos_token_id")
         for name in markers:
             self._require(0 <= getattr(self, name) < self.vocab_size, name, f"set an id below {self.vocab_size}")

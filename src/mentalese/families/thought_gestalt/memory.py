@@ -188,18 +188,17 @@ class Memory:
         return torch.stack((torch.stack(keys, dim=2), torch.stack(values, dim=2)), dim=3)
 
 
-def windows(layout: Layout, size: int) -> tuple[Tensor, Tensor]:
-    """Which vectors each sentence of fresh streams reads: the latest `size` of its stream.
+def windows(layout: Layout, size: int, steps: range) -> tuple[Tensor, Tensor]:
+    """Which vectors each sentence of these steps of fresh streams reads: the latest `size` of its stream.
 
     Returns:
         read, age: [n, m], the sentences whose vectors are read, oldest first, and how many sentences ago each was;
         0 in the unused slots, which come last.
     """
-    counts = torch.tensor(layout.counts)
-    starts = counts.cumsum(0) - counts
-    step = torch.arange(len(counts)).repeat_interleave(counts)[:, None]
+    counts, starts = torch.tensor(layout.counts)[steps.start : steps.stop], torch.tensor(layout.sentences)
+    step = torch.arange(steps.start, steps.stop).repeat_interleave(counts)[:, None]
     place = within(counts)[:, None]  # the same stream has the same place in each step
-    slot = torch.arange(max(1, min(len(counts) - 1, size)))
+    slot = torch.arange(max(1, min(steps.stop - 1, size)))
     age = (step.clamp(max=size) - slot).clamp(min=0)
     return torch.where(age > 0, starts[step - age] + place, 0), age
 

@@ -21,8 +21,10 @@ in all steps; m vectors that are read, C cross-attention layers, d hidden size.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -45,10 +47,12 @@ from mentalese.nn.controls import controlled
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
 from mentalese.nn.ragged import Ragged, first_rows, take_rows, within
 
+SCORED_AT_ONCE = 8192  # tokens: a document may be as long as a novel
+
 
 @dataclass
 class StreamOutput:
-    """The result of a pass over streams [B, L]; n sentences and N tokens in the order of `layout`.
+    """The result of a pass over streams [B, L], or a part of their steps; n sentences and N tokens, as in `layout`.
 
     Attributes:
         hidden: [N, d], final hidden states; without the last token of each sentence unless they were asked for.
@@ -101,7 +105,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         if config.memory != "none":
             self.sentence_head = SentenceHead(config)
-        self.final_norm = nn.LayerNorm(config.hidden_size)
+        self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
@@ -122,7 +126,12 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
 
     # -------------------------------------------------------------------------------------- read a stream
 
-    def _read(
+    def _read(self, input_ids: Tensor, attention_mask: Tensor | None = None, **options: Any) -> StreamOutput:
+        """Streams [B, L] as a whole; options are those of `_parts`."""
+        (output,) = self._parts(input_ids, attention_mask, **options)
+        return output
+
+    def _parts(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
@@ -132,64 +141,90 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         sentence_dropout: float = 0.0,
         ends: bool = True,
         trace: bool = False,
-    ) -> StreamOutput:
+        tokens: int | None = None,
+    ) -> Iterator[StreamOutput]:
         """Reads streams [B, L], from where `cache` left off; the cache moves on.
 
         Args:
             token_dropout, sentence_dropout: rates of B.2, in training mode.
             ends: also return the final states of tokens that end a sentence, which predict nothing.
             trace: keep the attention to memory.
+            tokens: read whole steps of about so many tokens at a time, and keep the memory alone from one part to the
+                next; `None`: all at once. Only without a cache.
         """
         config, device = self.config, input_ids.device
-        layout = find_sentences(
-            input_ids, attention_mask, config, None if cache is None else cache.state.get("position")
-        )
-        source = layout.source.to(device)
-        embedded = self._embed(input_ids.flatten()[source], layout.positions.to(device), token_dropout)
+        if attention_mask is not None:
+            attention_mask = self.real_tokens(input_ids, attention_mask, cache)
+        position = None if cache is None else cache.state.get("position")
+        layout = find_sentences(input_ids, attention_mask, config, position)
         # With a cache, a trace or a prefix each step runs through all layers, which have keys of its own.
         at_once = cache is None and not trace and config.memory != "prefix"
-        recurrent = config.recurrent_layers
-        depth = recurrent if at_once else config.num_hidden_layers
+        depth = config.recurrent_layers if at_once else config.num_hidden_layers
+        memory: Memory | None = None
+        read = torch.empty(0)  # the vectors of earlier parts that the next one reads
+        for steps in layout.parts(tokens or len(layout.source)):
+            part = layout.part(steps)
+            source = part.source.to(device)
+            x = self._embed(input_ids.flatten()[source], part.positions.to(device), token_dropout)
+            if memory is None:
+                memory = Memory(config, partial(self._memory_map, range(depth), x[:0]), layout, cache, x)
+            x, vectors, norms, attention = self._recur(steps, x, layout, memory, cache, depth, sentence_dropout, trace)
+            lengths = part.lengths
+            if not ends:
+                x, lengths = take_rows(x, part.predicting().to(device)), lengths - 1
+            read = torch.cat((read, vectors)) if len(read) else vectors
+            if at_once and part.counts:
+                if not depth:
+                    x = F.dropout(x, config.embedding_dropout, self.training)
+                step = self._all_steps(layout, steps, lengths, read, range(depth, config.num_hidden_layers), x)
+                for layer in range(depth, config.num_hidden_layers):
+                    x = self.blocks[layer](x, step)
+            if cache is not None:
+                cache.seen_tokens += input_ids.shape[1]
+                cache.state["position"] = layout.last_position.to(device)
+                memory.save(cache, layout)
+            yield StreamOutput(part, self.final_norm(x), source, vectors, norms, attention)
+            first = layout.sentences[max(0, steps.stop - config.memory_size)]
+            read = read[max(0, len(read) + first - layout.sentences[steps.stop]) :]
 
-        parts = list(embedded.split([int(layout.lengths[layout.step(k)].sum()) for k in range(len(layout.counts))]))
-        memory = Memory(config, lambda: self._memory_map(range(depth), embedded), layout, cache, embedded)
+    def _recur(
+        self,
+        steps: range,
+        embedded: Tensor,
+        layout: Layout,
+        memory: Memory,
+        cache: ThoughtCache | None,
+        depth: int,
+        sentence_dropout: float,
+        trace: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        """The first `depth` layers, step by step: states [N, d], and what `StreamOutput` has of sentences."""
+        config = self.config
+        lengths = [end - start for start, end in pairwise(layout.tokens[steps.start : steps.stop + 1])]
+        parts = list(embedded.split(lengths))
         vectors, norms, attention = [embedded.new_zeros(0, config.hidden_size)], [embedded.new_zeros(0)], []
-        for k in range(len(parts) if depth else 0):
+        for place, k in enumerate(steps if depth else ()):
             step, prefix = self._step(k, depth, layout, memory, cache)
             step.attention = [] if trace else None
-            x = self._seed(parts[k], k, layout, memory) if config.seeded else parts[k]
+            x = self._seed(parts[place], k, layout, memory) if config.seeded else parts[place]
             x = F.dropout(x, config.embedding_dropout, self.training)
             x = x if prefix is None else torch.cat((prefix, x))
-            before = len(x) - len(parts[k])
+            before = len(x) - lengths[place]
             for layer in range(depth):
                 x = self.blocks[layer](x, step)
-                if layer == recurrent - 1:
-                    last = (before + layout.lengths[layout.step(k)].cumsum(0) - 1).to(device)
+                if layer == config.recurrent_layers - 1:
+                    last = (before + layout.lengths[layout.step(k)].cumsum(0) - 1).to(x.device)
                     vector, norm = self.sentence_head(take_rows(x, last), sentence_dropout)
                     vectors.append(controlled(vector, config.thought_control))
                     norms.append(norm)
             ended = layout.ended[layout.step(k)]
-            if recurrent and (bool(ended.any()) if cache is not None else k + 1 < len(parts)):
+            further = bool(ended.any()) if cache is not None else k + 1 < len(layout.counts)
+            if config.recurrent_layers and further:
                 memory.write(vectors[-1], ended, keep=cache is not None)
-            parts[k] = x[before:] if before else x
+            parts[place] = x[before:] if before else x
             if step.attention:
                 attention.append(torch.stack(step.attention).mean(0)[before:])
-        if cache is not None:
-            cache.seen_tokens += input_ids.shape[1]
-            cache.state["position"] = layout.last_position.to(device)
-            memory.save(cache, layout)
-
-        x = torch.cat(parts) if parts else embedded
-        lengths = layout.lengths
-        if not ends:
-            x, lengths = take_rows(x, layout.predicting().to(device)), lengths - 1
-        if at_once and parts:
-            if not depth:
-                x = F.dropout(x, config.embedding_dropout, self.training)
-            step = self._all_steps(layout, lengths, torch.cat(vectors), range(depth, config.num_hidden_layers), x)
-            for layer in range(depth, config.num_hidden_layers):
-                x = self.blocks[layer](x, step)
-        return StreamOutput(layout, self.final_norm(x), source, torch.cat(vectors), torch.cat(norms), attention)
+        return torch.cat(parts) if parts else embedded, torch.cat(vectors), torch.cat(norms), attention
 
     def _embed(self, ids: Tensor, positions: Tensor, token_dropout: float) -> Tensor:
         """E[x] + P[position in the sentence], [N, d]; content tokens are dropped whole (B.2)."""
@@ -266,15 +301,24 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             )
         return step, prefix
 
-    def _all_steps(self, layout: Layout, lengths: Tensor, vectors: Tensor, layers: range, x: Tensor) -> Step:
-        """All sentences of fresh streams at once, each with the window of vectors [n, d] that it reads."""
+    def _all_steps(
+        self, layout: Layout, steps: range, lengths: Tensor, vectors: Tensor, layers: range, x: Tensor
+    ) -> Step:
+        """All sentences of these steps of fresh streams at once, each with the window of vectors that it reads.
+
+        Args:
+            lengths: tokens of each sentence in `x`.
+            vectors: [n, d] of the latest sentences, up to the last one of these steps.
+        """
         config, device = self.config, vectors.device
         step = Step(Ragged.of(lengths, device=device, grouped=True))
         cross = [layer for layer in layers if layer in config.cross_layers]
         if not cross:
             return step
         memory_map, order = self._memory_map(layers, x), step.sequences.order.cpu()
-        read, age = windows(layout, config.memory_size)
+        read, age = windows(layout, config.memory_size, steps)
+        first = layout.sentences[steps.stop] - len(vectors)
+        read = (read - first).clamp(min=0)
         window = config.memory_gradient_window
         entries = memory_map.entries(vectors.detach() if window == 0 else vectors)
         if window and window < config.memory_size:  # older vectors are read from a second half, without gradients
@@ -378,12 +422,14 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
     @torch.no_grad()
     def token_nll(self, batch: Batch) -> Tensor:
         """See `Contract.token_nll`; zero at BOS too, which is never a target."""
-        return self._nll(self._read(batch["input_ids"], batch.get("attention_mask"), ends=False), batch["labels"])
-
-    def _nll(self, output: StreamOutput, labels: Tensor) -> Tensor:
-        hidden, places = output.predictions()
-        nll = linear_nll(hidden, self.loss_head(), labels.flatten()[places])
-        return nll.new_zeros(labels.numel()).index_copy(0, places, nll).view_as(labels)
+        ids, labels = batch["input_ids"], batch["labels"]
+        places, found = [], []
+        for output in self._parts(ids, batch.get("attention_mask"), ends=False, tokens=SCORED_AT_ONCE):
+            hidden, place = output.predictions()
+            places.append(place)
+            found.append(linear_nll(hidden, self.loss_head(), labels.flatten()[place]))
+        nll = torch.cat(found)
+        return nll.new_zeros(labels.numel()).index_copy(0, torch.cat(places), nll).view_as(labels)
 
     def compiled_parts(self) -> list[nn.Module]:
         """The blocks: a graph of all steps would be compiled again for each batch."""

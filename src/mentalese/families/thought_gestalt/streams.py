@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +14,7 @@ from transformers import LogitsProcessor
 
 from mentalese.errors import InputError
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
+from mentalese.models.inputs import check_width
 from mentalese.nn.ragged import within
 
 
@@ -42,10 +45,45 @@ class Layout:
     positions: Tensor
     last_position: Tensor
 
+    @cached_property
+    def sentences(self) -> list[int]:
+        """The first sentence of each step, and the number of all."""
+        return [0, *accumulate(self.counts)]
+
+    @cached_property
+    def tokens(self) -> list[int]:
+        """The first token of each step, and the number of all."""
+        return F.pad(self.lengths.cumsum(0), (1, 0))[self.sentences].tolist()
+
     def step(self, k: int) -> slice:
         """The sentences of step k."""
-        start = sum(self.counts[:k])
-        return slice(start, start + self.counts[k])
+        return slice(*self.sentences[k : k + 2])
+
+    def part(self, steps: range) -> Layout:
+        """The sentences of these steps alone."""
+        if len(steps) == len(self.counts):
+            return self
+        inside = slice(self.sentences[steps.start], self.sentences[steps.stop])
+        tokens = slice(self.tokens[steps.start], self.tokens[steps.stop])
+        return Layout(
+            streams=self.streams[inside],
+            lengths=self.lengths[inside],
+            read_before=self.read_before[inside],
+            ended=self.ended[inside],
+            counts=self.counts[steps.start : steps.stop],
+            source=self.source[tokens],
+            positions=self.positions[tokens],
+            last_position=self.last_position,
+        )
+
+    def parts(self, tokens: int) -> list[range]:
+        """All steps, in parts of at most so many tokens where a step does not have more."""
+        parts, first = [], 0
+        for k in range(1, len(self.counts)):
+            if self.tokens[k + 1] - self.tokens[first] > tokens:
+                parts.append(range(first, k))
+                first = k
+        return [*parts, range(first, len(self.counts))]
 
     def predicting(self) -> Tensor:
         """[N'], the tokens that another one of their sentence follows."""
@@ -61,16 +99,21 @@ def find_sentences(
 ) -> Layout:
     """Finds the sentences of streams [B, L] by their markers.
 
+    Args:
+        attention_mask: [B, L], 0 at padding.
+        first_position: [B], tokens already read of the sentence that is open.
+
     Raises:
-        InputError: there are no tokens, the markers are unbalanced, or a sentence is longer than the table of
-            positions.
+        InputError: there are no tokens, a mask of another width, the markers are unbalanced, or a sentence is longer
+            than the table of positions.
     """
     if not input_ids.numel():
         raise InputError(f"input_ids has the shape {list(input_ids.shape)}: pass at least one token")
     input_ids, length = input_ids.cpu(), input_ids.shape[1]  # everything data-dependent is decided on the CPU, here
     real = input_ids != config.pad_token_id
     if attention_mask is not None:
-        real = real & attention_mask[:, -length:].cpu().bool()
+        check_width(attention_mask, length)
+        real = real & attention_mask.cpu().bool()
     first_position = input_ids.new_zeros(len(input_ids)) if first_position is None else first_position.cpu()
     begins = real & (input_ids == config.sentence_start_token_id)
     ends = real & (input_ids == config.sentence_end_token_id)

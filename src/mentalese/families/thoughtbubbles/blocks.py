@@ -35,8 +35,10 @@ class StreamState:
         cos, sin: [1 or B, 1, N, d_h / 2].
         scores: float32 [B, N], log p; `None` if all streams have weight 1.
         mask: bool [B, 1, N, m], what each stream sees, if a cache is in use; `None`: every place sees those before it.
-        past: streams of earlier calls; `cache` contains their keys and values, `k.LAYER` and `v.LAYER`,
-            [B, heads, room, d_h (+ 1)].
+        slots: [B, N], where keys and values of these streams go in `cache`, right after those of their own row; `None`
+            without a cache.
+        end: the slots in use, by the longest row.
+        cache: keys and values by layer, `k.LAYER` and `v.LAYER`, [B, heads, room, d_h (+ n)], see `with_scores`.
         attention: [B, N, N] per block, mean over heads, if a trace was asked for.
     """
 
@@ -44,7 +46,8 @@ class StreamState:
     sin: Tensor
     scores: Tensor | None
     mask: Tensor | None
-    past: int
+    slots: Tensor | None
+    end: int
     cache: dict[str, Tensor] | None
     attention: list[Tensor] | None
 
@@ -82,16 +85,19 @@ class Attention(nn.Module):
         return self.out(attend_with_scores(q, k, v, width, scale=self.scale, attn_mask=state.mask))
 
     def _append(self, state: StreamState, name: str, new: Tensor) -> Tensor:
-        """All keys or values so far, [B, heads, m, d_h (+ 1)]."""
-        name, past, end = f"{name}.{self.layer}", state.past, state.past + new.shape[2]
+        """All keys or values so far, [B, heads, m, d_h (+ n)]."""
+        name, end = f"{name}.{self.layer}", state.end
         assert state.cache is not None
-        old = state.cache.get(name)
-        if old is None or old.shape[2] < end or new.requires_grad:
-            # Room for twice the length, so that most steps copy nothing; tensors with a gradient are not overwritten.
-            room = new.new_empty(*new.shape[:2], 0 if new.requires_grad else end, new.shape[3])
-            state.cache[name] = torch.cat((*(() if old is None else (old[:, :, :past],)), new, room), dim=2)
-        else:
-            old[:, :, past:end] = new
+        assert state.slots is not None
+        old = state.cache.get(name, new[:, :, :0])
+        graph = new.requires_grad or old.requires_grad
+        if old.shape[2] < end:
+            # Room for twice the length, so that most steps copy nothing; zeros, since masked slots are multiplied too.
+            room = (end if graph else 2 * end) - old.shape[2]
+            old = torch.cat((old, new.new_zeros(*new.shape[:2], room, new.shape[3])), dim=2)
+        index = state.slots[:, None, :, None].expand_as(new)
+        # Tensors with a gradient are not overwritten.
+        state.cache[name] = old.scatter(2, index, new) if graph else old.scatter_(2, index, new)
         return state.cache[name][:, :, :end]
 
     def _weights(self, q: Tensor, k: Tensor) -> Tensor:

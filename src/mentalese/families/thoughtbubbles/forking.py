@@ -7,6 +7,7 @@ streams next to each other and its own stream rightmost; places after them are u
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,6 +63,35 @@ class Streams:
             own=self.own.gather(1, index),
             real=real,
             counts=counts.scatter_add_(1, token, torch.ones_like(token) if real is None else real.long()),
+        )
+
+    def cut(self, tokens: int) -> Iterator[tuple[slice, slice, slice]]:
+        """Rows, and of these rows places and tokens, in parts of at most so many tokens that hold each place once."""
+        count, length = self.counts.shape
+        if length <= tokens:
+            step = tokens // max(1, length)
+            for first in range(0, count, step):
+                yield slice(first, first + step), slice(0, self.token.shape[1]), slice(0, length)
+            return
+        for row, ends in enumerate(self.counts.cumsum(1).tolist()):
+            place = 0
+            for start in range(0, length, tokens):
+                stop = min(start + tokens, length)
+                end = self.token.shape[1] if stop == length else ends[stop - 1]
+                yield slice(row, row + 1), slice(place, end), slice(start, stop)
+                place = end
+
+    def part(self, rows: slice, places: slice, tokens: slice) -> Streams:
+        """What `cut` has found, as streams of these tokens alone."""
+        return replace(
+            self,
+            x=self.x[rows, places],
+            scores=None if self.scores is None else self.scores[rows, places],
+            token=(self.token[rows, places] - tokens.start).clamp(0, tokens.stop - tokens.start - 1),
+            own=self.own[rows, places],
+            real=None if self.real is None else self.real[rows, places],
+            counts=self.counts[rows, tokens],
+            before=self.before[rows],
         )
 
     def sum_by_token(self, values: Tensor) -> Tensor:

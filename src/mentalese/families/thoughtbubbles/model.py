@@ -189,20 +189,19 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         if streams.real is None and cache is None and not segment:
             positions = positions[:1]  # all rows have the same
         cos, sin = rotary_table(positions[:, None], config.hidden_size // config.num_attention_heads, config.rope_theta)
-        mask, past = None, 0
+        mask, slots, end = None, None, 0
         if cache is not None:
-            real = torch.ones_like(streams.own) if streams.real is None else streams.real
-            earlier = cache.state.get(f"real.{segment}")
-            seen = real if earlier is None else torch.cat((earlier, real), dim=1)
-            cache.state[f"real.{segment}"] = seen
-            past, new = seen.shape[1] - real.shape[1], real.shape[1]
-            if past and (new > 1 or not bool(seen.all())):
-                now = torch.ones(new, new, dtype=torch.bool, device=real.device).tril()
-                mask = F.pad(now, (past, 0), value=True) & seen[:, None, None]
+            name, new = f"used.{segment}", streams.own.shape[1]
+            used = cache.state.get(name, torch.zeros_like(streams.before))
+            least, most = (int(bound) for bound in used.aminmax())
+            cache.state[name] = used + (new if streams.real is None else streams.real.sum(1, keepdim=True))
+            slots, end = used + torch.arange(new, device=used.device), most + new
+            if most and (new > 1 or least < most):
+                mask = (torch.arange(end, device=used.device) <= slots[..., None])[:, None]
         scores = streams.scores
         if scores is None and config.fork_layers and config.score_scale == "overwrite":
             scores = torch.zeros_like(streams.token, dtype=torch.float32)
-        return StreamState(cos, sin, scores, mask, past, None if cache is None else cache.state, None)
+        return StreamState(cos, sin, scores, mask, slots, end, None if cache is None else cache.state, None)
 
     def _fork(
         self,
@@ -352,7 +351,8 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         return mixture_cross_entropy(hidden, self.loss_head(), targets, encoded.streams)
 
     def forward_flops(self, batch: Batch) -> int:
-        """See `Contract.forward_flops`. A causal selection is assumed to use its whole budget."""
+        """See `Contract.forward_flops`. A causal selection is assumed to use its whole budget; padding of heads
+        on a GPU does not count."""
         config = self.config
         rows, length = batch["input_ids"].shape
         mask = batch.get("attention_mask")
@@ -428,15 +428,17 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
     def _logits(self, encoded: Encoding, kept: Tensor) -> Tensor:
         """[B, m, v] of the tokens in columns `kept` [m] or [B, m]; for a mixture log-probabilities, zero at padding."""
         if kept.ndim == 1:
-            kept, order = kept.unique(return_inverse=True)
-            return self._logits(encoded, kept.expand(len(encoded.streams.token), -1))[:, order]
+            columns, order = kept.unique(return_inverse=True)
+            logits = self._logits(encoded, columns.expand(len(encoded.streams.token), -1))
+            return logits if torch.equal(columns, kept) else logits[:, order]
         if not self.mixes:
             hidden = self.states(encoded)
             rows = torch.arange(len(hidden), device=hidden.device)[:, None]
             return self.lm_head(hidden[rows, kept])
         streams = encoded.keep(kept)
-        mixed = mixture_log_probabilities(self.lm_head(self.final_norm(streams.x)), streams)
-        return mixed.masked_fill((streams.counts == 0)[..., None], 0.0)
+        mixed = mixture_log_probabilities(self.final_norm(streams.x), self.lm_head, streams)
+        padding = (streams.counts == 0)[..., None]
+        return mixed.masked_fill(padding, 0.0) if bool(padding.any()) else mixed
 
     @property
     def can_cache(self) -> bool:  # type: ignore[override]

@@ -7,14 +7,18 @@ the chunks: each chunk of logits is turned into gradients at once and freed, and
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from mentalese.families.thoughtbubbles.forking import Streams
 from mentalese.nn.loss import IGNORED, module_nll
+
+_TOKENS = 128  # whose distributions are mixed at once
 
 
 def mixture_cross_entropy(
@@ -41,8 +45,36 @@ def mixture_cross_entropy(
     return _apply(hidden, weight, streams.mixture_weights(), targets, coefficients, streams, needs)
 
 
-def mixture_log_probabilities(logits: Tensor, streams: Streams) -> Tensor:
-    """[B, K, v] logits of streams to the log-probabilities [B, L, v] of their mixtures (Eq. 11)."""
+def mixture_log_probabilities(
+    hidden: Tensor, head: Callable[[Tensor], Tensor], streams: Streams, *, tokens: int = _TOKENS
+) -> Tensor:
+    """[B, L, v], the log-probabilities of the mixtures of a token's streams (Eq. 11).
+
+    Streams need tables several times the size of the result, so a part of the tokens is mixed at a time, and once more
+    in the backward pass.
+
+    Args:
+        hidden: [B, K, d], the head's input for each stream.
+        head: maps [.., d] to logits [.., v].
+        tokens: at once.
+    """
+    kept, out = torch.is_grad_enabled(), None
+    parts: list[list[Tensor]] = []
+    for rows, places, columns in streams.cut(tokens):
+        part = streams.part(rows, places, columns)
+        if kept:
+            mixed = checkpoint(_mixed, hidden[rows, places], head, part, use_reentrant=False)
+            parts += [[]] if columns.start == 0 else []
+            parts[-1].append(mixed)
+            continue
+        mixed = _mixed(hidden[rows, places], head, part)
+        out = mixed.new_empty(*streams.counts.shape, mixed.shape[2]) if out is None else out
+        out[rows, columns] = mixed
+    return torch.cat([torch.cat(row, dim=1) for row in parts]) if out is None else out
+
+
+def _mixed(hidden: Tensor, head: Callable[[Tensor], Tensor], streams: Streams) -> Tensor:
+    logits = head(hidden)
     precise = torch.promote_types(logits.dtype, torch.float32)
     weighted = logits.to(precise).log_softmax(-1) + streams.mixture_weights()[..., None]
     index = streams.token[..., None].expand_as(weighted)

@@ -53,6 +53,24 @@ def variants(recipe: Recipe, copies: tuple[int, ...] = (3, 5)) -> list[Recipe]:
     return [dataclasses.replace(recipe, baseline=recipes[1].name), *recipes[1:]]
 
 
+def controls(recipe: Recipe) -> list[Recipe]:
+    """Scores without forks (`-1l`), and the same with a constant in place of each score (`-constant`)."""
+    forkless = recipe.model | {"budget": 1.0}
+    return [
+        dataclasses.replace(
+            recipe,
+            name=f"{recipe.name}-{name}",
+            description=f"a control of {recipe.name}: {text}",
+            model=model,
+            baseline=f"{recipe.name}-regular",
+        )
+        for name, text, model in (
+            ("1l", "scores without forks", forkless),
+            ("constant", "no forks, and the scores of an untrained model", forkless | {"thought_control": "removed"}),
+        )
+    ]
+
+
 TINY = Recipe(
     name="thoughtbubbles/tiny",
     description="12 layers of width 64, forks before 3, 7 and 11, 100,000 tokens: seconds on two CPU cores",
@@ -174,4 +192,12 @@ def clutrr() -> list[Recipe]:
 
 
 TABLE1 = table1()
-RECIPES = [*variants(TINY, copies=(3,)), *variants(SMALL, copies=(3,)), *openstax(), *clutrr(), *TABLE1, *table4()]
+RECIPES = [
+    *variants(TINY, copies=(3,)),
+    *variants(SMALL, copies=(3,)),
+    *controls(SMALL),
+    *openstax(),
+    *clutrr(),
+    *TABLE1,
+    *table4(),
+]
