@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -112,6 +113,26 @@ def test_accuracy_is_to_the_letter_and_squads_figures_are_not(prepared: tuple[To
     assert dataclasses.astuple(ask(prepared, [said])[0])[:4] == (0, 1, 1, 1)
     assert dataclasses.astuple(ask(prepared, [f"{said} or 7 7"])[0])[:4] == (0, 0, pytest.approx(2 / 5), 1)
     assert dataclasses.astuple(ask(prepared, [""])[0])[:4] == (0, 0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected", "f1"),
+    [
+        ("yes", "yes", 1.0),
+        ("Yes.", "yes", 1.0),
+        ("yes it is", "yes", 0.0),
+        ("no", "the no man", 0.0),
+        ("no man", "one man", 0.5),
+        ("noanswer", "a noanswer b", 0.0),
+    ],
+)
+def test_yes_and_no_are_right_as_a_whole(tmp_path: Path, said: str, expected: str, f1: float) -> None:
+    path = tmp_path / "questions.jsonl"
+    rows = [{"question": f"Is {i} it?", "steps": ["It is."], "answer": expected} for i in range(20)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    layout = QuestionAnswer(sequence_length=64)
+    store, tokenizer = prepare(DataConfig(source=f"file:{path}", tokenizer="bpe:320"), layout, show=False)
+    assert ask((store, tokenizer, layout), [f"### {said}"])[0].f1 == f1
 
 
 def test_each_question_is_asked_at_the_stage_and_told_from_the_others(

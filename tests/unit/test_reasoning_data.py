@@ -19,6 +19,7 @@ from mentalese import InputError
 from mentalese.data.arithmetic import word_problems
 from mentalese.data.builtin import BUILTIN
 from mentalese.data.prosqa import PUBLISHED, SMALL, GraphSize, Question, prosqa_questions
+from mentalese.data.sources import open_source
 
 SIZES = {"published": PUBLISHED, "small": SMALL}
 
@@ -203,6 +204,12 @@ def test_every_equation_holds_and_the_last_one_gives_the_answer() -> None:
         assert problem.steps[-1].endswith(f"={problem.answer}>>")
         lengths[len(problem.steps)] += 1
     assert lengths.keys() == {1, 2, 3, 4}
+
+
+def test_a_description_counts_the_questions_of_each_split() -> None:
+    found = open_source("builtin:arithmetic")
+    sizes = [sum(1 for _ in found.documents(split)) for split in ("train", "validation", "test")]
+    assert f"({sizes[0]:,}, {sizes[1]} and {sizes[2]})" in BUILTIN["arithmetic"].description
 
 
 @pytest.mark.parametrize("name", ["prosqa-small", "arithmetic"])  # prosqa differs in its size alone

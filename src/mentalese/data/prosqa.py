@@ -95,7 +95,7 @@ class Question:
 
 @cache
 def prosqa() -> tuple[Document, ...]:
-    """As many questions as the three published splits have, of their size."""
+    """As many questions as the three published splits have together, of their size; they are split anew."""
     return _records(prosqa_questions(TRAIN + VALIDATION + TEST))
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from mentalese.data.store import Split
 
+_WHOLE = ("yes", "no", "noanswer")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -68,7 +69,8 @@ class AnswerMetrics:
     Attributes:
         accuracy: the share of questions whose greedy answer equals the record's.
         exact_match: the same without capitals, punctuation and articles (Rajpurkar et al., "SQuAD", 2016).
-        f1: of the answers' words, normalised in the same way; the mean over questions.
+        f1: of the answers' words, normalised in the same way; the mean over questions. `yes`, `no` and `noanswer` are
+            right or wrong as a whole (Yang et al., "HotpotQA", 2018).
         questions: the number of questions.
         protocol: how they were asked.
         pass_at_k: the share of questions for which any of the k attempts of `protocol` equals the record's answer;
@@ -330,5 +332,7 @@ def _words(text: str) -> list[str]:
 
 
 def _f1(words: list[str], expected: list[str]) -> float:
+    if words != expected and any(" ".join(answer) in _WHOLE for answer in (words, expected)):
+        return 0.0
     common = (Counter(words) & Counter(expected)).total()
     return 2 * common / (len(words) + len(expected)) if common else 0.0
