@@ -246,6 +246,26 @@ def test_drawn_answers_follow_from_the_seed(prepared: tuple[TokenStore, Any, Que
     assert any(one != other for one, other in drawn(1))
 
 
+@pytest.mark.parametrize("options", [AnswerOptions(), AnswerOptions(shots=1)])
+def test_questions_drawn_at_random_keep_their_numbers(
+    prepared: tuple[TokenStore, Any, QuestionAnswer], options: AnswerOptions
+) -> None:
+    store, tokenizer, layout = prepared
+    settings = dataclasses.replace(SETTINGS, max_documents=7, documents_seed=5)
+    split = store.splits["train"]
+    model = Scripted(["### no"] * 7, tokenizer)
+    saved = opened(model, tokenizer, layout, **vars(settings))
+    given = answer_records(saved, split, options, examples=split)
+    assert [record.document for record in given] == settings.chosen(len(split.document_bytes)).tolist()
+    starts = split.segments[split.document_segments[1:] - 1]
+    for record in given:
+        text = tokenizer.decode(split.tokens[starts[record.document] : split.documents[record.document + 1] - 1])
+        assert record.expected == final_answer(text)
+    asked = {tokenizer.decode(row).strip().rpartition("\n\n")[2] for row in model.asked}
+    questions = (split.document_segments[record.document] for record in given)
+    assert asked == {tokenizer.decode(split.tokens[slice(*split.segments[i : i + 2])]).strip() for i in questions}
+
+
 def test_shots_are_other_records_before_the_question(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:
     store, tokenizer, _ = prepared
     split = store.splits["train"]

@@ -133,7 +133,7 @@ def answer_metrics(
         "answer": "the text after the last #, without commas" if saved.layout.questions else _FREE_ANSWER,
         **saved.layout.asked(),
         "answer_tokens": saved.evaluation.answer_tokens,
-        "documents": len(records),
+        **saved.evaluation.how_many(len(split.document_bytes)),
     }
     if options.shots:
         protocol["shots"] = {"records": options.shots, "seed": options.seed}
@@ -271,32 +271,33 @@ def _batches(saved: Saved, split: Split, options: AnswerOptions, examples: Split
     if saved.layout.questions and not options.shots:
         check_room(saved, split)
         return question_batches(split, saved.layout, saved.evaluation, saved.tokenizer)
-    count = saved.evaluation.documents(len(split.document_bytes))
-    texts = [_segment(split, split.document_segments[i], saved.tokenizer) for i in range(count)]
+    numbers = saved.evaluation.chosen(len(split.document_bytes))
+    texts = [_segment(split, split.document_segments[i], saved.tokenizer) for i in numbers]
     if options.shots:
-        texts = _after_shots(texts, saved, split, options, examples)
+        texts = _after_shots(dict(zip(numbers.tolist(), texts)), saved, split, options, examples)
     encoded = saved.layout.encode_prompts(texts, saved.tokenizer, saved.data)
     _check_longest(saved, encoded["input_ids"].shape[1])
     lengths = encoded["attention_mask"].sum(1)
     order = lengths.argsort(descending=True, stable=True)
 
-    def batch(documents: torch.Tensor) -> Batch:
-        longest = int(lengths[documents[0]])
-        return {name: tensor[documents, -longest:] for name, tensor in encoded.items()} | {"documents": documents}
+    def batch(rows: torch.Tensor) -> Batch:
+        longest = int(lengths[rows[0]])
+        asked = {name: tensor[rows, -longest:] for name, tensor in encoded.items()}
+        return asked | {"documents": torch.from_numpy(numbers)[rows]}
 
     return map(batch, order.split(saved.evaluation.batch_size))
 
 
 def _after_shots(
-    questions: list[str], saved: Saved, split: Split, options: AnswerOptions, examples: Split | None
+    questions: dict[int, str], saved: Saved, split: Split, options: AnswerOptions, examples: Split | None
 ) -> list[str]:
-    """Each question after examples of its own, with an empty line after each."""
+    """Each question, by its number in the split, after examples of its own, with an empty line after each."""
     if examples is None:
         raise InputError(f"shots is {options.shots}: the source has no train split to draw them from; remove it")
     tokenizer, context = saved.tokenizer, context_length(saved.model.config)
     sizes, usable = np.diff(examples.documents), len(examples.document_bytes)
     if context is not None:
-        longest = saved.layout.encode_prompts(questions, tokenizer, saved.data)["input_ids"].shape[1]
+        longest = saved.layout.encode_prompts([*questions.values()], tokenizer, saved.data)["input_ids"].shape[1]
         # The end of a document, which its size includes, and one more token make an empty line.
         share = (context - saved.evaluation.answer_tokens - longest) // options.shots
         fitting = np.flatnonzero(sizes + 1 <= share)
@@ -308,7 +309,7 @@ def _after_shots(
             f"fit the model's context ({context}); set fewer"
         )
     texts = []
-    for document, question in enumerate(questions):
+    for document, question in questions.items():
         others = fitting[fitting != document] if examples is split else fitting
         chosen = np.random.default_rng([options.seed, document]).choice(others, options.shots, replace=False)
         shots = (decode(_tokens(examples, *examples.documents[[i, i + 1]] - [0, 1]), tokenizer) for i in chosen)

@@ -129,15 +129,15 @@ def perplexity(
         counted = int((labels != IGNORED).sum())
         tokens, left_out = tokens + counted, left_out + int((batch["labels"][:, 1:] != IGNORED).sum()) - counted
     total = totals.total()
-    documents = evaluation.documents(len(split.document_bytes))
-    size = int(split.document_bytes[:documents].sum())
+    available = len(split.document_bytes)
+    size = int(split.document_bytes[evaluation.chosen(available)].sum())
     return Perplexity(
         nll=total / tokens,
         tokens=tokens,
         bytes=size,
         perplexity=_exp(total / tokens),
         bits_per_byte=None if left_out else total / math.log(2) / size,
-        protocol=protocol(model, data, layout, evaluation) | {"documents": documents},
+        protocol=protocol(model, data, layout, evaluation) | evaluation.how_many(available),
         parts={name: nats / tokens for name, nats in totals.items()} if len(totals) > 1 else {},
     )
 
@@ -160,7 +160,7 @@ def token_scores(
 
     Returns:
         float32 [len(split.tokens)]: nats of each lexical token, in the store's order; NaN if not scored
-        (ends of documents, questions of records, documents after `evaluation.max_documents`, what the estimator
+        (ends of documents, questions of records, documents beside `evaluation.max_documents`, what the estimator
         skips).
     """
     evaluation = dataclasses.replace(evaluation, tokens="lexical")
@@ -183,10 +183,10 @@ def _scored(
     """Every evaluation batch with the labels that were scored, and their nats by part: float64 [rows, length], on the
     CPU, 0 without a label.
     """
-    documents, estimator = evaluation.documents(len(split.document_bytes)), _estimator(model, evaluation)
+    documents, estimator = evaluation.chosen(len(split.document_bytes)), _estimator(model, evaluation)
     settings = {} if estimator == model.estimators[0] else {"estimator": estimator}
     total, tokens = 0.0, 0
-    with progress("Scoring", int(split.documents[documents]), show=show) as bar:
+    with progress("Scoring", int(np.diff(split.documents)[documents].sum()), show=show) as bar:
         for number, batch in enumerate(evaluation_batches(split, layout, evaluation, tokenizer)):
             read = {name: value for name, value in batch.items() if name != "store_index"}
             with evaluation_mode(model), torch.no_grad():
@@ -204,7 +204,7 @@ def _scored(
             bar.update(tokens, f"perplexity {_exp(total / max(tokens, 1)):.1f}")
             yield batch, labels, parts
     if tokens == 0:
-        raise InputError(f"the split has {documents} documents and no tokens to score: use one with text")
+        raise InputError(f"the split has {len(documents)} documents and no tokens to score: use one with text")
 
 
 def _estimator(model: Contract, evaluation: EvaluationConfig) -> str:
