@@ -74,8 +74,8 @@ class EvaluationConfig:
         answer_tokens: the most new tokens of an answer, steps included.
         tokens: `lexical` scores the text alone; `all` also scores the end of each document and, for models of
             sentences, the end of each sentence.
-        context_length: tokens per window; `None` takes `layout.sequence_length`. Layouts of whole sentences read whole
-            documents.
+        context_length: tokens per window; `None` takes `layout.sequence_length`. Layouts that read whole documents
+            or questions have no windows.
         stride: new tokens per window; `None` takes half of `context_length`, or all but one of joined documents. The
             first `context_length - stride` tokens of later windows are context only.
         joined: windows lie in the documents joined by their ends, as rows of layout `packed` do in training, instead
