@@ -62,7 +62,7 @@ NEEDS: dict[str, dict[str, Any]] = {
 """The settings of other fields that one needs to have an effect; a layout may refuse them."""
 
 VALUES: dict[str, list[Any]] = {
-    "layout.sequence_length": [40],
+    "layout.sequence_length": [8],
     "optimizer.learning_rate": [1e-2],
     "optimizer.betas": [(0.5, 0.5)],
     "optimizer.eps": [1e-3],
