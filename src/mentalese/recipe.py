@@ -238,6 +238,8 @@ class Recipe:
                 )
         for layout in self.layouts():
             layout.check_evaluation(self.evaluation)
+        if (seed := self.evaluation.documents_seed) is not None and self.evaluation.max_documents is None:
+            raise InputError(f"evaluation.documents_seed is {seed}: set evaluation.max_documents too")
 
     def layouts(self) -> list[Layout]:
         """The layouts at the start and after each phase, if all earlier ones have begun."""

@@ -49,7 +49,8 @@ class Family:
         layouts: kind -> `module:Class` of layouts of text that the family brings; the modules import neither torch nor
             transformers by themselves.
         idle_options: model type -> fields of its config that change nothing in the small recipes that are tested, each
-            with the reason, or with the settings under which it does change something.
+            with the reason, or with the settings under which it does change something; kind of layout -> its fields,
+            with the reason.
     """
 
     name: str

@@ -10,6 +10,7 @@ from mentalese.testing.generation import *  # noqa: F403
 from mentalese.testing.learning import *  # noqa: F403
 from mentalese.testing.options import *  # noqa: F403
 from mentalese.testing.saving import *  # noqa: F403
+from mentalese.testing.sections import *  # noqa: F403
 from mentalese.testing.tracing import *  # noqa: F403
 from support import tiny_recipes
 

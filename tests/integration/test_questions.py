@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from mentalese import DataConfig, EvaluationConfig, Phase, Recipe, TrainConfig, answer, cli
 from mentalese.compare.compare import Match, compare, print_comparison
@@ -92,6 +93,8 @@ def test_a_curriculum_is_asked_at_the_stage_that_training_is_at(recipe: Recipe, 
 
     saved = saved_recipe(out)
     assert saved == changed(recipe, "layout", stage=2)
+    tokenizer = AutoTokenizer.from_pretrained(out / "model")
+    assert tokenizer.convert_ids_to_tokens(tokenizer("8+6+4?")["input_ids"]).count("<|latent|>") == 2
     assert Recipe.from_dict(json.loads((out / "config.json").read_text())["recipe"]) == recipe
     assert train(recipe, out, resume=True, show=False) == result
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -112,6 +113,26 @@ def test_accuracy_is_to_the_letter_and_squads_figures_are_not(prepared: tuple[To
     assert dataclasses.astuple(ask(prepared, [said])[0])[:4] == (0, 1, 1, 1)
     assert dataclasses.astuple(ask(prepared, [f"{said} or 7 7"])[0])[:4] == (0, 0, pytest.approx(2 / 5), 1)
     assert dataclasses.astuple(ask(prepared, [""])[0])[:4] == (0, 0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected", "f1"),
+    [
+        ("yes", "yes", 1.0),
+        ("Yes.", "yes", 1.0),
+        ("yes it is", "yes", 0.0),
+        ("no", "the no man", 0.0),
+        ("no man", "one man", 0.5),
+        ("noanswer", "a noanswer b", 0.0),
+    ],
+)
+def test_yes_and_no_are_right_as_a_whole(tmp_path: Path, said: str, expected: str, f1: float) -> None:
+    path = tmp_path / "questions.jsonl"
+    rows = [{"question": f"Is {i} it?", "steps": ["It is."], "answer": expected} for i in range(20)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    layout = QuestionAnswer(sequence_length=64)
+    store, tokenizer = prepare(DataConfig(source=f"file:{path}", tokenizer="bpe:320"), layout, show=False)
+    assert ask((store, tokenizer, layout), [f"### {said}"])[0].f1 == f1
 
 
 def test_each_question_is_asked_at_the_stage_and_told_from_the_others(
@@ -223,6 +244,26 @@ def test_drawn_answers_follow_from_the_seed(prepared: tuple[TokenStore, Any, Que
 
     assert drawn(1) == drawn(1) != drawn(2)
     assert any(one != other for one, other in drawn(1))
+
+
+@pytest.mark.parametrize("options", [AnswerOptions(), AnswerOptions(shots=1)])
+def test_questions_drawn_at_random_keep_their_numbers(
+    prepared: tuple[TokenStore, Any, QuestionAnswer], options: AnswerOptions
+) -> None:
+    store, tokenizer, layout = prepared
+    settings = dataclasses.replace(SETTINGS, max_documents=7, documents_seed=5)
+    split = store.splits["train"]
+    model = Scripted(["### no"] * 7, tokenizer)
+    saved = opened(model, tokenizer, layout, **vars(settings))
+    given = answer_records(saved, split, options, examples=split)
+    assert [record.document for record in given] == settings.chosen(len(split.document_bytes)).tolist()
+    starts = split.segments[split.document_segments[1:] - 1]
+    for record in given:
+        text = tokenizer.decode(split.tokens[starts[record.document] : split.documents[record.document + 1] - 1])
+        assert record.expected == final_answer(text)
+    asked = {tokenizer.decode(row).strip().rpartition("\n\n")[2] for row in model.asked}
+    questions = (split.document_segments[record.document] for record in given)
+    assert asked == {tokenizer.decode(split.tokens[slice(*split.segments[i : i + 2])]).strip() for i in questions}
 
 
 def test_shots_are_other_records_before_the_question(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:

@@ -12,13 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from transformers import AutoModelForCausalLM
 from transformers.cache_utils import DynamicLayer
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from mentalese import recipes
 from mentalese.errors import InputError
 from mentalese.families.coconut import plain as reference
 from mentalese.families.coconut.config import CoconutConfig
 from mentalese.families.coconut.model import CoconutForCausalLM, lay_out
+from mentalese.models.backbone import WINDOWED
 from mentalese.nn.loss import IGNORED
 
 START, LATENT, END = 1, 2, 3
@@ -134,11 +137,10 @@ def test_nothing_of_a_step_outlives_it(mode: str, trained: bool, kept: list[Stor
 @pytest.mark.parametrize(
     ("backbone", "says"),
     [
-        ({"model_type": "mistral"} | SIZES, "coconut.backbone.sliding_window is 4096"),
+        ({"model_type": "cohere2"} | SIZES, "coconut.backbone.sliding_window is 4096"),
         ({"model_type": "gpt_neo"}, "'gpt_neo': it does not attend in full"),
         ({"model_type": "mpt"}, "'mpt': it does not attend in full|'mpt'"),
         ({"model_type": "mamba"}, "'mamba': it has no attention"),
-        ({"model_type": "gemma3_text"} | SIZES, "sliding_window is"),
     ],
 )
 def test_a_backbone_that_counts_columns_is_refused(backbone: dict[str, Any], says: str) -> None:
@@ -147,9 +149,73 @@ def test_a_backbone_that_counts_columns_is_refused(backbone: dict[str, Any], say
 
 
 def test_a_window_that_holds_every_position_is_full_attention() -> None:
-    inner = {"model_type": "mistral", "sliding_window": None, "max_position_embeddings": 64, "num_key_value_heads": 2}
+    inner = {"model_type": "cohere2", "sliding_window": 64, "max_position_embeddings": 64, "num_key_value_heads": 2}
     CoconutConfig(backbone=SIZES | inner)
-    CoconutConfig(backbone=SIZES | inner | {"sliding_window": 64})
+
+
+HALF_WINDOWED = {"layer_types": ["sliding_attention", "full_attention"]}
+WINDOWS: dict[str, dict[str, Any]] = {name: {} for name in WINDOWED} | {
+    "gemma3_text": HALF_WINDOWED,
+    "gpt_oss": {"num_local_experts": 2, "num_experts_per_tok": 1},
+    "mixtral": {"num_local_experts": 2},
+    "olmo3": HALF_WINDOWED,
+    "phi3": {"pad_token_id": 0},
+    **{name: {"use_sliding_window": True, "max_window_layers": 1} for name in ("qwen2", "qwen3")},
+    "smollm3": {"use_sliding_window": True} | HALF_WINDOWED,
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # sizes that transformers does not expect
+@pytest.mark.parametrize("name", WINDOWS)
+def test_a_window_counts_the_tokens_of_a_row(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = SIZES | {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 5} | WINDOWS[name]
+    fields = {field for field in inner if field in CONFIG_MAPPING[name].__dataclass_fields__}
+    monkeypatch.setitem(BACKBONES, name, {field: inner[field] for field in fields})
+    model = made(name, mode="agclr")
+    ids, mask = padded(ROWS)
+    hidden = model.encode(ids, mask).hidden
+    for i, row in enumerate(ROWS):
+        states = reference.hidden_states(model, torch.tensor(row))
+        torch.testing.assert_close(hidden[i, : len(states)], states, atol=1e-5, rtol=1e-5)
+    rows, mask = padded([row[:7] for row in ROWS], left=True)
+    cache = model.new_cache()
+    model(rows, attention_mask=mask, past_key_values=cache)
+    more = torch.tensor([row[7:8] for row in ROWS])
+    output = model(more, attention_mask=torch.cat((mask, torch.ones_like(more)), 1), past_key_values=cache)
+    for i, row in enumerate(ROWS):
+        expected = reference.hidden_states(model, torch.tensor(row[:8]))[-1]
+        torch.testing.assert_close(output.logits[i, 0], model.get_output_embeddings()(expected), atol=1e-4, rtol=1e-4)
+
+
+def test_windows_say_which_attention_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BACKBONES, "mistral", SIZES | {"num_key_value_heads": 2, "sliding_window": 5})
+    model = made("mistral")
+    model.backbone.config._attn_implementation = "flex_attention"
+    with pytest.raises(InputError, match="attn_implementation is 'flex_attention': the windows of a mistral"):
+        model(torch.tensor([ROWS[0]]))
+
+
+@pytest.mark.parametrize("name", ["bloom", "opt", "xglm"])
+def test_a_backbone_attends_as_it_can(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not all have the implementation that transformers would take for this class, nor call their sizes alike."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 64}
+    positions = {} if name == "bloom" else {"max_position_embeddings": 64}
+    names = CONFIG_MAPPING[name].attribute_map
+    inner = {names.get(field, field): value for field, value in (sizes | positions).items()}
+    if name == "opt":
+        inner["word_embed_proj_dim"] = 32
+    inner = {field: value for field, value in inner.items() if field in CONFIG_MAPPING[name].__dataclass_fields__}
+    config = CoconutConfig(backbone={"model_type": name} | inner, vocab_size=60, latent_token_id=LATENT, pad_token_id=0)
+    model = CoconutForCausalLM(config).eval()
+    ids, mask = padded(ROWS)
+    hidden = model.encode(ids, mask).hidden
+    for i, row in enumerate(ROWS):
+        states = reference.hidden_states(model, torch.tensor(row))
+        torch.testing.assert_close(hidden[i, : len(states)], states, atol=1e-5, rtol=1e-5)
+    CoconutForCausalLM(model.config)  # again, from the config that it has filled in
+    if name != "opt":
+        with pytest.raises(InputError, match=f"attn_implementation is 'sdpa': the backbone, a {name}, does not"):
+            AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
 
 
 def test_a_model_that_has_no_token_for_latents_says_so() -> None:

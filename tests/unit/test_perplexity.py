@@ -66,6 +66,13 @@ class Uniform(nn.Module, Contract):
         return torch.where(batch["labels"] == -100, 0.0, math.log(self.choices))
 
 
+class ByNumber(nn.Module, Contract):
+    """A token's score is its number."""
+
+    def token_nll(self, batch: Batch) -> Tensor:
+        return batch["labels"].double().masked_fill(batch["labels"] == -100, 0.0)
+
+
 LAYOUT = PerDocument(sequence_length=32)
 KINDS = ("packed", "per_document", "marked", "sentence_streams")
 
@@ -382,3 +389,33 @@ def test_a_tokenizer_that_lacks_the_markers_is_refused(saved: Path, corpus: Path
 def test_the_output_folder_is_checked_before_work_starts(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="its folder does not exist"):
         evaluate(saved, out=tmp_path / "no" / "where.json")
+
+
+@pytest.mark.parametrize("kind", ["packed", "per_document", "marked", "sentence_streams"])
+def test_documents_drawn_at_random_are_scored_as_they_are_among_all(kind: str) -> None:
+    split = make_split(*([4 + i % 3] * (2 + i % 2) for i in range(9)))
+    scored = (ByNumber(), MARKERS, split, DataConfig(), layout_of(kind, 32))
+    whole = token_scores(*scored, EvaluationConfig())
+    drawn = EvaluationConfig(max_documents=4, documents_seed=1, batch_size=3)
+    numbers = drawn.chosen(9)
+    assert len(set(numbers.tolist())) == 4
+    assert numbers.tolist() != [0, 1, 2, 3]
+    assert numbers.tolist() != EvaluationConfig(max_documents=4, documents_seed=2).chosen(9).tolist()
+    expected = np.full_like(whole, np.nan)
+    for number in numbers:
+        tokens = slice(*split.documents[number : number + 2])
+        expected[tokens] = whole[tokens]
+    np.testing.assert_array_equal(token_scores(*scored, drawn), expected)
+    result = perplexity(*scored, drawn)
+    assert result.nll == pytest.approx(np.nanmean(expected.astype(np.float64)))
+    assert result.bytes == split.document_bytes[numbers].sum()
+    assert result.protocol["documents_seed"] == 1
+    assert "documents_seed" not in perplexity(*scored, EvaluationConfig(max_documents=9, documents_seed=1)).protocol
+
+
+def test_a_seed_without_a_number_of_documents_is_refused() -> None:
+    with pytest.raises(InputError, match=r"evaluation.documents_seed is 3: set evaluation.max_documents too"):
+        Recipe(
+            name="a/b", description="", model={"model_type": "gpt2"}, train=TrainConfig(steps=1),
+            evaluation=EvaluationConfig(documents_seed=3),
+        )  # fmt: skip

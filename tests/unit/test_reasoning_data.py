@@ -19,6 +19,7 @@ from mentalese import InputError
 from mentalese.data.arithmetic import word_problems
 from mentalese.data.builtin import BUILTIN
 from mentalese.data.prosqa import PUBLISHED, SMALL, GraphSize, Question, prosqa_questions
+from mentalese.data.sources import open_source
 
 SIZES = {"published": PUBLISHED, "small": SMALL}
 
@@ -203,6 +204,24 @@ def test_every_equation_holds_and_the_last_one_gives_the_answer() -> None:
         assert problem.steps[-1].endswith(f"={problem.answer}>>")
         lengths[len(problem.steps)] += 1
     assert lengths.keys() == {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize(("size", "share"), [(SMALL, 0.93), (PUBLISHED, 0.6)])
+def test_one_edge_answers_most_small_questions(size: GraphSize, share: float) -> None:
+    """The candidate that hangs right below another person is false."""
+    right = 0.0
+    for question in prosqa_questions(1000, size=size):
+        below = {child for _, child in question.edges}
+        others = {child for parent, child in question.edges if parent not in below and parent != question.root}
+        target, false = question.target in others, question.negative_target in others
+        right += 0.5 if target == false else false
+    assert right / 1000 == pytest.approx(share, abs=0.03)
+
+
+def test_a_description_counts_the_questions_of_each_split() -> None:
+    found = open_source("builtin:arithmetic")
+    sizes = [sum(1 for _ in found.documents(split)) for split in ("train", "validation", "test")]
+    assert f"({sizes[0]:,}, {sizes[1]} and {sizes[2]})" in BUILTIN["arithmetic"].description
 
 
 @pytest.mark.parametrize("name", ["prosqa-small", "arithmetic"])  # prosqa differs in its size alone

@@ -273,9 +273,13 @@ def _tell(
 BUILTIN: dict[str, Builtin] = {
     "stdlib": Builtin("CPython's documentation: real English, about 340 documents, 2 MB", "text", stdlib),
     "families": Builtin("2,000 generated stories of families, every relation known", "text", families),
-    "prosqa": Builtin("18,686 generated questions like ProsQA's, 3 to 6 steps through a graph", "records", prosqa),
-    "prosqa-small": Builtin("20,000 smaller ones, 2 or 3 steps among about 7 entities", "records", prosqa_small),
-    "arithmetic": Builtin("10,000 generated word problems, 1 to 4 equations each", "records", arithmetic),
+    "prosqa": Builtin(
+        "generated questions like ProsQA's (16,768, 945 and 973), 3 to 6 steps through a graph", "records", prosqa
+    ),
+    "prosqa-small": Builtin(
+        "smaller ones (18,002, 981 and 1,017), 2 or 3 steps among about 7 entities", "records", prosqa_small
+    ),
+    "arithmetic": Builtin("generated word problems (9,024, 476 and 500), 1 to 4 equations each", "records", arithmetic),
 }
 
 

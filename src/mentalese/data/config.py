@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from mentalese.errors import InputError, require
 from mentalese.values import check_fields, shown
 
@@ -72,14 +74,15 @@ class EvaluationConfig:
         answer_tokens: the most new tokens of an answer, steps included.
         tokens: `lexical` scores the text alone; `all` also scores the end of each document and, for models of
             sentences, the end of each sentence.
-        context_length: tokens per window; `None` takes `layout.sequence_length`. Layouts of whole sentences read whole
-            documents.
+        context_length: tokens per window; `None` takes `layout.sequence_length`. Layouts that read whole documents
+            or questions have no windows.
         stride: new tokens per window; `None` takes half of `context_length`, or all but one of joined documents. The
             first `context_length - stride` tokens of later windows are context only.
         joined: windows lie in the documents joined by their ends, as rows of layout `packed` do in training, instead
             of each in one document; with the stride that `None` takes they share one token.
         batch_size: windows or documents at once; results do not depend on it.
         max_documents: score only the first N documents of the split (validation during training).
+        documents_seed: draw these N at random, by this seed, for sources in an order of their own; `None`: the first.
         estimator: how the likelihood is found, for models that have several ways (`Contract.estimators`); `None` takes
             the model's own.
         sample_prompts, sample_tokens: prompts, and new tokens a prompt, of the samples in `result.json`; without
@@ -94,13 +97,14 @@ class EvaluationConfig:
     joined: bool = False
     batch_size: int = 16
     max_documents: int | None = None
+    documents_seed: int | None = None
     estimator: str | None = None
     sample_prompts: tuple[str, ...] = ()
     sample_tokens: int = 40
 
     def __post_init__(self) -> None:
         check_fields(self, "evaluation")
-        for name, least in (("context_length", 2), ("stride", 1), ("max_documents", 1)):
+        for name, least in (("context_length", 2), ("stride", 1), ("max_documents", 1), ("documents_seed", 0)):
             value = getattr(self, name)
             require(value is None or value >= least, f"evaluation.{name}", value, f"set at least {least}, or None")
         for name in ("batch_size", "sample_tokens", "answer_tokens"):
@@ -116,3 +120,17 @@ class EvaluationConfig:
     def documents(self, available: int) -> int:
         """How many of a split's documents are scored."""
         return min(available, self.max_documents or available)
+
+    def chosen(self, available: int) -> np.ndarray:
+        """Their numbers, int64, in the split's order."""
+        count = self.documents(available)
+        if self.documents_seed is None or count == available:
+            return np.arange(count)
+        return np.sort(np.random.default_rng(self.documents_seed).choice(available, count, replace=False))
+
+    def how_many(self, available: int) -> dict[str, int]:
+        """Which documents were scored, for the protocol."""
+        count, seed = self.documents(available), self.documents_seed
+        return (
+            {"documents": count} if seed is None or count == available else {"documents": count, "documents_seed": seed}
+        )

@@ -11,7 +11,7 @@ import torch
 from mentalese.data.batch import Batch
 from mentalese.data.config import EvaluationConfig
 from mentalese.data.layouts import Layout
-from mentalese.data.rows import as_arrays
+from mentalese.data.rows import Rows, as_arrays
 from mentalese.data.store import Split
 
 if TYPE_CHECKING:
@@ -33,15 +33,21 @@ def evaluation_batches(
     Raises:
         InputError: what `Layout.evaluation_rows` and `Layout.special_ids` refuse; at the call.
     """
-    split = as_arrays(split)
+    split, _, places = _drawn(as_arrays(split), evaluation)
     layout.special_ids(tokenizer)  # checks
     layout.check_evaluation(evaluation)
     rows = layout.evaluation_rows(split, evaluation)
     order = np.lexsort((-rows.lengths, -layout.passes(rows)))
-    return (
-        layout.assemble(split, rows[order[i : i + evaluation.batch_size]], tokenizer, evaluation.tokens)
-        for i in range(0, len(order), evaluation.batch_size)
-    )
+
+    def batch(chosen: Rows) -> Batch:
+        assembled = layout.assemble(split, chosen, tokenizer, evaluation.tokens)
+        if places is not None:
+            index = assembled["store_index"]
+            assembled["store_index"] = torch.where(index < 0, index, places[index.clamp(min=0)])
+        return assembled
+
+    size = evaluation.batch_size
+    return (batch(rows[order[i : i + size]]) for i in range(0, len(order), size))
 
 
 def question_batches(
@@ -56,7 +62,7 @@ def question_batches(
     Raises:
         InputError: what `Layout.question_rows` and `Layout.special_ids` refuse; at the call.
     """
-    split = as_arrays(split)
+    split, numbers, _ = _drawn(as_arrays(split), evaluation)
     layout.special_ids(tokenizer)  # checks
     rows = layout.question_rows(split, evaluation)
     order = np.argsort(-rows.lengths, kind="stable")
@@ -65,7 +71,19 @@ def question_batches(
         assembled = layout.assemble(split, rows[documents], tokenizer, left=True)
         ids = assembled["input_ids"]
         mask = assembled.get("attention_mask", torch.ones_like(ids))
-        return {"input_ids": ids, "attention_mask": mask, "documents": torch.from_numpy(documents)}
+        return {"input_ids": ids, "attention_mask": mask, "documents": torch.from_numpy(numbers[documents])}
 
     size = evaluation.batch_size
     return (batch(order[i : i + size]) for i in range(0, len(order), size))
+
+
+def _drawn(split: Split, evaluation: EvaluationConfig) -> tuple[Split, np.ndarray, torch.Tensor | None]:
+    """What is scored, and the numbers of its documents and the places of its tokens in the whole (`None`: the same)."""
+    available = len(split.document_bytes)
+    numbers = evaluation.chosen(available)
+    if np.array_equal(numbers, np.arange(len(numbers))):
+        return split, numbers, None
+    mask = np.zeros(available, dtype=bool)
+    mask[numbers] = True
+    places = np.flatnonzero(np.repeat(mask, np.diff(split.documents)))
+    return split.select(mask), numbers, torch.from_numpy(places)

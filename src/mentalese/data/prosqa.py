@@ -1,7 +1,9 @@
 """Questions like ProsQA's (Hao et al., "Training Large Language Models to Reason in a Continuous Latent Space", 2024).
 
 People and made-up concepts are the nodes of a directed graph without cycles, `Every lempus is a gerpus.` its edges;
-asked is which of two concepts a person is, where only one can be reached. To answer is to search.
+asked is which of two concepts a person is, where only one can be reached. Search answers all of them, but rules that
+look at a few edges answer most: "a candidate right below another person is false" is right for 93% of the small ones
+and for 60% of those of the published size. `builtin:reachability` needs search.
 
 The graphs grow as the published ones seem to have grown. What is fitted to the published validation and test sets is in
 `GraphSize`; generated questions have their numbers of entities, edges, steps and words, as
@@ -95,7 +97,7 @@ class Question:
 
 @cache
 def prosqa() -> tuple[Document, ...]:
-    """As many questions as the three published splits have, of their size."""
+    """As many questions as the three published splits have together, of their size; they are split anew."""
     return _records(prosqa_questions(TRAIN + VALIDATION + TEST))
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from mentalese.data.store import Split
 
+_WHOLE = ("yes", "no", "noanswer")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -68,7 +69,8 @@ class AnswerMetrics:
     Attributes:
         accuracy: the share of questions whose greedy answer equals the record's.
         exact_match: the same without capitals, punctuation and articles (Rajpurkar et al., "SQuAD", 2016).
-        f1: of the answers' words, normalised in the same way; the mean over questions.
+        f1: of the answers' words, normalised in the same way; the mean over questions. `yes`, `no` and `noanswer` are
+            right or wrong as a whole (Yang et al., "HotpotQA", 2018).
         questions: the number of questions.
         protocol: how they were asked.
         pass_at_k: the share of questions for which any of the k attempts of `protocol` equals the record's answer;
@@ -131,7 +133,7 @@ def answer_metrics(
         "answer": "the text after the last #, without commas" if saved.layout.questions else _FREE_ANSWER,
         **saved.layout.asked(),
         "answer_tokens": saved.evaluation.answer_tokens,
-        "documents": len(records),
+        **saved.evaluation.how_many(len(split.document_bytes)),
     }
     if options.shots:
         protocol["shots"] = {"records": options.shots, "seed": options.seed}
@@ -269,32 +271,33 @@ def _batches(saved: Saved, split: Split, options: AnswerOptions, examples: Split
     if saved.layout.questions and not options.shots:
         check_room(saved, split)
         return question_batches(split, saved.layout, saved.evaluation, saved.tokenizer)
-    count = saved.evaluation.documents(len(split.document_bytes))
-    texts = [_segment(split, split.document_segments[i], saved.tokenizer) for i in range(count)]
+    numbers = saved.evaluation.chosen(len(split.document_bytes))
+    texts = [_segment(split, split.document_segments[i], saved.tokenizer) for i in numbers]
     if options.shots:
-        texts = _after_shots(texts, saved, split, options, examples)
+        texts = _after_shots(dict(zip(numbers.tolist(), texts)), saved, split, options, examples)
     encoded = saved.layout.encode_prompts(texts, saved.tokenizer, saved.data)
     _check_longest(saved, encoded["input_ids"].shape[1])
     lengths = encoded["attention_mask"].sum(1)
     order = lengths.argsort(descending=True, stable=True)
 
-    def batch(documents: torch.Tensor) -> Batch:
-        longest = int(lengths[documents[0]])
-        return {name: tensor[documents, -longest:] for name, tensor in encoded.items()} | {"documents": documents}
+    def batch(rows: torch.Tensor) -> Batch:
+        longest = int(lengths[rows[0]])
+        asked = {name: tensor[rows, -longest:] for name, tensor in encoded.items()}
+        return asked | {"documents": torch.from_numpy(numbers)[rows]}
 
     return map(batch, order.split(saved.evaluation.batch_size))
 
 
 def _after_shots(
-    questions: list[str], saved: Saved, split: Split, options: AnswerOptions, examples: Split | None
+    questions: dict[int, str], saved: Saved, split: Split, options: AnswerOptions, examples: Split | None
 ) -> list[str]:
-    """Each question after examples of its own, with an empty line after each."""
+    """Each question, by its number in the split, after examples of its own, with an empty line after each."""
     if examples is None:
         raise InputError(f"shots is {options.shots}: the source has no train split to draw them from; remove it")
     tokenizer, context = saved.tokenizer, context_length(saved.model.config)
     sizes, usable = np.diff(examples.documents), len(examples.document_bytes)
     if context is not None:
-        longest = saved.layout.encode_prompts(questions, tokenizer, saved.data)["input_ids"].shape[1]
+        longest = saved.layout.encode_prompts([*questions.values()], tokenizer, saved.data)["input_ids"].shape[1]
         # The end of a document, which its size includes, and one more token make an empty line.
         share = (context - saved.evaluation.answer_tokens - longest) // options.shots
         fitting = np.flatnonzero(sizes + 1 <= share)
@@ -306,7 +309,7 @@ def _after_shots(
             f"fit the model's context ({context}); set fewer"
         )
     texts = []
-    for document, question in enumerate(questions):
+    for document, question in questions.items():
         others = fitting[fitting != document] if examples is split else fitting
         chosen = np.random.default_rng([options.seed, document]).choice(others, options.shots, replace=False)
         shots = (decode(_tokens(examples, *examples.documents[[i, i + 1]] - [0, 1]), tokenizer) for i in chosen)
@@ -330,5 +333,7 @@ def _words(text: str) -> list[str]:
 
 
 def _f1(words: list[str], expected: list[str]) -> float:
+    if words != expected and any(" ".join(answer) in _WHOLE for answer in (words, expected)):
+        return 0.0
     common = (Counter(words) & Counter(expected)).total()
     return 2 * common / (len(words) + len(expected)) if common else 0.0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.pytorch_utils import Conv1D
@@ -53,13 +55,17 @@ def decoder_config(where: str, fields: dict[str, Any]) -> Any:
     return config
 
 
-def check_full_attention(where: str, config: Any) -> None:
-    """Raises `InputError` for a decoder that counts columns of its cache: masked ones would take room in its window."""
+def check_full_attention(where: str, config: Any, *, windowed: Collection[str] = ()) -> None:
+    """Raises `InputError` for a decoder that counts columns of its cache: masked ones would take room in its window.
+
+    Args:
+        windowed: types whose windows the caller counts itself.
+    """
     kinds = set(getattr(config, "layer_types", None) or ()) | set(getattr(config, "attention_layers", None) or ())
-    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    window = sliding_window(config)
     positions = getattr(config, "max_position_embeddings", 0)
     if "sliding_attention" in kinds or (window is not None and not kinds):
-        if (window or 0) < positions:
+        if (window or 0) < positions and config.model_type not in windowed:
             raise InputError(
                 f"{where}.sliding_window is {window} and max_position_embeddings {positions}: latents need "
                 "attention in full, so set a window of all positions, or None if the type allows it"
@@ -73,6 +79,53 @@ def check_full_attention(where: str, config: Any) -> None:
 
 
 _BY_COLUMN = {"mpt"}  # whose bias counts columns
+
+WINDOWED = (
+    *("exaone4", "gemma3_text", "gpt_oss", "ministral", "mistral", "mixtral", "olmo3", "phi3", "qwen2", "qwen3"),
+    *("smollm3", "starcoder2"),
+)
+"""Types that take the masks of `attention_masks`."""
+
+
+def sliding_window(config: Any) -> int | None:
+    """Tokens that a decoder's windowed layers attend to; `None`: it has no window."""
+    return getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+
+
+def attention_masks(config: Any, mask: Tensor, positions: Tensor, start: int, dtype: torch.dtype) -> Any:
+    """What a decoder takes as `attention_mask`, with windows that count a row's tokens instead of columns.
+
+    Args:
+        config: the decoder's; of a type in `WINDOWED`, if it has windows.
+        mask: bool [B, m], the columns that hold tokens.
+        positions: int64 [B, m], of each token in its row.
+        start: the columns from here on are read now, those before it lie in the cache.
+        dtype: of the hidden states.
+
+    Returns:
+        The mask as int64 [B, m] without windows; else [B, 1, m - start, m] or these by the kind of layer.
+
+    Raises:
+        InputError: windows with an implementation of attention that takes no such masks.
+    """
+    window, kind = sliding_window(config), config._attn_implementation
+    if window is None:
+        return mask.long()
+    if kind not in ("sdpa", "eager"):
+        raise InputError(
+            f"attn_implementation is {kind!r}: the windows of a {config.model_type} are counted for sdpa and eager "
+            "alone; use one of these"
+        )
+    column = torch.arange(mask.shape[1], device=mask.device)
+    now = column[start:, None]
+    # A column of padding attends to itself: a row without any key has no softmax.
+    full = ((column <= now) & mask[:, None]) | (column == now)
+    near = full & (positions[:, start:, None] - positions[:, None] < window)
+    masks = {"full_attention": full[:, None], "sliding_attention": near[:, None]}
+    if kind == "eager":  # which adds it to the scores
+        lowest = torch.finfo(dtype).min
+        masks = {name: torch.zeros_like(m, dtype=dtype).masked_fill(~m, lowest) for name, m in masks.items()}
+    return masks if getattr(config, "layer_types", None) else masks["sliding_attention"]
 
 
 @dataclass(frozen=True)
@@ -115,12 +168,23 @@ def places(where: str, config: Any) -> Places:
 def build_decoder(where: str, config: Any, attn_implementation: str | None = None) -> PreTrainedModel:
     """A decoder that reads `inputs_embeds` and whose logits are one matrix times its last hidden state.
 
+    Args:
+        attn_implementation: the one that was asked for; `None`: what transformers takes for this decoder.
+
     Raises:
-        InputError: one that is or does something else.
+        InputError: one that is or does something else, or that does not have this implementation.
     """
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attn_implementation)
+    try:
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=attn_implementation)
+    except ValueError as error:
+        if attn_implementation is None or "attention" not in str(error):
+            raise
+        raise InputError(
+            f"attn_implementation is {attn_implementation!r}: the backbone, a {config.model_type}, does not have it; "
+            "remove it, or use eager"
+        ) from error
     if "inputs_embeds" not in inspect.signature(model.base_model.forward).parameters:
         raise InputError(f"{where}.model_type is {config.model_type!r}: it does not read inputs_embeds, use another")
     check_head(model)

@@ -142,10 +142,11 @@ def perplexity(
         totals.update({name: float(nats.sum()) for name, nats in parts.items()})
         counted = int((labels != IGNORED).sum())
         tokens, left_out = tokens + counted, left_out + int(asked.sum()) - counted
-    documents = evaluation.documents(len(split.document_bytes))
+    available = len(split.document_bytes)
+    chosen = evaluation.chosen(available)
     if not tokens:
-        raise _nothing(documents)
-    total, size = totals.total(), int(split.document_bytes[:documents].sum())
+        raise _nothing(len(chosen))
+    total, size = totals.total(), int(split.document_bytes[chosen].sum())
     return Perplexity(
         nll=total / tokens,
         tokens=tokens,
@@ -153,7 +154,7 @@ def perplexity(
         perplexity=_exp(total / tokens),
         bits_per_byte=None if left_out else total / math.log(2) / size,
         bits_per_byte_with_ends=(total + ends) / math.log(2) / size if apart else None,
-        protocol=protocol(model, data, layout, evaluation) | {"documents": documents},
+        protocol=protocol(model, data, layout, evaluation) | evaluation.how_many(available),
         parts={name: nats / tokens for name, nats in totals.items()} if len(totals) > 1 else {},
     )
 
@@ -176,7 +177,7 @@ def token_scores(
 
     Returns:
         float32 [len(split.tokens)]: nats of each lexical token, in the store's order; NaN if not scored
-        (ends of documents, questions of records, documents after `evaluation.max_documents`, what the estimator
+        (ends of documents, questions of records, documents beside `evaluation.max_documents`, what the estimator
         skips).
     """
     evaluation = dataclasses.replace(evaluation, tokens="lexical")
@@ -199,10 +200,10 @@ def _scored(
     """Every evaluation batch with the labels that were scored, and their nats by part: float64 [rows, length], on the
     CPU, 0 without a label.
     """
-    documents, estimator = evaluation.documents(len(split.document_bytes)), _estimator(model, evaluation)
+    documents, estimator = evaluation.chosen(len(split.document_bytes)), _estimator(model, evaluation)
     settings = {} if estimator == model.estimators[0] else {"estimator": estimator}
     total, tokens = 0.0, 0
-    with progress("Scoring", int(split.documents[documents]), show=show) as bar:
+    with progress("Scoring", int(np.diff(split.documents)[documents].sum()), show=show) as bar:
         for number, batch in enumerate(evaluation_batches(split, layout, evaluation, tokenizer)):
             read = {name: value for name, value in batch.items() if name != "store_index"}
             with evaluation_mode(model), torch.no_grad():
@@ -220,7 +221,7 @@ def _scored(
             bar.update(tokens, f"perplexity {_exp(total / max(tokens, 1)):.1f}")
             yield batch, labels, parts
     if tokens == 0:
-        raise _nothing(documents)
+        raise _nothing(len(documents))
 
 
 def _nothing(documents: int) -> InputError:

@@ -50,7 +50,9 @@ class WrappedDecoderConfig(LatentThoughtConfig):
             "tie_word_embeddings",
             "initializer_range",
         ):
-            value, inherited = getattr(self, name), getattr(inner, name)
+            value, inherited = getattr(self, name), getattr(inner, name, None)
+            if inherited is None and name == "initializer_range":  # OPT and XGLM call it otherwise
+                inherited = getattr(inner, "init_std", None)
             if value not in (inherited, None):
                 raise InputError(
                     f"{self.model_type}.{name} is {value}: it is the backbone's, {inherited}; set it in "
@@ -72,10 +74,6 @@ class WrappedDecoderConfig(LatentThoughtConfig):
             setattr(config, name, getattr(self, name))
         return config
 
-    def validate_architecture(self) -> None:
-        super().validate_architecture()
-        check_full_attention(f"{self.model_type}.backbone", self.backbone_config)
-
     def _at_least(self, least: float, *names: str) -> None:
         for name in names:
             if (value := getattr(self, name)) < least:
@@ -89,6 +87,7 @@ class LayeredDecoderConfig(WrappedDecoderConfig):
 
     def validate_architecture(self) -> None:
         super().validate_architecture()
+        check_full_attention(f"{self.model_type}.backbone", self.backbone_config)
         places(f"{self.model_type}.backbone", self.backbone_config)
 
 
@@ -118,9 +117,11 @@ class WrappedDecoder(LatentThoughtModel):
     keeps_hidden_states = True
 
     def __init__(self, config: WrappedDecoderConfig) -> None:
+        asked = config._attn_implementation  # transformers fills it in, for this class; a backbone may not have it
         super().__init__(config)
         where = f"{config.model_type}.backbone"
-        self.backbone = build_decoder(where, config.backbone_config, config._attn_implementation)
+        self.backbone = build_decoder(where, config.backbone_config, asked)
+        config._attn_implementation = self.backbone.config._attn_implementation
 
     def get_input_embeddings(self) -> nn.Module:
         return self.backbone.get_input_embeddings()

@@ -12,7 +12,18 @@ vocabulary of 512. `mentalese check FAMILY` runs the same tests. They need pytes
 
 import pytest
 
-_PARTS = ("causality", "forward", "generation", "learning", "options", "runs", "saving", "tracing", "training")
+_PARTS = (
+    "causality",
+    "forward",
+    "generation",
+    "learning",
+    "options",
+    "runs",
+    "saving",
+    "sections",
+    "tracing",
+    "training",
+)
 # Before they are imported: a bare `assert` then shows the values that it compared.
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
 
@@ -32,6 +43,7 @@ from mentalese.testing.generation import *  # noqa: E402, F403
 from mentalese.testing.learning import *  # noqa: E402, F403
 from mentalese.testing.options import *  # noqa: E402, F403
 from mentalese.testing.saving import *  # noqa: E402, F403
+from mentalese.testing.sections import *  # noqa: E402, F403
 from mentalese.testing.tracing import *  # noqa: E402, F403
 from mentalese.testing.training import *  # noqa: E402, F403
 

@@ -39,7 +39,7 @@ def test_every_option_of_the_model_changes_something_or_is_refused(case: Case) -
     if case.recipe.name in MODES:
         pytest.skip("the family's tiny recipe has the same options")
     model = case.recipe.model
-    idle = _idle(model["model_type"])
+    idle = IDLE | idle_options(model["model_type"])
     batch = case.batch()
     ignored = []
     for name, field in read_config(model["model_type"]).fields.items():
@@ -54,17 +54,24 @@ def test_every_option_of_the_model_changes_something_or_is_refused(case: Case) -
     assert not ignored, "accepted, and nothing changes: refuse the value, or say why in Family.idle_options"
 
 
-def _idle(model_type: str) -> dict[str, Any]:
-    """Why fields are idle, or the settings that they need to have an effect."""
-    own = [family.idle_options.get(model_type, {}) for family in families().values()]
-    return IDLE | {name: why for options in own for name, why in options.items()}
+def idle_options(kind: str) -> dict[str, Any]:
+    """Of a model type or a layout: why fields are idle, or the settings that they need to have an effect."""
+    own = [family.idle_options.get(kind, {}) for family in families().values()]
+    return {name: why for options in own for name, why in options.items()}
 
 
 def _others(case: Case, fields: dict[str, Any], field: ConfigField) -> list[Any]:
     """Other values of a field's type; the class's default is one of them."""
     now = getattr(build_config(fields, case.tokenizer), field.name)
-    values = [] if field.default in (MISSING, None) or isinstance(field.default, tuple) else [field.default]
-    for kind in members(field.hint):
+    has_default = field.default not in (MISSING, None) and not isinstance(field.default, tuple)
+    values = [field.default] if has_default and field.default != now else []
+    return values + [value for value in others(field.hint, now) if value not in values]
+
+
+def others(hint: Any, now: Any) -> list[Any]:
+    """Other values of a type than the one that it has now."""
+    values: list[Any] = []
+    for kind in members(hint):
         origin, args = typing.get_origin(kind), typing.get_args(kind)
         if kind is bool:
             values += [True, False]

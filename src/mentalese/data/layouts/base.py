@@ -258,7 +258,9 @@ class Layout(ABC):
                 f"evaluation.joined is True: layout {self.kind!r} does not join documents; remove it, or use layout "
                 "'packed' or 'per_document'"
             )
-        self.window(evaluation)
+        for name in ("context_length", "stride") if self.window(evaluation) is None else ():
+            if (value := getattr(evaluation, name)) is not None:
+                raise InputError(f"evaluation.{name} is {value}: layout {self.kind!r} reads no windows; remove it")
 
 
 @dataclass(frozen=True, kw_only=True)

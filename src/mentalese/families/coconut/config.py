@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from mentalese.errors import InputError
+from mentalese.models.backbone import WINDOWED, check_full_attention
 from mentalese.models.wrapped import WrappedDecoderConfig
 
 GATES = ("read", "forget", "write")
@@ -38,6 +39,7 @@ class CoconutConfig(WrappedDecoderConfig):
 
     def validate_architecture(self) -> None:
         super().validate_architecture()
+        check_full_attention(f"{self.model_type}.backbone", self.backbone_config, windowed=WINDOWED)
         for gate in self.gates:
             if gate not in GATES or self.gates.count(gate) > 1:
                 raise InputError(f"coconut.gates is {self.gates}: give some of {', '.join(GATES)}, each once")

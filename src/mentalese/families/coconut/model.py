@@ -32,7 +32,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
 from mentalese.families.coconut.config import GATES, CoconutConfig
-from mentalese.models.backbone import attention_width, linear_weights
+from mentalese.models.backbone import attention_masks, attention_width, linear_weights
 from mentalese.models.contract import LossOutput, follows
 from mentalese.models.hf import Encoded, ThoughtCache
 from mentalese.models.peft_targets import BACKBONE_TARGETS
@@ -265,7 +265,9 @@ class _Reader:
         end = self.past + start + inputs.shape[1]
         output = self.body(
             inputs_embeds=inputs,
-            attention_mask=self.mask[:, :end].long(),
+            attention_mask=attention_masks(
+                self.body.config, self.mask[:, :end], self.positions[:, :end], self.past + start, inputs.dtype
+            ),
             position_ids=self.positions[:, self.past + start : end],
             past_key_values=self.keys,
             use_cache=self.keys is not None,

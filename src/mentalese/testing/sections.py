@@ -1,0 +1,178 @@
+"""An option that is accepted changes something, or is refused: the fields of a recipe's layout, optimizer, train and
+evaluation.
+
+A field is set to other values, one by one. Then the plan, two training steps, an evaluation or the course of a short
+run must differ from the recipe's, or the value must be refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mentalese.errors import InputError
+from mentalese.evaluation.answers import answer_records
+from mentalese.models.saved import Saved
+from mentalese.recipe import Recipe
+from mentalese.recipe_files import change, section_fields
+from mentalese.testing.cases import MODES, Case
+from mentalese.testing.options import idle_options, others
+from mentalese.testing.runs import metrics
+from mentalese.training.loop import LogBuffer, Run
+from mentalese.training.parallel import setup
+from mentalese.training.plan import Plan
+
+Look = Callable[[Recipe], Any]
+
+STEPS = 2
+
+IDLE: dict[str, str] = {
+    "train.checkpointing": "memory: the same numbers, computed twice",
+    "train.compile": "speed",
+    "train.parallel": "hardware: of several processes",
+    "train.device": "hardware",
+    "train.log_every": "logging",
+    "train.trackers": "logging",
+    "train.checkpoint_every": "files: what a run that was stopped continues from",
+    "train.keep_checkpoints": "files",
+    "evaluation.batch_size": "speed: results do not depend on it",
+    "evaluation.sample_prompts": "output: the samples in `result.json`",
+    "evaluation.sample_tokens": "output: the samples in `result.json`",
+}
+"""Fields that change neither training nor a score, and why; those of a family's layout are `Family.idle_options`."""
+
+STOPPED: dict[str, dict[str, Any]] = {
+    "train": {"eval_every": 1, "early_stopping_patience": 1, "early_stopping_min_delta": 1e9},
+    "evaluation": {"metric": "perplexity"},
+}
+NEEDS: dict[str, dict[str, Any]] = {
+    "layout.removal": {"layout": {"uniform_prob": 0.0}},
+    "layout.removal_smoothing": {"layout": {"uniform_prob": 0.0, "removal": "tokens"}},
+    "layout.too_long": {"layout": {"sequence_length": 60}},
+    "train.eval_every": STOPPED | {"train": STOPPED["train"] | {"early_stopping_patience": 9}},
+    "train.early_stopping_patience": STOPPED,
+    "train.early_stopping_min_delta": STOPPED,
+    "optimizer.min_learning_rate_ratio": {"optimizer": {"schedule": "linear"}},
+    "evaluation.answer_tokens": {"evaluation": {"metric": "accuracy"}},
+}
+"""The settings of other fields that one needs to have an effect; a layout may refuse them."""
+
+VALUES: dict[str, list[Any]] = {
+    "layout.sequence_length": [8],
+    "optimizer.learning_rate": [1e-2],
+    "optimizer.betas": [(0.5, 0.5)],
+    "optimizer.eps": [1e-3],
+    "optimizer.weight_decay": [0.5],
+    "optimizer.warmup": [3],
+    "optimizer.min_learning_rate_ratio": [0.5],
+    "optimizer.max_grad_norm": [1e-3],
+    "train.lora_targets": [("q_proj",)],
+    "train.eval_every": [2],
+    "train.early_stopping_patience": [9],
+    "train.early_stopping_min_delta": [0.0],
+    "evaluation.context_length": [48],
+    "evaluation.stride": [40],
+    "evaluation.max_documents": [1],
+    "evaluation.documents_seed": [1],
+}
+"""Where the next larger or smaller value may rightly change nothing in so short a run, or others take long."""
+
+
+def test_every_option_of_the_sections_changes_something_or_is_refused(case: Case, tmp_path: Path) -> None:
+    if case.recipe.name in MODES:
+        pytest.skip("the family's tiny recipe has the same sections")
+    looks, ignored = _looks(case, tmp_path), []
+    idle = IDLE | {f"layout.{name}": why for name, why in idle_options(case.recipe.layout.kind).items()}
+    recipe = change(case.recipe, {"optimizer": {"warmup": 0}, "evaluation": {"max_documents": 2, "batch_size": 64}})
+    for section in ("layout", "optimizer", "train", "evaluation"):
+        for name, hint in section_fields(type(getattr(recipe, section))).items():
+            field = f"{section}.{name}"
+            if field in idle:
+                continue
+            try:
+                base = change(recipe, NEEDS.get(field, {}))
+            except InputError:  # such as accuracy, of a layout without questions
+                continue
+            now = getattr(getattr(base, section), name)
+            values = VALUES.get(field) or others(hint, now)
+            assert values, f"{field}: no other value is known, give one in VALUES"
+            for value in values:
+                if value != now and not _moves(base, {section: {name: value}}, looks.get(field, looks[section])):
+                    ignored.append(f"{field}={value!r}")
+    assert not ignored, "accepted, and nothing changes: refuse the value, or say what it needs in NEEDS"
+
+
+class Untested(Run):
+    """A run that ends after its last step."""
+
+    def _finish(self) -> dict[str, Any]:
+        return {}
+
+
+def _moves(base: Recipe, changes: dict[str, Any], looks: tuple[Look, ...]) -> bool:
+    """Whether any look at the changed recipe differs from that at the base, or it is refused."""
+    try:
+        recipe = change(base, changes)
+    except InputError:
+        return True
+    return any(look(recipe) != look(base) for look in looks)
+
+
+def _looks(case: Case, folder: Path) -> dict[str, tuple[Look, ...]]:
+    """What is looked at for a change of a section or of a field, the cheapest first; no recipe is run twice."""
+
+    def plan(recipe: Recipe) -> Any:
+        """The length of the run, and what its first steps train on."""
+        made = Plan(case.plan.split, recipe, case.tokenizer)
+        shares = product(range(STEPS), range(recipe.train.gradient_accumulation_steps))
+        batches = [made.batch(step, micro=micro) for step, micro in shares]
+        return made.total_steps, [{name: tensor.tolist() for name, tensor in batch.items()} for batch in batches]
+
+    def steps(recipe: Recipe) -> Any:
+        """The losses of the first steps, and the weights after them."""
+        run, buffer = Run(recipe, folder / "never", setup("cpu"), show=False), LogBuffer()
+        for _ in range(STEPS):
+            run.one_step(buffer)
+            run.state.step += 1
+        return buffer.losses, [parameter.detach().numpy().tobytes() for parameter in run.model.parameters()]
+
+    def scores(recipe: Recipe) -> Any:
+        """Scores of texts, and the answers to questions."""
+        read = {name: getattr(recipe, name) for name in ("data", "layout", "evaluation")}
+        saved = Saved(path="", model=case.model, tokenizer=case.tokenizer, **read)
+        scored = saved.perplexity(case.plan.split).to_dict()
+        del scored["protocol"]
+        return scored, answer_records(saved, case.plan.split) if recipe.evaluation.metric == "accuracy" else None
+
+    def course(recipe: Recipe) -> Any:
+        """The steps of a short run, and those that were validated."""
+        out = folder / recipe.fingerprint()
+        run = Untested(change(recipe, {"train": {"steps": STEPS + 1}}), out, setup("cpu"), show=False)
+        run.run(resume=False)
+        return run.state.step, [record["step"] for record in metrics(out) if "validation" in record]
+
+    def once(look: Look) -> Look:
+        seen: dict[str, Any] = {}
+
+        def remembered(recipe: Recipe) -> Any:
+            key = recipe.fingerprint()
+            if key not in seen:
+                try:
+                    seen[key] = look(recipe)
+                except InputError:
+                    seen[key] = "refused"
+            return seen[key]
+
+        return remembered
+
+    plan_, steps_, scores_, course_ = map(once, (plan, steps, scores, course))
+    return {
+        "layout": (plan_, scores_, steps_),
+        "optimizer": (steps_,),
+        "train": (plan_, steps_),
+        "evaluation": (scores_,),
+    } | {field: (course_,) for field, needed in NEEDS.items() if "eval_every" in needed.get("train", {})}
