@@ -317,6 +317,29 @@ def test_codes_are_counted_by_segment() -> None:
     assert over.counts.sum(1).tolist() == [7] * 4
 
 
+@pytest.mark.parametrize("kind", ["mlp", "linear"])
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_codes_stay_as_they_are_in_a_model_of_half_precision(half: torch.dtype, kind: str, tmp_path: Path) -> None:
+    model = made(codebook=kind)
+    assert model.codebook is not None
+    exact = model.codebook()
+    model.save_pretrained(tmp_path)
+    opened = ConceptLMForCausalLM.from_pretrained(tmp_path, dtype=half).eval()
+    model.to(half)
+    for found in (model, opened):
+        assert found.codebook is not None
+        assert found.heads is not None
+        assert found.heads.weight.dtype == half
+        assert torch.equal(found.codebook(), exact)
+        loss = found.training_loss(batch(ROWS)).loss
+        loss.backward()
+        assert loss.isfinite()
+        more = found.generate(torch.tensor([ROWS[0]]), max_new_tokens=9, do_sample=False, pad_token_id=0)
+        assert more.shape == (1, 20)
+    model.double()
+    assert model.codebook().dtype == torch.float64
+
+
 def test_a_collapsed_codebook_is_said_once() -> None:
     model = made(insert_depth=0, num_codes=30)
     with torch.no_grad():  # one code is near, the others are far

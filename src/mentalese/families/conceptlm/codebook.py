@@ -7,6 +7,7 @@ channels, N codes a segment.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +18,10 @@ from transformers import initialization as init
 
 
 class Codebook(nn.Module):
-    """S tables of N codes. `forward` makes them all at once; make them once a step."""
+    """S tables of N codes. `forward` makes them all at once; make them once a step.
+
+    Its weights stay float32 in a bfloat16 or float16 model: rounded codes have other nearest concepts.
+    """
 
     frozen: Tensor
 
@@ -50,12 +54,25 @@ class Codebook(nn.Module):
         init.zeros_(self.down_bias)
 
     def forward(self) -> Tensor:
-        """[S, N, c] in float32, also under autocast: codes are compared by their distances."""
+        """[S, N, c] in the weights' own precision, also under autocast: codes are compared by their distances."""
         with torch.autocast(self.frozen.device.type, enabled=False):
             if self.kind == "linear":
                 return self.frozen @ self.weight
             hidden = torch.baddbmm(self.up_bias.view(self.segments, 1, -1), self.frozen, self.up).relu()
             return torch.baddbmm(self.down_bias.view(self.segments, 1, -1), hidden, self.down)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Codebook:
+        """As `nn.Module`, without a cast to half precision."""
+
+        def precise(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            if moved.dtype not in (torch.bfloat16, torch.float16):
+                return moved
+            exact = torch.promote_types(tensor.dtype, torch.float32)
+            return torch.empty_like(moved, dtype=exact) if tensor.is_meta else tensor.to(moved.device, exact)
+
+        super()._apply(precise, recurse)
+        return self
 
     def multiply_adds(self) -> int:
         """Of one `forward`."""

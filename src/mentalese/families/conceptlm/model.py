@@ -156,6 +156,7 @@ class ConceptLMForCausalLM(LayeredDecoder):
     lora_targets = BACKBONE_TARGETS
     cache_class = ConceptCache
     own_losses = "the losses of concepts and their codes"
+    _keep_in_fp32_modules_strict = ("codebook",)
     about_thoughts = (
         "Concepts: the mean state of a few tokens each, quantised to codes; each is predicted from those before it."
     )
