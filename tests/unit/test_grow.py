@@ -192,6 +192,16 @@ def test_the_command_grows_a_checkpoint_that_opens(base: Path, tmp_path: Path, c
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.mode == "agclr"
 
 
+def test_the_command_grows_a_model_that_predicts_what_its_base_does(base: Path, tmp_path: Path, capsys: Any) -> None:
+    words = ["--family", "conceptlm", "--silent-start", "--config", "insert_depth=0", "--out", str(tmp_path / "out")]
+    assert main(["grow", str(base), *words]) == 0
+    grown, plain = (AutoModelForCausalLM.from_pretrained(path).eval() for path in (tmp_path / "out", base))
+    ids = torch.arange(24)[None]
+    assert torch.equal(grown(ids).logits, plain(ids).logits)
+    assert main(["grow", str(base), "--family", "coconut", "--silent-start", "--out", str(tmp_path / "other")]) == 2
+    assert "coconut has no such field" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("family", "fields", "says"),
     [
