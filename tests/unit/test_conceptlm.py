@@ -21,7 +21,7 @@ from mentalese.families.conceptlm import plain as reference
 from mentalese.families.conceptlm.chunks import Chunks
 from mentalese.families.conceptlm.codebook import nearest_codes, usage
 from mentalese.families.conceptlm.config import ConceptLMConfig, MTPConfig
-from mentalese.families.conceptlm.model import ConceptLMForCausalLM
+from mentalese.families.conceptlm.model import ConceptLMForCausalLM, Concepts, explained
 from mentalese.families.conceptlm.mtp import MTPForCausalLM
 from mentalese.models.adapter import as_contract
 from mentalese.models.build import config_class
@@ -233,6 +233,32 @@ def test_texts_without_a_next_concept_have_a_loss_of_zero_and_whole_gradients(ro
         ids = torch.tensor(rows)
         plain = model.backbone(ids).logits
         assert torch.equal(model(ids).logits, plain)
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("rows", [ROWS, [ROWS[0], ROWS[0][::-1]]])
+def test_r2_is_the_share_of_the_concepts_variance_that_is_predicted(rows: list[list[int]], left: bool) -> None:
+    model = made(insert_depth=1)
+    read = [reference.hidden_states(model, torch.tensor(row)) for row in rows]
+    targets = torch.stack([u for _, pooled, _ in read for u in pooled[1:]]).double()
+    guesses = torch.stack([p for _, _, predicted in read for p in predicted[:-1]]).double()
+    expected = 1 - (guesses - targets).square().sum() / (targets - targets.mean(0)).square().sum()
+    found = model.training_loss(batch(rows, left)).metrics["concept_r2"]
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_r2_is_1_if_concepts_are_right_0_if_they_are_the_mean_and_0_without_two_of_them() -> None:
+    targets = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0))
+
+    def r2(pooled: Tensor, predicted: Tensor) -> float:
+        concepts = Concepts(pooled, predicted, None, None)
+        return float(explained(concepts, (predicted[:, :-1] - pooled[:, 1:]).square().mean()))
+
+    assert r2(targets, targets.roll(-1, 1)) == 1
+    assert r2(targets, targets[:, 1:].mean((0, 1)).expand_as(targets)) == pytest.approx(0, abs=1e-6)
+    assert r2(targets, -targets.roll(-1, 1)) < -1
+    assert r2(targets[:1, :2], targets[:1, :2]) == 0
+    assert r2(targets[:1, :1].expand(3, 5, 8), targets) == 0
 
 
 def test_the_losses_reach_what_they_are_to_train_and_nothing_else() -> None:

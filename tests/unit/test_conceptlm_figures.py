@@ -63,7 +63,8 @@ def logged(folder: Path, records: list[dict[str, Any]]) -> Path:
 
 
 def test_codes_are_drawn_as_each_run_logged_them(tmp_path: Path) -> None:
-    names = [f"codebook_{name}{end}" for name in ("utilisation", "perplexity") for end in ("", ".least")] + ["ncp"]
+    names = [f"codebook_{name}{end}" for name in ("utilisation", "perplexity") for end in ("", ".least")]
+    names += ["ncp", "concept_r2"]
 
     def records(offset: float) -> list[dict[str, Any]]:
         steps = [
@@ -80,6 +81,15 @@ def test_codes_are_drawn_as_each_run_logged_them(tmp_path: Path) -> None:
         assert run["tokens"] == [100, 200, 300]
         for i, name in enumerate(names):
             assert run[name] == pytest.approx([offset + step / 10 + i / 100 for step in (1, 2, 3)])
+
+
+def test_a_run_from_before_r2_was_logged_is_drawn_without_it(tmp_path: Path) -> None:
+    names = [f"codebook_{name}{end}" for name in ("utilisation", "perplexity") for end in ("", ".least")]
+    old = {"tokens": 100, "ncp": 0.5} | dict.fromkeys(names, 1.0)
+    runs = [logged(tmp_path / "old", [old]), logged(tmp_path / "new", [old | {"concept_r2": 0.3}])]
+    for run in draw("codebook", *runs, out=tmp_path / "codebook.svg")["runs"]:
+        assert run["ncp"] == [0.5]
+        assert "concept_r2" not in run
 
 
 def test_a_run_without_codes_is_refused(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ CURVES = {
     "codebook_utilisation": "codes in use",
     "codebook_perplexity": "perplexity of codes",
     "ncp": "next-concept loss",
+    "concept_r2": "R² of predicted concepts",
 }
 CHUNKS = 20_000  # first chunks of the validation split
 NEAREST = 3  # chunks shown next to each one
@@ -48,7 +49,9 @@ WIDTH = 24  # characters of a chunk
 def codebook(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     """The share of codes nearest to some concept of a training batch, their perplexity, and the next-concept loss.
 
-    For codes, the mean over segments and the minimum of any. A batch of fewer concepts uses fewer codes.
+    For codes, the mean over segments and the minimum of any. A batch of fewer concepts uses fewer codes. Next to the
+    loss is how much of the concepts' variance the predictions explain: 0 is no better than the mean concept. Runs that
+    have not logged it are drawn without it.
     """
     runs = []
     for path in paths:
@@ -56,20 +59,21 @@ def codebook(paths: list[str]) -> tuple[Any, dict[str, Any]]:
         if not records:
             raise InputError(f"{path!r} has logged no codebook_utilisation: use a run of a ConceptLM with a codebook")
         runs.append(records)
-    picture, (panels,) = canvas(1, len(CURVES), 11, 3.6)
+    shown = {name: title for name, title in CURVES.items() if all(name in record for of in runs for record in of)}
+    picture, (panels,) = canvas(1, len(shown), 3.7 * len(shown), 3.6)
     numbers: dict[str, Any] = {"runs": []}
     for i, (path, label, records) in enumerate(zip(paths, model_names(paths), runs)):
         tokens = [record["tokens"] for record in records]
         style = line_style(i) | {"markersize": 3}
         series: dict[str, Any] = {"path": path, "label": label, "tokens": tokens}
-        for panel, name in zip(panels, CURVES):
+        for panel, name in zip(panels, shown):
             series[name] = [record[name] for record in records]
             panel.plot(tokens, series[name], label=label, **style)
-            if name != "ncp":
+            if name.startswith("codebook"):
                 series[f"{name}.least"] = least = [record[f"{name}.least"] for record in records]
                 panel.plot(tokens, least, linestyle="--", linewidth=1, **(style | {"marker": None}))
         numbers["runs"].append(series)
-    for panel, title in zip(panels, CURVES.values()):
+    for panel, title in zip(panels, shown.values()):
         panel.set_title(title)
         count_axis(panel.xaxis, "training tokens")
     panels[0].set_ylim(0, 1.03)
@@ -77,6 +81,9 @@ def codebook(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     panels[1].set_ylim(1, None)
     panels[2].set_ylim(0, None)
     panels[2].ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
+    if "concept_r2" in shown:
+        panels[3].axhline(0, color="gray", linewidth=1)
+        panels[3].set_ylim(-1, 1)
     panels[0].legend()
     footnote(picture, "codes nearest to a concept of a training batch; mean over segments, dashed: minimum")
     return picture, numbers
