@@ -289,7 +289,8 @@ class Run:
         best = self.state.best
         shown = "" if best is None else f"accuracy {best:.1%}" if self.asks else f"perplexity {best:.1f}"
         validated = f"  best {shown}" if shown else ""
-        return f"loss {metrics['loss']:.3f}{validated}  {rate:,.0f} tokens/s"
+        apart = f" (next token {metrics['ntp']:.3f})" if "ntp" in metrics else ""
+        return f"loss {metrics['loss']:.3f}{apart}{validated}  {rate:,.0f} tokens/s"
 
     def _raise_not_finite(self, step: int, what: str) -> None:
         position = self.plan.position(step)
