@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -53,19 +52,27 @@ def decoder_config(where: str, fields: dict[str, Any]) -> Any:
     return config
 
 
-def check_full_attention(where: str, config: Any) -> None:
-    """Raises `InputError` for a decoder that counts columns of its cache: masked ones would take room in its window."""
+def sliding_window(config: Any) -> int | None:
+    """The columns that a decoder's layers with sliding windows see; `None` if it has no such layers."""
     kinds = set(getattr(config, "layer_types", None) or ()) | set(getattr(config, "attention_layers", None) or ())
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    positions = getattr(config, "max_position_embeddings", 0)
-    if "sliding_attention" in kinds or (window is not None and not kinds):
-        if (window or 0) < positions:
-            raise InputError(
-                f"{where}.sliding_window is {window} and max_position_embeddings {positions}: latents need "
-                "attention in full, so set a window of all positions, or None if the type allows it"
-            )
-        kinds.discard("sliding_attention")
-    if kinds - {"full_attention", "global"} or config.model_type in _BY_COLUMN:
+    return (window or 0) if "sliding_attention" in kinds else window if not kinds else None
+
+
+def check_full_attention(where: str, config: Any, *, windows: bool = False) -> None:
+    """Raises `InputError` for a decoder that counts columns of its cache: masked ones would take room in its window.
+
+    Args:
+        windows: sliding windows are allowed, as no column between a row's tokens is masked.
+    """
+    kinds = set(getattr(config, "layer_types", None) or ()) | set(getattr(config, "attention_layers", None) or ())
+    window, positions = sliding_window(config), getattr(config, "max_position_embeddings", 0)
+    if window is not None and window < positions and not windows:
+        raise InputError(
+            f"{where}.sliding_window is {config.sliding_window} and max_position_embeddings {positions}: latents need "
+            "attention in full, so set a window of all positions, or None if the type allows it"
+        )
+    if kinds - {"full_attention", "global", "sliding_attention"} or config.model_type in _BY_COLUMN:
         raise InputError(
             f"{where}.model_type is {config.model_type!r}: it does not attend in full to earlier tokens, use a "
             "decoder that does (gpt2, llama)"
@@ -75,51 +82,16 @@ def check_full_attention(where: str, config: Any) -> None:
 _BY_COLUMN = {"mpt"}  # whose bias counts columns
 
 
-@dataclass(frozen=True)
-class Places:
-    """Names of the parts of a decoder's body that our modules next to its layers need.
-
-    Attributes:
-        layers: the list of its layers, called with hidden states first and made of (config, index).
-        norm: its final norm.
-        rotary: the module for a layer's `position_embeddings`, if layers take them.
-        cache: the keyword by which a layer takes a cache.
-    """
-
-    layers: str = "layers"
-    norm: str = "norm"
-    rotary: str | None = "rotary_emb"
-    cache: str = "past_key_values"
-
-
-PLACES = {
-    "gpt2": Places("h", "ln_f", None),
-    "gpt_neox": Places("layers", "final_layer_norm", "rotary_emb", "layer_past"),
-    "llama": Places(),
-    "mistral": Places(),
-    "qwen2": Places(),
-    "qwen3": Places(),
-}
-"""By `model_type`."""
-
-
-def places(where: str, config: Any) -> Places:
-    """Where a decoder of this config keeps its layers; raises `InputError` for a type that is not known."""
-    if config.model_type not in PLACES:
-        raise InputError(
-            f"{where}.model_type is {config.model_type!r}, whose layers are not known: use one of {', '.join(PLACES)}"
-        )
-    return PLACES[config.model_type]
-
-
 def build_decoder(where: str, config: Any, attn_implementation: str | None = None) -> PreTrainedModel:
     """A decoder that reads `inputs_embeds` and whose logits are one matrix times its last hidden state.
 
     Raises:
         InputError: one that is or does something else.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
+    if attn_implementation == "sdpa" and not MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._supports_sdpa:
+        attn_implementation = "eager"  # as transformers chooses itself: "sdpa" is its choice for the model around it
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attn_implementation)
     if "inputs_embeds" not in inspect.signature(model.base_model.forward).parameters:
         raise InputError(f"{where}.model_type is {config.model_type!r}: it does not read inputs_embeds, use another")

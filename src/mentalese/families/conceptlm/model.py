@@ -187,7 +187,7 @@ class ConceptLMForCausalLM(LayeredDecoder):
 
     def __init__(self, config: ConceptLMConfig) -> None:
         super().__init__(config)
-        self.concept_layers = self.new_layers(config.concept_layers)
+        self.concept_layers = self.new_layers(range(config.concept_layers))
         self.concept_norm = copy.deepcopy(self.final_norm) if config.concept_norm else None
         self.codebook: Codebook | None = None
         self.heads: nn.Linear | None = None
@@ -264,12 +264,12 @@ class ConceptLMForCausalLM(LayeredDecoder):
             seen = torch.arange(max(earlier, width), device=pooled.device) <= column[..., None]
             mask = torch.zeros_like(seen, dtype=pooled.dtype).masked_fill(~seen, torch.finfo(pooled.dtype).min)[:, None]
         options: dict[str, Any] = {"attention_mask": mask, "use_cache": cache is not None, self.places.cache: keys}
-        if self.places.rotary is not None:
-            rotary = getattr(self.backbone.base_model, self.places.rotary)
-            options["position_embeddings"] = rotary(pooled, position_ids=column * chunks.size)
+        body, count = self.backbone.base_model, len(self.concept_layers)
         hidden = pooled
-        for layer in self.concept_layers:
-            hidden = layer(hidden, **options)
+        for layer, positions in zip(
+            self.concept_layers, self.places.positions(body, pooled, column * chunks.size, count)
+        ):
+            hidden = layer(hidden, **options, **positions)
         if self.concept_norm is not None:
             hidden = self.concept_norm(hidden)
         if self.codebook is None or self.heads is None:
