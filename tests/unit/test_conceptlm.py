@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from mentalese import get_recipe
@@ -24,6 +25,7 @@ from mentalese.families.conceptlm.config import ConceptLMConfig, MTPConfig
 from mentalese.families.conceptlm.model import ConceptLMForCausalLM, Concepts, explained
 from mentalese.families.conceptlm.mtp import MTPForCausalLM
 from mentalese.models.adapter import as_contract
+from mentalese.models.backbone import attention_width
 from mentalese.models.build import config_class
 from mentalese.models.checkpoints import load_model
 from mentalese.models.grow import grow
@@ -718,6 +720,18 @@ def test_two_token_layers_match_two_concept_layers_but_for_heads_and_codebook(si
     assert total - of_matched == left_out
     assert left_out / of_matched == pytest.approx(share, abs=5e-5)
     assert sum(p.numel() for p in ours.codebook.parameters()) < 2_000_000  # section 4.2
+
+
+@pytest.mark.parametrize("backbone", ["llama", "mixtral", "qwen3_moe"])
+def test_flops_are_those_of_the_experts_that_a_token_goes_to(backbone: str) -> None:
+    model = made(backbone, inner=DECODERS.get(backbone, {}))
+    ids = torch.tensor([ROWS[0]])
+    model.backbone.set_experts_implementation("eager")  # the counter knows no grouped product
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.backbone(ids)
+    products = sum(n for name, n in counter.get_flop_counts()["Global"].items() if "mm" in str(name))
+    attention = 2 * ids.shape[1] * attention_width(model.backbone.config)
+    assert products == model.backbone_flops(*ids.shape) - 2 * ids.numel() * attention
 
 
 def test_new_layers_start_as_layers_of_the_backbone_do() -> None:

@@ -113,11 +113,23 @@ def check_head(model: PreTrainedModel) -> None:
 
 
 def linear_weights(model: nn.Module) -> int:
-    """Weights of all linear maps but a model's head: what multiplies each token once."""
+    """Weights of all linear maps but a model's head: what multiplies each token once; of experts those it goes to."""
     head: Any = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     heads = set() if head is None else set(head.modules())  # with what PEFT has wrapped around it
     maps = {id(m): m for m in model.modules() if isinstance(m, (nn.Linear, Conv1D)) and m not in heads}
-    return sum(m.weight.numel() for m in maps.values())
+    return sum(m.weight.numel() for m in maps.values()) + sum(_experts(m) for m in model.modules())
+
+
+def _experts(block: nn.Module) -> int:
+    """Weights that multiply a token in a block of experts, which are one tensor [experts, out, in], and in its router;
+    0 for any other module."""
+    experts, gate = getattr(block, "experts", None), getattr(block, "gate", None)
+    if not isinstance(experts, nn.Module) or not isinstance(gate, nn.Module):
+        return 0
+    stacked = [p for p in experts.parameters() if p.ndim == 3]
+    chosen: Any = getattr(block, "top_k", None) or getattr(gate, "top_k", 0)
+    router = 0 if isinstance(gate, nn.Linear) else sum(p.numel() for p in gate.parameters() if p.ndim == 2)
+    return router + sum(p.numel() // len(p) for p in stacked) * chosen
 
 
 def attention_width(config: Any) -> int:
