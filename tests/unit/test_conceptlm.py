@@ -86,6 +86,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", {"ntp_weight": 0.5, "ncp_weight": 2.0, "vq_weight": 3.0}),
     ("gpt2", {"concept_weights": "softmax"}),
     ("gpt2", {"codebook": "linear"}),
+    ("gpt2", {"codebook": "learned"}),
     ("gpt2", {"codebook": None, "ncp_weight": 0.0, "vq_weight": 0.0}),
     ("gpt2", {"codebook": None, "vq_weight": 0.0}),
     ("gpt2", {"concept_norm": True}),
@@ -431,6 +432,21 @@ def test_a_trace_holds_each_concept_with_its_tokens_codes_and_what_was_predicted
     assert traces[3].scores["concept_error"][:6].isnan().all()
 
 
+def test_learned_codes_move_one_by_one_and_mapped_codes_all_at_once() -> None:
+    def moved(kind: str) -> Tensor:
+        model = made(codebook=kind, num_codes=16)
+        assert model.codebook is not None
+        before = model.codebook().detach().clone()
+        concepts = model.encode(torch.tensor([ROWS[0][:4]])).concepts
+        assert concepts is not None
+        model.concept_losses(concepts)["vq"].backward()
+        torch.optim.SGD(model.codebook.parameters(), lr=1.0).step()
+        return (model.codebook() - before).abs().amax(-1) > 0
+
+    assert moved("learned").sum(1).tolist() == [1] * 4
+    assert moved("mlp").all()
+
+
 def test_codes_are_counted_by_segment() -> None:
     chosen = torch.tensor([[0, 3], [1, 3], [0, 3], [1, 3]])
     used = usage(chosen, 4)
@@ -442,7 +458,7 @@ def test_codes_are_counted_by_segment() -> None:
     assert over.counts.sum(1).tolist() == [7] * 4
 
 
-@pytest.mark.parametrize("kind", ["mlp", "linear"])
+@pytest.mark.parametrize("kind", ["mlp", "linear", "learned"])
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 def test_codes_stay_as_they_are_in_a_model_of_half_precision(half: torch.dtype, kind: str, tmp_path: Path) -> None:
     model = made(codebook=kind)
