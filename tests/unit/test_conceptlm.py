@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -561,6 +562,17 @@ def test_a_decoder_of_other_layers_is_refused_by_name(config_class: Any, backbon
     inner = {"model_type": backbone, "hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 3}
     with pytest.raises(InputError, match=says):
         AutoModelForCausalLM.from_config(config_class(backbone=inner, vocab_size=60))
+
+
+def test_a_saved_config_into_which_a_tool_wrote_what_follows_from_others_opens(tmp_path: Path) -> None:
+    made().save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text()) | {"max_position_embeddings": 2048, "is_decoder": True}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path).config
+    assert opened.max_position_embeddings == 64, "the backbone's"
+    assert opened.is_decoder
+    with pytest.raises(InputError, match=r"conceptlm.max_position_embeddings is 64: it follows from others"):
+        ConceptLMConfig(max_position_embeddings=64)
 
 
 def test_what_a_pass_cannot_read_is_refused() -> None:
