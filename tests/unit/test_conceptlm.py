@@ -750,6 +750,15 @@ def test_two_token_layers_match_two_concept_layers_but_for_heads_and_codebook(si
     assert sum(p.numel() for p in ours.codebook.parameters()) < 2_000_000  # section 4.2
 
 
+@pytest.mark.parametrize("suffix", ["", "-pm", "-base"])
+def test_table_3_runs_on_8_processes_that_share_its_weights(suffix: str) -> None:
+    recipe = get_recipe(f"conceptlm/table3-llama-8b{suffix}")
+    assert recipe.layout.batch_size % (8 * recipe.train.gradient_accumulation_steps) == 0
+    weights = sum(p.numel() for p in empty(recipe.name).parameters())
+    bytes_each = 16 * weights / (8 if recipe.train.parallel == "fsdp" else 1)  # weights, gradients, two moments
+    assert bytes_each < 80e9
+
+
 @pytest.mark.parametrize("backbone", ["llama", "mixtral", "qwen3_moe"])
 def test_flops_are_those_of_the_experts_that_a_token_goes_to(backbone: str) -> None:
     model = made(backbone, inner=DECODERS.get(backbone, {}))
