@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 
 def short_count(number: float) -> str:
@@ -22,6 +23,14 @@ def round_numbers(low: float, high: float) -> list[float]:
     """1, 2, 5, 10, 20, ... from `low` to `high`, both above 0: the ticks of a logarithmic axis."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     return [m * 10.0**p for p in powers for m in (1, 2, 5) if low <= m * 10.0**p <= high]
+
+
+def by_next_token(point: dict[str, Any]) -> dict[str, Any]:
+    """A point of a learning curve whose `loss` is the next token's, in nats, if the model measured that apart (`ntp`).
+
+    What is minimised besides has a weight and a unit of its own, so that curves of it are not comparable.
+    """
+    return point | {"loss": point["ntp"]} if "ntp" in point else point
 
 
 def model_names(paths: Sequence[str]) -> list[str]:

@@ -187,8 +187,10 @@ def test_the_parts_of_a_loss_are_means_over_the_interval_as_the_loss_is(corpus: 
     assert [record["step"] for record in logged[3]] == [3, 6]
     for record in logged[3]:
         steps = [one for one in logged[1] if record["step"] - 3 < one["step"] <= record["step"]]
-        for name in ("loss", "ntp", "ncp", "vq", "codebook_utilisation"):
+        for name in ("loss", "ntp", "ncp", "vq", "concept_r2", "codebook_utilisation"):
             assert record[name] == pytest.approx(sum(one[name] for one in steps) / 3, rel=1e-6), name
+    curve = json.loads((tmp_path / "3" / "result.json").read_text())["curve"]
+    assert [point["ntp"] for point in curve if "loss" in point] == [record["ntp"] for record in logged[3]]
 
 
 def test_a_share_is_the_mean_norm_of_a_components_layers() -> None:

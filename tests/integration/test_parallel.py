@@ -6,6 +6,7 @@ The processes are real ones, started by `torchrun`, which runs this very file. O
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -18,18 +19,25 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.filesystem import FileSystem
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from mentalese import get_recipe
 from mentalese.data.batch import Batch
+from mentalese.data.tokenizers import add_markers, load_pretrained_tokenizer
+from mentalese.errors import InputError
 from mentalese.families.thoughtbubbles.config import ThoughtbubblesConfig
 from mentalese.families.thoughtbubbles.model import ThoughtbubblesForCausalLM
 from mentalese.models.adapter import CausalLMAdapter
 from mentalese.models.contract import Contract, LossOutput, TrainStep
+from mentalese.registry import recipes
 from mentalese.training.checkpoint import Checkpointer
 from mentalese.training.parallel import (
     Parallel,
+    _Filler,
+    _tensors,
     clip_and_scale,
     full_state_dict,
     gradient_shares,
@@ -38,6 +46,7 @@ from mentalese.training.parallel import (
     teardown,
     wrap,
 )
+from mentalese.training.start import start, start_model
 
 KINDS = ("ddp", "fsdp")
 ALONE = Parallel(rank=0, world_size=1, local_rank=0, device=torch.device("cpu"))
@@ -179,9 +188,10 @@ def trained(
     data: Callable[..., Batch],
     micros: int = MICROS,
     score: bool = False,
+    whole: nn.Module | None = None,
 ) -> dict[str, Any]:
     """Weights, gradient norms and shares of a short run with momentum: it shows every difference and amplifies none."""
-    step = wrap(TrainStep(model), parallel, kind)  # type: ignore[arg-type]
+    step = wrap(TrainStep(model), parallel, kind, whole)  # type: ignore[arg-type]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
     figures = []
     for index in range(STEPS):
@@ -196,12 +206,40 @@ def trained(
     return {"weights": full_state_dict(model), "norms": norms, "shares": shares}
 
 
+def from_rank_0(kind: str, parallel: Parallel) -> dict[str, Any]:
+    """As `gpt2`, but only rank 0 has the weights."""
+    if parallel.world_size == 1:
+        return trained(gpt2(), kind, parallel, text)
+    whole = gpt2() if parallel.is_main else None
+    with torch.device("meta"):
+        empty = gpt2()
+    return trained(empty, kind, parallel, text, whole=whole)
+
+
+def started(folder: Path, parallel: Parallel) -> dict[str, Any]:
+    """Who makes weights if processes share them, and what all are told if that cannot be done."""
+    tokenizer = add_markers(load_pretrained_tokenizer(str(folder / "tokenizer")))
+    recipe = get_recipe("gpt2/tiny")
+    shared = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, parallel="fsdp"))
+    model, _, whole = start(shared, tokenizer, parallel)
+    lost = dataclasses.replace(shared, train=dataclasses.replace(shared.train, init=str(folder / "nowhere")))
+    with pytest.raises(InputError) as refused:
+        start(lost, tokenizer, parallel)
+    devices = {parameter.device.type for parameter in model.parameters()}  # type: ignore[attr-defined]
+    return {"devices": devices, "whole": whole is not None, "refused": str(refused.value)}
+
+
 SCENARIOS: dict[str, Callable[[str, Parallel], dict[str, Any]]] = {
     "gpt2": lambda kind, parallel: trained(gpt2(), kind, parallel, text, score=True),
     "bubbles": lambda kind, parallel: trained(bubbles(), kind, parallel, text, score=True),
     "inner": lambda kind, parallel: trained(Inner(), kind, parallel, vectors, score=True),
+    "from-rank-0": from_rank_0,
     "gated": lambda kind, parallel: trained(Gated(), kind, parallel, gated, 2 // parallel.world_size),
 }
+
+
+LEFT_OUT = (("gated", "fsdp"), ("from-rank-0", "ddp"))
+"""FSDP2 asks all ranks to run the same modules; with DDP each process makes its own weights."""
 
 
 def run(name: str, kind: str, parallel: Parallel) -> dict[str, Any]:
@@ -240,7 +278,7 @@ def all_scenarios(folder: Path) -> None:
     result: dict[str, Any] = {}
     for kind in KINDS:
         for name in SCENARIOS:
-            if (name, kind) != ("gated", "fsdp"):  # FSDP2 asks all ranks to run the same modules
+            if (name, kind) not in LEFT_OUT:
                 result[f"{name}-{kind}"] = run(name, kind, parallel)
         model, step, optimizer = adam(kind, parallel, seed=0)
         advance(step, optimizer, parallel, range(2))
@@ -255,6 +293,7 @@ def all_scenarios(folder: Path) -> None:
         result[f"resumed-{kind}"] = everything(model, optimizer)
         Checkpointer(folder / "one", parallel, keep=1).load(model, optimizer)
         result[f"from-one-{kind}"] = everything(model, optimizer)
+    result["started"] = started(folder, parallel)
     result["sum"] = parallel.sum(parallel.rank + 0.5), parallel.sum(torch.tensor(parallel.rank + 1.0))
     result["max"] = parallel.max(parallel.rank + 3)
     result["object"] = parallel.broadcast_object({"rank": parallel.rank})
@@ -318,8 +357,9 @@ def one(folder: Path) -> dict[str, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def ranks(folder: Path, one: dict[str, Tensor]) -> list[dict[str, Any]]:
+def ranks(folder: Path, one: dict[str, Tensor], tokenizer: Any) -> list[dict[str, Any]]:
     """What two processes found, in all scenarios."""
+    tokenizer.save_pretrained(folder / "tokenizer")
     process = launch(all_scenarios, folder)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
@@ -333,7 +373,7 @@ def assert_same(left: dict[str, Tensor], right: dict[str, Tensor], tolerance: fl
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [(name, kind) for name in SCENARIOS for kind in KINDS if (name, kind) != ("gated", "fsdp")]
+    ("name", "kind"), [(name, kind) for name in SCENARIOS for kind in KINDS if (name, kind) not in LEFT_OUT]
 )
 def test_two_processes_equal_one(ranks: list[dict[str, Any]], name: str, kind: str) -> None:
     """Unequal targets, micro-batches, scoring between steps, inner gradients, parameters that a rank does not reach."""
@@ -352,6 +392,31 @@ def test_thresholds_of_two_processes_are_those_of_one_and_have_moved(ranks: list
     found = {name: value for name, value in ranks[0]["bubbles-ddp"]["weights"].items() if "threshold" in name}
     assert len(found) == 2
     assert all(float(fresh.state_dict()[name.removeprefix("model.")]) != float(value) for name, value in found.items())
+
+
+def test_rank_0_alone_makes_weights_that_processes_share(ranks: list[dict[str, Any]]) -> None:
+    for rank, found in enumerate(ranks):
+        assert found["started"]["devices"] == {"meta"}
+        assert found["started"]["whole"] == (rank == 0)
+        assert "nowhere contains no model" in found["started"]["refused"]
+
+
+@pytest.mark.parametrize("name", [name for name in recipes() if name.endswith("/tiny")])
+def test_a_filled_model_is_the_one_that_it_was_filled_with(name: str, tokenizer: Any) -> None:
+    """Buffers that are not saved too, and tied weights stay tied."""
+    whole, _ = start_model(get_recipe(name), tokenizer)
+    with torch.device("meta"):
+        model, _ = start_model(get_recipe(name), tokenizer, weights=False)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        fill = _Filler(model, whole, ALONE)  # type: ignore[arg-type]
+        fill(model)  # type: ignore[arg-type]
+    finally:
+        dist.destroy_process_group()
+    assert_same(dict(_tensors(model)), dict(_tensors(whole)))  # type: ignore[arg-type]
+    assert [p.requires_grad for p in model.parameters()] == [p.requires_grad for p in whole.parameters()]
+    for module in model.modules():  # type: ignore[attr-defined]
+        assert not any(isinstance(value, Tensor) and value.is_meta for value in vars(module).values())
 
 
 def test_the_gradients_were_clipped_and_a_parameter_that_no_rank_uses_was_left_alone(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from mentalese import get_recipe
 from mentalese.errors import InputError
@@ -21,13 +23,15 @@ from mentalese.families.conceptlm import plain as reference
 from mentalese.families.conceptlm.chunks import Chunks
 from mentalese.families.conceptlm.codebook import nearest_codes, usage
 from mentalese.families.conceptlm.config import ConceptLMConfig, MTPConfig
-from mentalese.families.conceptlm.model import ConceptLMForCausalLM
+from mentalese.families.conceptlm.model import ConceptLMForCausalLM, Concepts, explained
 from mentalese.families.conceptlm.mtp import MTPForCausalLM
 from mentalese.models.adapter import as_contract
+from mentalese.models.backbone import attention_width
 from mentalese.models.build import config_class
 from mentalese.models.checkpoints import load_model
 from mentalese.models.grow import grow
 from mentalese.models.hf import ThoughtCache
+from mentalese.models.places import places
 from mentalese.training.loop import train
 from support import assert_same, finish, launch, losses, shrink
 
@@ -83,6 +87,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", {"ntp_weight": 0.5, "ncp_weight": 2.0, "vq_weight": 3.0}),
     ("gpt2", {"concept_weights": "softmax"}),
     ("gpt2", {"codebook": "linear"}),
+    ("gpt2", {"codebook": "learned"}),
     ("gpt2", {"codebook": None, "ncp_weight": 0.0, "vq_weight": 0.0}),
     ("gpt2", {"codebook": None, "vq_weight": 0.0}),
     ("gpt2", {"concept_norm": True}),
@@ -235,6 +240,32 @@ def test_texts_without_a_next_concept_have_a_loss_of_zero_and_whole_gradients(ro
         assert torch.equal(model(ids).logits, plain)
 
 
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("rows", [ROWS, [ROWS[0], ROWS[0][::-1]]])
+def test_r2_is_the_share_of_the_concepts_variance_that_is_predicted(rows: list[list[int]], left: bool) -> None:
+    model = made(insert_depth=1)
+    read = [reference.hidden_states(model, torch.tensor(row)) for row in rows]
+    targets = torch.stack([u for _, pooled, _ in read for u in pooled[1:]]).double()
+    guesses = torch.stack([p for _, _, predicted in read for p in predicted[:-1]]).double()
+    expected = 1 - (guesses - targets).square().sum() / (targets - targets.mean(0)).square().sum()
+    found = model.training_loss(batch(rows, left)).metrics["concept_r2"]
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_r2_is_1_if_concepts_are_right_0_if_they_are_the_mean_and_0_without_two_of_them() -> None:
+    targets = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0))
+
+    def r2(pooled: Tensor, predicted: Tensor) -> float:
+        concepts = Concepts(pooled, predicted, None, None)
+        return float(explained(concepts, (predicted[:, :-1] - pooled[:, 1:]).square().mean()))
+
+    assert r2(targets, targets.roll(-1, 1)) == 1
+    assert r2(targets, targets[:, 1:].mean((0, 1)).expand_as(targets)) == pytest.approx(0, abs=1e-6)
+    assert r2(targets, -targets.roll(-1, 1)) < -1
+    assert r2(targets[:1, :2], targets[:1, :2]) == 0
+    assert r2(targets[:1, :1].expand(3, 5, 8), targets) == 0
+
+
 def test_the_losses_reach_what_they_are_to_train_and_nothing_else() -> None:
     text = batch(ROWS)
 
@@ -274,6 +305,102 @@ def test_the_backbone_called_by_itself_is_the_plain_decoder() -> None:
     assert not torch.equal(model(ids).logits, plain(ids).logits)
 
 
+GROUPED = {"num_key_value_heads": 2}
+EXPERTS = GROUPED | {"num_experts_per_tok": 2}
+WINDOW = {"sliding_window": 5}
+DECODERS: dict[str, dict[str, Any]] = {
+    "apertus": GROUPED,
+    "arcee": GROUPED | {"head_dim": 4, "bos_token_id": None, "eos_token_id": None},
+    "ernie4_5": GROUPED,
+    "exaone4": GROUPED | WINDOW | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "gemma": GROUPED | {"head_dim": 4},
+    "gemma2": GROUPED | WINDOW | {"head_dim": 4, "final_logit_softcapping": None},
+    "gemma3_text": GROUPED | WINDOW | {"head_dim": 4},
+    "glm": GROUPED | {"head_dim": 4, "pad_token_id": None},
+    "granite": GROUPED,
+    "mistral": GROUPED | WINDOW,
+    "mixtral": EXPERTS | {"num_local_experts": 4},
+    "nemotron": GROUPED,
+    "olmo": GROUPED,
+    "olmo2": GROUPED,
+    "olmo3": WINDOW | {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+    "phi3": GROUPED | {"pad_token_id": None},
+    "qwen2": GROUPED,
+    "qwen3": GROUPED,
+    "qwen3_moe": EXPERTS | {"num_experts": 4, "moe_intermediate_size": 8},
+    "seed_oss": GROUPED,
+    "smollm3": GROUPED | {"pad_token_id": None},
+    "stablelm": GROUPED,
+    "starcoder2": GROUPED | WINDOW | {"bos_token_id": None, "eos_token_id": None},
+}
+LONG = [[*row, *range(42, 57)][:length] for row, length in zip(ROWS, (26, 19, 14, 24))]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("backbone", DECODERS)
+def test_any_decoder_of_such_layers_is_read_row_by_row_step_by_step_and_says_what_it_did(backbone: str) -> None:
+    """Windows of 5 columns too, and rotary positions by the kind of attention."""
+    model = made(backbone, inner=DECODERS[backbone])
+    for left in (True, False):
+        ids, mask = padded(LONG, left)
+        whole, cache = model(ids, attention_mask=mask).logits, model.new_cache()
+        for i, row in enumerate(LONG):
+            alone = model(torch.tensor([row])).logits[0]
+            torch.testing.assert_close(whole[i, mask[i].bool()], alone, atol=1e-5, rtol=1e-5)
+            changed = torch.tensor([[*row[:9], 59, *row[10:]]])
+            torch.testing.assert_close(model(changed).logits[0, :9], alone[:9], atol=1e-5, rtol=1e-5)
+        for start, end in ((0, 7), (7, 12), *((t, t + 1) for t in range(12, 26))):
+            step = model(ids[:, start:end], attention_mask=mask[:, :end], past_key_values=cache).logits
+            real = mask[:, start:end].bool()
+            torch.testing.assert_close(step[real], whole[:, start:end][real], atol=1e-5, rtol=1e-5)
+    assert model.heads is not None
+    ids = torch.tensor(LONG[:1])
+    plain = model.backbone(ids).logits
+    assert not torch.allclose(model(ids).logits, plain, atol=1e-2)
+    model.heads.weight.zero_()
+    model.heads.bias.zero_()
+    torch.testing.assert_close(model(ids).logits, plain, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_padding_between_tokens_is_refused_if_a_window_counts_it() -> None:
+    model = made("mistral", inner=DECODERS["mistral"])
+    for length in (4, 6):
+        ids, mask = torch.arange(length)[None], torch.ones(1, length, dtype=torch.long)
+        mask[0, 2] = 0
+        if length <= 5:
+            real = torch.tensor([[0, 1, 3]])
+            torch.testing.assert_close(model(ids, attention_mask=mask).logits[:, -1], model(real).logits[:, -1])
+            continue
+        with pytest.raises(InputError, match=r"padding between the tokens of a row of 6 columns: .* window of 5"):
+            model(ids, attention_mask=mask)
+
+
+def test_a_decoder_whose_layers_do_something_else_by_themselves_is_refused() -> None:
+    class Louder(LlamaModel):
+        """Doubles what its layers read."""
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            handles = [layer.register_forward_hook(lambda m, i, out: 2 * out) for layer in self.layers]
+            output = super().forward(*args, **kwargs)
+            for handle in handles:
+                handle.remove()
+            return output
+
+    class LouderForCausalLM(LlamaForCausalLM):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.model = Louder(config)
+
+    config = LlamaConfig(vocab_size=60, **SIZES)
+    plain, louder = LlamaForCausalLM(config), LouderForCausalLM(config)
+    state = torch.get_rng_state()
+    assert places("x", plain).norm == "norm"
+    with pytest.raises(InputError, match=r"x.model_type is 'llama': its layers by themselves do something else than"):
+        places("x", louder)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 @pytest.mark.parametrize("backbone", ["mistral", "qwen2", "qwen3"])
 def test_every_known_decoder_has_its_layers_where_they_are_looked_for(backbone: str) -> None:
     inner = {"sliding_window": None} if backbone == "mistral" else {}
@@ -306,6 +433,21 @@ def test_a_trace_holds_each_concept_with_its_tokens_codes_and_what_was_predicted
     assert traces[3].scores["concept_error"][:6].isnan().all()
 
 
+def test_learned_codes_move_one_by_one_and_mapped_codes_all_at_once() -> None:
+    def moved(kind: str) -> Tensor:
+        model = made(codebook=kind, num_codes=16)
+        assert model.codebook is not None
+        before = model.codebook().detach().clone()
+        concepts = model.encode(torch.tensor([ROWS[0][:4]])).concepts
+        assert concepts is not None
+        model.concept_losses(concepts)["vq"].backward()
+        torch.optim.SGD(model.codebook.parameters(), lr=1.0).step()
+        return (model.codebook() - before).abs().amax(-1) > 0
+
+    assert moved("learned").sum(1).tolist() == [1] * 4
+    assert moved("mlp").all()
+
+
 def test_codes_are_counted_by_segment() -> None:
     chosen = torch.tensor([[0, 3], [1, 3], [0, 3], [1, 3]])
     used = usage(chosen, 4)
@@ -315,6 +457,29 @@ def test_codes_are_counted_by_segment() -> None:
     model = made(insert_depth=0)
     over = model.codebook_usage([batch(ROWS), batch(ROWS[:1])])
     assert over.counts.sum(1).tolist() == [7] * 4
+
+
+@pytest.mark.parametrize("kind", ["mlp", "linear", "learned"])
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_codes_stay_as_they_are_in_a_model_of_half_precision(half: torch.dtype, kind: str, tmp_path: Path) -> None:
+    model = made(codebook=kind)
+    assert model.codebook is not None
+    exact = model.codebook()
+    model.save_pretrained(tmp_path)
+    opened = ConceptLMForCausalLM.from_pretrained(tmp_path, dtype=half).eval()
+    model.to(half)
+    for found in (model, opened):
+        assert found.codebook is not None
+        assert found.heads is not None
+        assert found.heads.weight.dtype == half
+        assert torch.equal(found.codebook(), exact)
+        loss = found.training_loss(batch(ROWS)).loss
+        loss.backward()
+        assert loss.isfinite()
+        more = found.generate(torch.tensor([ROWS[0]]), max_new_tokens=9, do_sample=False, pad_token_id=0)
+        assert more.shape == (1, 20)
+    model.double()
+    assert model.codebook().dtype == torch.float64
 
 
 def test_a_collapsed_codebook_is_said_once() -> None:
@@ -353,12 +518,7 @@ def test_few_codes_of_few_different_inputs_are_no_collapse() -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        (
-            {"backbone": {"model_type": "bloom"}},
-            r"'bloom', whose layers are not known: use one of gpt2, gpt_neox, llama",
-        ),
         ({"backbone": {"model_type": "gpt2", "n_embed": 8}}, r"backbone.n_embed: gpt2 has no such field.*n_embd"),
-        ({"backbone": {"model_type": "mistral"}}, r"conceptlm.backbone.sliding_window is 4096"),
         ({"chunk_size": 1}, r"conceptlm.chunk_size is 1: set at least 2"),
         ({"num_codes": 1}, r"conceptlm.num_codes is 1: set at least 2"),
         ({"num_segments": 7}, r"conceptlm.num_segments is 7: give a divisor of the backbone's width \(768\)"),
@@ -387,6 +547,32 @@ def test_few_codes_of_few_different_inputs_are_no_collapse() -> None:
 def test_a_config_that_cannot_be_built_says_which_field(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says):
         ConceptLMConfig(**fields)
+
+
+@pytest.mark.parametrize("config_class", [ConceptLMConfig, MTPConfig])
+@pytest.mark.parametrize(
+    ("backbone", "says"),
+    [
+        ("bloom", "'bloom': it does not hand keywords to its layers"),
+        ("gptj", "GPTJForCausalLM turns hidden states into logits in its own way"),
+        ("opt", "'opt': its layers or its final norm were not found"),
+    ],
+)
+def test_a_decoder_of_other_layers_is_refused_by_name(config_class: Any, backbone: str, says: str) -> None:
+    inner = {"model_type": backbone, "hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 3}
+    with pytest.raises(InputError, match=says):
+        AutoModelForCausalLM.from_config(config_class(backbone=inner, vocab_size=60))
+
+
+def test_a_saved_config_into_which_a_tool_wrote_what_follows_from_others_opens(tmp_path: Path) -> None:
+    made().save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text()) | {"max_position_embeddings": 2048, "is_decoder": True}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path).config
+    assert opened.max_position_embeddings == 64, "the backbone's"
+    assert opened.is_decoder
+    with pytest.raises(InputError, match=r"conceptlm.max_position_embeddings is 64: it follows from others"):
+        ConceptLMConfig(max_position_embeddings=64)
 
 
 def test_what_a_pass_cannot_read_is_refused() -> None:
@@ -475,6 +661,19 @@ def test_multi_token_prediction_is_the_backbone_and_heads_that_look_further(back
     torch.testing.assert_close(model.training_loss(text).loss, total, atol=1e-5, rtol=1e-5)
 
 
+def test_heads_that_look_further_are_of_the_last_layers_kind() -> None:
+    kinds = ["full_attention", "full_attention", "sliding_attention"]
+    inner = SIZES | WINDOW | {"model_type": "olmo3", "layer_types": kinds}
+    model = MTPForCausalLM(MTPConfig(backbone=inner, vocab_size=60)).eval()
+    last = model.layers[-1]
+    for head in model.future_layers:
+        head.load_state_dict(last.state_dict())
+        assert head.self_attn.sliding_window == last.self_attn.sliding_window == 5
+    encoded = model.encode(torch.tensor(LONG[:1]), trace=True)
+    for hidden in encoded.future:
+        torch.testing.assert_close(hidden, encoded.hidden)
+
+
 def test_heads_that_look_further_do_not_see_what_they_predict() -> None:
     model = mtp()
     ids = torch.tensor([ROWS[0]])
@@ -510,7 +709,6 @@ def test_rows_shorter_than_what_is_looked_ahead_have_losses_and_scores_of_their_
     [
         ({"num_future_tokens": 1}, "mtp.num_future_tokens is 1: set at least 2"),
         ({"mtp_weight": -1.0}, "mtp.mtp_weight is -1.0: set at least 0"),
-        ({"backbone": {"model_type": "bloom"}}, "mtp.backbone.model_type is 'bloom', whose layers are not known"),
     ],
 )
 def test_multi_token_prediction_that_cannot_be_built_says_why(fields: dict[str, Any], says: str) -> None:
@@ -550,6 +748,27 @@ def test_two_token_layers_match_two_concept_layers_but_for_heads_and_codebook(si
     assert total - of_matched == left_out
     assert left_out / of_matched == pytest.approx(share, abs=5e-5)
     assert sum(p.numel() for p in ours.codebook.parameters()) < 2_000_000  # section 4.2
+
+
+@pytest.mark.parametrize("suffix", ["", "-pm", "-base"])
+def test_table_3_runs_on_8_processes_that_share_its_weights(suffix: str) -> None:
+    recipe = get_recipe(f"conceptlm/table3-llama-8b{suffix}")
+    assert recipe.layout.batch_size % (8 * recipe.train.gradient_accumulation_steps) == 0
+    weights = sum(p.numel() for p in empty(recipe.name).parameters())
+    bytes_each = 16 * weights / (8 if recipe.train.parallel == "fsdp" else 1)  # weights, gradients, two moments
+    assert bytes_each < 80e9
+
+
+@pytest.mark.parametrize("backbone", ["llama", "mixtral", "qwen3_moe"])
+def test_flops_are_those_of_the_experts_that_a_token_goes_to(backbone: str) -> None:
+    model = made(backbone, inner=DECODERS.get(backbone, {}))
+    ids = torch.tensor([ROWS[0]])
+    model.backbone.set_experts_implementation("eager")  # the counter knows no grouped product
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.backbone(ids)
+    products = sum(n for name, n in counter.get_flop_counts()["Global"].items() if "mm" in str(name))
+    attention = 2 * ids.shape[1] * attention_width(model.backbone.config)
+    assert products == model.backbone_flops(*ids.shape) - 2 * ids.numel() * attention
 
 
 def test_new_layers_start_as_layers_of_the_backbone_do() -> None:

@@ -63,7 +63,8 @@ def logged(folder: Path, records: list[dict[str, Any]]) -> Path:
 
 
 def test_codes_are_drawn_as_each_run_logged_them(tmp_path: Path) -> None:
-    names = [f"codebook_{name}{end}" for name in ("utilisation", "perplexity") for end in ("", ".least")] + ["ncp"]
+    names = [f"codebook_{name}{end}" for name in ("utilisation", "perplexity") for end in ("", ".least")]
+    names += ["ncp", "concept_r2"]
 
     def records(offset: float) -> list[dict[str, Any]]:
         steps = [
@@ -82,11 +83,65 @@ def test_codes_are_drawn_as_each_run_logged_them(tmp_path: Path) -> None:
             assert run[name] == pytest.approx([offset + step / 10 + i / 100 for step in (1, 2, 3)])
 
 
+def test_a_run_from_before_r2_was_logged_is_drawn_without_it(tmp_path: Path) -> None:
+    names = [f"codebook_{name}{end}" for name in ("utilisation", "perplexity") for end in ("", ".least")]
+    old = {"tokens": 100, "ncp": 0.5} | dict.fromkeys(names, 1.0)
+    runs = [logged(tmp_path / "old", [old]), logged(tmp_path / "new", [old | {"concept_r2": 0.3}])]
+    for run in draw("codebook", *runs, out=tmp_path / "codebook.svg")["runs"]:
+        assert run["ncp"] == [0.5]
+        assert "concept_r2" not in run
+
+
 def test_a_run_without_codes_is_refused(tmp_path: Path) -> None:
     run = logged(tmp_path / "context", [{"step": 1, "tokens": 5, "ncp": 1.0}])
     with pytest.raises(InputError, match="has logged no codebook_utilisation: use a run of a ConceptLM"):
         write_figure("conceptlm/codebook", [str(run)], tmp_path / "codebook.svg")
     assert not (tmp_path / "codebook.svg").exists()
+
+
+# -- what the baseline's perplexity costs ------------------------------------------------------------------------------
+
+
+def finished(folder: Path, name: str, kind: str, size: int, scores: list[float], text: str = "same") -> Path:
+    """A result whose validations cost 1,000 tokens each, and 3 FLOPs a token and parameter."""
+    points = [
+        {"step": i, "tokens": 1000 * i, "flops": 3000 * i * size, "validation_perplexity": score}
+        for i, score in enumerate(scores, 1)
+    ]
+    path = folder / f"{name}.json"
+    content = {"recipe": name, "test": {}, "data_hash": text, "parameters": {"non_embedding": size}, "curve": points}
+    path.write_text(json.dumps(content | {"config": {"model": {"model_type": kind}}}))
+    return path
+
+
+def test_shares_are_what_the_largest_decoders_perplexity_needs(tmp_path: Path) -> None:
+    plain = [finished(tmp_path, f"gpt2-{n}", "gpt2", n, [900, 400 / n, 80, 900 / n]) for n in (10, 100)]  # 4 at 2,000
+    own = [
+        finished(tmp_path, "small", "conceptlm", 11, [90, 50, 16]),
+        finished(tmp_path, "large", "conceptlm", 110, [64, 1, 0.5]),
+    ]
+    written = draw("shares", *plain, *own, out=tmp_path / "shares.svg")
+    assert (written["model"], written["baseline"], written["perplexity"]) == ("large", "gpt2-100", 4)
+    tokens = 1000 * 2 ** (2 / 3)  # two of the three factors of 4 between 64 and 1
+    assert written["tokens"] == {
+        "needed": pytest.approx(tokens),
+        "baseline": 2000,
+        "share": pytest.approx(tokens / 2000),
+    }
+    assert written["flops"]["share"] == pytest.approx(tokens * 110 / (2000 * 100))
+    size = 11 * 10 ** (2 / 5)  # two of the five factors of 2 between 16 and 0.5
+    assert written["parameters"]["share"] == pytest.approx(size / 100)
+
+
+def test_a_perplexity_that_is_not_reached_has_no_share_and_runs_that_do_not_compare_are_refused(tmp_path: Path) -> None:
+    plain = finished(tmp_path, "plain", "gpt2", 10, [9, 3])
+    own = finished(tmp_path, "own", "conceptlm", 11, [9, 4])
+    written = draw("shares", plain, own, out=tmp_path / "shares.svg")
+    assert [written[axis]["share"] for axis in ("tokens", "flops", "parameters")] == [None] * 3
+    other = finished(tmp_path, "other", "conceptlm", 11, [9, 4], text="another")
+    for paths, says in (([own], "use results of both"), ([plain, other], "trained on different texts")):
+        with pytest.raises(InputError, match=says):
+            write_figure("conceptlm/shares", [str(path) for path in paths], tmp_path / "no.svg")
 
 
 # -- concepts of a text ------------------------------------------------------------------------------------------------

@@ -165,6 +165,15 @@ def test_learning_curves_are_those_of_the_results(tmp_path: Path, suffix: str) -
     assert first["validation_perplexity"] == [[1000, 400.0]]
 
 
+def test_learning_curves_leave_out_what_is_minimised_besides_the_next_token(tmp_path: Path) -> None:
+    path = result(tmp_path, "conceptlm/a", 100)
+    content = json.loads(path.read_text())
+    content["curve"][0]["ntp"], content["curve"][1]["ntp"] = 5.0, 4.0
+    path.write_text(json.dumps(content))
+    [drawn] = draw("curves", path, out=tmp_path / "curves.svg")["runs"]
+    assert drawn["loss"] == [[500, 5.0], [1000, 4.0]]
+
+
 def test_learning_curves_of_answers_show_their_stages(tmp_path: Path) -> None:
     def answers(name: str) -> Path:
         path = result(tmp_path, name, 100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from mentalese.data.layouts import QuestionAnswer
 from mentalese.data.tokenizers import LATENT_MARKERS, special_token_ids
 from mentalese.errors import InputError
 from mentalese.families.coconut.model import CoconutForCausalLM
+from mentalese.models.build import build_model
 from mentalese.models.checkpoints import load_model
 from mentalese.models.grow import grow, start_from
 from mentalese.recipe import DataConfig, EvaluationConfig, Recipe, TrainConfig
@@ -50,6 +52,22 @@ def test_a_grown_model_says_what_its_base_says_until_it_thinks(base: Path, tmp_p
     known = len(tokenizer) - len(LATENT_MARKERS)
     assert torch.equal(grown(ids).logits[..., :known], plain(ids).logits[..., :known])
     assert model.config.latent_token_id == special_token_ids(tokenizer)["latent_token_id"]
+
+
+@pytest.mark.parametrize("family", ["coconut", "conceptlm"])
+def test_a_grown_model_keeps_rows_of_its_base_that_are_no_token(base: Path, family: str, tmp_path: Path) -> None:
+    """Without them the same logits would be other probabilities."""
+    grow(str(base), family, tmp_path / "grown")
+    grown, tokenizer = load_model(tmp_path / "grown")
+    plain = AutoModelForCausalLM.from_pretrained(base)
+    assert grown.config.vocab_size == plain.config.vocab_size > len(tokenizer)
+    rest = slice(len(tokenizer), None)
+    for read in ("get_input_embeddings", "get_output_embeddings"):
+        assert torch.equal(getattr(grown, read)().weight[rest], getattr(plain, read)().weight[rest])
+    fields = json.loads((tmp_path / "grown" / "recipe.json").read_text())["model"]
+    again = build_model(fields, tokenizer, 1)
+    start_from(again, tokenizer, str(tmp_path / "grown"))
+    assert torch.equal(again.get_input_embeddings().weight, grown.get_input_embeddings().weight)
 
 
 def test_markers_of_latents_start_as_the_beginning_of_a_calculation(base: Path, tmp_path: Path) -> None:
@@ -172,6 +190,16 @@ def test_the_command_grows_a_checkpoint_that_opens(base: Path, tmp_path: Path, c
     assert main(["grow", str(base), "--family", "coconut", "--mode", "agclr", "--out", str(tmp_path / "out")]) == 0
     assert "--train.init" in capsys.readouterr().out
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.mode == "agclr"
+
+
+def test_the_command_grows_a_model_that_predicts_what_its_base_does(base: Path, tmp_path: Path, capsys: Any) -> None:
+    words = ["--family", "conceptlm", "--silent-start", "--config", "insert_depth=0", "--out", str(tmp_path / "out")]
+    assert main(["grow", str(base), *words]) == 0
+    grown, plain = (AutoModelForCausalLM.from_pretrained(path).eval() for path in (tmp_path / "out", base))
+    ids = torch.arange(24)[None]
+    assert torch.equal(grown(ids).logits, plain(ids).logits)
+    assert main(["grow", str(base), "--family", "coconut", "--silent-start", "--out", str(tmp_path / "other")]) == 2
+    assert "coconut has no such field" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ from mentalese.data.store import Split
 from mentalese.data.tokenizers import add_markers, special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluation.harness import MentaleseLM
-from mentalese.evaluation.options import HubOptions, TaskOptions
+from mentalese.evaluation.options import EvaluationOptions, HubOptions, TaskOptions
+from mentalese.evaluation.suite import read_tasks
 from mentalese.evaluation.zero_shot import SETS, hub_task, read_hub_task, read_questions, zero_shot
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model
@@ -535,6 +536,41 @@ def test_a_hub_task_is_asked_by_its_own_name(
     monkeypatch.setattr(ConfigurableTask, "process_results", incomplete)
     with pytest.raises(InputError, match="task 'hub:race' needs evaluate: pip install evaluate"):
         hub_task(lm, read_hub_task("race", HubOptions()))
+
+
+def test_hub_tasks_are_asked_after_examples_but_not_those_that_never_are(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    task = {"tag": "both", "dataset_path": "somewhere", "test_split": "test", "output_type": "multiple_choice"}
+    task |= {"doc_to_text": "{{goal}}", "doc_to_choice": "{{[sol1, sol2]}}", "metric_list": [{"metric": "acc"}]}
+    task |= {"doc_to_target": "label", "fewshot_split": "test"}
+    for name, own in (("free", {}), ("usual", {"num_fewshot": 2}), ("never", {"num_fewshot": 0})):
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(task | own | {"task": name}))
+    rows = [row | {"goal": f"{row['goal']} {i}"} for i in range(3) for row in PUBLISHED["piqa"]]
+    from_hub(monkeypatch, rows, tmp_path)
+
+    def asked(name: str, shots: int | None) -> tuple[dict[str, int], int]:
+        lm = Asked(opened(Bigram(tokenizer), tokenizer))
+        protocol = hub_task(lm, read_hub_task(name, HubOptions(shots=shots)))["protocol"]
+        examples = {context.count("\n\n") for context, _ in lm.pairs}  # lm-eval's line between two of them
+        assert len(examples) == 1
+        return protocol["shots"], examples.pop()
+
+    assert asked("free", None) == ({"free": 0}, 0)
+    assert asked("free", 1) == ({"free": 1}, 1)
+    assert asked("usual", None) == ({"usual": 2}, 2)
+    assert asked("usual", 1) == ({"usual": 1}, 1)
+    with pytest.raises(InputError, match="shots is 99: 'hub:free' has fewer examples; set less"):
+        asked("free", 99)
+    with pytest.raises(InputError, match="shots is 1: lm-eval asks 'never' without examples; remove it"):
+        read_hub_task("never", HubOptions(shots=1))
+    lm = reader(Bigram(tokenizer), tokenizer)
+    both = hub_task(lm, read_hub_task("both", HubOptions(shots=1)))
+    assert both["protocol"]["shots"] == {"free": 1, "usual": 1, "never": 0}
+    with pytest.raises(InputError, match="shots is -1: set at least 0"):
+        HubOptions(shots=-1)
+    with pytest.raises(InputError, match="shots is 5, which piqa cannot use: remove it"):
+        read_tasks(EvaluationOptions(tasks=("piqa",), task_files=tmp_path, shots=5))
 
 
 def test_a_group_of_hub_tasks_has_its_mean_and_its_parts_a_tag_the_parts(

@@ -218,6 +218,13 @@ def test_long_curves_are_thinned_by_averaging() -> None:
     assert sum(thin.y) / len(thin.y) == pytest.approx(sum(losses) / len(losses))
 
 
+def test_a_training_curve_is_the_next_tokens_loss_without_what_is_minimised_besides() -> None:
+    one = run("a", 50.0)
+    losses = [p["loss"] for p in one["curve"] if "loss" in p]
+    one["curve"] = [p | {"loss": p["loss"] + 100, "ntp": p["loss"]} if "loss" in p else p for p in one["curve"]]
+    assert curve(0, "a", [one], "tokens", "loss").y == losses
+
+
 def test_a_curve_is_read_off_the_line_that_is_drawn() -> None:
     drawn = Curve(0, "a", [10.0, 20.0], [100.0, 400.0], [100.0, 400.0], [100.0, 400.0], [])
     assert drawn.at(20, PERPLEXITY) == 400

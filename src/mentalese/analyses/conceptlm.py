@@ -6,7 +6,9 @@ prediction of it (section 2.2).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from mentalese.analyses.drawing import (
@@ -20,6 +22,7 @@ from mentalese.analyses.drawing import (
     line_style,
     only_path,
     percent_axis,
+    read_result,
     read_run,
 )
 from mentalese.errors import InputError
@@ -35,6 +38,7 @@ CURVES = {
     "codebook_utilisation": "codes in use",
     "codebook_perplexity": "perplexity of codes",
     "ncp": "next-concept loss",
+    "concept_r2": "R² of predicted concepts",
 }
 CHUNKS = 20_000  # first chunks of the validation split
 NEAREST = 3  # chunks shown next to each one
@@ -48,7 +52,9 @@ WIDTH = 24  # characters of a chunk
 def codebook(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     """The share of codes nearest to some concept of a training batch, their perplexity, and the next-concept loss.
 
-    For codes, the mean over segments and the minimum of any. A batch of fewer concepts uses fewer codes.
+    For codes, the mean over segments and the minimum of any. A batch of fewer concepts uses fewer codes. Next to the
+    loss is how much of the concepts' variance the predictions explain: 0 is no better than the mean concept. Runs that
+    have not logged it are drawn without it.
     """
     runs = []
     for path in paths:
@@ -56,20 +62,21 @@ def codebook(paths: list[str]) -> tuple[Any, dict[str, Any]]:
         if not records:
             raise InputError(f"{path!r} has logged no codebook_utilisation: use a run of a ConceptLM with a codebook")
         runs.append(records)
-    picture, (panels,) = canvas(1, len(CURVES), 11, 3.6)
+    shown = {name: title for name, title in CURVES.items() if all(name in record for of in runs for record in of)}
+    picture, (panels,) = canvas(1, len(shown), 3.7 * len(shown), 3.6)
     numbers: dict[str, Any] = {"runs": []}
     for i, (path, label, records) in enumerate(zip(paths, model_names(paths), runs)):
         tokens = [record["tokens"] for record in records]
         style = line_style(i) | {"markersize": 3}
         series: dict[str, Any] = {"path": path, "label": label, "tokens": tokens}
-        for panel, name in zip(panels, CURVES):
+        for panel, name in zip(panels, shown):
             series[name] = [record[name] for record in records]
             panel.plot(tokens, series[name], label=label, **style)
-            if name != "ncp":
+            if name.startswith("codebook"):
                 series[f"{name}.least"] = least = [record[f"{name}.least"] for record in records]
                 panel.plot(tokens, least, linestyle="--", linewidth=1, **(style | {"marker": None}))
         numbers["runs"].append(series)
-    for panel, title in zip(panels, CURVES.values()):
+    for panel, title in zip(panels, shown.values()):
         panel.set_title(title)
         count_axis(panel.xaxis, "training tokens")
     panels[0].set_ylim(0, 1.03)
@@ -77,9 +84,74 @@ def codebook(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     panels[1].set_ylim(1, None)
     panels[2].set_ylim(0, None)
     panels[2].ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
+    if "concept_r2" in shown:
+        panels[3].axhline(0, color="gray", linewidth=1)
+        panels[3].set_ylim(-1, 1)
     panels[0].legend()
     footnote(picture, "codes nearest to a concept of a training batch; mean over segments, dashed: minimum")
     return picture, numbers
+
+
+# -- what the baseline's perplexity costs (Figure 1) -------------------------------------------------------------------
+
+
+def shares(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+    """At what share of its tokens, FLOPs and parameters ConceptLM reaches the perplexity of the largest plain decoder.
+
+    Tokens and FLOPs are those at which the largest ConceptLM's validation perplexity first was as low as the decoder's
+    best, and parameters (non-embedding) the size at which ConceptLMs of several sizes end there: both interpolated
+    between logarithms, `null` if it is not reached. A learning rate that decays makes the first two shares too large:
+    the decoder's best has been annealed, and what is compared with it has not.
+    """
+    results = [read_result(path) for path in paths]
+    own = [r for r in results if r["config"]["model"].get("model_type") == "conceptlm"]
+    plain = [r for r in results if r not in own]
+    if not own or not plain:
+        raise InputError("the figure conceptlm/shares compares ConceptLM with a plain decoder: use results of both")
+    if len({r["data_hash"] for r in results}) > 1:
+        raise InputError("the runs were trained on different texts: use runs on one text")
+    largest, base = (max(group, key=_size) for group in (own, plain))
+    curves = {r["recipe"]: [p for p in r["curve"] if "validation_perplexity" in p] for r in (largest, base)}
+    at = min(curves[base["recipe"]], key=lambda point: point["validation_perplexity"])
+    target = at["validation_perplexity"]
+    ends = sorted((_size(r), min(p.get("validation_perplexity", math.inf) for p in r["curve"])) for r in own)
+    scores = [point["validation_perplexity"] for point in curves[largest["recipe"]]]
+    reached = {
+        axis: (_reached([point[axis] for point in curves[largest["recipe"]]], scores, target), at[axis])
+        for axis in ("tokens", "flops")
+    }
+    reached["parameters"] = _reached([size for size, _ in ends], [score for _, score in ends], target), _size(base)
+    numbers: dict[str, Any] = {"model": largest["recipe"], "baseline": base["recipe"], "perplexity": target}
+    for axis, (needed, whole) in reached.items():
+        numbers[axis] = {"needed": needed, "baseline": whole, "share": None if needed is None else needed / whole}
+    picture, ((left, right),) = canvas(1, 2, 9.5, 3.8)
+    for i, (name, points) in enumerate(curves.items()):
+        line = [(point["tokens"], point["validation_perplexity"]) for point in points]
+        left.plot(*zip(*line), label=name, **line_style(i) | {"markersize": 3})
+    right.plot(*zip(*ends), label="ConceptLM", **line_style(0))
+    right.plot(_size(base), target, linestyle="", label=base["recipe"], **line_style(1))
+    for panel, unit in ((left, "training tokens"), (right, "non-embedding parameters")):
+        panel.axhline(target, color="0.5", linewidth=1)
+        panel.set(yscale="log", ylabel="validation perplexity")
+        count_axis(panel.xaxis, unit)
+        panel.legend()
+    stated = [f"{axis} {n['share']:.0%}" for axis in reached if (n := numbers[axis])["share"] is not None]
+    footnote(picture, f"the decoder's perplexity needs of its {', '.join(stated)}" if stated else "it is not reached")
+    return picture, numbers
+
+
+def _size(result: dict[str, Any]) -> int:
+    return result["parameters"]["non_embedding"]
+
+
+def _reached(x: list[float], y: list[float], target: float) -> float | None:
+    """The first x at which y has fallen to the target, by a line between logarithms; `None` if it never is so low, or
+    is from the start."""
+    for before, after in pairwise(range(len(x))):
+        if y[before] > target >= y[after]:
+            part = math.log(y[before] / target) / math.log(y[before] / y[after])
+            return x[before] * (x[after] / x[before]) ** part
+    return None
 
 
 # -- concepts of a text ------------------------------------------------------------------------------------------------
@@ -289,6 +361,11 @@ FIGURES = {
         description="codes in use, their perplexity and the next-concept loss over training",
         takes="RUN ...",
         draw=codebook,
+    ),
+    "shares": Figure(
+        description="share of a plain decoder's tokens, FLOPs and parameters that its perplexity needs",
+        takes="RESULT ...",
+        draw=shares,
     ),
     "concepts": Figure(
         description="a text chunk by chunk: codes, errors of predicted concepts, and chunks that share a code",

@@ -6,10 +6,12 @@ from typing import Any
 
 from mentalese.analyses.drawing import COLORS, MARKERS, Figure, canvas, count_axis, percent_axis, read_result
 from mentalese.errors import InputError
+from mentalese.formatting import by_next_token
 
 
 def _curves(paths: list[str]) -> tuple[Any, dict[str, Any]]:
-    """Validation perplexity and training loss against tokens; for runs of questions, accuracy against steps."""
+    """Validation perplexity and training loss, of the next token, against tokens; for runs of questions, accuracy
+    against steps."""
     results = [read_result(path) for path in paths]
     asked = ["accuracy" in result["test"] for result in results]
     if len(set(asked)) > 1:
@@ -27,7 +29,7 @@ def _curves(paths: list[str]) -> tuple[Any, dict[str, Any]]:
             (left, f"validation_{metric}", {"marker": MARKERS[i % len(MARKERS)], "markersize": 3}),
             (right, "loss", {"linewidth": 1}),
         ):
-            points = [(point[x], point[name]) for point in result["curve"] if name in point]
+            points = [(point[x], point[name]) for point in map(by_next_token, result["curve"]) if name in point]
             axes.plot(*zip(*points), color=color, label=label, **style)
             series[name] = [list(point) for point in points]
         if asked[0]:

@@ -18,6 +18,7 @@ class Options:
         family: what to grow, required; `mentalese list` names the families.
         out: the new model's folder, required.
         mode: the family's kind of thought, if it has several (coconut, agclr, pause).
+        silent_start: new parts add nothing at first, so that the model predicts what its base does (conceptlm).
         config: FIELD=VALUE ...: other fields of the family's config.
         seed: for the weights that the base does not have.
     """
@@ -25,6 +26,7 @@ class Options:
     family: str | None = None
     out: Path | None = None
     mode: str | None = None
+    silent_start: bool = False
     config: tuple[str, ...] = ()
     seed: int = 0
 
@@ -35,6 +37,7 @@ def run(words: list[str]) -> None:
         missing = "--family NAME" if options.family is None else "--out DIR"
         raise InputError(f"`mentalese grow` needs {missing}")
     fields = config_fields(options.config) | ({} if options.mode is None else {"mode": options.mode})
+    fields |= {"silent_start": True} if options.silent_start else {}
 
     from mentalese.models import grow
 

@@ -14,7 +14,7 @@ from html import escape
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from mentalese.formatting import round_numbers, short_count
+from mentalese.formatting import by_next_token, round_numbers, short_count
 
 HEIGHT = 260  # px of a plot
 LINE = 16  # px between two labels
@@ -111,10 +111,10 @@ class Curve:
 
 
 def curve(model: int, label: str, runs: list[dict[str, Any]], x: str, y: str) -> Curve:
-    """`y` against `x` (fields of a result's `curve`), thinned by averaging to at most `POINTS` points."""
-    by_step = [
-        {p["step"]: p for p in run["curve"] if y in p and math.isfinite(p[y]) and math.isfinite(p[x])} for run in runs
-    ]
+    """`y` against `x` (fields of a result's `curve`), thinned by averaging to at most `POINTS` points. A loss is the
+    next token's."""
+    points = [map(by_next_token, run["curve"]) for run in runs]
+    by_step = [{p["step"]: p for p in of if y in p and math.isfinite(p[y]) and math.isfinite(p[x])} for of in points]
     steps = sorted(set.intersection(*(set(points) for points in by_step)))
     stage = {step: point.get("stage") for step, point in by_step[0].items()}
     ends = [step for step, following in pairwise(steps) if stage[step] != stage[following]]

@@ -296,20 +296,22 @@ _RESAMPLINGS = 1000  # for standard errors that have no formula
 
 
 def ask_loaded(
-    lm: MentaleseLM, loaded: dict[str, Any], limit: int | None
+    lm: MentaleseLM, loaded: dict[str, Any], limit: int | None, shots: int | None = None
 ) -> tuple[dict[str, dict[str, float | None]], dict[str, Any]]:
     """lm-eval's metrics of its own tasks, as its command computes them.
 
     Args:
         loaded: what `lm_eval.tasks.TaskManager.load` returned.
         limit: the most questions per task.
+        shots: examples before each question, also for tasks with a number of their own, unless that is 0.
 
     Returns:
         `{task or group: {metric: value, metric_stderr: its standard error}}`, and everything else that lm-eval returns.
     """
     for task in loaded["tasks"].values():
-        if task.get_config("num_fewshot") is None:
-            task.set_config(key="num_fewshot", value=0)
+        own = task.get_config("num_fewshot")
+        if own is None or (shots is not None and own != 0):
+            task.set_config(key="num_fewshot", value=shots or 0)
         task.set_fewshot_seed(seed=_SEED)
     with _quiet():
         about = evaluate(lm=lm, task_dict=loaded, limit=limit, bootstrap_iters=_RESAMPLINGS, log_samples=False)

@@ -105,8 +105,8 @@ class PerplexityOptions(TextOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HubOptions:
-    """Questions that lm-eval fetches.
+class LimitOptions:
+    """How many questions are asked.
 
     Attributes:
         limit: ask only the first N questions of each file, or of each task of lm-eval.
@@ -120,7 +120,23 @@ class HubOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskOptions(HubOptions):
+class HubOptions(LimitOptions):
+    """Questions that lm-eval fetches.
+
+    Attributes:
+        shots: examples before each question of hub: tasks, as lm-eval draws them (default: the task's own number).
+            Tasks that lm-eval always asks without examples stay without.
+    """
+
+    shots: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.shots is None or self.shots >= 0, "shots", self.shots, "set at least 0, or remove it")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions(LimitOptions):
     """Questions of local files.
 
     Attributes:
@@ -131,7 +147,7 @@ class TaskOptions(HubOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationOptions(TaskOptions, PerplexityOptions):
+class EvaluationOptions(TaskOptions, HubOptions, PerplexityOptions):
     """All that the tasks of `mentalese eval` can be told; an option that none of them uses is refused.
 
     Attributes:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mentalese.data.files import join_lines, open_text, read_json_lines
 from mentalese.errors import InputError, nearest
-from mentalese.evaluation.options import HubOptions, TaskOptions
+from mentalese.evaluation.options import EvaluationOptions, HubOptions, TaskOptions
 from mentalese.files import sha256
 from mentalese.models.saved import Saved
 
@@ -209,7 +209,7 @@ class Questions:
     data_hash: str = field(repr=False)
 
 
-def read(name: str, options: TaskOptions) -> Questions | HubTask:
+def read(name: str, options: EvaluationOptions) -> Questions | HubTask:
     """The questions of a task: one of `SETS`, or `hub:NAME`. Raises what `read_questions` and `read_hub_task` do."""
     if name.startswith(HUB):
         return read_hub_task(name.removeprefix(HUB), options)
@@ -320,11 +320,13 @@ class HubTask:
     Attributes:
         tasks: what `lm_eval.tasks.TaskManager.load` returned.
         limit: the most questions per task.
+        shots: examples before each question; `None`: the task's own number.
     """
 
     name: str
     tasks: Any
     limit: int | None
+    shots: int | None = None
 
 
 def read_hub_task(name: str, options: HubOptions) -> HubTask:
@@ -340,10 +342,13 @@ def read_hub_task(name: str, options: HubOptions) -> HubTask:
     if name not in manager.all_tasks:
         raise InputError(f"tasks: lm-eval has no task {name!r}{nearest(name, manager.all_tasks)}")
     try:
-        return HubTask(name, manager.load([name]), options.limit)
+        loaded = manager.load([name])
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"task '{HUB}{name}': lm-eval cannot fetch its questions ({reason})") from error
+    if options.shots and all(task.get_config("num_fewshot") == 0 for task in loaded["tasks"].values()):
+        raise InputError(f"shots is {options.shots}: lm-eval asks {name!r} without examples; remove it")
+    return HubTask(name, loaded, options.limit, options.shots)
 
 
 def hub_task(lm: MentaleseLM, asked: HubTask) -> dict[str, Any]:
@@ -360,9 +365,13 @@ def hub_task(lm: MentaleseLM, asked: HubTask) -> dict[str, Any]:
     from mentalese.evaluation.harness import ask_loaded
 
     try:
-        metrics, about = ask_loaded(lm, asked.tasks, asked.limit)
+        metrics, about = ask_loaded(lm, asked.tasks, asked.limit, asked.shots)
     except ModuleNotFoundError as error:
         raise InputError(f"task '{HUB}{asked.name}' needs {error.name}: pip install {error.name}") from error
+    except ValueError as error:
+        if not asked.shots or "larger than population" not in str(error):
+            raise
+        raise InputError(f"shots is {asked.shots}: '{HUB}{asked.name}' has fewer examples; set less") from error
     items = {name: count["effective"] for name, count in about["n-samples"].items()}
     parts = {name: metrics[name] | {"items": count} for name, count in items.items()}
     result: dict[str, Any]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -55,23 +53,27 @@ def decoder_config(where: str, fields: dict[str, Any]) -> Any:
     return config
 
 
-def check_full_attention(where: str, config: Any, *, windowed: Collection[str] = ()) -> None:
+def sliding_window(config: Any) -> int | None:
+    """The columns that a decoder's layers with sliding windows see; `None` if it has no such layers."""
+    kinds = set(getattr(config, "layer_types", None) or ()) | set(getattr(config, "attention_layers", None) or ())
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    return (window or 0) if "sliding_attention" in kinds else window if not kinds else None
+
+
+def check_full_attention(where: str, config: Any, *, windows: bool = False) -> None:
     """Raises `InputError` for a decoder that counts columns of its cache: masked ones would take room in its window.
 
     Args:
-        windowed: types whose windows the caller counts itself.
+        windows: sliding windows are allowed: no column between a row's tokens is masked, or the caller counts tokens.
     """
     kinds = set(getattr(config, "layer_types", None) or ()) | set(getattr(config, "attention_layers", None) or ())
-    window = sliding_window(config)
-    positions = getattr(config, "max_position_embeddings", 0)
-    if "sliding_attention" in kinds or (window is not None and not kinds):
-        if (window or 0) < positions and config.model_type not in windowed:
-            raise InputError(
-                f"{where}.sliding_window is {window} and max_position_embeddings {positions}: latents need "
-                "attention in full, so set a window of all positions, or None if the type allows it"
-            )
-        kinds.discard("sliding_attention")
-    if kinds - {"full_attention", "global"} or config.model_type in _BY_COLUMN:
+    window, positions = sliding_window(config), getattr(config, "max_position_embeddings", 0)
+    if window is not None and window < positions and not windows:
+        raise InputError(
+            f"{where}.sliding_window is {config.sliding_window} and max_position_embeddings {positions}: latents need "
+            "attention in full, so set a window of all positions, or None if the type allows it"
+        )
+    if kinds - {"full_attention", "global", "sliding_attention"} or config.model_type in _BY_COLUMN:
         raise InputError(
             f"{where}.model_type is {config.model_type!r}: it does not attend in full to earlier tokens, use a "
             "decoder that does (gpt2, llama)"
@@ -85,11 +87,6 @@ WINDOWED = (
     *("smollm3", "starcoder2"),
 )
 """Types that take the masks of `attention_masks`."""
-
-
-def sliding_window(config: Any) -> int | None:
-    """Tokens that a decoder's windowed layers attend to; `None`: it has no window."""
-    return getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
 
 
 def attention_masks(config: Any, mask: Tensor, positions: Tensor, start: int, dtype: torch.dtype) -> Any:
@@ -126,43 +123,6 @@ def attention_masks(config: Any, mask: Tensor, positions: Tensor, start: int, dt
         lowest = torch.finfo(dtype).min
         masks = {name: torch.zeros_like(m, dtype=dtype).masked_fill(~m, lowest) for name, m in masks.items()}
     return masks if getattr(config, "layer_types", None) else masks["sliding_attention"]
-
-
-@dataclass(frozen=True)
-class Places:
-    """Names of the parts of a decoder's body that our modules next to its layers need.
-
-    Attributes:
-        layers: the list of its layers, called with hidden states first and made of (config, index).
-        norm: its final norm.
-        rotary: the module for a layer's `position_embeddings`, if layers take them.
-        cache: the keyword by which a layer takes a cache.
-    """
-
-    layers: str = "layers"
-    norm: str = "norm"
-    rotary: str | None = "rotary_emb"
-    cache: str = "past_key_values"
-
-
-PLACES = {
-    "gpt2": Places("h", "ln_f", None),
-    "gpt_neox": Places("layers", "final_layer_norm", "rotary_emb", "layer_past"),
-    "llama": Places(),
-    "mistral": Places(),
-    "qwen2": Places(),
-    "qwen3": Places(),
-}
-"""By `model_type`."""
-
-
-def places(where: str, config: Any) -> Places:
-    """Where a decoder of this config keeps its layers; raises `InputError` for a type that is not known."""
-    if config.model_type not in PLACES:
-        raise InputError(
-            f"{where}.model_type is {config.model_type!r}, whose layers are not known: use one of {', '.join(PLACES)}"
-        )
-    return PLACES[config.model_type]
 
 
 def build_decoder(where: str, config: Any, attn_implementation: str | None = None) -> PreTrainedModel:
@@ -205,11 +165,23 @@ def check_head(model: PreTrainedModel) -> None:
 
 
 def linear_weights(model: nn.Module) -> int:
-    """Weights of all linear maps but a model's head: what multiplies each token once."""
+    """Weights of all linear maps but a model's head: what multiplies each token once; of experts those it goes to."""
     head: Any = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     heads = set() if head is None else set(head.modules())  # with what PEFT has wrapped around it
     maps = {id(m): m for m in model.modules() if isinstance(m, (nn.Linear, Conv1D)) and m not in heads}
-    return sum(m.weight.numel() for m in maps.values())
+    return sum(m.weight.numel() for m in maps.values()) + sum(_experts(m) for m in model.modules())
+
+
+def _experts(block: nn.Module) -> int:
+    """Weights that multiply a token in a block of experts, which are one tensor [experts, out, in], and in its router;
+    0 for any other module."""
+    experts, gate = getattr(block, "experts", None), getattr(block, "gate", None)
+    if not isinstance(experts, nn.Module) or not isinstance(gate, nn.Module):
+        return 0
+    stacked = [p for p in experts.parameters() if p.ndim == 3]
+    chosen: Any = getattr(block, "top_k", None) or getattr(gate, "top_k", 0)
+    router = 0 if isinstance(gate, nn.Linear) else sum(p.numel() for p in gate.parameters() if p.ndim == 2)
+    return router + sum(p.numel() // len(p) for p in stacked) * chosen
 
 
 def attention_width(config: Any) -> int:

@@ -54,6 +54,8 @@ class LatentThoughtConfig(NotCopied, PreTrainedConfig):
         for name in kwargs:
             if not self._knows(name):
                 raise InputError(f"{self.model_type}.{name}: no such field{nearest(name, fields)}")
+            if self._follows(name):
+                raise InputError(f"{self.model_type}.{name} is {kwargs[name]!r}: it follows from others, remove it")
         for name in fields:
             value = getattr(self, name)
             if isinstance(value, list) and "tuple" in str(fields[name].type):
@@ -67,6 +69,7 @@ class LatentThoughtConfig(NotCopied, PreTrainedConfig):
         """See `PreTrainedConfig.from_dict`. What other tools have written into a saved config (`auto_map`,
         `quantization_config`) stays in it; a misspelt field is refused where people write it, in the constructor."""
         return_unused = kwargs.pop("return_unused_kwargs", False)
+        config_dict = {name: value for name, value in config_dict.items() if not cls._follows(name)}
         known = {name: value for name, value in config_dict.items() if cls._knows(name)}
         config, unused = super().from_dict(known, return_unused_kwargs=True, **kwargs)
         for name, value in config_dict.items():
@@ -78,6 +81,12 @@ class LatentThoughtConfig(NotCopied, PreTrainedConfig):
     def _knows(cls, name: str) -> bool:
         known = name in cls.__dataclass_fields__ or name in _HANDED_BY_TRANSFORMERS or hasattr(cls, name)
         return known or name.startswith("_")
+
+    @classmethod
+    def _follows(cls, name: str) -> bool:
+        """Whether it is computed from fields: other tools write the number of positions into saved configs."""
+        found = getattr(cls, name, None)
+        return isinstance(found, property) and found.fset is None
 
     def _check_types(self) -> None:
         """transformers' `@strict` neither reads annotations that are strings nor takes 1 for a float."""

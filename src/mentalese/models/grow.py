@@ -57,6 +57,8 @@ def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: Any) -> 
     config = load(known[family].grow or "")(backbone_fields(inner.config), **fields)
     latents = "latent_token_id" in config_class(config["model_type"]).__dataclass_fields__
     marked = add_markers(tokenizer, latents=latents)
+    if (size := inner.get_input_embeddings().num_embeddings) > len(marked):  # tables are padded: Pythia's by 27 rows
+        config.setdefault("vocab_size", size)
     model = build_model(config, marked, seed)
     start_from(model, marked, base)
     save_model(out, hugging_face_model(model), marked, base=base)
@@ -98,9 +100,9 @@ def backbone_fields(config: PreTrainedConfig) -> dict[str, Any]:
 def start_from(model: nn.Module, tokenizer: PreTrainedTokenizerBase, path: str) -> None:
     """Copies the weights of a saved model into a new one of the same class, or into the decoder inside a new one.
 
-    Embeddings are copied token by token. A token that the saved model lacks starts as the mean of all, a latent marker
-    as the token that begins a calculation, `<<`. Parts that the saved model lacks stay as they are, or start as the
-    model's `start_from_backbone` sets them.
+    Embeddings are copied token by token, and rows of no token as they are. A token that the saved model lacks starts
+    as the mean of all, a latent marker as the token that begins a calculation, `<<`. Parts that the saved model lacks
+    stay as they are, or start as the model's `start_from_backbone` sets them.
 
     Raises:
         InputError: what `load_model` refuses, another tokenizer, another class, weights of other sizes, or a decoder
@@ -113,7 +115,9 @@ def start_from(model: nn.Module, tokenizer: PreTrainedTokenizerBase, path: str) 
         raise InputError(
             f"train.init is {path!r}, a {type(base).__name__}: the model is {_named(model)}; use a checkpoint of that"
         )
-    rows = _rows(tokenizer, own_tokenizer, path)
+    old, new = (m.get_input_embeddings().num_embeddings for m in (base, target))
+    rows = [[i] if i < old else [] for i in range(new)]
+    rows[: len(tokenizer)] = _rows(tokenizer, own_tokenizer, path)
     tables = {id(m.weight) for m in (base.get_input_embeddings(), base.get_output_embeddings())}
     weights, parameters = base.state_dict(keep_vars=True), target.state_dict(keep_vars=True)
     for name, value in weights.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -16,10 +17,11 @@ from mentalese.models.backbone import (
     check_full_attention,
     decoder_config,
     linear_weights,
-    places,
+    sliding_window,
 )
 from mentalese.models.config import LatentThoughtConfig
 from mentalese.models.hf import LatentThoughtModel, ThoughtCache
+from mentalese.models.places import places
 
 
 class WrappedDecoderConfig(LatentThoughtConfig):
@@ -33,6 +35,7 @@ class WrappedDecoderConfig(LatentThoughtConfig):
     """
 
     model_type = "wrapped_decoder"
+    reads_windows = False  # whether the decoder may have sliding windows
     backbone: dict[str, Any] | None = None
     hidden_size: int = None  # type: ignore[assignment]
     num_hidden_layers: int = None  # type: ignore[assignment]
@@ -50,9 +53,8 @@ class WrappedDecoderConfig(LatentThoughtConfig):
             "tie_word_embeddings",
             "initializer_range",
         ):
-            value, inherited = getattr(self, name), getattr(inner, name, None)
-            if inherited is None and name == "initializer_range":  # OPT and XGLM call it otherwise
-                inherited = getattr(inner, "init_std", None)
+            other = getattr(inner, "init_std", 0.02) if name == "initializer_range" else None  # OPT's name for it
+            value, inherited = getattr(self, name), getattr(inner, name, other)
             if value not in (inherited, None):
                 raise InputError(
                     f"{self.model_type}.{name} is {value}: it is the backbone's, {inherited}; set it in "
@@ -74,6 +76,10 @@ class WrappedDecoderConfig(LatentThoughtConfig):
             setattr(config, name, getattr(self, name))
         return config
 
+    def validate_architecture(self) -> None:
+        super().validate_architecture()
+        check_full_attention(f"{self.model_type}.backbone", self.backbone_config, windows=self.reads_windows)
+
     def _at_least(self, least: float, *names: str) -> None:
         for name in names:
             if (value := getattr(self, name)) < least:
@@ -81,14 +87,10 @@ class WrappedDecoderConfig(LatentThoughtConfig):
 
 
 class LayeredDecoderConfig(WrappedDecoderConfig):
-    """A model that reads or adds in front of layers of its decoder, which is of a type in `models.backbone.PLACES`."""
+    """A model that reads or adds in front of layers of its decoder; all columns between a row's tokens are tokens."""
 
     model_type = "layered_decoder"
-
-    def validate_architecture(self) -> None:
-        super().validate_architecture()
-        check_full_attention(f"{self.model_type}.backbone", self.backbone_config)
-        places(f"{self.model_type}.backbone", self.backbone_config)
+    reads_windows = True
 
 
 @dataclass
@@ -168,7 +170,8 @@ class LayeredDecoder(WrappedDecoder):
 
     def __init__(self, config: LayeredDecoderConfig) -> None:
         super().__init__(config)
-        self.places = places(f"{config.model_type}.backbone", self.backbone.config)
+        self.places = places(f"{config.model_type}.backbone", self.backbone)
+        self._window = sliding_window(self.backbone.config)
 
     def _init_weights(self, module: nn.Module) -> None:
         self.backbone._init_weights(module)
@@ -183,9 +186,9 @@ class LayeredDecoder(WrappedDecoder):
         """The backbone's layers."""
         return getattr(self.backbone.base_model, self.places.layers)
 
-    def new_layers(self, count: int) -> nn.ModuleList:
-        """Layers of the backbone's class, all their maps initialised alike, by its `initializer_range`."""
-        return nn.ModuleList(type(self.layers[0])(self.backbone.config, layer_idx=i) for i in range(count))
+    def new_layers(self, indices: Iterable[int]) -> nn.ModuleList:
+        """Layers of the backbone's class, each of the kind of its layer at that index, initialised by its own rule."""
+        return nn.ModuleList(type(self.layers[0])(self.backbone.config, layer_idx=i) for i in indices)
 
     def token_layout(self, input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache | None) -> TokenLayout:
         """Where the padding of this call and of those before it is; the cache remembers it."""
@@ -198,9 +201,25 @@ class LayeredDecoder(WrappedDecoder):
         real = torch.ones_like(input_ids, dtype=torch.bool) if real is None else real
         mask = torch.cat((before, real), dim=1)
         self.check_length(mask, mask.shape[1])
+        self._check_window(mask)
         if cache is not None:
             state["mask"] = mask
         return TokenLayout(before.sum(1), real, mask, (mask.cumsum(1) - 1).clamp(min=0)[:, past:])
+
+    def _check_window(self, mask: Tensor) -> None:
+        """Refuses padding between a row's tokens, which would take room in a window that counts columns.
+
+        Args:
+            mask: bool [B, columns], all tokens so far.
+        """
+        if self._window is None or mask.shape[1] <= self._window:
+            return
+        begun, going_on = mask.cumsum(1) > 0, mask.flip(1).cumsum(1).flip(1) > 0
+        if bool((begun & going_on & ~mask).any()):
+            raise InputError(
+                f"attention_mask has padding between the tokens of a row of {mask.shape[1]} columns: the backbone's "
+                f"sliding window of {self._window} counts columns; pad prompts at the left"
+            )
 
     def run_backbone(self, input_ids: Tensor, layout: TokenLayout, cache: ThoughtCache | None, **options: Any) -> Any:
         """The backbone's output, `last_hidden_state` [B, L, d]; its layers get the `options`. The cache moves on."""

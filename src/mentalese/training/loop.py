@@ -61,7 +61,7 @@ from mentalese.training.parallel import (
 )
 from mentalese.training.plan import Plan, step_seed
 from mentalese.training.run_folder import check_folder, finished_result, learning_curve, openings
-from mentalese.training.start import start_model
+from mentalese.training.start import start
 from mentalese.training.tracking import check_trackers, open_trackers, read_metrics
 
 SAMPLES = 2  # without evaluation.sample_prompts
@@ -140,12 +140,11 @@ class Run:
             )
         self.store, self.tokenizer = _prepare(recipe, parallel, show)
         self.plan = Plan(self.store.splits["train"], recipe, self.tokenizer, world_size=parallel.world_size)
-        self.model, self.parameters = start_model(recipe, self.tokenizer)
-        self.model.to(parallel.device)
+        self.model, self.parameters, whole = start(recipe, self.tokenizer, parallel)
         step = TrainStep(self.model)
         if recipe.train.compile:
             step.compile()
-        self.step = wrap(step, parallel, recipe.train.parallel)
+        self.step = wrap(step, parallel, recipe.train.parallel, whole)
         self.optimizer = build_optimizer(self.model.parameters(), recipe.optimizer)
         self.prompts, self.sample_tokens = self._sample_prompts()
         self._check_evaluation()
@@ -289,7 +288,8 @@ class Run:
         best = self.state.best
         shown = "" if best is None else f"accuracy {best:.1%}" if self.asks else f"perplexity {best:.1f}"
         validated = f"  best {shown}" if shown else ""
-        return f"loss {metrics['loss']:.3f}{validated}  {rate:,.0f} tokens/s"
+        apart = f" (next token {metrics['ntp']:.3f})" if "ntp" in metrics else ""
+        return f"loss {metrics['loss']:.3f}{apart}{validated}  {rate:,.0f} tokens/s"
 
     def _raise_not_finite(self, step: int, what: str) -> None:
         position = self.plan.position(step)

@@ -7,7 +7,7 @@ multiplies by `world_size / targets of all ranks`. So N ranks equal one, however
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -121,8 +121,16 @@ def teardown() -> None:
         dist.destroy_process_group()
 
 
-def wrap(step: TrainStep, parallel: Parallel, kind: Literal["ddp", "fsdp"]) -> nn.Module:
+def wrap(
+    step: TrainStep, parallel: Parallel, kind: Literal["ddp", "fsdp"], whole: nn.Module | None = None
+) -> nn.Module:
     """The step as `parallel` ranks run it together; alone, the step itself.
+
+    With FSDP2 the step may be on the meta device. It is then filled block by block, each of which is sharded before the
+    next one is, so that no device ever contains the model.
+
+    Args:
+        whole: rank 0's copy of the step's model, with the weights; of a step on the meta device.
 
     Build the optimiser afterwards, and score under `torch.no_grad()`: DDP treats any other call as the start of a step.
 
@@ -140,14 +148,52 @@ def wrap(step: TrainStep, parallel: Parallel, kind: Literal["ddp", "fsdp"]) -> n
         together.broadcast_buffers = False  # the argument's name changes between versions, the attribute's does not
         return together
     mesh = init_device_mesh(parallel.device.type, (parallel.world_size,))
+    fill = _Filler(step.model, whole, parallel)
     for block in _blocks(step) if step.model.shard_blocks else []:
+        fill(block)
         fully_shard(block, mesh=mesh)
+    fill(step)
     root = fully_shard(step, mesh=mesh)
     if getattr(step.model, "inner_gradients", False):
         # An inner backward pass must not take the parameters away from the forward pass that it is part of.
         step.register_forward_pre_hook(lambda module, inputs: root.set_reshard_after_backward(False))
         step.register_forward_hook(lambda module, inputs, output: root.set_reshard_after_backward(True))
     return step
+
+
+class _Filler:
+    """Gives a model on the meta device memory, and rank 0's values; tied weights stay tied."""
+
+    def __init__(self, model: nn.Module, whole: nn.Module | None, parallel: Parallel) -> None:
+        self.parallel = parallel
+        self.empty = {id(tensor): (name, tensor) for name, tensor in _tensors(model) if tensor.is_meta}
+        self.values = {} if whole is None else dict(_tensors(whole))
+        self.filled: dict[int, Tensor] = {}
+
+    @torch.no_grad()
+    def __call__(self, module: nn.Module) -> None:
+        """Fills what is still empty in the module; collective."""
+        for part in module.modules():
+            for tensors in (part._parameters, part._buffers):
+                for name, tensor in tensors.items():
+                    if tensor is not None and id(tensor) in self.empty:
+                        tensors[name] = self._filled(tensor)  # type: ignore[assignment]
+
+    def _filled(self, empty: Tensor) -> Tensor:
+        if id(empty) not in self.filled:
+            value = torch.empty(empty.shape, dtype=empty.dtype, device=self.parallel.device)
+            if self.parallel.is_main:
+                value.copy_(self.values[self.empty[id(empty)][0]])
+            dist.broadcast(value, src=0)
+            trained = isinstance(empty, nn.Parameter)
+            self.filled[id(empty)] = nn.Parameter(value, requires_grad=empty.requires_grad) if trained else value
+        return self.filled[id(empty)]
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and all buffers, those too that are not saved, and tied ones by each of their names."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
 
 
 def _blocks(module: nn.Module) -> list[nn.Module]:

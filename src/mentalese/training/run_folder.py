@@ -87,7 +87,8 @@ def openings(
 
 
 def learning_curve(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The learning curve: training loss, and at validations perplexity, for questions also accuracy and stage."""
+    """The learning curve: training loss and its part `ntp`, if a model measures that; at validations perplexity, for
+    questions also accuracy and stage."""
     curve = []
     seconds = 0.0
     for record in records:
@@ -98,6 +99,6 @@ def learning_curve(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
             if "accuracy" in figure:
                 point |= {"validation_accuracy": figure["accuracy"], "stage": figure["stage"]}
         else:
-            point["loss"] = record["loss"]
+            point |= {name: record[name] for name in ("loss", "ntp") if name in record}
         curve.append(point)
     return curve

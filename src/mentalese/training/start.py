@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from mentalese.errors import InputError
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model, check_context
@@ -14,6 +16,37 @@ from mentalese.recipe import Recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from mentalese.training.parallel import Parallel
+
+
+def start(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, parallel: Parallel
+) -> tuple[Contract, dict[str, int], Contract | None]:
+    """The model that this process trains, its parameters, and what `wrap` fills it with.
+
+    If processes share the weights (FSDP2), rank 0 alone makes them and reads `train.init`, in its memory and not on a
+    GPU. The model is then on the meta device, on all ranks. Else each process makes its own, on its device.
+
+    Raises:
+        InputError: what `start_model` does, on all ranks.
+    """
+    if parallel.world_size == 1 or recipe.train.parallel == "ddp":
+        model, parameters = start_model(recipe, tokenizer)
+        model.to(parallel.device)
+        return model, parameters, None
+    whole: Contract | None = None
+    error: InputError | None = None
+    if parallel.is_main:
+        try:
+            whole, _ = start_model(recipe, tokenizer)
+        except InputError as refused:
+            error = refused
+    if (error := parallel.broadcast_object(error)) is not None:
+        raise error
+    with torch.device("meta"):
+        model, parameters = start_model(recipe, tokenizer, weights=False)
+    return model, parameters, whole
 
 
 def start_model(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from mentalese.errors import InputError
-from mentalese.models.backbone import WINDOWED, check_full_attention
+from mentalese.models.backbone import WINDOWED
 from mentalese.models.wrapped import WrappedDecoderConfig
 
 GATES = ("read", "forget", "write")
@@ -37,9 +37,13 @@ class CoconutConfig(WrappedDecoderConfig):
     def has_thoughts(self) -> bool:
         return self.mode != "pause"
 
+    @property
+    def reads_windows(self) -> bool:  # type: ignore[override]
+        """Whether the backbone takes masks in which windows count tokens; columns of latents may be empty."""
+        return self.backbone_config.model_type in WINDOWED
+
     def validate_architecture(self) -> None:
         super().validate_architecture()
-        check_full_attention(f"{self.model_type}.backbone", self.backbone_config, windowed=WINDOWED)
         for gate in self.gates:
             if gate not in GATES or self.gates.count(gate) > 1:
                 raise InputError(f"coconut.gates is {self.gates}: give some of {', '.join(GATES)}, each once")

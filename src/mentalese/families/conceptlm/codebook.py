@@ -7,6 +7,7 @@ channels, N codes a segment.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,15 +16,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
+Kind = Literal["mlp", "linear", "learned"]
+
 
 class Codebook(nn.Module):
-    """S tables of N codes. `forward` makes them all at once; make them once a step."""
+    """S tables of N codes. `forward` makes them all at once; make them once a step.
+
+    Codes are maps of a frozen table, or weights themselves if `kind` is `learned`, which collapses (appendix E.3).
+    Its weights stay float32 in a bfloat16 or float16 model: rounded codes have other nearest concepts.
+    """
 
     frozen: Tensor
 
-    def __init__(self, segments: int, codes: int, width: int, kind: Literal["mlp", "linear"]) -> None:
+    def __init__(self, segments: int, codes: int, width: int, kind: Kind) -> None:
         super().__init__()
         self.segments, self.codes, self.kind = segments, codes, kind
+        if kind == "learned":
+            self.table = nn.Parameter(torch.empty(segments, codes, width))
+            return
         self.register_buffer("frozen", torch.empty(segments, codes, width))
         if kind == "linear":
             self.weight = nn.Parameter(torch.empty(segments, width, width))
@@ -34,11 +44,14 @@ class Codebook(nn.Module):
             self.down_bias = nn.Parameter(torch.empty(segments * width))
 
     def start(self, std: float) -> None:
-        """The frozen table Normal(0, 1 / c), maps Normal(0, std), biases 0.
+        """The table Normal(0, 1 / c), maps Normal(0, std), biases 0.
 
         The mlp's first map keeps the table's size (He et al., 2015): what is wide inside moves all codes at once, so
         that they keep up with states that drift as training begins.
         """
+        if self.kind == "learned":
+            init.normal_(self.table, std=self.table.shape[-1] ** -0.5)
+            return
         width = self.frozen.shape[-1]
         init.normal_(self.frozen, std=width**-0.5)
         if self.kind == "linear":
@@ -50,16 +63,31 @@ class Codebook(nn.Module):
         init.zeros_(self.down_bias)
 
     def forward(self) -> Tensor:
-        """[S, N, c] in float32, also under autocast: codes are compared by their distances."""
+        """[S, N, c] in the weights' own precision, also under autocast: codes are compared by their distances."""
+        if self.kind == "learned":
+            return self.table
         with torch.autocast(self.frozen.device.type, enabled=False):
             if self.kind == "linear":
                 return self.frozen @ self.weight
             hidden = torch.baddbmm(self.up_bias.view(self.segments, 1, -1), self.frozen, self.up).relu()
             return torch.baddbmm(self.down_bias.view(self.segments, 1, -1), hidden, self.down)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Codebook:
+        """As `nn.Module`, without a cast to half precision."""
+
+        def precise(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            if moved.dtype not in (torch.bfloat16, torch.float16):
+                return moved
+            exact = torch.promote_types(tensor.dtype, torch.float32)
+            return torch.empty_like(moved, dtype=exact) if tensor.is_meta else tensor.to(moved.device, exact)
+
+        super()._apply(precise, recurse)
+        return self
+
     def multiply_adds(self) -> int:
         """Of one `forward`."""
-        return self.codes * sum(p.numel() for p in self.parameters() if p.ndim > 1)
+        return 0 if self.kind == "learned" else self.codes * sum(p.numel() for p in self.parameters() if p.ndim > 1)
 
 
 def mix(weights: Tensor, codes: Tensor) -> Tensor:

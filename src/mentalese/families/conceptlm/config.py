@@ -20,7 +20,8 @@ class ConceptLMConfig(LayeredDecoderConfig):
         num_segments: S, codebooks of a concept; `None`: as many as attention heads.
         num_codes: N, codes of each.
         codebook: what turns the frozen table into codes, a two-layer `mlp` (section 4.1) or a `linear` map (the
-            release's GPT-2); `None`: no codes, the concept layers' output is the next concept (ContextLM).
+            release's GPT-2); `learned`: codes are weights themselves, without SimVQ (appendix E.3); `None`: no codes,
+            the concept layers' output is the next concept (ContextLM).
         concept_weights: of the codes in a predicted concept: the `logits` themselves, or their `softmax`.
         fusion: the decoder reads h + e (`sum`), or ln(h) + ln(e) by the backbone's final norm (`norm_sum`, the
             release's GPT-2, whose head is untied).
@@ -35,7 +36,7 @@ class ConceptLMConfig(LayeredDecoderConfig):
     chunk_size: int = 4
     num_segments: int | None = None
     num_codes: int = 64
-    codebook: Literal["mlp", "linear"] | None = "mlp"
+    codebook: Literal["mlp", "linear", "learned"] | None = "mlp"
     concept_weights: Literal["logits", "softmax"] = "logits"
     fusion: Literal["sum", "norm_sum"] = "sum"
     ntp_weight: float = 1.0

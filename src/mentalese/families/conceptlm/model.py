@@ -145,6 +145,23 @@ COLLAPSED = 0.25
 """The share of codes in use below which codebooks have collapsed."""
 
 
+@torch.no_grad()
+def explained(concepts: Concepts, ncp: Tensor) -> Tensor:
+    """R^2 of a batch's predicted concepts: 1 - L_NCP / the targets' variance about their mean.
+
+    Returns:
+        Scalar: 1 if all are right, 0 if they are no better than the mean concept, negative if worse; 0 without two
+        different targets.
+    """
+    targets, valid = concepts.pooled[:, 1:].float(), concepts.valid
+    real = targets.new_ones(targets.shape[:2]) if valid is None else valid[:, 1:].float()
+    count, real = real.sum().clamp(min=1), real[..., None]
+    mean = (targets * real).sum((0, 1)) / count
+    variance = ((targets - mean).square() * real).sum() / (count * targets.shape[2])
+    rounding = 1e-12 * mean.square().mean()
+    return torch.where(variance > rounding, 1 - ncp / variance, 0.0)
+
+
 class ConceptHeads(nn.Linear):
     """S heads as one map, d to S * N."""
 
@@ -156,6 +173,7 @@ class ConceptLMForCausalLM(LayeredDecoder):
     lora_targets = BACKBONE_TARGETS
     cache_class = ConceptCache
     own_losses = "the losses of concepts and their codes"
+    _keep_in_fp32_modules_strict = ("codebook",)
     about_thoughts = (
         "Concepts: the mean state of a few tokens each, quantised to codes; each is predicted from those before it."
     )
@@ -169,7 +187,7 @@ class ConceptLMForCausalLM(LayeredDecoder):
 
     def __init__(self, config: ConceptLMConfig) -> None:
         super().__init__(config)
-        self.concept_layers = self.new_layers(config.concept_layers)
+        self.concept_layers = self.new_layers(range(config.concept_layers))
         self.concept_norm = copy.deepcopy(self.final_norm) if config.concept_norm else None
         self.codebook: Codebook | None = None
         self.heads: nn.Linear | None = None
@@ -246,12 +264,12 @@ class ConceptLMForCausalLM(LayeredDecoder):
             seen = torch.arange(max(earlier, width), device=pooled.device) <= column[..., None]
             mask = torch.zeros_like(seen, dtype=pooled.dtype).masked_fill(~seen, torch.finfo(pooled.dtype).min)[:, None]
         options: dict[str, Any] = {"attention_mask": mask, "use_cache": cache is not None, self.places.cache: keys}
-        if self.places.rotary is not None:
-            rotary = getattr(self.backbone.base_model, self.places.rotary)
-            options["position_embeddings"] = rotary(pooled, position_ids=column * chunks.size)
+        body, count = self.backbone.base_model, len(self.concept_layers)
         hidden = pooled
-        for layer in self.concept_layers:
-            hidden = layer(hidden, **options)
+        for layer, positions in zip(
+            self.concept_layers, self.places.positions(body, pooled, column * chunks.size, count)
+        ):
+            hidden = layer(hidden, **options, **positions)
         if self.concept_norm is not None:
             hidden = self.concept_norm(hidden)
         if self.codebook is None or self.heads is None:
@@ -295,8 +313,9 @@ class ConceptLMForCausalLM(LayeredDecoder):
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
         """NTP + NCP + VQ (section 3), each by its weight.
 
-        `metrics` holds the three apart, and of the codes that were nearest in this batch the share used
-        (`codebook_utilisation`) and the perplexity (`codebook_perplexity`): means over segments, and the least of any.
+        `metrics` holds the three apart, and how well concepts are predicted (`concept_r2`, see `explained`). Of the
+        codes that were nearest in this batch it holds the share used (`codebook_utilisation`) and the perplexity
+        (`codebook_perplexity`): means over segments, and the least of any.
         """
         weights = self.target_weights(batch, **settings)
         encoded = self.encode(batch["input_ids"], batch.get("attention_mask"))
@@ -307,6 +326,7 @@ class ConceptLMForCausalLM(LayeredDecoder):
         by_weight = {"ntp": self.config.ntp_weight, "ncp": self.config.ncp_weight, "vq": self.config.vq_weight}
         weighed = [by_weight[name] * value for name, value in losses.items() if by_weight[name]]
         metrics = {name: value.detach() for name, value in losses.items()}
+        metrics["concept_r2"] = explained(concepts, metrics["ncp"])
         if concepts.codes is not None:
             used = usage(concepts.chosen, self.config.num_codes)
             for name, values in (("utilisation", used.utilisation), ("perplexity", used.perplexity)):

@@ -46,7 +46,7 @@ class MTPForCausalLM(LayeredDecoder):
 
     def __init__(self, config: MTPConfig) -> None:
         super().__init__(config)
-        self.future_layers = self.new_layers(config.num_future_tokens - 1)
+        self.future_layers = self.new_layers([config.num_hidden_layers - 1] * (config.num_future_tokens - 1))
         self.layers[-1].register_forward_pre_hook(self._look_ahead, with_kwargs=True)
         self.post_init()
 

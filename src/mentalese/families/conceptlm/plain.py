@@ -80,6 +80,8 @@ def concepts(model: Any, h: Tensor) -> tuple[list[Tensor], list[Tensor]]:
 def code_tables(model: Any) -> list[list[Tensor]]:
     """C_s[i] = g_s(F_s[i])."""
     book, config = model.codebook, model.config
+    if config.codebook == "learned":
+        return [list(codes) for codes in book.table]
     c = config.hidden_size // config.segments
     tables = []
     for s in range(config.segments):

@@ -1,0 +1,175 @@
+"""The authors' published checkpoints as models of ours (LUMIA-Group/ConceptLM: Pythia-410M, Llama-3.1-8B).
+
+    convert("their-folder", "conceptlm-pythia-410m")
+
+Their weights are the backbone's, split into `encoder` and `decoder`, the concept layers (`hlm`, `hlm_layers`), one head
+a segment (`ctx_lm_head`) and one SimVQ module a segment (`vqs`), by the names of the release's model files and of
+`vector_quantize_pytorch`. What their configs can ask for and this module does not compute is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from mentalese.data.tokenizers import load_pretrained_tokenizer
+from mentalese.errors import InputError
+from mentalese.families.conceptlm.config import ConceptLMConfig
+from mentalese.files import read_json, whole_folder
+from mentalese.models.grow import backbone_fields
+
+if TYPE_CHECKING:
+    from mentalese.families.conceptlm.model import ConceptLMForCausalLM
+
+_NAMES = {
+    "gpt_neox": {
+        r"embed_in\.(.+)": r"backbone.gpt_neox.embed_in.\1",
+        r"final_layer_norm\.(.+)": r"backbone.gpt_neox.final_layer_norm.\1",
+        r"hlm\.transformer\.(.+)": r"concept_layers.\1",
+        r"hlm\.layer_norm\.(.+)": r"concept_norm.\1",
+    },
+    "llama": {
+        r"embed_tokens\.(.+)": r"backbone.model.embed_tokens.\1",
+        r"norm\.(.+)": r"backbone.model.norm.\1",
+        r"hlm_layers\.(.+)": r"concept_layers.\1",
+    },
+}
+"""By `model_type`: their names, without the `model.` of Llama, and ours."""
+_LAYERS = {"gpt_neox": "backbone.gpt_neox.layers", "llama": "backbone.model.layers"}
+_NOT_WEIGHTS = re.compile(r"cached_\w+|.*\.(masked_bias|attention\.bias|inv_freq)")
+"""Buffers that are made again: a cache, causal masks, rotary frequencies."""
+_NEEDED = ("encoder_layers", "decoder_layers", "special_layers", "chunk_size", "vq_config")
+_COMPUTED = {"distribution_merge": True, "shift_feature": True, "chunk_merge_method": "meanpooling"}
+_COMPUTED |= {"layer_norm_option": "rawadd"}
+
+
+def convert(folder: str | Path, out: str | Path) -> ConceptLMForCausalLM:
+    """Writes the model of a published folder into `out`, with its tokenizer; weights keep their precision.
+
+    Returns:
+        The model, without the buffers that are not saved: open it from `out`.
+
+    Raises:
+        InputError: no such folder, another kind of model, a setting that is not computed here, weights that are
+            missing or that have no place, or `out` is not empty.
+    """
+    folder, out = Path(folder), Path(out)
+    files = sorted(folder.glob("*.safetensors"))
+    if not (folder / "config.json").is_file() or not files:
+        raise InputError(f"{folder} has no config.json or no *.safetensors: use the folder of a published ConceptLM")
+    if out.exists() and (out.is_file() or any(out.iterdir())):
+        raise InputError(f"out is {str(out)!r}, which is not empty: use another folder")
+    theirs = read_json(folder / "config.json")
+    state: dict[str, Tensor] = {}
+    for file in files:
+        state |= load_file(file)
+    config = _config(theirs, tied=not {"embed_out.weight", "lm_head.weight"} & state.keys())
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config)
+    head = next(name for name, module in model.named_modules() if module is model.get_output_embeddings())
+    found, wanted = weights(state, theirs, head), model.state_dict()
+    if config.tie_word_embeddings:
+        wanted.pop(f"{head}.weight")
+    for name in [*(wanted.keys() - found.keys()), *(found.keys() - wanted.keys())]:
+        raise InputError(f"{folder}: {name} is {'missing' if name in wanted else 'of no use here'}: use whole weights")
+    for name, value in found.items():
+        if value.shape != wanted[name].shape:
+            sizes = f"{tuple(value.shape)}, and by config.json {tuple(wanted[name].shape)}"
+            raise InputError(f"{folder}: {name} is {sizes}: use the folder's own config.json")
+    model.load_state_dict(found, strict=False, assign=True)
+    model.tie_weights()
+    with whole_folder(out, replace=False) as temporary:
+        model.save_pretrained(temporary)
+        load_pretrained_tokenizer(str(folder)).save_pretrained(temporary)
+    return model
+
+
+def _config(theirs: dict[str, Any], *, tied: bool) -> ConceptLMConfig:
+    """Our config of theirs; raises `InputError` for what is not computed here."""
+    kind = theirs.get("model_type")
+    if kind not in _NAMES:
+        raise InputError(f"config.json: model_type is {kind!r}: use a published model of {' or '.join(_NAMES)}")
+    for name in _NEEDED:
+        if name not in theirs:
+            raise InputError(f"config.json has no {name}: use the folder of a published ConceptLM")
+    codes, ratio = theirs["vq_config"]["codebook_size"], theirs.get("vq_patch_ratio", 1)
+    for name, value in (_COMPUTED | {"dist_topk": codes}).items():
+        if theirs.get(name, value) != value:
+            raise InputError(f"config.json: {name} is {theirs[name]!r}: only {value!r} is computed here")
+    if "baseline" in str(theirs.get("training_type", "")):
+        raise InputError("config.json: training_type is a baseline's, without concepts: open the plain decoder instead")
+    inner = CONFIG_MAPPING[kind].from_dict(theirs)
+    inner.num_hidden_layers = theirs["encoder_layers"] + theirs["decoder_layers"]
+    inner.tie_word_embeddings = tied
+    return ConceptLMConfig(
+        backbone=backbone_fields(inner),
+        vocab_size=inner.vocab_size,
+        bos_token_id=inner.bos_token_id,
+        eos_token_id=inner.eos_token_id,
+        pad_token_id=inner.pad_token_id,
+        insert_depth=theirs["encoder_layers"],
+        concept_layers=theirs["special_layers"],
+        concept_norm=kind == "gpt_neox",
+        chunk_size=theirs["chunk_size"],
+        num_segments=int(inner.num_attention_heads / ratio),
+        num_codes=codes,
+    )
+
+
+def weights(state: dict[str, Tensor], theirs: dict[str, Any], head: str) -> dict[str, Tensor]:
+    """Their weights by our names.
+
+    Args:
+        theirs: their config.
+        head: our name of the output embedding.
+
+    Raises:
+        InputError: a name that has no place.
+    """
+    kind, depth = theirs["model_type"], theirs["encoder_layers"]
+    segments: dict[str, dict[int, Tensor]] = {}
+    ours: dict[str, Tensor] = {}
+    for name, value in state.items():
+        short = name.removeprefix("model.") if kind == "llama" else name
+        if _NOT_WEIGHTS.fullmatch(short):
+            continue
+        if match := re.fullmatch(r"(?:hlm\.)?(vqs|ctx_lm_head)\.(\d+)\.(.+)", short):
+            segments.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = value
+        elif match := re.fullmatch(r"(?:embed_out|lm_head)\.(.+)", short):
+            ours[f"{head}.{match[1]}"] = value
+        elif match := re.fullmatch(r"(encoder|decoder)\.(\d+)\.(.+)", short):
+            number = int(match[2]) + (depth if match[1] == "decoder" else 0)
+            ours[f"{_LAYERS[kind]}.{number}.{match[3]}"] = value
+        else:
+            place = next((p for p in _NAMES[kind].items() if re.fullmatch(p[0], short)), None)
+            if place is None:
+                raise InputError(f"{name} has no place in a ConceptLM: use the weights of a published one")
+            ours[re.sub(*place, short)] = value
+    return ours | _stacked(segments)
+
+
+def _stacked(segments: dict[str, dict[int, Tensor]]) -> dict[str, Tensor]:
+    """Heads and codebooks, which are one tensor here, of those of each segment; heads that no codebook has are none."""
+    count = len(segments.get("vqs.frozen_codebook", {}))
+
+    def of(name: str) -> list[Tensor]:
+        parts = segments.get(name, {})
+        if any(s not in parts for s in range(count)):
+            raise InputError(f"{name} is missing for a segment of {count}: use whole weights")
+        return [parts[s] for s in range(count)]
+
+    if not count:
+        raise InputError("the weights have no vqs.0.frozen_codebook: use those of a published ConceptLM")
+    made = {"heads.weight": torch.cat(of("ctx_lm_head.weight")), "heads.bias": torch.cat(of("ctx_lm_head.bias"))}
+    made["codebook.frozen"] = torch.stack(of("vqs.frozen_codebook")).float()
+    for ours, layer in (("up", 0), ("down", 2)):
+        made[f"codebook.{ours}"] = torch.stack(of(f"vqs.code_transform.{layer}.weight")).transpose(1, 2).float()
+        made[f"codebook.{ours}_bias"] = torch.cat(of(f"vqs.code_transform.{layer}.bias")).float()
+    return {name: value.contiguous() for name, value in made.items()}

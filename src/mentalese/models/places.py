@@ -1,0 +1,195 @@
+"""Where another project's decoder keeps its layers, found in the decoder itself and tried out on a small one.
+
+A family that reads or adds in front of a decoder's layers, or adds layers of its kind, needs what this module finds:
+the list of layers, the final norm, the rotary positions, and that a layer called by itself does what the decoder has it
+do.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mentalese.errors import InputError
+
+
+@dataclass(frozen=True)
+class Places:
+    """Names of the parts of a decoder's body that modules next to its layers need.
+
+    Attributes:
+        layers: the list of its layers, called with hidden states first and made of (config, index).
+        norm: its final norm.
+        rotary: the module for a layer's `position_embeddings`, if layers take them.
+        by_kind: whether that module makes others for each kind of attention (`config.layer_types`).
+        cache: the keyword by which a layer takes a cache.
+    """
+
+    layers: str
+    norm: str
+    rotary: str | None
+    by_kind: bool
+    cache: str
+
+    def positions(self, body: Any, hidden: Tensor, position_ids: Tensor, layers: int) -> list[dict[str, Any]]:
+        """What each of the first layers is told of the positions [B, L] of hidden states [B, L, d]."""
+        if self.rotary is None:
+            return [{}] * layers
+        rotary = getattr(body, self.rotary)
+        if not self.by_kind:
+            return [{"position_embeddings": rotary(hidden, position_ids=position_ids)}] * layers
+        kinds = body.config.layer_types[:layers]
+        made = {kind: rotary(hidden, position_ids=position_ids, layer_type=kind) for kind in dict.fromkeys(kinds)}
+        return [{"position_embeddings": made[kind]} for kind in kinds]
+
+
+def places(where: str, decoder: nn.Module) -> Places:
+    """Where a decoder keeps its layers.
+
+    Args:
+        where: the field that contains it, for messages.
+
+    Raises:
+        InputError: they are not found, or do something else when called by themselves.
+    """
+    body: Any = decoder.base_model
+    small = _small(body.config)
+    key = type(decoder).__name__ + small.to_json_string(use_diff=False)
+    if key not in _tried:
+        _tried[key] = _try(type(decoder), small)
+    found = _tried[key]
+    if isinstance(found, str):
+        raise InputError(
+            f"{where}.model_type is {body.config.model_type!r}: {found}; use another decoder, such as gpt2 or llama"
+        )
+    return found
+
+
+_tried: dict[str, Places | str] = {}
+"""By the class and config of the small decoder: its places, or why it cannot be used."""
+
+
+def _find(body: Any) -> Places:
+    """The places of a body by its modules' kinds; raises `LookupError` if one is missing."""
+    children = dict(body.named_children())
+    lists = [name for name, child in children.items() if isinstance(child, nn.ModuleList)]
+    lists = [name for name in lists if len(children[name]) == body.config.num_hidden_layers]
+    norms = [name for name, child in children.items() if "Norm" in type(child).__name__]
+    rotary = [name for name, child in children.items() if "Rotary" in type(child).__name__]
+    if len(lists) != 1 or not norms or len(rotary) > 1:
+        raise LookupError("its layers or its final norm were not found")
+    takes = inspect.signature(type(children[lists[0]][0]).forward).parameters
+    cache = next((name for name in ("past_key_values", "layer_past") if name in takes), None)
+    if cache is None:
+        raise LookupError("its layers take no cache")
+    embeds = rotary[0] if rotary and "position_embeddings" in takes else None
+    by_kind = embeds is not None and "layer_type" in inspect.signature(children[embeds].forward).parameters
+    return Places(lists[0], norms[-1], embeds, by_kind, cache)
+
+
+# ------------------------------------------------------------------------------------------------------- trying it out
+
+_SIZES = {"hidden_size": 16, "intermediate_size": 32, "moe_intermediate_size": 16, "vocab_size": 16}
+_SIZES |= {"num_attention_heads": 2, "head_dim": 8}
+_LENGTH = 9
+
+
+def _small(config: Any) -> Any:
+    """A config of the same kind of decoder, with each kind of its layers and small sizes."""
+    small = copy.deepcopy(config)
+    kinds = list(getattr(config, "layer_types", None) or [])
+    layers = max([2, *(kinds.index(kind) + 1 for kind in set(kinds))])
+    grouped = getattr(config, "num_key_value_heads", None) not in (None, config.num_attention_heads)
+    for name, value in vars(config).items():
+        if isinstance(value, (list, tuple)) and len(value) == config.num_hidden_layers:
+            setattr(small, name, list(value[:layers]))
+    changes: dict[str, Any] = {name: size for name, size in _SIZES.items() if getattr(config, name, None) is not None}
+    changes |= {"num_hidden_layers": min(layers, config.num_hidden_layers)}
+    changes |= {"num_key_value_heads": 1 if grouped else 2} if hasattr(config, "num_key_value_heads") else {}
+    changes |= dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+    changes |= {"sliding_window": _LENGTH + 1} if getattr(config, "sliding_window", None) else {}
+    changes |= {"rope_parameters": _plain(config.rope_parameters)} if getattr(config, "rope_parameters", None) else {}
+    for name, value in changes.items():
+        setattr(small, name, value)
+    return small
+
+
+def _plain(rope: dict[str, Any]) -> dict[str, Any]:
+    """Rotary positions without what stretches them, whose sizes are those of the large heads."""
+    if all(isinstance(value, dict) for value in rope.values()):  # by kind of attention
+        return {kind: _plain(value) for kind, value in rope.items()}
+    kept: dict[str, Any] = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+    return {"rope_type": "default", **kept}
+
+
+class _Keys:
+    """The least that a layer may ask of a cache."""
+
+    def __init__(self) -> None:
+        self.held: list[Tensor] = []
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        self.held = [torch.cat(pair, dim=2) for pair in zip(self.held, (keys, values))] or [keys, values]
+        return self.held[0], self.held[1]
+
+
+def _try(cls: type, config: Any) -> Places | str:
+    """The places of a small decoder of this class, or why they cannot be used."""
+    # A model that is being loaded is built without memory, in another precision, and without initialisation.
+    precision = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.no_grad():
+            torch.manual_seed(0)
+            decoder: Any = cls(config).eval()
+            for parameter in decoder.parameters():
+                parameter.uniform_(-0.3, 0.3)
+            found = _find(decoder.base_model)
+            _compare(decoder.base_model, found)
+            return found
+    except LookupError as problem:
+        return str(problem)
+    except Exception as problem:  # other projects' layers fail in many ways
+        return f"its layers cannot be called by themselves ({' '.join(str(problem).split())})"
+    finally:
+        torch.set_default_dtype(precision)
+
+
+def _compare(body: Any, found: Places) -> None:
+    """Raises `LookupError` unless a keyword reaches the layers, and each of them by itself, whole and step by step, is
+    what it is inside the body."""
+    layers, ids = getattr(body, found.layers), torch.arange(_LENGTH)[None]
+    read: list[Tensor] = []
+    reached: list[Any] = []
+
+    def look(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        reached.append(kwargs.pop("probe", None))
+        read.append(args[0] if args else kwargs["hidden_states"])
+        return args, kwargs
+
+    hooks = [layer.register_forward_pre_hook(look, with_kwargs=True) for layer in layers]
+    whole = body(ids, probe=found).last_hidden_state
+    for hook in hooks:
+        hook.remove()
+    if reached != [found] * len(layers):
+        raise LookupError("it does not hand keywords to its layers")
+    positions, mask = torch.arange(_LENGTH)[None], None
+    if body.config._attn_implementation != "sdpa":  # which makes a causal mask itself
+        mask = torch.full((1, 1, _LENGTH, _LENGTH), torch.finfo(torch.float32).min).triu(1)
+    for number, layer in enumerate(layers):
+        options = found.positions(body, read[number], positions, len(layers))[number]
+        alone, keys, steps = layer(read[number], attention_mask=mask, use_cache=False, **options), _Keys(), []
+        for t in range(_LENGTH):
+            now = found.positions(body, read[number], positions[:, t : t + 1], len(layers))[number]
+            now |= {found.cache: keys, "attention_mask": None, "use_cache": True}
+            steps.append(layer(read[number][:, t : t + 1], **now))
+        inside = read[number + 1] if number + 1 < len(layers) else None
+        for states in (alone, torch.cat(steps, dim=1)):
+            given = getattr(body, found.norm)(states) if inside is None else states
+            if not torch.allclose(given, whole if inside is None else inside, atol=1e-4, rtol=1e-4):
+                raise LookupError("its layers by themselves do something else than inside it")
