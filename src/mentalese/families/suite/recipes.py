@@ -155,7 +155,12 @@ def topics(size: float) -> SuiteTask:
 
 
 def recall(size: float) -> SuiteTask:
-    """Sentences are read one by one: what a key was bound to can only come from a memory, or from a wider view."""
+    """Sentences are read one by one: what a key was bound to can only come from a memory, or from a wider view.
+
+    Vectors in the memory have length 1. A gate that starts at the square root of the width makes their channels as
+    large as those of other activations.
+    """
+    spec = "recall:key_words=1,distance=4,keys=2"
     gestalt = {
         "model_type": "thought_gestalt",
         "hidden_size": width(size),
@@ -164,24 +169,26 @@ def recall(size: float) -> SuiteTask:
         "max_sentence_tokens": 16,
         "memory_size": 32,
         "sentence_layer": 1,
+        "gate_init": width(size) ** 0.5,
         "attention_dropout": 0.0,
         "embedding_dropout": 0.0,
     }
     tokens = int(1_500_000 * size)
     sentences = {
-        "data": DataConfig(source="builtin:recall", tokenizer="bpe:512", max_sentence_tokens=16),
+        "data": DataConfig(source=f"builtin:{spec}", tokenizer="bpe:512", max_sentence_tokens=16),
         "layout": SentenceStreams(max_sentences=32, tokens_per_batch=2048),
         "evaluation": EvaluationConfig(batch_size=32, max_documents=100),
     }
 
     def made(method: str, description: str, model: dict[str, Any], **fields: Any) -> Recipe:
-        return text(f"recall/{method}", "recall", description, model, tokens, **fields)
+        return text(f"recall/{method}", spec, description, model, tokens, **fields)
 
     own, swapped, without = gestalt, gestalt | {"thought_control": "swapped"}, gestalt | {"memory": "none"}
-    without.pop("memory_size")
+    for name in ("memory_size", "gate_init"):
+        without.pop(name)
     return SuiteTask(
         "recall",
-        "recall",
+        spec,
         (
             Method(
                 made("thought_gestalt", "sentence by sentence, with a memory", own, **sentences),
