@@ -96,6 +96,7 @@ def test_a_cell_is_filled_only_for_what_beats_twin_and_control(tmp_path: Path) -
     page = suite_page(result(SCORES, tmp_path))
     assert page.count('class="filled"') == 1
     assert "mentalese suite &lt;topics&gt;" in page
+    assert "nats; <a" in page
     assert "mentalese train &lt;x&gt;" in page
     survived = SCORES | {"latent_thought-swapped": [2.6, 2.6, 2.6]}  # the gain survives its control
     assert 'class="filled"' not in suite_page(result(survived, tmp_path))

@@ -12,6 +12,7 @@ from mentalese.formatting import short_count
 from mentalese.html import page
 
 _MARGIN = 0.25  # of the scale on both sides of floor and optimum
+_SCORED = {"all": "", "answers": " per answer", "second half": " per token of the second halves of documents"}
 _ROLES = {"mechanism": "c1", "twin": "c0", "control": "c2", "other": "c3"}
 
 
@@ -108,7 +109,7 @@ def _task(task: Mapping[str, Any]) -> str:
     return (
         f'<section id="{task["name"]}"><h2>{escape(task["name"])}</h2><p class=note>'
         f"optimum {number(levels['optimum'])}, floor {number(levels['floor'])}, chance {number(levels['chance'])} "
-        f"{unit}; "
+        f"{unit}{_SCORED[task['scored']]}; "
         f'<a href="{task["report"]}">curves, trials and samples</a></p>'
         f'<div class="scroll"><table class="methods"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
         f"<details><summary>Commands of the first seeds</summary><pre>{escape(commands)}</pre></details></section>"
