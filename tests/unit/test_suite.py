@@ -16,14 +16,14 @@ from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.store import prepare
 from mentalese.data.suite import Levels, task
 from mentalese.errors import InputError
-from mentalese.families.suite.recipes import RECIPES, SUITE, SuiteTask
+from mentalese.families.suite.recipes import DEFAULT, RECIPES, SUITE, SuiteTask
 from mentalese.models.build import build_model
 from mentalese.suite import run as suite_run
 from mentalese.suite.page import suite_page
 from mentalese.suite.run import answer_levels, interval, judge, levels_of, part_nats, run_suite
 
 
-@pytest.mark.parametrize("name", SUITE)
+@pytest.mark.parametrize("name", DEFAULT)
 def test_each_mechanism_stands_beside_its_twin_and_its_control(name: str) -> None:
     made = SUITE[name](1.0)
     roles = {
@@ -146,6 +146,28 @@ def test_only_answers_are_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert json.loads((tmp_path / "suite.json").read_text())["tokens"] == 2 * 1000
     monkeypatch.setattr(suite_run, "load", lambda path: pytest.fail("scored twice"))
     assert part_nats(tmp_path, made) == 0.0
+
+
+def test_text_is_compared_in_bits_per_byte_with_ends_paid_for(tmp_path: Path) -> None:
+    """Each mechanism with its twin and its control, at GPT-2's cost; shares are bits saved."""
+    made = SUITE["text"](1.0)
+    assert [m.recipe.model["model_type"] for m in made.methods][:2] == ["gpt2", "gpt_neox"]
+    mechanisms = [m.family for m in made.methods if m.role == "mechanism"]
+    assert mechanisms == ["thought_gestalt", "thoughtbubbles", "conceptlm", "latent_thought"]
+    for family in mechanisms:
+        assert {m.role for m in made.methods if m.family == family} == {"mechanism", "twin", "control"}
+    compared = comparison(made, {m.recipe.name.partition("/")[2]: [1.0, 1.0, 1.0] for m in made.methods})
+    for bits, row in zip([2.0, 1.9, 1.8], compared["rows"]):
+        for i, run in enumerate(row["runs"]):
+            run["test"] = {"bits_per_byte": 1.0, "bits_per_byte_with_ends": bits + 0.01 * i}
+    for row in compared["rows"][3:]:
+        for run in row["runs"]:
+            run["test"] = {"bits_per_byte": 2.2, "bits_per_byte_with_ends": None}  # a bound
+    judged = judge(made, compared, tmp_path)
+    assert judged["levels"] == {"optimum": 0.0, "floor": pytest.approx(2.01), "chance": 8.0, "unit": "bits per byte"}
+    assert judged["methods"][2]["closed"]["mean"] == pytest.approx(0.2 / 2.01)
+    assert judged["methods"][-1]["score"]["mean"] == pytest.approx(2.2)
+    assert "bits per byte; <a" in suite_page(result(SCORES, tmp_path) | {"tasks": [judged]})
 
 
 def test_second_halves_are_what_thoughts_of_first_halves_are_asked_for(

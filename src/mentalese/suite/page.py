@@ -56,8 +56,9 @@ def _heat_map(tasks: Sequence[Mapping[str, Any]]) -> str:
     return (
         f'<div class="scroll"><table class="heat"><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>'
         "</div><p class=note>0% is the best that a model can do without the mechanism that the task is about, 100% the "
-        "best possible. Small numbers: the same layers without thoughts, and the control. A cell is filled only if the "
-        "family is better than both, over at least three seeds with a 95% interval that excludes zero.</p>"
+        "best possible; of text, whose optimum is unknown, 0% is the first model and 100% no bits at all. "
+        "Small numbers: the same layers without thoughts, and the control. A cell is filled only if the family is "
+        "better than both, over at least three seeds with a 95% interval that excludes zero.</p>"
     )
 
 

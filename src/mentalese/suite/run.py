@@ -10,6 +10,7 @@ import dataclasses
 import datetime
 import itertools
 import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ from mentalese.data.suite.base import MarkovText
 from mentalese.data.suite.recall import Recall
 from mentalese.errors import InputError, nearest
 from mentalese.evaluation.statistics import paired_t_test, student_t_quantile, summary
-from mentalese.families.suite.recipes import SUITE, SuiteTask
+from mentalese.families.suite.recipes import DEFAULT, SUITE, SuiteTask
 from mentalese.files import write_json
 from mentalese.models.saved import load
 
@@ -48,7 +49,7 @@ def run_suite(
     """Runs tasks and writes `suite.json` and `suite.html` into `out`, after each task.
 
     Args:
-        names: of tasks; empty: all.
+        names: of tasks; empty: all that are generated.
         out: gets one folder per task, with the runs and the report of its comparison.
         trials: learning rates tried with every method; 1: its own, untuned.
         seeds: runs per method after tuning.
@@ -73,7 +74,7 @@ def run_suite(
         raise InputError(f"size is {size}: use 0.25 to 64")
     tasks: list[dict[str, Any]] = []
     result: dict[str, Any] = {}
-    for name in names or list(SUITE):
+    for name in names or DEFAULT:
         chosen = SUITE[name](size)
         rates = {"optimizer.learning_rate": [f"{rate:g}" for rate in sorted(RATES[:trials])]} if trials > 1 else None
         comparison = compare(
@@ -108,12 +109,14 @@ def judge(chosen: SuiteTask, comparison: Mapping[str, Any], folder: Path) -> dic
         comparison: what `compare` returned.
         folder: of the comparison.
     """
-    levels = levels_of(chosen)
     methods: list[dict[str, Any]] = []
     closed: dict[str, list[float]] = {}
+    found = []
     for method, row in zip(chosen.methods, comparison["rows"], strict=True):
         runs = [folder / method.recipe.name.replace("/", "-") / f"seed-{run['seed']}" for run in row["runs"]]
-        scores = [score(chosen, path, run["test"]) for path, run in zip(runs, row["runs"])]
+        found.append([score(chosen, path, run["test"]) for path, run in zip(runs, row["runs"])])
+    levels = levels_of(chosen, statistics.fmean(found[0]))
+    for method, row, scores in zip(chosen.methods, comparison["rows"], found):
         closed[method.recipe.name] = shares = [levels.closed(value) for value in scores]
         methods.append(
             {
@@ -164,8 +167,10 @@ def _test(values: Sequence[float], others: Sequence[float]) -> dict[str, Any] | 
 # -- scores ------------------------------------------------------------------------------------------------------------
 
 
-def levels_of(chosen: SuiteTask) -> Levels:
-    """The levels of what is scored of a task."""
+def levels_of(chosen: SuiteTask, first: float = math.nan) -> Levels:
+    """The levels of what is scored of a task; `first` is the mean score of its first method."""
+    if chosen.spec.startswith("file:"):
+        return Levels(0.0, first, 8.0, "bits per byte")
     made = task(chosen.spec)
     if chosen.scored == "second half":
         assert isinstance(made, MarkovText)
@@ -181,7 +186,10 @@ def answer_levels(levels: Levels) -> Levels:
 
 
 def score(chosen: SuiteTask, run: Path, test: Mapping[str, Any]) -> float:
-    """The score of a run in the unit of its task: accuracy, or nats per token that is scored."""
+    """The score of a run in the unit of its task: accuracy, nats per token that is scored, or bits per byte."""
+    if chosen.spec.startswith("file:"):
+        paid = test["bits_per_byte_with_ends"]  # of a bound it is not known, and no ends are given to these models
+        return float(test["bits_per_byte"] if paid is None else paid)
     if chosen.scored == "all":
         return float(test["accuracy"] if "accuracy" in test else test["nll"])
     return part_nats(run, chosen)

@@ -30,13 +30,13 @@ class Levels:
         optimum: of the best possible model.
         floor: of the best possible model without the mechanism that the task is about.
         chance: of a model that has learned nothing (nats), or of the best constant answer (accuracy).
-        unit: `nats` per token, less is better; or `accuracy`, from 0 to 1.
+        unit: `nats` per token or `bits per byte`, less is better; or `accuracy`, from 0 to 1.
     """
 
     optimum: float
     floor: float
     chance: float
-    unit: Literal["nats", "accuracy"]
+    unit: Literal["nats", "accuracy", "bits per byte"]
 
     def closed(self, score: float) -> float:
         """The share of the gap between floor and optimum that a score closes; below 0 for scores under the floor."""

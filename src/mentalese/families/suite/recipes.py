@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mentalese.data.layouts import PerDocument, QuestionAnswer, SentenceStreams
-from mentalese.families.baselines.recipes import gpt2_rope, llama
+from mentalese.data.layouts import Packed, PerDocument, QuestionAnswer, SentenceStreams
+from mentalese.families.baselines.recipes import gpt2, gpt2_rope, llama
 from mentalese.families.coconut.recipes import Curriculum
 from mentalese.families.coconut.recipes import method as questions_method
 from mentalese.families.conceptlm.recipes import deeper
@@ -45,7 +45,8 @@ class SuiteTask:
     """A task with everything that is compared on it.
 
     Attributes:
-        spec: of `mentalese.data.suite.task`.
+        spec: of `mentalese.data.suite.task`; or of a corpus, `file:..`, whose optimum nobody knows: then the first
+            method's mean is the floor, and 0 bits per byte the optimum.
         methods: the first one's FLOPs are the budget of the others, if `match` says so.
         match: see `mentalese.compare.compare`.
         scored: what of a test document counts: `all`, the `answers` in a text, or the `second half` of its tokens,
@@ -73,11 +74,12 @@ def scaled(model: dict[str, Any]) -> dict[str, Any]:
     """The model with initial weights that follow its width: 0.02, the usual standard deviation, is for 768 channels."""
     if "backbone" in model:
         return model | {"backbone": scaled(model["backbone"])}
-    return model | {"initializer_range": round(0.02 * (768 / model["hidden_size"]) ** 0.5, 3)}
+    channels = model.get("hidden_size") or model["n_embd"]
+    return model | {"initializer_range": round(0.02 * (768 / channels) ** 0.5, 3)}
 
 
-def text(name: str, spec: str, description: str, model: dict[str, Any], tokens: int, **fields: Any) -> Recipe:
-    """A method on running text; one document per row."""
+def documents(name: str, spec: str, description: str, model: dict[str, Any], tokens: int, **fields: Any) -> Recipe:
+    """A method on a task of texts; one document per row."""
     defaults: dict[str, Any] = {
         "data": DataConfig(source=f"builtin:{spec}", tokenizer="bpe:512"),
         "layout": PerDocument(sequence_length=128, batch_size=32),
@@ -117,7 +119,7 @@ def topics(size: float) -> SuiteTask:
     halves = {"evaluation": EvaluationConfig(context_length=128, stride=127, max_documents=100, estimator="prefix")}
 
     def made(method: str, description: str, model: dict[str, Any], **fields: Any) -> Recipe:
-        return text(f"topics/{method}", spec, description, model, tokens, **fields)
+        return documents(f"topics/{method}", spec, description, model, tokens, **fields)
 
     return SuiteTask(
         "topics",
@@ -181,7 +183,7 @@ def recall(size: float) -> SuiteTask:
     }
 
     def made(method: str, description: str, model: dict[str, Any], **fields: Any) -> Recipe:
-        return text(f"recall/{method}", spec, description, model, tokens, **fields)
+        return documents(f"recall/{method}", spec, description, model, tokens, **fields)
 
     own, swapped, without = gestalt, gestalt | {"thought_control": "swapped"}, gestalt | {"memory": "none"}
     for name in ("memory_size", "gate_init"):
@@ -229,7 +231,7 @@ def phrases(size: float) -> SuiteTask:
     tokens = int(1_500_000 * size)
 
     def made(method: str, description: str, model: dict[str, Any]) -> Recipe:
-        return text(f"phrases/{method}", spec, description, model, tokens)
+        return documents(f"phrases/{method}", spec, description, model, tokens)
 
     return SuiteTask(
         "phrases",
@@ -246,6 +248,96 @@ def phrases(size: float) -> SuiteTask:
             ),
             Method(made("mtp", "multi-token prediction", {"model_type": "mtp", "backbone": plain}), "other", "mtp"),
             Method(made("gpt2-rope", "the decoder itself", plain), "other", "gpt2-rope"),
+        ),
+        "flops",
+    )
+
+
+def text(size: float) -> SuiteTask:
+    """Textbooks at the cost of GPT-2, in bits per byte in which ends of sentences are paid for."""
+    corpus = "file:../shared/data/corpora/openstax"
+    channels, layers, context, tokens = width(2 * size), 6, 256, int(10_000_000 * size)
+    rope = gpt2_rope(channels, 4, layers=layers, context=context)
+    shape = {"hidden_size": channels, "num_hidden_layers": layers, "num_attention_heads": 4}
+    gestalt = {
+        "model_type": "thought_gestalt",
+        **shape,
+        "gate_init": channels**0.5,
+        "attention_dropout": 0.0,
+        "embedding_dropout": 0.0,
+    }
+    bubbles = {
+        "model_type": "thoughtbubbles",
+        **shape,
+        "max_position_embeddings": context,
+        "fork_layers": [2, 4],
+        "selection": "causal",
+    }
+    concept = {
+        "model_type": "conceptlm",
+        "backbone": rope,
+        "insert_depth": 2,
+        "chunk_size": 4,
+        "num_segments": 4,
+        "vq_weight": 100.0,
+    }
+    thinking = {
+        "model_type": "ltm",
+        **shape,
+        "max_position_embeddings": context,
+        "window_size": 64,
+        "num_latents": 2 * layers,
+        "fast_steps": 8,
+        "fast_learning_rate": 0.34,
+        "fast_optimizer": "adamw",
+        "fast_schedule": "cosine",
+        "noise": "fixed",
+        "initial_log_variance": 0.0,
+    }
+    sentences: dict[str, Any] = {
+        "layout": SentenceStreams(tokens_per_batch=4096),
+        "evaluation": EvaluationConfig(batch_size=32, max_documents=8),
+    }
+
+    def without(model: dict[str, Any], *prefixes: str, **changes: Any) -> dict[str, Any]:
+        return {name: value for name, value in model.items() if not name.startswith(prefixes)} | changes
+
+    def swapped(model: dict[str, Any]) -> dict[str, Any]:
+        return model | {"thought_control": "swapped"}
+
+    def method(role: Role, family: str, name: str, description: str, model: dict[str, Any], **fields: Any) -> Method:
+        defaults: dict[str, Any] = {
+            "data": DataConfig(source=corpus, tokenizer="bpe:4096"),
+            "layout": Packed(sequence_length=context, batch_size=16),
+            "evaluation": EvaluationConfig(context_length=context, stride=context - 1, max_documents=8),
+        }
+        recipe = documents(f"text/{name}", "text", description, model, tokens, **defaults | fields)
+        return Method(recipe, role, family)
+
+    alone = without(gestalt, "gate_", memory="none")
+    regular = without(bubbles, "selection", fork_layers=[])
+    constant = bubbles | {"thought_control": "removed"}
+    plain = without(thinking, "fast_", "noise", "initial_", num_latents=0)
+    return SuiteTask(
+        "text",
+        corpus,
+        (
+            method("other", "gpt2", "gpt2", "learned positions", gpt2(channels, 4, layers=layers, context=context)),
+            method("other", "gpt2-rope", "gpt2-rope", "rotary positions", rope),
+            method("mechanism", "thought_gestalt", "thought_gestalt", "sentence by sentence", gestalt, **sentences),
+            method("twin", "thought_gestalt", "thought_gestalt-twin", "without a memory", alone, **sentences),
+            method(
+                "control", "thought_gestalt", "thought_gestalt-swapped", "another text's", swapped(gestalt), **sentences
+            ),
+            method("mechanism", "thoughtbubbles", "thoughtbubbles", "forks before layers 2 and 4", bubbles),
+            method("twin", "thoughtbubbles", "thoughtbubbles-twin", "the same layers without forks", regular),
+            method("control", "thoughtbubbles", "thoughtbubbles-constant", "constant scores", constant),
+            method("mechanism", "conceptlm", "conceptlm", "predicts the next concept", concept),
+            method("twin", "conceptlm", "conceptlm-twin", "two more token layers", deeper(rope, 2)),
+            method("control", "conceptlm", "conceptlm-swapped", "another text's concepts", swapped(concept)),
+            method("mechanism", "latent_thought", "latent_thought", "a window of 64, and thoughts", thinking),
+            method("twin", "latent_thought", "latent_thought-twin", "the window alone", plain),
+            method("control", "latent_thought", "latent_thought-swapped", "another text's thoughts", swapped(thinking)),
         ),
         "flops",
     )
@@ -344,8 +436,11 @@ def expressions(size: float) -> SuiteTask:
 
 
 SUITE: dict[str, Callable[[float], SuiteTask]] = {
-    made.__name__: made for made in (topics, recall, phrases, reachability, expressions, composition)
+    made.__name__: made for made in (topics, recall, phrases, reachability, expressions, composition, text)
 }
 """By task; the argument is the size, 1 by default: it scales width, text and questions."""
+
+DEFAULT = tuple(name for name in SUITE if name != "text")
+"""Tasks that run if none is named: text takes days on a CPU."""
 
 RECIPES = [method.recipe for make in SUITE.values() for method in make(1.0).methods]
