@@ -38,11 +38,11 @@ class Perplexity:
         perplexity: `exp(nll)`; depends on the tokenizer.
         bits_per_byte: total bits over `bytes`; comparable across tokenizers. `None` if the estimator scores only a
             part of the text.
-        bits_per_byte_with_ends: the same if the ends of sentences and documents are paid for, which models of sentences
-            are otherwise told: this one compares all kinds of models. `None` if the estimator is no likelihood by one
-            pass, of which each token's share is its own.
         protocol: what was scored, given what context, and how.
         parts: the terms that `nll` is the sum of, by name (`nll` and `kl` of a bound); empty if there is only one.
+        bits_per_byte_with_ends: bits per byte if the ends of sentences and documents are paid for, which models of
+            sentences are otherwise told: this one compares all kinds of models. `None` if the estimator is no
+            likelihood by one pass, of which each token's share is its own.
     """
 
     nll: float
@@ -50,15 +50,14 @@ class Perplexity:
     bytes: int
     perplexity: float
     bits_per_byte: float | None
-    bits_per_byte_with_ends: float | None
     protocol: dict[str, Any]
     parts: dict[str, float] = field(default_factory=dict)
+    bits_per_byte_with_ends: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         figures = dataclasses.asdict(self)
-        if not self.parts:
-            del figures["parts"]
-        return figures
+        protocol, parts = figures.pop("protocol"), figures.pop("parts")
+        return figures | {"protocol": protocol} | ({"parts": parts} if parts else {})
 
 
 @dataclass(frozen=True)
