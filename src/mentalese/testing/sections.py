@@ -151,7 +151,8 @@ def _looks(case: Case, folder: Path) -> dict[str, tuple[Look, ...]]:
     def course(recipe: Recipe) -> Any:
         """The steps of a short run, and those that were validated."""
         out = folder / recipe.fingerprint()
-        run = Untested(change(recipe, {"train": {"steps": STEPS + 1}}), out, setup("cpu"), show=False)
+        short = change(recipe, {"train": {"steps": STEPS + 1}, "evaluation": {"max_documents": 1}})
+        run = Untested(short, out, setup("cpu"), show=False)
         run.run(resume=False)
         return run.state.step, [record["step"] for record in metrics(out) if "validation" in record]
 
