@@ -50,7 +50,7 @@ class OptimizerConfig:
         weight_decay: AdamW's, decoupled from the gradient.
         schedule: of the learning rate after the warm-up.
         warmup: length of the linear warm-up; steps where it is at least 1, else a fraction of the run.
-        min_learning_rate_ratio: the schedule ends at this fraction of `learning_rate`.
+        min_learning_rate_ratio: the schedule ends at this fraction of `learning_rate`, unless it is constant.
         max_grad_norm: gradients are clipped to this norm; `None` leaves them alone.
     """
 
@@ -76,6 +76,11 @@ class OptimizerConfig:
             self.min_learning_rate_ratio,
             "set a number in [0, 1]",
         )
+        if self.schedule == "constant" and self.min_learning_rate_ratio != type(self).min_learning_rate_ratio:
+            raise InputError(
+                f"optimizer.min_learning_rate_ratio is {self.min_learning_rate_ratio}: a constant schedule has no end; "
+                "remove it, or set optimizer.schedule to cosine or linear"
+            )
         require(
             self.max_grad_norm is None or self.max_grad_norm > 0,
             "optimizer.max_grad_norm",

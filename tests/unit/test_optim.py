@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mentalese import OptimizerConfig
+from mentalese.errors import InputError
 from mentalese.training.optim import build_optimizer, learning_rate
 
 
@@ -41,3 +42,8 @@ def test_weight_decay_acts_on_matrices_only() -> None:
     assert decayed["weight_decay"] == 0.1
     assert [p.ndim for p in free["params"]] == [1, 1, 1]
     assert free["weight_decay"] == 0.0
+
+
+def test_the_end_of_a_schedule_that_has_none_is_refused() -> None:
+    with pytest.raises(InputError, match=r"optimizer.min_learning_rate_ratio is 0.5: a constant schedule has no end"):
+        OptimizerConfig(schedule="constant", min_learning_rate_ratio=0.5)
