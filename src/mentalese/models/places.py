@@ -59,7 +59,7 @@ def places(where: str, decoder: nn.Module) -> Places:
     """
     body: Any = decoder.base_model
     small = _small(body.config)
-    key = type(decoder).__name__ + small.to_json_string(use_diff=False)
+    key = f"{type(decoder).__name__} {small._attn_implementation} " + small.to_json_string(use_diff=False)
     if key not in _tried:
         _tried[key] = _try(type(decoder), small)
     found = _tried[key]
@@ -71,7 +71,7 @@ def places(where: str, decoder: nn.Module) -> Places:
 
 
 _tried: dict[str, Places | str] = {}
-"""By the class and config of the small decoder: its places, or why it cannot be used."""
+"""By the class, attention and config of the small decoder: its places, or why it cannot be used."""
 
 
 def _find(body: Any) -> Places:
@@ -145,10 +145,10 @@ def _try(cls: type, config: Any) -> Places | str:
     torch.set_default_dtype(torch.float32)
     try:
         with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.no_grad():
-            torch.manual_seed(0)
+            generator = torch.Generator().manual_seed(0)  # the global seed would be that of GPUs too
             decoder: Any = cls(config).eval()
             for parameter in decoder.parameters():
-                parameter.uniform_(-0.3, 0.3)
+                parameter.uniform_(-0.3, 0.3, generator=generator)
             found = _find(decoder.base_model)
             _compare(decoder.base_model, found)
             return found
