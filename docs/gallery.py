@@ -117,7 +117,7 @@ def main(runs: list[str]) -> None:
 
 INTRODUCTION = """# What models think: a gallery
 
-Pages of `mentalese think` (`python docs/gallery.py RUN ...` makes these pictures anew). The models are small and were
+Pages of `mentalese think` (`python docs/gallery.py RUN ...` makes these pictures again). The models are small and were
 trained on a CPU; their texts are of test splits (OpenStax books, CC BY 4.0; Python's documentation; generated
 questions). The pages themselves are interactive: pointing at a token, sentence, stream or chunk shows what belongs to
 it everywhere else."""

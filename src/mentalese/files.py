@@ -115,7 +115,7 @@ def check_place(out: Path | None, name: str) -> None:
     if out is not None and not out.parent.is_dir():
         raise InputError(f"{name} is {str(out)!r}: its folder does not exist, make it first")
     if out is not None and out.is_dir():
-        raise InputError(f"{name} is {str(out)!r}: that is a folder, give a file in it")
+        raise InputError(f"{name} is {str(out)!r}: that is a folder, use a file in it")
 
 
 def write_text(path: Path, text: str) -> None:

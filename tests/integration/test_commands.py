@@ -121,7 +121,7 @@ def test_eval_says_by_which_estimator_it_scored(
     assert other["nll"] == pytest.approx(results["causal"]["nll"], abs=1e-6)
     for model, options, says in (
         (gpt2, ["--estimators", "causal"], "this model has exact"),
-        (bubbles, ["--config", "selection"], "give FIELD=VALUE"),
+        (bubbles, ["--config", "selection"], "use FIELD=VALUE"),
         (bubbles, ["--config", "selektion=causal"], "no such field; did you mean 'selection'"),
         (bubbles, ["--config", "selection=best"], "selection is 'best'"),
         (bubbles, ["--config", "fork_layers=[2, 3]"], "does not fit the weights"),

@@ -411,9 +411,9 @@ def test_scores_are_the_same_whatever_else_is_in_the_batch() -> None:
             {"backbone": {"model_type": "gpt2", "n_embed": 8}},
             r"coconut.backbone.n_embed: gpt2 has no such field.*n_embd",
         ),
-        ({"gates": ("read", "reset")}, r"coconut.gates is \('read', 'reset'\): give some of read, forget, write"),
+        ({"gates": ("read", "reset")}, r"coconut.gates is \('read', 'reset'\): use some of read, forget, write"),
         ({"gate_biases": (0.0,)}, "coconut.gate_biases is .* give three"),
-        ({"write_passes": 0}, "coconut.write_passes is 0: give at least 1"),
+        ({"write_passes": 0}, "coconut.write_passes is 0: set at least 1"),
     ],
 )
 def test_a_config_that_cannot_be_built_says_which_field(fields: dict[str, Any], says: str) -> None:

@@ -177,7 +177,7 @@ def test_a_question_does_not_depend_on_how_many_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "says"), [({"nodes": 7}, "give 8"), ({"nodes": 41}, "to 40"), ({"steps": (4, 3)}, r"steps are \(4, 3\)")]
+    ("sizes", "says"), [({"nodes": 7}, "set 8"), ({"nodes": 41}, "to 40"), ({"steps": (4, 3)}, r"steps are \(4, 3\)")]
 )
 def test_a_graph_that_cannot_be_is_refused(sizes: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says):

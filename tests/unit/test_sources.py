@@ -271,7 +271,7 @@ def test_unknown_sources_say_what_would_do(tmp_path: Path) -> None:
         open_source("file:nowhere.txt")
     with pytest.raises(InputError, match=f"write file:{tmp_path}"):
         open_source(str(tmp_path))
-    with pytest.raises(InputError, match="give builtin:NAME"):
+    with pytest.raises(InputError, match="use builtin:NAME"):
         open_source("wikitext")
     with pytest.raises(InputError, match="holds no train file"):
         open_source(f"file:{tmp_path}")

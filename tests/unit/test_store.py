@@ -267,7 +267,7 @@ def test_a_folder_without_training_questions_is_prepared_to_evaluate_only(config
     assert list(prepare(again, QuestionAnswer(), to_train=False, show=False)[0].splits) == ["validation", "test"]
     with pytest.raises(InputError, match=r"questions holds no train file, only validation and test: add one"):
         prepare(asked, QuestionAnswer(), show=False)
-    with pytest.raises(InputError, match=r"store holds only validation and test: give a store with a training split"):
+    with pytest.raises(InputError, match=r"store holds only validation and test: use a store with a training split"):
         prepare(again, QuestionAnswer(), show=False)
     with pytest.raises(InputError, match="no train file"):  # nor a tokenizer to learn
         prepare(dataclasses.replace(asked, tokenizer="bpe:300"), QuestionAnswer(), to_train=False, show=False)

@@ -329,7 +329,7 @@ def test_a_model_is_shown_beside_itself_without_its_thoughts(
         ("--file none.txt", "--file is 'none.txt': no such file"),
         ("--text ''", "--text is empty: use a text with at least one word"),
         ("--text a --out none/page.html", "--out is 'none/page.html': its folder does not exist, make it first"),
-        ("--text a --out .", "--out is '.': that is a folder, give a file in it"),
+        ("--text a --out .", "--out is '.': that is a folder, use a file in it"),
     ],
 )
 def test_what_is_wrong_is_said_before_a_model_is_opened(

@@ -109,7 +109,7 @@ def _scan(name: str, split: str, reader: Reader, digest: Any) -> tuple[np.ndarra
         keys.append(int.from_bytes(own[:8], "big"))
         sizes.append(0 if empty else len(text))
     if not any(sizes):
-        raise InputError(f"{name} holds no text for {split}: give a source with at least one document there")
+        raise InputError(f"{name} holds no text for {split}: use a source with at least one document there")
     return np.array(keys, dtype=np.uint64), np.array(sizes, dtype=np.int64)
 
 
@@ -122,14 +122,14 @@ def _assign(name: str, keys: dict[str, np.ndarray], empty: dict[str, np.ndarray]
                 owner[given][~empty[given] & np.isin(keys[given], keys[other])] = _DUPLICATE
     for given in owner:
         if (owner[given] < 0).all():
-            raise InputError(f"{name}: every document of {given} occurs in another split too: give other documents")
+            raise InputError(f"{name}: every document of {given} occurs in another split too: use other documents")
     missing = [split for split in ("test", "validation") if split not in keys]
     if missing and "train" in keys:
         distinct = np.unique(keys["train"][owner["train"] >= 0])
         if len(distinct) <= len(missing):
             raise InputError(
                 f"{name} holds {len(distinct)} distinct document(s), too few to take {' and '.join(missing)} from: "
-                f"give at least {len(missing) + 1}, or a folder with train, validation and test files"
+                f"use at least {len(missing) + 1}, or a folder with train, validation and test files"
             )
         rank, start = np.searchsorted(distinct, keys["train"]), 0
         for i, split in enumerate(missing):

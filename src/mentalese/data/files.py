@@ -36,7 +36,7 @@ def split_files(path: Path, suffixes: tuple[str, ...]) -> dict[str, list[Path]]:
     kinds = ", ".join(suffixes)
     if path.is_file():
         if not path.name.endswith(suffixes):
-            raise InputError(f"{path} is of no known kind: give {kinds} or a folder of them")
+            raise InputError(f"{path} is of no known kind: use {kinds} or a folder of them")
         found = {"train": [path]}
     elif path.is_dir():
         by_prefix: dict[str, dict[str, list[Path]]] = {}
@@ -48,13 +48,14 @@ def split_files(path: Path, suffixes: tuple[str, ...]) -> dict[str, list[Path]]:
         if not by_prefix:
             raise InputError(f"{path} holds no train file (train{kinds.replace(' ', ' train')}): add one")
         if "" not in by_prefix and len(by_prefix) > 1:
-            raise InputError(f"{path} holds files of several sets ({', '.join(sorted(by_prefix))}): give each a folder")
+            sets = ", ".join(sorted(by_prefix))
+            raise InputError(f"{path} contains files of several sets ({sets}): put each in a folder of its own")
         found = by_prefix.get("") or next(iter(by_prefix.values()))
     else:
         raise InputError(f"{path} does not exist: check data.source")
     for file in chain.from_iterable(found.values()):
         if file.stat().st_size == 0:
-            raise InputError(f"{file} is empty: give a file with text")
+            raise InputError(f"{file} is empty: use a file with text")
     return found
 
 
@@ -118,7 +119,7 @@ def read_json_lines(path: Path) -> Iterator[Row]:
             except (ValueError, RecursionError) as error:
                 raise InputError(f"{where} is not JSON ({error}): repair or remove it") from error
             if not isinstance(row, dict):
-                raise InputError(f"{where} is not a JSON object: give one object with named columns a line")
+                raise InputError(f"{where} is not a JSON object: use one object with named columns a line")
             yield where, row
 
 
@@ -129,10 +130,10 @@ def _read_json_list(path: Path) -> Iterator[Row]:
     except (json.JSONDecodeError, RecursionError) as error:
         raise InputError(f"{path} is not JSON ({error}): repair it, or call it .jsonl if each line is a row") from error
     if not isinstance(rows, list):
-        raise InputError(f"{path} is no JSON list: give a list of objects, or .jsonl with one object a line")
+        raise InputError(f"{path} is no JSON list: use a list of objects, or .jsonl with one object a line")
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
-            raise InputError(f"{path}, row {number} is not a JSON object: give objects with named columns")
+            raise InputError(f"{path}, row {number} is not a JSON object: use objects with named columns")
         yield f"{path}, row {number}", row
 
 

@@ -60,10 +60,10 @@ class GraphSize:
     def __post_init__(self) -> None:
         fewest, most = self.steps
         if not 1 <= fewest <= most:
-            raise InputError(f"steps are {self.steps}: give the fewest and the most, at least 1")
+            raise InputError(f"steps are {self.steps}: use the fewest and the most, at least 1")
         least, most = 2 * fewest + 2, len(_CONCEPTS) + 2
         if not least <= self.nodes <= most:
-            raise InputError(f"nodes are {self.nodes}: give {least} ({fewest} steps from each of two people) to {most}")
+            raise InputError(f"nodes are {self.nodes}: set {least} ({fewest} steps from each of two people) to {most}")
 
 
 PUBLISHED = GraphSize()
@@ -97,7 +97,7 @@ class Question:
 
 @cache
 def prosqa() -> tuple[Document, ...]:
-    """As many questions as the three published splits have together, of their size; they are split anew."""
+    """As many questions as the three published splits have together, of their size, split again."""
     return _records(prosqa_questions(TRAIN + VALIDATION + TEST))
 
 

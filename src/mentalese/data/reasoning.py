@@ -34,7 +34,7 @@ _LINES = (".txt", ".txt.gz")
 _EQUATION = re.compile(r"<<[^<>]+>>")
 _QUERY = re.compile(r"""\((['"])(?P<of>[^'"]+)\1, (['"])(?P<who>[^'"]+)\3\)""")
 _COLUMNS = ("story", "query", "target")
-_REMEDY = "give the zip of a CLUTRR task, as it was published"
+_REMEDY = "use the zip of a CLUTRR task, as it was published"
 
 
 def open_gsm8k(spec: str, path: Path) -> Source:
@@ -133,11 +133,11 @@ def _hotpotqa(where: str, row: dict[str, Any]) -> Document:
         question, answer = _text(row["question"]), _text(row["answer"])
     except (KeyError, TypeError, ValueError):
         raise InputError(
-            f"{where} is no question of HotpotQA: give question, answer, context and supporting_facts as published"
+            f"{where} is no question of HotpotQA: use question, answer, context and supporting_facts as published"
         ) from None
     for title, _ in facts:
         if title not in paragraphs:
-            raise InputError(f"{where}: no paragraph is called {title!r}: give the distractor setting")
+            raise InputError(f"{where}: no paragraph is called {title!r}: use the distractor setting")
     needed = {title for title, _ in facts}
     told = [f"{title}: {' '.join(sentences)}" for title, sentences in paragraphs.items() if title in needed]
     steps = [paragraphs[title][number] for title, number in facts if 0 <= number < len(paragraphs[title])]
@@ -180,7 +180,7 @@ def open_clutrr(spec: str, path: Path) -> Source:
     if path.is_dir():
         found = sorted(path.glob("*.zip"))
         if len(found) != 1:
-            raise InputError(f"{path} holds {len(found)} zip files: give the one of CLUTRR by its name")
+            raise InputError(f"{path} holds {len(found)} zip files: use the one of CLUTRR by its name")
         path = found[0]
     try:
         with zipfile.ZipFile(path) as archive:

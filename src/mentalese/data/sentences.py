@@ -58,7 +58,7 @@ def open_splitter(name: str) -> tuple[Splitter, str]:
     if name == "sat":
         return _open_sat(), f"{SAT_MODEL} at {SAT_THRESHOLD}, wtpsplit {version('wtpsplit')}"
     raise InputError(
-        f"data.sentences is {name!r}: give one of {', '.join(SPLITTERS)} with a positive N{nearest(name, SPLITTERS)}"
+        f"data.sentences is {name!r}: use one of {', '.join(SPLITTERS)} with a positive N{nearest(name, SPLITTERS)}"
     )
 
 

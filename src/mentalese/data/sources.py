@@ -101,7 +101,7 @@ def _open(spec: str, text_column: str | None) -> tuple[Kind, dict[str, Reader]]:
         return _open_rows(spec, {split: [rows] for split, rows in row_readers(spec).items()}, text_column)
     if kind == "store":
         raise InputError(f"data.source is {spec!r}: a prepared store holds tokens, no text; give the text's source")
-    remedy = f"write file:{spec}" if Path(spec).exists() else "give builtin:NAME, file:PATH, hub:NAME or store:FOLDER"
+    remedy = f"write file:{spec}" if Path(spec).exists() else "use builtin:NAME, file:PATH, hub:NAME or store:FOLDER"
     raise InputError(f"data.source is {spec!r}: {remedy}")
 
 
@@ -161,7 +161,7 @@ def _line_reader(parts: list[Callable[[], Iterator[Row]]], column: str) -> Reade
 def _find_column(spec: str, rows: list[dict[str, Any]], text_column: str | None) -> str | None:
     """The column that holds the text; `None` for records."""
     if not rows:
-        raise InputError(f"{spec} is empty: give a file with text")
+        raise InputError(f"{spec} is empty: use a file with text")
     columns = list(dict.fromkeys(name for row in rows for name in row))
     if text_column is not None:
         if text_column not in columns:

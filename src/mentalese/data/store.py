@@ -159,7 +159,7 @@ def prepare(
         raise InputError(f"{out} holds something else than a token store: choose another folder")
     cap = config.max_sentence_tokens
     if (fixed_length(config.sentences) or 0) > cap:
-        raise InputError(f"data.sentences is {config.sentences!r}: give at most data.max_sentence_tokens ({cap})")
+        raise InputError(f"data.sentences is {config.sentences!r}: set at most data.max_sentence_tokens ({cap})")
     _, splitter = open_splitter(config.sentences)
     source = _open_source(config, whole)
     _check_kind(config, layout, source.kind)
@@ -275,10 +275,10 @@ def _open_prepared(config: DataConfig, layout: Layout, to_train: bool) -> tuple[
     store = open_store(config.source.removeprefix("store:"))
     if config.detokenizer is not None:
         raise InputError(
-            f"data.detokenizer is {config.detokenizer!r}: {config.source} holds tokens, give it when they are prepared"
+            f"data.detokenizer is {config.detokenizer!r}: {config.source} contains tokens: set it for their text"
         )
     if to_train and "train" not in store.splits:
-        raise InputError(f"{config.source} holds only {' and '.join(store.splits)}: give a store with a training split")
+        raise InputError(f"{config.source} holds only {' and '.join(store.splits)}: use a store with a training split")
     for name in _SENTENCE_FIELDS if layout.markers else ():
         asked, prepared = getattr(config, name), store.meta["settings"][name]
         if asked != prepared:

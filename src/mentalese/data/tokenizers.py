@@ -102,7 +102,7 @@ def add_markers(tokenizer: PreTrainedTokenizerBase, *, latents: bool = False) ->
         InputError: the tokenizer is not backed by the `tokenizers` library.
     """
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise InputError(f"{type(tokenizer).__name__} is not a fast tokenizer: give one that has a tokenizer.json")
+        raise InputError(f"{type(tokenizer).__name__} is not a fast tokenizer: use one that has a tokenizer.json")
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_padding()
     backend.no_truncation()
@@ -136,7 +136,7 @@ def open_tokenizer(spec: str, source: Source, *, cache: Path, show: bool = True)
     if kind != "bpe":
         return add_markers(load_pretrained_tokenizer(spec))
     if not size.isdecimal() or int(size) < 256 + len(MARKERS):
-        raise InputError(f"data.tokenizer is {spec!r}: give bpe:SIZE with a SIZE of at least {256 + len(MARKERS)}")
+        raise InputError(f"data.tokenizer is {spec!r}: use bpe:SIZE with a SIZE of at least {256 + len(MARKERS)}")
     key = hashlib.sha256(f"{_TRAINING_VERSION} {size} {source.fingerprint}".encode()).hexdigest()[:16]
     folder = cache / "tokenizers" / f"bpe-{size}-{key}"
     if not folder.exists():
@@ -159,7 +159,7 @@ def load_pretrained_tokenizer(path: str) -> PreTrainedTokenizerBase:
             return GPT2TokenizerFast.from_pretrained(folder)
         if not names & {"tokenizer.json", "tokenizer_config.json"}:
             raise InputError(
-                f"{path!r} holds no tokenizer: give a folder with tokenizer.json (or vocab.json and merges.txt), "
+                f"{path!r} holds no tokenizer: use a folder with tokenizer.json (or vocab.json and merges.txt), "
                 "bpe:SIZE or hub:NAME"
             )
     try:

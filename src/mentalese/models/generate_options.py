@@ -97,7 +97,7 @@ def config_fields(given: Sequence[str]) -> dict[str, Any]:
     for pair in given:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise InputError(f"--config is {pair!r}: give FIELD=VALUE")
+            raise InputError(f"--config is {pair!r}: use FIELD=VALUE")
         try:
             fields[name] = json.loads(value)
         except json.JSONDecodeError:

@@ -34,7 +34,7 @@ def load_weights(folder: Path, model: nn.Module) -> None:
         verify(folder, rank=0, world_size=1)
         stored = {name: held for name, held in reader.read_tensors().items() if name.startswith("model.")}
     except DamagedError as damage:
-        raise InputError(f"{damage}: give another checkpoint") from damage
+        raise InputError(f"{damage}: use another checkpoint") from damage
     targets = {f"model.{name}": value.detach() for name, value in named_tensors(model).items()}
     check_same(folder, stored, targets)
     dcp.load(targets, storage_reader=reader, no_dist=True)

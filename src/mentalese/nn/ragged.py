@@ -51,7 +51,7 @@ class Ragged:
         """Sequences of `lengths` [n], on the CPU.
 
         Args:
-            prefix: [n], so many tokens stand before each sequence; the flat tensor holds all prefixes first.
+            prefix: [n], number of tokens before each sequence; the flat tensor contains all prefixes first.
             grouped: pad many sequences in groups of similar length; else all of them together, in their order.
         """
         prefix = torch.zeros_like(lengths) if prefix is None else prefix

@@ -100,7 +100,7 @@ def test_every_option_of_the_sections_changes_something_or_is_refused(case: Case
                 continue
             now = getattr(getattr(base, section), name)
             values = VALUES.get(field) or others(hint, now)
-            assert values, f"{field}: no other value is known, give one in VALUES"
+            assert values, f"{field}: no other value is known, use one in VALUES"
             for value in values:
                 if value != now and not _moves(base, {section: {name: value}}, looks.get(field, looks[section])):
                     ignored.append(f"{field}={value!r}")

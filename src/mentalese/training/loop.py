@@ -65,7 +65,7 @@ from mentalese.training.start import start
 from mentalese.training.tracking import check_trackers, open_trackers, read_metrics
 
 SAMPLES = 2  # without evaluation.sample_prompts
-TRIED = 50  # openings, until so many leave room for an answer
+TRIED = 50  # openings, until enough of them leave room for an answer
 
 
 class Interrupted(KeyboardInterrupt):

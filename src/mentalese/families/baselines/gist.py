@@ -65,7 +65,7 @@ class GPT2GistModel(GPT2Model):
             InputError: no `input_ids` (embeddings do not tell where sentences end), or a cache of another kind.
         """
         if input_ids is None:
-            raise InputError("input_ids is None: the gist mask follows the ends of sentences, give token ids")
+            raise InputError("input_ids is None: the gist mask follows the ends of sentences, use token ids")
         if past_key_values is not None and not isinstance(past_key_values, ThoughtCache):
             raise InputError(
                 f"past_key_values is a {type(past_key_values).__name__}: {type(self).__name__} needs a ThoughtCache "

@@ -46,12 +46,12 @@ class CoconutConfig(WrappedDecoderConfig):
         super().validate_architecture()
         for gate in self.gates:
             if gate not in GATES or self.gates.count(gate) > 1:
-                raise InputError(f"coconut.gates is {self.gates}: give some of {', '.join(GATES)}, each once")
+                raise InputError(f"coconut.gates is {self.gates}: use some of {', '.join(GATES)}, each once")
         if len(self.gate_biases) != len(GATES):
-            raise InputError(f"coconut.gate_biases is {self.gate_biases}: give three, of read, forget and write")
+            raise InputError(f"coconut.gate_biases is {self.gate_biases}: use three, of read, forget and write")
         if self.write_passes is not None and self.write_passes < 1:
             raise InputError(
-                f"coconut.write_passes is {self.write_passes}: give at least 1, or leave out the write gate"
+                f"coconut.write_passes is {self.write_passes}: set at least 1, or leave out the write gate"
             )
 
 

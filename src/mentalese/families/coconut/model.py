@@ -6,7 +6,7 @@ words: one pass over the question, one for each latent, one over the rest, every
 before it. AGCLR keeps a memory beside that, the concept stream: gates decide what of it a latent reads, what of the
 hidden state is forgotten, and what is written back. Equations are those of AGCLR's paper.
 
-Rows of a batch may differ in the length of the question and in the number of latents. They are laid out anew,
+Rows of a batch may differ in the length of the question and in the number of latents. They are laid out again,
 
     [ padding | question ] [ latents | masked ] [ rest | padding ]
       P columns              N columns            R columns
@@ -382,7 +382,7 @@ class CoconutForCausalLM(WrappedDecoder):
         """
         if self.config.latent_token_id is None:
             raise InputError(
-                "coconut.latent_token_id is None, so that nothing is a latent: give the token that marks one "
+                "coconut.latent_token_id is None, so that nothing is a latent: use the token that marks one "
                 "(`mentalese grow` adds it to a tokenizer)"
             )
         batch, length = input_ids.shape

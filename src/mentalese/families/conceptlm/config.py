@@ -66,27 +66,27 @@ class ConceptLMConfig(LayeredDecoderConfig):
         self._at_least(1, "concept_layers")
         self._at_least(0, "insert_depth", "ntp_weight", "ncp_weight", "vq_weight")
         if not (self.ntp_weight or self.ncp_weight or self.vq_weight):
-            raise InputError("conceptlm.ntp_weight, ncp_weight and vq_weight are 0: give one that is not")
+            raise InputError("conceptlm.ntp_weight, ncp_weight and vq_weight are 0: set one that is not")
         if self.insert_depth >= self.num_hidden_layers:
             raise InputError(
                 f"conceptlm.insert_depth is {self.insert_depth}: the backbone has {self.num_hidden_layers} layers, "
-                f"give at most {self.num_hidden_layers - 1}"
+                f"set at most {self.num_hidden_layers - 1}"
             )
         if self.num_segments is not None and (self.num_segments < 1 or self.hidden_size % self.num_segments):
             raise InputError(
-                f"conceptlm.num_segments is {self.num_segments}: give a divisor of the backbone's width "
+                f"conceptlm.num_segments is {self.num_segments}: use a divisor of the backbone's width "
                 f"({self.hidden_size})"
             )
         kinds = getattr(self.backbone_config, "layer_types", None)
         if kinds is not None and self.concept_layers > len(kinds):
             raise InputError(
                 f"conceptlm.concept_layers is {self.concept_layers}: {self.backbone_config.model_type} has a kind of "
-                f"attention for each of its {len(kinds)} layers, give at most so many"
+                f"attention for each of its {len(kinds)} layers, set at most that number"
             )
         if self.codebook is None:
             for name, plain in (("vq_weight", 0.0), ("concept_weights", "logits")):
                 if getattr(self, name) != plain:
-                    raise InputError(f"conceptlm.{name} is {getattr(self, name)!r}: without a codebook give {plain!r}")
+                    raise InputError(f"conceptlm.{name} is {getattr(self, name)!r}: without a codebook set {plain!r}")
         loud = {"concept_weights": "softmax", "fusion": "norm_sum", "codebook": None}
         if self.silent_start and (names := [name for name, value in loud.items() if getattr(self, name) == value]):
             raise InputError(

@@ -41,7 +41,7 @@ class MTPForCausalLM(LayeredDecoder):
     own_losses = "the losses of later tokens"
     about_thoughts = "States that each predict a token further ahead than the next one; they are shown where it stands."
     shown = {  # noqa: RUF012 (nothing writes to it)
-        "surprisal.": Shown("surprisal, {} ahead", "What the token cost when predicted so many tokens ahead.", "nats")
+        "surprisal.": Shown("surprisal, {} ahead", "The token's cost, predicted this number of tokens ahead.", "nats")
     }
 
     def __init__(self, config: MTPConfig) -> None:
@@ -126,7 +126,7 @@ class MTPForCausalLM(LayeredDecoder):
 
 
 def _further(hidden: Tensor, labels: Tensor, real: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
-    """States [B, n, d] and labels [B, n] of the head that predicts so many tokens after the next: n = L - ahead.
+    """States [B, n, d] and labels [B, n] of the head that predicts `ahead` tokens after the next: n = L - ahead.
 
     What stands `ahead` before a row's first target may be padding, whose state predicts nothing.
     """

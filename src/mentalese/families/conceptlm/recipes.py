@@ -46,7 +46,7 @@ IMPLICIT = {"codebook": None, "ncp_weight": 0.0, "vq_weight": 0.0}
 
 
 def deeper(decoder: dict[str, Any], layers: int) -> dict[str, Any]:
-    """The decoder with so many more token layers."""
+    """The decoder with `layers` more token layers."""
     name = "n_layer" if "n_layer" in decoder else "num_hidden_layers"
     return decoder | {name: decoder[name] + layers}
 
@@ -281,7 +281,7 @@ def table3() -> list[Recipe]:
     """Llama-3.1-8B trained on, 9.6B tokens in rows of 8,192 (table 12). The paper's LongCtxEng is given by `--data`.
 
     `table3-llama-8b` starts from a model that `mentalese grow` made, `--train.init`; the parameter-matched one's new
-    layers start anew.
+    layers start from new weights.
     """
     recipe = trained(
         "table3-llama-8b",

@@ -149,8 +149,8 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             token_dropout, sentence_dropout: rates of B.2, in training mode.
             ends: also return the final states of tokens that end a sentence, which predict nothing.
             trace: keep the attention to memory.
-            tokens: read whole steps of about so many tokens at a time, and keep the memory alone from one part to the
-                next; `None`: all at once. Only without a cache.
+            tokens: read whole steps of about this number of tokens at a time, and keep the memory alone between them;
+                `None`: all at once. Only without a cache.
         """
         config, device = self.config, input_ids.device
         if attention_mask is not None:

@@ -77,7 +77,7 @@ class Layout:
         )
 
     def parts(self, tokens: int) -> list[range]:
-        """All steps, in parts of at most so many tokens where a step does not have more."""
+        """All steps, in parts of at most this number of tokens, if no step has more."""
         parts, first = [], 0
         for k in range(1, len(self.counts)):
             if self.tokens[k + 1] - self.tokens[first] > tokens:

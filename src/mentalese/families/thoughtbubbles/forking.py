@@ -66,7 +66,7 @@ class Streams:
         )
 
     def cut(self, tokens: int) -> Iterator[tuple[slice, slice, slice]]:
-        """Rows, and of these rows places and tokens, in parts of at most so many tokens that hold each place once."""
+        """Rows with their places and tokens, in parts of at most this number of tokens; each place is in one part."""
         count, length = self.counts.shape
         if length <= tokens:
             step = tokens // max(1, length)
