@@ -226,8 +226,10 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for split in HELD_OUT:
             patched.setitem(HELD_OUT, split, 50)
         patched.setattr(prosqa, "TRAIN", 400)
+        prosqa.prosqa.cache_clear()
         patched.setenv("MENTALESE_CACHE", str(root / "cache"))
         yield
+    prosqa.prosqa.cache_clear()
 
 
 def few(source: str) -> str:

@@ -302,7 +302,7 @@ def test_without_mauve_its_extra_is_named(saved: Path, monkeypatch: pytest.Monke
         ("eval --tasks unconditional", "use the command `mentalese sample` instead"),
         ("eval --tasks perplexity,conditional", "use the command `mentalese sample --kind conditional` instead"),
         ("eval --tasks perplexity --judge gpt2", "--judge: `mentalese eval` has no such option"),
-        ("eval --tasks perplexity --shots 5", "--shots: `mentalese eval` has no such option"),
+        ("eval --tasks perplexity --shots 5", "shots is 5, which perplexity cannot use: remove it"),
         ("eval --tasks perplexity --temperature 0.5", "--temperature: `mentalese eval` has no such option"),
         ("eval --tasks reversal --detokenizer ptb", "detokenizer is 'ptb', which reversal cannot use: remove it"),
         ("answer --joined", "--joined: `mentalese answer` has no such option"),

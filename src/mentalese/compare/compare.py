@@ -82,8 +82,7 @@ def compare(
 
     Args:
         recipes: the first one sets the budget, and is the baseline of those whose own is not among them.
-        out: gets `<recipe>/seed-<k>/`, one run folder each. Finished runs are not trained again, interrupted runs
-            are resumed.
+        out: gets `<recipe>/seed-<k>/`, one run folder each; finished runs are kept, interrupted runs resumed.
         match: `params` refuses models whose non-embedding parameters differ from the first one's by more than 1%;
             `tokens` and `flops` set every run's length to match the first one's, and no run stops early.
         seeds: runs per recipe; they count up from the recipe's `train.seed`.
@@ -99,11 +98,7 @@ def compare(
     Raises:
         InputError: recipes that cannot be compared, or a folder with other runs.
     """
-    _check(recipes, seeds)
-    if executor is not None:
-        cluster.check(executor)
-    for recipe in recipes:
-        grid(recipe, tuned_fields or {})
+    _check(recipes, seeds, tuned_fields or {}, executor)
     if match in ("tokens", "flops"):
         recipes = [_change(recipe, early_stopping_patience=None) for recipe in recipes]
     if match == "params":
@@ -144,9 +139,7 @@ def compare(
     for row, one in zip(comparison["rows"], tuned):
         row["tuning"] = one.to_dict()
     if ablate and is_main_process():
-        for row in comparison["rows"]:
-            if (found := _ablation(out, row, show)) is not None:
-                row["ablation"] = found
+        _add_ablations(comparison["rows"], out, show)
     comparison |= {"match": matched, "seeds": seeds, "command": provenance.command()}
     if is_main_process():  # under torchrun every process has all results
         write_json(out / "compare.json", comparison)
@@ -180,7 +173,11 @@ def _folder(out: Path, recipe: Recipe) -> Path:
 # -- before training -------------------------------------------------------------------------------------------------
 
 
-def _check(recipes: list[Recipe], seeds: int) -> None:
+def _check(recipes: list[Recipe], seeds: int, tuned_fields: Mapping[str, Sequence[str]], executor: str | None) -> None:
+    if executor is not None:
+        cluster.check(executor)
+    for recipe in recipes:
+        grid(recipe, tuned_fields)
     if len(recipes) < 2:
         raise InputError(f"recipes are {[r.name for r in recipes]}: use at least two")
     if seeds < 1:
@@ -302,19 +299,17 @@ def _row(
     return row
 
 
-def _ablation(out: Path, row: Mapping[str, Any], show: bool) -> dict[str, Any] | None:
-    """The first seed's model with and without its thoughts; kept in its folder. `None`: it does not think."""
-    folder = out / row["name"].replace("/", "-") / f"seed-{row['runs'][0]['seed']}"
-    path = folder / "ablation.json"
-    if path.is_file():
-        found: dict[str, Any] = json.loads(path.read_text())
-        return found
-    saved = load(folder)
-    if not has_own_thoughts(saved):
-        return None
-    result = ablation.run(saved, show=show)
-    write_json(path, result)
-    return result
+def _add_ablations(rows: Sequence[dict[str, Any]], out: Path, show: bool) -> None:
+    """Scores the first seed's model of each row that thinks with and without its thoughts; kept in its folder."""
+    for row in rows:
+        folder = out / row["name"].replace("/", "-") / f"seed-{row['runs'][0]['seed']}"
+        path = folder / "ablation.json"
+        if not path.is_file():
+            saved = load(folder)
+            if not has_own_thoughts(saved):
+                continue
+            write_json(path, ablation.run(saved, show=show))
+        row["ablation"] = json.loads(path.read_text())
 
 
 def print_comparison(comparison: dict[str, Any]) -> None:

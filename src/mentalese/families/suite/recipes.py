@@ -70,6 +70,11 @@ def decoder(size: float, layers: int, context: int) -> dict[str, Any]:
     return gpt2_rope(width(size), 4, layers=layers, context=context)
 
 
+def swapped(model: dict[str, Any]) -> dict[str, Any]:
+    """The control of most mechanisms: thoughts of another text."""
+    return model | {"thought_control": "swapped"}
+
+
 def scaled(model: dict[str, Any]) -> dict[str, Any]:
     """The model with initial weights that follow its width: 0.02, the usual standard deviation, is for 768 channels."""
     if "backbone" in model:
@@ -139,7 +144,7 @@ def topics(size: float) -> SuiteTask:
                 made(
                     "latent_thought-swapped",
                     "thoughts of another text",
-                    thinking | {"thought_control": "swapped"},
+                    swapped(thinking),
                     **halves,
                 ),
                 "control",
@@ -185,7 +190,7 @@ def recall(size: float) -> SuiteTask:
     def made(method: str, description: str, model: dict[str, Any], **fields: Any) -> Recipe:
         return documents(f"recall/{method}", spec, description, model, tokens, **fields)
 
-    own, swapped, without = gestalt, gestalt | {"thought_control": "swapped"}, gestalt | {"memory": "none"}
+    without = gestalt | {"memory": "none"}
     for name in ("memory_size", "gate_init"):
         without.pop(name)
     return SuiteTask(
@@ -193,7 +198,7 @@ def recall(size: float) -> SuiteTask:
         spec,
         (
             Method(
-                made("thought_gestalt", "sentence by sentence, with a memory", own, **sentences),
+                made("thought_gestalt", "sentence by sentence, with a memory", gestalt, **sentences),
                 "mechanism",
                 "thought_gestalt",
             ),
@@ -203,7 +208,7 @@ def recall(size: float) -> SuiteTask:
                 "thought_gestalt",
             ),
             Method(
-                made("thought_gestalt-swapped", "the memory of another text", swapped, **sentences),
+                made("thought_gestalt-swapped", "the memory of another text", swapped(gestalt), **sentences),
                 "control",
                 "thought_gestalt",
             ),
@@ -216,18 +221,17 @@ def recall(size: float) -> SuiteTask:
     )
 
 
+def conceptlm(backbone: dict[str, Any]) -> dict[str, Any]:
+    """Concepts of 4 tokens, read before layer 2."""
+    sizes = {"insert_depth": 2, "chunk_size": 4, "num_segments": 4, "vq_weight": 100.0}
+    return {"model_type": "conceptlm", "backbone": backbone, **sizes}
+
+
 def phrases(size: float) -> SuiteTask:
     """Phrases fill the chunks of ConceptLM, so a concept can be predicted from concepts."""
     spec = "phrases:lead=3"
     plain = decoder(size, 4, 128)
-    concept = {
-        "model_type": "conceptlm",
-        "backbone": plain,
-        "insert_depth": 2,
-        "chunk_size": 4,
-        "num_segments": 4,
-        "vq_weight": 100.0,
-    }
+    concept = conceptlm(plain)
     tokens = int(1_500_000 * size)
 
     def made(method: str, description: str, model: dict[str, Any]) -> Recipe:
@@ -240,9 +244,7 @@ def phrases(size: float) -> SuiteTask:
             Method(made("conceptlm", "a decoder that predicts the next concept", concept), "mechanism", "conceptlm"),
             Method(made("conceptlm-twin", "two more token layers", deeper(plain, 2)), "twin", "conceptlm"),
             Method(
-                made(
-                    "conceptlm-swapped", "concepts predicted for another text", concept | {"thought_control": "swapped"}
-                ),
+                made("conceptlm-swapped", "concepts predicted for another text", swapped(concept)),
                 "control",
                 "conceptlm",
             ),
@@ -273,14 +275,7 @@ def text(size: float) -> SuiteTask:
         "fork_layers": [2, 4],
         "selection": "causal",
     }
-    concept = {
-        "model_type": "conceptlm",
-        "backbone": rope,
-        "insert_depth": 2,
-        "chunk_size": 4,
-        "num_segments": 4,
-        "vq_weight": 100.0,
-    }
+    concept = conceptlm(rope)
     thinking = {
         "model_type": "ltm",
         **shape,
@@ -301,9 +296,6 @@ def text(size: float) -> SuiteTask:
 
     def without(model: dict[str, Any], *prefixes: str, **changes: Any) -> dict[str, Any]:
         return {name: value for name, value in model.items() if not name.startswith(prefixes)} | changes
-
-    def swapped(model: dict[str, Any]) -> dict[str, Any]:
-        return model | {"thought_control": "swapped"}
 
     def method(role: Role, family: str, name: str, description: str, model: dict[str, Any], **fields: Any) -> Method:
         defaults: dict[str, Any] = {
@@ -412,7 +404,7 @@ def forking(name: str, spec: str, size: float) -> SuiteTask:
         recipe = questions(f"{name}/{method}", spec, model, 10, 6, 128)
         return dataclasses.replace(recipe, description=description, layout=dataclasses.replace(recipe.layout, **layout))
 
-    removed, swapped = (bubbles | {"thought_control": control} for control in ("removed", "swapped"))
+    removed = bubbles | {"thought_control": "removed"}
     return SuiteTask(
         name,
         spec,
@@ -420,7 +412,9 @@ def forking(name: str, spec: str, size: float) -> SuiteTask:
             Method(made("thoughtbubbles", "forks before layers 1 and 2", bubbles), "mechanism", "thoughtbubbles"),
             Method(made("thoughtbubbles-twin", "the same layers without forks", regular), "twin", "thoughtbubbles"),
             Method(made("thoughtbubbles-constant", "constant scores", removed), "control", "thoughtbubbles"),
-            Method(made("thoughtbubbles-swapped", "scores of another text", swapped), "control", "thoughtbubbles"),
+            Method(
+                made("thoughtbubbles-swapped", "scores of another text", swapped(bubbles)), "control", "thoughtbubbles"
+            ),
             Method(made("pause", "the answer after 4 learned tokens", pause, stage=1, latents=4), "other", "pause"),
         ),
         None,
