@@ -118,8 +118,8 @@ def test_processes_end_with_the_one_that_started_them(tmp_path: Path, corpus: Pa
 
 
 def test_a_cluster_trains_the_same_runs(tmp_path: Path, corpus: Path) -> None:
-    sent = run_jobs(jobs(corpus, tmp_path / "sent", 3), count=2, executor="local", show=False)
-    alone = run_jobs(jobs(corpus, tmp_path / "one", 3), count=1, show=False)
+    sent = run_jobs(jobs(corpus, tmp_path / "sent", 2), count=2, executor="local", show=False)
+    alone = run_jobs(jobs(corpus, tmp_path / "one", 2), count=1, show=False)
     assert [result["test"] for result in sent] == [result["test"] for result in alone]
     assert {result["hardware"]["threads"] for result in sent} == {1}
     assert list((tmp_path / "sent" / "submitit").glob("*_log.out"))

@@ -47,7 +47,7 @@ def test_sigkill_at_a_random_step_changes_nothing(recipe: Recipe, tmp_path: Path
     process = launch(recipe, cut, processes)
     wait_for_step(process, cut, random.SystemRandom().randrange(8, STEPS - 8))
     process.kill()
-    for pid in cut.with_name("cut.pids").read_text().split():  # torchrun's workers outlive it
+    for pid in cut.with_name("cut.pids").read_text().split():  # ranks outlive the process that started them
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(pid), signal.SIGKILL)
     process.wait()

@@ -14,9 +14,13 @@ FAMILY = ROOT / "examples" / "family"
 
 
 @pytest.mark.parametrize("name", ["running_mean", "sentence_rows"])
-def test_a_small_family_keeps_the_contract(name: str) -> None:
-    """`running_mean` brings a model, `sentence_rows` a layout of text."""
+def test_a_family_is_small(name: str) -> None:
     assert sum(len(path.read_text().splitlines()) for path in (FAMILY / name).glob("*.py")) <= 80
+
+
+@pytest.mark.parametrize("name", ["sentence_rows"])
+def test_a_small_family_keeps_the_contract(name: str) -> None:
+    """It brings a layout of text; `running_mean`, which brings a model, is `mentalese new`'s, and checked there."""
     command = [sys.executable, "-m", "pytest", "--quiet", "tests/contract", "-k", name, "-p", "no:xdist"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(FAMILY), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

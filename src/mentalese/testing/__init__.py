@@ -43,6 +43,7 @@ from mentalese.testing.generation import *  # noqa: E402, F403
 from mentalese.testing.learning import *  # noqa: E402, F403
 from mentalese.testing.options import *  # noqa: E402, F403
 from mentalese.testing.saving import *  # noqa: E402, F403
+from mentalese.testing.saving import opener  # noqa: E402
 from mentalese.testing.sections import *  # noqa: E402, F403
 from mentalese.testing.tracing import *  # noqa: E402, F403
 from mentalese.testing.training import *  # noqa: E402, F403
@@ -58,6 +59,7 @@ __all__ = [
     "causal",
     "contract_cache",
     "corpus",
+    "opener",
     "pytest_generate_tests",
     "recipe",
     *TESTS,

@@ -32,6 +32,44 @@ except Interrupted as interrupted:
     sys.exit(interrupted.exit_code)
 """
 
+# What `torchrun --standalone` does, but the ranks share one import of everything.
+RANKS = """
+import os, runpy, socket, sys, traceback
+import mentalese.training.loop
+count, sys.argv = int(sys.argv[1]), sys.argv[2:]
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
+children = set()
+for rank in range(count):
+    if child := os.fork():
+        children.add(child)
+        continue
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    code = 1
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        code = 0
+    except SystemExit as exit:
+        code = int(exit.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+worst = 0
+while children:
+    child, status = os.wait()
+    children.discard(child)
+    if code := os.waitstatus_to_exitcode(status):
+        worst = worst or code
+        for other in children:
+            os.kill(other, 9)
+sys.exit(worst)
+"""
+
 
 def shrink(recipe: Recipe, corpus: Path, *, steps: int = 6, **train: object) -> Recipe:
     """The recipe on the small corpus, a few hundred tokens a step, for a few steps; questions at all stages at once."""
@@ -58,13 +96,13 @@ def shrink(recipe: Recipe, corpus: Path, *, steps: int = 6, **train: object) -> 
 
 
 def launch(recipe: Recipe, out: Path, processes: int = 1) -> subprocess.Popen[bytes]:
-    """Starts or resumes a run, under `torchrun` if in more than one process; its output and pids lie beside `out`."""
+    """Starts or resumes a run, in one process or in ranks; its output and pids lie beside `out`."""
     worker, data, pids = (out.with_name(f"{out.name}.{suffix}") for suffix in ("py", "json", "pids"))
     worker.write_text(WORKER)
     data.write_text(json.dumps(recipe.to_dict()))
     pids.unlink(missing_ok=True)
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    command = [sys.executable, *(torchrun if processes > 1 else []), str(worker), str(data), str(out), str(pids)]
+    ranks = ["-c", RANKS, str(processes)] if processes > 1 else []
+    command = [sys.executable, *ranks, str(worker), str(data), str(out), str(pids)]
     with out.with_name(f"{out.name}.log").open("w") as log:
         return subprocess.Popen(command, stdout=log, stderr=log)
 

@@ -7,12 +7,59 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from mentalese.testing.cases import Case
+
+# Each child starts where nothing of ours has been imported.
+_OPENER = """
+import os, sys, traceback
+from pathlib import Path
+import torch
+from transformers import AutoModelForCausalLM, GPT2LMHeadModel
+assert not any(name.partition(".")[0] == "mentalese" for name in sys.modules)
+for line in sys.stdin:
+    folder = Path(line.rstrip())
+    if not os.fork():
+        try:
+            model = AutoModelForCausalLM.from_pretrained(folder / "model", trust_remote_code=True).eval()
+            ids = torch.load(folder / "ids.pt", weights_only=True)
+            torch.save(model(ids).logits.detach(), folder / "logits.pt")
+            model.save_pretrained(folder / "again")
+        except BaseException:
+            (folder / "error.txt").write_text(traceback.format_exc())
+        os._exit(0)
+    os.wait()
+    print(flush=True)
+"""
+
+Opener = Callable[[Path], None]
+
+
+@pytest.fixture(scope="module")
+def opener(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opener]:
+    """Opens the model in a folder in a new process; its import of transformers is shared by all tests."""
+    environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path_factory.mktemp("modules"))}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([sys.executable, "-c", _OPENER], env=environment, text=True, **pipes) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        out = process.stdout
+
+        def open_model(folder: Path) -> None:
+            print(folder, file=process.stdin, flush=True)
+            assert out.readline(), "the process that opens models ended"
+            error = folder / "error.txt"
+            assert not error.is_file(), error.read_text()
+
+        yield open_model
+        process.stdin.close()
 
 
 def test_a_saved_model_opens_with_the_auto_class_and_predicts_the_same(case: Case, tmp_path: Path) -> None:
@@ -30,22 +77,12 @@ def test_a_saved_model_opens_with_the_auto_class_and_predicts_the_same(case: Cas
     )
 
 
-def test_a_saved_model_opens_without_naming_the_package(case: Case, tmp_path: Path) -> None:
+def test_a_saved_model_opens_without_naming_the_package(case: Case, tmp_path: Path, opener: Opener) -> None:
     """In a process of its own, by `trust_remote_code=True`, where only transformers is imported."""
     case.hugging_face.save_pretrained(tmp_path / "model")
     ids = case.batch()["input_ids"][:1, :8]
     torch.save(ids, tmp_path / "ids.pt")
-    code = (
-        "import sys, torch\n"
-        "from transformers import AutoModelForCausalLM\n"
-        f"model = AutoModelForCausalLM.from_pretrained({str(tmp_path / 'model')!r}, trust_remote_code=True).eval()\n"
-        f"ids = torch.load({str(tmp_path / 'ids.pt')!r}, weights_only=True)\n"
-        f"torch.save(model(ids).logits.detach(), {str(tmp_path / 'logits.pt')!r})\n"
-        f"model.save_pretrained({str(tmp_path / 'again')!r})\n"
-    )
-    environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules")}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    opener(tmp_path)
     with torch.no_grad():
         torch.testing.assert_close(torch.load(tmp_path / "logits.pt", weights_only=True), case.hugging_face(ids).logits)
     names = {path.name for path in (tmp_path / "again").iterdir()}
