@@ -412,7 +412,7 @@ def test_scores_are_the_same_whatever_else_is_in_the_batch() -> None:
             r"coconut.backbone.n_embed: gpt2 has no such field.*n_embd",
         ),
         ({"gates": ("read", "reset")}, r"coconut.gates is \('read', 'reset'\): use some of read, forget, write"),
-        ({"gate_biases": (0.0,)}, "coconut.gate_biases is .* give three"),
+        ({"gate_biases": (0.0,)}, "coconut.gate_biases is .* use three"),
         ({"write_passes": 0}, "coconut.write_passes is 0: set at least 1"),
     ],
 )

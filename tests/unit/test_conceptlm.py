@@ -527,7 +527,7 @@ def test_few_codes_of_few_different_inputs_are_no_collapse() -> None:
         ({"concept_layers": 0}, r"conceptlm.concept_layers is 0: set at least 1"),
         ({"vq_weight": -1}, r"conceptlm.vq_weight is -1.0: set at least 0"),
         ({"ntp_weight": 0, "ncp_weight": 0, "vq_weight": 0}, r"are 0: set one that is not"),
-        ({"codebook": None}, r"conceptlm.vq_weight is 1.0: without a codebook give 0.0"),
+        ({"codebook": None}, r"conceptlm.vq_weight is 1.0: without a codebook set 0.0"),
         ({"codebook": "conv"}, r"conceptlm.codebook is 'conv'"),
         ({"silent_start": True, "fusion": "norm_sum"}, r"with fusion 'norm_sum' zeros add something"),
         ({"silent_start": True, "concept_weights": "softmax"}, r"with concept_weights 'softmax' zeros add something"),

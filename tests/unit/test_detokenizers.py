@@ -108,7 +108,7 @@ def test_a_store_holds_the_running_text_and_counts_its_bytes(tmp_path: Path) -> 
     assert split.document_bytes[0] == len(text)
 
     prepared = DataConfig(source=f"store:{store.folder}", detokenizer="wikitext")
-    with pytest.raises(InputError, match=r"data.detokenizer is 'wikitext': store:.* holds tokens"):
+    with pytest.raises(InputError, match=r"data.detokenizer is 'wikitext': store:.* contains tokens"):
         prepare(prepared, show=False)
 
 
