@@ -101,9 +101,8 @@ def test_the_loss_of_trl_is_that_of_a_plain_call(name: str, corpus: Path, tmp_pa
     trainer("sft", model, tokenizer, rows, texts, tmp_path / "out")
     ids = torch.tensor(rows[:1])
     labels = ids.clone()
-    begins = getattr(model.config, "sentence_start_token_id", None)
-    if begins is not None:
-        labels[labels == begins] = -100
+    for marker in ("sentence_start_token_id", "latent_token_id"):  # no targets of the model's own loss
+        labels[labels == getattr(model.config, marker, None)] = -100
     model.eval()
     with torch.no_grad():
         fused = model(input_ids=ids, labels=labels, fused_lm_head=True)
