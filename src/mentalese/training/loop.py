@@ -13,13 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import signal
 import statistics
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,6 +57,7 @@ from mentalese.training.parallel import (
 )
 from mentalese.training.plan import Plan, step_seed
 from mentalese.training.run_folder import check_folder, finished_result, learning_curve, openings
+from mentalese.training.signals import stop_signals
 from mentalese.training.start import start
 from mentalese.training.tracking import check_trackers, open_trackers, read_metrics
 
@@ -170,7 +167,7 @@ class Run:
                 tracker.log(metrics)
 
         try:
-            with _signals() as received:
+            with stop_signals() as received:
                 self._steps(checkpoints, log, received)
             self.peak_memory = peak_memory(self.parallel.device)
         finally:
@@ -562,22 +559,6 @@ class LogBuffer:
 
     def clear(self) -> None:
         self.steps, self.losses, self.norms, self.metrics = [], [], [], []
-
-
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Collects SIGINT and SIGTERM while the block runs, so that no step is interrupted."""
-    received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-    handled = (signal.SIGINT, signal.SIGTERM)
-    before = {s: signal.signal(s, lambda signum, _: received.append(signum)) for s in handled}
-    try:
-        yield received
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
 
 
 def _prepare(recipe: Recipe, parallel: Parallel, show: bool) -> tuple[TokenStore, PreTrainedTokenizerBase]:
