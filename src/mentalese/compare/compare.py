@@ -124,7 +124,7 @@ def compare(
         else:
             chosen += [fit(recipe) for recipe in group]
         work = [
-            Job(_change(recipe, seed=seed), _folder(out, recipe) / f"seed-{seed}")
+            Job(_change(recipe, seed=seed), run_folder(out, recipe.name, seed))
             for recipe in chosen[len(results) :]
             for seed in _seeds(recipe, seeds)
         ]
@@ -168,6 +168,11 @@ def _seeds(recipe: Recipe, seeds: int) -> range:
 
 def _folder(out: Path, recipe: Recipe) -> Path:
     return out / recipe.name.replace("/", "-")
+
+
+def run_folder(out: Path, name: str, seed: int) -> Path:
+    """Where a comparison in `out` keeps the run of a recipe with a seed."""
+    return out / name.replace("/", "-") / f"seed-{seed}"
 
 
 # -- before training -------------------------------------------------------------------------------------------------
@@ -249,7 +254,7 @@ def _judge(recipes: list[Recipe], results: list[list[dict[str, Any]]], out: Path
     for recipe, runs in zip(recipes, results):
         own = recipe.baseline if recipe.baseline in runs_by_name and recipe.baseline != recipe.name else None
         baseline = own or recipes[0].name
-        alone = [(_change(recipe, seed=run["seed"]), _folder(out, recipe) / f"seed-{run['seed']}") for run in runs]
+        alone = [(_change(recipe, seed=run["seed"]), run_folder(out, recipe.name, run["seed"])) for run in runs]
         commands = [provenance.train_command(*run) for run in alone]
         rows.append(_row(recipe, runs, baseline, runs_by_name[baseline]) | {"commands": commands})
     return {
@@ -302,7 +307,7 @@ def _row(
 def _add_ablations(rows: Sequence[dict[str, Any]], out: Path, show: bool) -> None:
     """Scores the first seed's model of each row that thinks with and without its thoughts; kept in its folder."""
     for row in rows:
-        folder = out / row["name"].replace("/", "-") / f"seed-{row['runs'][0]['seed']}"
+        folder = run_folder(out, row["name"], row["runs"][0]["seed"])
         path = folder / "ablation.json"
         if not path.is_file():
             saved = load(folder)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from mentalese import provenance
-from mentalese.compare.compare import compare
+from mentalese.compare.compare import compare, run_folder
 from mentalese.compare.headline import SEEDS_FOR_A_TEST
 from mentalese.data.store import Split
 from mentalese.data.suite import Levels, task
@@ -113,7 +113,7 @@ def judge(chosen: SuiteTask, comparison: Mapping[str, Any], folder: Path) -> dic
     closed: dict[str, list[float]] = {}
     found = []
     for method, row in zip(chosen.methods, comparison["rows"], strict=True):
-        runs = [folder / method.recipe.name.replace("/", "-") / f"seed-{run['seed']}" for run in row["runs"]]
+        runs = [run_folder(folder, method.recipe.name, run["seed"]) for run in row["runs"]]
         found.append([score(chosen, path, run["test"]) for path, run in zip(runs, row["runs"])])
     levels = levels_of(chosen, statistics.fmean(found[0]))
     for method, row, scores in zip(chosen.methods, comparison["rows"], found):

@@ -60,6 +60,17 @@ class SuiteTask:
     scored: Literal["all", "answers", "second half"] = "all"
 
 
+INFERENCE: dict[str, Any] = {
+    "fast_steps": 8,
+    "fast_learning_rate": 0.34,
+    "fast_optimizer": "adamw",
+    "fast_schedule": "cosine",
+    "noise": "fixed",
+    "initial_log_variance": 0.0,
+}
+"""How Latent Thought Models infer thoughts: the release's settings, from the prior's variance."""
+
+
 def width(size: float) -> int:
     """64 channels at size 1, in steps of 16."""
     return max(16, round(64 * size / 16) * 16)
@@ -104,22 +115,16 @@ def topics(size: float) -> SuiteTask:
     Thoughts are inferred from a document's first half, and the second half is scored.
     """
     spec = "topics:table=unigram"
-    thinking = {
+    plain = {
         "model_type": "ltm",
         "hidden_size": width(size / 2),
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "max_position_embeddings": 128,
         "window_size": 1,
-        "num_latents": 4,
-        "fast_steps": 8,
-        "fast_learning_rate": 0.34,
-        "fast_optimizer": "adamw",
-        "fast_schedule": "cosine",
-        "noise": "fixed",
-        "initial_log_variance": 0.0,
+        "num_latents": 0,
     }
-    plain = {name: value for name, value in thinking.items() if not name.startswith(("fast_", "noise", "initial_"))}
+    thinking = plain | {"num_latents": 4} | INFERENCE
     tokens = int(500_000 * size)
     halves = {"evaluation": EvaluationConfig(context_length=128, stride=127, max_documents=100, estimator="prefix")}
 
@@ -136,7 +141,7 @@ def topics(size: float) -> SuiteTask:
                 "latent_thought",
             ),
             Method(
-                made("latent_thought-twin", "the same layers without thoughts", plain | {"num_latents": 0}, **halves),
+                made("latent_thought-twin", "the same layers without thoughts", plain, **halves),
                 "twin",
                 "latent_thought",
             ),
@@ -276,19 +281,14 @@ def text(size: float) -> SuiteTask:
         "selection": "causal",
     }
     concept = conceptlm(rope)
-    thinking = {
+    plain = {
         "model_type": "ltm",
         **shape,
         "max_position_embeddings": context,
         "window_size": 64,
-        "num_latents": 2 * layers,
-        "fast_steps": 8,
-        "fast_learning_rate": 0.34,
-        "fast_optimizer": "adamw",
-        "fast_schedule": "cosine",
-        "noise": "fixed",
-        "initial_log_variance": 0.0,
+        "num_latents": 0,
     }
+    thinking = plain | {"num_latents": 2 * layers} | INFERENCE
     sentences: dict[str, Any] = {
         "layout": SentenceStreams(tokens_per_batch=4096),
         "evaluation": EvaluationConfig(batch_size=32, max_documents=8),
@@ -309,7 +309,6 @@ def text(size: float) -> SuiteTask:
     alone = without(gestalt, "gate_", memory="none")
     regular = without(bubbles, "selection", fork_layers=[])
     constant = bubbles | {"thought_control": "removed"}
-    plain = without(thinking, "fast_", "noise", "initial_", num_latents=0)
     return SuiteTask(
         "text",
         corpus,
