@@ -27,6 +27,7 @@ from mentalese.testing.runs import (  # noqa: F401 (tests import them from here)
     launch,
     losses,
     metrics,
+    power_cut,
     printed,
     shrink,
     weights,

@@ -23,8 +23,7 @@ from mentalese.models.scoring import Perplexity
 from mentalese.training import loop
 from mentalese.training.loop import train
 from mentalese.training.parallel import Parallel
-from mentalese.training.plan import Plan
-from support import assert_same, checkpoint, finish, launch, losses, metrics, weights
+from support import assert_same, checkpoint, finish, launch, losses, metrics, power_cut, weights
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
 EPOCH = 8  # steps
@@ -126,17 +125,8 @@ def test_an_interrupted_curriculum_resumes_bit_for_bit(
     """The power fails at step 13, after the first validation of stage 1; the checkpoint is from stage 0."""
     recipe = changed(recipe, "train", checkpoint_every=10)
     whole = train(recipe, tmp_path / "whole", show=False)
-    batch = Plan.batch
-
-    def fail(plan: Plan, step: int, *args: Any, **kwargs: Any) -> Any:
-        if step == 13:
-            raise RuntimeError("power cut")
-        return batch(plan, step, *args, **kwargs)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Plan, "batch", fail)
-        with pytest.raises(RuntimeError, match="power cut"):
-            train(recipe, tmp_path / "cut", show=False)
+    with power_cut(monkeypatch, at_step=13):
+        train(recipe, tmp_path / "cut", show=False)
     resumed = train(recipe, tmp_path / "cut", resume=True, show=False)
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
     assert_same(weights(tmp_path / "cut"), weights(tmp_path / "whole"))

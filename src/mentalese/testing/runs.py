@@ -7,9 +7,12 @@ import json
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
@@ -17,6 +20,7 @@ from torch import Tensor
 
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.recipe import Recipe, TrainConfig
+from mentalese.training.plan import Plan
 
 WORKER = """
 import json, os, sys
@@ -105,6 +109,22 @@ def launch(recipe: Recipe, out: Path, processes: int = 1) -> subprocess.Popen[by
     command = [sys.executable, *ranks, str(worker), str(data), str(out), str(pids)]
     with out.with_name(f"{out.name}.log").open("w") as log:
         return subprocess.Popen(command, stdout=log, stderr=log)
+
+
+@contextmanager
+def power_cut(monkeypatch: pytest.MonkeyPatch, at_step: int) -> Iterator[None]:
+    """Every training in the block, and there has to be one, ends by an error when it takes the batch of a step."""
+    batch = Plan.batch
+
+    def fail(plan: Plan, step: int, *args: Any, **kwargs: Any) -> Any:
+        if step == at_step:
+            raise RuntimeError("power cut")
+        return batch(plan, step, *args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Plan, "batch", fail)
+        with pytest.raises(RuntimeError, match="power cut"):
+            yield
 
 
 def printed(out: Path) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,27 +15,18 @@ from mentalese.testing.runs import (
     finish,
     launch,
     losses,
+    power_cut,
     weights,
 )
 from mentalese.training.loop import train
-from mentalese.training.plan import Plan
 
 
 def test_an_interrupted_run_resumes_bit_for_bit(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = train(recipe, tmp_path / "whole", show=False)
-    batch = Plan.batch
-
-    def fail_at_step_5(plan: Plan, step: int, *args: Any, **kwargs: Any) -> Any:
-        if step == 5:
-            raise RuntimeError("power cut")
-        return batch(plan, step, *args, **kwargs)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Plan, "batch", fail_at_step_5)
-        with pytest.raises(RuntimeError, match="power cut"):
-            train(recipe, tmp_path / "cut", show=False)
+    with power_cut(monkeypatch, at_step=5):
+        train(recipe, tmp_path / "cut", show=False)
     resumed = train(recipe, tmp_path / "cut", resume=True, show=False)
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
     assert_same(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
