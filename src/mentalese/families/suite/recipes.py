@@ -169,10 +169,11 @@ def topics(size: float) -> SuiteTask:
 def recall(size: float) -> SuiteTask:
     """Sentences are read one by one: what a key was bound to can only come from a memory, or from a wider view.
 
-    Vectors in the memory have length 1. A gate that starts at the square root of the width makes their channels as
-    large as those of other activations.
+    A binding is asked for two sentences later: at four, this model learns nothing in 3M tokens (2.78 nats per answer,
+    chance 2.77). Vectors in the memory have length 1. A gate that starts at the square root of the width makes their
+    channels as large as those of other activations.
     """
-    spec = "recall:key_words=1,distance=4,keys=2"
+    spec = "recall:key_words=1,distance=2,keys=2"
     gestalt = {
         "model_type": "thought_gestalt",
         "hidden_size": width(size),
@@ -185,7 +186,7 @@ def recall(size: float) -> SuiteTask:
         "attention_dropout": 0.0,
         "embedding_dropout": 0.0,
     }
-    tokens = int(1_500_000 * size)
+    tokens = int(3_000_000 * size)
     sentences = {
         "data": DataConfig(source=f"builtin:{spec}", tokenizer="bpe:512", max_sentence_tokens=16),
         "layout": SentenceStreams(max_sentences=32, tokens_per_batch=2048),
