@@ -337,6 +337,49 @@ def test_accuracy_is_of_so_many_latents_up_to_twice_as_many(
     assert fewer["models"][0]["questions"] == 2
 
 
+@pytest.fixture(scope="module")
+def searcher(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained model of graphs."""
+    graphs = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, source="builtin:reachability:count=200"))
+    roomy = {"backbone": recipe.model["backbone"] | {"n_positions": 512}}
+    return saved(tmp_path_factory.mktemp("searcher") / "searcher", graphs, "coconut", speaking, **roomy)
+
+
+def test_latents_that_contain_the_frontier_raise_the_diagonal(
+    searcher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Latent t is the mean of the names at distance t: they are closer to it than all others, in every question."""
+    thinking = figures._thinking
+
+    def planted(run: Any, split: Split, label: str) -> Any:
+        graphs = figures._graphs(run.data.source)
+        embeddings = run.hugging_face.get_input_embeddings().weight.detach()
+        torch.nn.init.normal_(embeddings)
+        for documents, states, thoughts in thinking(run, split, label):
+            for row, document in enumerate(documents):
+                graph = graphs[figures._question(run, split, document)]
+                for t, latent in enumerate(thoughts.latents, 1):
+                    at = [graph.symbols[i] for i, d in enumerate(graph.distances()) if d == t]
+                    ids = [run.tokenizer.encode(f" {word}", add_special_tokens=False) for word in at]
+                    latent[row] = torch.stack([embeddings[own].mean(0) for own in ids]).mean(0)
+            yield documents, states, thoughts
+
+    plain = draw("frontier", searcher, out=tmp_path / "plain.svg")["distances"]
+    monkeypatch.setattr(figures, "_thinking", planted)
+    found = draw("frontier", searcher, out=tmp_path / "planted.svg")
+    distances = found["distances"]
+    assert found["questions"] == distances["0"]["questions"] == distances["1"]["questions"] > 0
+    for t in range(1, LATENTS + 1):
+        column = {name: series["mean"][t - 1] for name, series in distances.items()}
+        assert max(column, key=column.__getitem__) == str(t)
+        assert column[str(t)] > 0.85 > plain[str(t)]["mean"][t - 1]
+
+
+def test_the_frontier_needs_graphs(coconut: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"needs graphs, and file:.* has none: use builtin:reachability"):
+        draw("frontier", coconut, out=tmp_path / "x.svg")
+
+
 def test_other_questions_can_be_asked_and_fewer_of_them(agclr: Path, source: str, tmp_path: Path) -> None:
     numbers = write_figure("coconut/gates", [str(agclr)], tmp_path / "few.svg", source=source, documents=2)
     whole = write_figure("coconut/gates", [str(agclr)], tmp_path / "all.svg")

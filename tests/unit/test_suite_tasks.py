@@ -170,3 +170,14 @@ def test_every_level_lies_where_it_belongs() -> None:
         )
         assert optimum > floor
         assert floor >= chance - 0.04  # a rule without any merit, on 1,000 questions
+
+
+def test_distances_are_those_of_the_shortest_paths() -> None:
+    """The path to the target has one edge per step; the false target is never reached from the root."""
+    for question in islice(Reachability().questions("test"), 50):
+        distances = question.distances()
+        assert distances[question.root] == 0
+        assert distances[question.target] == len(question.steps)
+        assert distances[question.negative_target] is None
+        for a, b in question.edges:
+            assert distances[a] is None or (distances[b] is not None and distances[b] <= distances[a] + 1)

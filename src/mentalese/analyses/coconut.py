@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,6 +39,7 @@ from mentalese.formatting import model_names
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mentalese.data.prosqa import Question as GraphQuestion
     from mentalese.data.store import Split
     from mentalese.evaluation.answers import AnswerRecord
     from mentalese.families.coconut.model import Thoughts
@@ -366,17 +368,22 @@ def contrast(paths: list[str], *, source: str | None = None, documents: int = AN
     return _draw_cases(numbers), numbers
 
 
+def _segment(split: Split, i: int) -> list[int]:
+    return split.tokens[split.segments[i] : split.segments[i + 1]].astype("int64").tolist()
+
+
+def _question(saved: Saved, split: Split, document: int) -> str:
+    return saved.tokenizer.decode(_segment(split, split.document_segments[document])).strip()
+
+
 def _stored(saved: Saved, split: Split, document: int, similarity: Tensor) -> dict[str, Any]:
     """A question, its answer's tokens, and the similarity [K, v] and rank of each."""
-    first, last = split.document_segments[document : document + 2]
-    question, answer = (
-        split.tokens[split.segments[i] : split.segments[i + 1]].astype("int64").tolist() for i in (first, last - 1)
-    )
+    answer = _segment(split, split.document_segments[document + 1] - 1)
     markers = set(saved.layout.special_ids(saved.tokenizer).values())
     ids = [i for i in dict.fromkeys(answer) if i not in markers and saved.tokenizer.decode([i]).strip(" #")]
     own = similarity[:, ids]
     return {
-        "question": saved.tokenizer.decode(question).strip(),
+        "question": _question(saved, split, document),
         "tokens": [saved.tokenizer.decode([i]) for i in ids],
         "similarity": own.tolist(),
         "rank": ((similarity[:, None] > own[..., None]).sum(-1) + 1).tolist(),
@@ -420,6 +427,78 @@ def _draw_cases(numbers: dict[str, Any]) -> Any:
 def _short(text: str, width: int = WIDTH) -> str:
     """The end of a text: the question follows what it is about."""
     return text if len(text) <= width else f"… {text[2 - width :]}"
+
+
+# -- search on graphs --------------------------------------------------------------------------------------------------
+
+
+def frontier(paths: list[str], *, source: str | None = None, documents: int = ANSWERED) -> tuple[Any, dict[str, Any]]:
+    """Does latent t contain the nodes that breadth-first search reaches in step t?
+
+    For each latent and each distance from the root: the chance that what the latent reads is closer (by cosine) to the
+    name of a node at this distance than to that of another node of the same graph, averaged over questions. 50% is no
+    information. In breadth-first search, the nodes at distance t stand out in latent t (Zhu et al., "Reasoning by
+    Superposition", arXiv 2505.12514, see them there). A name is the mean of its tokens' embeddings.
+
+    Args:
+        source: `builtin:reachability:..`; `None`: that which the model was trained on.
+        documents: use the first N questions of the validation split.
+    """
+    import torch
+
+    path = only_path(paths, "coconut/frontier")
+    (saved,), (label,) = _open([path], source, documents), model_names([path])
+    _check_latents(saved)
+    graphs, split = _graphs(saved.data.source), _split(saved, "validation")
+    embeddings = saved.hugging_face.get_input_embeddings().weight.detach().float().cpu()
+    found: dict[int | None, list[np.ndarray]] = {}
+    for asked, _, thoughts in _thinking(saved, split, label):
+        read = torch.stack(thoughts.latents, dim=1).float().cpu()  # [B, K, d]
+        for row, document in enumerate(asked):
+            graph = graphs[_question(saved, split, document)]
+            ids = [saved.tokenizer.encode(f" {word}", add_special_tokens=False) for word in graph.symbols]
+            names = torch.stack([embeddings[own].mean(0) for own in ids])
+            cosine = torch.cosine_similarity(read[row][:, None], names, dim=-1).numpy()  # [K, nodes]
+            distances = graph.distances()
+            for distance in set(distances):
+                inside = np.array([other == distance for other in distances])
+                a, b = cosine[:, inside, None], cosine[:, None, ~inside]
+                found.setdefault(distance, []).append(((a > b) + (a == b) / 2).mean((1, 2)))
+    numbers = _about(saved, label) | {"split": "validation", "source": saved.data.source, "questions": len(found[0])}
+    numbers["distances"] = {
+        "never" if distance is None else str(distance): {"questions": len(found[distance])}
+        | mean_and_std(found[distance])
+        for distance in sorted(found, key=lambda d: math.inf if d is None else d)
+    }
+    return _draw_frontier(numbers), numbers
+
+
+def _graphs(source: str) -> dict[str, GraphQuestion]:
+    """The validation questions of `builtin:reachability`, by their text."""
+    from mentalese.data.suite import task
+    from mentalese.data.suite.reachability import Reachability
+
+    spec = source.removeprefix("builtin:")
+    made = task(spec) if spec.partition(":")[0] == Reachability.name else None
+    if not isinstance(made, Reachability):
+        raise InputError(f"the figure coconut/frontier needs graphs, and {source} has none: use builtin:reachability")
+    return {one.question: one for one in islice(made.questions("validation"), made.size("validation"))}
+
+
+def _draw_frontier(numbers: dict[str, Any]) -> Any:
+    """Latents from left to right, distances from top to bottom."""
+    distances, passes = numbers["distances"], numbers["latents"]
+    values = np.array([series["mean"] for series in distances.values()])
+    picture, ((panel,),) = canvas(1, 1, max(5.0, 2 + 0.9 * passes), 1.6 + 0.45 * len(distances))
+    spread = max(0.1, float(np.abs(values - 0.5).max()))
+    shown = [[f"{value:.0%}" for value in row] for row in values]
+    image = _heat_map(panel, values, shown, {"vmin": 0.5 - spread, "vmax": 0.5 + spread})
+    panel.set_xticks(np.arange(passes) + 0.5, [str(i) for i in range(1, passes + 1)])
+    panel.set_yticks(np.arange(len(distances)) + 0.5, list(distances))
+    panel.set(xlabel="latent", ylabel="steps from the root", title=f"{numbers['label']}: closer than other nodes")
+    picture.colorbar(image, ax=panel, fraction=0.04, pad=0.02)
+    footnote(picture, "50%: no information; breadth-first search would raise the diagonal")
+    return picture
 
 
 # -- the number of latents at test time --------------------------------------------------------------------------------
@@ -490,6 +569,12 @@ FIGURES = {
         description="questions that only AGCLR answers right, and the answer's tokens in its memory",
         takes="AGCLR OTHER",
         draw=contrast,
+        reads_source=True,
+    ),
+    "frontier": Figure(
+        description="which nodes of a graph each latent is close to, by their distance from the root",
+        takes="MODEL",
+        draw=frontier,
         reads_source=True,
     ),
     "latents": Figure(

@@ -94,6 +94,17 @@ class Question:
     steps: tuple[str, ...]
     answer: str
 
+    def distances(self) -> list[int | None]:
+        """Steps from root to each node, by breadth-first search; `None`: root does not lead there."""
+        found: list[int | None] = [None] * len(self.symbols)
+        found[self.root], frontier, step = 0, {self.root}, 0
+        while frontier:
+            step += 1
+            frontier = {b for a, b in self.edges if a in frontier and found[b] is None}
+            for node in frontier:
+                found[node] = step
+        return found
+
 
 @cache
 def prosqa() -> tuple[Document, ...]:
