@@ -33,7 +33,7 @@ from mentalese.evaluation.statistics import summary
 from mentalese.files import write_json
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model
-from mentalese.models.contract import count_parameters
+from mentalese.models.contract import Contract, count_parameters
 from mentalese.models.saved import load
 from mentalese.recipe import Recipe
 from mentalese.screen import print_table
@@ -233,7 +233,7 @@ def _with_flops(recipe: Recipe, budget: int, show: bool) -> Recipe:
     return recipe
 
 
-def flops_per_token(model: Any, plan: Any, micro_batches: int, samples: int = 16) -> float:
+def flops_per_token(model: Contract, plan: Plan, micro_batches: int, samples: int = 16) -> float:
     """Training FLOPs per lexical token, over steps spread evenly over the plan."""
     count = min(samples, plan.total_steps)
     steps = sorted({(2 * i + 1) * plan.total_steps // (2 * count) for i in range(count)})

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 
 from mentalese.data.batch import Batch
 from mentalese.data.tokenizers import special_token_ids
+from mentalese.models.contract import Contract
 from mentalese.nn.loss import IGNORED
 from mentalese.testing.cases import TOLERANCE, Case
 
@@ -76,7 +76,7 @@ def _first_row_until(batch: Batch, column: int) -> Batch:
 
 
 @torch.no_grad()
-def _cost(model: Any, batch: Batch, share: int) -> torch.Tensor:
+def _cost(model: Contract, batch: Batch, share: int) -> torch.Tensor:
     """What the targets cost in all, in training mode, in the share of the batch that contains the first row."""
     torch.manual_seed(0)
     output = model.training_loss({name: rows[::share] for name, rows in batch.items()})
