@@ -20,6 +20,7 @@ from mentalese.models.adapter import as_contract
 from mentalese.models.build import context_length
 from mentalese.models.contract import Contract
 from mentalese.models.lora import FOLDER, add_adapters, merged_weights, save_adapter
+from mentalese.models.packaged import packaged
 from mentalese.models.tensor_files import is_checkpoint, load_weights
 from mentalese.models.text_tokenizer import mask_token_id, text_tokenizer
 from mentalese.recipe import Recipe
@@ -96,7 +97,9 @@ def reading_tokenizer(
 
 
 def model_folder(path: str | Path) -> Path:
-    """The `model/` of a run's folder or of a checkpoint's run, or the folder itself."""
+    """The `model/` of a run's folder or of a checkpoint's run, the folder of `models:NAME`, or the folder itself."""
+    if (folder := packaged(path)) is not None:
+        return folder
     inside = (Path(path).absolute().parents[1] if is_checkpoint(path) else Path(path)) / "model"
     return inside if (inside / "config.json").is_file() else Path(path)
 
@@ -141,8 +144,9 @@ def load_model(
     """A trained model that keeps the contract, in eval mode, and its tokenizer.
 
     Args:
-        path: a folder written by `save_pretrained` or by a run (its `model/` is found), `hub:NAME`, or a checkpoint
-            `RUN/checkpoints/step-*`, whose weights are used instead of those in `RUN/model`.
+        path: a folder written by `save_pretrained` or by a run (its `model/` is found), `hub:NAME`, `models:NAME` of an
+            installed package of models, or a checkpoint `RUN/checkpoints/step-*`, whose weights are used instead of
+            those in `RUN/model`.
         fields: other values of fields of its config, as far as the weights allow.
 
     Raises:

@@ -232,8 +232,8 @@ def load(path: str | Path, device: str | torch.device | None = None, *, config: 
     """Opens a trained model.
 
     Args:
-        path: the folder of a run or of a saved model, a checkpoint `RUN/checkpoints/step-*`, or `hub:NAME`, which is
-            any Hugging Face causal LM.
+        path: the folder of a run or of a saved model, a checkpoint `RUN/checkpoints/step-*`, `models:NAME` of an
+            installed package of models, or `hub:NAME`, which is any Hugging Face causal LM.
         device: `None`: a GPU if there is one, else the CPU.
         config: other values of fields of the model's config, as far as the weights allow.
 

@@ -1,0 +1,78 @@
+"""Writes the models of this package from the runs of a suite: of each mechanism the best seed, by validation.
+
+    python models/export.py runs/suite [--task recall]
+
+Parameters are stored in bfloat16, buffers as they are. `config.json` says float32, which is what they are loaded as.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from mentalese import load
+from mentalese.compare.compare import run_folder
+from mentalese.files import read_json, sha256, whole_folder, write_json
+
+MODELS = Path(__file__).parent / "mentalese_models"
+WEIGHTS = "model.safetensors"
+
+
+def best_seed(folder: Path, recipe: str, seeds: int) -> Path:
+    """The run with the best validation score."""
+
+    def score(run: Path) -> float:
+        validation = json.loads((run / "result.json").read_text())["validation"]
+        return validation["accuracy"] if "accuracy" in validation else -validation["nll"]
+
+    return max((run_folder(folder, recipe, seed) for seed in range(seeds)), key=score)
+
+
+def export(run: Path, name: str, summary: str) -> None:
+    """One run's model as a folder of the package."""
+    parameters = {name for name, _ in load(run, "cpu").hugging_face.named_parameters()}
+    with whole_folder(MODELS / name, replace=True) as folder:
+        shutil.copytree(run / "model", folder, dirs_exist_ok=True)
+        weights = load_file(folder / WEIGHTS)
+        rounded = {key: value.to(torch.bfloat16) if key in parameters else value for key, value in weights.items()}
+        save_file(rounded, folder / WEIGHTS, {"format": "pt"})
+        (folder / WEIGHTS).chmod(0o644)
+        about = read_json(folder / "mentalese.json")
+        write_json(
+            folder / "mentalese.json", about | {"summary": summary, "weights": {WEIGHTS: sha256(folder / WEIGHTS)}}
+        )
+        card = (folder / "README.md").read_text(encoding="utf-8")
+        card = card.replace("hub:NAME", f"models:{name}").replace(" # or this folder", "")
+        head, loading, rest = card.partition("## Load it")
+        (folder / "README.md").write_text(f"{head}{summary}\n\n{loading}{rest}", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("suite", type=Path, help="the folder with suite.json and all runs")
+    parser.add_argument("--task", help="one task only")
+    options = parser.parse_args()
+    suite = json.loads((options.suite / "suite.json").read_text())
+    for task in suite["tasks"]:
+        for method in task["methods"] if options.task in (None, task["name"]) else ():
+            if method["role"] != "mechanism":
+                continue
+            shares = method["closed"]
+            low, high = shares["interval"]
+            name = f"{method['name'].partition('/')[2]}-{task['name']}"
+            summary = (
+                f"Closes {shares['mean']:.0%} ({low:.0%} to {high:.0%}, {len(shares['seeds'])} seeds) of the gap on "
+                f"`{task['spec']}`; this is the best of the seeds by validation."
+            )
+            run = best_seed(options.suite / task["name"], method["name"], len(shares["seeds"]))
+            export(run, name, summary)
+            print(f"{name}: {summary}")
+
+
+if __name__ == "__main__":
+    main()

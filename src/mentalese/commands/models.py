@@ -1,0 +1,51 @@
+"""`mentalese models`: trained models that installed packages bring."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+from typing import Any
+
+from mentalese.commands.help import width
+from mentalese.commands.options import read
+from mentalese.commands.shared import print_json
+from mentalese.errors import InputError
+
+
+@dataclass(kw_only=True)
+class Options:
+    """Trained models to open at once: `models:NAME` stands for the path of a model in every command.
+
+    Attributes:
+        json: the list as JSON.
+    """
+
+    json: bool = False
+
+
+def run(words: list[str]) -> None:
+    names, options = read(Options, words, "models")
+    if names:
+        raise InputError(f"`mentalese models` takes no arguments, and got {names[0]!r}: remove it")
+    from mentalese.files import read_json
+    from mentalese.models.packaged import PREFIX, packaged_models
+
+    found: dict[str, dict[str, Any]] = {}
+    for name, folder in packaged_models().items():
+        about = read_json(folder / "mentalese.json") if (folder / "mentalese.json").is_file() else {}
+        recipe = about.get("recipe", {})
+        found[PREFIX + name] = {
+            "recipe": recipe.get("name"),
+            "text": recipe.get("data", {}).get("source"),
+            "summary": about.get("summary", ""),
+            "bytes": sum(file.stat().st_size for file in folder.glob("*.safetensors")),
+            "folder": str(folder),
+        }
+    if options.json:
+        return print_json(found)
+    if not found:
+        return print("No package of models is installed: pip install mentalese-models")
+    for name, model in found.items():
+        print(f"{name}  {model['bytes'] / 1e6:.1f} MB")
+        print(textwrap.fill(model["summary"], width(), initial_indent="  ", subsequent_indent="  "))
+    return print(f'\nmentalese think {next(iter(found))} --text "..."')

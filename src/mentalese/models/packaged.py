@@ -1,0 +1,50 @@
+"""Trained models that packages bring: `models:NAME` opens one wherever the path of a model is asked for.
+
+A package names a module in the entry point group `mentalese.models`; each folder in it that contains a `config.json`
+is a model. `pip install mentalese-models` brings those of this project.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import entry_points
+from importlib.resources import files
+from pathlib import Path
+
+from mentalese.errors import InputError, nearest
+
+ENTRY_POINTS = "mentalese.models"
+PREFIX = "models:"
+
+
+@cache
+def packaged_models() -> dict[str, Path]:
+    """The folders of all models in installed packages, by name.
+
+    Raises:
+        InputError: two packages have a model of the same name.
+    """
+    found: dict[str, Path] = {}
+    for entry_point in entry_points(group=ENTRY_POINTS):
+        for folder in sorted(Path(str(files(entry_point.value))).iterdir()):
+            if (folder / "config.json").is_file():
+                if folder.name in found:
+                    raise InputError(f"two packages bring the model {folder.name!r}: uninstall one")
+                found[folder.name] = folder
+    return found
+
+
+def packaged(path: str | Path) -> Path | None:
+    """The folder of `models:NAME`; `None` for other paths.
+
+    Raises:
+        InputError: no installed package has such a model.
+    """
+    if not str(path).startswith(PREFIX):
+        return None
+    name, known = str(path).removeprefix(PREFIX), packaged_models()
+    if not known:
+        raise InputError(f"{path}: no package of models is installed: pip install mentalese-models")
+    if name not in known:
+        raise InputError(f"{path}: no model is called that{nearest(name, known)} (`mentalese models` lists them)")
+    return known[name]

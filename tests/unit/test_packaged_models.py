@@ -1,0 +1,83 @@
+"""`models:NAME` opens what installed packages bring; the models in this repository are intact."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+import mentalese
+from mentalese.cli import main
+from mentalese.errors import InputError
+from mentalese.models import packaged as module
+from mentalese.models.packaged import packaged, packaged_models
+
+MODELS = Path(__file__).parents[2] / "models" / "mentalese_models"
+NAMES = sorted(folder.parent.name for folder in MODELS.glob("*/config.json"))
+LIMIT = 40e6  # bytes, of all models
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The entry points that are found; those of this repository's package, unless a test changes them."""
+    points = [SimpleNamespace(value="mentalese_models")]
+    monkeypatch.syspath_prepend(MODELS.parent)
+    monkeypatch.setattr(module, "entry_points", lambda group: points if group == "mentalese.models" else [])
+    packaged_models.cache_clear()
+    yield points
+    packaged_models.cache_clear()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_opens_reads_and_writes(name: str) -> None:
+    saved = mentalese.load(f"models:{name}", "cpu")
+    assert saved.recipe is not None
+    assert {parameter.dtype for parameter in saved.hugging_face.parameters()} == {torch.float32}
+    split = saved.split("test")
+    segments = split.segments[:2].tolist()
+    text = saved.tokenizer.decode(split.tokens[slice(*segments)].astype("int64").tolist())
+    trace = saved.think(text)
+    assert torch.isfinite(trace.scores["surprisal"][1:]).any()
+    assert saved.generate(text, max_new_tokens=4)[0]
+
+
+def test_weights_are_small_and_in_bfloat16() -> None:
+    files = list(MODELS.rglob("*.safetensors"))
+    assert len(files) == len(NAMES) > 0
+    assert sum(file.stat().st_size for file in MODELS.rglob("*") if file.is_file()) < LIMIT
+    for file in files:
+        with safe_open(file, "pt") as weights:
+            assert "BF16" in {weights.get_slice(name).get_dtype() for name in weights.keys()}  # noqa: SIM118
+
+
+def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"models:{name}  " in shown for name in NAMES)
+
+
+def test_a_misspelt_model_is_refused() -> None:
+    with pytest.raises(InputError, match=f"models:{NAMES[0]}x: no model is called that; did you mean {NAMES[0]!r}"):
+        packaged(f"models:{NAMES[0]}x")
+    assert packaged("runs/x") is None
+
+
+def test_without_a_package_it_says_which_one_to_install(
+    installed: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    installed.clear()
+    with pytest.raises(InputError, match="no package of models is installed: pip install mentalese-models"):
+        mentalese.load("models:x")
+    assert main(["models"]) == 0
+    assert "pip install mentalese-models" in capsys.readouterr().out
+
+
+def test_two_models_of_one_name_are_refused(installed: list[Any]) -> None:
+    installed *= 2
+    with pytest.raises(InputError, match=f"two packages bring the model {NAMES[0]!r}: uninstall one"):
+        packaged_models()
