@@ -301,3 +301,22 @@ def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(InputError, match=r"pip install 'mentalese\[figures\]'"):
         write_figure("curves", [str(result(tmp_path, "gpt2/a", 100))], tmp_path / "curves.svg")
+
+
+def test_the_suite_is_drawn_from_its_file(tmp_path: Path) -> None:
+    closed = {"mean": 0.7, "interval": [0.5, 0.9], "seeds": [0.6, 0.7, 0.8]}
+    methods = [
+        {"name": "topics/a", "role": "mechanism", "closed": closed},
+        {"name": "topics/b", "role": "twin", "closed": {"mean": -3.0, "interval": None, "seeds": [-3.0]}},
+    ]
+    path = tmp_path / "suite.json"
+    path.write_text(json.dumps({"tasks": [{"name": "topics", "methods": methods}]}))
+    numbers = write_figure("suite", [str(path)], tmp_path / "suite.svg")
+    assert numbers["tasks"] == [{"name": "topics", "methods": methods}]
+    picture = (tmp_path / "suite.svg").read_text()
+    assert picture.count("topics/") == 0
+    assert picture.count("<!-- a (mechanism) -->") == picture.count("<!-- b (twin) -->") == 1
+    assert picture.count("shares below -25% are drawn there") == 1
+    path.write_text("{}")
+    with pytest.raises(InputError, match=r"is not the suite\.json of `mentalese suite`"):
+        write_figure("suite", [str(path)], tmp_path / "suite.svg")

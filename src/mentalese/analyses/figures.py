@@ -11,6 +11,7 @@ from typing import Any
 
 from mentalese.analyses.curves import CURVES
 from mentalese.analyses.drawing import Figure
+from mentalese.analyses.suite import SUITE
 from mentalese.errors import InputError, nearest
 from mentalese.files import check_place
 
@@ -48,10 +49,10 @@ POSITIONS = Figure(
 
 
 def figures() -> dict[str, Figure]:
-    """All figures by name: `curves` and `positions`, and `FAMILY/NAME` for those of the families."""
+    """All figures by name: `curves`, `positions` and `suite`, and `FAMILY/NAME` for those of the families."""
     from mentalese.registry import families, load
 
-    every = {"curves": CURVES, "positions": POSITIONS}
+    every = {"curves": CURVES, "positions": POSITIONS, "suite": SUITE}
     for family in families().values():
         own = load(family.figures) if family.figures else {}
         every |= {f"{family.name}/{name}": figure for name, figure in own.items()}
