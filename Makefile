@@ -1,8 +1,6 @@
-# `make demo` trains, compares and shows; `make test` is the whole gate. Both install what they need in .venv first.
+# `make demo` trains small models and shows what they think; `make test` is the whole gate. Both install what they need in .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
-TEXT := --text "The list is sorted in place. If the item is not found, a ValueError is raised. The method returns None."
-QUESTION := --text "Every jelpus is a quimpus. Every quimpus is a lorpus. Rex is a jelpus. Is Rex a lorpus or hilpus?"
 
 .PHONY: install demo test test-ecosystem nightly browser lint clean
 
@@ -16,13 +14,7 @@ install: .venv/installed
 	touch $@
 
 demo: install
-	$(BIN)/mentalese compare 'gpt2*/tiny' '*thought*/tiny' conceptlm/tiny --out runs/demo
-	$(BIN)/mentalese train coconut/tiny --resume --out runs/demo/coconut-tiny/seed-0
-	$(BIN)/mentalese think runs/demo/thought_gestalt-tiny/seed-0 --against runs/demo/gpt2-tiny/seed-0 $(TEXT) --out runs/demo/thought_gestalt.html
-	$(BIN)/mentalese think runs/demo/thoughtbubbles-tiny/seed-0 --against runs/demo/gpt2-tiny/seed-0 $(TEXT) --out runs/demo/thoughtbubbles.html
-	$(BIN)/mentalese think runs/demo/latent_thought-tiny/seed-0 --against runs/demo/gpt2-tiny/seed-0 $(TEXT) --out runs/demo/latent_thought.html
-	$(BIN)/mentalese think runs/demo/conceptlm-tiny/seed-0 --against runs/demo/gpt2-tiny/seed-0 $(TEXT) --out runs/demo/conceptlm.html
-	$(BIN)/mentalese think runs/demo/coconut-tiny/seed-0 $(QUESTION) --out runs/demo/coconut.html
+	$(BIN)/mentalese demo
 
 # One thread a test process: the machine's cores are shared by the processes, not fought over by their threads.
 test: install lint

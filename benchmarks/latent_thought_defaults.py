@@ -38,7 +38,8 @@ def conditions() -> list[Recipe]:
     found = []
     for thoughts in (2, 16):
         total = thoughts * base.model["num_hidden_layers"]
-        grid = [(inner, start, None) for inner in INNER for start in (-5.0, 0.0)] + [("release", 0.0, 0.02)]
+        grid: list[tuple[str, float, float | None]] = [(inner, start, None) for inner in INNER for start in (-5.0, 0.0)]
+        grid += [("paper", -5.0, 0.02), ("release", 0.0, 0.02)]
         for inner, start, spread in grid:
             model = base.model | INNER[inner] | {"initial_log_variance": start, "num_latents": total, "fast_steps": 16}
             name = f"defaults/{inner}{start:+.0f}-z{thoughts}"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shlex
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +35,6 @@ from mentalese.testing.runs import (  # noqa: F401 (tests import them from here)
 def tiny_recipes() -> list[str]:
     """Every family's `tiny` recipe, found by discovery."""
     return [name for name in recipes() if name.endswith("/tiny")]
-
-
-def demo() -> list[list[str]]:
-    """The arguments of every `mentalese` that `make demo` runs."""
-    root = Path(__file__).parents[1]
-    shown = subprocess.run(["make", "-n", "demo"], cwd=root, capture_output=True, text=True, check=True).stdout
-    commands = (shlex.split(line) for line in shown.splitlines())
-    return [words[1:] for words in commands if words and words[0].endswith("bin/mentalese")]
 
 
 def short_documents(corpus: Path, folder: Path, lengths: tuple[int, int, int]) -> Path:

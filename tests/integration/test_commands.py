@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,13 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mentalese import cli, get_recipe
+from mentalese.compare.jobs import Job
+from mentalese.compare.jobs import run_jobs as jobs_of_this_process
+from mentalese.families.suite.demo import DEMO, Shown
 from mentalese.models.checkpoints import saved_recipe
-from mentalese.registry import families, match_recipes
-from support import demo, tiny_recipes
+from mentalese.recipe import TrainConfig
+from mentalese.registry import families
+from support import tiny_recipes
 
 SMALL = """
     --data.tokenizer bpe:512 --evaluation.max-documents 4 --evaluation.sample-tokens 8 --train.device cpu
@@ -233,24 +239,45 @@ def test_one_prompt_streams_on_a_terminal(
     assert capsys.readouterr().out == plain
 
 
-def test_the_demo_ends_in_a_table_a_report_and_a_page_a_family(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_demo_ends_in_a_page_of_what_each_model_thinks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """And shows every family that has thoughts of its own."""
     monkeypatch.chdir(tmp_path)
-    texts = ["--data", f"file:{corpus}", "--train.steps", "2", *SMALL]
-    short = {"compare": texts, "train": small("coconut/tiny", corpus), "think": []}
-    for command in demo():
-        assert mentalese(*command, *short[command[0]]) == 0
+    trained: list[str] = []
+
+    def short(make: Callable[[], Shown]) -> Callable[[], Shown]:
+        shown = make()
+        name, _, options = shown.task.spec.partition(":")
+        spec = ",".join([f"{name}:count=100", *(option for option in options.split(",") if "count" not in option)])
+        data = dataclasses.replace(shown.recipe.data, source=f"builtin:{spec}")
+        recipe = dataclasses.replace(shown.recipe, data=data, train=TrainConfig(steps=2, device="cpu"), phases=())
+        recipe = dataclasses.replace(recipe, evaluation=dataclasses.replace(recipe.evaluation, max_documents=2))
+        return lambda: dataclasses.replace(shown, task=dataclasses.replace(shown.task, spec=spec), recipe=recipe)
+
+    def run_jobs(jobs: list[Job], *, count: int, show: bool) -> list[Any]:
+        trained.extend(job.recipe.name for job in jobs if not (job.folder / "result.json").is_file())
+        return jobs_of_this_process(jobs, show=show)
+
+    monkeypatch.setattr("mentalese.suite.demo.SCORED", 4)
+    monkeypatch.setattr("mentalese.suite.demo.TRIED", 4)
+    monkeypatch.setattr("mentalese.suite.demo.DEMO", {name: short(make) for name, make in DEMO.items()})
+    monkeypatch.setattr("mentalese.suite.demo.run_jobs", run_jobs)
+    assert mentalese("demo") == 0
     shown = capsys.readouterr().out
-    [comparison] = [command for command in demo() if command[0] == "compare"]
-    names = {recipe.name for recipe in match_recipes(*comparison[1 : comparison.index("--out")])}
-    assert all(name in shown for name in names)
-    rows = json.loads(Path("runs/demo/compare.json").read_text())["rows"]
-    assert {row["name"] for row in rows} >= names
-    pages = {path.stem: path.read_text() for path in Path("runs/demo").glob("*.html")}
-    assert pages.keys() == {"report", *families()} - {"baselines", "masked_diffusion", "suite"}
-    assert all(page.startswith("<!doctype html>") for page in pages.values())
-    assert mentalese(*comparison, *texts) == 0, "finished runs are taken as they are"
+    found = json.loads(Path("runs/demo/demo.json").read_text())["models"]
+    page = Path("runs/demo/index.html").read_text()
+    assert {model["family"] for model in found} == families().keys() - {"baselines", "masked_diffusion", "suite"}
+    for model in found:
+        assert model["title"] in page
+        assert f'href="{model["page"]}"' in page
+        assert Path("runs/demo", model["page"]).read_text().startswith("<!doctype html>")
+        assert set(model["scores"]) == {"own thoughts", "no thoughts", "another text's"}
+        digits = ".1%" if model["levels"]["unit"] == "accuracy" else ".3f"
+        assert f"{model['scores']['own thoughts']:{digits}}" in shown
+    assert len(trained) == len(found)
+    assert mentalese("demo") == 0
+    assert len(trained) == len(found), "finished runs are taken as they are"
 
 
 CURRICULA = {

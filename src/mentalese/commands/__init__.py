@@ -12,6 +12,7 @@ class About(NamedTuple):
 
 COMMANDS = {
     "list": About("[PATTERN] [--family F] [--table T] [--all]", "families, recipes, built-in data and figures"),
+    "demo": About("[--jobs N] [--out DIR]", "trains small models that think and shows them on a page"),
     "models": About("[--json]", "trained models to open at once"),
     "show": About("RECIPE|FILE [section.field=value ...]", "every field of a recipe, with its meaning"),
     "train": About(

@@ -29,7 +29,7 @@ from mentalese.errors import InputError, nearest
 from mentalese.evaluation.statistics import paired_t_test, student_t_quantile, summary
 from mentalese.families.suite.recipes import DEFAULT, SUITE, SuiteTask
 from mentalese.files import write_json
-from mentalese.models.saved import load
+from mentalese.models.saved import Saved, load
 
 RATES = (1e-3, 2.5e-3, 6.3e-3, 1.6e-2, 4e-4)
 """Learning rates in the order in which trials take them; a range is extended if the best one is at its edge."""
@@ -200,13 +200,21 @@ def part_nats(run: Path, chosen: SuiteTask) -> float:
     path = run / "suite.json"
     if path.is_file():
         return float(json.loads(path.read_text())["nats"])
-    saved = load(run).scored_by(max_documents=None)
-    split = saved.split("test")
-    scores = saved.token_scores(split)[_places(chosen, split)].astype(np.float64)
-    if np.isnan(scores).any():
-        raise ValueError(f"{run}: tokens that count are not scored by the estimator {saved.evaluation.estimator!r}")
+    scores = scored_nats(load(run), chosen)
     write_json(path, {"scored": chosen.scored, "nats": float(scores.mean()), "tokens": len(scores)})
     return float(scores.mean())
+
+
+def scored_nats(saved: Saved, chosen: SuiteTask) -> np.ndarray:
+    """Nats of each token that is scored, float64 [tokens], in the documents of the model's protocol (test split)."""
+    split = saved.split("test")
+    scores = saved.token_scores(split).astype(np.float64)
+    if chosen.scored != "all":
+        scores = scores[_places(chosen, split)]
+        if saved.evaluation.max_documents is None and np.isnan(scores).any():
+            estimator = saved.evaluation.estimator
+            raise ValueError(f"{saved.path}: tokens that count are not scored by the estimator {estimator!r}")
+    return scores[~np.isnan(scores)]
 
 
 def _places(chosen: SuiteTask, split: Split) -> list[int]:

@@ -5,6 +5,6 @@ from mentalese.registry import Family
 FAMILY = Family(
     name="suite",
     description="every family on tasks with a known optimum, each beside its twin without thoughts and its control",
-    recipes="mentalese.families.suite.recipes:RECIPES",
+    recipes="mentalese.families.suite.demo:RECIPES",
     classes={},
 )

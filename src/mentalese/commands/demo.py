@@ -1,0 +1,48 @@
+"""`mentalese demo`: small models that think, trained in minutes, on one page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mentalese.commands.options import read
+from mentalese.commands.shared import only_result_on_stdout, print_json
+from mentalese.errors import InputError
+from mentalese.screen import print_table
+
+
+@dataclass(kw_only=True)
+class Options:
+    """Trains a small model of each family in a few minutes and writes a page: what each thinks, and what it loses
+    without its thoughts.
+
+    Attributes:
+        jobs: trainings at once, each in a process with one thread or one GPU.
+        out: the folder of all runs and pages; the same command continues there.
+        json: print the result as JSON.
+    """
+
+    jobs: int = 2
+    out: Path = Path("runs/demo")
+    json: bool = False
+
+
+def run(words: list[str]) -> None:
+    names, options = read(Options, words, "demo")
+    if names:
+        raise InputError(f"`mentalese demo` takes no arguments, and got {names[0]!r}: remove it")
+    from mentalese.suite.demo import run_demo
+
+    with only_result_on_stdout():
+        found = run_demo(options.out, jobs=options.jobs)
+    if options.json:
+        return print_json(found)
+    labels = list(found["models"][0]["scores"])
+    rows = []
+    for model in found["models"]:
+        levels = model["levels"]
+        digits = ".1%" if levels["unit"] == "accuracy" else ".3f"
+        scores = (levels["optimum"], *(model["scores"][label] for label in labels), levels["chance"])
+        rows.append((model["family"], levels["unit"], *(f"{score:{digits}}" for score in scores)))
+    print_table(("model", "unit", "best possible", *labels, "chance"), rows)
+    return print(f"\n{options.out / 'index.html'} shows what each of them thinks.")

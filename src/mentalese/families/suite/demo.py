@@ -1,0 +1,123 @@
+"""The models of `mentalese demo`: mechanisms of the suite, at settings that learn their task within two minutes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mentalese.data.layouts import QuestionAnswer
+from mentalese.families.baselines.recipes import llama
+from mentalese.families.coconut.recipes import Curriculum, method
+from mentalese.families.suite.recipes import RECIPES as SUITE_RECIPES
+from mentalese.families.suite.recipes import SUITE, Method, SuiteTask, questions
+from mentalese.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A model of the demo.
+
+    Attributes:
+        task: what it is scored on.
+        title: a sentence about the model.
+        about: what its texts are, and what to look at.
+    """
+
+    task: SuiteTask
+    recipe: Recipe
+    title: str
+    about: str
+
+
+def _mechanism(task: SuiteTask, name: str, tokens: int, learning_rate: float) -> Recipe:
+    """The first method of a task, trained on fewer tokens."""
+    recipe = task.methods[0].recipe
+    return dataclasses.replace(
+        recipe,
+        name=f"demo/{name}",
+        train=dataclasses.replace(recipe.train, tokens=tokens),
+        optimizer=dataclasses.replace(recipe.optimizer, learning_rate=learning_rate),
+    )
+
+
+def memory() -> Shown:
+    task = SUITE["recall"](1.0)
+    return Shown(
+        task,
+        _mechanism(task, "memory", 1_500_000, 4e-4),
+        "Thought Gestalt remembers sentences",
+        "The model reads one sentence at a time. What an animal owns was said in an earlier sentence, so the "
+        "answer can only come from the memory, which contains one vector per sentence.",
+    )
+
+
+def topic() -> Shown:
+    task = SUITE["topics"](1.0)
+    return Shown(
+        task,
+        _mechanism(task, "topic", 500_000, 0.016),
+        "A Latent Thought Model infers what a text is about",
+        "Each text is drawn from one of eight hidden tables of words. The model sees a single token, and thoughts that "
+        "it inferred from the first half of the text. The second half is scored.",
+    )
+
+
+def composition() -> Shown:
+    """Coconut on short products: the curriculum replaces one written step after the other by a latent."""
+    spec = "composition:length=3-4,count=6000"
+    shape: dict[str, Any] = {"layers": 2, "key_value_heads": 4, "tied": True, "context": 128, "theta": 1e4}
+    recipe = questions("composition", spec, llama(64, 4, mlp=192, **shape), 15, 24, 96)
+    recipe = dataclasses.replace(recipe, layout=QuestionAnswer(sequence_length=96, batch_size=64))
+    curriculum = Curriculum(stages=3, latents_per_step=1, epochs=3, removed_tokens=4, step_tokens=24)
+    recipe = dataclasses.replace(method(recipe, "coconut", curriculum), name="demo/steps", baseline=None)
+    task = SuiteTask("composition", spec, (Method(recipe, "mechanism", "coconut"),), None)
+    return Shown(
+        task,
+        recipe,
+        "Coconut computes in its own hidden states",
+        "Three or four permutations of a, b and c are applied one after the other: what do they make of abc? Between "
+        "question and answer the model reads its last hidden state three times, instead of writing steps.",
+    )
+
+
+def concepts() -> Shown:
+    spec = "phrases:lead=3,concepts=8,phrases=8,words=32"
+    task = dataclasses.replace(SUITE["phrases"](1.0), spec=spec)
+    recipe = _mechanism(task, "concepts", 600_000, 5e-3)
+    recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, source=f"builtin:{spec}"))
+    return Shown(
+        task,
+        recipe,
+        "ConceptLM predicts the next four words as one concept",
+        "Each phrase of four words is one of eight ways to say one of eight concepts. The model predicts a concept "
+        "before it writes the words. Compare what it loses without any with what it loses with another text's.",
+    )
+
+
+def forks() -> Shown:
+    """Written steps, so that a small model learns; the published tasks of forking are text."""
+    spec = "expressions:depth=1-2,count=6000"
+    recipe = SUITE["expressions"](1.0).methods[0].recipe
+    recipe = dataclasses.replace(
+        recipe,
+        name="demo/forks",
+        data=dataclasses.replace(recipe.data, source=f"builtin:{spec}"),
+        train=dataclasses.replace(recipe.train, epochs=5),
+        evaluation=dataclasses.replace(recipe.evaluation, answer_tokens=40),
+    )
+    task = SuiteTask("expressions", spec, (Method(recipe, "mechanism", "thoughtbubbles"),), None)
+    return Shown(
+        task,
+        recipe,
+        "Thoughtbubbles forks at the numbers",
+        "Arithmetic modulo 10, with the value of each bracket written down. The model may spend two streams per token "
+        "on average and learns where: a dot below a token is a stream that it ends with.",
+    )
+
+
+DEMO: dict[str, Callable[[], Shown]] = {made.__name__: made for made in (memory, composition, topic, forks, concepts)}
+"""By name, in the order in which they are shown."""
+
+RECIPES = [*SUITE_RECIPES, *(make().recipe for make in DEMO.values())]

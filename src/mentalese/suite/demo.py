@@ -1,0 +1,142 @@
+"""`mentalese demo`: five small models trained in minutes, what each of them thinks, and what is lost without that.
+
+Each model is the mechanism of a task of the suite, at settings that learn it quickly. It is scored with its own
+thoughts, without them, and with those of another text, and shown on a page of its own (`mentalese.viewer`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from pathlib import Path
+from typing import Any
+
+from mentalese import provenance
+from mentalese.compare.jobs import Job, run_jobs
+from mentalese.data.suite import task
+from mentalese.data.suite.recall import Recall
+from mentalese.evaluation.answers import answer_records
+from mentalese.families.suite.demo import DEMO, Shown
+from mentalese.files import write_json, write_text
+from mentalese.models.contract import count_parameters
+from mentalese.models.saved import Saved, load
+from mentalese.models.trace import ThoughtTrace
+from mentalese.suite.run import levels_of, scored_nats
+from mentalese.viewer.think import think_page
+
+CONTROLS: dict[str, str | None] = {"own thoughts": None, "no thoughts": "removed", "another text's": "swapped"}
+EXAMPLES = 6
+SCORED = 200  # documents or questions
+TRIED = 40  # first documents or questions of the test split, from which examples are taken
+
+
+def run_demo(out: Path, *, jobs: int = 1, show: bool = True) -> dict[str, Any]:
+    """Trains the models of `DEMO` that `out` does not contain yet, and writes `demo.json` and `index.html` into it.
+
+    Args:
+        out: gets a folder and a page per model.
+        jobs: trainings at once, each in a process with one thread or one GPU.
+
+    Returns:
+        The content of `demo.json`.
+
+    Raises:
+        InputError: `out` contains other runs or cannot be written.
+    """
+    from mentalese.suite.demo_page import demo_page
+
+    parts = [make() for make in DEMO.values()]
+    folders = [out / name for name in DEMO]
+    results = run_jobs([Job(part.recipe, folder) for part, folder in zip(parts, folders)], count=jobs, show=show)
+    rows = []
+    for name, part, folder, result in zip(DEMO, parts, folders, results):
+        assert result is not None  # these may not diverge
+        rows.append(_shown(name, part, folder) | {"seconds": result["seconds"], "tokens": result["tokens"]})
+    found = {"version": 1, "models": rows, "command": provenance.command(), "commit": provenance.commit()}
+    write_json(out / "demo.json", found)
+    write_text(out / "index.html", demo_page(found))
+    return found
+
+
+def _shown(name: str, part: Shown, folder: Path) -> dict[str, Any]:
+    """A model's scores and examples; its page is written next to its folder."""
+    models = {label: load(folder, config={"thought_control": control}) for label, control in CONTROLS.items()}
+    own, without = models["own thoughts"], models["no thoughts"]
+    questions = own.layout.questions
+    scored = {label: _score(saved, part) for label, saved in models.items()}
+    examples = _answered(own, without) if questions else _predicted(own, without, part)
+    trace = own.think(examples[0]["text"])
+    page = folder.with_suffix(".html")
+    write_text(page, think_page(own, examples[0]["text"], against=without, command=f"mentalese think {folder} .."))
+    return {
+        "name": name,
+        "family": part.task.methods[0].family,
+        "title": part.title,
+        "about": part.about,
+        "page": page.name,
+        "recipe": part.recipe.name,
+        "parameters": count_parameters(own.model)["non_embedding"],
+        "scores": scored,
+        "levels": dataclasses.asdict(levels_of(part.task)),
+        "examples": examples,
+        "streams": _streams(trace),
+    }
+
+
+def _streams(trace: ThoughtTrace) -> list[tuple[str, int]]:
+    """Each token with its number of streams at the end; none if the model does not fork."""
+    if not trace.streams:
+        return []
+    layer, kept = trace.streams["layer"], trace.streams["kept"]
+    tokens = trace.streams["token"][(layer == layer.max()) & kept].tolist()
+    return [(text, tokens.count(i)) for i, text in enumerate(trace.tokens) if not trace.special[i]]
+
+
+def _score(saved: Saved, part: Shown) -> float:
+    """Accuracy, or nats per token that counts, of the first documents of the test split."""
+    saved = saved.scored_by(max_documents=SCORED)
+    if not saved.layout.questions:
+        return float(scored_nats(saved, part.task).mean())
+    return statistics.fmean(record.correct for record in answer_records(saved, saved.split()))
+
+
+def _answered(own: Saved, without: Saved) -> list[dict[str, Any]]:
+    """Questions with the right answer and both models'; first those that only thoughts answer."""
+    first, second = (answer_records(saved.scored_by(max_documents=TRIED), saved.split()) for saved in (own, without))
+    split = own.split()
+    examples = []
+    for a, b in zip(first, second, strict=True):
+        segment = int(split.document_segments[a.document])
+        question = own.tokenizer.decode(split.tokens[slice(*split.segments[segment : segment + 2])].astype("int64"))
+        answers = {"right": a.expected, "with": a.answer, "without": b.answer}
+        examples.append({"text": question.strip()} | answers)
+    return sorted(examples, key=_worth)[:EXAMPLES]
+
+
+def _predicted(own: Saved, without: Saved, part: Shown) -> list[dict[str, Any]]:
+    """Texts with what thoughts are worth at each token; if answers count, each with the tokens that both predict."""
+    examples = []
+    made = task(part.task.spec)
+    for document in list(made.documents("test"))[: TRIED // 4]:
+        traces = [saved.think(document.text) for saved in (own, without)]
+        places = [i for i, special in enumerate(traces[0].special) if not special]
+        tokens = [traces[0].tokens[i] for i in places]
+        a, b = (trace.scores["surprisal"][places].float() for trace in traces)
+        example: dict[str, Any] = {
+            "text": document.text,
+            "tokens": tokens,
+            "gain": [round(x, 3) for x in (b - a).tolist()],
+        }
+        if isinstance(made, Recall):
+            for i in made.answers(document):
+                words = [trace.vocabulary[int(trace.readings["predicted"][places[i]])].strip() for trace in traces]
+                asked = {"text": "".join(tokens[:i]).strip(), "right": tokens[i].strip()}
+                examples.append(example | asked | {"with": words[0], "without": words[1]})
+        else:
+            examples.append(example)
+    return sorted(examples, key=_worth)[:EXAMPLES]
+
+
+def _worth(example: dict[str, Any]) -> tuple[bool, bool]:
+    """Sorts what only thoughts get right first, what nobody gets right last; texts keep their order."""
+    return example.get("right") != example.get("with"), example.get("right") == example.get("without")
