@@ -25,6 +25,7 @@ LAYERS = (
     ("suite",),
     ("analyses",),
     ("viewer",),
+    ("demo",),
     ("api",),
     ("testing",),
     ("commands",),

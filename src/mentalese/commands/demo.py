@@ -31,7 +31,7 @@ def run(words: list[str]) -> None:
     names, options = read(Options, words, "demo")
     if names:
         raise InputError(f"`mentalese demo` takes no arguments, and got {names[0]!r}: remove it")
-    from mentalese.suite.demo import run_demo
+    from mentalese.demo.run import run_demo
 
     with only_result_on_stdout():
         found = run_demo(options.out, jobs=options.jobs)

@@ -11,10 +11,13 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from mentalese import provenance
 from mentalese.compare.jobs import Job, run_jobs
 from mentalese.data.suite import task
 from mentalese.data.suite.recall import Recall
+from mentalese.demo.page import demo_page
 from mentalese.evaluation.answers import answer_records
 from mentalese.families.suite.demo import DEMO, Shown
 from mentalese.files import write_json, write_text
@@ -43,12 +46,11 @@ def run_demo(out: Path, *, jobs: int = 1, show: bool = True) -> dict[str, Any]:
     Raises:
         InputError: `out` contains other runs or cannot be written.
     """
-    from mentalese.suite.demo_page import demo_page
-
     parts = [make() for make in DEMO.values()]
     folders = [out / name for name in DEMO]
     results = run_jobs([Job(part.recipe, folder) for part, folder in zip(parts, folders)], count=jobs, show=show)
     rows = []
+    torch.set_num_threads(1)  # as in training: scores are the same on every number of cores
     for name, part, folder, result in zip(DEMO, parts, folders, results):
         assert result is not None  # these may not diverge
         rows.append(_shown(name, part, folder) | {"seconds": result["seconds"], "tokens": result["tokens"]})

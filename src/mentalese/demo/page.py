@@ -16,7 +16,9 @@ _FULL = 2.0  # nats of the deepest colour
 def demo_page(found: Mapping[str, Any]) -> str:
     """The page of `demo.json`."""
     models = found["models"]
-    style = "".join(Path(__file__).with_name(f"{name}.css").read_text("utf-8") for name in ("page", "demo"))
+    here = Path(__file__)
+    sheets = (here.parents[1] / "suite" / "page.css", here.with_suffix(".css"))
+    style = "".join(sheet.read_text("utf-8") for sheet in sheets)
     body = (
         "<main>\n<header><p class=kind>Mentalese demo</p><h1>Small models that think, "
         "and what they lose without their thoughts</h1>"
@@ -63,6 +65,7 @@ def _answers(examples: Sequence[Mapping[str, Any]]) -> str:
     return (
         '<table class="answers"><thead><tr><th scope="col">question</th><th scope="col">with its thoughts</th>'
         f'<th scope="col">without</th></tr></thead><tbody>{rows}</tbody></table>'
+        "<p class=note>Chosen examples: first questions that it answers with its thoughts alone.</p>"
     )
 
 

@@ -1,0 +1,1 @@
+"""`mentalese demo`: small models that think, trained in minutes and shown on one page."""
