@@ -1,8 +1,8 @@
 """Lays out the site: python docs/pages.py FOLDER [NOTEBOOKS]
 
-Each page of the site is a file of the repository, so that every text has one source; here they get a place and a title, and
-links between files become links between pages. FOLDER gets `pages/` and the `mkdocs.yml` that builds them. NOTEBOOKS holds
-the notebooks as they were executed; without it they are shown without their output.
+Each page of the site is a file of the repository, so that every text has one source; here they get a place and a title,
+and links between files become links between pages. FOLDER gets `pages/` and the `mkdocs.yml` that builds them. NOTEBOOKS
+holds the notebooks as they were executed; without it they are shown without their output.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ class Layout:
             code = (ROOT / source).read_text(encoding="utf-8")
             family = (Path(source).parent / "README.md").as_posix()
             back = os.path.relpath(self.places[family], Path(self.places[source]).parent)
-            return f"# {source.removeprefix('src/')}\n\nThe method in one file: [about it]({back}).\n\n```python\n{code}```\n"
+            title = source.removeprefix("src/")
+            return f"# {title}\n\nThe method in one file: [about it]({back}).\n\n```python\n{code}```\n"
         if source.endswith(".ipynb"):
             text = notebook_text((self.notebooks or ROOT / Path(source).parent) / Path(source).name)
         else:
@@ -169,7 +170,7 @@ class Layout:
 
 
 def outside_code(text: str, change: Any) -> str:
-    """The text with all that is no block of code changed, and items of numbered lists indented as Python-Markdown wants."""
+    """The text with all that is no block of code changed, and numbered items indented as Python-Markdown wants them."""
     text, done, end = _four_spaces(text), [], 0
     for fence in _FENCE.finditer(text):
         done += [change(text[end : fence.start()]), fence[0]]
@@ -225,7 +226,7 @@ def _output(output: dict[str, Any]) -> str:
 
 
 def _one_line(html: str) -> str:
-    """HTML without blank lines, at which Markdown would end the block; line breaks inside attributes are kept as such."""
+    """HTML without blank lines, at which Markdown would end the block; line breaks in a page's own page are kept."""
     return html.replace("\n", "&#10;" if "srcdoc=" in html else " ")
 
 
