@@ -1,8 +1,8 @@
 """Lays out the site: python docs/pages.py FOLDER [NOTEBOOKS]
 
 Each page of the site is a file of the repository, so that every text has one source; here they get a place and a title,
-and links between files become links between pages. FOLDER gets `pages/` and the `mkdocs.yml` that builds them. NOTEBOOKS
-holds the notebooks as they were executed; without it they are shown without their output.
+and links between files become links between pages. FOLDER gets `pages/` and the `mkdocs.yml` that builds them.
+NOTEBOOKS holds the notebooks as they were executed; without it they are shown without their output.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Executes the notebooks: python scripts/notebooks.py OUT [NAME ...]
 
-Each runs in an empty folder; OUT gets it with its output, which the site shows. A cell that fails, and one that writes
-to standard error (a warning), stops everything. Needs `pip install 'mentalese[docs]'`.
+Each runs in an empty folder; OUT gets it with its output, which the site shows. A cell that fails or warns stops
+everything. Needs `pip install 'mentalese[docs]'`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def execute(notebook: Path, out: Path) -> None:
         place = {"metadata": {"path": folder}}
         NotebookClient(cells, km=AsyncKernelManager(**local), timeout=SECONDS, resources=place).execute()
     for cell in cells.cells:
-        said = [output.text for output in cell.get("outputs", []) if output.get("name") == "stderr"]
-        if said:
-            sys.exit(f"{notebook.name}: a cell wrote to standard error:\n{cell.source}\n\n{''.join(said)}")
+        said = "".join(output.text for output in cell.get("outputs", []) if output.get("name") == "stderr")
+        if "Warning" in said:
+            sys.exit(f"{notebook.name}: a cell warned:\n{cell.source}\n\n{said}")
     nbformat.write(cells, out / notebook.name)
 
 
