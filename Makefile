@@ -38,7 +38,7 @@ test-ecosystem: install
 # The documents as a site, in build/site/html; a warning or a link to nothing is an error. Notebooks are executed first.
 site: .venv/docs-installed $(NOTEBOOKS:examples/%=build/%)
 	$(BIN)/python docs/pages.py build/site build/notebooks
-	PATH=$(abspath $(BIN)):$$PATH NO_MKDOCS_2_WARNING=1 mkdocs build --strict --config-file build/site/mkdocs.yml
+	PATH=$(abspath $(BIN)):$$PATH NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file build/site/mkdocs.yml
 
 notebooks: .venv/docs-installed
 	$(BIN)/python scripts/notebooks.py build/notebooks

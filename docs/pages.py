@@ -120,10 +120,14 @@ class Layout:
             page.parent.mkdir(parents=True, exist_ok=True)
             page.write_text(self.page(source), encoding="utf-8")
         config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-        config |= {"site_description": self.about, "repo_url": self.repository, "nav": self._nav(self.nav)}
+        config |= {"site_description": self.about, "nav": self._nav(self.nav)}
+        config["extra"] = {
+            "social": [{"icon": "fontawesome/brands/git-alt", "link": self.repository, "name": "Source"}]
+        }
         config |= {"docs_dir": "pages", "site_dir": "html"}
-        handler = {"python": {"paths": [str(ROOT / "src")], **config["plugins"][-1]["mkdocstrings"]}}
-        config["plugins"][-1]["mkdocstrings"] = {"handlers": handler}
+        reference = config["plugins"][-1]["mkdocstrings"]
+        reference["options"]["extensions"] = [str(ROOT / "docs" / "shared_names.py")]
+        config["plugins"][-1]["mkdocstrings"] = {"handlers": {"python": {"paths": [str(ROOT / "src")], **reference}}}
         (self.folder / "mkdocs.yml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
 
     def page(self, source: str) -> str:
