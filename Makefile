@@ -2,7 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-ecosystem nightly browser lint clean
+.PHONY: install demo test test-ecosystem nightly browser lint notebooks site release clean
+
+NOTEBOOKS := $(wildcard examples/notebooks/*.ipynb)
 
 install: .venv/installed
 
@@ -25,6 +27,26 @@ test-ecosystem: install
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,ecosystem]'
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m ecosystem
 
+# The documents as a site, in build/site/html; a warning or a link to nothing is an error. Notebooks are executed first.
+site: .venv/docs-installed $(NOTEBOOKS:examples/%=build/%)
+	$(BIN)/python docs/pages.py build/site build/notebooks
+	PATH=$(abspath $(BIN)):$$PATH NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file build/site/mkdocs.yml
+
+notebooks: .venv/docs-installed
+	$(BIN)/python scripts/notebooks.py build/notebooks
+
+build/notebooks/%.ipynb: examples/notebooks/%.ipynb scripts/notebooks.py | .venv/docs-installed
+	$(BIN)/python scripts/notebooks.py build/notebooks $*
+
+.venv/docs-installed: .venv/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+# sdist and wheel in dist/, examined; nothing is tagged or sent (scripts/release.py does that, when told to).
+release: install
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[release]'
+	$(BIN)/python scripts/release.py build
+
 # What takes too long for the gate: ten thousand cases of the fuzz tests, drawn anew, and 110 runs killed at random moments.
 nightly: install
 	HYPOTHESIS_PROFILE=nightly OMP_NUM_THREADS=1 $(BIN)/pytest tests/fuzz
@@ -42,4 +64,4 @@ lint: install
 	$(BIN)/mypy
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv runs build dist

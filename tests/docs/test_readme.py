@@ -22,7 +22,7 @@ from mentalese.commands.options import read
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^(<!-- not run -->\n)?```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-NOT_RUN = ["make demo", "make test"]
+NOT_RUN = ["pip install mentalese", "make demo", "make test"]
 
 SHORT = """#!{python}
 import sys

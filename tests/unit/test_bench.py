@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from mentalese import InputError, get_recipe
 from mentalese.compare.bench import HEADER, Contender, bench, denominator, measure, peak_flops, peak_memory, table
+from mentalese.training import memory
 from mentalese.training.parallel import setup
 from support import shrink
 
@@ -80,3 +83,10 @@ def test_a_family_without_a_baseline_to_measure_against_is_refused(monkeypatch: 
     monkeypatch.setattr("mentalese.compare.bench.load", lambda recipes: [get_recipe("gpt2/tiny")])
     with pytest.raises(InputError, match="'baselines' has no tiny recipe with a baseline"):
         bench(["baselines"], None)
+
+
+def test_memory_that_a_system_does_not_tell_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows has neither `/proc` nor `resource`."""
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    monkeypatch.setitem(sys.modules, "resource", None)
+    assert memory.peak_memory(torch.device("cpu")) is None

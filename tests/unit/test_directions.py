@@ -9,7 +9,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[2] / "src" / "mentalese"
 LAYERS = (
     ("errors",),
-    ("files", "screen", "html", "values", "docstrings", "formatting"),
+    ("files", "screen", "html", "values", "docstrings", "formatting", "network"),
     ("nn",),
     ("data",),
     ("recipe",),

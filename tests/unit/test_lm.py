@@ -26,7 +26,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from mentalese import cli, evaluate, get_recipe, load
+from mentalese import cli, evaluate, get_recipe, load, network
 from mentalese.data.batch import Batch
 from mentalese.data.layouts import Layout, Marked, Packed, QuestionAnswer, SentenceStreams
 from mentalese.data.store import Split
@@ -603,6 +603,7 @@ def test_questions_that_the_hub_does_not_give_end_in_a_sentence(monkeypatch: pyt
     def offline(*_: Any, **__: Any) -> None:
         raise ConnectionError("Couldn't reach 'EleutherAI/race' on the Hub\nat all")
 
+    monkeypatch.setattr(network, "unreachable", lambda: None)
     monkeypatch.setattr(ConfigurableTask, "download", offline)
     with pytest.raises(InputError, match=r"'hub:race': lm-eval cannot fetch its questions \(Couldn't reach .* Hub\)$"):
         read_hub_task("race", HubOptions())

@@ -18,6 +18,7 @@ from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, Offl
 import mentalese
 from mentalese import Recipe, get_recipe
 from mentalese.cli import main
+from mentalese.network import transport_error
 from mentalese.training.loop import train
 from mentalese.training.model_card import model_card
 from support import shrink
@@ -175,7 +176,7 @@ def response(status: int) -> httpx.Response:
         ({"whoami": LocalTokenNotFoundError("no token")}, "you are not logged in, run `hf auth login` or set HF_TOKEN"),
         ({"whoami": OfflineModeIsEnabled("offline mode is enabled")}, "the hub cannot be reached (offline mode is"),
         (
-            {"create_repo": httpx.ConnectError("no route")},
+            {"create_repo": transport_error()("no route")},
             "the hub cannot be reached (no route), connect and try again",
         ),
         (

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mentalese import InputError
+from mentalese import InputError, network
 from mentalese.data.documents import SPLITS, Document, Source, record
 from mentalese.data.files import split_files
 from mentalese.data.sources import open_source
@@ -322,6 +322,7 @@ def test_a_hub_set_that_cannot_be_had_is_one_sentence(monkeypatch: pytest.Monkey
     def load_dataset(name: str, config: str | None, **where: object) -> None:
         raise ConnectionError("no network\nwith details")
 
+    monkeypatch.setattr(network, "unreachable", lambda: None)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     with pytest.raises(InputError, match=r"hub:someone/stories'.*no network\)"):
         open_source("hub:someone/stories")
@@ -342,7 +343,7 @@ def test_a_hub_set_is_streamed_once_and_never_downloaded_whole(
         return load("json", data_files={"train": str(tmp_path / "train.jsonl")}, split=split, streaming=streaming)
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(network, "unreachable", lambda: None)
     source = open_source("hub:someone/stories")
     assert sorted(every_text(source)) == sorted(row["text"] for row in rows)
     assert "hub:someone/stories: read once, the text is kept in" in capsys.readouterr().err

@@ -41,7 +41,7 @@ def print_dry_run(recipe: Recipe, flops_per_second: float | None) -> None:
         "steps": f"{figures['steps']:,}",
         "tokens": f"{figures['tokens']:,} ({figures['tokens_per_step']:,.0f} per step)",
         "training FLOPs": f"{figures['flops']:.3g} ({figures['flops_per_token']:.3g} per token)",
-        "speed": f"{speed:.3g} FLOPs per second, {'as given' if peak is None else 'measured here in a few steps'}",
+        "speed": f"{speed:.3g} FLOPs per second, {'as given' if flops_per_second else 'measured here in a few steps'}",
         "time": f"{seconds / 3600:,.2f} hours",
         "weights": _size(memory["weights"]),
         "gradients": _size(memory["gradients"]),
@@ -98,7 +98,7 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _measure(recipe: Recipe) -> tuple[float, int]:
+def _measure(recipe: Recipe) -> tuple[float, int | None]:
     """FLOPs per second of the recipe's first steps on this machine, and their peak memory in bytes."""
     parallel = setup(recipe.train.device)
     try:

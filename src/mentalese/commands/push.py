@@ -61,8 +61,9 @@ def _check_name(repo: str) -> None:
 def _upload(folder: Path, repo: str, private: bool) -> str:
     """Uploads all files in one commit; returns the address of the repository."""
     import huggingface_hub
-    from httpx import TransportError
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
+
+    from mentalese.network import transport_error
 
     api = huggingface_hub.HfApi()
     try:
@@ -71,7 +72,7 @@ def _upload(folder: Path, repo: str, private: bool) -> str:
         api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Upload a model trained with mentalese")
     except LocalTokenNotFoundError as error:
         raise InputError(f"REPO is {repo!r}: you are not logged in, run `hf auth login` or set HF_TOKEN") from error
-    except (OfflineModeIsEnabled, TransportError) as error:
+    except (OfflineModeIsEnabled, transport_error()) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"REPO is {repo!r}: the hub cannot be reached ({reason}), connect and try again") from error
     except HfHubHTTPError as error:

@@ -191,6 +191,7 @@ def table(result: dict[str, Any]) -> list[list[str]]:
             contender, ratios = measured[name], measured["ratio"]
             training, generation = ("", "") if name == "baseline" else (ratios["training"], ratios["generation"])
             mfu = f"{contender['mfu']:.1%}" if contender["mfu"] is not None else "none"
+            held = contender["peak_memory_bytes"]
             rows.append(
                 [
                     contender["recipe"],
@@ -200,7 +201,7 @@ def table(result: dict[str, Any]) -> list[list[str]]:
                     _cell(generation, "{:.2f}"),
                     f"{contender['train_flops_per_token'] / 1e6:,.1f}M",
                     mfu,
-                    f"{contender['peak_memory_bytes'] / 2**20:,.0f} MiB",
+                    "none" if held is None else f"{held / 2**20:,.0f} MiB",
                 ]
             )
     return rows
@@ -233,12 +234,12 @@ def _synchronise() -> None:
         torch.cuda.synchronize()
 
 
-def _in_own_process(recipe: Recipe, steps: int) -> int:
+def _in_own_process(recipe: Recipe, steps: int) -> int | None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(peak_memory, (recipe.to_dict(), steps))
 
 
-def peak_memory(recipe: dict[str, Any], steps: int) -> int:
+def peak_memory(recipe: dict[str, Any], steps: int) -> int | None:
     """Peak bytes of a process that trains a few steps: allocated on the GPU, or resident with Python on a CPU."""
     parallel = setup(recipe["train"]["device"])
     Contender(Recipe.from_dict(recipe), parallel).train(steps)

@@ -21,6 +21,7 @@ from mentalese.data.files import SPLIT_ALIASES, Row, read_json_lines
 from mentalese.data.memory import RowReader, text_fields
 from mentalese.errors import InputError
 from mentalese.files import cache_dir, whole_folder
+from mentalese.network import hub_or_cache
 
 _SPLIT = re.compile(r"([\w.-]*)(?:\[:(\d+)\])?")
 
@@ -28,8 +29,8 @@ _SPLIT = re.compile(r"([\w.-]*)(?:\[:(\d+)\])?")
 def hub_rows(spec: str) -> dict[str, RowReader]:
     """By split, what reads the rows of `hub:NAME[@REVISION][:CONFIG[:SPLIT]]`.
 
-    SPLIT may end in `[:N]`: only the first N rows are streamed. Without the network (`HF_HUB_OFFLINE`), what `datasets`
-    has in its own cache is read.
+    SPLIT may end in `[:N]`: only the first N rows are streamed. Without the network, what `datasets` has in its
+    own cache is read.
 
     Raises:
         InputError: the set cannot be had, or has none of the splits.
@@ -56,7 +57,10 @@ def _stream(spec: str) -> dict[str, Iterable[Mapping[str, Any]]]:
     split, count = match[1], int(match[2]) if match[2] else None
     options = {"split": split or None, "revision": revision or None}
     try:
-        found = datasets.load_dataset(name, config or None, **options, streaming=not datasets.config.HF_HUB_OFFLINE)
+        with hub_or_cache("data.source", spec) as reached:
+            found = datasets.load_dataset(name, config or None, **options, streaming=reached)
+    except InputError:
+        raise
     except (OSError, ValueError, RuntimeError) as error:
         raise _unavailable(spec, error) from error
     splits = {SPLIT_ALIASES.get(own, own): rows for own, rows in ({split: found} if split else found).items()}

@@ -18,6 +18,7 @@ from transformers import AutoTokenizer, GPT2TokenizerFast, PreTrainedTokenizerBa
 
 from mentalese.errors import InputError
 from mentalese.files import whole_folder
+from mentalese.network import hub_or_cache
 from mentalese.screen import progress
 
 if TYPE_CHECKING:
@@ -163,7 +164,12 @@ def load_pretrained_tokenizer(path: str) -> PreTrainedTokenizerBase:
                 "bpe:SIZE or hub:NAME"
             )
     try:
-        return AutoTokenizer.from_pretrained(path.removeprefix("hub:"))
+        if path.startswith("hub:"):
+            with hub_or_cache("tokenizer", path):
+                return AutoTokenizer.from_pretrained(path.removeprefix("hub:"))
+        return AutoTokenizer.from_pretrained(path)
+    except InputError:
+        raise
     except (OSError, ValueError, ImportError) as error:
         first_line = str(error).strip().splitlines()[0]
         raise InputError(f"the tokenizer {path!r} cannot be opened: {first_line}") from error

@@ -20,6 +20,7 @@ from mentalese.errors import InputError, nearest
 from mentalese.evaluation.options import EvaluationOptions, HubOptions, TaskOptions
 from mentalese.files import sha256
 from mentalese.models.saved import Saved
+from mentalese.network import hub_or_cache
 
 if TYPE_CHECKING:
     from mentalese.evaluation.harness import MentaleseLM
@@ -342,7 +343,10 @@ def read_hub_task(name: str, options: HubOptions) -> HubTask:
     if name not in manager.all_tasks:
         raise InputError(f"tasks: lm-eval has no task {name!r}{nearest(name, manager.all_tasks)}")
     try:
-        loaded = manager.load([name])
+        with hub_or_cache("tasks", f"{HUB}{name}"):
+            loaded = manager.load([name])
+    except InputError:
+        raise
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"task '{HUB}{name}': lm-eval cannot fetch its questions ({reason})") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from mentalese.models.lora import FOLDER, add_adapters, merged_weights, save_ada
 from mentalese.models.packaged import packaged
 from mentalese.models.tensor_files import is_checkpoint, load_weights
 from mentalese.models.text_tokenizer import mask_token_id, text_tokenizer
+from mentalese.network import hub_or_cache
 from mentalese.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -155,8 +156,9 @@ def load_model(
     """
     path = path if isinstance(path, str) and path.startswith("hub:") else as_path(path, "path")
     name, checkpoint = str(path), is_checkpoint(path)
-    source = name.removeprefix("hub:") if name.startswith("hub:") else str(model_folder(path))
-    if not name.startswith("hub:") and not (Path(source) / "config.json").is_file():
+    at_hub = name.startswith("hub:")
+    source = name.removeprefix("hub:") if at_hub else str(model_folder(path))
+    if not at_hub and not (Path(source) / "config.json").is_file():
         if checkpoint:
             raise InputError(f"{name} is in a run that has no model/ yet: wait for its first validation")
         raise InputError(f"{name} contains no model (no config.json): use the folder of a run or of a saved model")
@@ -164,9 +166,9 @@ def load_model(
     if not checkpoint:
         check_weights(path)
     try:
-        with quiet_transformers():
+        with quiet_transformers(), hub_or_cache("MODEL", name) if at_hub else nullcontext():
             config = with_fields(AutoConfig.from_pretrained(source), fields or {})
-            tokenizer = load_pretrained_tokenizer(source)
+            tokenizer = load_pretrained_tokenizer(name if at_hub else source)
             if checkpoint:
                 model = _from_checkpoint(Path(name), config, tokenizer)
             else:

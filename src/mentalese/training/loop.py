@@ -146,7 +146,7 @@ class Run:
         self.prompts, self.sample_tokens = self._sample_prompts()
         self._check_evaluation()
         forget_peak_memory(parallel.device)
-        self.peak_memory = 0
+        self.peak_memory: int | None = None
         self.flops = 0  # of this rank, since the last log line
         self.state = State()
 
@@ -499,7 +499,7 @@ class Run:
             "train_flops_per_token": state.flops / tokens,
             "seconds": state.seconds,
             "tokens_per_second": statistics.median(r["tokens_per_second"] for r in records if "loss" in r),
-            "peak_memory_bytes": self.peak_memory,
+            **({} if self.peak_memory is None else {"peak_memory_bytes": self.peak_memory}),
             "validation": best,
             "test": test,
             "samples": [{"prompt": prompt, "text": text} for prompt, text in zip(self.prompts, texts)],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import resource
 import sys
 from pathlib import Path
 
@@ -18,12 +17,17 @@ def forget_peak_memory(device: torch.device) -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def peak_memory(device: torch.device) -> int:
-    """Bytes: allocated on the GPU, or the process's largest resident size."""
+def peak_memory(device: torch.device) -> int | None:
+    """Bytes: allocated on the GPU, or the process's largest resident size; `None` where the system does not say
+    (Windows)."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")
     if status.exists():
         return 1024 * int(next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM")))
+    try:
+        import resource
+    except ImportError:
+        return None
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

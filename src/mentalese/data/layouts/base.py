@@ -140,7 +140,8 @@ class Layout(ABC):
         """Raises `InputError` if a run cannot train on this split, found before it starts.
 
         Args:
-            ranks, micro_batches: processes, and micro-batches per process, that share each batch.
+            ranks: processes that share each batch.
+            micro_batches: of each process.
         """
         self.special_ids(tokenizer)
 
