@@ -105,8 +105,8 @@ def grown(backbone: dict[str, Any], block_layers: int | None = None, **fields: A
     if block_layers < 1 or ends + block_layers > layers:
         raise InputError(
             f"block_layers is {block_layers}, with a prelude of {shape['prelude_layers']} and a coda of "
-            f"{shape['coda_layers']}: the decoder has {layers} layers; set prelude_layers, block_layers and coda_layers "
-            "that it has"
+            f"{shape['coda_layers']}: the decoder has {layers} layers; set prelude_layers, block_layers and "
+            "coda_layers that it has"
         )
     cut = backbone | {"num_hidden_layers": ends + block_layers}
     cut |= {

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, cast
 
 import torch
@@ -318,6 +318,10 @@ class LoopedForCausalLM(LayeredDecoder):
 
     # -- traces ------------------------------------------------------------------------------------------------------
 
+    def _predicted(self, hidden: Tensor, at: Tensor) -> Tensor:
+        """Logits [B, m, v] of states [B, L, d] in columns [m]."""
+        return self.get_output_embeddings()(hidden[:, at])
+
     def fill(self, traces: list[ThoughtTrace], encoded: LoopedEncoded, real: Tensor) -> None:
         """What the model would have predicted after each turn, and how far each turn moved the state.
 
@@ -336,7 +340,7 @@ class LoopedForCausalLM(LayeredDecoder):
             trace.curves["moved"] = torch.stack([moved[row][real[row]].mean() for moved in encoded.moved])
         by_turn: list[list[Tensor]] = [[] for _ in traces]
         for number, (state, hidden) in enumerate(zip(encoded.states, encoded.by_turn), 1):
-            as_last = self.text_traces(ids, scored, lambda at, hidden=hidden: head(hidden[:, at]))
+            as_last = self.text_traces(ids, scored, partial(self._predicted, hidden))
             for row, (trace, other) in enumerate(zip(traces, as_last)):
                 surprisal = other.scores["surprisal"]
                 trace.scores[f"surprisal.{number}"] = surprisal
