@@ -194,18 +194,18 @@ class LoopedForCausalLM(LayeredDecoder):
             with torch.set_grad_enabled(torch.is_grad_enabled() and turn >= turns - config.backprop_turns):
                 new = self._turn(read, injected, options)
             taken = taken + running
-            moved = None
-            if trace or exit_distance is not None:
-                change, length = ((new - state).float().norm(dim=-1), new.float().norm(dim=-1))
-                moved = change, length
+            if not (trace or exit_distance is not None):
+                state = new
+                continue
+            change, length = (new - state).float().norm(dim=-1), new.float().norm(dim=-1)
             if exit_distance is not None:
                 new = torch.where(running[..., None], new, state)
-            if trace and moved is not None:
-                encoded.states.append(new)
-                encoded.moved.append((moved[0] / moved[1]).masked_fill(~running, 0.0))
             state = new
-            if exit_distance is not None and moved is not None:
-                running = running & (moved[0] >= exit_distance * moved[1])
+            if trace:
+                encoded.states.append(state)
+                encoded.moved.append((change / length).masked_fill(~running, 0.0))
+            if exit_distance is not None:
+                running = running & (change >= exit_distance * length)
                 keys.stopped = ~running[:, None, :, None]
                 if not bool(running.any()):
                     keys.fill(self._parts[1], range(turn + 1, slots))
@@ -316,6 +316,11 @@ class LoopedForCausalLM(LayeredDecoder):
         """The layers: how often they run differs from step to step."""
         return list(self.layers)
 
+    def scoring_protocol(self, estimator: str) -> dict[str, Any]:
+        """See `Contract.scoring_protocol`."""
+        stops = {} if self.config.exit_distance is None else {"exit_distance": self.config.exit_distance}
+        return {"turns": self.config.turns} | stops
+
     # -- traces ------------------------------------------------------------------------------------------------------
 
     def _predicted(self, hidden: Tensor, at: Tensor) -> Tensor:
@@ -329,29 +334,21 @@ class LoopedForCausalLM(LayeredDecoder):
         `surprisal.TURN` and readings `predicted.TURN` are those of all tokens.
         """
         assert encoded.taken is not None
-        ids, head, scored = (
-            torch.stack([trace.input_ids for trace in traces]),
-            self.get_output_embeddings(),
-            follows(real),
-        )
         turns = encoded.taken.float().masked_fill(~real, torch.nan)
         for row, trace in enumerate(traces):
             trace.scores["turns"] = turns[row]
             trace.curves["moved"] = torch.stack([moved[row][real[row]].mean() for moved in encoded.moved])
-        by_turn: list[list[Tensor]] = [[] for _ in traces]
-        for number, (state, hidden) in enumerate(zip(encoded.states, encoded.by_turn), 1):
-            as_last = self.text_traces(ids, scored, partial(self._predicted, hidden))
-            for row, (trace, other) in enumerate(zip(traces, as_last)):
-                surprisal = other.scores["surprisal"]
-                trace.scores[f"surprisal.{number}"] = surprisal
-                trace.readings[f"predicted.{number}"] = other.readings["predicted"]
-                by_turn[row].append(surprisal.nanmean())
-                last = int(real[row].nonzero()[-1])
-                likely = head(hidden[row, last]).float().softmax(-1).topk(NEAREST)
-                nearest = tuple(zip(likely.indices.tolist(), likely.values.tolist()))
-                trace.thoughts.append(
-                    Thought(state[row, last].detach(), last, last + 1, f"turn {number}", nearest=nearest)
-                )
+        ids, scored = torch.stack([trace.input_ids for trace in traces]), follows(real)
+        by_turn = [self.text_traces(ids, scored, partial(self._predicted, hidden)) for hidden in encoded.by_turn]
         for row, trace in enumerate(traces):
+            as_last = [others[row] for others in by_turn]
+            trace.scores |= {f"surprisal.{t}": other.scores["surprisal"] for t, other in enumerate(as_last, 1)}
+            trace.readings |= {f"predicted.{t}": other.readings["predicted"] for t, other in enumerate(as_last, 1)}
             if bool(scored[row].any()):
-                trace.curves["surprisal_by_turn"] = torch.stack(by_turn[row])
+                means = [other.scores["surprisal"].nanmean() for other in as_last]
+                trace.curves["surprisal_by_turn"] = torch.stack(means)
+            last = int(real[row].nonzero()[-1])
+            for t, (state, hidden) in enumerate(zip(encoded.states, encoded.by_turn), 1):
+                likely = self.get_output_embeddings()(hidden[row, last]).float().softmax(-1).topk(NEAREST)
+                nearest = tuple(zip(likely.indices.tolist(), likely.values.tolist()))
+                trace.thoughts.append(Thought(state[row, last].detach(), last, last + 1, f"turn {t}", nearest=nearest))
