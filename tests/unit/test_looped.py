@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import re
@@ -250,7 +249,6 @@ def test_trained_decoders_are_cut_as_published() -> None:
 
 def test_the_figure_shows_the_perplexity_at_every_number_of_turns(corpus: Path, tmp_path: Path) -> None:
     recipe = shrink(get_recipe("looped/tiny"), corpus)
-    recipe = dataclasses.replace(recipe, evaluation=dataclasses.replace(recipe.evaluation, context_length=None))
     run = saved(tmp_path / "run", recipe)
     write_figure("looped/turns", [str(run)], tmp_path / "turns.svg")
     [model] = json.loads((tmp_path / "turns.json").read_text())["models"]
@@ -261,6 +259,6 @@ def test_the_figure_shows_the_perplexity_at_every_number_of_turns(corpus: Path, 
         assert model["perplexity"][str(turns)] == pytest.approx(
             read.perplexity(read.split("test")).perplexity, rel=1e-5
         )
-    once = saved(tmp_path / "once", get_recipe_once(recipe))
+    once = saved(tmp_path / "once", recipe, turns=1)
     with pytest.raises(InputError, match="has no block that is run several times"):
         write_figure("looped/turns", [str(once)], tmp_path / "once.svg")
