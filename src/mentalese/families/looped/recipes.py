@@ -4,7 +4,7 @@
 
     -once       the same layers without the loop: one turn
     -unrolled   equal FLOPs without sharing: every turn has layers of its own
-    -removed    equal FLOPs with sharing: every turn begins anew, so that nothing is passed on
+    -swapped    equal FLOPs with sharing: a turn reads the state that another text's token left
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Reci
 TITLES = {
     "once": "the same layers without the loop",
     "unrolled": "each turn has layers of its own",
-    "removed": "each turn begins anew",
+    "swapped": "each turn reads the state of another text",
 }
 
 
@@ -30,8 +30,8 @@ def looped(backbone: dict[str, Any], turns: int, **fields: Any) -> dict[str, Any
 
 def changed(model: dict[str, Any], name: str) -> dict[str, Any]:
     """A looped model as one of `TITLES`."""
-    if name == "removed":
-        return model | {"thought_control": "removed"}
+    if name == "swapped":
+        return model | {"thought_control": name}
     backbone, ends = model["backbone"], model.get("prelude_layers", 1) + model.get("coda_layers", 1)
     if name == "unrolled":
         block = backbone["num_hidden_layers"] - ends

@@ -97,8 +97,8 @@ def scaled(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def loops(model: dict[str, Any], made: Callable[[str, str, dict[str, Any]], Recipe]) -> tuple[Method, ...]:
-    """A looped model and its twins: without the loop, with nothing passed from turn to turn, and unrolled."""
-    roles: dict[str, Role] = {"once": "twin", "removed": "control", "unrolled": "other"}
+    """A looped model and its twins: without the loop, with the states of another text, and unrolled."""
+    roles: dict[str, Role] = {"once": "twin", "swapped": "control", "unrolled": "other"}
     return (
         Method(made("looped", "the middle layers four times", model), "mechanism", "looped"),
         *(
