@@ -21,8 +21,8 @@ class LoopedConfig(LayeredDecoderConfig):
         turns: r, at test, and the mean of r in training.
         turns_spread: sigma of r in training (Eq. 1); `None`: r is always `turns`.
         backprop_turns: k, the last turns through which gradients go (section 3.3).
-        norms: `sandwich`: four norms a layer, and one after the block (section 3.2); `own`: the backbone's layers as
-            they are, for trained ones.
+        norms: `sandwich`: four norms a layer, one after the block, embeddings times sqrt(hidden_size) and small first
+            weights of what layers add (sections 3.2, 4.1); `own`: the backbone as it is, for a trained one.
         state_std: of the normal numbers that the state starts as; 0: it starts at zero.
         exit_distance: at test a token stops when a turn moves its state by less than this share of the state's length;
             `None`: all tokens take `turns`.
@@ -46,6 +46,16 @@ class LoopedConfig(LayeredDecoderConfig):
     def block_layers(self) -> int:
         """l_R."""
         return self.num_hidden_layers - self.prelude_layers - self.coda_layers
+
+    @property
+    def effective_layers(self) -> int:
+        """l: layers that a token goes through."""
+        return self.num_hidden_layers + (self.turns - 1) * self.block_layers
+
+    @property
+    def embedding_scale(self) -> float:
+        """gamma (section 3.2)."""
+        return math.sqrt(self.hidden_size) if self.norms == "sandwich" else 1.0
 
     @property
     def has_thoughts(self) -> bool:

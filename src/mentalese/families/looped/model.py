@@ -20,12 +20,14 @@ Sections and equations are the paper's. Letters in shapes: B rows of L tokens, d
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from transformers import initialization as init
 
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
@@ -99,6 +101,16 @@ class LoopedForCausalLM(LayeredDecoder):
         self._step: int | None = None  # the seed of a step of training
         self.post_init()
 
+    def _init_weights(self, module: nn.Module) -> None:
+        """The backbone's rule; what the sandwich's layers add is smaller the deeper a token goes (section 4.1)."""
+        super()._init_weights(module)
+        if module is not self or self.config.norms == "own":  # it is the last: the backbone initialises its own layers
+            return
+        std = self.config.initializer_range / math.sqrt(2 * self.config.effective_layers)
+        for layer in self.layers:
+            for added in (layer.self_attn.o_proj, layer.mlp.down_proj):
+                init.normal_(added.weight, std=std)
+
     @cached_property
     def _parts(self) -> tuple[range, range, range]:
         """The numbers of the layers of prelude, block and coda."""
@@ -160,7 +172,7 @@ class LoopedForCausalLM(LayeredDecoder):
         positions = layout.positions
         if positions is None:
             positions = torch.arange(past, past + input_ids.shape[1], device=input_ids.device)[None]
-        embedded = self.get_input_embeddings()(input_ids)
+        embedded = self.config.embedding_scale * self.get_input_embeddings()(input_ids)
         stops = self.config.exit_distance is not None and not self.training
         keys = Keys(None if cache is None else cache.state, past) if stops or cache is not None else None
         options = self._options(embedded, layout, positions, past) | {"past_key_values": keys}

@@ -48,7 +48,7 @@ def read(model: Any, ids: Tensor, turns: int, seed: int = 0) -> Row:
     prelude, block, coda = parts(model)
     starts = initial_state(ids[None], torch.arange(len(ids))[None], config.hidden_size, config.state_std, seed)[0]
     for i, token in enumerate(ids.tolist()):
-        x = model.get_input_embeddings().weight[token]
+        x = config.embedding_scale * model.get_input_embeddings().weight[token]
         for number in prelude:
             x = layer(model, row, number, 0, i, x)
         states = [starts[i].to(x.dtype)]
