@@ -15,6 +15,7 @@ FAMILY = Family(
         "looped": {
             "turns_spread": {"turns": 16},
             "backprop_turns": {"backprop_turns": 1},
+            "exit_distance": {"exit_distance": 2.0},
             "cache_turns": "what generation keeps; a pass over a whole text keeps nothing",
         }
     },
