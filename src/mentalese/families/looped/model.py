@@ -43,7 +43,6 @@ from mentalese.models.wrapped import LayeredDecoder, TokenLayout
 from mentalese.nn.controls import controlled
 from mentalese.nn.noise import shared_seed
 
-NEAREST = 5  # tokens that a trace names for each turn
 _DRAWS = 256  # of r, for what a step costs on average
 
 
@@ -107,7 +106,8 @@ class LoopedForCausalLM(LayeredDecoder):
         if module is not self or self.config.norms == "own":  # it is the last: the backbone initialises its own layers
             return
         std = self.config.initializer_range / math.sqrt(2 * self.config.effective_layers)
-        for layer in self.layers:
+        layers: Any = self.layers
+        for layer in layers:
             for added in (layer.self_attn.o_proj, layer.mlp.down_proj):
                 init.normal_(added.weight, std=std)
 
@@ -342,8 +342,8 @@ class LoopedForCausalLM(LayeredDecoder):
     def fill(self, traces: list[ThoughtTrace], encoded: LoopedEncoded, real: Tensor) -> None:
         """What the model would have predicted after each turn, and how far each turn moved the state.
 
-        The thoughts are the states of the last token, turn by turn, with the tokens that it would predict. Scores
-        `surprisal.TURN` and readings `predicted.TURN` are those of all tokens.
+        The thoughts are the last states, one a token. Scores `surprisal.TURN` and readings `predicted.TURN` are those
+        if that turn were the last.
         """
         assert encoded.taken is not None
         turns = encoded.taken.float().masked_fill(~real, torch.nan)
@@ -359,8 +359,5 @@ class LoopedForCausalLM(LayeredDecoder):
             if bool(scored[row].any()):
                 means = [other.scores["surprisal"].nanmean() for other in as_last]
                 trace.curves["surprisal_by_turn"] = torch.stack(means)
-            last = int(real[row].nonzero()[-1])
-            for t, (state, hidden) in enumerate(zip(encoded.states, encoded.by_turn), 1):
-                likely = self.get_output_embeddings()(hidden[row, last]).float().softmax(-1).topk(NEAREST)
-                nearest = tuple(zip(likely.indices.tolist(), likely.values.tolist()))
-                trace.thoughts.append(Thought(state[row, last].detach(), last, last + 1, f"turn {t}", nearest=nearest))
+            for column in real[row].nonzero()[:, 0].tolist():
+                trace.thoughts.append(Thought(encoded.states[-1][row, column].detach(), column, column + 1, "state"))
