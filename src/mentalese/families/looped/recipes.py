@@ -25,7 +25,7 @@ TITLES = {
 
 def looped(backbone: dict[str, Any], turns: int, **fields: Any) -> dict[str, Any]:
     """A looped model of these layers, whose first weights have the variance 2 / 5d (section 4.1)."""
-    std = 0.02
+    std = round((0.4 / backbone["hidden_size"]) ** 0.5, 3)
     return {"model_type": "looped", "backbone": backbone | {"initializer_range": std}, "turns": turns, **fields}
 
 
