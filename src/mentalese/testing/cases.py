@@ -107,7 +107,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def enlarged(model: Any) -> float:
     """By what weights are multiplied, so that matrices have a standard deviation of 0.06: a freshly initialised tied
     model repeats one token, and larger weights tell caches apart. Much larger ones tell roundings apart too."""
-    return 0.06 / getattr(hugging_face_model(model).config, "initializer_range", 0.02)
+    return 0.06 / (getattr(hugging_face_model(model).config, "initializer_range", None) or 0.02)
 
 
 @pytest.fixture
