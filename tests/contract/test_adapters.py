@@ -27,6 +27,7 @@ from mentalese.models.adapter import as_contract, hugging_face_model
 from mentalese.models.build import build_model
 from mentalese.models.hf import LatentThoughtModel
 from mentalese.nn.loss import IGNORED
+from mentalese.testing.cases import enlarged
 from mentalese.training.plan import Plan
 from support import shrink, tiny_recipes
 
@@ -76,7 +77,7 @@ def made(name: str, corpus: Path, **fields: Any) -> Case:
     with torch.no_grad():  # an untrained model says much the same of everything
         for parameter in model.parameters():
             if parameter.ndim >= 2:
-                parameter.mul_(3)
+                parameter.mul_(enlarged(model))
                 if not parameter.any():  # gates of the time, whose zeros stop all gradients behind them
                     parameter.normal_(std=0.02)
     return Case(name, model, Plan(store.splits["train"], recipe, tokenizer).batch(0))

@@ -20,10 +20,11 @@ from support import shrink
 
 WITH_THOUGHTS = [
     "coconut/tiny", "coconut/tiny-coconut", "conceptlm/tiny", "conceptlm/tiny-context", "latent_thought/tiny",
-    "latent_thought/tiny-vae", "thought_gestalt/tiny", "thoughtbubbles/tiny",
+    "latent_thought/tiny-vae", "looped/tiny", "thought_gestalt/tiny", "thoughtbubbles/tiny",
 ]  # fmt: skip
 WITHOUT = [
-    "coconut/tiny-pause", "conceptlm/tiny-mtp", "latent_thought/tiny-ar", "mdlm/tiny", "thoughtbubbles/tiny-regular",
+    "coconut/tiny-pause", "conceptlm/tiny-mtp", "latent_thought/tiny-ar", "looped/tiny-once", "mdlm/tiny",
+    "thoughtbubbles/tiny-regular",
 ]  # fmt: skip
 
 

@@ -27,6 +27,7 @@ FAMILIES = [
     "thoughtbubbles/tiny",
     "latent_thought/tiny",
     "mdlm/tiny",
+    "looped/tiny",
 ]
 
 

@@ -132,6 +132,10 @@ class Contract(_Module):
         weights = self.target_weights(batch, **settings)
         return LossOutput(*self.next_token_loss(self.final_hidden_states(batch), batch["labels"], weights))
 
+    def before_step(self, seed: int) -> None:
+        """Called before each step of training with a number of that step, the same on all ranks and for all
+        micro-batches: what a model draws once per step (how deep it is) follows from it, and so does its cost."""
+
     def after_step(self) -> None:
         """Called after each optimiser step, on all ranks: what a model learns without a gradient, once per step.
 

@@ -115,6 +115,8 @@ def start_from(model: nn.Module, tokenizer: PreTrainedTokenizerBase, path: str) 
         raise InputError(
             f"train.init is {path!r}, a {type(base).__name__}: the model is {_named(model)}; use a checkpoint of that"
         )
+    if target is not whole and hasattr(whole, "cut"):  # it has some of its base's layers
+        base = whole.cut(base)
     old, new = (m.get_input_embeddings().num_embeddings for m in (base, target))
     rows = [[i] if i < old else [] for i in range(new)]
     rows[: len(tokenizer)] = _rows(tokenizer, own_tokenizer, path)

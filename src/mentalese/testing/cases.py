@@ -26,6 +26,8 @@ ROUGH: dict[str, Any] = {"atol": 1e-3, "rtol": 1e-3}  # after an inner optimisat
 # The published Thoughtbubbles lets later tokens decide about the streams of earlier ones; what needs causality is asked
 # of its causal selection.
 NOT_CAUSAL = {"thoughtbubbles/tiny": {"selection": "causal"}}
+# What training draws anew at each step, and scores do not: settings under which it draws nothing.
+DRAWN: dict[str, dict[str, Any]] = {"looped/tiny": {"turns_spread": None, "state_std": 0.0}}
 # Other ways through a family's code than its `tiny` recipe takes.
 MODES = (
     *("coconut/tiny-coconut", "coconut/tiny-pause"),
@@ -102,15 +104,21 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def enlarged(model: Any) -> float:
+    """By what weights are multiplied, so that matrices have a standard deviation of 0.06: a freshly initialised tied
+    model repeats one token, and larger weights tell caches apart. Much larger ones tell roundings apart too."""
+    return 0.06 / (getattr(hugging_face_model(model).config, "initializer_range", None) or 0.02)
+
+
 @pytest.fixture
 def case(request: pytest.FixtureRequest, corpus: Path, contract_cache: None) -> Case:
     recipe = shrink(get_recipe(request.param), corpus)
     store, tokenizer = prepare(recipe.data, recipe.layout, show=False)
     model = build_model(recipe.model, tokenizer, seed=0).eval()
-    with torch.no_grad():  # a freshly initialised tied model repeats one token: larger weights tell caches apart
+    with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim >= 2:
-                parameter.mul_(3)
+                parameter.mul_(enlarged(model))
     plan = Plan(store.splits["train"], recipe, tokenizer)
     return Case(recipe, model, tokenizer, plan)
 

@@ -215,6 +215,7 @@ class Run:
         micros = recipe.train.gradient_accumulation_steps
         alone = micros == 1 and parallel.world_size == 1
         outputs: list[LossOutput] = []
+        self.model.before_step(step_seed(recipe.train.seed, step, 0, 0))
         for micro in range(micros):
             batch = self.plan.batch(step, parallel.rank, parallel.world_size, micro)
             self.flops += self.model.training_flops(batch, **settings)

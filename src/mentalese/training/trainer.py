@@ -117,6 +117,8 @@ class MentaleseTrainer(Trainer):
     def compute_loss(self, model: nn.Module, inputs: Batch, *_: Any, **__: Any) -> Tensor:
         """The sum of a micro-batch's losses, from the seed that `mentalese train` has for it."""
         step, train = self.state.global_step, self.recipe.train
+        if not self.sums:
+            self.step.model.before_step(step_seed(train.seed, step, 0, 0))
         torch.manual_seed(step_seed(train.seed, step, self.args.process_index, len(self.sums)))
         output = model(inputs, self.plan.settings(step))
         self.sums.append(((output.loss * output.weight).detach(), output.weight.detach()))

@@ -22,6 +22,8 @@ from mentalese.families.baselines.recipes import gpt2, gpt2_rope, llama
 from mentalese.families.coconut.recipes import Curriculum
 from mentalese.families.coconut.recipes import method as questions_method
 from mentalese.families.conceptlm.recipes import deeper
+from mentalese.families.looped.recipes import TITLES, looped
+from mentalese.families.looped.recipes import changed as changed_loop
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
 
 Role = Literal["mechanism", "twin", "control", "other"]
@@ -92,6 +94,22 @@ def scaled(model: dict[str, Any]) -> dict[str, Any]:
         return model | {"backbone": scaled(model["backbone"])}
     channels = model.get("hidden_size") or model["n_embd"]
     return model | {"initializer_range": round(0.02 * (768 / channels) ** 0.5, 3)}
+
+
+def loops(model: dict[str, Any], made: Callable[[str, str, dict[str, Any]], Recipe]) -> tuple[Method, ...]:
+    """A looped model and its twins: without the loop, with the states of another text, and unrolled."""
+    roles: dict[str, Role] = {"once": "twin", "swapped": "control", "unrolled": "other"}
+    return (
+        Method(made("looped", "the middle layers four times", model), "mechanism", "looped"),
+        *(
+            Method(
+                made(f"looped-{name}", TITLES[name], changed_loop(model, name)),
+                role,
+                "looped-unrolled" if name == "unrolled" else "looped",
+            )
+            for name, role in roles.items()
+        ),
+    )
 
 
 def documents(name: str, spec: str, description: str, model: dict[str, Any], tokens: int, **fields: Any) -> Recipe:
@@ -307,6 +325,12 @@ def text(size: float) -> SuiteTask:
         recipe = documents(f"text/{name}", "text", description, model, tokens, **defaults | fields)
         return Method(recipe, role, family)
 
+    def read(name: str, description: str, model: dict[str, Any]) -> Recipe:
+        return method("other", name, name, description, model).recipe
+
+    rotary = llama(
+        channels, 4, layers=layers, mlp=3 * channels, key_value_heads=4, tied=True, context=context, theta=10_000.0
+    )
     alone = without(gestalt, "gate_", memory="none")
     regular = without(bubbles, "selection", fork_layers=[])
     constant = bubbles | {"thought_control": "removed"}
@@ -330,6 +354,7 @@ def text(size: float) -> SuiteTask:
             method("mechanism", "latent_thought", "latent_thought", "a window of 64, and thoughts", thinking),
             method("twin", "latent_thought", "latent_thought-twin", "the window alone", plain),
             method("control", "latent_thought", "latent_thought-swapped", "another text's thoughts", swapped(thinking)),
+            *loops(looped(rotary, 4), read),
         ),
         "flops",
     )
@@ -374,13 +399,20 @@ def reachability(size: float) -> SuiteTask:
         ("cot", "other", "cot"),
         ("icot", "other", "icot"),
     )
-    return SuiteTask(
-        "reachability", spec, tuple(Method(made(name), role, family) for name, role, family in roles), None
-    )
+
+    def read(name: str, description: str, model: dict[str, Any]) -> Recipe:
+        return dataclasses.replace(
+            made("no-cot"), name=f"reachability/{name}", description=description, model=scaled(model)
+        )
+
+    methods = tuple(Method(made(name), role, family) for name, role, family in roles)
+    # The two layers are the block: with layers before and after it, a looped model would have more than the others.
+    methods += loops(looped(backbone, 4, prelude_layers=0, coda_layers=0), read)
+    return SuiteTask("reachability", spec, methods, None)
 
 
 def forking(name: str, spec: str, size: float) -> SuiteTask:
-    """More computation at few tokens, without written steps: forks, pause tokens, or neither."""
+    """More computation at few tokens, without written steps: forks, turns, pause tokens, or none of them."""
     layers = 4
     bubbles = {
         "model_type": "thoughtbubbles",
@@ -392,13 +424,10 @@ def forking(name: str, spec: str, size: float) -> SuiteTask:
         "selection": "causal",
     }
     regular = {key: value for key, value in bubbles.items() if key != "selection"} | {"fork_layers": []}
-    pause = {
-        "model_type": "coconut",
-        "mode": "pause",
-        "backbone": llama(
-            width(size), 4, layers=layers, mlp=3 * width(size), key_value_heads=4, tied=True, context=128, theta=1e4
-        ),
-    }
+    plain = llama(
+        width(size), 4, layers=layers, mlp=3 * width(size), key_value_heads=4, tied=True, context=128, theta=1e4
+    )
+    pause = {"model_type": "coconut", "mode": "pause", "backbone": plain}
 
     def made(method: str, description: str, model: dict[str, Any], **layout: Any) -> Recipe:
         recipe = questions(f"{name}/{method}", spec, model, 10, 6, 128)
@@ -416,6 +445,7 @@ def forking(name: str, spec: str, size: float) -> SuiteTask:
                 made("thoughtbubbles-swapped", "scores of another text", swapped(bubbles)), "control", "thoughtbubbles"
             ),
             Method(made("pause", "the answer after 4 learned tokens", pause, stage=1, latents=4), "other", "pause"),
+            *loops(looped(plain, 4), made),
         ),
         None,
     )

@@ -1,0 +1,119 @@
+"""Figures of recurrent depth: what more turns at test are worth, and how far each of them still moves the state.
+
+Figures 1, 7 and 11 of Geiping et al. (arXiv 2502.05171). A model without an exit is after t of r turns what it is after
+t turns in all, so that one pass over a text shows every number of turns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from mentalese.analyses.drawing import Figure, canvas, footnote, line_style, percent_axis
+from mentalese.errors import InputError
+from mentalese.formatting import model_names
+
+if TYPE_CHECKING:
+    from mentalese.data.store import Split
+    from mentalese.models.saved import Saved
+
+DOCUMENTS = 32  # first documents or questions of the test split
+BEYOND = 4  # times the turns of training
+
+
+def turns(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+    """Perplexity (of questions, accuracy) by turns at test, and the share of its length by which a turn moves the
+    state, a mean over tokens. A dashed line stands at the mean of training."""
+    from mentalese.models.saved import load
+
+    models = [load(path).scored_by(max_documents=DOCUMENTS) for path in paths]
+    for saved in models:
+        if saved.model.config.model_type != "looped" or saved.model.config.turns == 1:
+            raise InputError(f"{saved.path} has no block that is run several times: use a looped model with turns")
+    asked = [saved.layout.questions for saved in models]
+    if len(set(asked)) > 1:
+        raise InputError(f"{paths[asked.index(True)]} answers questions and others do not: draw them separately")
+    picture, ((left, right),) = canvas(1, 2, 10, 3.8)
+    numbers: dict[str, Any] = {"metric": "accuracy" if asked[0] else "perplexity", "models": []}
+    for number, (saved, label) in enumerate(zip(models, model_names(paths))):
+        style, trained = line_style(number) | {"markersize": 4}, saved.model.config.turns
+        split = saved.split("test")
+        perplexity, moved = _by_turn(saved, split, BEYOND * trained)
+        found = _accuracy(saved, split, BEYOND * trained) if asked[0] else perplexity
+        left.plot(list(found), list(found.values()), label=label, **style)
+        right.plot(list(moved), list(moved.values()), label=label, **style)
+        for panel in (left, right):
+            panel.axvline(trained, color=style["color"], linestyle="--", linewidth=0.8)
+            panel.set(xscale="log", xlabel="turns at test")
+            panel.xaxis.set_major_formatter("{x:.0f}")
+            panel.xaxis.set_minor_formatter("")
+        numbers["models"].append(
+            {"path": saved.path, "label": label, "trained_turns": trained, numbers["metric"]: found, "moved": moved}
+        )
+    left.set(title=f"test {numbers['metric']}")
+    if asked[0]:
+        percent_axis(left.yaxis)
+    right.set(title="how far a turn moves the state", yscale="log")
+    left.legend()
+    footnote(picture, f"first {DOCUMENTS} of the test split; dashed: the mean of training")
+    return picture, numbers
+
+
+@contextmanager
+def _at(model: Any, turns: int) -> Iterator[None]:
+    """The model at this many turns for every token."""
+    config = model.config
+    before = config.turns, config.exit_distance
+    config.turns, config.exit_distance = turns, None
+    try:
+        yield
+    finally:
+        config.turns, config.exit_distance = before
+
+
+def _by_turn(saved: Saved, split: Split, most: int) -> tuple[dict[int, float], dict[int, float]]:
+    """Perplexity, and the share by which the state moves, for 1 to `most` turns."""
+    import torch
+
+    from mentalese.data.batch import to_device
+    from mentalese.data.evaluation import evaluation_batches
+    from mentalese.nn.loss import IGNORED
+
+    model: Any = saved.model
+    nats, moved, scored, tokens = [0.0] * most, [0.0] * most, 0, 0
+    with _at(model, most), torch.no_grad():
+        for batch in evaluation_batches(split, saved.layout, saved.evaluation, saved.tokenizer):
+            batch = to_device(batch, saved.device)
+            ids, labels = batch["input_ids"], batch["labels"]
+            real = batch.get("attention_mask", torch.ones_like(ids)).bool()
+            encoded = model.encode(ids, batch.get("attention_mask"), trace=True)
+            scored, tokens = scored + int((labels[:, 1:] != IGNORED).sum()), tokens + int(real.sum())
+            for t, (hidden, share) in enumerate(zip(encoded.by_turn, encoded.moved)):
+                nats[t] += float(model.next_token_nll(hidden, labels).sum())
+                moved[t] += float(share[real].sum())
+    return (
+        {t + 1: math.exp(total / scored) for t, total in enumerate(nats)},
+        {t + 1: total / tokens for t, total in enumerate(moved)},
+    )
+
+
+def _accuracy(saved: Saved, split: Split, most: int) -> dict[int, float]:
+    """The share of questions that are answered, for 1, 2, 4, .. turns."""
+    from mentalese.evaluation.answers import answer_metrics
+
+    found = {}
+    for t in (2**i for i in range(most.bit_length())):
+        with _at(saved.model, t):
+            found[t] = answer_metrics(saved, split).accuracy
+    return found
+
+
+FIGURES = {
+    "turns": Figure(
+        description="looped models: perplexity or accuracy by turns at test, and how far each turn moves the state",
+        takes="RUN ...",
+        draw=turns,
+    )
+}

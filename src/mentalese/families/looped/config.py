@@ -1,0 +1,132 @@
+"""The configuration of recurrent depth."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+from mentalese.errors import InputError
+from mentalese.models.wrapped import LayeredDecoderConfig
+
+BACKBONES = ("llama", "mistral", "qwen2", "qwen3")
+"""Decoders whose layers are attention and MLP, each behind a norm, with rotary positions and embeddings as they are."""
+
+
+class LoopedConfig(LayeredDecoderConfig):
+    """Recurrent depth (Geiping et al., "Scaling up Test-Time Compute with Latent Reasoning", section 3).
+
+    Attributes:
+        backbone: the layers, in their order: the prelude, the block that is run `turns` times, the coda.
+        prelude_layers, coda_layers: l_P and l_C; the layers between them are the block, l_R.
+        turns: r, at test, and the mean of r in training.
+        turns_spread: sigma of r in training (Eq. 1); `None`: r is always `turns`.
+        backprop_turns: k, the last turns through which gradients go (section 3.3).
+        norms: `sandwich`: four norms a layer, one after the block, embeddings times sqrt(hidden_size) and small first
+            weights of what layers add (sections 3.2, 4.1); `own`: the backbone as it is, for a trained one.
+        state_std: of the normal numbers that the state starts as; 0: it starts at zero.
+        exit_distance: at test a token stops when a turn moves its state by less than this share of the state's length;
+            `None`: all tokens take `turns`.
+        cache_turns: turns of which generation keeps keys and values; later ones overwrite them (section 6.2). `None`:
+            all of them.
+    """
+
+    model_type = "looped"
+    reads_windows = False
+    prelude_layers: int = 1
+    coda_layers: int = 1
+    turns: int = 4
+    turns_spread: float | None = 0.5
+    backprop_turns: int = 8
+    norms: Literal["sandwich", "own"] = "sandwich"
+    state_std: float = math.sqrt(2 / 5)
+    exit_distance: float | None = None
+    cache_turns: int | None = None
+
+    @property
+    def block_layers(self) -> int:
+        """l_R."""
+        return self.num_hidden_layers - self.prelude_layers - self.coda_layers
+
+    @property
+    def effective_layers(self) -> int:
+        """l: layers that a token goes through."""
+        return self.num_hidden_layers + (self.turns - 1) * self.block_layers
+
+    @property
+    def embedding_scale(self) -> float:
+        """gamma (section 3.2)."""
+        return math.sqrt(self.hidden_size) if self.norms == "sandwich" else 1.0
+
+    @property
+    def has_thoughts(self) -> bool:
+        return self.turns > 1
+
+    def validate_architecture(self) -> None:
+        super().validate_architecture()
+        kind = self.backbone_config.model_type
+        if kind not in BACKBONES:
+            raise InputError(f"looped.backbone.model_type is {kind!r}: use one of {', '.join(BACKBONES)}")
+        self._at_least(0, "prelude_layers", "coda_layers", "state_std")
+        self._at_least(1, "turns", "backprop_turns")
+        if self.block_layers < 1:
+            raise InputError(
+                f"looped.prelude_layers is {self.prelude_layers} and coda_layers {self.coda_layers}: the backbone has "
+                f"{self.num_hidden_layers} layers, so that none is left for the block; set fewer, or more of its "
+                "num_hidden_layers"
+            )
+        if self.turns_spread is not None:
+            self._at_least(0, "turns_spread")
+        if self.exit_distance is not None and not self.exit_distance > 0:
+            raise InputError(f"looped.exit_distance is {self.exit_distance}: set a share above 0, or None")
+        if self.cache_turns is not None:
+            self._at_least(1, "cache_turns")
+
+
+PUBLISHED = {16: (4, 6, 4), 22: (4, 8, 4)}
+"""Layers of a trained decoder -> prelude, block and coda that McLeish et al. (arXiv 2511.07384) make of them: of
+Llama-3.2-1B and OLMo-2-1B, and of TinyLlama."""
+
+
+def shape_of(layers: int) -> tuple[int, int, int]:
+    """Prelude, block and coda for a trained decoder of this many layers: the published ones, or a quarter, half, and a
+    quarter."""
+    ends = layers // 4
+    return PUBLISHED.get(layers, (ends, layers - 2 * ends, ends))
+
+
+def grown(backbone: dict[str, Any], block_layers: int | None = None, **fields: Any) -> dict[str, Any]:
+    """The `model` of a recipe whose layers are some of this decoder's: its first, and its last ones.
+
+    Args:
+        block_layers: l_R; layers between the prelude and the block are dropped. `None`: see `shape_of`, or what the
+            other two leave.
+
+    Raises:
+        InputError: more layers than the decoder has.
+    """
+    layers = backbone["num_hidden_layers"]
+    prelude, block, coda = shape_of(layers)
+    shape = {"prelude_layers": prelude, "coda_layers": coda} | {
+        name: fields.pop(name) for name in ("prelude_layers", "coda_layers") if name in fields
+    }
+    ends = sum(shape.values())
+    if block_layers is None:
+        block_layers = block if ends == prelude + coda else layers - ends
+    if block_layers < 1 or ends + block_layers > layers:
+        raise InputError(
+            f"block_layers is {block_layers}, with a prelude of {shape['prelude_layers']} and a coda of "
+            f"{shape['coda_layers']}: the decoder has {layers} layers; set prelude_layers, block_layers and "
+            "coda_layers that it has"
+        )
+    cut = backbone | {"num_hidden_layers": ends + block_layers}
+    cut |= {
+        name: [value[i] for i in kept_layers(layers, ends + block_layers, shape["prelude_layers"])]
+        for name, value in backbone.items()
+        if name == "layer_types" and value is not None
+    }
+    return {"model_type": "looped", "backbone": cut, "norms": "own", **shape} | fields
+
+
+def kept_layers(base: int, layers: int, prelude: int) -> list[int]:
+    """Which layers of a decoder of `base` a looped model of `layers` takes: the first for its prelude, and the last."""
+    return [*range(prelude), *range(base - (layers - prelude), base)]

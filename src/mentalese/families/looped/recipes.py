@@ -1,0 +1,82 @@
+"""Recipes of recurrent depth with what it is compared with, on the same text.
+
+`variants(recipe)` adds to a looped recipe
+
+    -once       the same layers without the loop: one turn
+    -unrolled   equal FLOPs without sharing: every turn has layers of its own
+    -swapped    equal FLOPs with sharing: a turn reads the state that another text's token left
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from mentalese.data.layouts import Packed
+from mentalese.families.baselines.recipes import WIKITEXT, llama
+from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
+
+TITLES = {
+    "once": "the same layers without the loop",
+    "unrolled": "each turn has layers of its own",
+    "swapped": "each turn reads the state of another text",
+}
+
+
+def looped(backbone: dict[str, Any], turns: int, **fields: Any) -> dict[str, Any]:
+    """A looped model of these layers, whose first weights have the variance 2 / 5d (section 4.1)."""
+    std = round((0.4 / backbone["hidden_size"]) ** 0.5, 3)
+    return {"model_type": "looped", "backbone": backbone | {"initializer_range": std}, "turns": turns, **fields}
+
+
+def changed(model: dict[str, Any], name: str) -> dict[str, Any]:
+    """A looped model as one of `TITLES`."""
+    if name == "swapped":
+        return model | {"thought_control": name}
+    backbone, ends = model["backbone"], model.get("prelude_layers", 1) + model.get("coda_layers", 1)
+    if name == "unrolled":
+        block = backbone["num_hidden_layers"] - ends
+        backbone = backbone | {"num_hidden_layers": ends + model["turns"] * block}
+    return model | {"backbone": backbone, "turns": 1}
+
+
+def variants(recipe: Recipe) -> list[Recipe]:
+    """The recipe and its twins on the same tokens."""
+    twins = [
+        dataclasses.replace(
+            recipe,
+            name=f"{recipe.name}-{name}",
+            description=f"a twin of {recipe.name}: {title}",
+            model=changed(recipe.model, name),
+            baseline=recipe.baseline,
+        )
+        for name, title in TITLES.items()
+    ]
+    return [dataclasses.replace(recipe, baseline=twins[0].name), *twins]
+
+
+TINY = Recipe(
+    name="looped/tiny",
+    description="1 + 2 + 1 layers of width 64, the middle ones 4 times: 10 deep; 100,000 tokens",
+    model=looped(
+        llama(64, 4, layers=4, mlp=192, key_value_heads=4, tied=True, context=256, theta=10_000.0), 4, backprop_turns=4
+    ),
+    layout=Packed(batch_size=4),
+    optimizer=OptimizerConfig(learning_rate=3e-3, warmup=0.1),
+    train=TrainConfig(tokens=100_000, eval_every=20),
+    evaluation=EvaluationConfig(max_documents=4),
+    baseline="gpt2/tiny",
+)
+
+SMALL = Recipe(
+    name="looped/small",
+    description="1 + 4 + 1 layers of width 384, the middle ones 8 times; 500M tokens of WikiText-103",
+    model=looped(llama(384, 6, layers=6, mlp=1024, key_value_heads=6, tied=True, context=1024, theta=50_000.0), 8),
+    data=DataConfig(source=WIKITEXT, tokenizer="bpe:16384"),
+    layout=Packed(sequence_length=1024, batch_size=64),
+    optimizer=OptimizerConfig(learning_rate=1e-3, weight_decay=0.01),
+    train=TrainConfig(tokens=500_000_000, precision="bf16", eval_every=500, checkpoint_every=500),
+    baseline="gpt2/small",
+)
+
+RECIPES = [*variants(TINY), *variants(SMALL)]

@@ -1,0 +1,264 @@
+"""Recurrent depth: the fast model is the plain one, turn by turn, with and without a cache."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from mentalese import get_recipe
+from mentalese.analyses.figures import write_figure
+from mentalese.analyses.looped import DOCUMENTS
+from mentalese.errors import InputError
+from mentalese.families.looped import plain
+from mentalese.families.looped.config import BACKBONES, LoopedConfig, grown, kept_layers, shape_of
+from mentalese.families.looped.model import LoopedForCausalLM
+from mentalese.families.looped.turns import drawn_turns
+from mentalese.models.adapter import hugging_face_model
+from mentalese.models.checkpoints import load_model
+from mentalese.models.grow import grow
+from mentalese.models.saved import load
+from support import saved, shrink
+
+BACKBONE = {
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+    "tie_word_embeddings": True,
+}
+IDS = torch.tensor([3, 7, 7, 1, 9, 4, 0, 5])
+
+
+def made(**fields: Any) -> LoopedForCausalLM:
+    """An untrained model in float64, with weights large enough that turns differ."""
+    torch.manual_seed(0)
+    backbone = BACKBONE | fields.pop("backbone", {})
+    model = LoopedForCausalLM(LoopedConfig(backbone=backbone, vocab_size=11, **fields))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim >= 2:
+                parameter.mul_(6)
+    return model.double().eval()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"norms": "own", "turns": 3},
+        {"turns": 5, "backprop_turns": 2},
+        {"turns": 1},
+        {"prelude_layers": 0, "coda_layers": 0, "state_std": 0.0},
+        {"turns": 6, "exit_distance": 0.4},
+    ],
+    ids=["sandwich", "own", "truncated", "once", "block-alone", "exit"],
+)
+def test_the_model_is_the_plain_one(fields: dict[str, Any]) -> None:
+    model = made(**fields)
+    row = plain.read(model, IDS, model.config.turns)
+    encoded = model.encode(IDS[None], trace=True)
+    torch.testing.assert_close(encoded.hidden[0], torch.stack(row.hidden), atol=1e-6, rtol=1e-6)
+    assert encoded.taken.tolist() == [[len(states) - 1 for states in row.states]]
+    for t, state in enumerate(encoded.states, 1):
+        for i, states in enumerate(row.states):
+            torch.testing.assert_close(state[0, i], states[min(t, len(states) - 1)], atol=1e-6, rtol=1e-6)
+    if "exit_distance" in fields:
+        assert len(set(encoded.taken.flatten().tolist())) > 1, "the test shows nothing if all tokens stop together"
+
+
+def gradients(model: LoopedForCausalLM, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    named = dict(model.named_parameters())
+    return dict(zip(named, torch.autograd.grad(loss, list(named.values()))))
+
+
+@pytest.mark.parametrize("fields", [{}, {"turns": 5, "backprop_turns": 2}, {"norms": "own"}])
+def test_gradients_are_those_of_the_plain_one(fields: dict[str, Any]) -> None:
+    model = made(**fields)
+    batch = {"input_ids": IDS[None], "labels": IDS[None]}
+    own = gradients(model, model.training_loss(batch).loss)
+    expected = gradients(model, plain.loss(model, IDS, model.config.turns))
+    for name, gradient in expected.items():
+        torch.testing.assert_close(own[name], gradient, atol=1e-6, rtol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"cache_turns": 2}, {"cache_turns": 3, "exit_distance": 0.4}, {"exit_distance": 0.4}]
+)
+def test_one_token_after_the_other_is_the_plain_one(fields: dict[str, Any]) -> None:
+    """With fewer slots than turns, a token reads what later turns of earlier tokens have left (section 6.2)."""
+    model = made(turns=6, **fields)
+    cache, hidden = model.new_cache(), []
+    with torch.no_grad():
+        for token in IDS:
+            hidden.append(model.encode(token.view(1, 1), cache=cache).hidden[0, 0])
+        expected = plain.read(model, IDS, 6).hidden
+    torch.testing.assert_close(torch.stack(hidden), torch.stack(expected), atol=1e-6, rtol=1e-6)
+
+
+def test_a_token_stops_where_it_does_alone_whatever_batch_it_is_in() -> None:
+    model = made(turns=6, exit_distance=0.4)
+    other = torch.tensor([2, 2, 8, 6, 1])
+    rows = torch.stack((IDS, torch.nn.functional.pad(other, (3, 0))))
+    mask = torch.tensor([[1] * 8, [0] * 3 + [1] * 5])
+    with torch.no_grad():
+        batch, alone = model.encode(rows, mask), [model.encode(row[None]) for row in (IDS, other)]
+    for found, begin, one in zip(range(2), (0, 3), alone):
+        assert torch.equal(batch.taken[found, begin:], one.taken[0])
+        torch.testing.assert_close(batch.hidden[found, begin:], one.hidden[0], atol=1e-6, rtol=1e-6)
+
+
+def test_nothing_removed_from_turn_to_turn_is_one_turn() -> None:
+    """The control costs what all turns do, and predicts what the first of them would."""
+    once, control = made(turns=1), made(turns=4, thought_control="removed")
+    control.load_state_dict(once.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(control.encode(IDS[None]).hidden, once.encode(IDS[None]).hidden)
+        assert not torch.allclose(made(turns=4).encode(IDS[None]).hidden, once.encode(IDS[None]).hidden, atol=1e-2)
+    batch = {"input_ids": IDS[None]}
+    assert control.forward_flops(batch) == made(turns=4).forward_flops(batch)
+
+
+def test_one_pass_shows_every_number_of_turns() -> None:
+    model = made(turns=5)
+    with torch.no_grad():
+        by_turn = model.encode(IDS[None], trace=True).by_turn
+        for turns, hidden in enumerate(by_turn, 1):
+            model.config.turns = turns
+            torch.testing.assert_close(hidden, model.encode(IDS[None]).hidden)
+
+
+def test_the_mean_of_what_is_drawn_is_the_one_asked_for() -> None:
+    """Eq. 1 and 2: one turn at least, and a heavy tail."""
+    drawn = torch.tensor([float(drawn_turns(8, 0.5, seed)) for seed in range(4000)])
+    assert drawn.mean().item() == pytest.approx(8, abs=0.25)
+    variance = 7 + 49 * (math.exp(0.25) - 1)  # of a Poisson number and of its log-normal rate
+    assert drawn.var().item() == pytest.approx(variance, rel=0.15)
+    assert drawn.min() >= 1
+    assert {drawn_turns(1, 0.5, seed) for seed in range(9)} == {1}
+    assert {drawn_turns(4.4, None, seed) for seed in range(9)} == {4}
+
+
+def test_a_step_draws_once_for_all_its_micro_batches_and_costs_what_it_draws() -> None:
+    model = made(turns=6, backprop_turns=2).train()
+    batch = {"input_ids": IDS[None], "labels": IDS[None]}
+    seen, costs = set(), set()
+    once, turn = model._flops(batch)
+    for seed in range(8):
+        model.before_step(seed)
+        losses = [model.training_loss(batch) for _ in range(2)]
+        assert torch.equal(losses[0].loss, losses[1].loss)
+        turns = int(losses[0].metrics["turns"])
+        assert model.training_flops(batch) == 3 * once + turn * (turns + 2 * min(turns, 2))
+        seen, costs = seen | {turns}, costs | {model.training_flops(batch)}
+        model.after_step()
+    assert len(seen) > 3
+    assert min(costs) < model.training_flops(batch) < max(costs), "outside of a step it is the mean"
+    model.before_step(0)
+    assert float(model.training_loss(batch, turns=1.0).metrics["turns"]) == 1
+    with pytest.raises(InputError, match=r"phases.model.turns is 0"):
+        model.training_loss(batch, turns=0)
+
+
+def test_a_cache_knows_the_turns_it_was_written_at() -> None:
+    model = made(turns=3)
+    cache = model(IDS[None], use_cache=True).past_key_values
+    model.config.turns = 4
+    with pytest.raises(InputError, match=r"config\.turns is 4: the cache was written at 3"):
+        model(IDS[:1, None], past_key_values=cache)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"prelude_layers": 2, "coda_layers": 2}, "none is left for the block"),
+        ({"turns": 0}, "looped.turns is 0: set at least 1"),
+        ({"backprop_turns": 0}, "looped.backprop_turns is 0"),
+        ({"turns_spread": -1.0}, "looped.turns_spread is -1.0"),
+        ({"exit_distance": 0.0}, "looped.exit_distance is 0.0: set a share above 0"),
+        ({"cache_turns": 0}, "looped.cache_turns is 0"),
+        ({"turns": 1, "thought_control": "removed"}, "no thoughts to control"),
+        ({"backbone": {"model_type": "gpt2"}}, "looped.backbone.model_type is 'gpt2': use one of llama"),
+    ],
+)
+def test_what_cannot_be_built_says_why(fields: dict[str, Any], said: str) -> None:
+    backbone = fields.pop("backbone", BACKBONE)
+    with pytest.raises(InputError, match=re.escape(said)):
+        LoopedConfig(backbone=backbone, vocab_size=11, **fields)
+
+
+@pytest.mark.parametrize("kind", BACKBONES)
+def test_every_backbone_is_read_as_it_reads_itself(kind: str) -> None:
+    """Its layers in a row, with the block once and reading e alone, are the decoder."""
+    model = made(backbone={"model_type": kind}, norms="own", turns=1)
+    model.start_from_backbone()
+    mask = torch.ones(1, 8, dtype=torch.long)
+    mask[0, :2] = 0
+    with torch.no_grad():
+        for given in (None, mask):
+            own, plain_ = model(IDS[None], attention_mask=given), model.backbone(IDS[None], attention_mask=given)
+            torch.testing.assert_close(own.logits[:, 2:], plain_.logits[:, 2:], atol=1e-6, rtol=1e-6)
+
+
+# -- growing -----------------------------------------------------------------------------------------------------------
+
+
+def saved_llama(tokenizer: Any, folder: Path, layers: int) -> Path:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2}
+    base = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), num_hidden_layers=layers, **sizes))
+    base.save_pretrained(folder / "base")
+    tokenizer.save_pretrained(folder / "base")
+    return folder / "base"
+
+
+def test_a_grown_model_says_what_its_layers_do_at_any_number_of_turns(tokenizer: Any, tmp_path: Path) -> None:
+    """McLeish et al. (arXiv 2511.07384): the first layers are the prelude, the last ones block and coda."""
+    base = saved_llama(tokenizer, tmp_path, layers=6)
+    grow(str(base), "looped", tmp_path / "grown", prelude_layers=1, block_layers=2, coda_layers=1, turns=3)
+    grown, cut = (hugging_face_model(load_model(path)[0]) for path in (tmp_path / "grown", base))
+    cut.model.layers = torch.nn.ModuleList(cut.model.layers[i] for i in (0, 3, 4, 5))
+    ids = IDS[None]
+    with torch.no_grad():
+        expected = cut(ids, use_cache=False).logits[..., : len(tokenizer)]
+        for turns in (1, 3, 5):
+            grown.config.turns = turns
+            torch.testing.assert_close(grown(ids, use_cache=False).logits[..., : len(tokenizer)], expected)
+
+
+def test_trained_decoders_are_cut_as_published() -> None:
+    assert (shape_of(22), shape_of(16), shape_of(12)) == ((4, 8, 4), (4, 6, 4), (3, 6, 3))
+    model = grown({"num_hidden_layers": 22})
+    assert model["backbone"]["num_hidden_layers"] == 16
+    assert kept_layers(22, 16, 4) == [0, 1, 2, 3, *range(10, 22)]
+    with pytest.raises(InputError, match="block_layers is 8, with a prelude of 4 and a coda of 4"):
+        grown({"num_hidden_layers": 12}, block_layers=8, prelude_layers=4, coda_layers=4)
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_figure_shows_the_perplexity_at_every_number_of_turns(corpus: Path, tmp_path: Path) -> None:
+    recipe = shrink(get_recipe("looped/tiny"), corpus)
+    run = saved(tmp_path / "run", recipe)
+    write_figure("looped/turns", [str(run)], tmp_path / "turns.svg")
+    [model] = json.loads((tmp_path / "turns.json").read_text())["models"]
+    assert list(model["perplexity"]) == list(model["moved"]) == [str(t) for t in range(1, 17)]
+    read = load(str(run)).scored_by(max_documents=DOCUMENTS)
+    for turns in (1, 4, 9):
+        read.model.config.turns = turns
+        assert model["perplexity"][str(turns)] == pytest.approx(
+            read.perplexity(read.split("test")).perplexity, rel=1e-5
+        )
+    once = saved(tmp_path / "once", recipe, turns=1)
+    with pytest.raises(InputError, match="has no block that is run several times"):
+        write_figure("looped/turns", [str(once)], tmp_path / "once.svg")
