@@ -15,9 +15,7 @@ Window = tuple[int, int, int]
 _TOKEN, _PARENT = "token", "parent"
 
 
-def joined(
-    traces: Sequence[ThoughtTrace], windows: Sequence[Window], through: Collection[str] = ()
-) -> ThoughtTrace:
+def joined(traces: Sequence[ThoughtTrace], windows: Sequence[Window], through: Collection[str] = ()) -> ThoughtTrace:
     """The trace of a text of which each part is one window.
 
     Of each window it has what is new in it: a token's numbers, the thoughts that stand for it, links between these,

@@ -73,6 +73,7 @@ def payload(
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "text": "".join(traces[0].tokens) if text is None else text,
         "note": note,
+        "unlike": len(drawn) > 1 and any(_no_likelihood(trace) for trace in drawn),
         "traces": drawn,
     }
 
@@ -184,8 +185,11 @@ def _add_gains(traces: Sequence[ThoughtTrace], drawn: list[dict[str, Any]]) -> s
         return f"{names} tokenise the text differently from the first token on: no difference can be shown."
     places = [torch.tensor(part[:same], device=trace.input_ids.device) for part, trace in zip(text, traces)]
     surprisals = [trace.scores["surprisal"][at].float().cpu() for trace, at in zip(traces, places)]
-    abouts = [(trace["short"], trace["scores"]["surprisal"]["about"]) for trace in drawn]
-    unlike = [f"Surprisal of {name}: {words}" for name, words in abouts if words != SHOWN["surprisal"].about]
+    unlike = [
+        f"Surprisal of {trace['short']}: {trace['scores']['surprisal']['about']}"
+        for trace in drawn
+        if _no_likelihood(trace)
+    ]
     for own, other in ((0, 1), (1, 0)):
         values = torch.full(traces[own].input_ids.shape, math.nan)
         values[places[own].cpu()] = surprisals[other] - surprisals[own]
@@ -201,6 +205,11 @@ def _add_gains(traces: Sequence[ThoughtTrace], drawn: list[dict[str, Any]]) -> s
     if same < max(map(len, text)):
         unlike.append(f"The first {same} tokens are the same for {names}; after these no difference is shown.")
     return " ".join(unlike)
+
+
+def _no_likelihood(trace: dict[str, Any]) -> bool:
+    """Whether the surprisal of a trace, as it is drawn, is something else than every model's."""
+    return bool(trace["scores"]["surprisal"]["about"] != SHOWN["surprisal"].about)
 
 
 def numbers(values: Tensor) -> list[Any]:

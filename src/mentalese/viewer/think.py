@@ -46,7 +46,5 @@ def think_page(
     if against is None or against.path != saved.path:
         control = None
     names = model_names([model.path for model in (models[:1] if control else models)])
-    shown = payload(
-        traces, names=names, control=control, parameters=sizes, text=text, expected=answer, command=command
-    )
+    shown = payload(traces, names=names, control=control, parameters=sizes, text=text, expected=answer, command=command)
     return page(shown)

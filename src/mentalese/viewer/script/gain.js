@@ -7,12 +7,12 @@ function verdictOf([one, other]) {
   const values = one.scores.surprisal.values, own = mean(known.map((i) => values[i])), gain = mean(known.map((i) => one.scores.gain.values[i]));
   const costs = [own, own + gain], most = Math.max(...costs, 1e-9);
   const size = `${tidy(Math.abs(gain))} nats a token`;
-  const words = gain === 0 ? "Both find this text equally surprising"
+  const words = page.unlike ? "Mean surprisal" : gain === 0 ? "Both find this text equally surprising"
     : page.control ? `${gain > 0 ? "Its thoughts save" : "Its thoughts cost"} ${size} here`
     : `A token costs ${one.short} ${size.replace(" a token", "")} ${gain > 0 ? "less" : "more"} than ${other.short}`;
   return make("div.verdict", {}, make("p", {}, make("b", {}, words)),
     bars([[one.short, costs[0], `${tidy(costs[0])} nats`], [other.short, costs[1], `${tidy(costs[1])} nats`]], most),
-    make("p.about", {}, `Mean surprisal of ${plural(known.length, "token")} of this one text. ${page.note}`.trim()));
+    make("p.about", {}, `${page.unlike ? "Of" : "Mean surprisal of"} ${plural(known.length, "token")} of this one text. ${page.note}`.trim()));
 }
 
 function gainPanel(trace, other) {

@@ -67,11 +67,11 @@ function drawText(node, style, into, from) {
   pixel.font = `${style.fontWeight} ${style.fontSize} ${style.fontFamily}`;
   const { fontBoundingBoxAscent: up, fontBoundingBoxDescent: down } = pixel.measureText("x");
   for (const [words, rect] of linesOf(node)) {
-    const text = words.replace(/\s+/g, " ");
-    if (!text.trim() || !rect.width) continue;
-    const { x, y, height } = boxOf(rect, from), indent = text.length - text.trimStart().length;
-    into.append(make("text", { x: +(x + (indent && style.whiteSpaceCollapse === "preserve" ? pixel.measureText(" ").width : 0)).toFixed(2), y: +(y + (height - up - down) / 2 + up).toFixed(2), fill: colour[0], "fill-opacity": colour[1],
-      "font-family": style.fontFamily, "font-size": style.fontSize, "font-weight": style.fontWeight }, text.trim()));
+    const text = words.replace(/\s+/g, " ").trim(), { x, y, height } = boxOf(rect, from);
+    if (!text || !rect.width) continue;
+    const space = pixel.measureText(" ").width, isIndented = /^\s/.test(words) && rect.width > pixel.measureText(text).width + 0.6 * space;
+    into.append(make("text", { x: +(x + (isIndented ? space : 0)).toFixed(2), y: +(y + (height - up - down) / 2 + up).toFixed(2), fill: colour[0], "fill-opacity": colour[1],
+      "font-family": style.fontFamily, "font-size": style.fontSize, "font-weight": style.fontWeight }, text));
   }
 }
 
@@ -125,6 +125,7 @@ function pictureOf(panel) {
 }
 
 async function pngOf(svg) {
+  for (const node of svg.querySelectorAll("[vector-effect=non-scaling-stroke]")) node.setAttribute("stroke-width", SHARP * parseFloat(node.getAttribute("stroke-width")));
   const image = new Image();
   image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(new XMLSerializer().serializeToString(svg))}`;
   await image.decode();
