@@ -66,6 +66,8 @@ def reader(browser: Browser, address: str) -> Iterator[Callable[[], Page]]:
 
 
 def ask(page: Page, prompt: str, tokens: int, seed: int = 0) -> None:
+    if not page.get_by_label("Seed").is_visible():
+        page.get_by_role("button", name="Settings and command").click()
     page.get_by_label("Prompt").fill(prompt)
     page.get_by_label("number input for New tokens").fill(str(tokens))
     page.get_by_label("Seed").fill(str(seed))
@@ -81,13 +83,29 @@ def test_a_text_grows_and_its_thoughts_appear(reader: Callable[[], Page], model:
     page = reader()
     ask(page, PROMPT, 12, seed=3)
     thoughts = page.frame_locator("iframe.thoughts")
-    thoughts.get_by_role("heading", name="What the model thought").wait_for()
+    thoughts.get_by_role("heading", name="What thoughtbubbles/run thought").wait_for()
+    page.get_by_text("Writing").wait_for(state="detached")
     text = page.locator("section.text")
     assert text.locator(".given").text_content() == PROMPT
     assert text.text_content() == expected(model, PROMPT, 12, seed=3)
     assert text.locator("img").count() == thoughts.locator("img").count() == 0
     command = page.get_by_label("Equivalent command").input_value()
     assert command.endswith("--max-new-tokens 12 --temperature 0.8 --seed 3")
+
+
+def test_thoughts_are_shown_while_the_text_grows(reader: Callable[[], Page]) -> None:
+    page = reader()
+    ask(page, "Anna has a son", 120)
+    tokens = page.frame_locator("iframe.thoughts").locator(".token")
+    tokens.first.wait_for()
+    early = tokens.count()
+    assert page.get_by_text("Writing").is_visible(), "the text is not over"
+    page.evaluate("document.querySelector('iframe.thoughts').dataset.first = 'yes'")
+    page.get_by_text("Writing").wait_for(state="detached")
+    page.wait_for_function("!document.querySelector('.status')?.textContent")
+    page.wait_for_timeout(300)
+    assert tokens.count() > early
+    assert page.locator("iframe.thoughts").get_attribute("data-first") == "yes", "the same frame, sent another payload"
 
 
 def test_stop_keeps_the_text_so_far_and_shows_its_thoughts(reader: Callable[[], Page], model: Path) -> None:

@@ -77,6 +77,7 @@ show(page);
 addEventListener("hashchange", () => { recall(); show(page); });
 addEventListener("scroll", hideTip, { passive: true });
 // In a frame, the page around it may send another payload, as the text grows.
+document.documentElement.classList.toggle("framed", parent !== window);
 addEventListener("message", (event) => { if (event.source === parent && event.data?.traces) show(event.data); });
 performance.mark("ready");
 document.documentElement.dataset.ready = "yes";
