@@ -89,10 +89,13 @@ def entry(browser: Browser, run: str, other: str | None) -> str:
         if other:
             page.locator("header .choose input").last.check(force=True)
             about = page.locator("#where-they-differ .about").inner_text()
-        name = re.sub(r"\W+", "-", title.removeprefix("What ").removesuffix(" thought"))
+        name = re.sub(
+            r"\W+", "-", title.removeprefix("What ").removesuffix(" thought").removesuffix(" on the same text")
+        )
         lines = [f"## {title}", textwrap.fill(about, 120)]
         shown = [panel for panel in PANELS if page.locator(f"#{panel}").count()][:1]
-        for panel in ("text", *shown):
+        page.add_style_tag(content=".save{visibility:hidden}")
+        for panel in (*shown, "text"):
             pointed, words = PANELS.get(panel, (".token >> nth=-12", "The text, token by token"))
             picture = PICTURES / f"{name}-{panel}.webp"
             photograph(page, panel, pointed, picture)

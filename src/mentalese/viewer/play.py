@@ -410,9 +410,9 @@ def serve(page: gr.Blocks, host: str, port: int) -> str:
     theme.set(**plain, **{f"{name}{dark}": f"var(--{to})" for name, to in colours.items() for dark in ("", "_dark")})
     page.queue(default_concurrency_limit=None)
     _, address, _ = page.launch(
-        server_name=host, server_port=port, theme=theme, head=f"<style>{_STYLE}</style>", share=False, inbrowser=False, quiet=True,
-        prevent_thread_lock=True, show_error=True, footer_links=[], run_history=False, pwa=False, ssr_mode=False,
-        mcp_server=False, enable_monitoring=False,
+        server_name=host, server_port=port, theme=theme, head=f"<style>{_STYLE}</style>", share=False, inbrowser=False,
+        quiet=True, prevent_thread_lock=True, show_error=True, footer_links=[], run_history=False, pwa=False,
+        ssr_mode=False, mcp_server=False, enable_monitoring=False,
     )  # fmt: skip
     return str(address)
 
