@@ -68,6 +68,7 @@ def test_every_family_fills_the_page_with_what_it_has(runs: dict[str, Path], fam
     shown = [text for text, special in zip(drawn["tokens"], drawn["special"]) if not special]
     assert "".join(shown).startswith(TEXT)
     assert drawn["name"] == f"{family}/{family}"
+    assert (page["title"] == f"What {family}/{family} thought") == bool(drawn["about"])
     assert drawn["parameters"] > 1000
     length = len(drawn["tokens"])
     for score in drawn["scores"].values():
@@ -387,7 +388,9 @@ def test_a_model_is_shown_beside_itself_without_its_thoughts(
     shown = inside(out.read_text())
     own, without = shown["traces"]
     assert shown["title"] == f"{own['name']}, with and without its thoughts"
-    assert [own["short"], without["short"]] == ["with thoughts", "thoughts removed"]
+    assert [own["short"], without["short"]] == ["with thoughts", "without thoughts"]
+    assert own["scores"]["gain"]["title"] == "gain with thoughts"
+    assert own["scores"]["gain"]["about"].startswith("Surprisal without thoughts minus that with thoughts: below zero")
     assert without["name"] == f"{own['name']}, thoughts removed"
     gains = [value for value in own["scores"]["gain"]["values"] if value is not None]
     assert any(abs(gain) > 1e-6 for gain in gains)

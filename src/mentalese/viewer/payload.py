@@ -23,8 +23,8 @@ VERSION = 1
 _LINKS = 4  # the strongest of each thought
 _WEAKEST = 0.01
 _CONTROLS = {
-    "removed": ("with and without its thoughts", "thoughts removed"),
-    "noisy": ("with its thoughts and with noise in their place", "thoughts noisy"),
+    "removed": ("with and without its thoughts", "without thoughts"),
+    "noisy": ("with its thoughts and with noise in their place", "with noise"),
 }
 
 
@@ -53,10 +53,11 @@ def payload(
     """
     names = names or [trace.model for trace in traces]
     short = short_names(names)
-    title = f"What {names[0]} thought"
+    thinks = bool(_model_class(traces[0].model).about_thoughts)
+    title = f"What {names[0]} thought" if thinks else f"{names[0]}, token by token"
     if control is not None:
-        title = f"{names[0]}, {_CONTROLS[control][0]}"
-        short, names = ["with thoughts", _CONTROLS[control][1]], [names[0], f"{names[0]}, {_CONTROLS[control][1]}"]
+        title, without = f"{names[0]}, {_CONTROLS[control][0]}", _CONTROLS[control][1]
+        short, names = ["with thoughts", without], [names[0], f"{names[0]}, thoughts {control}"]
     elif len(names) > 1:
         title = f"{' and '.join(names)} on the same text"
     drawn = [_trace(trace, name, expected) for trace, name in zip(traces, names)]
@@ -64,7 +65,7 @@ def payload(
         trace["short"] = label
     for trace, count in zip(drawn, parameters):
         trace["parameters"] = count
-    note = _add_gains(traces, drawn) if len(drawn) > 1 else ""
+    note = _add_gains(traces, drawn, control) if len(drawn) > 1 else ""
     return {
         "version": VERSION,
         "title": title,
@@ -168,7 +169,7 @@ def _edges(link: Tensor) -> list[list[float]]:
     ]
 
 
-def _add_gains(traces: Sequence[ThoughtTrace], drawn: list[dict[str, Any]]) -> str:
+def _add_gains(traces: Sequence[ThoughtTrace], drawn: list[dict[str, Any]], control: str | None) -> str:
     """Adds the score `gain` of either model over the other, for tokens that both read after the same ones.
 
     Returns:
@@ -194,9 +195,12 @@ def _add_gains(traces: Sequence[ThoughtTrace], drawn: list[dict[str, Any]]) -> s
         values = torch.full(traces[own].input_ids.shape, math.nan)
         values[places[own].cpu()] = surprisals[other] - surprisals[own]
         name = drawn[other]["short"]
-        about = f"Surprisal of {name} minus that of this model on the same text: below zero, {name} is better."
+        title, about = f"gain over {name}", f"Surprisal of {name} minus that of this model on the same text: "
+        if control:
+            title, about = f"gain {drawn[own]['short']}", f"Surprisal {name} minus that {drawn[own]['short']}: "
+        about += f"below zero, it is lower {name}." if control else f"below zero, {name} is better."
         drawn[own]["scores"]["gain"] = {
-            "title": f"gain over {name}",
+            "title": title,
             "unit": "nats",
             "about": " ".join([about, *unlike]),
             "values": numbers(values),

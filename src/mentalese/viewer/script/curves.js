@@ -61,7 +61,7 @@ function chart(curve, others) {
   const inside = low < 0 && high > 0 ? [make("path.zero", { d: `M0 ${up(0)}H100` })] : [];
   const ends = asBars ? curve.values.map((value, i) => make("span", {}, `${first + i}`, ...(length < 9 ? [make("b", {}, say(value, { unit: curve.unit === "share" ? "share" : "" }))] : [])))
     : [make("span", {}, `${curve.x} ${first}`.trim()), ...(cut ? [make("span.cut", {}, "axis cut, zero is outside")] : []), make("span", {}, first + length - 1)];
-  return make(`figure${cut ? ".is-cut" : ""}`, {}, make("figcaption", {}, make("b", {}, curve.title, ...(asBars ? [make("small", {}, ` by ${curve.x || "place"}`)] : [])), output),
+  return make(`figure${cut ? ".is-cut" : ""}`, {}, make("figcaption", {}, make("b", {}, curve.title, ...(asBars && !/ by /.test(curve.title) ? [make("small", {}, ` by ${curve.x || "place"}`)] : [])), output),
     make("div.chart", {}, make("span.high", {}, tidy(high)), make("span.low", {}, tidy(low)),
       make("div.plot", {}, make("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", "aria-hidden": "true" }, ...inside, hair, ...marksOf(curve, others, asBars, at, up)), slider),
       make(asBars ? "p.axis.slots" : "p.axis", { "--n": length }, ...ends)),

@@ -1,5 +1,10 @@
 // -- two models -------------------------------------------------------------------------------------------------------
 
+const CLEAR = 0.01; // nats; smaller differences are not listed
+
+/** "for gpt2", "without thoughts". */
+const under = ({ short }) => page.control ? short : `for ${short}`;
+
 /** The mean surprisal of both models on the tokens that both read, as bars from zero. */
 function verdictOf([one, other]) {
   const known = range(one.tokens.length).filter((i) => one.scores.gain?.values[i] != null);
@@ -21,13 +26,14 @@ function gainPanel(trace, other) {
   if (!known.length) return null;
   const sorted = [...known].sort((a, b) => values[b] - values[a]);
   const average = mean(known.map((i) => values[i]));
+  const clear = sorted.filter((i) => Math.abs(values[i]) >= CLEAR);
   const better = known.filter((i) => values[i] > 0).length;
-  const list = (title, picked) => make("div", {}, make("h3", {}, title), make("ol.tokens", {}, ...picked.map((i) => make("li", {},
+  const list = (title, picked) => make("div", {}, make("h3", {}, title), ...(picked.length ? [] : [make("p.about", {}, "none")]), make("ol.tokens", {}, ...picked.map((i) => make("li", {},
     make("button", { type: "button", onclick: () => document.querySelectorAll(".flow .token")[i].focus() },
       make("span", {}, ...word(trace.tokens[i])), make("small", {}, `…${excerpt(trace, Math.max(0, i - 8), i).slice(-34)}`)),
     make("span.value", {}, say(values[i], trace.scores.gain))))));
   return { node: section("Where they differ",
-    `Mean surprisal is ${tidy(Math.abs(average))} nats ${average < 0 ? "higher" : "lower"} for ${trace.short} than for ${other.short}; it is lower on ${percent(better / known.length)} of ${plural(known.length, "token")}.`,
-    make("div.pair", {}, list(`Lower for ${trace.short}`, sorted.filter((i) => values[i] > 0).slice(0, 8)),
-      list(`Lower for ${other.short}`, sorted.filter((i) => values[i] < 0).slice(-8).reverse()))) };
+    `Mean surprisal is ${tidy(Math.abs(average))} nats ${average < 0 ? "higher" : "lower"} ${under(trace)} than ${under(other)}; it is lower on ${percent(better / known.length)} of ${plural(known.length, "token")}. Differences of ${CLEAR} nats or more, the largest first:`,
+    make("div.pair", {}, list(`Lower ${under(trace)}`, clear.filter((i) => values[i] > 0).slice(0, 8)),
+      list(`Lower ${under(other)}`, clear.filter((i) => values[i] < 0).slice(-8).reverse()))) };
 }

@@ -29,7 +29,7 @@ const head = make("div"), body = make("div");
 function draw() {
   const trace = traces[view.trace], others = traces.filter((other) => other !== trace);
   hideTip();
-  const lead = view.difference ? `Blue: lower surprisal for ${trace.short}. Orange: lower surprisal for ${traces[1].short}.` : trace.about || "A model without latent thoughts.";
+  const lead = view.difference ? `Blue: lower surprisal ${under(trace)}. Orange: lower surprisal ${under(traces[1])}.` : trace.about || "A model without latent thoughts.";
   head.replaceChildren(make("p.lead", {}, lead),
     ...(view.difference ? [] : [...(trace.answer && !passesOf(trace).length ? [answerOf(trace)] : []), facts(trace), ...windowsNote(trace)]));
   panels = view.difference ? [textPanel(trace), gainPanel(trace, traces[1])].filter(Boolean) : panelsOf(trace, others);

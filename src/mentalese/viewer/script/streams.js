@@ -131,7 +131,10 @@ function streamsPanel(trace) {
     svg.replaceChildren(over, make("g", {}, ...inView.map((row) => brush.branch(row))), make("g", {}, ...inView.map(brush.bubble)), make("g", {}, ...seen.map(brush.name)));
   });
 
-  const last = columns.map((byLayer) => byLayer.at(-1));
+  const last = columns.map((byLayer) => byLayer.at(-1)), first = last.slice(0, 12).map((some) => some.length);
+  const usual = first.indexOf(Math.max(...first)); // shown while nothing is pointed at: the first that forks most
+  const pick = (token) => over.replaceChildren(brush.column(token), ...brush.readsOf(last[token]));
+  pick(usual);
   const made = rows.filter((row) => table.fork[row]).length, ended = rows.filter((row) => !table.kept[row]).length;
   const node = section("Streams by layer",
     `From top to bottom, each token's streams after each forking layer: ${plural(trace.tokens.length, "token")}, ${plural(made, "fork")}, ${plural(ended, "stream")} dropped, ${plural(last.flat().length, "stream")} at the end.`,
@@ -143,7 +146,7 @@ function streamsPanel(trace) {
   return {
     node,
     point(token, pinned) {
-      over.replaceChildren(...(token === null ? [] : [brush.column(token), ...brush.readsOf(last[token])]));
+      pick(token ?? usual);
       if (token === null || !pinned) return;
       const [start, end] = [left[token], left[token + 1]];
       if (start < box.scrollLeft || end > box.scrollLeft + box.clientWidth) box.scrollLeft = start - box.clientWidth / 2;
