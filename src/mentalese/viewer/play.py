@@ -247,6 +247,24 @@ _FEED = """watch('value', () => {
 });"""
 
 
+class _Looks:
+    """How the traces of a growing text reach the page: the first makes the frame, the others are sent to it."""
+
+    def __init__(self, player: Player, prompt: str) -> None:
+        self.player, self.prompt = player, prompt
+        self.seen: list[ThoughtTrace] = []  # and not shown yet
+        self.framed = False
+
+    def shown(self) -> tuple[Any, Any]:
+        """The frame, and what is sent to it, of the latest trace."""
+        if not self.seen:
+            return gr.skip(), gr.skip()
+        drawn = self.player.drawn(self.seen[-1], self.prompt)
+        self.seen.clear()
+        first, self.framed = not self.framed, True
+        return _frame(thought_page(drawn)) if first else gr.skip(), as_json(drawn)
+
+
 def build(player: Player) -> gr.Blocks:
     """The page, before it is served."""
     stops: dict[str | None, threading.Event] = {}  # by session: a button stops only its own reader's text
@@ -259,36 +277,17 @@ def build(player: Player) -> gr.Blocks:
         stopped = stops.setdefault(request.session_hash, threading.Event())  # asked again before the end
         options = player.options(prompt, values)
         given, written, same = player.saved.layout.prompt_text(prompt), "", gr.skip()
-        looks: list[ThoughtTrace] = []
-        framed = False
-
-        def thoughts() -> tuple[Any, Any]:
-            """The frame and what is sent to it: the first look makes the frame."""
-            nonlocal framed
-            if not looks:
-                return same, same
-            drawn = player.drawn(looks[-1], prompt)
-            looks.clear()
-            first, framed = not framed, True
-            return _frame(thought_page(drawn)) if first else same, as_json(drawn)
-
-        yield (
-            _text(given, given),
-            _status("Thinking …"),
-            _NONE_YET,
-            "",
-            _rest(player.known(prompt)),
-            player.command(options),
-        )
+        looks, rest, command = _Looks(player, prompt), _rest(player.known(prompt)), player.command(options)
+        yield _text(given, given), _status("Thinking …"), _NONE_YET, "", rest, command
         try:
             if not stopped.is_set():
-                with closing(player.write(options, stopped, looks.append)) as texts:  # stops if the reader leaves
+                with closing(player.write(options, stopped, looks.seen.append)) as texts:  # stops if the reader leaves
                     for written in texts:
-                        yield _text(given, written), _status("Writing …"), *thoughts(), same, same
+                        yield _text(given, written), _status("Writing …"), *looks.shown(), same, same
             end = "Stopped." if stopped.is_set() else ""
             if written:
-                looks[:] = [player.thoughts(options, written)]
-                yield same, _status(end), *thoughts(), same, same
+                looks.seen.append(player.thoughts(options, written))
+                yield same, _status(end), *looks.shown(), same, same
             else:
                 yield same, _status(end), same, same, same, same
         except InputError as error:
