@@ -25,6 +25,7 @@ from mentalese.models.adapter import as_contract
 from mentalese.models.saved import load
 from mentalese.models.thinking import think, token_texts, trace
 from mentalese.models.trace import Thought
+from mentalese.models.windows import joined
 from mentalese.viewer import payload, think_page
 from support import saved, shrink
 
@@ -150,10 +151,30 @@ def test_windows_are_joined_to_one_trace(runs: dict[str, Path]) -> None:
     last = found.windows[-1][1]
     between = found.links["attention"][[thought.start >= last for thought in found.thoughts]]
     assert not between[:, [thought.start < last for thought in found.thoughts]].any(), "nothing is read across windows"
-    found = load(runs["latent_thought"]).think(text, fast_steps=2)
-    spans = sorted({(thought.start, thought.end) for thought in found.thoughts})
-    assert spans == [(0, found.windows[0][2]), *((first, stop) for _, first, stop in found.windows[1:])]
-    assert len(found.curves["elbo"]) == 2
+
+
+def test_thoughts_of_a_window_stand_for_what_is_new_in_it_and_curves_are_means() -> None:
+    windows = [(0, 1, 6), (3, 6, 8)]
+    traces = [
+        ThoughtTrace(
+            torch.arange(start, stop),
+            {"surprisal": torch.arange(start, stop) / 10},
+            [Thought(torch.zeros(1), 0, stop - start), Thought(torch.ones(1), 2, 3)],
+            links={"memory": torch.eye(2)},
+            curves={"elbo": torch.tensor([1.0, 2.0]) * start, "concept_error": torch.zeros(stop)},
+            tokens=[*"abcdefgh"[start:stop]],
+            special=[False] * (stop - start),
+        )
+        for start, _, stop in windows
+    ]
+    found = joined(traces, windows, through=["concept_error"])
+    assert "".join(found.tokens) == "abcdefgh"
+    assert torch.equal(found.input_ids, torch.arange(8))
+    torch.testing.assert_close(found.scores["surprisal"], torch.arange(8) / 10)
+    assert [(thought.start, thought.end) for thought in found.thoughts] == [(0, 6), (2, 3), (6, 8)]
+    assert torch.equal(found.links["memory"], torch.eye(3))
+    assert {name: curve.tolist() for name, curve in found.curves.items()} == {"elbo": [1.5, 3.0]}
+    assert found.windows == windows
 
 
 def test_sentences_are_read_at_once_and_a_question_must_leave_room_for_its_answer(
