@@ -88,7 +88,7 @@ def entry(browser: Browser, run: str, other: str | None) -> str:
         title, about = (page.locator(kind).inner_text() for kind in ("h1", ".lead"))
         if other:
             page.locator("header .choose input").last.check(force=True)
-            about = page.locator("#where-they-differ .about").inner_text()
+            about = page.locator("#where-they-differ .about").first.inner_text()
         name = re.sub(
             r"\W+", "-", title.removeprefix("What ").removesuffix(" thought").removesuffix(" on the same text")
         )

@@ -74,6 +74,12 @@ def ask(page: Page, prompt: str, tokens: int, seed: int = 0) -> None:
     page.get_by_role("button", name="Write").click()
 
 
+def finished(page: Page) -> None:
+    """Waits until the text is over and its thoughts are there, which appear while it grows."""
+    page.locator("iframe.thoughts").wait_for()
+    page.locator("button:enabled", has_text="Write").wait_for()
+
+
 def expected(model: Path, prompt: str, tokens: int, seed: int) -> str:
     """What `mentalese generate` writes at the temperature that the page starts with."""
     return load(model).generate(prompt, max_new_tokens=tokens, seed=seed, do_sample=True, temperature=0.8)[0]
@@ -84,7 +90,7 @@ def test_a_text_grows_and_its_thoughts_appear(reader: Callable[[], Page], model:
     ask(page, PROMPT, 12, seed=3)
     thoughts = page.frame_locator("iframe.thoughts")
     thoughts.get_by_role("heading", name="What thoughtbubbles/run thought").wait_for()
-    page.get_by_text("Writing").wait_for(state="detached")
+    finished(page)
     text = page.locator("section.text")
     assert text.locator(".given").text_content() == PROMPT
     assert text.text_content() == expected(model, PROMPT, 12, seed=3)
@@ -101,10 +107,8 @@ def test_thoughts_are_shown_while_the_text_grows(reader: Callable[[], Page]) -> 
     early = tokens.count()
     assert page.get_by_text("Writing").is_visible(), "the text is not over"
     page.evaluate("document.querySelector('iframe.thoughts').dataset.first = 'yes'")
-    page.get_by_text("Writing").wait_for(state="detached")
-    page.wait_for_function("!document.querySelector('.status')?.textContent")
-    page.wait_for_timeout(300)
-    assert tokens.count() > early
+    finished(page)
+    tokens.nth(early).wait_for()
     assert page.locator("iframe.thoughts").get_attribute("data-first") == "yes", "the same frame, sent another payload"
 
 
@@ -114,7 +118,7 @@ def test_stop_keeps_the_text_so_far_and_shows_its_thoughts(reader: Callable[[], 
     page.get_by_text("Writing").wait_for()
     page.get_by_role("button", name="Stop").click()
     page.get_by_text("Stopped.", exact=True).wait_for()
-    page.locator("iframe.thoughts").wait_for()
+    finished(page)
     written, whole = page.locator("section.text").text_content(), expected(model, "Anna has a son", 120, seed=0)
     assert written is not None
     assert "Anna has a son" < written < whole
@@ -134,5 +138,5 @@ def test_two_readers_each_get_their_own_text(reader: Callable[[], Page], model: 
     for page, prompt, seed in readers:
         ask(page, prompt, 24, seed)
     for page, prompt, seed in readers:
-        page.locator("iframe.thoughts").wait_for()
+        finished(page)
         assert page.locator("section.text").text_content() == expected(model, prompt, 24, seed)
