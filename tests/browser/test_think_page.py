@@ -364,6 +364,23 @@ def test_a_page_in_a_frame_shows_what_it_is_sent(opened: Open) -> None:
     assert frame.locator(".flow").inner_text() == "Two sons and more."
 
 
+def test_streams_follow_a_text_that_grows_unless_one_looks_elsewhere(opened: Open) -> None:
+    short, longer, whole = (page_of(payloads.bubbles(payloads.TEXT[:end])) for end in (40, 200, 400))
+    page = opened(page_html(short))
+    scrolled, send = "document.querySelector('.streams').scrollLeft", "(payload) => window.postMessage(payload, '*')"
+
+    def shown(payload: payloads.Payload) -> int:
+        page.evaluate(send, payload)
+        page.wait_for_function(f"document.querySelectorAll('.token').length === {len(payload['traces'][0]['tokens'])}")
+        return page.evaluate(scrolled)
+
+    assert page.evaluate(scrolled) == 0
+    end = shown(longer)
+    assert end > 0
+    page.evaluate("document.querySelector('.streams').scrollLeft = 50")
+    assert shown(whole) == 50
+
+
 def test_two_models_are_switched_between_and_their_difference_has_a_sign(opened: Open) -> None:
     payload = payloads.two()
     page = opened(page_html(payload))

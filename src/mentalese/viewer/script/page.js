@@ -70,6 +70,15 @@ function show(payload) {
   draw();
 }
 
+/** What is scrolled stays where it is; at its end, or not scrolled at all, it follows the text that grows. */
+function inPlace(act) {
+  const boxes = () => [".streams", ".links"].map((name) => document.querySelector(name));
+  const before = boxes().map((box) => box && { left: box.scrollLeft, top: box.scrollTop,
+    right: box.scrollLeft + box.clientWidth > box.scrollWidth - 4, bottom: box.scrollTop + box.clientHeight > box.scrollHeight - 4 });
+  act();
+  boxes().forEach((box, n) => { if (box && before[n]) box.scrollTo(before[n].right ? box.scrollWidth : before[n].left, before[n].bottom ? box.scrollHeight : before[n].top); });
+}
+
 page = JSON.parse(document.getElementById("data").textContent);
 traces = page.traces;
 recall();
@@ -78,6 +87,6 @@ addEventListener("hashchange", () => { recall(); show(page); });
 addEventListener("scroll", hideTip, { passive: true });
 // In a frame, the page around it may send another payload, as the text grows.
 document.documentElement.classList.toggle("framed", parent !== window);
-addEventListener("message", (event) => { if (event.source === parent && event.data?.traces) show(event.data); });
+addEventListener("message", (event) => { if (event.source === parent && event.data?.traces) inPlace(() => show(event.data)); });
 performance.mark("ready");
 document.documentElement.dataset.ready = "yes";
