@@ -88,11 +88,14 @@ def entry(browser: Browser, run: str, other: str | None) -> str:
         title, about = (page.locator(kind).inner_text() for kind in ("h1", ".lead"))
         if other:
             page.locator("header .choose input").last.check(force=True)
-            about = page.locator("#where-they-differ .about").inner_text()
-        name = re.sub(r"\W+", "-", title.removeprefix("What ").removesuffix(" thought"))
+            about = page.locator("#where-they-differ .about").first.inner_text()
+        name = re.sub(
+            r"\W+", "-", title.removeprefix("What ").removesuffix(" thought").removesuffix(" on the same text")
+        )
         lines = [f"## {title}", textwrap.fill(about, 120)]
         shown = [panel for panel in PANELS if page.locator(f"#{panel}").count()][:1]
-        for panel in ("text", *shown):
+        page.add_style_tag(content=".save{visibility:hidden}")
+        for panel in (*shown, "text"):
             pointed, words = PANELS.get(panel, (".token >> nth=-12", "The text, token by token"))
             picture = PICTURES / f"{name}-{panel}.webp"
             photograph(page, panel, pointed, picture)

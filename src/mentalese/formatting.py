@@ -34,14 +34,25 @@ def by_next_token(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def model_names(paths: Sequence[str]) -> list[str]:
-    """A name for each path: its run's recipe, or the folder if recipes are the same or unknown."""
+    """A name for each path: its run's recipe, or the end of the path if recipes are the same."""
     names = []
     for path in paths:
         config = Path(path) / "config.json"
         recipe = json.loads(config.read_text()).get("recipe") if config.is_file() else None
         names.append(recipe["name"] if isinstance(recipe, dict) else path.removeprefix("hub:"))
     alike = {name for name in names if names.count(name) > 1}
-    return [Path(path).name if name in alike else name for path, name in zip(paths, names)]
+    tails = _tails([path for path, name in zip(paths, names) if name in alike])
+    return [tails[path] if name in alike else name for path, name in zip(paths, names)]
+
+
+def _tails(paths: Sequence[str]) -> dict[str, str]:
+    """The end of each path, as many of its folders as tell them apart: `a/seed-0`, `b/seed-0`."""
+    parts = {path: Path(path).parts for path in paths}
+    for depth in range(1, max(map(len, parts.values()), default=0) + 1):
+        tails = {path: "/".join(own[-depth:]) for path, own in parts.items()}
+        if len({*tails.values()}) == len(parts):
+            break
+    return tails if parts else {}
 
 
 def short_names(names: Sequence[str]) -> list[str]:

@@ -34,11 +34,13 @@ def page_of(*traces: dict[str, Any], title: str = "") -> Payload:
     text = "".join(token for token, special in zip(traces[0]["tokens"], traces[0]["special"]) if not special)
     return {
         "version": 1,
-        "title": title or " against ".join(trace["name"] for trace in traces),
+        "title": title or " and ".join(trace["name"] for trace in traces),
+        "control": None,
         "command": f"mentalese think runs/{traces[0]['name']} --file sisters.txt --out page.html",
         "created": "2025-11-21T21:00:00+00:00",
         "text": text,
         "note": "",
+        "unlike": False,
         "traces": list(traces),
     }
 
@@ -68,6 +70,9 @@ def plain(text: str = TEXT, name: str = "gpt2/tiny", seed: int = 0, tokens: list
     entropy = [None if hidden else round(draw.uniform(0.4, 5.5), 3) for hidden in special]
     return {
         "name": name,
+        "short": name.partition("/")[0],
+        "answer": None,
+        "windows": [],
         "model": name.partition("/")[0],
         "parameters": 1_314_816,
         "about": "A Transformer without latent thoughts: what it knew of each token, and how sure it was.",
@@ -164,6 +169,9 @@ def passes() -> dict[str, Any]:
     for n in range(6):
         column = len(question) + n
         trace["thoughts"] += [thought(column, column + 1, label, nearest=nearest()) for label in ("latent", "concept")]
+    start = len(question) + 6
+    trace["answer"] = {"start": start, "text": "Alex is a lorpus.", "answer": "Alex is a lorpus.",
+                       "expected": "Alex is a rompus.", "right": False}  # fmt: skip
     for key in ("write", "forget"):
         values = [round(0.1 + 0.8 * draw.random(), 3) for _ in range(6)]
         trace["curves"][key] = curve(f"{key} gate", "pass", values, "share")

@@ -66,10 +66,18 @@ def reader(browser: Browser, address: str) -> Iterator[Callable[[], Page]]:
 
 
 def ask(page: Page, prompt: str, tokens: int, seed: int = 0) -> None:
+    if not page.get_by_label("Seed").is_visible():
+        page.get_by_role("button", name="Settings and command").click()
     page.get_by_label("Prompt").fill(prompt)
     page.get_by_label("number input for New tokens").fill(str(tokens))
     page.get_by_label("Seed").fill(str(seed))
     page.get_by_role("button", name="Write").click()
+
+
+def finished(page: Page) -> None:
+    """Waits until the text is over and its thoughts are there, which appear while it grows."""
+    page.locator("iframe.thoughts").wait_for()
+    page.locator("button:enabled", has_text="Write").wait_for()
 
 
 def expected(model: Path, prompt: str, tokens: int, seed: int) -> str:
@@ -81,7 +89,8 @@ def test_a_text_grows_and_its_thoughts_appear(reader: Callable[[], Page], model:
     page = reader()
     ask(page, PROMPT, 12, seed=3)
     thoughts = page.frame_locator("iframe.thoughts")
-    thoughts.get_by_role("heading", name="What the model thought").wait_for()
+    thoughts.get_by_role("heading", name="What thoughtbubbles/run thought").wait_for()
+    finished(page)
     text = page.locator("section.text")
     assert text.locator(".given").text_content() == PROMPT
     assert text.text_content() == expected(model, PROMPT, 12, seed=3)
@@ -90,13 +99,26 @@ def test_a_text_grows_and_its_thoughts_appear(reader: Callable[[], Page], model:
     assert command.endswith("--max-new-tokens 12 --temperature 0.8 --seed 3")
 
 
+def test_thoughts_are_shown_while_the_text_grows(reader: Callable[[], Page]) -> None:
+    page = reader()
+    ask(page, "Anna has a son", 120)
+    tokens = page.frame_locator("iframe.thoughts").locator(".token")
+    tokens.first.wait_for()
+    early = tokens.count()
+    assert page.get_by_text("Writing").is_visible(), "the text is not over"
+    page.evaluate("document.querySelector('iframe.thoughts').dataset.first = 'yes'")
+    finished(page)
+    tokens.nth(early).wait_for()
+    assert page.locator("iframe.thoughts").get_attribute("data-first") == "yes", "the same frame, sent another payload"
+
+
 def test_stop_keeps_the_text_so_far_and_shows_its_thoughts(reader: Callable[[], Page], model: Path) -> None:
     page = reader()
     ask(page, "Anna has a son", 120)
     page.get_by_text("Writing").wait_for()
     page.get_by_role("button", name="Stop").click()
     page.get_by_text("Stopped.", exact=True).wait_for()
-    page.locator("iframe.thoughts").wait_for()
+    finished(page)
     written, whole = page.locator("section.text").text_content(), expected(model, "Anna has a son", 120, seed=0)
     assert written is not None
     assert "Anna has a son" < written < whole
@@ -116,5 +138,5 @@ def test_two_readers_each_get_their_own_text(reader: Callable[[], Page], model: 
     for page, prompt, seed in readers:
         ask(page, prompt, 24, seed)
     for page, prompt, seed in readers:
-        page.locator("iframe.thoughts").wait_for()
+        finished(page)
         assert page.locator("section.text").text_content() == expected(model, prompt, 24, seed)

@@ -198,6 +198,9 @@ def test_names_of_others_are_text_here_too(opened: Opened) -> None:
     compared["rows"][1]["name"] = compared["rows"][1]["runs"][0]["samples"][0]["prompt"] = HOSTILE
     page = opened(report(compared))  # which fails on a dialog, a request and an error
     assert page.get_by_role("slider").first.get_attribute("aria-valuetext").endswith(f"{HOSTILE} 98.0")
+    folded = page.locator("details", has=page.locator(".samples"))
+    assert not folded.last.locator("article").first.is_visible(), "samples are folded"
+    folded.last.locator("summary").click()
     assert page.locator("article h4").last.inner_text() == HOSTILE
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from html import escape
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree
 
 import pytest
 
@@ -23,23 +25,24 @@ if TYPE_CHECKING:
 Open = Callable[..., "Page"]
 
 HEADINGS = {
-    "baseline": [],
-    "sentences": ["What each thought reads", "Curves"],
-    "bubbles": ["Streams by layer"],
-    "passes": ["Pass by pass", "Curves"],
-    "chunks": ["Chunks and their codes", "Curves"],
-    "readings": ["What the model would write", "Curves"],
+    "baseline": ["Text"],
+    "sentences": ["What each thought reads", "Text", "Curves"],
+    "bubbles": ["Streams by layer", "Text"],
+    "passes": ["Pass by pass", "Text"],
+    "chunks": ["Chunks and their codes", "Text", "Curves"],
+    "readings": ["What the model would write", "Curves", "Text"],
 }
+"""The panels of each payload in their order: the thought comes first."""
 
 
 MODELS = {
-    "gpt2/tiny": ["What the model would write"],
-    "thought_gestalt/tiny": ["What each thought reads", "What the model would write", "Curves"],
-    "thoughtbubbles/tiny": ["Streams by layer", "What the model would write"],
-    "coconut/tiny": ["Pass by pass", "What the model would write", "Curves"],
-    "latent_thought/tiny": ["What the model would write", "Curves"],
-    "conceptlm/tiny": ["Chunks and their codes", "What the model would write", "Curves"],
-    "mdlm/tiny": [],
+    "gpt2/tiny": ["Text", "What the model would write"],
+    "thought_gestalt/tiny": ["What each thought reads", "Text", "What the model would write", "Curves"],
+    "thoughtbubbles/tiny": ["Streams by layer", "Text", "What the model would write"],
+    "coconut/tiny": ["Pass by pass", "Text", "What the model would write"],
+    "latent_thought/tiny": ["What the model would write", "Curves", "Text"],
+    "conceptlm/tiny": ["Chunks and their codes", "Text", "What the model would write", "Curves"],
+    "mdlm/tiny": ["Text"],
 }
 
 
@@ -51,7 +54,7 @@ def text_of(page: Page, selector: str) -> str:
 def test_a_trace_has_the_panels_of_what_it_holds_and_fits_a_phone(opened: Open, family: str) -> None:
     page = opened(page_html(page_of(payloads.FAMILIES[family]())), width=390)
     headings = page.locator("section h2").all_inner_texts()
-    assert headings == ["Text", *HEADINGS[family]]
+    assert headings == HEADINGS[family]
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert page.locator(".token").count() == len(payloads.FAMILIES[family]()["tokens"])
     for details in page.locator("details").all():
@@ -65,7 +68,7 @@ def test_every_family_has_its_panels(opened: Open, corpus: Path, tmp_path: Path,
     run = saved(tmp_path / "run", shrink(get_recipe(name), corpus))
     text = "Anna has a son </script> called Paul. He is older than Maria. Maria lives in the town."
     page = opened(think_page(load(run), text, **({"max_new_tokens": 4} if "coconut" in name else {})))
-    assert page.locator("section h2").all_inner_texts() == ["Text", *MODELS[name]]
+    assert page.locator("section h2").all_inner_texts() == MODELS[name]
     assert text in re.sub("[‹›◦]", "", page.locator(".flow").text_content() or "")
     for number in range(0, page.locator(".token").count(), 9):
         page.locator(".token").nth(number).focus()
@@ -156,6 +159,8 @@ def test_a_sentence_shows_what_it_reads_in_the_list_and_in_the_text(opened: Open
     assert set(page.evaluate(lit, "read")) >= set(range(read["start"], read["end"]))
     page.locator("h1").hover()
     assert page.evaluate(lit, "own") == []
+    last = sorted(j for i, j, _ in edges if i == len(trace["thoughts"]) - 1)
+    assert page.evaluate(marked) == last, "the last one, which can read all others, is shown by itself"
     page.locator(".token").nth(here["start"] + 1).hover()
     assert page.evaluate(marked) == reads
     page.locator(".links li").nth(0).focus()
@@ -187,26 +192,35 @@ def test_streams_tell_their_weight_and_where_they_come_from(opened: Open) -> Non
     assert f"{ends} stream" in text_of(page, "main > [aria-live]").partition("at layer 5, ")[2]
 
 
-def test_passes_are_stepped_through_by_buttons_keys_and_their_tokens(opened: Open) -> None:
+def test_passes_stand_side_by_side_and_end_in_a_marked_answer(opened: Open) -> None:
     trace = payloads.passes()
     page = opened(page_html(page_of(trace)))
-    first = [trace["thoughts"][2 * n]["nearest"][0][0].strip() for n in range(6)]
-
-    def shown() -> str:
-        return page.locator(".pass .name").first.inner_text().strip("·")
-
-    assert shown() == first[0]
-    assert page.get_by_role("button", name="back").is_disabled()
-    page.get_by_role("button", name="next").click()
-    assert shown() == first[1]
-    page.locator(".stepper input:checked").focus()
+    columns = page.locator(".passes > li")
+    for n, column in enumerate(columns.all()):
+        first = column.locator(".name").first.inner_text().strip("·")
+        assert first == trace["thoughts"][2 * n]["nearest"][0][0].strip()
+        assert f"{100 * trace['curves']['write']['values'][n]:.0f}%" in column.locator(".gates").inner_text()
+    share = trace["thoughts"][0]["nearest"][0][1]
+    bar, track = (columns.first.locator(part).first.bounding_box() for part in (".bar", ".track"))
+    assert bar is not None
+    assert track is not None
+    assert bar["width"] == pytest.approx(share * (track["width"] - 1), abs=1), "a full bar is 100%"
+    page.locator(".token").nth(trace["thoughts"][8]["start"]).hover()
+    assert page.evaluate("document.querySelector('.passes .here').index") == 4
+    columns.nth(4).focus()
     page.keyboard.press("ArrowRight")
-    assert shown() == first[2]
-    latent = trace["thoughts"][8]["start"]
-    page.locator(".token").nth(latent).hover()
-    assert shown() == first[4]
-    gate = trace["curves"]["write"]["values"][4]
-    assert f"{100 * gate:.0f}%" in text_of(page, ".gates")
+    assert page.evaluate("document.activeElement.index") == 5
+    assert "✗ wrong" in text_of(page, ".answer")
+    assert "the right answer: Alex is a rompus." in text_of(page, ".answer")
+
+
+def test_the_models_own_answer_is_not_counted_as_right(opened: Open) -> None:
+    trace = payloads.passes()
+    trace["readings"] = [{"title": "most likely token", "tokens": trace["tokens"]}]
+    asked = trace["answer"]["start"] - 6 - 1  # six latents, and a first token that nothing predicts
+    page = opened(page_html(page_of(trace)))
+    assert f"{asked} of {asked} tokens right" in text_of(page, "output")
+    assert page.locator(".filled .right").count() == asked
 
 
 def test_a_code_that_is_picked_shows_all_chunks_that_share_it(opened: Open) -> None:
@@ -232,20 +246,19 @@ def test_a_code_that_is_picked_shows_all_chunks_that_share_it(opened: Open) -> N
     assert page.evaluate("document.activeElement.index") == 2
 
 
-def test_the_text_fills_in_as_the_slider_moves(opened: Open) -> None:
+def test_the_text_fills_in_with_more_thoughts(opened: Open) -> None:
     trace = payloads.readings()
     page = opened(page_html(page_of(trace)))
-    slider = page.get_by_label("Reading", exact=True)
-    slider.focus()
-    for reading in trace["readings"]:
-        right = [a == b for a, b in zip(reading["tokens"], trace["tokens"])]
-        assert reading["title"] in text_of(page, ".slider output")
-        assert f"{100 * sum(right) / len(right):.0f}%" in text_of(page, ".slider output")
-        assert page.locator(".filled .right").count() == sum(right)
+    asked = [i for i, value in enumerate(trace["scores"]["surprisal"]["values"]) if value is not None]
+    for number, reading in enumerate(trace["readings"]):
+        page.locator(".levels input").nth(number).check(force=True)
+        right = sum(reading["tokens"][i] == trace["tokens"][i] for i in asked)
+        assert text_of(page, ".levels output") == f"{reading['title']} · {right} of {len(asked)} tokens right"
+        assert page.locator(".filled .right").count() == right
+        assert f"{100 * right / len(asked):.0f}%" in page.locator(".level .value").nth(number).inner_text()
         shown = page.locator(".filled").inner_text()
         assert shown.count("\n") == "".join(trace["tokens"]).count("\n")  # lines break where the text's do
-        assert [*filter(str.isalpha, shown)] == [*filter(str.isalpha, "".join(reading["tokens"]))]
-        page.keyboard.press("ArrowRight")
+        assert [*filter(str.isalpha, shown)] == [*filter(str.isalpha, "".join(reading["tokens"][1:]))]
 
 
 def test_curves_are_read_by_pointer_and_by_keys(opened: Open) -> None:
@@ -263,13 +276,118 @@ def test_curves_are_read_by_pointer_and_by_keys(opened: Open) -> None:
     assert said.inner_text() == f"layer 5: {values[5]} nats"
 
 
+def test_axes_start_at_zero_or_say_that_they_are_cut(opened: Open) -> None:
+    trace = payloads.readings()
+    trace["curves"] |= {
+        "far": payloads.curve("far from zero", "step", [250.0, 251.0, 254.0, 252.0, 255.0]),
+        "two": payloads.curve("two values", "step", [7.95, 8.0]),
+    }
+    page = opened(page_html(page_of(trace)))
+
+    def figure(title: str) -> tuple[str, str, str, int]:
+        one = page.locator("figure", has=page.get_by_label(title, exact=True))
+        lines = one.locator(".line").count()
+        return (*(one.locator(part).inner_text() for part in (".low", ".high", ".axis")), lines)
+
+    assert figure("ELBO")[:2] == ("−900", "0"), "values below zero have it at the top"
+    assert figure("KL")[0] == "0"
+    low, high, axis, _ = figure("far from zero")
+    assert (low, high) == ("250", "255")
+    assert "axis cut, zero is outside" in axis
+    low, high, axis, lines = figure("two values")
+    assert (low, high, lines) == ("0", "8", 0), "two points are bars, not a line"
+    assert "7.95" in axis
+    bars = page.locator("figure", has=page.get_by_label("two values")).locator("rect").all()
+    heights = [float(bar.get_attribute("height") or 0) for bar in bars]
+    assert heights == pytest.approx([100 * 7.95 / 8, 100])
+
+
+def test_a_panel_is_saved_as_it_is_shown(opened: Open, tmp_path: Path) -> None:
+    trace = payloads.sentences()
+    page = opened(page_html(page_of(trace)))
+    saved_as = {}
+    for kind in ("SVG", "PNG"):
+        with page.expect_download() as download:
+            page.get_by_role("button", name=f"Save “What each thought reads” as {kind}").click()
+        assert download.value.suggested_filename == f"thought-gestalt-tiny-what-each-thought-reads.{kind.lower()}"
+        download.value.save_as(saved_as.setdefault(kind, tmp_path / kind))
+    picture = ElementTree.parse(saved_as["SVG"]).getroot()
+    drawn = {"".join(text.itertext()) for text in picture.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"What each thought reads", "1"} <= drawn
+    assert any("Nora" in text for text in drawn)
+    assert "As a table" not in drawn
+    paths = len([*picture.iter("{http://www.w3.org/2000/svg}path")])
+    assert paths >= len(trace["links"]["memory"]["edges"]), "every arc"
+    assert picture.find(".//{http://www.w3.org/2000/svg}foreignObject") is None
+    png = saved_as["PNG"].read_bytes()
+    assert png[:8] == b"\x89PNG\r\n\x1a\n"
+    assert int.from_bytes(png[16:20]) == 2 * int(picture.attrib["width"])
+
+
+def test_a_link_leads_to_what_was_chosen(opened: Open) -> None:
+    payload = payloads.two()
+    page = opened(page_html(payload))
+    page.get_by_role("radio", name="gpt2", exact=True).check(force=True)
+    page.get_by_role("radio", name="entropy").check(force=True)
+    page.locator(".token").nth(6).click()
+    address = page.url
+    assert address.partition("#")[2] == "model=1&score=entropy&token=6"
+    page.goto("about:blank")
+    page.goto(address)
+    for name in ("gpt2", "entropy"):
+        assert page.get_by_role("radio", name=name, exact=True).is_checked()
+    assert "token 7 of" in text_of(page, ".margin")
+    page.evaluate("location.hash = '#model=difference&score=none&token=99999&reading=x'")
+    page.get_by_role("heading", name="Where they differ").wait_for()
+    assert "Point at a token" in text_of(page, ".margin"), "what the traces do not have is ignored"
+
+
+def test_a_long_texts_windows_are_marked_and_explained(opened: Open) -> None:
+    trace = payloads.plain()
+    trace["windows"] = [[0, 1, 64], [32, 64, 96], [64, 96, len(trace["tokens"])]]
+    page = opened(page_html(page_of(trace)))
+    assert page.locator(".window").all_inner_texts() == ["2", "3"]
+    assert "in 3 windows of up to 64 tokens, each with the last 32 tokens of the one before" in text_of(page, "header")
+    before = page.locator(".window").first.evaluate("(node) => node.previousElementSibling.index")
+    assert before == 63
+
+
+def test_a_page_in_a_frame_shows_what_it_is_sent(opened: Open) -> None:
+    first, then = (page_of(payloads.plain(text, name=f"gpt2/{text[0]}")) for text in ("One son.", "Two sons and more."))
+    inside = escape(page_html(first))
+    page = opened(f'<meta charset="utf-8"><iframe sandbox="allow-scripts" srcdoc="{inside}"></iframe>')
+    frame = page.frame_locator("iframe")
+    frame.locator(".token").nth(2).hover()
+    frame.get_by_role("heading", name="gpt2/O").wait_for()
+    page.evaluate("(payload) => document.querySelector('iframe').contentWindow.postMessage(payload, '*')", then)
+    frame.get_by_role("heading", name="gpt2/T").wait_for()
+    assert frame.locator(".flow").inner_text() == "Two sons and more."
+
+
+def test_streams_follow_a_text_that_grows_unless_one_looks_elsewhere(opened: Open) -> None:
+    short, longer, whole = (page_of(payloads.bubbles(payloads.TEXT[:end])) for end in (40, 200, 400))
+    page = opened(page_html(short))
+    scrolled, send = "document.querySelector('.streams').scrollLeft", "(payload) => window.postMessage(payload, '*')"
+
+    def shown(payload: payloads.Payload) -> int:
+        page.evaluate(send, payload)
+        page.wait_for_function(f"document.querySelectorAll('.token').length === {len(payload['traces'][0]['tokens'])}")
+        return page.evaluate(scrolled)
+
+    assert page.evaluate(scrolled) == 0
+    end = shown(longer)
+    assert end > 0
+    page.evaluate("document.querySelector('.streams').scrollLeft = 50")
+    assert shown(whole) == 50
+
+
 def test_two_models_are_switched_between_and_their_difference_has_a_sign(opened: Open) -> None:
     payload = payloads.two()
     page = opened(page_html(payload))
     one, other = payload["traces"]
     assert one["about"] in text_of(page, "header")
     page.locator(".token").nth(7).click()
-    page.get_by_role("radio", name=other["name"], exact=True).check(force=True)
+    page.get_by_role("radio", name=other["short"], exact=True).check(force=True)
     assert other["about"] in text_of(page, "header")
     assert page.get_by_role("heading", name="What the model would write").count() == 0
     assert "token 8 of" in text_of(page, ".margin")
@@ -282,7 +400,7 @@ def test_two_models_are_switched_between_and_their_difference_has_a_sign(opened:
     assert float(listed.strip("+").split()[0]) == pytest.approx(best[0], rel=0.01)
     page.locator(".tokens button").first.click()
     assert page.evaluate("document.activeElement.index") == best[1]
-    page.get_by_role("radio", name=one["name"], exact=True).check(force=True)
+    page.get_by_role("radio", name=one["short"], exact=True).check(force=True)
     assert page.get_by_role("heading", name="What the model would write").count() == 1
 
 

@@ -18,12 +18,15 @@ import torch
 
 from mentalese import cli, get_recipe
 from mentalese.commands.options import read
+from mentalese.data.sources import open_source
 from mentalese.data.store import prepare
 from mentalese.errors import InputError
 from mentalese.models.build import build_model
 from mentalese.models.generate_options import GenerateOptions
 from mentalese.models.saved import Saved
+from mentalese.models.trace import ThoughtTrace
 from mentalese.viewer import play
+from mentalese.viewer.examples import Example, examples
 from mentalese.viewer.play import Player, thought_knobs
 from support import shrink
 
@@ -139,6 +142,58 @@ def test_text_grows_and_ends_where_it_is_stopped(player: Player) -> None:
     assert len([*player.write(options, stopped)][-1]) < len(whole[-1])
 
 
+@every_family
+def test_looking_at_thoughts_between_tokens_changes_no_token(
+    player: Player, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(play, "_OFTEN", 0.0)
+    monkeypatch.setattr(play, "_SHARE", 0)
+    options = player.options(PROMPT, settings(player, temperature=1.5, seed=3, max_new_tokens=5))
+    looks: list[ThoughtTrace] = []
+    written = [*player.write(options, threading.Event(), looks.append)][-1]
+    assert written == text(player, options)
+    sizes = [len(look.input_ids) for look in looks]
+    if not player.saved.model.causal:
+        assert not looks, "its tokens are not written in order"
+        return
+    assert len(sizes) > 2, "thoughts are shown while the text grows"
+    assert sizes == sorted({*sizes})
+    drawn = player.drawn(looks[-1], PROMPT)["traces"][0]
+    asked = player.saved.encode(PROMPT)["input_ids"].shape[1]
+    assert (drawn["answer"] is not None) == player.saved.layout.questions
+    assert drawn["answer"] is None or drawn["answer"]["start"] == asked
+    final = player.drawn(player.thoughts(options, written), PROMPT)["traces"][0]
+    assert "".join(final["tokens"][:asked]) == "".join(drawn["tokens"][:asked])
+
+
+def test_examples_are_of_the_models_own_data_and_say_how_they_go_on(player: Player) -> None:
+    recipe = get_recipe("gpt2/tiny")
+    saved = dataclasses.replace(player.saved, recipe=recipe)
+    topics = examples(saved.on("builtin:topics:count=40"), 2)
+    assert [one.question for one in topics] == [False, False]
+    assert all(len(one.prompt.split()) == 16 for one in topics)
+    assert len({one.label for one in topics}) == 2
+    text = next(open_source("builtin:topics:count=40").documents("test")).text
+    assert text.startswith(f"{topics[0].prompt} {topics[0].rest}")
+    (recall,) = examples(saved.on("builtin:recall:count=40"), 1)
+    assert recall.prompt.endswith("?")
+    assert recall.rest.split()[1] == "."
+    asked = dataclasses.replace(saved, layout=get_recipe("coconut/tiny").layout)
+    (question,) = examples(asked.on("builtin:composition:count=40"), 1)
+    assert question.prompt.endswith("=")
+    assert sorted(question.rest) == ["a", "b", "c"]
+    assert examples(saved.on("text.txt")) == examples(dataclasses.replace(saved, recipe=None)) == []
+
+
+def test_the_right_answer_of_an_example_is_known(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert player.known(PROMPT) is None
+    monkeypatch.setitem(player.__dict__, "examples", [Example(PROMPT, "Paul", True)])
+    found = dataclasses.replace(player.saved.think(PROMPT), written=3)
+    assert player.drawn(found, PROMPT)["traces"][0]["answer"]["expected"] == "Paul"
+    assert player.drawn(found, "Another")["traces"][0]["answer"]["expected"] is None
+    assert "The right answer: <b>Paul</b>" in play._rest(player.known(PROMPT))
+
+
 def test_a_prompt_without_room_is_refused_as_the_command_line_does(player: Player) -> None:
     options = player.options("a b " * 300, settings(player))
     with pytest.raises(InputError, match="the model's context is"):
@@ -162,7 +217,7 @@ def test_the_readers_own_words_are_told_from_the_models() -> None:
 
 def test_thoughts_have_a_frame_that_reaches_nothing() -> None:
     frame = play._frame("<p>thoughts")
-    assert re.search(r'sandbox="([^"]*)"', frame)[1] == "allow-scripts"  # type: ignore[index]
+    assert re.search(r'sandbox="([^"]*)"', frame)[1] == "allow-scripts allow-downloads"  # type: ignore[index]
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # Gradio leaves event loops open

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 from comparisons import HOSTILE, comparison, questions, run
 from mentalese.compare.charts import (
+    ACCURACY,
+    LOSS,
     PERPLEXITY,
     POINTS,
     STOPS,
@@ -27,6 +29,7 @@ from mentalese.compare.charts import (
     curve,
     frontier,
     line_chart,
+    scatter,
     spread,
     stops,
 )
@@ -251,6 +254,20 @@ def test_at_every_stop_labels_stand_apart_and_tell_the_lines_height() -> None:
         assert all(b - a > 15.8 for a, b in itertools.pairwise(begun))
     assert readings["lines"][3]["text"][-1] == f"{math.log(53):.2f}"
     assert readings["lines"][11]["text"][0] is None  # the dearest model has its first loss last
+
+
+def test_axes_start_at_zero_or_say_that_they_do_not() -> None:
+    x, values = [1.0, 2.0, 3.0], [0.5, 0.6, 0.7]
+    accuracy, _ = line_chart("A", [Curve(0, "a", x, values, values, values, [])], counted("FLOPs"), ACCURACY)
+    assert "<figcaption>A</figcaption>" in accuracy
+    assert ">0%</li>" in accuracy
+    points = [Point(0, "a", 1.0, 0.5, []), Point(1, "b", 2.0, 0.7, [])]
+    assert ">0%</li>" in scatter("A", points, counted("FLOPs"), ACCURACY, best_is_low=False, name="flops")
+    losses = [9.0, 4.0, 3.0]
+    loss, _ = line_chart("L", [Curve(0, "a", x, losses, losses, losses, [])], counted("FLOPs"), LOSS)
+    assert "<figcaption>L <small>does not start at zero; its steep start is above</small>" in loss
+    perplexity, _ = line_chart("P", [Curve(0, "a", x, x, x, x, [])], counted("FLOPs"), PERPLEXITY)
+    assert "<figcaption>P <small>log scale</small>" in perplexity
 
 
 def test_the_frontier_is_what_no_other_beats_in_both() -> None:

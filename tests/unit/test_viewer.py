@@ -11,17 +11,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from mentalese import DataConfig, Recipe, ThoughtTrace, cli, get_recipe
+from mentalese.data.store import split_of
 from mentalese.errors import InputError
+from mentalese.formatting import model_names
 from mentalese.models import contract
 from mentalese.models.adapter import as_contract
 from mentalese.models.saved import load
 from mentalese.models.thinking import think, token_texts, trace
 from mentalese.models.trace import Thought
+from mentalese.models.windows import joined
 from mentalese.viewer import payload, think_page
 from support import saved, shrink
 
@@ -65,6 +69,7 @@ def test_every_family_fills_the_page_with_what_it_has(runs: dict[str, Path], fam
     shown = [text for text, special in zip(drawn["tokens"], drawn["special"]) if not special]
     assert "".join(shown).startswith(TEXT)
     assert drawn["name"] == f"{family}/{family}"
+    assert (page["title"] == f"What {family}/{family} thought") == bool(drawn["about"])
     assert drawn["parameters"] > 1000
     length = len(drawn["tokens"])
     for score in drawn["scores"].values():
@@ -93,9 +98,24 @@ def test_a_model_of_questions_is_asked_and_its_answer_is_traced_too(runs: dict[s
     found = opened.think("Who is it?", max_new_tokens=5)
     answered = opened.hugging_face.generate(asked, max_new_tokens=5, do_sample=False, pad_token_id=pad)
     assert torch.equal(found.input_ids, answered[0])
+    assert found.written == asked.shape[1]
     assert len(found.thoughts) == 2 * (opened.layout.asked()["latents"] or 0)
     page = inside(think_page(opened.at(latents=3), "Who is it?"))
     assert sum(thought["label"] == "latent" for thought in page["traces"][0]["thoughts"]) == 3
+
+
+def test_an_answer_is_compared_with_the_right_one(runs: dict[str, Path]) -> None:
+    opened = load(runs["coconut"])
+    unknown = inside(think_page(opened, "Who is it?"))["traces"][0]["answer"]
+    assert (unknown["expected"], unknown["right"]) == (None, None)
+    written = unknown["answer"]
+    for given, right in ((written, True), (f"a step\n### {written}", True), (f"not {written}", False)):
+        answer = inside(think_page(opened, "Who is it?", answer=given))["traces"][0]["answer"]
+        assert answer["right"] is right
+        assert answer["answer"] == written
+    assert inside(think_page(load(runs["gpt2"]), TEXT))["traces"][0]["answer"] is None
+    with pytest.raises(InputError, match=r"answer is 'x', and .* does not answer questions: remove it"):
+        think_page(load(runs["gpt2"]), TEXT, answer="x")
 
 
 def test_the_last_sentence_of_a_text_is_a_thought_too(runs: dict[str, Path]) -> None:
@@ -104,13 +124,69 @@ def test_the_last_sentence_of_a_text_is_a_thought_too(runs: dict[str, Path]) -> 
     assert [found.special[place] for place in (0, 1, -1)] == [True, False, True]
 
 
-def test_a_text_of_any_length_is_for_models_of_sentences_alone(
+def test_a_text_longer_than_the_context_is_read_in_the_windows_that_it_is_scored_in(runs: dict[str, Path]) -> None:
+    text = "He was old. She had a son. " * 26
+    for family in ("gpt2", "gpt2-gist"):
+        opened = load(runs[family])
+        found = opened.think(text)
+        assert len(found.windows) > 1
+        shown = [place for place, special in enumerate(found.special) if not special]
+        assert "".join(found.tokens[place] for place in shown) == text
+        end = opened.layout.special_ids(opened.tokenizer)["eos_token_id"]
+        expected = opened.token_scores(split_of([text], opened.tokenizer, opened.data, end))[:-1]
+        surprisal = found.scores["surprisal"][shown].numpy()
+        np.testing.assert_allclose(surprisal, expected, atol=1e-4, err_msg=family)
+    assert not opened.think(TEXT).windows
+
+
+def test_windows_are_joined_to_one_trace(runs: dict[str, Path]) -> None:
+    text = "He was old. She had a son. " * 26
+    found = load(runs["thoughtbubbles"]).think(text)
+    table, length = found.streams, len(found.tokens)
+    assert table["token"].unique().tolist() == list(range(length)), "each token's streams, once"
+    made = table["parent"] >= 0
+    assert torch.equal(table["token"][table["parent"][made]], table["token"][made]), "parents are of the same token"
+    assert found.links["attention"].shape == (len(found.thoughts), len(found.thoughts))
+    assert [thought.start for thought in found.thoughts] == sorted(thought.start for thought in found.thoughts)
+    last = found.windows[-1][1]
+    between = found.links["attention"][[thought.start >= last for thought in found.thoughts]]
+    assert not between[:, [thought.start < last for thought in found.thoughts]].any(), "nothing is read across windows"
+
+
+def test_thoughts_of_a_window_stand_for_what_is_new_in_it_and_curves_are_means() -> None:
+    windows = [(0, 1, 6), (3, 6, 8)]
+    traces = [
+        ThoughtTrace(
+            torch.arange(start, stop),
+            {"surprisal": torch.arange(start, stop) / 10},
+            [Thought(torch.zeros(1), 0, stop - start), Thought(torch.ones(1), 2, 3)],
+            links={"memory": torch.eye(2)},
+            curves={"elbo": torch.tensor([1.0, 2.0]) * start, "concept_error": torch.zeros(stop)},
+            tokens=[*"abcdefgh"[start:stop]],
+            special=[False] * (stop - start),
+        )
+        for start, _, stop in windows
+    ]
+    found = joined(traces, windows, through=["concept_error"])
+    assert "".join(found.tokens) == "abcdefgh"
+    assert torch.equal(found.input_ids, torch.arange(8))
+    torch.testing.assert_close(found.scores["surprisal"], torch.arange(8) / 10)
+    assert [(thought.start, thought.end) for thought in found.thoughts] == [(0, 6), (2, 3), (6, 8)]
+    assert torch.equal(found.links["memory"], torch.eye(3))
+    assert {name: curve.tolist() for name, curve in found.curves.items()} == {"elbo": [1.5, 3.0]}
+    assert found.windows == windows
+
+
+def test_sentences_are_read_at_once_and_a_question_must_leave_room_for_its_answer(
     runs: dict[str, Path], tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    assert len(load(runs["thought_gestalt"]).think("He was old. " * 100).thoughts) > 50
-    with pytest.raises(InputError, match="the text has 65 tokens, those around it included: the model's context is 64"):
-        think(gpt2(tokenizer), tokenizer, "a" * 64)
-    assert len(think(gpt2(tokenizer), tokenizer, "a" * 63).input_ids) == 64
+    found = load(runs["thought_gestalt"]).think("He was old. " * 100)
+    assert len(found.thoughts) > 50
+    assert not found.windows
+    assert not think(gpt2(tokenizer), tokenizer, "a" * 63).windows
+    assert think(gpt2(tokenizer), tokenizer, "a" * 64).windows == [(0, 1, 64), (32, 64, 65)]
+    with pytest.raises(InputError, match=r"the question has .* 6 may follow as its answer: the model reads both"):
+        load(runs["coconut"]).think("Who is it? " * 200)
 
 
 def test_any_hugging_face_model_has_surprisal_and_entropy(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -205,6 +281,7 @@ def test_links_are_the_strongest_between_different_thoughts() -> None:
 def test_a_gain_is_of_the_tokens_that_both_read(runs: dict[str, Path], tokenizer: PreTrainedTokenizerFast) -> None:
     page = inside(think_page(load(runs["thought_gestalt"]), TEXT, against=load(runs["gpt2"])))
     own, other = page["traces"]
+    assert page["title"] == "thought_gestalt/thought_gestalt and gpt2/gpt2 on the same text"
     assert own["scores"]["gain"]["title"] == "gain over gpt2/gpt2"
     assert own["scores"]["gain"]["diverging"]
     pairs = zip(*(_by_text(part, "surprisal") for part in (own, other)), _by_text(own, "gain"), _by_text(other, "gain"))
@@ -236,6 +313,8 @@ def test_what_no_likelihood_is_compared_with_says_so(runs: dict[str, Path], othe
     page = inside(think_page(load(runs["gpt2"]), TEXT, against=load(runs[other])))
     about = page["traces"][0]["scores"]["gain"]["about"]
     assert re.search(f"Surprisal of {other}/{other}: .* not a likelihood", about), "it is said of which model"
+    assert page["unlike"]
+    assert "not a likelihood" in page["note"]
 
 
 # -- files and notebooks -----------------------------------------------------------------------------------------------
@@ -258,7 +337,7 @@ def test_a_notebook_shows_the_page_in_a_frame_of_its_own(runs: dict[str, Path], 
     found = load(runs["conceptlm"]).think(TEXT)
     found.save(tmp_path)
     shown = ThoughtTrace.load(tmp_path)._repr_html_()
-    assert shown.startswith('<iframe sandbox="allow-scripts"')
+    assert shown.startswith('<iframe sandbox="allow-scripts allow-downloads"')
     page = unescape(re.findall(r'srcdoc="([^"]*)"', shown)[0])
     assert inside(page)["traces"][0]["tokens"] == found.tokens
     assert "</script><b>" not in page
@@ -276,6 +355,20 @@ def test_a_trace_of_another_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "trace.json").write_text(json.dumps(described | {"version": 1}))
     with pytest.raises(InputError, match="contains a trace of version 1, this library reads 2 and 3: make the trace"):
         ThoughtTrace.load(tmp_path)
+
+
+def test_a_trace_keeps_its_windows_and_where_its_answer_begins(tmp_path: Path) -> None:
+    ThoughtTrace(torch.arange(9), written=7, windows=[(0, 1, 6), (3, 6, 9)]).save(tmp_path)
+    found = ThoughtTrace.load(tmp_path)
+    assert (found.written, found.windows) == (7, [(0, 1, 6), (3, 6, 9)])
+
+
+def test_runs_of_one_recipe_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    paths = [tmp_path / part / "seed-0" for part in ("a", "b", "c")]
+    for path in paths:
+        path.mkdir(parents=True)
+        (path / "config.json").write_text(json.dumps({"recipe": {"name": f"x/{'y' if path != paths[2] else 'z'}"}}))
+    assert model_names([*map(str, paths)]) == ["a/seed-0", "b/seed-0", "x/z"]
 
 
 def test_a_trace_of_version_2_gets_the_names_of_today(tmp_path: Path) -> None:
@@ -313,7 +406,12 @@ def test_a_model_is_shown_beside_itself_without_its_thoughts(
 ) -> None:
     out = tmp_path / "think.html"
     assert cli.main(["think", str(runs[name]), "--text", TEXT, "--against", "removed", "--out", str(out)]) == 0
-    own, without = inside(out.read_text())["traces"]
+    shown = inside(out.read_text())
+    own, without = shown["traces"]
+    assert shown["title"] == f"{own['name']}, with and without its thoughts"
+    assert [own["short"], without["short"]] == ["with thoughts", "without thoughts"]
+    assert own["scores"]["gain"]["title"] == "gain with thoughts"
+    assert own["scores"]["gain"]["about"].startswith("Surprisal without thoughts minus that with thoughts: below zero")
     assert without["name"] == f"{own['name']}, thoughts removed"
     gains = [value for value in own["scores"]["gain"]["values"] if value is not None]
     assert any(abs(gain) > 1e-6 for gain in gains)
@@ -360,13 +458,14 @@ def test_options_of_questions_are_refused_for_models_of_text(
 ) -> None:
     assert cli.main(["think", str(runs["gpt2"]), "--text", TEXT, "--latents", "3"]) == 2
     assert "latents is 3: the layout 'packed' has no latents; remove it" in capsys.readouterr().err
-    assert cli.main(["think", str(runs["gpt2"]), "--text", TEXT, "--max-new-tokens", "3"]) == 2
-    assert "does not answer questions: remove it" in capsys.readouterr().err
+    for option in (["--max-new-tokens", "3"], ["--answer", "x"]):
+        assert cli.main(["think", str(runs["gpt2"]), "--text", TEXT, *option]) == 2
+        assert "does not answer questions: remove it" in capsys.readouterr().err
 
 
 def test_of_two_models_it_is_said_which_one_refuses(runs: dict[str, Path]) -> None:
-    with pytest.raises(InputError, match=f"^{re.escape(str(runs['gpt2']))}: the text has .*: the model's context is"):
-        think_page(load(runs["thought_gestalt"]), "He was old. " * 100, against=load(runs["gpt2"]))
+    with pytest.raises(InputError, match=f"^{re.escape(str(runs['coconut']))}: the question has .*"):
+        think_page(load(runs["thought_gestalt"]), "He was old. " * 100, against=load(runs["coconut"]))
 
 
 def test_bytes_that_are_no_text_are_refused(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -20,6 +20,7 @@ class Options:
     Attributes:
         text: what to think about.
         file: a text file instead.
+        answer: the right answer, if the text is a question: the page says whether the model's own is right.
         against: another model to show next to it, as it is; the options below are for the first one. Or what to do to
             its own thoughts, to see what they are worth: removed, or noisy.
         out: the page's file.
@@ -32,6 +33,7 @@ class Options:
 
     text: str | None = None
     file: Path | None = None
+    answer: str | None = None
     against: str | None = None
     out: Path = Path("think.html")
     config: tuple[str, ...] = ()
@@ -59,6 +61,8 @@ def run(words: list[str]) -> None:
         raise InputError(
             f"--max-new-tokens is {options.max_new_tokens}, and {path} does not answer questions: remove it"
         )
+    if options.answer is not None and not saved.layout.questions:
+        raise InputError(f"--answer is {options.answer!r}, and {path} does not answer questions: remove it")
     if options.against in ("removed", "noisy"):  # not swapped: there is no other text
         without = load(path, device(), config={"thought_control": options.against})
         against: Saved | None = without.at(options.stage, options.latents)
@@ -67,5 +71,5 @@ def run(words: list[str]) -> None:
     given = {name: getattr(options, name) for name in ("max_new_tokens", "fast_steps")}
     given = {name: value for name, value in given.items() if value is not None}
     command = shlex.join(["mentalese", "think", *words])
-    write_text(options.out, think_page(saved, text, against=against, command=command, **given))
+    write_text(options.out, think_page(saved, text, against=against, answer=options.answer, command=command, **given))
     print(f"{options.out} shows what {path} thought")

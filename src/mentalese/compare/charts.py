@@ -32,6 +32,7 @@ class Measure:
         show: writes a number.
         tick: writes a tick.
         step: ticks are round multiples of it.
+        from_zero: the axis starts at zero; of others it is said that they do not.
     """
 
     unit: str
@@ -39,6 +40,7 @@ class Measure:
     tick: Callable[[float], str]
     logarithmic: bool = False
     step: float = 1.0
+    from_zero: bool = False
 
     def words(self, value: float) -> str:
         return f"{self.show(value)} {self.unit}".strip()
@@ -74,7 +76,7 @@ def _plain(value: float) -> str:
 
 PERPLEXITY = Measure("", _score, _plain, logarithmic=True)
 LOSS = Measure("", _score, _plain)
-ACCURACY = Measure("", lambda value: f"{value:.1%}", lambda value: f"{100 * value:g}%")
+ACCURACY = Measure("", lambda value: f"{value:.1%}", lambda value: f"{100 * value:g}%", from_zero=True)
 
 
 # -- curves over training ----------------------------------------------------------------------------------------------
@@ -154,7 +156,12 @@ def line_chart(title: str, curves: list[Curve], across: Measure, down: Measure) 
     # last factor of three in perplexity, which is the last 1.1 nats of a loss, and more if a model ends higher.
     ends = max(c.high[-1] for c in curves)
     most = max(3 * low, 1.2 * ends) if down.logarithmic else max(low + math.log(3), ends + math.log(1.2))
+    cut = [] if high <= most else ["its steep start is above"]
     high = min(high, most)
+    if down.from_zero:
+        low = 0.0
+    elif not down.logarithmic:
+        cut.insert(0, "does not start at zero")
     at_y = _scale(down, low, high, HEIGHT, 0, margin=0.06)
 
     def at_x(value: float) -> float:
@@ -182,7 +189,7 @@ def line_chart(title: str, curves: list[Curve], across: Measure, down: Measure) 
     values = [[c.at(x, down) for c in curves] for x in places]
     drawn = _figure(
         title, lines, labels, [(at_x(t), across.tick(t)) for t in x_ticks],
-        [(at_y(t), down.tick(t)) for t in y_ticks], across.unit, "log scale" if down.logarithmic else "",
+        [(at_y(t), down.tick(t)) for t in y_ticks], across.unit, "; ".join(["log scale"] * down.logarithmic + cut),
         below=_numbers(places, values, curves, across, down),
     )  # fmt: skip
     return drawn, _readings(places, values, curves, across, down, at_x, at_y)
@@ -255,6 +262,7 @@ def scatter(title: str, points: list[Point], across: Measure, down: Measure, *, 
     seeds = [seed for p in points for seed in [*p.seeds, (p.x, p.y)]]
     x_low, x_high = _room(min(x for x, _ in seeds), max(x for x, _ in seeds), across, 1.3)
     y_low, y_high = _room(min(y for _, y in seeds), max(y for _, y in seeds), down, 1.02)
+    y_low = 0.0 if down.from_zero else y_low
     at_x, at_y = _scale(across, x_low, x_high, 0, 1000, margin=0.07), _scale(down, y_low, y_high, HEIGHT, 0, margin=0.1)
     front = frontier(points, best_is_low=best_is_low)
     steps = f"M{at_x(front[0].x):.1f} {0 if best_is_low else HEIGHT}"

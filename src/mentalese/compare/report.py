@@ -435,7 +435,8 @@ def _samples(rows: list[dict[str, Any]]) -> str:
                 f'<article class="m{index}"><h4>{_swatch(index)}{_breakable(rows[index]["name"])}</h4>'
                 f"<p><span>{escape(prompt)}</span>{escape(new)}</p></article>"
             )
-        parts.append(f'<h3>“{escape(prompt.strip())}”</h3><div class="samples">{cards}</div>')
+        summary = f"<summary>“{escape(prompt.strip())}”</summary>"
+        parts.append(f'<details>{summary}<div class="samples">{cards}</div></details>')
     return "\n".join(parts)
 
 

@@ -151,10 +151,12 @@ class Saved:
             options: `max_new_tokens` of an answer, and the model's own (`fast_steps`).
 
         Raises:
-            InputError: a text longer than the model's context, or an option that the model does not know.
+            InputError: a question that leaves no room for its answer in the model's context, or an option that the
+                model does not know. A longer text is read in the windows that it is scored in.
         """
         options.setdefault("max_new_tokens", self.evaluation.answer_tokens)
-        return thinking.think(self.model, self.tokenizer, _one(text), self.data, self.layout, **options)
+        reading = self.data, self.layout, self.evaluation
+        return thinking.think(self.model, self.tokenizer, _one(text), *reading, **options)
 
     def trace(self, input_ids: Tensor, **options: Any) -> ThoughtTrace:
         """What the model thinks of these tokens [length].

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mentalese.data.config import DataConfig, EvaluationConfig
 from mentalese.data.layouts import Layout, Packed
+from mentalese.data.rows import document_windows
 from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS
 from mentalese.errors import InputError
 from mentalese.models.adapter import as_contract, hugging_face_model
 from mentalese.models.build import context_length
 from mentalese.models.contract import Contract
 from mentalese.models.generation import seeded
-from mentalese.models.trace import ThoughtTrace
+from mentalese.models.trace import ALONG_TEXT, ThoughtTrace
+from mentalese.models.windows import joined
 from mentalese.values import checked
 
 if TYPE_CHECKING:
@@ -31,6 +35,7 @@ def think(
     text: str,
     data: DataConfig | None = None,
     layout: Layout | None = None,
+    evaluation: EvaluationConfig | None = None,
     *,
     max_new_tokens: int = EvaluationConfig.answer_tokens,
     **options: Any,
@@ -38,45 +43,63 @@ def think(
     """What a model thinks of a text, read as in training: after the end of a document, or in complete sentences.
 
     For models trained on questions, the text is used as the question, with latents as `layout` has them, and the
-    greedy answer is traced too. Only models of sentences read a text of any length.
+    greedy answer is traced too. A text longer than the model's context is read in windows, as it is scored: each
+    repeats tokens of the one before as context, and the trace says of each token what its window does. Models of
+    sentences read a text of any length at once.
 
     Args:
         model: keeps the contract, or is any Hugging Face causal LM that the adapter accepts.
         data: how texts are split into sentences; `None`: as by default.
         layout: how texts become tokens; `None`: as running text.
+        evaluation: the windows of a text that is longer than the context; `None`: those of the layout.
         max_new_tokens: of an answer.
         options: of the model's thoughts: `fast_steps` if they are inferred.
 
     Raises:
-        InputError: an empty text, one longer than the model's context, or an option that the model does not
-            know.
+        InputError: an empty text, a question that leaves no room for its answer in the model's context, or an option
+            that the model does not know.
     """
     data, layout = data or DataConfig(), layout or Packed()
     max_new_tokens = checked("max_new_tokens", int, max_new_tokens)
     if not text.strip():
         raise InputError(f"the text is {text!r}: pass one with at least one word")
     plain = hugging_face_model(model)
-    asked, context = layout.questions, context_length(plain.config)
     batch, special = layout.encode_prompts([text], tokenizer, data), layout.special_ids(tokenizer)
     if layout.markers:  # the last sentence ends too
         end = special["sentence_end_token_id"]
         batch = {"input_ids": torch.nn.functional.pad(batch["input_ids"], (0, 1), value=end)}
     ids = batch["input_ids"].to(plain.device)
-    length, room = ids.shape[1], max_new_tokens if asked else 0
-    if asked and max_new_tokens < 1:
+    length, context = ids.shape[1], context_length(plain.config)
+    if not layout.questions:
+        if context is None or length <= context:
+            return trace(model, tokenizer, ids[0], **options)
+        contract = model if isinstance(model, Contract) else as_contract(plain)
+        windows = _windows(length, context, layout, evaluation or EvaluationConfig())
+        traces = [trace(contract, tokenizer, ids[0, start:stop], **options) for start, _, stop in windows]
+        through = [name for name, words in contract.shown.items() if words.along in ALONG_TEXT]
+        return joined(traces, windows, through)
+    if max_new_tokens < 1:
         raise InputError(f"max_new_tokens is {max_new_tokens}: set at least 1")
-    if context is not None and length + room > context:
-        answer = f", and {room} may follow as its answer" if asked else ""
+    if context is not None and length + max_new_tokens > context:
         raise InputError(
-            f"the text has {length} tokens, those around it included{answer}: the model's context is {context}, "
-            "shorten it"
+            f"the question has {length} tokens, those around it included, and {max_new_tokens} may follow as its "
+            f"answer: the model reads both at once and its context is {context}, shorten the question or set a smaller "
+            "max_new_tokens"
         )
-    if asked:
-        pad = special["pad_token_id"]
-        with seeded(plain, 0), torch.no_grad():
-            new: dict[str, Any] = {"max_new_tokens": room, "do_sample": False, "pad_token_id": pad}
-            ids = plain.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **new)
-    return trace(model, tokenizer, ids[0], **options)
+    with seeded(plain, 0), torch.no_grad():
+        new: dict[str, Any] = {"do_sample": False, "pad_token_id": special["pad_token_id"]}
+        new["max_new_tokens"] = max_new_tokens
+        ids = plain.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **new)
+    return dataclasses.replace(trace(model, tokenizer, ids[0], **options), written=length)
+
+
+def _windows(length: int, context: int, layout: Layout, evaluation: EvaluationConfig) -> list[tuple[int, int, int]]:
+    """The windows in which so many tokens are scored: (start, first, stop) each, see `ThoughtTrace.windows`."""
+    size, stride = layout.window(evaluation) or (context, context // 2)
+    if size > context:
+        size, stride = context, context // 2
+    rows = document_windows(np.array([1]), np.array([length]), size, stride)
+    return [*zip(rows.start.tolist(), rows.target.tolist(), rows.stop.tolist())]
 
 
 def trace(

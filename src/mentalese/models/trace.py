@@ -63,6 +63,9 @@ SHOWN = {
 }
 """What every model's trace has."""
 
+ALONG_TEXT = ("chunk", "stream")
+"""What `Shown.along` is of curves that follow the text."""
+
 
 @dataclass
 class ThoughtTrace:
@@ -84,6 +87,9 @@ class ThoughtTrace:
         special: which of them are no text: markers, latents.
         vocabulary: the text of other ids, those of `readings` and `Thought.nearest`.
         model: the model type.
+        written: the place of the first token that the model wrote itself, of an answer; `None`: it only read.
+        windows: of a text longer than the model's context, (start, first, stop) each: the model read tokens `start` to
+            `stop - 1` at once, and what is said of those from `first` on. Empty: all of it was read at once.
     """
 
     VERSION = 3
@@ -99,8 +105,11 @@ class ThoughtTrace:
     special: list[bool] = field(default_factory=list)
     vocabulary: dict[int, str] = field(default_factory=dict)
     model: str = ""
+    written: int | None = None
+    windows: list[tuple[int, int, int]] = field(default_factory=list)
 
     _READ: ClassVar = (2, VERSION)  # in version 2, `surprisal` was called `surprise`
+    _PLAIN: ClassVar = ("model", "tokens", "special", "vocabulary", "written", "windows")
     _GROUPS: ClassVar = ("scores", "links", "curves", "readings", "streams")
 
     def save(self, folder: str | Path) -> None:
@@ -115,7 +124,7 @@ class ThoughtTrace:
         save_file(
             {name: value.detach().cpu().contiguous() for name, value in tensors.items()}, folder / "trace.safetensors"
         )
-        described = {name: getattr(self, name) for name in ("model", "tokens", "special", "vocabulary")}
+        described = {name: getattr(self, name) for name in self._PLAIN}
         described["names"] = {group: list(getattr(self, group)) for group in self._GROUPS}  # in their order
         described["thoughts"] = [{k: v for k, v in vars(t).items() if k != "vector"} for t in self.thoughts]
         (folder / "trace.json").write_text(json.dumps({"version": self.VERSION} | described), encoding="utf-8")
@@ -154,6 +163,8 @@ class ThoughtTrace:
             special=described["special"],
             vocabulary={int(token): text for token, text in described["vocabulary"].items()},
             model=described["model"],
+            written=described.get("written"),
+            windows=[tuple(window) for window in described.get("windows", ())],
             **groups,
         )
 
@@ -177,7 +188,7 @@ class ThoughtTrace:
 
         inside = escape(load(_DRAWN_BY)(self), quote=True)
         style = "width: 100%; height: 48rem; border: 0"
-        return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{inside}"></iframe>'
+        return f'<iframe sandbox="allow-scripts allow-downloads" style="{style}" srcdoc="{inside}"></iframe>'
 
 
 def _today(name: str, version: int) -> str:

@@ -1,4 +1,4 @@
-"""What a model thought about a text, as one HTML page: `page.js` draws a panel for each kind of data in a trace."""
+"""What a model thought about a text, as one HTML page: its script draws a panel for each kind of data in a trace."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from mentalese.models.trace import ThoughtTrace
 from mentalese.viewer.payload import payload as drawn
 
 _HERE = Path(__file__).parent
+_SCRIPT = (
+    "base", "save", "traces", "text", "sentences", "streams", "passes", "chunks", "readings", "curves", "gain", "page",
+)  # fmt: skip
 _BODY = """<main></main>
 <noscript><main><h1>This page needs its script</h1><p>Allow scripts to see what the model thought; the page makes no
 network requests.</p></main></noscript>"""
@@ -21,7 +24,9 @@ def page(payload: dict[str, Any]) -> str:
     Raises:
         ValueError: a number in it is NaN or infinite.
     """
-    style, script = ((_HERE / f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
+    style = (_HERE / "page.css").read_text(encoding="utf-8")
+    parts = "".join((_HERE / "script" / f"{part}.js").read_text(encoding="utf-8") for part in _SCRIPT)
+    script = f'"use strict";\n{{\n{parts}}}'  # in a block: nothing of it is global
     return html.page(payload["title"], style=style, body=_BODY, script=script, data=payload)
 
 

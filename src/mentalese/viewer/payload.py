@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mentalese.evaluation.answers import final_answer
+from mentalese.formatting import short_names
 from mentalese.models.contract import Contract
 from mentalese.models.trace import SHOWN, Shown, ThoughtTrace
 from mentalese.registry import families, load
@@ -20,15 +22,20 @@ from mentalese.registry import families, load
 VERSION = 1
 _LINKS = 4  # the strongest of each thought
 _WEAKEST = 0.01
+_CONTROLS = {
+    "removed": ("with and without its thoughts", "without thoughts"),
+    "noisy": ("with its thoughts and with noise in their place", "with noise"),
+}
 
 
 def payload(
     traces: Sequence[ThoughtTrace],
     *,
     names: Sequence[str] = (),
+    control: str | None = None,
     parameters: Sequence[int] = (),
-    title: str = "",
     text: str | None = None,
+    expected: str | None = None,
     command: str = "",
 ) -> dict[str, Any]:
     """What `mentalese.viewer.page.page` draws.
@@ -37,32 +44,48 @@ def payload(
         traces: of one model, or of two on the same text. For the tokens that both read after the same ones, each gets
             the score `gain`: the other's surprisal minus its own. `note` says how many tokens these are.
         names: of the models; default: their types.
+        control: what was done to the thoughts of the second trace, whose model is the first one's: `removed`, `noisy`.
         parameters: of the models, if known.
-        title: of the page.
         text: that was read; `None`: the first trace's tokens.
+        expected: the right answer to the question that the text is; each trace's own one is compared with it, see
+            `mentalese.evaluation.answers.final_answer`.
         command: that made the page.
     """
     names = names or [trace.model for trace in traces]
-    drawn = [_trace(trace, name) for trace, name in zip(traces, names)]
+    short = short_names(names)
+    thinks = bool(_model_class(traces[0].model).about_thoughts)
+    title = f"What {names[0]} thought" if thinks else f"{names[0]}, token by token"
+    if control is not None:
+        title, without = f"{names[0]}, {_CONTROLS[control][0]}", _CONTROLS[control][1]
+        short, names = ["with thoughts", without], [names[0], f"{names[0]}, thoughts {control}"]
+    elif len(names) > 1:
+        title = f"{' and '.join(names)} on the same text"
+    drawn = [_trace(trace, name, expected) for trace, name in zip(traces, names)]
+    for trace, label in zip(drawn, short):
+        trace["short"] = label
     for trace, count in zip(drawn, parameters):
         trace["parameters"] = count
-    note = _add_gains(traces, drawn) if len(drawn) > 1 else ""
+    note = _add_gains(traces, drawn, control) if len(drawn) > 1 else ""
     return {
         "version": VERSION,
-        "title": title or f"What {' and '.join(names)} thought",
+        "title": title,
+        "control": control,
         "command": command,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "text": "".join(traces[0].tokens) if text is None else text,
         "note": note,
+        "unlike": len(drawn) > 1 and any(_no_likelihood(trace) for trace in drawn),
         "traces": drawn,
     }
 
 
-def _trace(trace: ThoughtTrace, name: str) -> dict[str, Any]:
+def _trace(trace: ThoughtTrace, name: str, expected: str | None) -> dict[str, Any]:
     kind = _model_class(trace.model)
     words = {**SHOWN, **kind.shown}
     return {
         "name": name,
+        "answer": None if trace.written is None else _answer(trace, trace.written, expected),
+        "windows": [list(window) for window in trace.windows],
         "model": trace.model,
         "parameters": None,
         "about": kind.about_thoughts,
@@ -94,6 +117,15 @@ def _trace(trace: ThoughtTrace, name: str) -> dict[str, Any]:
         ],
         "streams": {key: numbers(column) for key, column in trace.streams.items()} or None,
     }
+
+
+def _answer(trace: ThoughtTrace, written: int, expected: str | None) -> dict[str, Any]:
+    """What the model wrote from the token `start` on, and whether it is right; `None` if nobody knows."""
+    pairs = zip(trace.tokens[written:], trace.special[written:])
+    text = "".join(token for token, special in pairs if not special).strip()
+    own, wanted = final_answer(text), None if expected is None else final_answer(expected)
+    return {"start": written, "text": text, "answer": own, "expected": wanted,
+            "right": None if wanted is None else own == wanted}  # fmt: skip
 
 
 def _model_class(model_type: str) -> type[Contract]:
@@ -137,11 +169,11 @@ def _edges(link: Tensor) -> list[list[float]]:
     ]
 
 
-def _add_gains(traces: Sequence[ThoughtTrace], drawn: list[dict[str, Any]]) -> str:
+def _add_gains(traces: Sequence[ThoughtTrace], drawn: list[dict[str, Any]], control: str | None) -> str:
     """Adds the score `gain` of either model over the other, for tokens that both read after the same ones.
 
     Returns:
-        A sentence about the tokens without a gain; empty if there are none.
+        What to know of the gain: surprisals that are no likelihoods, tokens without one; empty if it is nothing.
     """
     text = [[i for i, special in enumerate(trace["special"]) if not special] for trace in drawn]
     same = 0
@@ -149,28 +181,39 @@ def _add_gains(traces: Sequence[ThoughtTrace], drawn: list[dict[str, Any]]) -> s
         if drawn[0]["tokens"][i] != drawn[1]["tokens"][j]:
             break
         same += 1
-    names = " and ".join(trace["name"] for trace in drawn)
+    names = " and ".join(trace["short"] for trace in drawn)
     if not same:
         return f"{names} tokenise the text differently from the first token on: no difference can be shown."
     places = [torch.tensor(part[:same], device=trace.input_ids.device) for part, trace in zip(text, traces)]
     surprisals = [trace.scores["surprisal"][at].float().cpu() for trace, at in zip(traces, places)]
-    abouts = [(trace["name"], trace["scores"]["surprisal"]["about"]) for trace in drawn]
+    unlike = [
+        f"Surprisal of {trace['short']}: {trace['scores']['surprisal']['about']}"
+        for trace in drawn
+        if _no_likelihood(trace)
+    ]
     for own, other in ((0, 1), (1, 0)):
         values = torch.full(traces[own].input_ids.shape, math.nan)
         values[places[own].cpu()] = surprisals[other] - surprisals[own]
-        name = drawn[other]["name"]
-        about = f"Surprisal of {name} minus that of this model on the same text: below zero, {name} is better."
-        unlike = [f"Surprisal of {name}: {words}" for name, words in abouts if words != SHOWN["surprisal"].about]
+        name = drawn[other]["short"]
+        title, about = f"gain over {name}", f"Surprisal of {name} minus that of this model on the same text: "
+        if control:
+            title, about = f"gain {drawn[own]['short']}", f"Surprisal {name} minus that {drawn[own]['short']}: "
+        about += f"below zero, it is lower {name}." if control else f"below zero, {name} is better."
         drawn[own]["scores"]["gain"] = {
-            "title": f"gain over {name}",
+            "title": title,
             "unit": "nats",
             "about": " ".join([about, *unlike]),
             "values": numbers(values),
             "diverging": True,
         }
-    if same == max(map(len, text)):
-        return ""
-    return f"The first {same} tokens are the same for {names}; after these no difference is shown."
+    if same < max(map(len, text)):
+        unlike.append(f"The first {same} tokens are the same for {names}; after these no difference is shown.")
+    return " ".join(unlike)
+
+
+def _no_likelihood(trace: dict[str, Any]) -> bool:
+    """Whether the surprisal of a trace, as it is drawn, is something else than every model's."""
+    return bool(trace["scores"]["surprisal"]["about"] != SHOWN["surprisal"].about)
 
 
 def numbers(values: Tensor) -> list[Any]:

@@ -1,4 +1,4 @@
-"""A page on this machine to prompt a model: its text is streamed, followed by its thoughts.
+"""A page on this machine to prompt a model: its thoughts are shown while its text grows.
 
 Gradio serves the page. Nothing leaves the machine: no statistics, no share link, system fonts. Requests are answered
 one after the other, so two readers never share a model's state.
@@ -13,10 +13,13 @@ import inspect
 import shlex
 import socket
 import threading
-from collections.abc import Generator, Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -25,16 +28,22 @@ import torch
 from mentalese.data.tokenizers import corpus_encoder
 from mentalese.errors import InputError
 from mentalese.formatting import model_names, short_count
+from mentalese.html import PALETTE, as_json
 from mentalese.models.build import context_length
 from mentalese.models.checkpoints import with_fields
 from mentalese.models.contract import count_parameters
 from mentalese.models.generate_options import GenerateOptions, config_fields
 from mentalese.models.saved import Saved
+from mentalese.models.trace import ThoughtTrace
 from mentalese.registry import families
+from mentalese.viewer.examples import Example, examples
 from mentalese.viewer.page import page as thought_page
 from mentalese.viewer.payload import payload
 
 _MOST_TOKENS = 1000
+_OFTEN = 0.4  # seconds between two looks at the thoughts of a growing text, at least
+_SHARE = 3  # and as many times as long as one look takes
+_EXAMPLES = 3
 _TOP_K = 50  # transformers' default, if the model's settings have none
 
 
@@ -143,26 +152,41 @@ class Player:
                 words += more
         return shlex.join(words)
 
-    def write(self, options: GenerateOptions, stopped: threading.Event) -> Generator[str, None, None]:
+    @cached_property
+    def examples(self) -> list[Example]:
+        """Prompts from the model's own data, where they are known; made at the first use, which takes seconds."""
+        return examples(self.saved, _EXAMPLES)
+
+    def write(
+        self, options: GenerateOptions, stopped: threading.Event, seen: Callable[[ThoughtTrace], None] | None = None
+    ) -> Generator[str, None, None]:
         """The prompt and its continuation, longer each time; text that is not written in order is yielded once.
 
         Args:
             stopped: stops the model at the next token once it is set.
+            seen: is called with what the model thinks of the text so far, now and then, between two tokens.
 
         Raises:
             InputError: what `mentalese generate` refuses.
         """
         saved = self._asked(options)
+        due = time.monotonic()
 
-        def stop(input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        def look(input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+            nonlocal due
+            if seen is not None and time.monotonic() >= due and not stopped.is_set():
+                start = time.monotonic()
+                seen(self._trace(saved, options, input_ids[0]))
+                due = time.monotonic() + max(_OFTEN, _SHARE * (time.monotonic() - start))
             return torch.full((input_ids.shape[0],), stopped.is_set(), device=input_ids.device)
 
         kwargs = options.generation() | options.inference(saved.hugging_face.generate)
-        kwargs |= {"max_new_tokens": options.max_new_tokens, "seed": options.seed, "stopping_criteria": [stop]}
+        kwargs |= {"max_new_tokens": options.max_new_tokens, "seed": options.seed, "stopping_criteria": [look]}
         if "show_progress" in kwargs:
             kwargs["show_progress"] = False
         [prompt] = options.prompt
         if not saved.model.causal:
+            seen = None  # its tokens are not written in order
             yield saved.generate(prompt, **kwargs)[0]
             return
         written = saved.layout.prompt_text(prompt)
@@ -179,34 +203,66 @@ class Player:
         model.config = with_fields(model.config, config_fields(options.config))
         return dataclasses.replace(saved, model=model)
 
-    def thoughts(self, options: GenerateOptions, written: str) -> str:
-        """The page of what the model thinks of a text that it wrote, or of a question and its own answer."""
+    def thoughts(self, options: GenerateOptions, written: str) -> ThoughtTrace:
+        """What the model thinks of a text that it wrote, or of a question and its own answer."""
         saved = self._asked(options)
-        steps = {} if options.fast_steps is None else {"fast_steps": options.fast_steps}
+        if not saved.layout.questions:
+            return saved.think(written, **self._steps(options))
+        question = saved.encode(options.prompt)["input_ids"][0]
+        answer = written.removeprefix(saved.layout.prompt_text(options.prompt[0]))
+        ids = torch.tensor(corpus_encoder(saved.tokenizer).encode(answer, add_special_tokens=False).ids)
+        return self._trace(saved, options, torch.cat([question, ids.to(question)]))
+
+    def _trace(self, saved: Saved, options: GenerateOptions, input_ids: torch.Tensor) -> ThoughtTrace:
+        trace = saved.trace(input_ids, **self._steps(options))
         if saved.layout.questions:
-            question = saved.encode(options.prompt)["input_ids"][0]
-            answer = written.removeprefix(saved.layout.prompt_text(options.prompt[0]))
-            ids = torch.tensor(corpus_encoder(saved.tokenizer).encode(answer, add_special_tokens=False).ids)
-            trace = saved.trace(torch.cat([question, ids.to(question)]), **steps)
-        else:
-            trace = saved.think(written, **steps)
-        size = count_parameters(saved.model)["total"]
-        title, names = "What the model thought", model_names([saved.path])
-        return thought_page(payload([trace], names=names, parameters=[size], title=title, text=written))
+            trace.written = saved.encode(options.prompt)["input_ids"].shape[1]
+        return trace
+
+    def _steps(self, options: GenerateOptions) -> dict[str, int]:
+        return {} if options.fast_steps is None else {"fast_steps": options.fast_steps}
+
+    def known(self, prompt: str) -> Example | None:
+        """The example that a prompt is, as far as examples are loaded."""
+        return next((one for one in self.__dict__.get("examples", ()) if one.prompt == prompt), None)
+
+    def drawn(self, trace: ThoughtTrace, prompt: str) -> dict[str, Any]:
+        """A trace as the page of thoughts draws it."""
+        size, known = count_parameters(self.saved.model)["total"], self.known(prompt)
+        expected = known.rest if known is not None and known.question else None
+        return payload([trace], names=model_names([self.saved.path]), parameters=[size], expected=expected)
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
 
-_STYLE = """
-footer{display:none!important}
-.about h1{margin:0;font-size:1.35rem;font-weight:650;letter-spacing:-.01em;overflow-wrap:anywhere}
-.about p{margin:.25rem 0 0;color:var(--body-text-color-subdued)}
-.text{min-height:7rem;font-size:1.05rem;line-height:1.65;white-space:pre-wrap;overflow-wrap:anywhere}
-.text .given{color:var(--body-text-color-subdued)}
-.status{min-height:1.5rem;margin:0;color:var(--body-text-color-subdued)}
-.status.error{color:var(--error-text-color)}
-.thoughts{display:block;width:100%;height:85vh;border:0;border-top:1px solid var(--border-color-primary)}
-"""
+_STYLE = PALETTE + Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
+_NONE_YET = '<div class="thoughts none-yet"><p>What the model thinks appears here while it writes.</p></div>'
+# Sends each payload to the frame, now and, if the frame is still being loaded, once more when it is there.
+_FEED = """watch('value', () => {
+  const frame = document.querySelector('iframe.thoughts');
+  if (!frame || !props.value) return;
+  const send = () => frame.contentWindow.postMessage(JSON.parse(props.value), '*');
+  frame.onload = send;
+  send();
+});"""
+
+
+class _Looks:
+    """How the traces of a growing text reach the page: the first makes the frame, the others are sent to it."""
+
+    def __init__(self, player: Player, prompt: str) -> None:
+        self.player, self.prompt = player, prompt
+        self.seen: list[ThoughtTrace] = []  # and not shown yet
+        self.framed = False
+
+    def shown(self) -> tuple[Any, Any]:
+        """The frame, and what is sent to it, of the latest trace."""
+        if not self.seen:
+            return gr.skip(), gr.skip()
+        drawn = self.player.drawn(self.seen[-1], self.prompt)
+        self.seen.clear()
+        first, self.framed = not self.framed, True
+        return _frame(thought_page(drawn)) if first else gr.skip(), as_json(drawn)
 
 
 def build(player: Player) -> gr.Blocks:
@@ -220,21 +276,22 @@ def build(player: Player) -> gr.Blocks:
     def answer(request: gr.Request, prompt: str, *values: float | None) -> Iterator[tuple[Any, ...]]:
         stopped = stops.setdefault(request.session_hash, threading.Event())  # asked again before the end
         options = player.options(prompt, values)
-        given, written = player.saved.layout.prompt_text(prompt), ""
-        yield _text(given, given), _status("Thinking …"), "", player.command(options)
+        given, written, same = player.saved.layout.prompt_text(prompt), "", gr.skip()
+        looks, rest, command = _Looks(player, prompt), _rest(player.known(prompt)), player.command(options)
+        yield _text(given, given), _status("Thinking …"), _NONE_YET, "", rest, command
         try:
             if not stopped.is_set():
-                with closing(player.write(options, stopped)) as texts:  # the model stops if the reader leaves
+                with closing(player.write(options, stopped, looks.seen.append)) as texts:  # stops if the reader leaves
                     for written in texts:
-                        yield _text(given, written), _status("Writing …"), gr.skip(), gr.skip()
+                        yield _text(given, written), _status("Writing …"), *looks.shown(), same, same
             end = "Stopped." if stopped.is_set() else ""
             if written:
-                yield gr.skip(), _status(f"{end} Reading its thoughts …".strip()), gr.skip(), gr.skip()
-                yield gr.skip(), _status(end), _frame(player.thoughts(options, written)), gr.skip()
+                looks.seen.append(player.thoughts(options, written))
+                yield same, _status(end), *looks.shown(), same, same
             else:
-                yield gr.skip(), _status(end), gr.skip(), gr.skip()
+                yield same, _status(end), same, same, same, same
         except InputError as error:
-            yield gr.skip(), _status(str(error), error=True), gr.skip(), gr.skip()
+            yield same, _status(str(error), error=True), same, same, same, same
         finally:
             stops.pop(request.session_hash, None)
 
@@ -245,22 +302,35 @@ def build(player: Player) -> gr.Blocks:
         if request.session_hash in stops:
             stops[request.session_hash].set()
 
-    with gr.Blocks(title=f"{player.saved.path} · mentalese", analytics_enabled=False) as page:
+    def offer() -> list[Any]:
+        found = player.examples
+        buttons = [gr.update(value=one.label, visible=True) for one in found]
+        return [*buttons, *[gr.update(visible=False)] * (_EXAMPLES - len(found))]
+
+    hidden: Any = {"api_visibility": "private", "show_progress": "hidden"}
+    with gr.Blocks(title=f"{player.saved.path} · mentalese", analytics_enabled=False, fill_width=True) as page:
         gr.HTML(_about(player))
-        with gr.Row():
-            with gr.Column(scale=3):
-                prompt = gr.Textbox(label="Question" if player.saved.layout.questions else "Prompt", lines=3)
+        with gr.Row(elem_classes="desk"):
+            with gr.Column(scale=2, min_width=340):
+                label = "Question" if player.saved.layout.questions else "Prompt"
+                prompt = gr.Textbox(label=label, lines=3, elem_classes="prompt")
+                with gr.Row(elem_classes="examples"):
+                    offers = [gr.Button(visible=False, size="sm") for _ in range(_EXAMPLES)]
                 with gr.Row():
                     go, halt = gr.Button("Write", variant="primary"), gr.Button("Stop", interactive=False)
-                text, status = gr.HTML(_text("", "")), gr.HTML(_status(""))
-                command = gr.Textbox(label="Equivalent command", interactive=False)
-            with gr.Column(scale=2, min_width=280):
-                knobs = [knob.component() for knob in player.knobs]
-        frame = gr.HTML()
+                text, rest, status = gr.HTML(_text("", "")), gr.HTML(_rest(None)), gr.HTML(_status(""))
+                with gr.Accordion("Settings and command", open=False):
+                    knobs = [knob.component() for knob in player.knobs]
+                    command = gr.Textbox(label="Equivalent command", interactive=False)
+            with gr.Column(scale=3, min_width=360):
+                frame = gr.HTML(_NONE_YET)
+        feed = gr.HTML("", html_template="", js_on_load=_FEED)
 
-        hidden: Any = {"api_visibility": "private", "show_progress": "hidden"}
+        page.load(offer, outputs=offers, **hidden)
+        for number, button in enumerate(offers):
+            button.click(lambda number=number: player.examples[number].prompt, outputs=prompt, **hidden)
         asked = gr.on([go.click, prompt.submit], begin, outputs=[go, halt, status], queue=False, **hidden)
-        outputs = [text, status, frame, command]
+        outputs = [text, status, frame, feed, rest, command]
         answered = asked.then(answer, [prompt, *knobs], outputs, concurrency_limit=1, **hidden)
         answered.then(end, outputs=[go, halt], queue=False, **hidden)
         halt.click(stop, queue=False, **hidden)
@@ -271,9 +341,17 @@ def _about(player: Player) -> str:
     name = player.saved.model.config.model_type
     family = next((f.description for f in families().values() if name in f.classes), name)
     parameters = short_count(count_parameters(player.saved.model)["total"])
+    [model] = model_names([player.saved.path])
     return (
-        f'<div class="about"><h1>{escape(player.saved.path)}</h1><p>{escape(family)}; {parameters} parameters</p></div>'
+        f'<div class="about"><p>Mentalese · write with a model</p><h1>{escape(model)}</h1>'
+        f"<p>{escape(family)}; {parameters} parameters; {escape(player.saved.path)}</p></div>"
     )
+
+
+def _rest(example: Example | None) -> str:
+    """How an example goes on in its document, next to what the model writes."""
+    words = "" if example is None else "The right answer: " if example.question else "The data go on: "
+    return f'<p class="rest">{words}<b>{escape("" if example is None else example.rest)}</b></p>'
 
 
 def _text(given: str, written: str) -> str:
@@ -290,8 +368,8 @@ def _status(sentence: str, *, error: bool = False) -> str:
 
 def _frame(page: str) -> str:
     """A page in a frame that may run its own script and access nothing else."""
-    title = "What the model thought"
-    return f'<iframe class="thoughts" title="{title}" sandbox="allow-scripts" srcdoc="{escape(page)}"></iframe>'
+    about = 'class="thoughts" title="What the model thought" sandbox="allow-scripts allow-downloads"'
+    return f'<iframe {about} srcdoc="{escape(page)}"></iframe>'
 
 
 # -- the server --------------------------------------------------------------------------------------------------------
@@ -318,17 +396,22 @@ def serve(page: gr.Blocks, host: str, port: int) -> str:
     font = [gr.themes.Font(name) for name in ("system-ui", "sans-serif")]
     mono = [gr.themes.Font(name) for name in ("ui-monospace", "monospace")]
     theme = gr.themes.Default(primary_hue="blue", neutral_hue="slate", font=font, font_mono=mono)
-    muted, muted_dark = "#5d6673", "#9aa3b0"  # as on pages of thoughts; Gradio's own are too pale to read
-    theme.set(
-        body_background_fill_dark="#121418", block_background_fill_dark="#1b1e24", border_color_primary_dark="#2d323a",
-        body_text_color_subdued=muted, body_text_color_subdued_dark=muted_dark,
-        block_info_text_color=muted, block_info_text_color_dark=muted_dark,
-    )  # fmt: skip
+    plain = {"block_border_width": "0px", "block_shadow": "none", "block_padding": "4px 0"}
+    grounds = ("body_background_fill", "block_background_fill", "block_label_background_fill", "panel_background_fill")
+    plain |= {f"{name}{dark}": "var(--bg)" for name in grounds for dark in ("", "_dark")}
+    colours = {
+        "border_color_primary": "rule", "body_text_color": "ink", "body_text_color_subdued": "muted",
+        "block_info_text_color": "muted", "block_title_text_color": "muted", "input_background_fill": "card",
+        "button_primary_background_fill": "accent", "button_primary_background_fill_hover": "accent",
+        "button_primary_text_color": "bg", "button_secondary_background_fill": "card",
+        "slider_color": "accent",
+    }  # fmt: skip
+    theme.set(**plain, **{f"{name}{dark}": f"var(--{to})" for name, to in colours.items() for dark in ("", "_dark")})
     page.queue(default_concurrency_limit=None)
     _, address, _ = page.launch(
-        server_name=host, server_port=port, theme=theme, css=_STYLE, share=False, inbrowser=False, quiet=True,
-        prevent_thread_lock=True, show_error=True, footer_links=[], run_history=False, pwa=False, ssr_mode=False,
-        mcp_server=False, enable_monitoring=False,
+        server_name=host, server_port=port, theme=theme, head=f"<style>{_STYLE}</style>", share=False, inbrowser=False,
+        quiet=True, prevent_thread_lock=True, show_error=True, footer_links=[], run_history=False, pwa=False,
+        ssr_mode=False, mcp_server=False, enable_monitoring=False,
     )  # fmt: skip
     return str(address)
 

@@ -12,18 +12,29 @@ from mentalese.viewer.page import page
 from mentalese.viewer.payload import payload
 
 
-def think_page(saved: Saved, text: str, *, against: Saved | None = None, command: str = "", **options: Any) -> str:
+def think_page(
+    saved: Saved,
+    text: str,
+    *,
+    against: Saved | None = None,
+    answer: str | None = None,
+    command: str = "",
+    **options: Any,
+) -> str:
     """The page of what a model thinks of a text, next to what another one does.
 
     Args:
         against: another model, which reads the text without `options`.
+        answer: the right one, if the text is a question: the page says whether the model's own is.
         command: the command that made the page, shown on it.
         options: as `Saved.think` has them.
 
     Raises:
-        InputError: what `Saved.think` refuses; the message names the model.
+        InputError: what `Saved.think` refuses; the message names the model. An answer, if no model is asked.
     """
     models = [saved] if against is None else [saved, against]
+    if answer is not None and not any(model.layout.questions for model in models):
+        raise InputError(f"answer is {answer!r}, and {saved.path} does not answer questions: remove it")
     traces = []
     for model in models:
         try:
@@ -31,9 +42,9 @@ def think_page(saved: Saved, text: str, *, against: Saved | None = None, command
         except InputError as error:
             raise InputError(f"{model.path}: {error}") from error
     sizes = [count_parameters(model.model)["total"] for model in models]
-    names = model_names([model.path for model in models])
     control = None if against is None else getattr(against.hugging_face.config, "thought_control", None)
-    if against is not None and against.path == saved.path and control is not None:
-        names = model_names([saved.path])
-        names.append(f"{names[0]}, thoughts {control}")
-    return page(payload(traces, names=names, parameters=sizes, text=text, command=command))
+    if against is None or against.path != saved.path:
+        control = None
+    names = model_names([model.path for model in (models[:1] if control else models)])
+    shown = payload(traces, names=names, control=control, parameters=sizes, text=text, expected=answer, command=command)
+    return page(shown)
