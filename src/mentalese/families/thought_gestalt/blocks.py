@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
+from mentalese.families.thought_gestalt.plan import OpenPlan
 from mentalese.models.hf import ResidualLinear
 from mentalese.nn.ragged import Ragged, attend, causal_attention, reading_attention, split_heads
 
@@ -45,36 +46,30 @@ class OpenSentences:
     """Keys and values of the current sentence of each stream, by slot: vectors before the sentence, then its tokens.
 
     Attributes:
+        plan: where the tokens of this step are.
         state: the cache's, `self.LAYER` is [B, slots, 2 d].
         batch: B.
-        streams: [R], the streams of a step's sentences.
-        rows, slots: [N], stream and slot of each token.
-        first: [R], the first slot in use.
-        size, end: slots for the longest possible sentence, and for the longest one so far.
+        size: slots for the longest possible sentence.
     """
 
+    plan: OpenPlan
     state: dict[str, Tensor]
     batch: int
-    streams: Tensor
-    rows: Tensor
-    slots: Tensor
-    first: Tensor
     size: int
-    end: int
 
     def attend(self, layer: int, qkv: Tensor, sequences: Ragged, heads: int) -> Tensor:
         """Causal attention of the new tokens [N, 3 d] to their sentence so far, [N, d]. Sequences are one group."""
-        name = f"self.{layer}"
+        name, plan = f"self.{layer}", self.plan
         q, kv = qkv.split((qkv.shape[1] // 3, qkv.shape[1] * 2 // 3), dim=-1)
         slots = self.state.get(name)
         if slots is None:
             slots = kv.new_zeros(self.batch, self.size, kv.shape[1])
         put = slots.index_put if torch.is_grad_enabled() else slots.index_put_
-        slots = self.state[name] = put((self.rows, self.slots), kv)
-        k, v = (split_heads(x, heads) for x in slots[self.streams, : self.end].chunk(2, dim=-1))
+        slots = self.state[name] = put((plan.rows, plan.slots), kv)
+        k, v = (split_heads(x, heads) for x in slots[plan.streams, : plan.end].chunk(2, dim=-1))
         ((query,),) = sequences.pad(q, heads)
-        slot, last = torch.arange(self.end, device=q.device), self.slots[sequences.index].view(*sequences.shapes[0], 1)
-        seen = (slot <= last) & (slot >= self.first[:, None, None])
+        slot, last = torch.arange(plan.end, device=q.device), plan.slots[sequences.index].view(*sequences.shapes[0], 1)
+        seen = (slot <= last) & (slot >= plan.first[:, None, None])
         return sequences.unpad([attend(query, k, v, attn_mask=seen[:, None])])
 
 

@@ -109,11 +109,12 @@ def find_sentences(
     """
     if not input_ids.numel():
         raise InputError(f"input_ids has the shape {list(input_ids.shape)}: pass at least one token")
-    input_ids, length = input_ids.cpu(), input_ids.shape[1]  # everything data-dependent is decided on the CPU, here
-    real = input_ids != config.pad_token_id
+    length = input_ids.shape[1]
     if attention_mask is not None:
         check_width(attention_mask, length)
-        real = real & attention_mask.cpu().bool()
+        input_ids = torch.where(attention_mask.bool(), input_ids, config.pad_token_id)
+    input_ids = input_ids.cpu()  # everything data-dependent is decided on the CPU, here
+    real = input_ids != config.pad_token_id
     first_position = input_ids.new_zeros(len(input_ids)) if first_position is None else first_position.cpu()
     begins = real & (input_ids == config.sentence_start_token_id)
     ends = real & (input_ids == config.sentence_end_token_id)
