@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,9 @@ from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
 from mentalese.families.thought_gestalt.plan import OpenPlan
 from mentalese.models.hf import ResidualLinear
 from mentalese.nn.ragged import Ragged, attend, causal_attention, reading_attention, split_heads
+
+if TYPE_CHECKING:
+    from mentalese.families.thought_gestalt.decode import OneToken
 
 
 @dataclass
@@ -30,14 +34,16 @@ class Step:
         used: bool [n, m] in that order, which of the m may be read; `None`: all.
         has_memory: bool [N, 1], whether a token's sentence has a vector to read; `None`: all do.
         cache: keys and values of the tokens of open sentences, if generation needs them.
+        one: attention of one token a stream, which takes the place of all that has to do with sequences.
         attention: one [N, m] for each cross layer, mean over heads, if a trace was asked for.
     """
 
-    sequences: Ragged
+    sequences: Ragged | None = None
     memory: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     used: Tensor | None = None
     has_memory: Tensor | None = None
     cache: OpenSentences | None = None
+    one: OneToken | None = None
     attention: list[Tensor] | None = None
 
 
@@ -87,6 +93,9 @@ class SelfAttention(nn.Module):
 
     @torch.compiler.disable
     def _attend(self, qkv: Tensor, step: Step) -> Tensor:
+        if step.one is not None:
+            return step.one.attend(self.layer, qkv, self.heads)
+        assert step.sequences is not None
         if step.cache is not None:
             return step.cache.attend(self.layer, qkv, step.sequences, self.heads)
         return causal_attention(qkv, step.sequences, self.heads, self.dropout if self.training else 0.0)
@@ -110,6 +119,9 @@ class CrossAttention(nn.Module):
     @torch.compiler.disable
     def _attend(self, q: Tensor, step: Step) -> Tensor:
         keys, values = step.memory[self.layer]
+        if step.one is not None:
+            return step.one.read(q, keys, values, self.heads)
+        assert step.sequences is not None
         if step.attention is not None:
             step.attention.append(self._weights(q, keys, step))
         dropout = self.dropout if self.training else 0.0
@@ -117,6 +129,7 @@ class CrossAttention(nn.Module):
 
     def _weights(self, q: Tensor, keys: Tensor, step: Step) -> Tensor:
         """[N, m], the mean over heads of the attention weights, for traces. Sequences are one group."""
+        assert step.sequences is not None
         ((query,),) = step.sequences.pad(q, self.heads)
         scores = query @ split_heads(keys, self.heads).transpose(-1, -2)
         if step.used is not None:

@@ -37,6 +37,7 @@ from mentalese.errors import InputError
 from mentalese.families.thought_gestalt.blocks import Block, CrossAttention, OpenSentences, SentenceHead, Step
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
 from mentalese.families.thought_gestalt.cost import head_flops, layer_flops
+from mentalese.families.thought_gestalt.decode import SentenceCache, can_read_one, read_one
 from mentalese.families.thought_gestalt.memory import Memory, MemoryMap, memory_positions
 from mentalese.families.thought_gestalt.plan import AllSteps, Plan, StepPlan, plan_pass, sent
 from mentalese.families.thought_gestalt.streams import Layout, SentenceMarkers, find_sentences
@@ -78,9 +79,9 @@ class StreamOutput:
 
 @dataclass(kw_only=True)
 class ThoughtGestaltEncoded(Encoded):
-    """Final hidden states in the columns of the batch, and the same sentence by sentence."""
+    """Final hidden states in the columns of the batch, and the same sentence by sentence, but of a single token."""
 
-    output: StreamOutput
+    output: StreamOutput | None
 
 
 class ThoughtGestaltForCausalLM(LatentThoughtModel):
@@ -122,7 +123,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         return "the lengths of sentence vectors" if hinged else ""
 
     def new_cache(self) -> ThoughtCache:
-        return ThoughtCache()
+        return SentenceCache()
 
     # -------------------------------------------------------------------------------------- read a stream
 
@@ -302,6 +303,9 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         Raises:
             InputError: unbalanced markers, or a sentence longer than the table of positions.
         """
+        if cache is not None and not trace and can_read_one(self, input_ids, cache):
+            real = None if attention_mask is None else self.real_tokens(input_ids, attention_mask, cache)
+            return ThoughtGestaltEncoded(hidden=read_one(self, input_ids, real, cache), output=None)
         output = self._read(input_ids, attention_mask, cache=cache, trace=trace)
         return self._encoded(output, input_ids)
 
@@ -414,10 +418,13 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
 
     def labels_loss(self, encoded: ThoughtGestaltEncoded, labels: Tensor) -> Tensor:
         """See `LatentThoughtModel.labels_loss`: starts of sentences are not predicted."""
+        if encoded.output is None:  # a single token predicts no other of this call
+            return encoded.hidden.new_zeros((), dtype=torch.float32)
         return self._cross_entropy(encoded.output, labels, self.target_weights({"labels": labels}))[0]
 
     def predicted_tokens(self, encoded: ThoughtGestaltEncoded, input_ids: Tensor, real: Tensor) -> Tensor:
         """See `LatentThoughtModel.predicted_tokens`: tokens that follow another one of their sentence."""
+        assert encoded.output is not None  # traces are of whole texts
         scored = torch.zeros(input_ids.numel(), dtype=torch.bool, device=input_ids.device)
         return scored.index_fill(0, encoded.output.predictions()[1], True).view_as(input_ids)
 
@@ -429,6 +436,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         the gates by cross layer. A model without cross-attention has no weights to show.
         """
         output = encoded.output
+        assert output is not None
         layout, length = output.layout, real.shape[1]
         attended = torch.full(real.shape, math.nan, device=real.device)
         gates = [self.blocks[i].memory_attention.gate.detach().float() for i in self.config.cross_layers]
