@@ -69,12 +69,17 @@ class Ragged:
         width = flat.shape[1] // (parts * heads)
         if self.even or flat.device.type != "cpu":  # attention on a GPU reads heads where they are
             padded = flat if self.even else _Pad.apply(flat, self.index, self.place)
-            groups = zip(padded.split([rows * longest for rows, longest in self.shapes]), self.shapes)
-            return [group.view(*shape, parts, heads, width).permute(2, 0, 3, 1, 4).unbind() for group, shape in groups]
+            groups = zip(self._groups(padded, 1), self.shapes)
+            apart = (group.view(*shape, parts, heads, width).unbind(2) for group, shape in groups)
+            return [tuple(part.transpose(1, 2) for part in group) for group in apart]
         padded = _Pad.apply(flat.reshape(-1, width), *self._rows(heads, parts))
-        sizes = [parts * rows * heads * longest for rows, longest in self.shapes]
         shapes = [(parts, rows, heads, longest, width) for rows, longest in self.shapes]
-        return [group.view(shape).unbind(0) for group, shape in zip(padded.split(sizes), shapes)]
+        return [group.view(shape).unbind(0) for group, shape in zip(self._groups(padded, parts * heads), shapes)]
+
+    def _groups(self, padded: Tensor, times: int) -> tuple[Tensor, ...]:
+        """The groups of a padded tensor with so many rows a place; the split of a single one would be a copy later."""
+        sizes = [times * rows * longest for rows, longest in self.shapes]
+        return padded.split(sizes) if len(sizes) > 1 else (padded,)
 
     def unpad(self, groups: list[Tensor]) -> Tensor:
         """One [R, heads, T, d_h] for each group to [N, d]."""
@@ -215,7 +220,7 @@ def reading_attention(
     out, first = [], 0
     for (group,) in sequences.pad(q, heads):
         rows = slice(first, first + len(group))
-        k, v = (split_heads(x[rows], heads) for x in (keys, values))
+        k, v = (split_heads(x if len(group) == len(x) else x[rows], heads) for x in (keys, values))
         mask = None if used is None else used[rows, None, None]
         out.append(attend(group, k, v, attn_mask=mask, dropout_p=dropout))
         first = rows.stop

@@ -138,7 +138,7 @@ def read_one(
 def _write(model: ThoughtGestaltForCausalLM, x: Tensor, ends: Tensor, cache: ThoughtCache) -> None:
     """Makes vectors of the states [B, d] and appends them to the memory of the streams where a sentence `ends` [B]."""
     config, state = model.config, cache.state
-    vectors = controlled(model.sentence_head(x, 0.0)[0], config.thought_control)
+    vectors = controlled(model.sentence_head(x, 0.0, Step())[0], config.thought_control)
     memory_map = getattr(cache, "map", None)
     if memory_map is None:
         memory_map = model._memory_map(range(config.num_hidden_layers), x[:0])

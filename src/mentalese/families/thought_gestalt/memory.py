@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
 from mentalese.families.thought_gestalt.plan import Plan, Write
+from mentalese.families.thought_gestalt.repeated import Part, in_autocast, parts
 from mentalese.models.hf import ThoughtCache
 from mentalese.nn.linear import is_plain
 from mentalese.nn.ragged import first_rows
@@ -41,8 +42,8 @@ class MemoryMap:
         self.weight: Tensor | None = None
         if maps and all(map(is_plain, maps)):
             linear: list[Any] = list(maps)
-            self.weight = _autocast(torch.cat([m.weight for m in linear]))
-            self.bias = _autocast(torch.cat([m.bias for m in linear]))
+            self.weight = in_autocast(torch.cat([m.weight for m in linear]))
+            self.bias = in_autocast(torch.cat([m.bias for m in linear]))
             keys = torch.cat([m.weight[: m.in_features] for m in linear])
             self.positions = F.linear(positions.to(keys.dtype), keys).unflatten(-1, (len(maps), -1))
         elif maps:  # adapted or quantised: W_K PE is what the map says of PE, without its bias
@@ -58,6 +59,13 @@ class MemoryMap:
         else:
             return vectors
         return whole.unflatten(-1, (-1, 2, vectors.shape[-1]))
+
+    def parts(self, ranks: Tensor, sizes: list[int]) -> list[Part] | None:
+        """Parts of `entries`, flat and with positions, for vectors [N, d] whose `ranks` [N] do not change."""
+        if self.weight is None:
+            return None
+        positions = torch.stack((self.positions, torch.zeros_like(self.positions)), dim=2).flatten(1)
+        return parts(self.weight, in_autocast((self.bias + positions)[ranks]), sizes)
 
     def keys_and_values(self, entries: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
         """[n, m, C, 2, d], by rank from the oldest, to C pairs of [n, m, d]."""
@@ -106,6 +114,13 @@ class Memory:
             # One unused slot: every weight takes part in every step, whatever sentences a rank has (FSDP2).
             self.live = self.map.entries(like.new_zeros(rows, 1, config.hidden_size))
         self.constant = self.live
+        self.parts: list[Part] | None = None
+
+    def repeat(self, plan: Plan) -> None:
+        """For training: the map is used once a step, and makes its entries with their positions if ranks stay."""
+        sizes = [len(of.last) for of in plan.steps if of.write is not None]
+        if plan.ranks is not None and self.window in (0, self.size) and self.map.maps and sizes:
+            self.parts = self.map.parts(plan.ranks, sizes)
 
     @cached_property
     def map(self) -> MemoryMap:
@@ -126,22 +141,27 @@ class Memory:
         if self.ready is not None:
             keys, values = first_rows(self.ready, streams).unbind(-2)
             return tuple(zip(keys.unbind(-2), values.unbind(-2)))
+        if self.parts is not None:
+            both = first_rows(self.live, streams).flatten(2, 3).unbind(2)
+            return tuple(zip(both[::2], both[1::2]))
         return self.map.keys_and_values(self.entries(streams, young))
 
-    def write(self, vectors: Tensor, how: Write) -> None:
+    def write(self, vectors: Tensor, how: Write, step: int) -> None:
         """Appends the vectors [n, d] of the first n streams with their graph; a full memory loses its oldest ones."""
         vectors = vectors if self.window else vectors.detach()
 
         def append(old: Tensor, new: Tensor) -> Tensor:
-            if how.kept is not None:
-                kept = first_rows(old, len(new))[:, how.kept]
-                return torch.cat((kept, new[:, None]), dim=1)
+            if how.source is None:
+                kept = first_rows(old, len(new))
+                kept = kept[:, how.dropped :] if how.dropped else kept
+                return torch.cat((kept, new[:, None]), dim=1) if kept.shape[1] else new[:, None]
             everything = torch.cat((old.flatten(0, 1), new))
             return everything[how.source].unflatten(0, (-1, how.slots))
 
         seeds = vectors.to(self.seed.dtype)
         self.seed = seeds if how.seeds is None else torch.cat((self.seed, seeds))[how.seeds]
-        self.live = append(self.live, self.map.entries(vectors))
+        entries = self.map.entries(vectors) if self.parts is None else self.parts[step](vectors)
+        self.live = append(self.live, entries.view(len(vectors), *self.live.shape[2:]))
         self.ready = None
         if 0 < self.window < self.size:
             self.constant = append(self.constant, self.map.entries(vectors.detach()))
@@ -168,9 +188,3 @@ class Memory:
             return self.live
         keys, values = zip(*self.keys_and_values(len(self.live)))
         return torch.stack((torch.stack(keys, dim=2), torch.stack(values, dim=2)), dim=3)
-
-
-def _autocast(weight: Tensor) -> Tensor:
-    """In autocast's dtype if it is on, which only caches casts of parameters and would cast this in each use."""
-    device = weight.device.type
-    return weight.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else weight

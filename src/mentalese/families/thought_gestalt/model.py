@@ -40,6 +40,7 @@ from mentalese.families.thought_gestalt.cost import head_flops, layer_flops
 from mentalese.families.thought_gestalt.decode import SentenceCache, can_read_one, read_one
 from mentalese.families.thought_gestalt.memory import Memory, MemoryMap, memory_positions
 from mentalese.families.thought_gestalt.plan import AllSteps, Plan, StepPlan, plan_pass, sent
+from mentalese.families.thought_gestalt.repeated import Part, by_step, repeated
 from mentalese.families.thought_gestalt.streams import Layout, SentenceMarkers, find_sentences
 from mentalese.models.contract import LossOutput
 from mentalese.models.hf import Encoded, LatentThoughtModel, ThoughtCache
@@ -166,14 +167,14 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         read = torch.empty(0)  # the vectors of earlier parts that the next one reads
         for steps in layout.parts(tokens or len(layout.source)):
             part = layout.part(steps)
-            on_host = plan_pass(config, layout, steps, count=count, depth=depth, ends=ends, known=len(read))
-            plan = sent(on_host, device)
-            x = self._embed(input_ids.flatten()[plan.source], plan.positions, token_dropout)
+            fill = device.type != "cpu" and at_once
+            plan = plan_pass(config, layout, steps, count=count, depth=depth, ends=ends, known=len(read), fill=fill)
+            plan = sent(plan, device)
+            x = self._embed(input_ids.flatten()[plan.tokens], plan, token_dropout)
             if memory is None:
                 memory = Memory(config, partial(self._memory_map, range(depth), x[:0]), plan, cache, count, x)
             x, vectors, norms, attention = self._recur(plan, x, memory, cache, depth, sentence_dropout, trace)
-            if not ends:
-                x = take_rows(x, plan.predicting)
+            x = x if plan.kept is None else take_rows(x, plan.kept)
             read = torch.cat((read, vectors)) if len(read) else vectors
             if plan.upper is not None:
                 if not depth:
@@ -203,6 +204,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         config = self.config
         parts = list(embedded.split([of.size for of in plan.steps])) if plan.steps else []
         vectors, norms, attention = [embedded.new_zeros(0, config.hidden_size)], [embedded.new_zeros(0)], []
+        maps = self._repeated(plan, depth, memory) if cache is None else []
         for k, of in enumerate(plan.steps):
             step, prefix = self._step(of, depth, memory, cache, len(plan.last_position))
             step.attention = [] if trace else None
@@ -210,22 +212,37 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             x = x if prefix is None else torch.cat((prefix, x))
             before = len(x) - of.size
             for layer in range(depth):
+                step.maps = maps[layer][k] if maps else {}
                 x = self.blocks[layer](x, step)
                 if layer == config.recurrent_layers - 1:
-                    vector, norm = self.sentence_head(take_rows(x, of.last), sentence_dropout)
+                    step.maps = maps[depth][k] if maps else {}
+                    vector, norm = self.sentence_head(take_rows(x, of.last), sentence_dropout, step)
                     vectors.append(controlled(vector, config.thought_control))
                     norms.append(norm)
             if of.write is not None:
-                memory.write(vectors[-1], of.write)
+                memory.write(vectors[-1], of.write, k)
             parts[k] = x[before:] if before else x
             if step.attention:
                 attention.append(torch.stack(step.attention).mean(0)[before:])
         return torch.cat(parts) if parts else embedded, torch.cat(vectors), torch.cat(norms), attention
 
-    def _embed(self, ids: Tensor, positions: Tensor, token_dropout: float) -> Tensor:
-        """E[x] + P[position in the sentence], [N, d]; content tokens are dropped whole (B.2)."""
+    def _repeated(self, plan: Plan, depth: int, memory: Memory) -> list[list[dict[str, Part]]]:
+        """For training: the maps that all steps share, by layer and step; last, the sentence head's."""
+        if not torch.is_grad_enabled() or len(plan.steps) < 2:
+            return []
+        memory.repeat(plan)
+        blocks: list[Any] = list(self.blocks[:depth])
+        maps = [block.repeated([len(of.sequences.place) for of in plan.steps]) for block in blocks]
+        if not self.config.recurrent_layers:
+            return maps
+        head = repeated(self.sentence_head.linear, [len(of.last) for of in plan.steps])
+        return [*maps, by_step({"head": head}, len(plan.steps))]
+
+    def _embed(self, ids: Tensor, plan: Plan, token_dropout: float) -> Tensor:
+        """E[x] + P[position in the sentence], [N, d], without E of a seeded start; words are dropped whole (B.2)."""
         config = self.config
-        x = self.embed(ids) + self.position_embed(positions)
+        x = self.embed(ids)
+        x = (x if plan.seeded is None else x.index_fill(0, plan.seeded, 0.0)) + self.position_embed(plan.positions)
         if self.training and token_dropout > 0:
             dropped = torch.rand(ids.shape, device=ids.device) < token_dropout
             for marker in (config.sentence_start_token_id, config.sentence_end_token_id, config.eos_token_id):
@@ -234,7 +251,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         return x
 
     def _seed(self, x: Tensor, of: StepPlan, memory: Memory) -> Tensor:
-        """E[BOS] <- s_{t-1} at the start of a step's sentences [N, d] whose streams have a vector.
+        """E[BOS] <- s_{t-1} at the start of those of a step's sentences [N, d] whose streams have one (E is left out).
 
         The paper's formula (section 2.2) replaces X_BOS, position included; here P[0] is added, as in the paper's text.
         """
@@ -242,8 +259,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             return x
         seeds = first_rows(memory.seed, len(of.last))
         seeds = seeds if of.seeded is None else seeds[of.seeded]
-        start = self.position_embed(of.begin.new_zeros(()))
-        return x.index_copy(0, of.begin, (seeds + start).to(x.dtype))
+        return x.index_add(0, of.begin, seeds.to(x.dtype))
 
     def _memory_map(self, layers: range, like: Tensor) -> MemoryMap:
         """The map of vectors to keys and values in those of `layers` with cross-attention, for tokens `like` these."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +19,7 @@ from mentalese.nn.ragged import Ragged, within
 
 _T = TypeVar("_T")
 _ALIGNED = 16  # bytes
+_FILLERS = 256  # tokens of a step
 
 
 @dataclass(frozen=True)
@@ -25,14 +27,14 @@ class Write:
     """How vectors are written to the memory, whose slots hold the vectors of a stream from the oldest to the latest.
 
     Attributes:
-        kept: where all streams of a step write to the same slot: the range of slots before it that remain.
+        dropped: where all streams of a step write to the same slot: the number of first slots that are lost.
         slots: else the number of slots after it.
         source: [R * slots], what each slot holds then: a row of the memory before [R * m] and, after those, of the
-            vectors [n].
+            vectors [n]. `None`: all write to the same slot.
         seeds: [R], the same for the latest vectors.
     """
 
-    kept: slice | None = None
+    dropped: int = 0
     slots: int = 0
     source: Tensor | None = None
     seeds: Tensor | None = None
@@ -99,7 +101,11 @@ class Plan:
     """A pass over some steps of a `Layout`.
 
     Attributes:
-        source, positions: as in the layout.
+        source: as in the layout.
+        tokens, positions: [P], what is embedded: all tokens, and in some steps tokens that fill sentences up, which
+            nothing reads.
+        seeded: the places among them of starts of sentences that a vector takes the place of.
+        kept: [N or N'], the places of all tokens, or of those that predict, among them; `None`: all.
         predicting: [N'], the tokens that another one of their sentence follows.
         targets: [N'], the index of that one in the flattened streams.
         sentence: [N], the sentence of each token.
@@ -107,10 +113,13 @@ class Plan:
         streams: [R], those that have a sentence; `None`: all of the batch, in its order.
         last_position: [B], as in the layout.
         count: [R], vectors in the memory of each stream after these steps; with a cache.
+        ranks: the rank in memory of each vector that is written; `None` if it does not stay the same.
     """
 
     source: Tensor
+    tokens: Tensor
     positions: Tensor
+    kept: Tensor | None
     predicting: Tensor
     targets: Tensor
     sentence: Tensor
@@ -118,6 +127,8 @@ class Plan:
     streams: Tensor | None
     last_position: Tensor
     count: Tensor | None = None
+    ranks: Tensor | None = None
+    seeded: Tensor | None = None
     steps: list[StepPlan] = field(default_factory=list)
     upper: AllSteps | None = None
 
@@ -131,6 +142,7 @@ def plan_pass(
     depth: int,
     ends: bool,
     known: int = 0,
+    fill: bool = False,
 ) -> Plan:
     """The plan of some steps of `layout`, on the host.
 
@@ -140,6 +152,7 @@ def plan_pass(
         depth: layers that are read step by step; all others read all steps at once.
         ends: those others also read the last token of each sentence.
         known: sentences of earlier steps whose vectors are known.
+        fill: sentences of a step may be filled up to the same length, where that is cheaper than to gather them.
     """
     part = layout.part(steps)
     predicting = part.predicting()
@@ -147,7 +160,9 @@ def plan_pass(
     in_order = torch.equal(first, torch.arange(len(layout.last_position)))
     plan = Plan(
         source=part.source,
+        tokens=part.source,
         positions=part.positions,
+        kept=None if ends else predicting,
         predicting=predicting,
         targets=part.source[predicting + 1],
         sentence=torch.arange(len(part.lengths)).repeat_interleave(part.lengths),
@@ -156,34 +171,66 @@ def plan_pass(
         last_position=layout.last_position,
     )
     if depth and count is None:
-        plan.steps.extend(_fresh(config, layout, k, last=k + 1 == len(layout.counts)) for k in steps)
+        filled = [fill and _is_filled(layout.lengths[layout.step(k)]) for k in steps]
+        if any(filled):
+            plan = _fill(plan, part, filled)
+        plan.steps.extend(_fresh(config, layout, k, k + 1 == len(layout.counts), of) for k, of in zip(steps, filled))
+        writers = torch.tensor([len(of.last) for of in plan.steps if of.write is not None], dtype=torch.long)
+        if len(steps) == len(layout.counts) and len(writers) <= config.memory_size:
+            plan = dataclasses.replace(plan, ranks=torch.arange(len(writers)).repeat_interleave(writers))
     elif depth and count is not None:
         for k in steps:
             step, count = _continued(config, layout, k, count, cross=any(i < depth for i in config.cross_layers))
             plan.steps.append(step)
         plan = dataclasses.replace(plan, count=count)
+    sizes = [0, *accumulate(of.size for of in plan.steps)]
+    if seeded := [start + of.begin for start, of in zip(sizes, plan.steps) if of.begin is not None]:
+        plan = dataclasses.replace(plan, seeded=torch.cat(seeded))
     if depth == config.num_hidden_layers or not part.counts:
         return plan
     lengths = part.lengths if ends else part.lengths - 1
     return _with_upper(plan, config, layout, steps, lengths, known + len(part.lengths), depth)
 
 
-def _fresh(config: ThoughtGestaltConfig, layout: Layout, k: int, *, last: bool) -> StepPlan:
+def _is_filled(lengths: Tensor) -> bool:
+    """Whether to fill up sentences of these lengths; a few tokens more cost less than five kernels more a block."""
+    return int(lengths.max()) * len(lengths) - int(lengths.sum()) <= _FILLERS
+
+
+def _fill(plan: Plan, part: Layout, filled: list[bool]) -> Plan:
+    """`plan` with the sentences of the `filled` steps of `part` as long as the longest of their step."""
+    width = torch.cat([
+        torch.full_like(lengths, int(lengths.max())) if fill else lengths
+        for lengths, fill in zip(part.lengths.split(part.counts), filled)
+    ])  # fmt: skip
+    begin, place = part.lengths.cumsum(0) - part.lengths, within(width)
+    token = begin.repeat_interleave(width) + torch.minimum(place, (part.lengths - 1).repeat_interleave(width))
+    real = (place < part.lengths.repeat_interleave(width)).nonzero()[:, 0]
+    return dataclasses.replace(
+        plan,
+        tokens=part.source[token],
+        positions=part.positions[token],
+        kept=real if plan.kept is None else real[plan.kept],
+    )
+
+
+def _fresh(config: ThoughtGestaltConfig, layout: Layout, k: int, last: bool, filled: bool) -> StepPlan:
     """Step k of streams that are read from their beginnings: each has as many vectors as the others."""
-    lengths = layout.lengths[layout.step(k)]
+    real = layout.lengths[layout.step(k)]
+    lengths = torch.full_like(real, int(real.max())) if filled else real
     slots = min(k, config.memory_size)
     in_prefix = config.memory == "prefix" and slots > 0
     before = torch.full_like(lengths, slots if in_prefix else 0)
-    kept = slice(int(slots in (0, config.memory_size)), None)  # not the unused slot, or the oldest of a full memory
+    dropped = int(slots in (0, config.memory_size))  # the unused slot, or the oldest of a full memory
     size, begin = int(lengths.sum()), lengths.cumsum(0) - lengths
     return StepPlan(
         sequences=Ragged.of(lengths, before),
         size=size,
-        last=(len(before) * slots if in_prefix else 0) + begin + lengths - 1,
+        last=(len(before) * slots if in_prefix else 0) + begin + real - 1,
         begin=begin if config.seeded and k else None,
         prefix=torch.arange(len(lengths) * slots) if in_prefix else None,
         has_memory=torch.zeros(size, 1, dtype=torch.bool) if config.cross_layers and not k else None,
-        write=None if last or not config.recurrent_layers else Write(kept),
+        write=None if last or not config.recurrent_layers else Write(dropped),
     )
 
 
