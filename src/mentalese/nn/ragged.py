@@ -87,7 +87,8 @@ class Ragged:
         if self.even or groups[0].device.type != "cpu":
             rows = [group.transpose(1, 2).reshape(-1, heads * width) for group in groups]
             padded = rows[0] if len(rows) == 1 else torch.cat(rows)
-            return padded if self.even else take_rows(padded, self.place)
+            flat = padded if self.even else take_rows(padded, self.place)
+            return flat.view_as(flat)  # a view in all cases: to a compiler each kind is another program
         rows = [group.reshape(-1, width) for group in groups]
         padded = rows[0] if len(rows) == 1 else torch.cat(rows)  # which copies even a single tensor
         return take_rows(padded, self._rows(heads, 1)[1]).view(-1, heads * width)

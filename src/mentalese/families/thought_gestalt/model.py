@@ -228,7 +228,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
 
     def _repeated(self, plan: Plan, depth: int, memory: Memory) -> list[list[dict[str, Part]]]:
         """For training: the maps that all steps share, by layer and step; last, the sentence head's."""
-        if not torch.is_grad_enabled() or len(plan.steps) < 2:
+        if not torch.is_grad_enabled() or not plan.steps:
             return []
         memory.repeat(plan)
         blocks: list[Any] = list(self.blocks[:depth])
