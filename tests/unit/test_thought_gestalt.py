@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,19 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from mentalese.errors import InputError
-from mentalese.families.thought_gestalt.blocks import CrossAttention
+from mentalese.families.thought_gestalt.blocks import CrossAttention, Step
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
 from mentalese.families.thought_gestalt.model import ThoughtGestaltForCausalLM
 from mentalese.families.thought_gestalt.plain import hidden_states_reference, training_loss_reference
+from mentalese.families.thought_gestalt.plan import plan_pass, sent
+from mentalese.families.thought_gestalt.repeated import parts, unit
+from mentalese.families.thought_gestalt.streams import find_sentences
 from mentalese.models.build import check_context
 from mentalese.models.contract import TrainStep, count_parameters
 from mentalese.models.trace import ThoughtTrace
@@ -148,7 +154,7 @@ def test_all_norms_have_the_epsilon_of_the_config() -> None:
     h = torch.randn(3, 16)
     head = model.sentence_head
     expected = head.linear((h - h.mean(1, keepdim=True)) / 1e3)
-    torch.testing.assert_close(head(h, 0.0)[1], expected.norm(dim=1), rtol=1e-5, atol=0)
+    torch.testing.assert_close(head(h, 0.0, Step())[1], expected.norm(dim=1), rtol=1e-5, atol=0)
 
 
 def test_spans_change_the_segmentation_alone() -> None:
@@ -592,6 +598,95 @@ def test_after_the_end_of_a_document_comes_the_end_of_its_sentence() -> None:
     ids = torch.tensor([[*stream(3, 2)[:-1], EOD]])
     output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False)
     assert output[0, -1] == EOS
+
+
+class AsOnAGpu(TorchFunctionMode):
+    """Every tensor says that it is on a GPU, so that the ways for one are taken, on the CPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.device.__get__:
+            return torch.device("cuda", 0)
+        if func is torch.Tensor.is_cuda.__get__:
+            return True
+        there = lambda value: "cpu" if isinstance(value, torch.device) else value  # noqa: E731
+        return func(*tree_map(there, args), **tree_map(there, kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"memory_size": 40}, {"memory_gradient_window": 2}, {"attention_layout": "self_cross"}, {"memory": "prefix"}],
+    ids=str,
+)
+def test_the_ways_of_a_gpu_compute_the_same(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sentences filled up in some steps and gathered in others, one copy of the plan, masks in place of slices."""
+    monkeypatch.setattr("mentalese.families.thought_gestalt.plan._FILLERS", 6)
+    batch = batch_of(stream(3, 1, 6, 2, 4, 3, 5), stream(2, 5), stream(6), stream(1, 2, 3, 4, 5, closed=False))
+    results, scores, made = [], [], []
+    for ways in (nullcontext(), AsOnAGpu()):
+        model = make(**fields)
+        with ways:
+            loss = model.training_loss(batch, eos_weight=0.3).loss
+            loss.backward()
+            scores.append(model.token_nll(batch))
+            made.append(generate(model, PROMPTS, min_new_tokens=25))
+        results.append({"loss": loss.detach()} | gradients(model))
+    torch.testing.assert_close(*results, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(*scores, **CLOSE)
+    assert torch.equal(made[0].sequences, made[1].sequences)
+    torch.testing.assert_close(*(torch.stack(output.logits) for output in made), **CLOSE)
+
+
+def test_a_plan_is_sent_in_one_copy() -> None:
+    model = make()
+    layout = find_sentences(batch_of(stream(3, 1, 6), stream(2))["input_ids"], None, model.config)
+    plan = plan_pass(model.config, layout, range(3), depth=2, ends=False, fill=True)
+    copies: list[Tensor] = []
+
+    class Copies(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.Tensor.to:
+                copies.append(args[0])
+                return args[0].clone()
+            return func(*args, **(kwargs or {}))
+
+    with Copies():
+        there = sent(plan, torch.device("cuda"))
+    assert len(copies) == 1
+    for found, expected in zip(tensors_of(there), tensors_of(plan), strict=True):
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """All tensors in dataclasses and lists."""
+    if dataclasses.is_dataclass(value):
+        value = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    if isinstance(value, list):
+        return [tensor for entry in value for tensor in tensors_of(entry)]
+    return [value] if isinstance(value, Tensor) else []
+
+
+@pytest.mark.parametrize("own_bias", [False, True])
+def test_the_weights_of_a_repeated_map_get_the_gradients_of_all_its_uses(own_bias: bool) -> None:
+    sizes, (w, b, x) = (
+        [2, 3, 1],
+        (torch.randn(4, 5), torch.randn(6, 4) if own_bias else torch.randn(4), torch.randn(6, 5)),
+    )
+    plain, fast = ([t.clone().requires_grad_() for t in (w, b, x)] for _ in range(2))
+    expected = plain[2] @ plain[0].t() + plain[1]
+    found = torch.cat([part(of) for part, of in zip(parts(fast[0], fast[1], sizes), fast[2].split(sizes))])
+    torch.testing.assert_close(found, expected)
+    (found.square().sum()).backward()
+    (expected.square().sum()).backward()
+    torch.testing.assert_close([t.grad for t in fast], [t.grad for t in plain])
+
+
+def test_gradients_of_unit_vectors_and_their_lengths_are_those_of_the_quotient() -> None:
+    s = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(unit, (s,))
+    vectors, lengths = unit(s)
+    torch.testing.assert_close(vectors * lengths[:, None], s)
+    assert torch.equal(unit(torch.zeros(1, 4))[0], torch.zeros(1, 4))
 
 
 # ------------------------------------------------------------------------------------------- thoughts, files, errors

@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 
-def is_plain(module: nn.Module) -> bool:
-    """Whether a call of this module is its matrix and bias and nothing else.
+def is_plain(module: nn.Module, *kinds: type[nn.Module]) -> bool:
+    """Whether a call of this module, of one of `kinds` or an `nn.Linear`, is its weights and nothing else.
 
     False for an adapter around a map (LoRA), a quantised or parametrised map, and one with hooks or a replaced
     `forward` (weights that are kept elsewhere): their matrix says too little, and only a call is right.
     """
-    if type(module) is not nn.Linear or type(module.weight) not in (nn.Parameter, Tensor):
+    if type(module) not in (kinds or (nn.Linear,)) or type(module.weight) not in (nn.Parameter, Tensor):
         return False
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return "forward" not in vars(module) and not any(hooks)

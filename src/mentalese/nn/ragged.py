@@ -30,6 +30,7 @@ class Ragged:
         shapes: rows and longest sequence of each group.
         index: [P], the flat token at each padded place; padding holds token 0.
         place: [N], the padded place of each flat token.
+        even: each flat token is at its padded place already: one group of equal lengths, in its order.
         by_head: what `_rows` has found.
     """
 
@@ -37,18 +38,12 @@ class Ragged:
     shapes: tuple[tuple[int, int], ...]
     index: Tensor
     place: Tensor
+    even: bool = False
     by_head: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(
-        cls,
-        lengths: Tensor,
-        prefix: Tensor | None = None,
-        *,
-        grouped: bool = False,
-        device: torch.device | str = "cpu",
-    ) -> Ragged:
-        """Sequences of `lengths` [n], on the CPU.
+    def of(cls, lengths: Tensor, prefix: Tensor | None = None, *, grouped: bool = False) -> Ragged:
+        """Sequences of `lengths` [n]; all is on the CPU.
 
         Args:
             prefix: [n], number of tokens before each sequence; the flat tensor contains all prefixes first.
@@ -66,27 +61,45 @@ class Ragged:
         place = torch.cat((starts.repeat_interleave(prefix) + within(prefix),
                            (starts + prefix).repeat_interleave(lengths) + within(lengths)))  # fmt: skip
         index = torch.zeros(places, dtype=torch.long).index_copy_(0, place, torch.arange(len(place)))
-        return cls(order.to(device), tuple(shapes), index.to(device), place.to(device))
+        even = places == len(place) and torch.equal(place, torch.arange(places))
+        return cls(order, tuple(shapes), index, place, even)
 
     def pad(self, flat: Tensor, heads: int, parts: int = 1) -> list[tuple[Tensor, ...]]:
         """[N, parts * d] to as many [R, heads, T, d_h] for each group."""
         width = flat.shape[1] // (parts * heads)
+        if self.even or flat.device.type != "cpu":  # attention on a GPU reads heads where they are
+            padded = flat if self.even else _Pad.apply(flat, self.index, self.place)
+            groups = zip(self._groups(padded, 1), self.shapes)
+            apart = (group.view(*shape, parts, heads, width).unbind(2) for group, shape in groups)
+            return [tuple(part.transpose(1, 2) for part in group) for group in apart]
         padded = _Pad.apply(flat.reshape(-1, width), *self._rows(heads, parts))
-        sizes = [parts * rows * heads * longest for rows, longest in self.shapes]
         shapes = [(parts, rows, heads, longest, width) for rows, longest in self.shapes]
-        return [group.view(shape).unbind(0) for group, shape in zip(padded.split(sizes), shapes)]
+        return [group.view(shape).unbind(0) for group, shape in zip(self._groups(padded, parts * heads), shapes)]
+
+    def _groups(self, padded: Tensor, times: int) -> tuple[Tensor, ...]:
+        """The groups of a padded tensor with so many rows a place; the split of a single one would be a copy later."""
+        sizes = [times * rows * longest for rows, longest in self.shapes]
+        return padded.split(sizes) if len(sizes) > 1 else (padded,)
 
     def unpad(self, groups: list[Tensor]) -> Tensor:
         """One [R, heads, T, d_h] for each group to [N, d]."""
         heads, width = groups[0].shape[1], groups[0].shape[3]
+        if self.even or groups[0].device.type != "cpu":
+            rows = [group.transpose(1, 2).reshape(-1, heads * width) for group in groups]
+            padded = rows[0] if len(rows) == 1 else torch.cat(rows)
+            flat = padded if self.even else take_rows(padded, self.place)
+            return flat.view_as(flat)  # a view in all cases: to a compiler each kind is another program
         rows = [group.reshape(-1, width) for group in groups]
         padded = rows[0] if len(rows) == 1 else torch.cat(rows)  # which copies even a single tensor
         return take_rows(padded, self._rows(heads, 1)[1]).view(-1, heads * width)
 
     def _rows(self, heads: int, parts: int) -> tuple[Tensor, Tensor]:
-        """`index` and `place` for rows of d_h numbers: flat [N, parts, heads], padded [parts, R, heads, T] a group."""
+        """`index` and `place` for rows of d_h numbers: flat [N, parts, heads], padded [parts, R, heads, T] a group.
+
+        On a CPU, whose products want them end to end, one gather does the work of two.
+        """
         if (heads, parts) not in self.by_head:
-            part, head = (torch.arange(count, device=self.place.device) for count in (parts, heads))
+            part, head = (torch.arange(count) for count in (parts, heads))
             sizes = [rows * longest for rows, longest in self.shapes]
             index = [
                 ((tokens.view(rows, 1, longest) * parts + part.view(-1, 1, 1, 1)) * heads + head[:, None]).flatten()
@@ -94,8 +107,8 @@ class Ragged:
             ]
             ends = torch.tensor(sizes).cumsum(0)
             groups = torch.cat((torch.tensor(self.shapes), (ends - torch.tensor(sizes))[:, None]), dim=1)
-            of_token = torch.bucketize(self.place, ends.to(self.place.device), right=True)
-            rows, longest, start = groups.to(self.place.device)[of_token][:, :, None, None].unbind(1)
+            of_token = torch.bucketize(self.place, ends, right=True)
+            rows, longest, start = groups[of_token][:, :, None, None].unbind(1)
             row, column = (self.place[:, None, None] - start) // longest, (self.place[:, None, None] - start) % longest
             row = (part[:, None] * rows + row) * heads + head
             self.by_head[heads, parts] = torch.cat(index), (start * parts * heads + row * longest + column).flatten()
@@ -208,7 +221,7 @@ def reading_attention(
     out, first = [], 0
     for (group,) in sequences.pad(q, heads):
         rows = slice(first, first + len(group))
-        k, v = (split_heads(x[rows], heads) for x in (keys, values))
+        k, v = (split_heads(x if len(group) == len(x) else x[rows], heads) for x in (keys, values))
         mask = None if used is None else used[rows, None, None]
         out.append(attend(group, k, v, attn_mask=mask, dropout_p=dropout))
         first = rows.stop

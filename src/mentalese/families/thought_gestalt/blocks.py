@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +16,13 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
+from mentalese.families.thought_gestalt.plan import OpenPlan
+from mentalese.families.thought_gestalt.repeated import Part, by_step, repeated, unit
 from mentalese.models.hf import ResidualLinear
 from mentalese.nn.ragged import Ragged, attend, causal_attention, reading_attention, split_heads
+
+if TYPE_CHECKING:
+    from mentalese.families.thought_gestalt.decode import OneToken
 
 
 @dataclass
@@ -29,15 +35,25 @@ class Step:
         used: bool [n, m] in that order, which of the m may be read; `None`: all.
         has_memory: bool [N, 1], whether a token's sentence has a vector to read; `None`: all do.
         cache: keys and values of the tokens of open sentences, if generation needs them.
+        one: attention of one token a stream, which takes the place of all that has to do with sequences.
         attention: one [N, m] for each cross layer, mean over heads, if a trace was asked for.
+        maps: for training, this step's part of the maps of the block that is next, by name.
     """
 
-    sequences: Ragged
+    sequences: Ragged | None = None
     memory: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     used: Tensor | None = None
     has_memory: Tensor | None = None
     cache: OpenSentences | None = None
+    one: OneToken | None = None
     attention: list[Tensor] | None = None
+    maps: dict[str, Part] = field(default_factory=dict)
+
+    def linear(self, name: str, module: nn.Module, x: Tensor, norm: nn.LayerNorm | None = None) -> Tensor:
+        """`module(norm(x))`; the part of it in `maps` contains the weights of the norm."""
+        if (part := self.maps.get(name)) is None:
+            return module(x if norm is None else norm(x))
+        return part(x if norm is None else F.layer_norm(x, x.shape[-1:], eps=norm.eps))
 
 
 @dataclass
@@ -45,36 +61,30 @@ class OpenSentences:
     """Keys and values of the current sentence of each stream, by slot: vectors before the sentence, then its tokens.
 
     Attributes:
+        plan: where the tokens of this step are.
         state: the cache's, `self.LAYER` is [B, slots, 2 d].
         batch: B.
-        streams: [R], the streams of a step's sentences.
-        rows, slots: [N], stream and slot of each token.
-        first: [R], the first slot in use.
-        size, end: slots for the longest possible sentence, and for the longest one so far.
+        size: slots for the longest possible sentence.
     """
 
+    plan: OpenPlan
     state: dict[str, Tensor]
     batch: int
-    streams: Tensor
-    rows: Tensor
-    slots: Tensor
-    first: Tensor
     size: int
-    end: int
 
     def attend(self, layer: int, qkv: Tensor, sequences: Ragged, heads: int) -> Tensor:
         """Causal attention of the new tokens [N, 3 d] to their sentence so far, [N, d]. Sequences are one group."""
-        name = f"self.{layer}"
+        name, plan = f"self.{layer}", self.plan
         q, kv = qkv.split((qkv.shape[1] // 3, qkv.shape[1] * 2 // 3), dim=-1)
         slots = self.state.get(name)
         if slots is None:
             slots = kv.new_zeros(self.batch, self.size, kv.shape[1])
         put = slots.index_put if torch.is_grad_enabled() else slots.index_put_
-        slots = self.state[name] = put((self.rows, self.slots), kv)
-        k, v = (split_heads(x, heads) for x in slots[self.streams, : self.end].chunk(2, dim=-1))
+        slots = self.state[name] = put((plan.rows, plan.slots), kv)
+        k, v = (split_heads(x, heads) for x in slots[plan.streams, : plan.end].chunk(2, dim=-1))
         ((query,),) = sequences.pad(q, heads)
-        slot, last = torch.arange(self.end, device=q.device), self.slots[sequences.index].view(*sequences.shapes[0], 1)
-        seen = (slot <= last) & (slot >= self.first[:, None, None])
+        slot, last = torch.arange(plan.end, device=q.device), plan.slots[sequences.index].view(*sequences.shapes[0], 1)
+        seen = (slot <= last) & (slot >= plan.first[:, None, None])
         return sequences.unpad([attend(query, k, v, attn_mask=seen[:, None])])
 
 
@@ -87,11 +97,14 @@ class SelfAttention(nn.Module):
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.out = ResidualLinear(config.hidden_size, config.hidden_size)
 
-    def forward(self, x: Tensor, step: Step) -> Tensor:
-        return self.out(self._attend(self.qkv(x), step))
+    def forward(self, x: Tensor, step: Step, norm: nn.LayerNorm) -> Tensor:
+        return step.linear("out", self.out, self._attend(step.linear("qkv", self.qkv, x, norm), step))
 
     @torch.compiler.disable
     def _attend(self, qkv: Tensor, step: Step) -> Tensor:
+        if step.one is not None:
+            return step.one.attend(self.layer, qkv, self.heads)
+        assert step.sequences is not None
         if step.cache is not None:
             return step.cache.attend(self.layer, qkv, step.sequences, self.heads)
         return causal_attention(qkv, step.sequences, self.heads, self.dropout if self.training else 0.0)
@@ -108,13 +121,17 @@ class CrossAttention(nn.Module):
         self.out = ResidualLinear(config.hidden_size, config.hidden_size)
         self.gate = nn.Parameter(torch.empty(1))
 
-    def forward(self, x: Tensor, step: Step) -> Tensor:
-        read = self.gate * self.out(self._attend(self.query(x), step))
+    def forward(self, x: Tensor, step: Step, norm: nn.LayerNorm) -> Tensor:
+        read = step.linear("read", self.out, self._attend(step.linear("query", self.query, x, norm), step))
+        read = read if "read" in step.maps else self.gate * read
         return read if step.has_memory is None else torch.where(step.has_memory, read, 0.0)
 
     @torch.compiler.disable
     def _attend(self, q: Tensor, step: Step) -> Tensor:
         keys, values = step.memory[self.layer]
+        if step.one is not None:
+            return step.one.read(q, keys, values, self.heads)
+        assert step.sequences is not None
         if step.attention is not None:
             step.attention.append(self._weights(q, keys, step))
         dropout = self.dropout if self.training else 0.0
@@ -122,6 +139,7 @@ class CrossAttention(nn.Module):
 
     def _weights(self, q: Tensor, keys: Tensor, step: Step) -> Tensor:
         """[N, m], the mean over heads of the attention weights, for traces. Sequences are one group."""
+        assert step.sequences is not None
         ((query,),) = step.sequences.pad(q, self.heads)
         scores = query @ split_heads(keys, self.heads).transpose(-1, -2)
         if step.used is not None:
@@ -137,11 +155,12 @@ class MLP(nn.Module):
         self.up = nn.Linear(config.hidden_size, config.mlp_width * (2 if self.gated else 1))
         self.out = ResidualLinear(config.mlp_width, config.hidden_size)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, step: Step, norm: nn.LayerNorm) -> Tensor:
+        up = step.linear("up", self.up, x, norm)
         if not self.gated:
-            return self.out(F.gelu(self.up(x)))
-        gate, up = self.up(x).chunk(2, dim=-1)
-        return self.out(F.silu(gate) * up)
+            return step.linear("down", self.out, F.gelu(up))
+        gate, up = up.chunk(2, dim=-1)
+        return step.linear("down", self.out, F.silu(gate) * up)
 
 
 class Block(GradientCheckpointingLayer):
@@ -173,13 +192,25 @@ class Block(GradientCheckpointingLayer):
                 x = x + self._attend(x, step)
             if self.reads:
                 x = x + self._read(x, step)
-        return x + F.dropout(self.mlp(self.mlp_norm(x)), self.dropout, self.training)
+        return x + F.dropout(self.mlp(x, step, self.mlp_norm), self.dropout, self.training)
+
+    def repeated(self, sizes: list[int]) -> list[dict[str, Part]]:
+        """The maps of this block for steps of these sizes, with the weights of the norms before them and the gate."""
+        maps = {"up": repeated(self.mlp.up, sizes, norm=self.mlp_norm), "down": repeated(self.mlp.out, sizes)}
+        if self.attends:
+            maps["qkv"] = repeated(self.attention.qkv, sizes, norm=self.attention_norm)
+            maps["out"] = repeated(self.attention.out, sizes)
+        if self.reads:
+            read = self.memory_attention
+            maps["query"] = repeated(read.query, sizes, norm=self.memory_norm)
+            maps["read"] = repeated(read.out, sizes, scale=read.gate)
+        return by_step(maps, len(sizes))
 
     def _attend(self, x: Tensor, step: Step) -> Tensor:
-        return F.dropout(self.attention(self.attention_norm(x), step), self.dropout, self.training)
+        return F.dropout(self.attention(x, step, self.attention_norm), self.dropout, self.training)
 
     def _read(self, x: Tensor, step: Step) -> Tensor:
-        return F.dropout(self.memory_attention(self.memory_norm(x), step), self.dropout, self.training)
+        return F.dropout(self.memory_attention(x, step, self.memory_norm), self.dropout, self.training)
 
 
 class SentenceHead(nn.Module):
@@ -193,11 +224,10 @@ class SentenceHead(nn.Module):
         self.normalized, self.eps = config.sentence_head == "normalized", config.layer_norm_eps
         self.linear = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, h: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
+    def forward(self, h: Tensor, dropout: float, step: Step) -> tuple[Tensor, Tensor]:
         """[R, d] to the vectors [R, d] and their lengths [R] before normalisation."""
         if self.normalized:
             h = F.layer_norm(h, h.shape[-1:], eps=self.eps)
-        s = self.linear(F.dropout(h, dropout, self.training))
+        s = step.linear("head", self.linear, F.dropout(h, dropout, self.training))
         s = s.to(torch.promote_types(s.dtype, torch.float32))
-        norm = s.norm(dim=-1)
-        return (s / norm.clamp(min=1e-6)[:, None] if self.normalized else s), norm
+        return unit(s) if self.normalized else (s, s.norm(dim=-1))

@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
-from mentalese.families.thought_gestalt.streams import Layout
+from mentalese.families.thought_gestalt.plan import Plan, Write
+from mentalese.families.thought_gestalt.repeated import Part, in_autocast, parts
 from mentalese.models.hf import ThoughtCache
 from mentalese.nn.linear import is_plain
-from mentalese.nn.ragged import first_rows, within
+from mentalese.nn.ragged import first_rows
 
 
 def memory_positions(size: int, hidden_size: int, scale: str, device: torch.device | None = None) -> Tensor:
@@ -41,8 +42,8 @@ class MemoryMap:
         self.weight: Tensor | None = None
         if maps and all(map(is_plain, maps)):
             linear: list[Any] = list(maps)
-            self.weight = _autocast(torch.cat([m.weight for m in linear]))
-            self.bias = _autocast(torch.cat([m.bias for m in linear]))
+            self.weight = in_autocast(torch.cat([m.weight for m in linear]))
+            self.bias = in_autocast(torch.cat([m.bias for m in linear]))
             keys = torch.cat([m.weight[: m.in_features] for m in linear])
             self.positions = F.linear(positions.to(keys.dtype), keys).unflatten(-1, (len(maps), -1))
         elif maps:  # adapted or quantised: W_K PE is what the map says of PE, without its bias
@@ -59,161 +60,131 @@ class MemoryMap:
             return vectors
         return whole.unflatten(-1, (-1, 2, vectors.shape[-1]))
 
-    def keys_and_values(self, entries: Tensor, ranks: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
-        """[n, m, C, 2, d] to C pairs of [n, m, d]; `ranks` [n or 1, m] on the CPU, below 0 in unused slots."""
-        keys, values = entries.unbind(-2)
-        return tuple(zip((keys + self.at(ranks)).unbind(-2), values.unbind(-2)))
+    def parts(self, ranks: Tensor, sizes: list[int]) -> list[Part] | None:
+        """Parts of `entries`, flat and with positions, for vectors [N, d] whose `ranks` [N] do not change."""
+        if self.weight is None:
+            return None
+        positions = torch.stack((self.positions, torch.zeros_like(self.positions)), dim=2).flatten(1)
+        return parts(self.weight, in_autocast((self.bias + positions)[ranks]), sizes)
 
-    def at(self, ranks: Tensor) -> Tensor:
-        """The positions of `ranks`; one row of them if all rows are the same."""
-        if bool((ranks[:, 0] == 0).all()):
-            return self.positions[: ranks.shape[1]]
-        return self.positions[ranks.clamp(min=0).to(self.positions.device)]
+    def keys_and_values(self, entries: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
+        """[n, m, C, 2, d], by rank from the oldest, to C pairs of [n, m, d]."""
+        keys, values = entries.unbind(-2)
+        keys = keys + self.positions[: entries.shape[1]]
+        return tuple(zip(keys.unbind(-2), values.unbind(-2)))
 
 
 class Memory:
-    """The latest vectors of each stream, oldest first, as the recurrent layers read them.
+    """The latest vectors of each stream, as the recurrent layers read them: the slot of a vector is its rank, 0 oldest.
 
-    Streams are in the order of a `Layout`. `count` [R], on the CPU, is the number of slots in use, the last ones of m;
-    vectors older than the gradient window are read from `constant`, which sends no gradient into them. A cache keeps,
-    by row of the batch: `memory`, `count`, `seed`, and `ready`, keys and values as they are read. The window does not
-    cut gradients through a cache.
+    Streams are in the order of a `Layout`; how many slots of each are in use is the plan's. Vectors older than the
+    gradient window are read from `constant`, which sends no gradient into them. A cache keeps, by row of the batch:
+    `memory`, `count`, `seed`, and `ready`, keys and values as they are read. The window does not cut gradients through
+    a cache.
 
     Args:
         make_map: makes the map of the layers that read; only called if it is needed, which it is not between two tokens
             of a sentence.
+        count: [R] on the host, the vectors of each stream that the cache has; `None`: no cache is in use.
     """
 
     def __init__(
         self,
         config: ThoughtGestaltConfig,
         make_map: Callable[[], MemoryMap],
-        layout: Layout,
+        plan: Plan,
         cache: ThoughtCache | None,
+        count: Tensor | None,
         like: Tensor,
     ) -> None:
         self.size, self._make_map = config.memory_size, make_map
         window = config.memory_gradient_window
         self.window = self.size if window is None else min(window, self.size)
-        self.streams = layout.streams[: layout.counts[0] if layout.counts else 0]
         self.ready: Tensor | None = None
         if cache is not None and "count" in cache.state:
-            self.count = cache.state["count"].cpu()[self.streams]
-            self.seed, self.live, self.ready = (self._of_streams(cache.state[n]) for n in ("seed", "memory", "ready"))
+            assert count is not None
+            slots = max(1, int(count.max())) if len(count) else 1
+            seed, live, ready = (cache.state[n] for n in ("seed", "memory", "ready"))
+            if plan.streams is not None:
+                seed, live, ready = (x[plan.streams] for x in (seed, live, ready))
+            self.seed, self.live, self.ready = seed, live[:, :slots], ready[:, :slots]
         else:
-            self.count = torch.zeros(len(self.streams), dtype=torch.long)
-            self.seed = like.new_zeros(len(self.streams), config.hidden_size)  # the latest vector of each stream
+            rows = len(plan.last_position) if plan.streams is None else len(plan.streams)
+            self.seed = like.new_zeros(rows, config.hidden_size)  # the latest vector of each stream
             # One unused slot: every weight takes part in every step, whatever sentences a rank has (FSDP2).
-            self.live = self.map.entries(like.new_zeros(len(self.streams), 1, config.hidden_size))
+            self.live = self.map.entries(like.new_zeros(rows, 1, config.hidden_size))
         self.constant = self.live
+        self.parts: list[Part] | None = None
+
+    def repeat(self, plan: Plan) -> None:
+        """For training: the map is used once a step, and makes its entries with their positions if ranks stay."""
+        sizes = [len(of.last) for of in plan.steps if of.write is not None]
+        if plan.ranks is not None and self.window in (0, self.size) and self.map.maps and sizes:
+            self.parts = self.map.parts(plan.ranks, sizes)
 
     @cached_property
     def map(self) -> MemoryMap:
         return self._make_map()
 
-    def _of_streams(self, rows: Tensor) -> Tensor:
-        everything = torch.equal(self.streams, torch.arange(len(rows)))
-        return rows if everything else rows[self.streams.to(rows.device)]
-
-    def entries(self, streams: int) -> Tensor:
-        """[streams, m, ..], the memory of the first streams."""
+    def entries(self, streams: int, young: Tensor | None = None) -> Tensor:
+        """[streams, m, ..], the memory of the first streams; see `StepPlan.young`."""
         entries = first_rows(self.live, streams)
+        if young is not None:
+            return torch.where(young.view(*young.shape, *[1] * (entries.ndim - 2)), entries, self.constant[:streams])
         if self.window < entries.shape[1] and self.window > 0:
             old = first_rows(self.constant, streams)[:, : -self.window]
             entries = torch.cat((old, entries[:, -self.window :]), dim=1)
         return entries
 
-    def ranks(self, streams: int) -> Tensor:
-        """[streams, m], rank of each slot in its stream's memory, 0 the oldest vector; negative if unused."""
-        slots = self.live.shape[1]
-        return torch.arange(slots) - (slots - self.count[:streams, None])
-
-    def keys_and_values(self, streams: int) -> tuple[tuple[Tensor, Tensor], ...]:
-        """C pairs of [streams, m, d]."""
+    def keys_and_values(self, streams: int, young: Tensor | None = None) -> tuple[tuple[Tensor, Tensor], ...]:
+        """C pairs of [streams, m, d]; see `StepPlan.young`."""
         if self.ready is not None:
             keys, values = first_rows(self.ready, streams).unbind(-2)
             return tuple(zip(keys.unbind(-2), values.unbind(-2)))
-        return self.map.keys_and_values(self.entries(streams), self.ranks(streams))
+        if self.parts is not None:
+            both = first_rows(self.live, streams).flatten(2, 3).unbind(2)
+            return tuple(zip(both[::2], both[1::2]))
+        return self.map.keys_and_values(self.entries(streams, young))
 
-    def write(self, vectors: Tensor, ended: Tensor, keep: bool) -> None:
-        """Appends the vectors [R, d] of the first R streams, with their graph; the oldest falls out of a full memory.
-
-        Args:
-            ended: bool [R] on the CPU, which of the sentences have ended and so have a vector.
-            keep: whether the other streams are needed after this; if not, only those of these R that have ended are.
-        """
+    def write(self, vectors: Tensor, how: Write, step: int) -> None:
+        """Appends the vectors [n, d] of the first n streams with their graph; a full memory loses its oldest ones."""
         vectors = vectors if self.window else vectors.detach()
-        writes = F.pad(ended, (0, len(self.count) - len(ended))) if keep else ended
-        self.count = (self.count[: len(writes)] + writes).clamp(max=self.size)
-        everywhere = not keep or bool(writes.all())
-        mask = writes.to(vectors.device)
-
-        def put(old: Tensor, new: Tensor) -> Tensor:
-            """`old` [streams, ..], replaced by `new` [R, ..] for streams that write."""
-            if everywhere:
-                return new
-            spread = torch.cat((new, torch.zeros_like(old[len(new) :])))
-            return torch.where(mask.view(-1, *[1] * (old.ndim - 1)), spread, old)
 
         def append(old: Tensor, new: Tensor) -> Tensor:
-            moved = torch.cat((first_rows(old, len(new)), new[:, None]), dim=1)
-            return put(pad_slots(old, 1), moved)[:, -max(1, int(self.count.max())) :]
+            if how.source is None:
+                kept = first_rows(old, len(new))
+                kept = kept[:, how.dropped :] if how.dropped else kept
+                return torch.cat((kept, new[:, None]), dim=1) if kept.shape[1] else new[:, None]
+            everything = torch.cat((old.flatten(0, 1), new))
+            return everything[how.source].unflatten(0, (-1, how.slots))
 
-        self.seed = put(self.seed, vectors.to(self.seed.dtype))
-        self.live = append(self.live, self.map.entries(vectors))
+        seeds = vectors.to(self.seed.dtype)
+        self.seed = seeds if how.seeds is None else torch.cat((self.seed, seeds))[how.seeds]
+        entries = self.map.entries(vectors) if self.parts is None else self.parts[step](vectors)
+        self.live = append(self.live, entries.view(len(vectors), *self.live.shape[2:]))
         self.ready = None
         if 0 < self.window < self.size:
             self.constant = append(self.constant, self.map.entries(vectors.detach()))
 
-    def save(self, cache: ThoughtCache, layout: Layout) -> None:
-        """Writes everything to the cache; rows without a sentence in `layout` stay as they are."""
-        if self.ready is not None or not len(self.streams):
+    def save(self, cache: ThoughtCache, plan: Plan) -> None:
+        """Writes everything to the cache; rows without a sentence in the plan stay as they are."""
+        if self.ready is not None or not len(self.seed):
             return  # nothing was written
-        states = {"memory": self.live, "count": self.count, "seed": self.seed, "ready": self._ready()}
-        streams = self.streams.to(self.live.device)
+        assert plan.count is not None
+        states = {"memory": self.live, "count": plan.count, "seed": self.seed, "ready": self._ready()}
         for name, new in states.items():
-            old = cache.state.get(name)
-            if old is None:
-                old = new.new_zeros(len(layout.last_position), *new.shape[1:], device=streams.device)
             if name in ("memory", "ready"):
-                slots = max(new.shape[1], old.shape[1])
-                new, old = (pad_slots(x, slots - x.shape[1]) for x in (new, old))
-            cache.state[name] = old.index_copy(0, streams, new.to(old.device))
+                new = torch.cat((new, new.new_zeros(len(new), self.size - new.shape[1], *new.shape[2:])), dim=1)
+            if plan.streams is not None:
+                old = cache.state.get(name)
+                if old is None:
+                    old = new.new_zeros(len(plan.last_position), *new.shape[1:])
+                new = old.index_copy(0, plan.streams, new)
+            cache.state[name] = new
 
     def _ready(self) -> Tensor:
         """[R, m, C, 2, d], or the entries as they are if no layer has keys of its own."""
         if not self.map.maps:
             return self.live
-        keys, values = zip(*self.keys_and_values(len(self.streams)))
+        keys, values = zip(*self.keys_and_values(len(self.live)))
         return torch.stack((torch.stack(keys, dim=2), torch.stack(values, dim=2)), dim=3)
-
-
-def windows(layout: Layout, size: int, steps: range) -> tuple[Tensor, Tensor]:
-    """Which vectors each sentence of these steps of fresh streams reads: the latest `size` of its stream.
-
-    Returns:
-        read, age: [n, m], the sentences whose vectors are read, oldest first, and how many sentences ago each was;
-        0 in the unused slots, which come last.
-    """
-    counts, starts = torch.tensor(layout.counts)[steps.start : steps.stop], torch.tensor(layout.sentences)
-    step = torch.arange(steps.start, steps.stop).repeat_interleave(counts)[:, None]
-    place = within(counts)[:, None]  # the same stream has the same place in each step
-    slot = torch.arange(max(1, min(steps.stop - 1, size)))
-    age = (step.clamp(max=size) - slot).clamp(min=0)
-    return torch.where(age > 0, starts[step - age] + place, 0), age
-
-
-def readable(used: Tensor) -> Tensor:
-    """The slots [n, m] that attention may read: the used ones, or all if none is used, whose result is discarded."""
-    return used | ~used.any(dim=1, keepdim=True)
-
-
-def _autocast(weight: Tensor) -> Tensor:
-    """In autocast's dtype if it is on, which only caches casts of parameters and would cast this in each use."""
-    device = weight.device.type
-    return weight.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else weight
-
-
-def pad_slots(entries: Tensor, slots: int) -> Tensor:
-    """[R, m, ..] with `slots` unused slots before the others."""
-    return torch.cat((torch.zeros_like(entries[:, :1]).expand(-1, slots, *entries.shape[2:]), entries), dim=1)

@@ -24,7 +24,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -38,14 +37,17 @@ from mentalese.errors import InputError
 from mentalese.families.thought_gestalt.blocks import Block, CrossAttention, OpenSentences, SentenceHead, Step
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
 from mentalese.families.thought_gestalt.cost import head_flops, layer_flops
-from mentalese.families.thought_gestalt.memory import Memory, MemoryMap, memory_positions, readable, windows
+from mentalese.families.thought_gestalt.decode import SentenceCache, can_read_one, read_one
+from mentalese.families.thought_gestalt.memory import Memory, MemoryMap, memory_positions
+from mentalese.families.thought_gestalt.plan import AllSteps, Plan, StepPlan, plan_pass, sent
+from mentalese.families.thought_gestalt.repeated import Part, by_step, repeated
 from mentalese.families.thought_gestalt.streams import Layout, SentenceMarkers, find_sentences
 from mentalese.models.contract import LossOutput
 from mentalese.models.hf import Encoded, LatentThoughtModel, ThoughtCache
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
 from mentalese.nn.controls import controlled
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
-from mentalese.nn.ragged import Ragged, first_rows, take_rows, within
+from mentalese.nn.ragged import first_rows, take_rows
 
 SCORED_AT_ONCE = 8192  # tokens: a document may be as long as a novel
 
@@ -56,31 +58,31 @@ class StreamOutput:
 
     Attributes:
         hidden: [N, d], final hidden states; without the last token of each sentence unless they were asked for.
-        source: [N], the index of each token in the flattened streams.
+        plan: of this pass, on the device.
         vectors, norms: [n, d] and [n], the sentence vectors s_t and their lengths before normalisation; those of a
             sentence that has not ended are computed at its last token. Empty without a memory.
         attention: one [tokens, m] per step, mean over heads and cross layers, if a trace was asked for.
     """
 
     layout: Layout
+    plan: Plan
     hidden: Tensor
-    source: Tensor
     vectors: Tensor
     norms: Tensor
     attention: list[Tensor]
 
     def predictions(self) -> tuple[Tensor, Tensor]:
         """The states [N', d] of tokens with a next one in their sentence, and the indices [N'] of these next ones."""
-        predicting = self.layout.predicting().to(self.hidden.device)
-        complete = len(self.hidden) == len(self.source)
-        return take_rows(self.hidden, predicting) if complete else self.hidden, self.source[predicting + 1]
+        complete = len(self.hidden) == len(self.plan.source)
+        hidden = take_rows(self.hidden, self.plan.predicting) if complete else self.hidden
+        return hidden, self.plan.targets
 
 
 @dataclass(kw_only=True)
 class ThoughtGestaltEncoded(Encoded):
-    """Final hidden states in the columns of the batch, and the same sentence by sentence."""
+    """Final hidden states in the columns of the batch, and the same sentence by sentence, but of a single token."""
 
-    output: StreamOutput
+    output: StreamOutput | None
 
 
 class ThoughtGestaltForCausalLM(LatentThoughtModel):
@@ -122,7 +124,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         return "the lengths of sentence vectors" if hinged else ""
 
     def new_cache(self) -> ThoughtCache:
-        return ThoughtCache()
+        return SentenceCache()
 
     # -------------------------------------------------------------------------------------- read a stream
 
@@ -155,43 +157,43 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         config, device = self.config, input_ids.device
         if attention_mask is not None:
             attention_mask = self.real_tokens(input_ids, attention_mask, cache)
-        position = None if cache is None else cache.state.get("position")
-        layout = find_sentences(input_ids, attention_mask, config, position)
+        known = {} if cache is None else {name: cache.state.get(name) for name in ("position", "count")}
+        layout = find_sentences(input_ids, attention_mask, config, known.get("position"))
         # With a cache, a trace or a prefix each step runs through all layers, which have keys of its own.
         at_once = cache is None and not trace and config.memory != "prefix"
         depth = config.recurrent_layers if at_once else config.num_hidden_layers
+        count = None if cache is None else _of_streams(known["count"], layout)
         memory: Memory | None = None
         read = torch.empty(0)  # the vectors of earlier parts that the next one reads
         for steps in layout.parts(tokens or len(layout.source)):
             part = layout.part(steps)
-            source = part.source.to(device)
-            x = self._embed(input_ids.flatten()[source], part.positions.to(device), token_dropout)
+            fill = device.type != "cpu" and at_once
+            plan = plan_pass(config, layout, steps, count=count, depth=depth, ends=ends, known=len(read), fill=fill)
+            plan = sent(plan, device)
+            x = self._embed(input_ids.flatten()[plan.tokens], plan, token_dropout)
             if memory is None:
-                memory = Memory(config, partial(self._memory_map, range(depth), x[:0]), layout, cache, x)
-            x, vectors, norms, attention = self._recur(steps, x, layout, memory, cache, depth, sentence_dropout, trace)
-            lengths = part.lengths
-            if not ends:
-                x, lengths = take_rows(x, part.predicting().to(device)), lengths - 1
+                memory = Memory(config, partial(self._memory_map, range(depth), x[:0]), plan, cache, count, x)
+            x, vectors, norms, attention = self._recur(plan, x, memory, cache, depth, sentence_dropout, trace)
+            x = x if plan.kept is None else take_rows(x, plan.kept)
             read = torch.cat((read, vectors)) if len(read) else vectors
-            if at_once and part.counts:
+            if plan.upper is not None:
                 if not depth:
                     x = F.dropout(x, config.embedding_dropout, self.training)
-                step = self._all_steps(layout, steps, lengths, read, range(depth, config.num_hidden_layers), x)
+                step = self._all_steps(plan.upper, read, range(depth, config.num_hidden_layers), x)
                 for layer in range(depth, config.num_hidden_layers):
                     x = self.blocks[layer](x, step)
             if cache is not None:
                 cache.seen_tokens += input_ids.shape[1]
-                cache.state["position"] = layout.last_position.to(device)
-                memory.save(cache, layout)
-            yield StreamOutput(part, self.final_norm(x), source, vectors, norms, attention)
+                cache.state["position"] = plan.last_position
+                memory.save(cache, plan)
+            yield StreamOutput(part, plan, self.final_norm(x), vectors, norms, attention)
             first = layout.sentences[max(0, steps.stop - config.memory_size)]
             read = read[max(0, len(read) + first - layout.sentences[steps.stop]) :]
 
     def _recur(
         self,
-        steps: range,
+        plan: Plan,
         embedded: Tensor,
-        layout: Layout,
         memory: Memory,
         cache: ThoughtCache | None,
         depth: int,
@@ -200,36 +202,47 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
     ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """The first `depth` layers, step by step: states [N, d], and what `StreamOutput` has of sentences."""
         config = self.config
-        lengths = [end - start for start, end in pairwise(layout.tokens[steps.start : steps.stop + 1])]
-        parts = list(embedded.split(lengths))
+        parts = list(embedded.split([of.size for of in plan.steps])) if plan.steps else []
         vectors, norms, attention = [embedded.new_zeros(0, config.hidden_size)], [embedded.new_zeros(0)], []
-        for place, k in enumerate(steps if depth else ()):
-            step, prefix = self._step(k, depth, layout, memory, cache)
+        maps = self._repeated(plan, depth, memory) if cache is None else []
+        for k, of in enumerate(plan.steps):
+            step, prefix = self._step(of, depth, memory, cache, len(plan.last_position))
             step.attention = [] if trace else None
-            x = self._seed(parts[place], k, layout, memory) if config.seeded else parts[place]
-            x = F.dropout(x, config.embedding_dropout, self.training)
+            x = F.dropout(self._seed(parts[k], of, memory), config.embedding_dropout, self.training)
             x = x if prefix is None else torch.cat((prefix, x))
-            before = len(x) - lengths[place]
+            before = len(x) - of.size
             for layer in range(depth):
+                step.maps = maps[layer][k] if maps else {}
                 x = self.blocks[layer](x, step)
                 if layer == config.recurrent_layers - 1:
-                    last = (before + layout.lengths[layout.step(k)].cumsum(0) - 1).to(x.device)
-                    vector, norm = self.sentence_head(take_rows(x, last), sentence_dropout)
+                    step.maps = maps[depth][k] if maps else {}
+                    vector, norm = self.sentence_head(take_rows(x, of.last), sentence_dropout, step)
                     vectors.append(controlled(vector, config.thought_control))
                     norms.append(norm)
-            ended = layout.ended[layout.step(k)]
-            further = bool(ended.any()) if cache is not None else k + 1 < len(layout.counts)
-            if config.recurrent_layers and further:
-                memory.write(vectors[-1], ended, keep=cache is not None)
-            parts[place] = x[before:] if before else x
+            if of.write is not None:
+                memory.write(vectors[-1], of.write, k)
+            parts[k] = x[before:] if before else x
             if step.attention:
                 attention.append(torch.stack(step.attention).mean(0)[before:])
         return torch.cat(parts) if parts else embedded, torch.cat(vectors), torch.cat(norms), attention
 
-    def _embed(self, ids: Tensor, positions: Tensor, token_dropout: float) -> Tensor:
-        """E[x] + P[position in the sentence], [N, d]; content tokens are dropped whole (B.2)."""
+    def _repeated(self, plan: Plan, depth: int, memory: Memory) -> list[list[dict[str, Part]]]:
+        """For training: the maps that all steps share, by layer and step; last, the sentence head's."""
+        if not torch.is_grad_enabled() or not plan.steps:
+            return []
+        memory.repeat(plan)
+        blocks: list[Any] = list(self.blocks[:depth])
+        maps = [block.repeated([len(of.sequences.place) for of in plan.steps]) for block in blocks]
+        if not self.config.recurrent_layers:
+            return maps
+        head = repeated(self.sentence_head.linear, [len(of.last) for of in plan.steps])
+        return [*maps, by_step({"head": head}, len(plan.steps))]
+
+    def _embed(self, ids: Tensor, plan: Plan, token_dropout: float) -> Tensor:
+        """E[x] + P[position in the sentence], [N, d], without E of a seeded start; words are dropped whole (B.2)."""
         config = self.config
-        x = self.embed(ids) + self.position_embed(positions)
+        x = self.embed(ids)
+        x = (x if plan.seeded is None else x.index_fill(0, plan.seeded, 0.0)) + self.position_embed(plan.positions)
         if self.training and token_dropout > 0:
             dropped = torch.rand(ids.shape, device=ids.device) < token_dropout
             for marker in (config.sentence_start_token_id, config.sentence_end_token_id, config.eos_token_id):
@@ -237,21 +250,16 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             x = x.masked_fill(dropped[:, None], 0.0)
         return x
 
-    def _seed(self, x: Tensor, k: int, layout: Layout, memory: Memory) -> Tensor:
-        """E[BOS] <- s_{t-1} at the start of a step's sentences [N, d] whose streams have a vector.
+    def _seed(self, x: Tensor, of: StepPlan, memory: Memory) -> Tensor:
+        """E[BOS] <- s_{t-1} at the start of those of a step's sentences [N, d] whose streams have one (E is left out).
 
         The paper's formula (section 2.2) replaces X_BOS, position included; here P[0] is added, as in the paper's text.
         """
-        lengths = layout.lengths[layout.step(k)]
-        fresh = memory.count[: len(lengths)] > 0
-        if k == 0:
-            fresh &= layout.read_before[: len(lengths)] == 0
-        if not bool(fresh.any()):
+        if of.begin is None:
             return x
-        begin = (lengths.cumsum(0) - lengths)[fresh].to(x.device)
-        seeds = first_rows(memory.seed, len(lengths))
-        seeds = seeds if bool(fresh.all()) else seeds[fresh.to(x.device)]
-        return x.index_copy(0, begin, (seeds + self.position_embed(begin.new_zeros(()))).to(x.dtype))
+        seeds = first_rows(memory.seed, len(of.last))
+        seeds = seeds if of.seeded is None else seeds[of.seeded]
+        return x.index_add(0, of.begin, seeds.to(x.dtype))
 
     def _memory_map(self, layers: range, like: Tensor) -> MemoryMap:
         """The map of vectors to keys and values in those of `layers` with cross-attention, for tokens `like` these."""
@@ -262,73 +270,38 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         return MemoryMap(maps, positions, like.dtype)
 
     def _step(
-        self, k: int, depth: int, layout: Layout, memory: Memory, cache: ThoughtCache | None
+        self, of: StepPlan, depth: int, memory: Memory, cache: ThoughtCache | None, batch: int
     ) -> tuple[Step, Tensor | None]:
         """The k-th sentences of all streams with the memory they read, and the vectors before them if there are any."""
-        config, device = self.config, memory.seed.device
-        lengths, read_before = layout.lengths[layout.step(k)], layout.read_before[layout.step(k)]
-        count = memory.count[: len(lengths)]
-        prefix, before = None, torch.zeros_like(lengths)
-        if config.memory == "prefix":
-            ranks = memory.ranks(len(lengths))
-            used = (ranks >= 0) & (read_before == 0)[:, None]  # an open sentence has read its prefix
-            before = used.sum(1)
-            vectors = memory.entries(len(lengths)) + memory.map.at(ranks)
-            prefix = vectors[used.to(device)].to(memory.seed.dtype)
-        step = Step(Ragged.of(lengths, before, device=device))
+        config, streams = self.config, len(of.last)
+        prefix = None
+        if of.prefix is not None:
+            entries = memory.entries(streams, of.young)
+            vectors = entries + memory.map.positions[: entries.shape[1]]
+            prefix = vectors.flatten(0, 1)[of.prefix].to(memory.seed.dtype)
+        step = Step(of.sequences, used=of.used, has_memory=of.has_memory)
         if cross := [layer for layer in config.cross_layers if layer < depth]:
-            used = memory.ranks(len(lengths)) >= 0
-            step.memory = dict(zip(cross, memory.keys_and_values(len(lengths))))
-            if not bool(used.all()):
-                step.used = readable(used).to(device)
-                step.has_memory = used.any(dim=1, keepdim=True).repeat_interleave(lengths, dim=0).to(device)
+            step.memory = dict(zip(cross, memory.keys_and_values(streams, of.young)))
         if cache is not None:
             room = config.memory_size if config.memory == "prefix" else 0
-            first = room - count if room else torch.zeros_like(count)
-            slots = first.repeat_interleave(before) + within(before)
-            end = room + read_before.repeat_interleave(lengths) + within(lengths)
-            streams = layout.streams[layout.step(k)]
-            rows = torch.cat((streams.repeat_interleave(before), streams.repeat_interleave(lengths)))
-            step.cache = OpenSentences(
-                state=cache.state,
-                batch=len(layout.last_position),
-                streams=streams.to(device),
-                rows=rows.to(device),
-                slots=torch.cat((slots, end)).to(device),
-                first=first.to(device),
-                size=room + config.max_sentence_tokens + 3,
-                end=int(end.max()) + 1,
-            )
+            assert of.open is not None
+            step.cache = OpenSentences(of.open, cache.state, batch, room + config.max_sentence_tokens + 3)
         return step, prefix
 
-    def _all_steps(
-        self, layout: Layout, steps: range, lengths: Tensor, vectors: Tensor, layers: range, x: Tensor
-    ) -> Step:
-        """All sentences of these steps of fresh streams at once, each with the window of vectors that it reads.
-
-        Args:
-            lengths: tokens of each sentence in `x`.
-            vectors: [n, d] of the latest sentences, up to the last one of these steps.
-        """
-        config, device = self.config, vectors.device
-        step = Step(Ragged.of(lengths, device=device, grouped=True))
+    def _all_steps(self, of: AllSteps, vectors: Tensor, layers: range, x: Tensor) -> Step:
+        """All sentences of some steps of fresh streams at once, each with the window of `vectors` [n, d] it reads."""
+        config = self.config
+        step = Step(of.sequences)
         cross = [layer for layer in layers if layer in config.cross_layers]
         if not cross:
             return step
-        memory_map, order = self._memory_map(layers, x), step.sequences.order.cpu()
-        read, age = windows(layout, config.memory_size, steps)
-        first = layout.sentences[steps.stop] - len(vectors)
-        read = (read - first).clamp(min=0)
-        window = config.memory_gradient_window
+        memory_map, window = self._memory_map(layers, x), config.memory_gradient_window
         entries = memory_map.entries(vectors.detach() if window == 0 else vectors)
-        if window and window < config.memory_size:  # older vectors are read from a second half, without gradients
+        if window and window < config.memory_size:
             entries = torch.cat((entries, memory_map.entries(vectors.detach())))
-            read = torch.where(age > window, read + len(vectors), read)
-        gathered = F.embedding(read[order].to(device), entries.flatten(1)).unflatten(-1, entries.shape[1:])
-        step.memory = dict(zip(cross, memory_map.keys_and_values(gathered, torch.arange(read.shape[1])[None])))
-        used = age > 0
-        step.used = readable(used)[order].to(device)
-        step.has_memory = used[:, :1].repeat_interleave(lengths, dim=0).to(device)
+        gathered = F.embedding(of.read, entries.flatten(1)).unflatten(-1, entries.shape[1:])
+        step.memory = dict(zip(cross, memory_map.keys_and_values(gathered)))
+        step.used, step.has_memory = of.used, of.has_memory
         return step
 
     # ------------------------------------------------------------------------------------- training and cost
@@ -346,14 +319,17 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         Raises:
             InputError: unbalanced markers, or a sentence longer than the table of positions.
         """
+        if cache is not None and not trace and can_read_one(self, input_ids, cache):
+            real = None if attention_mask is None else self.real_tokens(input_ids, attention_mask, cache)
+            return ThoughtGestaltEncoded(hidden=read_one(self, input_ids, real, cache), output=None)
         output = self._read(input_ids, attention_mask, cache=cache, trace=trace)
         return self._encoded(output, input_ids)
 
     @staticmethod
     def _encoded(output: StreamOutput, input_ids: Tensor) -> ThoughtGestaltEncoded:
-        hidden, places = output.hidden, output.source
+        hidden, places = output.hidden, output.plan.source
         if len(hidden) < len(places):  # only those that predict were asked for
-            places = places[output.layout.predicting().to(places.device)]
+            places = places[output.plan.predicting]
         flat = hidden.new_zeros(input_ids.numel(), hidden.shape[1]).index_copy(0, places, hidden)
         return ThoughtGestaltEncoded(hidden=flat.view(*input_ids.shape, -1), output=output)
 
@@ -413,10 +389,9 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
 
     def _norm_hinge(self, output: StreamOutput, labels: Tensor, weights: Tensor) -> Tensor:
         """Squared distances of the vectors' lengths from [0.9, 1.1], weighted by their sentences' targets."""
-        layout, norms = output.layout, output.norms
-        counted = (weights * (labels != IGNORED)).flatten()[output.source].to(norms.dtype)
-        sentence = torch.arange(len(norms)).repeat_interleave(layout.lengths).to(norms.device)
-        of_sentence = torch.zeros_like(norms).index_add(0, sentence, counted) * layout.ended.to(norms.device)
+        plan, norms = output.plan, output.norms
+        counted = (weights * (labels != IGNORED)).flatten()[plan.source].to(norms.dtype)
+        of_sentence = torch.zeros_like(norms).index_add(0, plan.sentence, counted) * plan.ended
         return (of_sentence * (F.relu(norms - 1.1) + F.relu(0.9 - norms)).square()).sum()
 
     @torch.no_grad()
@@ -459,10 +434,13 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
 
     def labels_loss(self, encoded: ThoughtGestaltEncoded, labels: Tensor) -> Tensor:
         """See `LatentThoughtModel.labels_loss`: starts of sentences are not predicted."""
+        if encoded.output is None:  # a single token predicts no other of this call
+            return encoded.hidden.new_zeros((), dtype=torch.float32)
         return self._cross_entropy(encoded.output, labels, self.target_weights({"labels": labels}))[0]
 
     def predicted_tokens(self, encoded: ThoughtGestaltEncoded, input_ids: Tensor, real: Tensor) -> Tensor:
         """See `LatentThoughtModel.predicted_tokens`: tokens that follow another one of their sentence."""
+        assert encoded.output is not None  # traces are of whole texts
         scored = torch.zeros(input_ids.numel(), dtype=torch.bool, device=input_ids.device)
         return scored.index_fill(0, encoded.output.predictions()[1], True).view_as(input_ids)
 
@@ -474,6 +452,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         the gates by cross layer. A model without cross-attention has no weights to show.
         """
         output = encoded.output
+        assert output is not None
         layout, length = output.layout, real.shape[1]
         attended = torch.full(real.shape, math.nan, device=real.device)
         gates = [self.blocks[i].memory_attention.gate.detach().float() for i in self.config.cross_layers]
@@ -483,10 +462,10 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             for weights, lengths in zip(output.attention, layout.lengths.split(layout.counts))
             for part in weights.split(lengths.tolist())
         ]
-        columns = (output.source % length).split(layout.lengths.tolist())
+        columns = (output.plan.source % length).split(layout.lengths.tolist())
         for i, stream in enumerate(layout.streams.tolist()):
             count = min(len(reads[stream]), self.config.memory_size)
-            read = of_sentence[i][:, -count:] if of_sentence and count else attended.new_zeros(len(columns[i]), 1)
+            read = of_sentence[i][:, :count] if of_sentence and count else attended.new_zeros(len(columns[i]), 1)
             attended[stream, columns[i]] = read.amax(-1).to(attended.dtype)
             reads[stream].append(read.mean(0)[:count])
             if layout.ended[i] and len(output.vectors):
@@ -520,3 +499,9 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             kwargs.setdefault("bos_token_id", self.config.sentence_start_token_id)
         processors = LogitsProcessorList([*(logits_processor or []), SentenceMarkers(self.config)])
         return super().generate(inputs, generation_config, logits_processor=processors, **kwargs)
+
+
+def _of_streams(count: Tensor | None, layout: Layout) -> Tensor:
+    """[R] on the host, the vectors that a cache has of the streams with a sentence; `count` [B] is its own."""
+    streams = layout.streams[: layout.counts[0] if layout.counts else 0]
+    return torch.zeros_like(streams) if count is None else count.cpu()[streams]

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mentalese.data.batch import Batch
-from mentalese.families.thought_gestalt.blocks import CrossAttention, SelfAttention
+from mentalese.families.thought_gestalt.blocks import CrossAttention, SelfAttention, Step
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
 from mentalese.families.thought_gestalt.model import ThoughtGestaltForCausalLM
 from mentalese.nn.loss import IGNORED
@@ -49,7 +49,7 @@ def hidden_states_reference(model: ThoughtGestaltForCausalLM, input_ids: Tensor)
         for layer, block in enumerate(model.blocks):
             x = _block(block, x, read, config)
             if layer == config.vector_layer and config.memory != "none":
-                vector, norm = model.sentence_head(x[torch.arange(len(x)), last.clamp(min=0)], 0.0)
+                vector, norm = model.sentence_head(x[torch.arange(len(x)), last.clamp(min=0)], 0.0, Step())
                 memory.append(vector)
                 norms.append(norm)
         outputs.append(model.final_norm(x[:, prefix:]))
@@ -112,7 +112,7 @@ def _block(block: Any, x: Tensor, read: list[Tensor], config: ThoughtGestaltConf
     else:
         x = x + attend(x)
         x = x + look(x)
-    return x + block.mlp(block.mlp_norm(x))
+    return x + block.mlp(x, Step(), block.mlp_norm)
 
 
 def _self_attention(module: SelfAttention, x: Tensor) -> Tensor:

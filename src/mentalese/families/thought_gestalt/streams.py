@@ -109,11 +109,12 @@ def find_sentences(
     """
     if not input_ids.numel():
         raise InputError(f"input_ids has the shape {list(input_ids.shape)}: pass at least one token")
-    input_ids, length = input_ids.cpu(), input_ids.shape[1]  # everything data-dependent is decided on the CPU, here
-    real = input_ids != config.pad_token_id
+    length = input_ids.shape[1]
     if attention_mask is not None:
         check_width(attention_mask, length)
-        real = real & attention_mask.cpu().bool()
+        input_ids = torch.where(attention_mask.bool(), input_ids, config.pad_token_id)
+    input_ids = input_ids.cpu()  # everything data-dependent is decided on the CPU, here
+    real = input_ids != config.pad_token_id
     first_position = input_ids.new_zeros(len(input_ids)) if first_position is None else first_position.cpu()
     begins = real & (input_ids == config.sentence_start_token_id)
     ends = real & (input_ids == config.sentence_end_token_id)
@@ -165,6 +166,9 @@ def find_sentences(
     )
 
 
+_INSIDE, _STARTED, _FULL, _ENDED, _ENDED_DOCUMENT = range(5)  # where the next token of a stream is; two are forced
+
+
 class SentenceMarkers(LogitsProcessor):
     """Keeps generated streams well-formed: after the end of a sentence a new one starts, after EOD the sentence ends.
 
@@ -176,18 +180,31 @@ class SentenceMarkers(LogitsProcessor):
 
     def __init__(self, config: ThoughtGestaltConfig) -> None:
         self.config = config
+        self.tables: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         config = self.config
+        if self.tables is None:
+            self.tables = self._tables(scores)
+        kinds, added = self.tables
+        column = torch.arange(input_ids.shape[1], device=scores.device)
+        start = ((input_ids == config.sentence_start_token_id) * column).amax(1, keepdim=True)
+        words = ((input_ids != config.pad_token_id) & (column > start)).sum(1)
+        kind = kinds[input_ids[:, -1]]
+        kind = torch.where((kind == _INSIDE) & (words >= config.max_sentence_tokens), _FULL, kind)
+        changes = added[kind]
+        return torch.where((kind >= _ENDED)[:, None], changes, scores + changes)
+
+    def _tables(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """What follows a token [vocabulary], and what is added to the scores of the next one then [5, vocabulary]."""
+        config = self.config
         bos, eos, eod = config.sentence_start_token_id, config.sentence_end_token_id, config.eos_token_id
-        started = (input_ids == bos).cumsum(1)
-        lexical = (started == started[:, -1:]) & (input_ids != bos) & (input_ids != config.pad_token_id)
-        full = lexical.sum(1, keepdim=True) >= config.max_sentence_tokens
-        token = torch.arange(scores.shape[-1], device=scores.device)
-        banned = (token == bos) | (token == config.pad_token_id) | (full & (token != eos) & (token != eod))
-        banned |= (input_ids[:, -1:] == bos) & ((token == eos) | (token == eod))
-        scores = scores.masked_fill(banned, -math.inf)
-        for after, forced in ((eos, bos), (eod, eos)):
-            only = torch.where(token == forced, 0.0, -math.inf).to(scores.dtype)
-            scores = torch.where(input_ids[:, -1:] == after, only, scores)
-        return scores
+        kinds = torch.full((scores.shape[-1],), _INSIDE)
+        kinds[bos], kinds[eos], kinds[eod] = _STARTED, _ENDED, _ENDED_DOCUMENT
+        added = torch.zeros(5, scores.shape[-1], dtype=scores.dtype)
+        added[_INSIDE, [bos, config.pad_token_id]] = -math.inf
+        added[_STARTED, [bos, config.pad_token_id, eos, eod]] = -math.inf
+        for kind, allowed in ((_FULL, [eos, eod]), (_ENDED, [bos]), (_ENDED_DOCUMENT, [eos])):
+            added[kind] = -math.inf
+            added[kind, allowed] = 0.0
+        return kinds.to(scores.device), added.to(scores.device)

@@ -1,0 +1,122 @@
+"""Maps that a pass applies step by step, and whose weights get their gradients once.
+
+Autograd multiplies a gradient of the weights out for each use and adds it to those before. Here each use hands its
+input and its output's gradient on, as the gradients of its rows of two tensors that stand for those of all uses, and
+the weights' gradient is one product of the two.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from mentalese.models.hf import ResidualLinear
+from mentalese.nn.linear import is_plain
+
+
+class Part(NamedTuple):
+    """One use of a map: its weights as constants, and rows for gradients; these are its bias where that is `None`."""
+
+    weight: Tensor
+    bias: Tensor | None
+    rows: Tensor
+    inputs: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[n, in] to [n, out]; to be called once in a pass."""
+        return _Use.apply(x.to(self.weight.dtype), *self)
+
+
+def parts(weight: Tensor, bias: Tensor, sizes: list[int]) -> list[Part]:
+    """A linear map for N rows in parts of these sizes.
+
+    Args:
+        weight: [out, in].
+        bias: [out], or [N, out] if each row has its own.
+    """
+    rows, inputs = _Collect.apply(weight, bias.expand(sum(sizes), len(weight)))
+    constant, shared = weight.detach(), bias.detach() if bias.ndim == 1 else None
+    return [Part(constant, shared, *of) for of in zip(rows.split(sizes), inputs.split(sizes))]
+
+
+class _Use(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor, inputs: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.addmm(rows, x, weight.t()) if bias is None else F.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        return gradient @ weight if ctx.needs_input_grad[0] else None, None, None, gradient, x
+
+
+class _Collect(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return rows.view_as(rows), weight.new_empty(()).expand(len(rows), weight.shape[1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, inputs: Tensor) -> tuple[Tensor | None, ...]:
+        return gradient.t() @ inputs if ctx.needs_input_grad[0] else None, gradient
+
+
+def repeated(
+    module: nn.Linear, sizes: list[int], *, norm: nn.LayerNorm | None = None, scale: Tensor | None = None
+) -> list[Part] | None:
+    """The map `module` for parts of these sizes; `None` where only a call is right (`is_plain`).
+
+    Args:
+        norm: a layer norm whose weights are to be part of the map that follows it.
+        scale: a factor of what it returns.
+    """
+    if not is_plain(module, nn.Linear, ResidualLinear) or not (norm is None or is_plain(norm, nn.LayerNorm)):
+        return None
+    weight: Tensor = module.weight
+    bias: Tensor = module.bias
+    if norm is not None:
+        weight, bias = weight * norm.weight, bias + weight @ norm.bias
+    if scale is not None:
+        weight, bias = scale[:, None] * weight, scale * bias
+    return parts(in_autocast(weight), in_autocast(bias), sizes)
+
+
+def by_step(maps: dict[str, list[Part] | None], steps: int) -> list[dict[str, Part]]:
+    """The parts of each step, by name; without the maps that are called."""
+    return [{name: of[k] for name, of in maps.items() if of is not None} for k in range(steps)]
+
+
+def in_autocast(weight: Tensor) -> Tensor:
+    """In autocast's dtype if it is on, which only caches casts of parameters and would cast this in each use."""
+    device = weight.device.type
+    return weight.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else weight
+
+
+def unit(s: Tensor) -> tuple[Tensor, Tensor]:
+    """[n, d] divided by their lengths, and the lengths [n]."""
+    return _Unit.apply(s)
+
+
+class _Unit(torch.autograd.Function):
+    """With y = s / |s| the gradient of s is (g - y (y g)) / |s|, and that of |s| is y."""
+
+    @staticmethod
+    def forward(ctx: Any, s: Tensor) -> tuple[Tensor, Tensor]:
+        norm = s.norm(dim=-1, keepdim=True)
+        at_least = norm.clamp(min=1e-6)
+        y = s / at_least
+        ctx.save_for_backward(y, at_least)
+        return y, norm[:, 0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_y: Tensor, of_norm: Tensor) -> Tensor:
+        y, norm = ctx.saved_tensors
+        along = torch.addcmul((of_y * y).sum(-1, keepdim=True), of_norm[:, None], norm, value=-1)
+        return torch.addcmul(of_y, y, along, value=-1) / norm
