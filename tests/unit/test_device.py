@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mentalese.nn.transfer import send
 from mentalese.testing.device import DEVICE, PretendedDevice, RefusedError
 
 
@@ -102,6 +103,7 @@ def test_a_wait_is_counted(device: PretendedDevice, waits: Callable[[Tensor, Ten
         lambda here, there: torch.full((3,), 2, device=DEVICE) + torch.arange(3, device=DEVICE),
         lambda here, there: here.repeat_interleave(here.long(), output_size=3),
         lambda here, there: there.pin_memory().to(DEVICE, non_blocking=True),
+        lambda here, there: send(there, torch.device(DEVICE)),
         lambda here, there: there.sum().item() + len(there.nonzero()),
     ],
 )

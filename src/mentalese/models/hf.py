@@ -63,7 +63,7 @@ class ThoughtCache(Cache):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         super().batch_select_indices(indices)
-        self._move(lambda value: value[indices])
+        self._move(lambda value: value[indices.to(value.device)])
 
     def reset(self) -> None:
         super().reset()
@@ -465,6 +465,28 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
             model_kwargs["use_cache"] = generation_config.use_cache = False
         elif generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
             model_kwargs["past_key_values"] = self.new_cache()
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        past_key_values: ThoughtCache | None = None,
+        attention_mask: Tensor | None = None,
+        is_first_iteration: bool | None = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """transformers' hook for each token. What `generate` has added itself is no padding, so it goes without a mask,
+        in which a model would have to look for some; padding before it is in the cache."""
+        if not is_first_iteration and past_key_values is not None and past_key_values.seen_tokens:
+            attention_mask = None
+        return super().prepare_inputs_for_generation(
+            input_ids,
+            next_sequence_length=next_sequence_length,
+            past_key_values=past_key_values,
+            attention_mask=attention_mask,
+            is_first_iteration=is_first_iteration,
+            **kwargs,
+        )
 
     def trace(self, input_ids: Tensor, attention_mask: Tensor | None, encoded: Any) -> list[ThoughtTrace]:
         """A trace per row: what every model has (`text_traces`), filled by the family."""

@@ -144,7 +144,7 @@ class _Calls(TorchFunctionMode):
             if func in (_WHERE["is_cuda"], _WHERE["is_cpu"]):
                 return device.has(args[0]) == (func == _WHERE["is_cuda"])
             return func(*args, **kwargs)
-        if name == "_parse_to":  # of a module's `to`, which then moves its tensors
+        if func is torch.device or name == "_parse_to":  # the latter reads arguments of a module's `to`
             return func(*args, **kwargs)
         target = _target(name, args, kwargs, device)
         args, kwargs = tree_map(lambda x: _HOST if _is_device(x) else x, (args, kwargs))
@@ -159,13 +159,15 @@ class _Calls(TorchFunctionMode):
         if name == "is_pinned" and first is not None:
             return device.is_pinned(first)
         if name in ("to", "cpu", "type_as", *_MADE) and target is not None and target != here:
-            if first is None:
+            made = func(*args, **kwargs)
+            if not made.numel():
+                pass  # nothing to copy
+            elif first is None:
                 device.wait(f"to the device by {name}")
             elif here:
                 device.wait("to the host")
             elif not (device.is_pinned(first) and kwargs.get("non_blocking")):
                 device.wait("to the device, not pinned or not asynchronous")
-            made = func(*args, **kwargs)
             return device.moved(made, target)
         if name == "new_tensor" and here and not any(isinstance(x, Tensor) for x in tree_leaves(args[1:])):
             device.wait("to the device by new_tensor")
