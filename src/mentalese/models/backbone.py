@@ -88,7 +88,8 @@ WINDOWED = (
 )
 """Types with windows that take the masks of `attention_masks`."""
 
-_MASKED = (*WINDOWED, "gpt2", "gpt_neox", "llama")  # types that take a mask of pairs
+PAIRED = (*WINDOWED, "gpt2", "gpt_neox", "llama")
+"""Types that take a mask of pairs, and embeddings for tokens."""
 
 
 def attention_masks(config: Any, mask: Tensor, positions: Tensor, start: int, dtype: torch.dtype) -> Any:
@@ -111,7 +112,7 @@ def attention_masks(config: Any, mask: Tensor, positions: Tensor, start: int, dt
         InputError: windows with an implementation of attention that takes no such masks.
     """
     window, kind = sliding_window(config), config._attn_implementation
-    if window is None and (kind not in ("sdpa", "eager") or config.model_type not in _MASKED):
+    if window is None and (kind not in ("sdpa", "eager") or config.model_type not in PAIRED):
         return mask.long()
     if kind not in ("sdpa", "eager"):
         raise InputError(
