@@ -34,30 +34,38 @@ ROUNDING = 0.02  # versions of torch and transformers differ by a few kernels
 
 
 def counted(name: str, corpus: Path) -> dict[str, tuple[Counts, int]]:
-    """Of each piece of work, what it asks of the device and among how many it is to be divided."""
+    """Of each piece of work, what it asks of the device and among how many it is to be divided.
+
+    Scores and texts must be those of the host: what is done otherwise on a device, so as not to wait, is the same.
+    """
     recipe = shrink(get_recipe(name), corpus)
     recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, log_every=100, eval_every=100))
-    run, found = Run(recipe, corpus.with_name("run"), Parallel(0, 1, 0, torch.device("cpu")), show=False), {}
-    with PretendedDevice() as device:
-        run.model.to(DEVICE)
+    run = Run(recipe, corpus.with_name("run"), Parallel(0, 1, 0, torch.device("cpu")), show=False)
+    device, model, plain = PretendedDevice(), run.model, hugging_face_model(run.model)
+    with device:
+        model.to(DEVICE)
         run.parallel = Parallel(0, 1, 0, DEVICE)
         steps = [device.count(lambda: _one_step(run)) for _ in range(2)]
-        found["step"] = steps[1], 1  # the first one also makes the optimiser's moments
-        batch, model = to_device(run.plan.batch(0), DEVICE), run.model.eval()
-        found["score"] = device.count(lambda: model.nll_parts(batch)), 1
-        plain = hugging_face_model(model)
-        for field, value in NOT_CAUSAL.get(name, {}).items():
-            setattr(plain.config, field, value)
-        prompts = to_device(recipe.layout.encode_prompts(PROMPTS, run.tokenizer, recipe.data), DEVICE)
+    found = {"step": (steps[1], 1)}  # the first one also makes the optimiser's moments
+
+    batch, scores = run.plan.batch(0), []
+    model.eval()
+    with device:
+        there = to_device(batch, DEVICE)
+        found["score"] = device.count(lambda: scores.append(model.token_nll(there))), 1
+    torch.testing.assert_close(scores[0], model.token_nll(batch), atol=1e-4, rtol=1e-4)
+
+    for field, value in NOT_CAUSAL.get(name, {}).items():
+        setattr(plain.config, field, value)
+    prompts, texts, counts = recipe.layout.encode_prompts(PROMPTS, run.tokenizer, recipe.data), [], []
+    for new in NEW:
         options = {"do_sample": False, "pad_token_id": run.tokenizer.pad_token_id}
-
-        def text(new: int) -> Counts:
-            lengths = {"min_new_tokens": new, "max_new_tokens": new}
-            return device.count(lambda: plain.generate(**prompts, **options, **lengths))
-
-        short, long = (text(new) for new in NEW)
-        found["token"] = long - short, NEW[1] - NEW[0]
-    return found
+        options |= {"min_new_tokens": new, "max_new_tokens": new}
+        with device:
+            there = to_device(prompts, DEVICE)
+            counts.append(device.count(lambda: texts.append(plain.generate(**there, **options))))  # noqa: B023
+    assert torch.equal(texts[-1], plain.generate(**prompts, **options))
+    return found | {"token": (counts[1] - counts[0], NEW[1] - NEW[0])}
 
 
 def _one_step(run: Run) -> None:

@@ -472,19 +472,18 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
         next_sequence_length: int | None = None,
         past_key_values: ThoughtCache | None = None,
         attention_mask: Tensor | None = None,
-        is_first_iteration: bool | None = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """transformers' hook for each token. What `generate` has added itself is no padding, so it goes without a mask,
         in which a model would have to look for some; padding before it is in the cache."""
-        if not is_first_iteration and past_key_values is not None and past_key_values.seen_tokens:
+        first = kwargs.get("is_first_iteration", False)
+        if not first and past_key_values is not None and past_key_values.seen_tokens:
             attention_mask = None
         return super().prepare_inputs_for_generation(
             input_ids,
             next_sequence_length=next_sequence_length,
             past_key_values=past_key_values,
             attention_mask=attention_mask,
-            is_first_iteration=is_first_iteration,
             **kwargs,
         )
 
@@ -523,13 +522,10 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
         return attention_mask[:, -input_ids.shape[1] :].bool()
 
     @staticmethod
-    def check_rows(real: Tensor) -> None:
-        """Raises `InputError` if a row of `real` [batch, length] is padding alone."""
-        empty = ~real.any(1)
-        if bool(empty.any()):
-            raise InputError(
-                f"attention_mask[{int(empty.nonzero()[0])}] is 0 throughout: every row needs a token, remove it"
-            )
+    def check_rows(tokens: list[int]) -> None:
+        """Raises `InputError` if a row has no tokens, that is padding alone."""
+        if 0 in tokens:
+            raise InputError(f"attention_mask[{tokens.index(0)}] is 0 throughout: every row needs a token, remove it")
 
 
 def _batch(input_ids: Tensor, attention_mask: Tensor | None, labels: Tensor) -> Batch:

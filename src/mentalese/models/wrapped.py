@@ -241,7 +241,7 @@ class LayeredDecoder(WrappedDecoder):
             if layout.mask is None and cache is None:
                 mask = torch.ones_like(input_ids)
             elif layout.mask is not None and layout.positions is not None and self._window is None:
-                dtype = self.get_input_embeddings().weight.dtype
+                dtype = self.backbone.dtype
                 past = layout.mask.shape[1] - input_ids.shape[1]
                 mask = attention_masks(self.backbone.config, layout.mask, layout.positions, past, dtype)
         output = self.backbone.base_model(

@@ -203,7 +203,8 @@ class Encoder(nn.Module):
         """
         count = len(self.queries)
         x = torch.cat((self.queries.to(tokens.dtype).expand(len(tokens), -1, -1), tokens), dim=1)
-        seen = None if bool(read.all()) else F.pad(read, (count, 0), value=True)[:, None, None]
+        everything = read.device.type == "cpu" and bool(read.all())  # a GPU is not waited for
+        seen = None if everything else F.pad(read, (count, 0), value=True)[:, None, None]
         layers = count // len(packed.latent_rotary[0])
         rotary = [torch.cat((z.repeat(layers, 1), x[0, 0])) for z, x in zip(packed.latent_rotary, packed.rotary)]
         for block in self.blocks:

@@ -222,7 +222,7 @@ def fit(
                 kls.append(kl.detach())
                 live = _still(live, nlls, kls, counts, config.tolerance)
                 # Ranks with sharded weights take each step together, also those without targets.
-                if (config.tolerance is not None or not together) and _none(live, together):
+                if (config.tolerance is not None or not (together or step)) and _none(live, together):
                     break
                 count, inputs = len(search.parameters), [*search.parameters, *extra]
                 slopes = torch.autograd.grad(total + kl.sum(), inputs, allow_unused=bool(extra))
@@ -289,14 +289,13 @@ def _none(live: Tensor, together: bool) -> bool:
 
 def check_finite(elbo: Tensor, rate: str) -> None:
     """Raises `FloatingPointError` if an ELBO [B] or [steps, B] is not finite; `rate` is the setting to lower."""
-    broken = (~elbo.isfinite()).nonzero().tolist()
-    if broken:
-        *step, row = broken[0]
-        place = f" at fast step {step[0]}" if step else ""
-        raise FloatingPointError(
-            f"the ELBO of row {row} is {float(elbo[tuple(broken[0])])}{place}: lower {rate}, or check the weights "
-            "and this row"
-        )
+    steps = elbo.detach().view(-1, elbo.shape[-1]).tolist()
+    for step, row, value in ((s, r, v) for s, values in enumerate(steps) for r, v in enumerate(values)):
+        if not math.isfinite(value):
+            place = f" at fast step {step}" if elbo.ndim > 1 else ""
+            raise FloatingPointError(
+                f"the ELBO of row {row} is {value}{place}: lower {rate}, or check the weights and this row"
+            )
 
 
 class _Variational:

@@ -43,7 +43,7 @@ from mentalese.models.contract import LossOutput
 from mentalese.models.hf import Encoded, LatentThoughtModel, ThoughtCache
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
 from mentalese.nn.noise import Noise, shared_seed
-from mentalese.nn.packing import pack
+from mentalese.nn.packing import front
 from mentalese.nn.rotary import rotary_table
 
 _HIGHEST = 0.999  # largest mask probability for SEDD's sigma, which is infinite at 1
@@ -112,8 +112,9 @@ class MaskedDiffusionLM(LatentThoughtModel):
         positions, visible = torch.arange(input_ids.shape[1], device=input_ids.device)[None], None
         real = self.real_tokens(input_ids, attention_mask, None)
         if attention_mask is not None:
-            self.check_rows(real)
-            if not bool(real.all()):
+            tokens = real.sum(1).tolist()
+            self.check_rows(tokens)
+            if min(tokens) < input_ids.shape[1]:
                 positions, visible = real.cumsum(1) - 1, real[:, None, None]
         rotary = rotary_table(positions[:, None], config.hidden_size // config.num_attention_heads, config.rope_theta)
         mask = self.mask_embed(input_ids.new_zeros(()))
@@ -148,7 +149,7 @@ class MaskedDiffusionLM(LatentThoughtModel):
         ids, labels, mask = batch["input_ids"], batch["labels"], batch.get("attention_mask")
         columns = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         if mask is not None:
-            columns, _ = pack(mask != 0, ids.shape[1])
+            columns = front(mask != 0, ids.shape[1])
             ids, labels, mask = (x.gather(1, columns) for x in (ids, labels, mask))
             labels = labels.masked_fill(mask == 0, IGNORED)
         return ids, F.pad(labels[:, 1:], (1, 0), value=IGNORED), mask, columns
