@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mentalese.nn.loss import IGNORED
-from mentalese.nn.packing import PackedRows, pack
+from mentalese.nn.packing import PackedRows, filled, front, pack
 
 LEFT, RIGHT, INSIDE = [[0, 0, 1, 1], [0, 1, 1, 1]], [[1, 1, 0, 0], [1, 1, 1, 0]], [[1, 0, 1, 1], [1, 1, 0, 1]]
 BOTH, NONE, EMPTY = [[0, 1, 0, 1], [1, 1, 1, 1]], [[1, 1, 1, 1]], [[0, 0, 0, 0], [0, 0, 0, 0]]
@@ -109,9 +109,9 @@ def test_packing_keeps_the_chosen_columns_in_order(mask: list[list[int]], room: 
     keep = real_of(mask)
     longest = int(keep.sum(1).max())
     size = min(longest + room, keep.shape[1]) if room else None
-    columns, real = pack(keep, size)
+    columns, real = (front(keep, size), filled(keep, size)) if size else pack(keep)
     assert columns.shape == (len(keep), size or longest)
-    assert (real is None) == bool((keep.sum(1) == columns.shape[1]).all())
+    assert size or (real is None) == bool((keep.sum(1) == columns.shape[1]).all())
     for row, places in enumerate(keep):
         chosen = places.nonzero()[:, 0]
         assert torch.equal(columns[row, : len(chosen)], chosen)

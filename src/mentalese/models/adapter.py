@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -45,9 +46,10 @@ class CausalLMAdapter(Contract, nn.Module):
     def final_hidden_states(self, batch: Batch) -> Tensor:
         mask = batch.get("attention_mask")
         positions = None if mask is None else (mask.cumsum(1) - 1).clamp(min=0)
-        output = self.model.base_model(
-            input_ids=batch["input_ids"], attention_mask=mask, position_ids=positions, use_cache=False
-        )
+        ids = batch["input_ids"]
+        # Without a mask, transformers would look for padding in the tokens and for several texts in the positions.
+        mask = torch.ones_like(ids) if mask is None else mask
+        output = self.model.base_model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
         return output.last_hidden_state
 
     def forward_flops(self, batch: Batch) -> int:

@@ -86,11 +86,17 @@ WINDOWED = (
     *("exaone4", "gemma3_text", "gpt_oss", "ministral", "mistral", "mixtral", "olmo3", "phi3", "qwen2", "qwen3"),
     *("smollm3", "starcoder2"),
 )
-"""Types that take the masks of `attention_masks`."""
+"""Types with windows that take the masks of `attention_masks`."""
+
+PAIRED = (*WINDOWED, "gpt2", "gpt_neox", "llama")
+"""Types that take a mask of pairs, and embeddings for tokens."""
 
 
 def attention_masks(config: Any, mask: Tensor, positions: Tensor, start: int, dtype: torch.dtype) -> Any:
     """What a decoder takes as `attention_mask`, with windows that count a row's tokens instead of columns.
+
+    It is made of pairs where the decoder takes that: transformers waits for a GPU to know whether one of columns has
+    padding.
 
     Args:
         config: the decoder's; of a type in `WINDOWED`, if it has windows.
@@ -100,13 +106,13 @@ def attention_masks(config: Any, mask: Tensor, positions: Tensor, start: int, dt
         dtype: of the hidden states.
 
     Returns:
-        The mask as int64 [B, m] without windows; else [B, 1, m - start, m] or these by the kind of layer.
+        [B, 1, m - start, m], or these by the kind of layer; of another decoder the mask as int64 [B, m].
 
     Raises:
         InputError: windows with an implementation of attention that takes no such masks.
     """
     window, kind = sliding_window(config), config._attn_implementation
-    if window is None:
+    if window is None and (kind not in ("sdpa", "eager") or config.model_type not in PAIRED):
         return mask.long()
     if kind not in ("sdpa", "eager"):
         raise InputError(
@@ -117,12 +123,16 @@ def attention_masks(config: Any, mask: Tensor, positions: Tensor, start: int, dt
     now = column[start:, None]
     # A column of padding attends to itself: a row without any key has no softmax.
     full = ((column <= now) & mask[:, None]) | (column == now)
-    near = full & (positions[:, start:, None] - positions[:, None] < window)
-    masks = {"full_attention": full[:, None], "sliding_attention": near[:, None]}
+    masks = {"full_attention": full[:, None]}
+    if window is not None:
+        near = full & (positions[:, start:, None] - positions[:, None] < window)
+        masks["sliding_attention"] = near[:, None]
     if kind == "eager":  # which adds it to the scores
         lowest = torch.finfo(dtype).min
         masks = {name: torch.zeros_like(m, dtype=dtype).masked_fill(~m, lowest) for name, m in masks.items()}
-    return masks if getattr(config, "layer_types", None) else masks["sliding_attention"]
+    if window is not None and getattr(config, "layer_types", None):
+        return masks
+    return masks["full_attention" if window is None else "sliding_attention"]
 
 
 def build_decoder(where: str, config: Any, attn_implementation: str | None = None) -> PreTrainedModel:

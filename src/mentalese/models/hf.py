@@ -63,7 +63,7 @@ class ThoughtCache(Cache):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         super().batch_select_indices(indices)
-        self._move(lambda value: value[indices])
+        self._move(lambda value: value[indices.to(value.device)])
 
     def reset(self) -> None:
         super().reset()
@@ -466,6 +466,27 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
         elif generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
             model_kwargs["past_key_values"] = self.new_cache()
 
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        past_key_values: ThoughtCache | None = None,
+        attention_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """transformers' hook for each token. What `generate` has added itself is no padding, so it goes without a mask,
+        in which a model would have to look for some; padding before it is in the cache."""
+        first = kwargs.get("is_first_iteration", False)
+        if not first and past_key_values is not None and past_key_values.seen_tokens:
+            attention_mask = None
+        return super().prepare_inputs_for_generation(
+            input_ids,
+            next_sequence_length=next_sequence_length,
+            past_key_values=past_key_values,
+            attention_mask=attention_mask,
+            **kwargs,
+        )
+
     def trace(self, input_ids: Tensor, attention_mask: Tensor | None, encoded: Any) -> list[ThoughtTrace]:
         """A trace per row: what every model has (`text_traces`), filled by the family."""
         with torch.no_grad():
@@ -501,13 +522,10 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
         return attention_mask[:, -input_ids.shape[1] :].bool()
 
     @staticmethod
-    def check_rows(real: Tensor) -> None:
-        """Raises `InputError` if a row of `real` [batch, length] is padding alone."""
-        empty = ~real.any(1)
-        if bool(empty.any()):
-            raise InputError(
-                f"attention_mask[{int(empty.nonzero()[0])}] is 0 throughout: every row needs a token, remove it"
-            )
+    def check_rows(tokens: list[int]) -> None:
+        """Raises `InputError` if a row has no tokens, that is padding alone."""
+        if 0 in tokens:
+            raise InputError(f"attention_mask[{tokens.index(0)}] is 0 throughout: every row needs a token, remove it")
 
 
 def _batch(input_ids: Tensor, attention_mask: Tensor | None, labels: Tensor) -> Batch:

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from mentalese.errors import InputError
 from mentalese.models.backbone import (
+    PAIRED,
+    attention_masks,
     attention_width,
     build_decoder,
     check_full_attention,
@@ -102,12 +104,14 @@ class TokenLayout:
         real: bool [B, L]; `None` if no row has padding, and so the next two.
         mask: bool [B, all tokens so far].
         positions: [B, L], counted from each row's first token.
+        on_host: int64 [2, B] on the host: tokens read before and in this call.
     """
 
     seen: Tensor | int
     real: Tensor | None = None
     mask: Tensor | None = None
     positions: Tensor | None = None
+    on_host: Tensor | None = None
 
 
 class WrappedDecoder(LatentThoughtModel):
@@ -191,20 +195,27 @@ class LayeredDecoder(WrappedDecoder):
         return nn.ModuleList(type(self.layers[0])(self.backbone.config, layer_idx=i) for i in indices)
 
     def token_layout(self, input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache | None) -> TokenLayout:
-        """Where the padding of this call and of those before it is; the cache remembers it."""
-        real = None if attention_mask is None else self.real_tokens(input_ids, attention_mask, cache)
+        """Where the padding of this call and of those before it is; the cache remembers it.
+
+        A GPU is waited for once if there is an `attention_mask`.
+        """
         past, state = (0, {}) if cache is None else (cache.seen_tokens, cache.state)
-        if "mask" not in state and (real is None or bool(real.all())):
-            self.check_length(None, past + input_ids.shape[1])
+        rows, length = input_ids.shape
+        real, now = self.real_tokens(input_ids, attention_mask, cache), torch.full((rows,), length)
+        if attention_mask is not None:
+            now = real.sum(1).cpu()
+        if "mask" not in state and bool((now == length).all()):
+            self.check_length(None, past + length)
             return TokenLayout(past)
-        before = state.get("mask", input_ids.new_ones(len(input_ids), past, dtype=torch.bool))
-        real = torch.ones_like(input_ids, dtype=torch.bool) if real is None else real
+        before = state.get("mask", input_ids.new_ones(rows, past, dtype=torch.bool))
+        seen = state.get("tokens", torch.full((rows,), past))  # on the host
         mask = torch.cat((before, real), dim=1)
         self.check_length(mask, mask.shape[1])
         self._check_window(mask)
         if cache is not None:
-            state["mask"] = mask
-        return TokenLayout(before.sum(1), real, mask, (mask.cumsum(1) - 1).clamp(min=0)[:, past:])
+            state["mask"], state["tokens"] = mask, seen + now
+        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, past:]
+        return TokenLayout(before.sum(1), real, mask, positions, torch.stack((seen, now)))
 
     def _check_window(self, mask: Tensor) -> None:
         """Refuses padding between a row's tokens, which would take room in a window that counts columns.
@@ -223,9 +234,19 @@ class LayeredDecoder(WrappedDecoder):
 
     def run_backbone(self, input_ids: Tensor, layout: TokenLayout, cache: ThoughtCache | None, **options: Any) -> Any:
         """The backbone's output, `last_hidden_state` [B, L, d]; its layers get the `options`. The cache moves on."""
+        mask, tokens = None if layout.mask is None else layout.mask.long(), {"input_ids": input_ids}
+        if self.backbone.config.model_type in PAIRED:  # in which transformers need not look for padding
+            if cache is not None:
+                tokens = {"inputs_embeds": self.get_input_embeddings()(input_ids)}
+            if layout.mask is None and cache is None:
+                mask = torch.ones_like(input_ids)
+            elif layout.mask is not None and layout.positions is not None and self._window is None:
+                dtype = self.backbone.dtype
+                past = layout.mask.shape[1] - input_ids.shape[1]
+                mask = attention_masks(self.backbone.config, layout.mask, layout.positions, past, dtype)
         output = self.backbone.base_model(
-            input_ids=input_ids,
-            attention_mask=None if layout.mask is None else layout.mask.long(),
+            **tokens,
+            attention_mask=mask,
             position_ids=layout.positions,
             past_key_values=cache,
             use_cache=cache is not None,

@@ -43,7 +43,9 @@ class Noise:
         """That of rows with these targets [B, N], where -100 has no say; a seed of all rows or of each, int64 [B]."""
         place = torch.arange(1, targets.shape[1] + 1, device=targets.device)
         words = _scrambled(targets + _scrambled(place * _GOLDEN)).masked_fill(targets == IGNORED, 0)
-        return cls(_scrambled(words.sum(1) + _scrambled(torch.as_tensor(seed, device=targets.device))), dtype)
+        if not isinstance(seed, Tensor):
+            seed = torch.full((), seed, dtype=torch.long, device=targets.device)
+        return cls(_scrambled(words.sum(1) + _scrambled(seed.to(targets.device))), dtype)
 
     def draw(self, number: int, shape: Sequence[int]) -> Tensor:
         """[B, *shape]."""

@@ -13,19 +13,24 @@ from torch import Tensor
 from mentalese.nn.loss import IGNORED
 
 
-def pack(keep: Tensor, size: int | None = None) -> tuple[Tensor, Tensor | None]:
-    """The columns [B, N] in which `keep` [B, width] is true, in order, and which places have one; `None`: all.
+def front(keep: Tensor, size: int) -> Tensor:
+    """The columns [B, size] in which `keep` [B, width] is true, in order, and after a row's last one others of it."""
+    return (~keep).to(torch.uint8).sort(dim=1, stable=True).indices[:, :size]
 
-    The places after a row's last one have other columns of the row.
 
-    Args:
-        size: N, if no row keeps more; else the most that a row keeps.
+def filled(keep: Tensor, size: int) -> Tensor:
+    """bool [B, size], which places of `front` have a column that is kept."""
+    return torch.arange(size, device=keep.device) < keep.sum(1)[:, None]
+
+
+def pack(keep: Tensor) -> tuple[Tensor, Tensor | None]:
+    """`front` and `filled` for the most columns that a row keeps, the latter `None` if all places are filled.
+
+    A GPU is waited for, once.
     """
-    columns = (~keep).to(torch.uint8).sort(dim=1, stable=True).indices
-    counts = keep.sum(1)
-    size = int(counts.max()) if size is None else size
-    real = torch.arange(size, device=keep.device) < counts[:, None]
-    return columns[:, :size], None if bool(real.all()) else real
+    counts = keep.sum(1).tolist()
+    size = max(counts)
+    return front(keep, size), None if min(counts) == size else filled(keep, size)
 
 
 @dataclass
@@ -37,24 +42,27 @@ class PackedRows:
             padding, and packed rows are the rows.
         lengths: [B], tokens of each row.
         width: columns of a row.
+        on_host: `lengths`, as the host knows them.
     """
 
     columns: Tensor | None
     lengths: Tensor
     width: int
+    on_host: list[int]
 
     @classmethod
     def of(cls, real: Tensor) -> PackedRows:
-        """Rows whose tokens are where `real` [B, width] is true; N is at least 1."""
-        lengths = real.sum(1)
-        columns = None if bool(real.all()) else pack(real, max(int(lengths.max()), 1))[0]
-        return cls(columns, lengths, real.shape[1])
+        """Rows whose tokens are where `real` [B, width] is true; N is at least 1. A GPU is waited for, once."""
+        lengths, width = real.sum(1), real.shape[1]
+        on_host = lengths.tolist()
+        columns = None if min(on_host) == width else front(real, max(*on_host, 1))
+        return cls(columns, lengths, width, on_host)
 
     @classmethod
     def unpadded(cls, input_ids: Tensor) -> PackedRows:
         """Rows [B, width] without padding; nothing is read back from the device."""
         rows, width = input_ids.shape
-        return cls(None, torch.full((rows,), width, device=input_ids.device), width)
+        return cls(None, torch.full((rows,), width, device=input_ids.device), width, [width] * rows)
 
     @property
     def real(self) -> Tensor:

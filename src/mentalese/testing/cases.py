@@ -91,11 +91,16 @@ def contract_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """See `write_corpus`."""
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def write_corpus(folder: Path) -> Path:
     """120 short generated documents as jsonl, and beside them 120 `questions.jsonl`, the same in every run."""
     from mentalese.data.arithmetic import word_problems
     from mentalese.data.sources import open_source
 
-    path = tmp_path_factory.mktemp("corpus") / "families.jsonl"
+    path = folder / "families.jsonl"
     documents = open_source("builtin:families").documents("train")
     texts = [next(documents).text for _ in range(120)]
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))

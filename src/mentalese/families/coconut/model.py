@@ -32,7 +32,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
 from mentalese.families.coconut.config import GATES, CoconutConfig
-from mentalese.models.backbone import attention_masks, attention_width, linear_weights
+from mentalese.families.coconut.layout import Layout, Rows, lay_out
+from mentalese.models.backbone import attention_masks, attention_width, linear_weights, sliding_window
 from mentalese.models.contract import LossOutput, follows
 from mentalese.models.hf import Encoded, ThoughtCache
 from mentalese.models.peft_targets import BACKBONE_TARGETS
@@ -95,72 +96,7 @@ class ConceptStream(nn.Module):
         return gated, written, values
 
 
-# ----------------------------------------------------------------------------------------------------------- the layout
-
-
-@dataclass
-class Layout:
-    """Where the tokens of a batch lie in the passes.
-
-    Attributes:
-        source: [B, P + N + R], the column of the batch that each place holds; 0 at padding.
-        real: bool [B, P + N + R], places that hold a token.
-        place: [B, L], where each token lies; 0 at padding.
-        latents: [B], latents of each row.
-        prompt, passes: P and N.
-        first: bool [B], rows whose latents have no token before them in this call.
-    """
-
-    source: Tensor
-    real: Tensor
-    place: Tensor
-    latents: Tensor
-    prompt: int
-    passes: int
-    first: Tensor
-
-    def in_place(self, states: Tensor) -> Tensor:
-        """[B, P + N + R, d] in the columns of the batch, [B, L, d]."""
-        return states.gather(1, self.place[..., None].expand(-1, -1, states.shape[-1]))
-
-
-def lay_out(is_latent: Tensor, real: Tensor, passes: int | None = None) -> Layout:
-    """The layout of a batch by its latents and its tokens, both bool [B, L].
-
-    A row without latents is cut where the longest question ends; without any in the batch all tokens are rest.
-
-    Args:
-        passes: N, where it is to be more than the batch's own.
-
-    Raises:
-        InputError: latents of a row that do not stand side by side.
-    """
-    rows, length = real.shape
-    rank = real.cumsum(1) - 1  # of a token among its row's
-    latents, tokens = is_latent.sum(1), real.sum(1)
-    start = torch.where(is_latent, rank, length).amin(1)
-    end = torch.where(is_latent, rank, -1).amax(1) + 1
-    if bool(((end - start != latents) & (latents > 0)).any()):
-        raise InputError(
-            "input_ids has latent tokens apart from each other in a row: put them side by side, or read one group a "
-            "call, with the cache of the call before"
-        )
-    has = latents > 0
-    prompt = int(start.masked_fill(~has, 0).max())
-    passes = max(int(latents.max()), passes or 0)
-    start = torch.where(has, start, tokens.clamp(max=prompt))
-    behind = rank - (start + latents)[:, None]
-    place = torch.where(
-        rank < start[:, None],
-        prompt - start[:, None] + rank,
-        torch.where(behind < 0, prompt + rank - start[:, None], prompt + passes + behind),
-    )
-    width = prompt + passes + int((tokens - start - latents).max())
-    trash = place.masked_fill(~real, width)
-    columns = torch.arange(length, device=real.device).expand(rows, -1)
-    source = columns.new_zeros(rows, width + 1).scatter_(1, trash, columns)[:, :-1]
-    filled = torch.zeros(rows, width + 1, dtype=torch.bool, device=real.device).scatter_(1, trash, True)[:, :-1]
-    return Layout(source, filled, place.masked_fill(~real, 0), latents, prompt, passes, has & (start == 0))
+# ------------------------------------------------------------------------------------------------ keys and values
 
 
 @contextmanager
@@ -249,26 +185,33 @@ class _Reader:
     """The backbone over a call's columns, pass by pass, each on the keys and values of those before it.
 
     Args:
-        mask: bool [B, m], all columns, those of earlier calls first.
-        past: how many of these there are.
+        mask: bool [B, m], all columns, those of earlier calls first; `None`: all are tokens.
+        past: how many columns earlier calls have.
+        full: how many of the first columns hold a token in every row.
         keys: what passes share; `None`: there is only one.
         keep: also keep the hidden states of every layer, a tuple per pass.
     """
 
-    def __init__(self, body: nn.Module, mask: Tensor, past: int, keys: Cache | None, keep: bool) -> None:
-        self.body, self.mask, self.past, self.keys, self.keep = body, mask, past, keys, keep
-        self.positions = (mask.cumsum(1) - 1).clamp(min=0)
+    def __init__(
+        self, body: nn.Module, mask: Tensor | None, past: int, full: int, keys: Cache | None, keep: bool
+    ) -> None:
+        self.body, self.mask, self.past, self.full, self.keys, self.keep = body, mask, past, full, keys, keep
+        self.positions = None if mask is None else (mask.cumsum(1) - 1).clamp(min=0)
         self.hidden_states: list[tuple[Tensor, ...]] = []
 
     def __call__(self, inputs: Tensor, start: int) -> Tensor:
         """Final hidden states [B, n, d] of `inputs` [B, n, d], which lie in the columns from `start` on."""
-        end = self.past + start + inputs.shape[1]
+        start, end = self.past + start, self.past + start + inputs.shape[1]
+        masks, positions = None, None
+        if self.mask is not None and self.positions is not None and end > self.full:
+            masks = attention_masks(self.body.config, self.mask[:, :end], self.positions[:, :end], start, inputs.dtype)
+            positions = self.positions[:, start:end]
+        elif self.keys is None:  # without a mask, transformers would look for several texts in the positions
+            masks = torch.ones(inputs.shape[:2], dtype=torch.long, device=inputs.device)
         output = self.body(
             inputs_embeds=inputs,
-            attention_mask=attention_masks(
-                self.body.config, self.mask[:, :end], self.positions[:, :end], self.past + start, inputs.dtype
-            ),
-            position_ids=self.positions[:, self.past + start : end],
+            attention_mask=masks,
+            position_ids=positions,
             past_key_values=self.keys,
             use_cache=self.keys is not None,
             **({"output_hidden_states": True} if self.keep else {}),
@@ -390,22 +333,33 @@ class CoconutForCausalLM(WrappedDecoder):
         real = self.real_tokens(input_ids, attention_mask, cache)
         is_latent = (input_ids == self.config.latent_token_id) & real
         thoughts = Thoughts(is_latent, self.get_input_embeddings()(input_ids)) if trace else None
-        passes = 0 if self.config.mode == "pause" else self._passes(is_latent)
-        if passes:
-            layout = lay_out(is_latent, real, passes)
-            ids, own = input_ids.gather(1, layout.source), layout.real
-        else:
-            layout, ids, own = None, input_ids, real
-        held = state.get("mask")
-        mask = own if held is None else torch.cat((held, own), dim=1)
-        self.check_length(mask, mask.shape[1])
+        thinks = self.config.mode != "pause"
+        one = thinks and length == 1 and "hidden" in state  # which may be a latent, of some rows or all
+        layout, padded = None, attention_mask is not None
+        if not one and (thinks or padded):
+            rows = Rows.of(is_latent, real, together=self.training)
+            padded = min(rows.on_host[3]) < length
+            layout = lay_out(is_latent, real, rows) if thinks and rows.passes else None
+        elif one and real.device.type == "cpu":  # a GPU is not waited for at each token
+            one, padded = bool(is_latent.any()), padded and not bool(real.all())
+        ids, own, full = input_ids, real, 0 if padded else length
+        if layout is not None:
+            ids, own, full = input_ids.gather(1, layout.source), layout.real, layout.full
+        if sliding_window(self.backbone.config) is not None:
+            full = 0  # whose masks are ours, see `attention_masks`
+        past = 0 if cache is None else cache.layers[0].get_seq_length()
+        mask = self._mask(own, state.get("mask"), past, full)
+        self.check_length(mask, past + own.shape[1])
         keys = None
         checkpointed = self._checkpointed if self.training and torch.is_grad_enabled() and cache is None else []
-        if passes or cache is not None:
+        if layout is not None or cache is not None:
             kept = (self.new_cache() if cache is None else cache).layers
             keys = Cache(layers=[_PassKeys(()) for _ in kept] if checkpointed else kept)
-        read = _Reader(self.backbone.base_model, mask, mask.shape[1] - own.shape[1], keys, output_hidden_states)
+        full = past + full if full and "mask" not in state else 0
+        read = _Reader(self.backbone.base_model, mask, past, full, keys, output_hidden_states)
         embedded = self.get_input_embeddings()(ids)
+        if one:
+            embedded = self._one(embedded, is_latent, state, thoughts)
         once = keys is not None and cache is None and torch.is_grad_enabled() and not checkpointed
         with _layers_run_by(checkpointed, self._gradient_checkpointing_func) if checkpointed else nullcontext():
             if layout is None:
@@ -416,14 +370,16 @@ class CoconutForCausalLM(WrappedDecoder):
                 hidden = layout.in_place(hidden)
         levels = [torch.cat(level, dim=1) for level in zip(*read.hidden_states)]
         levels = [level if layout is None else layout.in_place(level) for level in levels]
-        if not bool(real.all()):
+        if padded:
             hidden, *levels = (x.masked_fill(~real[..., None], 0.0) for x in (hidden, *levels))
         if cache is not None:
             last = real.long().mul(torch.arange(1, length + 1, device=real.device)).argmax(1)
             latest = hidden[torch.arange(batch, device=real.device), last]
             if "hidden" in state:
                 latest = torch.where(real.any(1, keepdim=True), latest, state["hidden"])
-            state["hidden"], state["mask"] = latest, mask
+            state["hidden"] = latest
+            if mask is not None:
+                state["mask"] = mask
             cache.seen_tokens += length
         return CoconutEncoded(hidden=hidden, hidden_states=tuple(levels) or None, thoughts=thoughts)
 
@@ -435,40 +391,50 @@ class CoconutForCausalLM(WrappedDecoder):
         rows, width = embedded.shape[0], embedded.shape[2]
         parts = [read(embedded[:, :prompt], 0)] if prompt else []
         before = parts[-1][:, -1] if prompt else embedded.new_zeros(rows, width)
-        if bool(layout.first.any()):
+        if layout.begins:
             if "hidden" not in state:
                 raise InputError("input_ids begins with a latent token: it reads the state of the token before it")
             before = torch.where(layout.first[:, None], state["hidden"].to(before.dtype), before)
-        memory = state.get("memory", torch.zeros_like(before))
-        earlier = state.get("latents", torch.zeros_like(layout.latents))
-        removed = self.get_input_embeddings()(layout.latents.new_tensor(self.config.latent_token_id))
         for number in range(passes):
-            latent, values = before, {}
-            if self.concept_stream is not None:
-                latent, written, values = self.concept_stream(before, memory, earlier + number)
-                memory = torch.where((number < layout.latents)[:, None], written, memory)
-            latent = controlled(latent, self.config.thought_control, removed)
-            if thoughts is not None:
-                thoughts.states.append(before)
-                thoughts.latents.append(latent)
-                thoughts.concepts.append(memory)
-                thoughts.gates.append(values)
+            latent = self._latent(before, number < layout.latents, state, thoughts)
             column = prompt + number
             inputs = latent[:, None]
             if number == passes - 1:  # the rest needs no pass of its own
                 inputs = torch.cat((inputs.to(embedded.dtype), embedded[:, column + 1 :]), dim=1)
             parts.append(read(inputs, column))
             before = parts[-1][:, 0]
-        if self.concept_stream is not None:
-            state["memory"], state["latents"] = memory, earlier + layout.latents
         return torch.cat(parts, dim=1)
 
-    def _passes(self, is_latent: Tensor) -> int:
-        """The most latents of a row; in training that of all ranks, which under FSDP must run alike."""
-        passes = is_latent.sum(1).max()
-        if self.training and torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(passes, torch.distributed.ReduceOp.MAX)
-        return int(passes)
+    def _one(self, embedded: Tensor, is_latent: Tensor, state: dict[str, Tensor], thoughts: Thoughts | None) -> Tensor:
+        """What one further token of each row reads, [B, 1, d]: a latent its row's last hidden state."""
+        latent = self._latent(state["hidden"].to(embedded.dtype), is_latent[:, 0], state, thoughts)
+        return torch.where(is_latent[..., None], latent[:, None].to(embedded.dtype), embedded)
+
+    def _latent(self, before: Tensor, thinking: Tensor, state: dict[str, Tensor], thoughts: Thoughts | None) -> Tensor:
+        """What a latent behind hidden states [B, d] reads, [B, d]; the concept stream moves on in `thinking` rows."""
+        latent, values = before, {}
+        memory = state.get("memory", torch.zeros_like(before))
+        if self.concept_stream is not None:
+            count = state.get("latents", torch.zeros_like(thinking, dtype=torch.long))
+            latent, written, values = self.concept_stream(before, memory, count)
+            memory = torch.where(thinking[:, None], written, memory)
+            state["memory"], state["latents"] = memory, count + thinking
+        if self.config.thought_control is not None:
+            marker = torch.full((), self.config.latent_token_id, device=before.device)
+            latent = controlled(latent, self.config.thought_control, self.get_input_embeddings()(marker))
+        if thoughts is not None:
+            thoughts.states.append(before)
+            thoughts.latents.append(latent)
+            thoughts.concepts.append(memory)
+            thoughts.gates.append(values)
+        return latent
+
+    @staticmethod
+    def _mask(own: Tensor, held: Tensor | None, past: int, full: int) -> Tensor | None:
+        """bool [B, m], the tokens among all columns, of which `past` are those of earlier calls; `None`: all are."""
+        if held is None and full == own.shape[1]:
+            return None
+        return torch.cat((own.new_ones(len(own), past) if held is None else held, own), dim=1)
 
     # ------------------------------------------------------------------------------------- training and cost
 

@@ -25,6 +25,7 @@ class Chunks:
         before: concepts before this call; [B] or one number.
         ended: concepts that end in this call; [B] or one number.
         count: C, the most of any row.
+        begun: the most concepts before this call of any row.
         slot: [B, L], each token's; `None` where all rows are alike.
         real: bool [B, L], tokens that are no padding; `None` where all are.
     """
@@ -34,33 +35,44 @@ class Chunks:
     before: Tensor | int
     ended: Tensor | int
     count: int
+    begun: int
     slot: Tensor | None = None
     real: Tensor | None = None
 
     @classmethod
-    def of(cls, size: int, length: int, seen: Tensor | int, real: Tensor | None = None) -> Chunks:
+    def of(
+        cls,
+        size: int,
+        length: int,
+        seen: Tensor | int,
+        real: Tensor | None = None,
+        on_host: Tensor | None = None,
+    ) -> Chunks:
         """The chunks of a call.
 
         Args:
             length: L.
             seen: tokens read before, padding not counted; [B] or one number.
             real: bool [B, L]; `None` where no token is padding.
+            on_host: see `TokenLayout`; without it a GPU is waited for if there is padding.
         """
         if real is None:
             assert isinstance(seen, int)
             ended = (seen + length) // size - seen // size
-            return cls(size, seen % size, seen // size, ended, ended)
-        seen = torch.as_tensor(seen, device=real.device).expand(len(real))
+            return cls(size, seen % size, seen // size, ended, ended, seen // size)
+        seen = seen if isinstance(seen, Tensor) else torch.full((len(real),), seen, device=real.device)
         counts = real.sum(1)
         ends = (seen + counts) // size - seen // size
         slot = (seen % size)[:, None] + (real.cumsum(1) - 1)
-        return cls(size, seen % size, seen // size, ends, int(ends.max()), slot, real)
+        before, now = torch.stack((seen, counts)).cpu() if on_host is None else on_host
+        count = int(((before + now) // size - before // size).max())
+        return cls(size, seen % size, seen // size, ends, count, int((before // size).max()), slot, real)
 
     def valid(self, rows: int, device: torch.device) -> Tensor | None:
         """bool [B, C], which of the concepts a row really has; `None` where all rows have all."""
         if isinstance(self.ended, int) and self.ended == self.count:
             return None
-        ended = torch.as_tensor(self.ended, device=device).expand(rows)
+        ended = self.ended if isinstance(self.ended, Tensor) else torch.full((rows,), self.ended, device=device)
         return torch.arange(self.count, device=device) < ended[:, None]
 
     def sums(self, hidden: Tensor, held: Tensor | None) -> Tensor:

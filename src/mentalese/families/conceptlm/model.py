@@ -111,7 +111,7 @@ class Concepts:
     valid: Tensor | None
     codes: Tensor | None
 
-    @property
+    @cached_property
     def own(self) -> Tensor:
         """[n, d], u of all concepts that the batch really has, row by row."""
         return self.pooled.flatten(0, 1) if self.valid is None else self.pooled[self.valid]
@@ -252,7 +252,7 @@ class ConceptLMForCausalLM(LayeredDecoder):
         before, alike = chunks.before, isinstance(chunks.before, int)
         column = torch.arange(count, device=pooled.device) + (before[:, None] if isinstance(before, Tensor) else before)
         column = column.view(-1, count)
-        width = before + count if isinstance(before, int) else int(column.max()) + 1
+        width = chunks.begun + count
         state: dict[str, Tensor] = {} if cache is None else cache.state
         earlier = state["concept_keys.0"].shape[2] if "concept_keys.0" in state else 0
         keys = None if cache is None else _ConceptKeys(state, None if alike else column, width)
@@ -298,7 +298,7 @@ class ConceptLMForCausalLM(LayeredDecoder):
         With a cache there may be no concept that ends in this call.
         """
         layout = self.token_layout(input_ids, attention_mask, cache)
-        chunks = Chunks.of(self.config.chunk_size, input_ids.shape[1], layout.seen, layout.real)
+        chunks = Chunks.of(self.config.chunk_size, input_ids.shape[1], layout.seen, layout.real, layout.on_host)
         if cache is None:  # processes that share weights must run the same layers, however short their texts
             chunks.count = max(chunks.count, 1)
         call = _Call(chunks, cast("ConceptCache | None", cache))

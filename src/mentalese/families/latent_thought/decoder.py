@@ -19,10 +19,23 @@ from mentalese.nn.rotary import rotary_table
 from mentalese.nn.window import window_mask
 
 
+class LTMCache(ThoughtCache):
+    """Keys and values as named states, and whether its thoughts came from the caller."""
+
+    def __init__(self, num_hidden_layers: int = 0) -> None:
+        super().__init__(num_hidden_layers)
+        self.z_given: bool | None = None
+
+    def reset(self) -> None:
+        super().reset()
+        self.z_given = None
+
+
 class LTMDecoder(LatentThoughtModel):
     """Blocks with a short window that also attend to thoughts; with `num_latents` = 0 the same blocks without them."""
 
     config_class = LTMConfig
+    cache_class = LTMCache
     supports_gradient_checkpointing = True
     lora_targets = ("qkv", "query", "key_value")
     keeps_hidden_states = True
@@ -42,8 +55,8 @@ class LTMDecoder(LatentThoughtModel):
         if isinstance(module, Encoder):
             init.normal_(module.queries, std=self.config.initializer_range)
 
-    def new_cache(self) -> ThoughtCache:
-        return ThoughtCache()
+    def new_cache(self) -> LTMCache:
+        return LTMCache()
 
     def compiled_parts(self) -> list[nn.Module]:
         """The blocks: what runs them a number of times is not traced."""
@@ -84,10 +97,10 @@ class LTMDecoder(LatentThoughtModel):
         """Where the tokens are; with a cache in use a row may have none."""
         if attention_mask is None:
             return PackedRows.unpadded(input_ids)
-        real = self.real_tokens(input_ids, attention_mask, cache)
+        rows = PackedRows.of(self.real_tokens(input_ids, attention_mask, cache))
         if cache is None or not cache.seen_tokens:
-            self.check_rows(real)
-        return PackedRows.of(real)
+            self.check_rows(rows.on_host)
+        return rows
 
     def _past(self, cache: ThoughtCache, rows: PackedRows, places: Tensor) -> tuple[Tensor, Past]:
         """The positions [B, N] of new tokens, counted from the first one of the text, and the cache in use."""

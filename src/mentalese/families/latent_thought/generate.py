@@ -145,11 +145,11 @@ class LTMGeneration(LTMDecoder):
             if past_key_values is not None:
                 past_key_values.reset()
                 next_sequence_length = None
+        kwargs |= {} if z is None else {"z": z}
         return super().prepare_inputs_for_generation(
             input_ids,
             next_sequence_length=next_sequence_length,
             past_key_values=past_key_values,
             attention_mask=attention_mask,
-            **({} if z is None else {"z": z}),
             **kwargs,
         )

@@ -222,7 +222,7 @@ def fit(
                 kls.append(kl.detach())
                 live = _still(live, nlls, kls, counts, config.tolerance)
                 # Ranks with sharded weights take each step together, also those without targets.
-                if (config.tolerance is not None or not together) and _none(live, together):
+                if (config.tolerance is not None or not (together or step)) and _none(live, together):
                     break
                 count, inputs = len(search.parameters), [*search.parameters, *extra]
                 slopes = torch.autograd.grad(total + kl.sum(), inputs, allow_unused=bool(extra))
@@ -289,14 +289,13 @@ def _none(live: Tensor, together: bool) -> bool:
 
 def check_finite(elbo: Tensor, rate: str) -> None:
     """Raises `FloatingPointError` if an ELBO [B] or [steps, B] is not finite; `rate` is the setting to lower."""
-    broken = (~elbo.isfinite()).nonzero().tolist()
-    if broken:
-        *step, row = broken[0]
-        place = f" at fast step {step[0]}" if step else ""
-        raise FloatingPointError(
-            f"the ELBO of row {row} is {float(elbo[tuple(broken[0])])}{place}: lower {rate}, or check the weights "
-            "and this row"
-        )
+    steps = elbo.detach().view(-1, elbo.shape[-1]).tolist()
+    for step, row, value in ((s, r, v) for s, values in enumerate(steps) for r, v in enumerate(values)):
+        if not math.isfinite(value):
+            place = f" at fast step {step}" if elbo.ndim > 1 else ""
+            raise FloatingPointError(
+                f"the ELBO of row {row} is {value}{place}: lower {rate}, or check the weights and this row"
+            )
 
 
 class _Variational:
@@ -310,7 +309,8 @@ class _Variational:
         self.log_var = (some * (0.1 * noise.draw(_VARIANCES, shape) + config.initial_log_variance)).requires_grad_()
         self.parameters = [self.mu, self.log_var]
         kind, decay = (torch.optim.AdamW, _WEIGHT_DECAY) if config.fast_optimizer == "adamw" else (torch.optim.Adam, 0)
-        self.optimizer = kind(self.parameters, lr=self.rate, weight_decay=decay)
+        fused = noise.keys.is_cuda  # one kernel
+        self.optimizer = kind(self.parameters, lr=self.rate, weight_decay=decay, fused=fused)
 
     def propose(self, step: int) -> tuple[Tensor, Tensor]:
         """Thoughts [B, N_z, d] and each row's KL [B], both differentiable."""
@@ -328,7 +328,7 @@ class _Variational:
             parameter.grad = gradient
         self.optimizer.step()
         for parameter, old in zip(self.parameters, before):
-            parameter.copy_(torch.where(live[:, None, None], parameter, old))
+            torch.where(live[:, None, None], parameter, old, out=parameter)
 
     def result(self, nll: Tensor, kl: Tensor) -> Posterior:
         last = _FINAL if self.config.noise == "resampled" else 0

@@ -26,6 +26,7 @@ from mentalese.data.batch import Batch
 from mentalese.errors import InputError
 from mentalese.families.latent_thought import cost
 from mentalese.families.latent_thought.blocks import PackedBatch
+from mentalese.families.latent_thought.decoder import LTMCache
 from mentalese.families.latent_thought.generate import LTMGeneration
 from mentalese.families.latent_thought.inference import (
     FastLearning,
@@ -38,7 +39,7 @@ from mentalese.families.latent_thought.inference import (
     prompt_batch,
 )
 from mentalese.models.contract import LossOutput
-from mentalese.models.hf import CausalLMOutputWithThoughts, Encoded, ThoughtCache
+from mentalese.models.hf import CausalLMOutputWithThoughts, Encoded
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
 from mentalese.nn.controls import controlled
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll, linear_nll_sum
@@ -300,7 +301,7 @@ class LTMForCausalLM(LTMGeneration):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         *,
-        cache: ThoughtCache | None = None,
+        cache: LTMCache | None = None,
         trace: bool = False,
         output_hidden_states: bool = False,
         z: Tensor | None = None,
@@ -324,7 +325,8 @@ class LTMForCausalLM(LTMGeneration):
         x, packed = self.read(input_ids, attention_mask, cache)
         z_given = z is not None
         if cache is not None:  # its keys and values of thoughts are those of the first call
-            z_given = bool(cache.state.setdefault("z_given", torch.full((len(x),), z_given, device=x.device)).all())
+            cache.z_given = z_given if cache.z_given is None else cache.z_given
+            z_given = cache.z_given
         kept = [self.embed(packed.ids)] if output_hidden_states else None
         hidden = self.decode(x, z, packed, kept=kept)
         encoded = _encoded(packed, hidden, z, z_given)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mentalese.nn.loss import IGNORED
 from mentalese.nn.noise import Noise
+from mentalese.nn.transfer import send
 
 
 def schedule(kind: str, t: Tensor) -> tuple[Tensor, Tensor]:
@@ -45,4 +46,4 @@ def training_times(rows: int, seed: int, device: torch.device) -> Tensor:
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
     shift = (seed % 2**24 + 0.5) / 2**24  # never 0, at which weights are infinite
     times = [(shift + (rank + ranks * row) / (rows * ranks)) % 1 for row in range(rows)]
-    return torch.tensor(times, device=device)
+    return send(torch.tensor(times), device)

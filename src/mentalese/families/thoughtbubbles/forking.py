@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mentalese.nn.packing import pack
+from mentalese.nn.packing import filled, front, pack
 
 
 @dataclass
@@ -29,6 +29,7 @@ class Streams:
         real: bool [B, N], the places in use; `None`: all.
         counts: [B, L], streams of each token.
         before: [B, 1], tokens of earlier calls.
+        held: streams of each row, as the host knows them; `None`: it does not.
     """
 
     x: Tensor
@@ -38,6 +39,7 @@ class Streams:
     real: Tensor | None
     counts: Tensor
     before: Tensor
+    held: list[int] | None = None
 
     def positions(self) -> Tensor:
         """[B, N]: token i with c streams has the positions i + 1/c, .., i + 1 (Eq. 13)."""
@@ -121,16 +123,33 @@ class Streams:
         return top + self.sum_by_token((scores - top.gather(1, self.token)).exp()).log()
 
 
-def fork(streams: Streams, log_decisions: Tensor, keep: Tensor, embedding: Tensor, size: int | None) -> Streams:
+@dataclass
+class Room:
+    """What the host knows of a selection, so that a GPU need not be waited for.
+
+    Attributes:
+        size: K, the most that a row can keep.
+        kept: streams that each row keeps; `None`: it depends on the scores.
+    """
+
+    size: int
+    kept: list[int] | None = None
+
+
+def fork(streams: Streams, log_decisions: Tensor, keep: Tensor, embedding: Tensor, room: Room | None) -> Streams:
     """Carries out a selection: forks are left of their source, plus `embedding` (Eq. 5, 6).
 
     Args:
         log_decisions: float32 [B, 2 N], log cumulative scores of the candidates, each stream's fork before itself.
         keep: bool [B, 2 N], the candidates that stay.
         embedding: [d].
-        size: K, if no row keeps more.
+        room: `None`: K is the most that a row keeps, for which a GPU is waited for.
     """
-    index, real = pack(keep, size)
+    if room is None:
+        index, real = pack(keep)
+    else:
+        alike = room.kept is not None and min(room.kept) == room.size
+        index, real = front(keep, room.size), None if alike else filled(keep, room.size)
     source, is_fork = index // 2, index % 2 == 0
     x = _Gather.apply(streams.x, index, keep) if torch.is_grad_enabled() else _rows(streams.x, source)
     token = streams.token.gather(1, source)
@@ -144,6 +163,7 @@ def fork(streams: Streams, log_decisions: Tensor, keep: Tensor, embedding: Tenso
         own=streams.own.gather(1, source) & ~is_fork,
         real=real,
         counts=counts,
+        held=None if room is None else room.kept,
     )
 
 
@@ -198,6 +218,10 @@ def within_budget(merit: Tensor, keep: Tensor, token: Tensor, room: Tensor) -> T
         token: [B, n], the tokens of the candidates, in order.
         room: [B, L], how many the first tokens may keep in all; each token adds at least 1.
     """
+    if room.shape[1] == 1:
+        order = merit.masked_fill(~keep, -math.inf).sort(dim=1, descending=True, stable=True).indices
+        place = torch.arange(merit.shape[1], device=merit.device).expand_as(order)
+        return keep & (torch.zeros_like(order).scatter_(1, order, place) < room)
     wanted = torch.zeros_like(room).scatter_add_(1, token, keep.long()).cumsum(1)
     kept = wanted + (room - wanted).cummin(1).values.clamp(max=0)
     own = kept.diff(dim=1, prepend=torch.zeros_like(kept[:, :1])).gather(1, token)

@@ -17,6 +17,7 @@ Sections and equations are the paper's. Letters in shapes: B rows of L tokens, N
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from mentalese.errors import InputError
 from mentalese.families.thoughtbubbles.blocks import CALIBRATION, FOLLOWING, UNKNOWN, Block, ForkDecision, StreamState
 from mentalese.families.thoughtbubbles.config import ThoughtbubblesConfig
 from mentalese.families.thoughtbubbles.encoding import Candidates, Encoding
-from mentalese.families.thoughtbubbles.forking import Streams, fork, lowest_kept, select_block, within_budget
+from mentalese.families.thoughtbubbles.forking import Room, Streams, fork, lowest_kept, select_block, within_budget
 from mentalese.families.thoughtbubbles.readout import mixture_cross_entropy, mixture_log_probabilities
 from mentalese.models.contract import LossOutput
 from mentalese.models.hf import LatentThoughtModel, ThoughtCache
@@ -37,9 +38,18 @@ from mentalese.models.trace import Shown, Thought, ThoughtTrace
 from mentalese.nn.loss import IGNORED
 from mentalese.nn.packing import PackedRows
 from mentalese.nn.rotary import rotary_table
+from mentalese.nn.transfer import send
 
 PREFIXES = 32  # rows at once when prefixes are scored one by one
 RANDOM_ROWS = 8  # of random tokens, for the first thresholds
+
+
+@dataclass
+class Quota:
+    """How many streams each row may keep: on the host, and [B] on the device."""
+
+    on_host: list[int]
+    tensor: Tensor
 
 
 class ThoughtbubblesForCausalLM(LatentThoughtModel):
@@ -124,15 +134,25 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         config = self.config
         selection, budget_mode = selection or config.selection, budget_mode or config.budget_mode
         streams, rows = self._embed(input_ids, attention_mask, cache)
+        first = cache is None or not cache.seen_tokens
         if config.fork_layers and selection == "block" and budget_mode == "fixed":
-            self._check_length(streams)
+            self._check_length(streams, cache)
+        if selection == "causal" and first and not calibrate:
+            self._check_thresholds()
+        quota = self._quota(rows, budget_mode) if selection == "block" or calibrate else None
         forks: list[Tensor] = []
         attention: list[Tensor] = []
         candidates: list[Candidates] = []
+        broken: list[Tensor] = []
         state = self._state(streams, 0, cache)
         for layer, block in enumerate(self.blocks):
             if layer in config.fork_layers:
-                streams, chosen_from = self._fork(streams, layer, selection, budget_mode, calibrate, cache)
+                room = quota if selection == "block" else None
+                streams, chosen_from = self._fork(streams, layer, room, budget_mode, cache)
+                if quota is not None and calibrate:
+                    module: Any = self.fork_decisions[str(layer)]
+                    module.observe(lowest_kept(chosen_from.merit, quota.tensor))
+                broken.append(chosen_from.scores.isnan().any())
                 if trace:
                     candidates.append(chosen_from)
                 forks.append(streams.counts)
@@ -140,6 +160,8 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
                 if trace and len(forks) == len(config.fork_layers):
                     state.attention = attention
             streams.x = block(streams.x, state)
+        if broken and (first or input_ids.device.type == "cpu"):  # a GPU is not waited for at each token
+            self._check_scores(torch.stack(broken).tolist())
         if cache is not None:
             cache.seen_tokens += input_ids.shape[1]
             own = streams.own if streams.real is None else streams.own & streams.real
@@ -153,10 +175,10 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         copies, rows, real = self.config.copies, PackedRows.unpadded(input_ids), None
         if attention_mask is not None:
             tokens = self.real_tokens(input_ids, attention_mask, cache)
-            if cache is None:
-                self.check_rows(tokens)
             rows = PackedRows.of(tokens)
-            real = None if bool(rows.real.all()) else rows.real
+            if cache is None:
+                self.check_rows(rows.on_host)
+            real = None if min(rows.on_host) == max(rows.on_host) else rows.real
         input_ids = rows.gather(input_ids)
         x = self.embed(input_ids)
         x = x if copies == 1 else x.repeat_interleave(copies, dim=1)
@@ -170,12 +192,30 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
             real=None if real is None else real.repeat_interleave(copies, dim=1),
             counts=counts,
             before=({} if cache is None else cache.state).get("tokens", torch.zeros_like(input_ids[:, :1])),
+            held=[copies * tokens for tokens in rows.on_host],
         )
         return streams, rows
 
-    def _check_length(self, streams: Streams) -> None:
+    def _check_thresholds(self) -> None:
+        """Refuses a causal selection without thresholds."""
+        thresholds = [decision.threshold for decision in self._decisions()]
+        if thresholds and self.config.budget > 1 and bool((torch.stack(thresholds) == UNKNOWN).any()):
+            raise InputError(
+                "selection is 'causal' and this model has no thresholds: train it first, which estimates them"
+            )
+
+    def _check_scores(self, broken: list[bool]) -> None:
+        """Raises `FloatingPointError` if the scores of a forking layer are `broken`."""
+        for layer, wrong in zip(self.config.fork_layers, broken):
+            if wrong:
+                raise FloatingPointError(
+                    f"fork_decisions.{layer}: a score is not a number; lower learning_rate, or check the states "
+                    "before it"
+                )
+
+    def _check_length(self, streams: Streams, cache: ThoughtCache | None) -> None:
         config = self.config
-        longest = streams.counts.shape[1] + int(streams.before.max())
+        longest = streams.counts.shape[1] + (0 if cache is None else int(streams.before.max()))
         if longest > config.max_position_embeddings:
             raise InputError(
                 f"input_ids has {longest} tokens and the fixed budget is for {config.max_position_embeddings}: "
@@ -193,7 +233,11 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         if cache is not None:
             name, new = f"used.{segment}", streams.own.shape[1]
             used = cache.state.get(name, torch.zeros_like(streams.before))
-            least, most = (int(bound) for bound in used.aminmax())
+            if used.device.type == "cpu":
+                least, most = (int(bound) for bound in used.aminmax())
+            else:  # which is not waited for: what the selection may have kept
+                seen = cache.seen_tokens
+                least, most = 0, self._most_kept(seen, config.budget_mode) if segment else seen * config.copies
             cache.state[name] = used + (new if streams.real is None else streams.real.sum(1, keepdim=True))
             slots, end = used + torch.arange(new, device=used.device), most + new
             if most and (new > 1 or least < most):
@@ -204,39 +248,38 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         return StreamState(cos, sin, scores, mask, slots, end, None if cache is None else cache.state, None)
 
     def _fork(
-        self,
-        streams: Streams,
-        layer: int,
-        selection: str,
-        budget_mode: str,
-        calibrate: bool,
-        cache: ThoughtCache | None,
+        self, streams: Streams, layer: int, quota: Quota | None, budget_mode: str, cache: ThoughtCache | None
     ) -> tuple[Streams, Candidates]:
-        """Scores all candidates, selects, and lets streams fork and end (section 2.3)."""
+        """Scores all candidates, selects, and lets streams fork and end (section 2.3).
+
+        Args:
+            quota: of the selection of a whole text; `None`: the causal one.
+        """
         module: Any = self.fork_decisions[str(layer)]
         decisions, embedding = module(streams.x, streams.scores)
-        if bool(decisions.isnan().any()):
-            raise FloatingPointError(
-                f"fork_decisions.{layer}: a score is not a number; lower learning_rate, or check the states before it"
-            )
         own = torch.stack((torch.zeros_like(streams.own), streams.own), dim=-1).flatten(1)
         merit = decisions.detach().masked_fill(own, math.inf)  # Eq. 4, only for the selection
         if streams.real is not None:
             merit = merit.masked_fill(~streams.real.repeat_interleave(2, dim=1), -math.inf)
-        if calibrate:
-            module.observe(lowest_kept(merit, self._quota(streams, budget_mode)))
-        if selection == "block":
-            size = self._budget(streams.counts.shape[1], budget_mode)  # shapes do not depend on the scores
-            size = min(size, merit.shape[1])
-            keep = select_block(merit, self._quota(streams, budget_mode)) & (merit > -math.inf)
+        places, tokens = merit.shape[1], streams.counts.shape[1]
+        room = None
+        if quota is not None:
+            assert streams.held is not None
+            # Shapes do not depend on the scores.
+            kept = [min(most, 2 * held) for most, held in zip(quota.on_host, streams.held)]
+            room = Room(min(self._budget(tokens, budget_mode), places), kept)
+            keep = select_block(merit, quota.tensor) & (merit > -math.inf)
         else:
-            if self.config.budget > 1 and not calibrate and bool(module.threshold == UNKNOWN):
-                raise InputError(
-                    "selection is 'causal' and this model has no thresholds: train it first, which estimates them"
-                )
-            size, keep = None, self._select_causal(streams, merit, layer, budget_mode, cache)
+            keep = self._select_causal(streams, merit, layer, budget_mode, cache)
+            if merit.device.type != "cpu":
+                seen = 0 if cache is None else cache.seen_tokens
+                room = Room(min(places, self._most_kept(seen + tokens, budget_mode) - seen))
         candidates = Candidates(layer, decisions, merit, keep, streams.token)
-        return fork(streams, decisions, keep, embedding, size), candidates
+        return fork(streams, decisions, keep, embedding, room), candidates
+
+    def _most_kept(self, tokens: int, mode: str) -> int:
+        """`most_streams` of the config, for the host."""
+        return int(self.config.most_streams(torch.tensor(tokens), mode)) if tokens else 0
 
     def _select_causal(
         self, streams: Streams, merit: Tensor, layer: int, budget_mode: str, cache: ThoughtCache | None
@@ -252,11 +295,13 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         state[f"kept.{layer}"] = used + keep.sum(1, keepdim=True)
         return keep
 
-    def _quota(self, streams: Streams, mode: str) -> Tensor:
-        """[B], streams that each row may keep."""
-        rows, longest = streams.counts.shape
-        tokens = [longest] * rows if streams.real is None else (streams.counts > 0).sum(1).tolist()
-        return torch.tensor([self._budget(n, mode) for n in tokens], device=streams.counts.device)
+    def _quota(self, rows: PackedRows, mode: str) -> Quota:
+        """The streams that each row may keep after a fork."""
+        on_host = [self._budget(tokens, mode) for tokens in rows.on_host]
+        device = rows.lengths.device
+        if min(on_host) == max(on_host):
+            return Quota(on_host, torch.full((len(on_host),), on_host[0], device=device))
+        return Quota(on_host, send(torch.tensor(on_host), device))
 
     def _budget(self, tokens: int, mode: str) -> int:
         """kappa of a text with this number of tokens, or of the training length."""
@@ -435,10 +480,13 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
             hidden = self.states(encoded)
             rows = torch.arange(len(hidden), device=hidden.device)[:, None]
             return self.lm_head(hidden[rows, kept])
-        streams = encoded.keep(kept)
+        return self._mixed(encoded, encoded.keep(kept))
+
+    def _mixed(self, encoded: Encoding, streams: Streams) -> Tensor:
         mixed = mixture_log_probabilities(self.final_norm(streams.x), self.lm_head, streams)
-        padding = (streams.counts == 0)[..., None]
-        return mixed.masked_fill(padding, 0.0) if bool(padding.any()) else mixed
+        if encoded.rows.columns is None:
+            return mixed
+        return mixed.masked_fill((streams.counts == 0)[..., None], 0.0)
 
     @property
     def can_cache(self) -> bool:  # type: ignore[override]
@@ -453,7 +501,12 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
 
     def logits(self, encoded: Encoding, at: Any) -> Tensor:
         """See `LatentThoughtModel.logits`; log-probabilities if the read-out is a mixture."""
-        return self._logits(encoded, torch.arange(encoded.rows.width, device=encoded.streams.token.device)[at])
+        columns = torch.arange(encoded.rows.width, device=encoded.streams.token.device)[at]
+        if not isinstance(at, slice):
+            return self._logits(encoded, columns)
+        if self.mixes and len(columns) == encoded.rows.width and encoded.rows.columns is None:
+            return self._mixed(encoded, encoded.streams)
+        return self._logits(encoded, columns.expand(len(encoded.streams.token), -1))
 
     def fill(self, traces: list[ThoughtTrace], encoded: Encoding, real: Tensor) -> None:
         """Every stream at the end, how many of them each token has, and what they attend to.

@@ -1,0 +1,108 @@
+"""What every model asks of a GPU, counted without one: `waits` of the host, and `kernels`, of a training step, of the
+scoring of a batch, and of a generated token of four prompts.
+
+`device.json` holds the numbers. A number that rises is refused; one that falls is to be lowered there:
+
+    python tests/contract/test_device.py [RECIPE ..]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from mentalese import get_recipe, recipes
+from mentalese.data.batch import to_device
+from mentalese.models.adapter import hugging_face_model
+from mentalese.testing import MODES, contract_cache  # noqa: F401 (a fixture)
+from mentalese.testing.cases import NOT_CAUSAL, PROMPTS, write_corpus
+from mentalese.testing.device import DEVICE, Counts, PretendedDevice
+from mentalese.testing.runs import shrink
+from mentalese.training.loop import LogBuffer, Run
+from mentalese.training.parallel import Parallel
+
+TABLE = Path(__file__).with_name("device.json")
+RECIPES = [*(name for name in recipes() if name.endswith("/tiny")), *MODES]
+NEW = (2, 10)  # tokens; what a second, longer text costs beyond the first is that of the tokens between
+ROUNDING = 0.02  # versions of torch and transformers differ by a few kernels
+
+
+def counted(name: str, corpus: Path) -> dict[str, tuple[Counts, int]]:
+    """Of each piece of work, what it asks of the device and among how many it is to be divided.
+
+    Scores and texts must be those of the host: what is done otherwise on a device, so as not to wait, is the same.
+    """
+    recipe = shrink(get_recipe(name), corpus)
+    recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, log_every=100, eval_every=100))
+    run = Run(recipe, corpus.with_name("run"), Parallel(0, 1, 0, torch.device("cpu")), show=False)
+    device, model, plain = PretendedDevice(), run.model, hugging_face_model(run.model)
+    with device:
+        model.to(DEVICE)
+        run.parallel = Parallel(0, 1, 0, DEVICE)
+        steps = [device.count(lambda: _one_step(run)) for _ in range(2)]
+    found = {"step": (steps[1], 1)}  # the first one also makes the optimiser's moments
+
+    batch, scores = run.plan.batch(0), []
+    model.eval()
+    with device:
+        there = to_device(batch, DEVICE)
+        found["score"] = device.count(lambda: scores.append(model.token_nll(there))), 1
+    torch.testing.assert_close(scores[0], model.token_nll(batch), atol=1e-4, rtol=1e-4)
+
+    for field, value in NOT_CAUSAL.get(name, {}).items():
+        setattr(plain.config, field, value)
+    prompts, texts, counts = recipe.layout.encode_prompts(PROMPTS, run.tokenizer, recipe.data), [], []
+    for new in NEW:
+        options = {"do_sample": False, "pad_token_id": run.tokenizer.pad_token_id}
+        options |= {"min_new_tokens": new, "max_new_tokens": new}
+        with device:
+            there = to_device(prompts, DEVICE)
+            counts.append(device.count(lambda: texts.append(plain.generate(**there, **options))))  # noqa: B023
+    assert torch.equal(texts[-1], plain.generate(**prompts, **options))
+    return found | {"token": (counts[1] - counts[0], NEW[1] - NEW[0])}
+
+
+def _one_step(run: Run) -> None:
+    run.one_step(LogBuffer())
+    run.state.step += 1
+
+
+def numbers(found: dict[str, tuple[Counts, int]]) -> dict[str, dict[str, float]]:
+    return {
+        work: {kind: round(getattr(counts, kind).total() / among, 2) for kind in ("waits", "kernels")}
+        for work, (counts, among) in found.items()
+    }
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.usefixtures("contract_cache")
+def test_a_model_asks_no_more_of_a_device_than_it_did(name: str, corpus: Path) -> None:
+    table = json.loads(TABLE.read_text())
+    assert name in table, f"{TABLE.name} has no {name}: write it with python {Path(__file__).name} {name}"
+    found = counted(name, corpus)
+    for work, now in numbers(found).items():
+        counts, _ = found[work]
+        for kind, value in now.items():
+            held = table[name][work][kind]
+            room = ROUNDING * held if kind == "kernels" else 0
+            listed = "\n".join(f"{n:4} {what}" for what, n in getattr(counts, kind).most_common(20))
+            assert value <= held + room, f"{kind} of a {work} of {name} rose from {held} to {value}:\n{listed}"
+            assert value >= held - room, f"{kind} of a {work} of {name} fell from {held} to {value}: lower {TABLE.name}"
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = write_corpus(Path(folder))
+        table = json.loads(TABLE.read_text()) if TABLE.is_file() else {}
+        for name in sys.argv[1:] or RECIPES:
+            table[name] = numbers(counted(name, corpus))
+            print(name, table[name])
+    ordered = {name: table[name] for name in RECIPES if name in table}
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in ordered.items())
+    TABLE.write_text(f"{{\n{lines}\n}}\n")
