@@ -13,6 +13,8 @@ import shlex
 import stat
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,17 +26,53 @@ ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^(<!-- not run -->\n)?```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NOT_RUN = ["pip install mentalese", "make demo", "make test"]
 
-SHORT = """#!{python}
-import sys
+# Imports take most of a command's time: one process has them done, and each command is a fork of it.
+SERVER = """
+import json, os, signal, socket, sys
+import torch, transformers, mentalese.api, mentalese.compare.compare, mentalese.training.loop, mentalese.viewer.think
 from mentalese.cli import main
 
-arguments = sys.argv[1:]
-if arguments[0] in ("train", "compare"):
-    arguments += "--train.steps 2 --evaluation.sample-tokens 4".split()
-    if "--data" not in arguments:
-        text = "{questions}" if "coconut" in arguments[1] else "{corpus}"
-        arguments += f"--data file:{{text}} --data.tokenizer bpe:512".split()
-sys.exit(main(arguments))
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+server = socket.socket(socket.AF_UNIX)
+server.bind({path!r})
+server.listen()
+print("ready", flush=True)
+while True:
+    asker, _ = server.accept()
+    if os.fork():
+        asker.close()
+        continue
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    message, files, _, _ = socket.recv_fds(asker, 1 << 16, 3)
+    folder, arguments = json.loads(message)
+    os.chdir(folder)
+    for place, file in enumerate(files):
+        os.dup2(file, place)
+    sys.argv = ["mentalese", *arguments]
+    if arguments[0] in ("train", "compare"):
+        arguments += "--train.steps 2 --evaluation.sample-tokens 4".split()
+        if "--data" not in arguments:
+            text = {questions!r} if "coconut" in arguments[1] else {corpus!r}
+            arguments += f"--data file:{{text}} --data.tokenizer bpe:512".split()
+    try:
+        code = main(arguments)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    asker.send(bytes([code]))
+    os._exit(code)
+"""
+CLIENT = """#!{python} -IS
+import json, os, socket, sys
+
+asked = socket.socket(socket.AF_UNIX)
+asked.connect({path!r})
+socket.send_fds(asked, [json.dumps([os.getcwd(), sys.argv[1:]]).encode()], [0, 1, 2])
+sys.exit((asked.recv(1) or bytes([1]))[0])
 """
 
 
@@ -44,15 +82,21 @@ def blocks(document: str) -> list[tuple[bool, str, str]]:
 
 
 @pytest.fixture(scope="module")
-def folder(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """An empty working folder whose `mentalese` makes short runs."""
     folder = tmp_path_factory.mktemp("reader")
     command = folder / "bin" / "mentalese"
     command.parent.mkdir()
-    questions = corpus.with_name("questions.jsonl")
-    command.write_text(SHORT.format(python=sys.executable, corpus=corpus, questions=questions))
+    path = str(Path(tempfile.mkdtemp()) / "socket")  # a short one: paths of sockets have about 100 characters
+    questions = str(corpus.with_name("questions.jsonl"))
+    command.write_text(CLIENT.format(python=sys.executable, path=path))
     command.chmod(command.stat().st_mode | stat.S_IXUSR)
-    return folder
+    server = SERVER.format(path=path, corpus=str(corpus), questions=questions)
+    with subprocess.Popen([sys.executable, "-c", server], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield folder
+        process.kill()
 
 
 def run(arguments: list[str], folder: Path) -> None:
