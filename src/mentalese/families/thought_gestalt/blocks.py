@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -16,13 +15,11 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
+from mentalese.families.thought_gestalt.one_token import OneToken
 from mentalese.families.thought_gestalt.plan import OpenPlan
 from mentalese.families.thought_gestalt.repeated import Part, by_step, repeated, unit
 from mentalese.models.hf import ResidualLinear
 from mentalese.nn.ragged import Ragged, attend, causal_attention, reading_attention, split_heads
-
-if TYPE_CHECKING:
-    from mentalese.families.thought_gestalt.decode import OneToken
 
 
 @dataclass
