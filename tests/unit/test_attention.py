@@ -16,7 +16,7 @@ from mentalese.nn.attention import (
     scored_attention_reference,
     with_scores,
 )
-from mentalese.nn.rotary import rotary_table, rotate, rotate_reference
+from mentalese.nn.rotary import rotary_table, rotate, rotate_first, rotate_reference
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 
@@ -98,6 +98,18 @@ def test_rotation_is_that_of_pairs_and_turns_back() -> None:
     weights = torch.linspace(-1, 1, got.numel()).view_as(got)
     one, other = (torch.autograd.grad((out * weights).sum(), x)[0] for out in (got, expected))
     torch.testing.assert_close(one, other, **CLOSE)
+
+
+@pytest.mark.parametrize("laid_as_a_map_does", [True, False])
+def test_queries_and_keys_turn_at_once_and_values_do_not(laid_as_a_map_does: bool) -> None:
+    qkv = random(2, 5, 3, 3, 8).permute(2, 0, 3, 1, 4) if laid_as_a_map_does else random(3, 2, 3, 5, 8)
+    cos, sin = rotary_table(random(2, 1, 5, seed=1).detach() * 50, 8)
+    got, expected = rotate_first(qkv, cos, sin), (rotate(qkv[0], cos, sin), rotate(qkv[1], cos, sin), qkv[2])
+    weights = torch.linspace(-1, 1, qkv.numel()).view(qkv.shape)
+    gradients = [torch.autograd.grad((torch.stack(out) * weights).sum(), qkv)[0] for out in (got, expected)]
+    assert all(torch.equal(one, other) for one, other in zip((*got, gradients[0]), (*expected, gradients[1])))
+    with torch.no_grad():
+        assert all(torch.equal(one, other) for one, other in zip(rotate_first(qkv, cos, sin), expected))
 
 
 def test_rotated_products_depend_on_distances_alone() -> None:

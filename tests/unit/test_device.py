@@ -118,3 +118,15 @@ def test_kernels_are_operations_on_the_device_that_are_no_views(device: Pretende
     here, there = torch.ones(3, 3, device=DEVICE), torch.ones(3, 3)
     counts = device.count(lambda: (here.t()[1:] @ here, there @ there, here.expand(2, 3, 3)))
     assert counts.kernels == {"mm": 1}
+
+
+def test_a_norm_is_one_kernel_and_the_same(device: PretendedDevice) -> None:
+    norm, x = nn.RMSNorm(4), torch.linspace(-1, 2, 12).view(3, 4).requires_grad_()
+    expected = torch.autograd.grad(norm(x).square().sum(), [x, norm.weight])
+    norm.to(DEVICE)
+    there = x.detach().to(DEVICE).requires_grad_()
+    found: list[Tensor] = []
+    counts = device.count(lambda: found.extend(torch.autograd.grad(norm(there).square().sum(), [there, norm.weight])))
+    assert all(torch.equal(one.cpu(), other) for one, other in zip(found, expected))
+    assert counts.kernels["rms_norm"] == 1
+    assert counts.kernels["rms_norm backward"] == 2

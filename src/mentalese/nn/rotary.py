@@ -21,6 +21,22 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return _Rotate.apply(x, cos, sin) if torch.is_grad_enabled() else _turned(x, cos, sin, 1)
 
 
+def rotate_first(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys turned as by `rotate`, and values as they are.
+
+    One operation for both, whose gradient lies as a linear map's output does, so that nothing copies it.
+
+    Args:
+        qkv: [3, B, heads, N, d_h].
+        cos, sin: [1 or B, 1, N, d_h / 2].
+    """
+    cos, sin = cos.to(qkv.dtype), sin.to(qkv.dtype)
+    if torch.is_grad_enabled():
+        return _RotateFirst.apply(qkv, cos, sin)
+    q, k = _turned(qkv[:2], cos, sin, 1).unbind(0)
+    return q, k, qkv[2]
+
+
 def rotate_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """What `rotate` computes, in terms of pairs."""
     first, second = x.chunk(2, dim=-1)
@@ -41,9 +57,32 @@ class _Rotate(torch.autograd.Function):
         return _turned(gradient, cos, sin, -1), None, None
 
 
+class _RotateFirst(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.save_for_backward(cos, sin)
+        q, k = _turned(qkv[:2], cos, sin, 1).unbind(0)
+        return q, k, qkv[2]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        rows, heads, length, width = gradients[0].shape
+        laid = gradients[0].new_empty(rows, length, 3, heads, width).permute(2, 0, 3, 1, 4)
+        cosines = torch.cat((cos, cos), dim=-1)
+        for gradient, out in zip(gradients, laid[:2]):
+            _turn(torch.mul(gradient, cosines, out=out), gradient, sin, -1)
+        laid[2].copy_(gradients[2])
+        return laid, None, None
+
+
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
+    return _turn(x * torch.cat((cos, cos), dim=-1), x, sin, direction)
+
+
+def _turn(turned: Tensor, x: Tensor, sin: Tensor, direction: int) -> Tensor:
+    """Adds to x times the cosines what belongs to the sines."""
     first, second = x.chunk(2, dim=-1)
-    turned = x * torch.cat((cos, cos), dim=-1)
     turned_first, turned_second = turned.chunk(2, dim=-1)
     turned_first.addcmul_(second, sin, value=-direction)
     turned_second.addcmul_(first, sin, value=direction)

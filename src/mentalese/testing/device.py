@@ -121,6 +121,16 @@ class PretendedDevice:
         finally:
             self._making = before
 
+    @contextmanager
+    def counting_once(self, name: str, times: int = 1) -> Iterator[None]:
+        """Counts what is run as so many kernels of this name."""
+        counts, self.counts = self.counts, Counts()
+        try:
+            yield
+        finally:
+            self.counts = counts
+        self.counts.kernels[name] += times
+
     @property
     def makes_here(self) -> bool:
         """Whether a new tensor that follows from no other is on the device; zeros for a missing gradient are."""
@@ -169,6 +179,8 @@ class _Calls(TorchFunctionMode):
             elif not (device.is_pinned(first) and kwargs.get("non_blocking")):
                 device.wait("to the device, not pinned or not asynchronous")
             return device.moved(made, target)
+        if name == "rms_norm" and here:
+            return _RMSNorm.apply(device, *_bound(*args, **kwargs))
         if name == "new_tensor" and here and not any(isinstance(x, Tensor) for x in tree_leaves(args[1:])):
             device.wait("to the device by new_tensor")
         with device.making(None if name in _BACKWARD else bool(target)):
@@ -177,6 +189,32 @@ class _Calls(TorchFunctionMode):
             for tensor in (x for x in tree_leaves(out) if isinstance(x, Tensor)):
                 device.place(tensor, target)
         return out
+
+
+def _bound(input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Any:
+    return input, weight, list(normalized_shape), eps
+
+
+class _RMSNorm(torch.autograd.Function):
+    """`rms_norm` as CUDA has it, one kernel forward and one or two backward; a CPU's is made of many."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, device: PretendedDevice, x: Tensor, weight: Tensor | None, shape: list[int], eps: float | None
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.device, ctx.shape, ctx.eps = device, shape, eps
+        with device.counting_once("rms_norm"):
+            return torch.rms_norm(x, shape, weight, eps)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        given = [None if x is None else x.detach().requires_grad_() for x in ctx.saved_tensors]
+        needed = [x for x, needs in zip(given, ctx.needs_input_grad[1:3]) if needs and x is not None]
+        with ctx.device.counting_once("rms_norm backward", len(needed)), torch.enable_grad():
+            out = torch.rms_norm(given[0], ctx.shape, given[1], ctx.eps)
+            found = iter(torch.autograd.grad(out, needed, gradient))
+        return None, *(next(found) if needs else None for needs in ctx.needs_input_grad[1:3]), None, None
 
 
 class _Operations(TorchDispatchMode):

@@ -15,7 +15,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from mentalese.families.latent_thought.config import LTMConfig
 from mentalese.models.hf import ResidualLinear
 from mentalese.nn.packing import PackedRows
-from mentalese.nn.rotary import rotate
+from mentalese.nn.rotary import rotate, rotate_first
 from mentalese.nn.window import window_attention
 
 
@@ -83,8 +83,8 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, packed: PackedBatch) -> Tensor:
         """[B, N, d] to [B, N, d]."""
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        q, k = rotate(q, *packed.rotary), rotate(k, *packed.rotary)
+        qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = rotate_first(qkv, *packed.rotary)
         past = packed.past
         if past is not None:
             k, v = past.keep(f"k.{self.layer}", k), past.keep(f"v.{self.layer}", v)
@@ -176,8 +176,7 @@ class EncoderBlock(GradientCheckpointingLayer):
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], seen: Tensor | None) -> Tensor:
         """[B, m, d] to [B, m, d]; seen: bool [B, 1, 1, m], `None`: all."""
         qkv = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1))
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        out = F.scaled_dot_product_attention(rotate(q, *rotary), rotate(k, *rotary), v, seen)
+        out = F.scaled_dot_product_attention(*rotate_first(qkv.permute(2, 0, 3, 1, 4), *rotary), seen)
         x = x + self.out(out.transpose(1, 2).flatten(2))
         return x + self.mlp(self.mlp_norm(x))
 

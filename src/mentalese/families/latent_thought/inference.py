@@ -309,7 +309,8 @@ class _Variational:
         self.log_var = (some * (0.1 * noise.draw(_VARIANCES, shape) + config.initial_log_variance)).requires_grad_()
         self.parameters = [self.mu, self.log_var]
         kind, decay = (torch.optim.AdamW, _WEIGHT_DECAY) if config.fast_optimizer == "adamw" else (torch.optim.Adam, 0)
-        self.optimizer = kind(self.parameters, lr=self.rate, weight_decay=decay)
+        fused = noise.keys.is_cuda  # one kernel
+        self.optimizer = kind(self.parameters, lr=self.rate, weight_decay=decay, fused=fused)
 
     def propose(self, step: int) -> tuple[Tensor, Tensor]:
         """Thoughts [B, N_z, d] and each row's KL [B], both differentiable."""
@@ -327,7 +328,7 @@ class _Variational:
             parameter.grad = gradient
         self.optimizer.step()
         for parameter, old in zip(self.parameters, before):
-            parameter.copy_(torch.where(live[:, None, None], parameter, old))
+            torch.where(live[:, None, None], parameter, old, out=parameter)
 
     def result(self, nll: Tensor, kl: Tensor) -> Posterior:
         last = _FINAL if self.config.noise == "resampled" else 0

@@ -9,7 +9,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from mentalese.families.masked_diffusion.config import MaskedDiffusionConfig
 from mentalese.models.hf import ResidualLinear
-from mentalese.nn.rotary import rotary_table, rotate
+from mentalese.nn.rotary import rotary_table, rotate_first
 
 FREQUENCIES = 256  # of the sines and cosines of the time, as in diffusion transformers (Peebles and Xie, 2023)
 
@@ -62,8 +62,8 @@ class Block(GradientCheckpointingLayer):
         return x + gate_mlp * self.mlp(self.mlp_norm(x) * (1 + scale_mlp) + shift_mlp)
 
     def attend(self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Tensor | None) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        out = F.scaled_dot_product_attention(rotate(q, *rotary), rotate(k, *rotary), v, visible)
+        qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        out = F.scaled_dot_product_attention(*rotate_first(qkv, *rotary), visible)
         return self.attention_out(out.transpose(1, 2).flatten(2))
 
     def mlp(self, x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from mentalese.families.thoughtbubbles.config import ThoughtbubblesConfig
 from mentalese.models.hf import ResidualLinear
 from mentalese.nn.attention import add_weighted, attend_with_scores, flex_attention_with_scores, with_scores
 from mentalese.nn.controls import controlled
-from mentalese.nn.rotary import rotate
+from mentalese.nn.rotary import rotate_first
 
 LOWEST = -20.0  # log probability of a decision
 UNKNOWN = 1.0  # threshold before training: not a log probability
@@ -69,9 +69,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, state: StreamState) -> Tensor:
         """[B, N, d] to [B, N, d]."""
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        width = q.shape[-1]
-        q, k = rotate(q, state.cos, state.sin), rotate(k, state.cos, state.sin)
+        qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        width = qkv.shape[-1]
+        q, k, v = rotate_first(qkv, state.cos, state.sin)
         plain = state.cache is None and state.attention is None
         if self.flex and plain and state.scores is not None:
             out = flex_attention_with_scores(q, k, v, state.scores, scale=self.scale)
