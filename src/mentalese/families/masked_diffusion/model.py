@@ -45,6 +45,7 @@ from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
 from mentalese.nn.noise import Noise, shared_seed
 from mentalese.nn.packing import front
 from mentalese.nn.rotary import rotary_table
+from mentalese.nn.transfer import send
 
 _HIGHEST = 0.999  # largest mask probability for SEDD's sigma, which is infinite at 1
 _CHUNK = 512  # rows of logits at once
@@ -55,6 +56,21 @@ class MaskedEncoded(Encoded):
     """Final hidden states, and which positions are masks, bool [B, N]."""
 
     masked: Tensor
+
+
+@dataclass
+class Rows:
+    """Which positions of rows are tokens.
+
+    Attributes:
+        real: bool [B, N].
+        visible: bool [B, 1, 1, N], what is attended to; `None`: there is no padding.
+        positions: [B or 1, N].
+    """
+
+    real: Tensor
+    visible: Tensor | None
+    positions: Tensor
 
 
 class MaskedDiffusionLM(LatentThoughtModel):
@@ -91,10 +107,26 @@ class MaskedDiffusionLM(LatentThoughtModel):
             init.zeros_(module.weight)
             init.zeros_(module.bias)
 
+    def rows(self, input_ids: Tensor, attention_mask: Tensor | None) -> Rows:
+        """The rows of tokens [B, N]; a GPU is waited for if there is a mask, once.
+
+        Args:
+            attention_mask: [B, N], 0 at padding on either side, which nothing attends to.
+
+        Raises:
+            InputError: a row of padding alone.
+        """
+        real = self.real_tokens(input_ids, attention_mask, None)
+        tokens = None if attention_mask is None else real.sum(1).tolist()
+        self.check_rows(tokens or [])
+        if tokens is None or min(tokens) == input_ids.shape[1]:
+            return Rows(real, None, torch.arange(input_ids.shape[1], device=input_ids.device)[None])
+        return Rows(real, real[:, None, None], real.cumsum(1) - 1)
+
     def hidden(
         self,
         input_ids: Tensor,
-        attention_mask: Tensor | None,
+        rows: Rows,
         probability: Tensor | None = None,
         *,
         kept: list[Tensor] | None = None,
@@ -103,32 +135,27 @@ class MaskedDiffusionLM(LatentThoughtModel):
 
         Args:
             input_ids: [B, N], with masks.
-            attention_mask: [B, N], 0 at padding on either side, which nothing attends to.
+            rows: see `rows`.
             probability: [B], p(t); `None`: the share of masks in each row.
             kept: gets what each block reads, [B, N, d].
         """
         config = self.config
         masked = input_ids == config.mask_token_id
-        positions, visible = torch.arange(input_ids.shape[1], device=input_ids.device)[None], None
-        real = self.real_tokens(input_ids, attention_mask, None)
-        if attention_mask is not None:
-            tokens = real.sum(1).tolist()
-            self.check_rows(tokens)
-            if min(tokens) < input_ids.shape[1]:
-                positions, visible = real.cumsum(1) - 1, real[:, None, None]
-        rotary = rotary_table(positions[:, None], config.hidden_size // config.num_attention_heads, config.rope_theta)
+        rotary = rotary_table(
+            rows.positions[:, None], config.hidden_size // config.num_attention_heads, config.rope_theta
+        )
         mask = self.mask_embed(input_ids.new_zeros(()))
         x = torch.where(masked[..., None], mask, self.embed(input_ids.masked_fill(masked, 0)))
         time = None
         if self.time is not None:
             if probability is None:
-                probability = (masked & real).sum(1) / real.sum(1)
+                probability = (masked & rows.real).sum(1) / rows.real.sum(1)
             sedd = config.objective == "sedd"
             time = self.time(-torch.log1p(-_HIGHEST * probability) if sedd else 1000 * probability, x.dtype)
         for block in self.blocks:
             if kept is not None:
                 kept.append(x)
-            x = block(x, rotary, visible, time)
+            x = block(x, rotary, rows.visible, time)
         x = self.final_norm(x)
         if self.final_modulation is not None:
             shift, scale = self.final_modulation(time)[:, None].chunk(2, dim=-1)
@@ -139,7 +166,7 @@ class MaskedDiffusionLM(LatentThoughtModel):
 
     def final_hidden_states(self, batch: Batch) -> Tensor:
         """[B, N, d]; position t predicts token t, unlike in causal models."""
-        return self.hidden(batch["input_ids"], batch.get("attention_mask"))
+        return self.hidden(batch["input_ids"], self.rows(batch["input_ids"], batch.get("attention_mask")))
 
     def _targets(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """Rows packed to begin at their first token: ids, targets and mask [B, N], and the column of each.
@@ -154,10 +181,10 @@ class MaskedDiffusionLM(LatentThoughtModel):
             labels = labels.masked_fill(mask == 0, IGNORED)
         return ids, F.pad(labels[:, 1:], (1, 0), value=IGNORED), mask, columns
 
-    def _at_masks(self, ids: Tensor, targets: Tensor, mask: Tensor | None, masked: Tensor, p: Tensor) -> list[Tensor]:
+    def _at_masks(self, ids: Tensor, targets: Tensor, rows: Rows, masked: Tensor, p: Tensor) -> list[Tensor]:
         """Hidden states of rows with some targets masked, at p [B], and the targets [B, N] at masks."""
         masked = masked & (targets != IGNORED)
-        hidden = self.hidden(ids.masked_fill(masked, self.config.mask_token_id), mask, p)
+        hidden = self.hidden(ids.masked_fill(masked, self.config.mask_token_id), rows, p)
         return [hidden, targets.masked_fill(~masked, IGNORED)]
 
     def _score_entropy(self, hidden: Tensor, targets: Tensor) -> Tensor:
@@ -177,7 +204,7 @@ class MaskedDiffusionLM(LatentThoughtModel):
         count = (targets != IGNORED).sum().float()
         p, weight = schedule(self.config.noise_schedule, times)
         masked = uniform(Noise.of(targets, seed), 0, ids.shape[1]) < p[:, None]
-        hidden, masked_targets = self._at_masks(ids, targets, mask, masked, p)
+        hidden, masked_targets = self._at_masks(ids, targets, self.rows(ids, mask), masked, p)
         masked = masked_targets != IGNORED
         flat, masked_targets = hidden.flatten(0, 1), masked_targets.flatten()
         weights = weight.repeat_interleave(ids.shape[1]) * (masked_targets != IGNORED)
@@ -217,18 +244,18 @@ class MaskedDiffusionLM(LatentThoughtModel):
         ids, targets, mask, columns = self._targets(batch)
         noise, counts = Noise.of(targets, seed), (targets != IGNORED).sum(1)
         shift = uniform(noise, times, 1)[:, 0]
-        nats = torch.zeros(ids.shape, device=ids.device)
+        nats, rows = torch.zeros(ids.shape, device=ids.device), self.rows(ids, mask)
         for number in range(times):
             # One number of masks in [1, n] per time; p is the time at which the last of these masks falls.
             masks = 1 + (counts * (number + shift) / times).long().clamp(max=counts - 1).clamp(min=0)
             falls = uniform(noise, number, ids.shape[1]).masked_fill(targets == IGNORED, math.inf)
             p = falls.sort(1).values.gather(1, masks[:, None] - 1)
-            hidden, masked_targets = self._at_masks(ids, targets, mask, falls <= p, p[:, 0].clamp(max=1))
-            chosen = masked_targets != IGNORED
-            some, target = hidden[chosen], masked_targets[chosen]
+            hidden, masked_targets = self._at_masks(ids, targets, rows, falls <= p, p[:, 0].clamp(max=1))
+            chosen = (masked_targets != IGNORED).flatten().nonzero()[:, 0]
+            some, target = hidden.flatten(0, 1)[chosen], masked_targets.flatten()[chosen]
             sedd = self.config.objective == "sedd"
             nll = self._score_entropy(some, target) if sedd else linear_nll(some, self.loss_head(), target)
-            nats[chosen] += (counts / masks)[:, None].expand_as(nats)[chosen] * nll / times
+            nats.view(-1).index_add_(0, chosen, (counts / masks)[chosen // ids.shape[1]] * nll / times)
         return torch.zeros_like(nats).scatter(1, columns, nats)
 
     def scoring_protocol(self, estimator: str) -> dict[str, Any]:
@@ -278,7 +305,7 @@ class MaskedDiffusionLM(LatentThoughtModel):
             mask_probability: [B], p(t), for models that see the time; `None`: the share of masks in each row.
         """
         kept: list[Tensor] | None = [] if output_hidden_states else None
-        hidden = self.hidden(input_ids, attention_mask, mask_probability, kept=kept)
+        hidden = self.hidden(input_ids, self.rows(input_ids, attention_mask), mask_probability, kept=kept)
         states = None if kept is None else (*kept, hidden)
         return MaskedEncoded(hidden=hidden, hidden_states=states, masked=input_ids == self.config.mask_token_id)
 
@@ -349,9 +376,10 @@ class MaskedDiffusionLM(LatentThoughtModel):
         if num_steps is not None and num_steps < 1:
             raise InputError(f"num_steps is {num_steps}: set 1 or more")
         text = F.pad(input_ids, (0, length), value=mask_id)
-        if not bool((text == mask_id).any()):
+        unknown = (text == mask_id).cpu()  # the host knows which masks fall at which time, and does not wait for it
+        if not unknown.any():
             raise InputError("max_new_tokens is 0 and no prompt contains a mask: set 1 or more")
-        if streamer is not None and bool((input_ids == mask_id).any()):
+        if streamer is not None and unknown[:, :prompt].any():
             raise InputError("streamer is set and a prompt contains masks: it only shows new text, so remove it")
         sample = generation_config.do_sample
         seed = int(torch.randint(2**62, ())) if sample else 0  # local, since one rank may generate alone
@@ -361,18 +389,20 @@ class MaskedDiffusionLM(LatentThoughtModel):
             torch.cat((uniform(noise, 2 + number, prompt).flip(1), uniform(noise, number, length)), dim=1)
             for number in (0, 1)
         )
-        mask = None if attention_mask is None else F.pad(attention_mask, (0, length), value=1)
+        falls = falls.cpu()
+        layout = self.rows(text, None if attention_mask is None else F.pad(attention_mask, (0, length), value=1))
         halts = [c for c in stopping_criteria if not isinstance(c, MaxLengthCriteria | EosTokenCriteria)]
         kind = "cosine" if self.config.objective == "md4" else self.config.noise_schedule
-        missing = (text == mask_id).sum(1).tolist()
-        times = _times(missing if num_steps is None else [num_steps] * len(text)).to(text.device)
-        for now, later in pairwise(schedule(kind, times)[0]):
-            falling = (text == mask_id) & (falls >= later[:, None])
-            if not bool(falling.any()):
+        steps = unknown.sum(1).tolist() if num_steps is None else [num_steps] * len(text)
+        times = schedule(kind, _times(steps))[0]
+        for now, later in pairwise(times):
+            falling = unknown & (falls >= later[:, None])
+            if not falling.any():
                 continue
-            hidden = self.hidden(text, mask, now)
+            unknown &= ~falling
+            hidden = self.hidden(text, layout, send(now, text.device))
             for column in falling.any(0).nonzero()[:, 0].tolist():
-                rows = falling[:, column]
+                rows = send(falling[:, column].nonzero()[:, 0], text.device)
                 before = text[:, :column]
                 scores = hidden.new_zeros(len(text), self.config.vocab_size, dtype=torch.float32)
                 scores[rows] = self.lm_head(hidden[rows, column]).float()
