@@ -80,6 +80,7 @@ def test_numbers_of_the_host_are_not_refused(device: PretendedDevice) -> None:
         lambda here, there: torch.equal(here, here),
         lambda here, there: torch.allclose(here, here),
         lambda here, there: there.to(DEVICE),
+        lambda here, there: there.to("cuda"),
         lambda here, there: there.to(DEVICE, non_blocking=True),
         lambda here, there: there.pin_memory().to(DEVICE),
         lambda here, there: here.copy_(there),

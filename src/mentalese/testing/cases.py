@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from mentalese.data.batch import Batch
+from mentalese.data.batch import Batch, to_device
 from mentalese.data.store import prepare
 from mentalese.errors import InputError
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model
 from mentalese.recipe import Recipe
 from mentalese.registry import get_recipe
-from mentalese.testing.runs import shrink
+from mentalese.testing.runs import DEVICE, shrink
 from mentalese.training.plan import Plan
 
 TOLERANCE: dict[str, Any] = {"atol": 2e-5, "rtol": 2e-5}
@@ -57,13 +57,13 @@ class Case:
         return hugging_face_model(self.model)
 
     def batch(self, step: int = 0) -> Batch:
-        return self.plan.batch(step)
+        return to_device(self.plan.batch(step), DEVICE)
 
     def logits(self, batch: Batch) -> torch.Tensor:
         return self.hugging_face(batch["input_ids"], attention_mask=batch.get("attention_mask"), use_cache=False).logits
 
     def prompts(self, texts: list[str]) -> Batch:
-        return self.recipe.layout.encode_prompts(texts, self.tokenizer, self.recipe.data)
+        return to_device(self.recipe.layout.encode_prompts(texts, self.tokenizer, self.recipe.data), DEVICE)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -111,7 +111,7 @@ def write_corpus(folder: Path) -> Path:
 def case(request: pytest.FixtureRequest, corpus: Path, contract_cache: None) -> Case:
     recipe = shrink(get_recipe(request.param), corpus)
     store, tokenizer = prepare(recipe.data, recipe.layout, show=False)
-    model = build_model(recipe.model, tokenizer, seed=0).eval()
+    model: Any = build_model(recipe.model, tokenizer, seed=0).to(DEVICE).eval()
     with torch.no_grad():  # a freshly initialised tied model repeats one token: larger weights tell caches apart
         for parameter in model.parameters():
             if parameter.ndim >= 2:

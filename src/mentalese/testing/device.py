@@ -150,7 +150,7 @@ class _Calls(TorchFunctionMode):
         device, kwargs, name = self.device, dict(kwargs or {}), getattr(func, "__name__", "")
         if name == "__get__" and args and isinstance(args[0], Tensor):
             if func == _WHERE["device"]:
-                return DEVICE if device.has(args[0]) else _HOST
+                return DEVICE if device.has(args[0]) else func(*args)  # the host, or meta
             if func in (_WHERE["is_cuda"], _WHERE["is_cpu"]):
                 return device.has(args[0]) == (func == _WHERE["is_cuda"])
             return func(*args, **kwargs)
@@ -209,7 +209,7 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        given = [None if x is None else x.detach().requires_grad_() for x in ctx.saved_tensors]
+        given: list[Any] = [None if x is None else x.detach().requires_grad_() for x in ctx.saved_tensors]
         needed = [x for x, needs in zip(given, ctx.needs_input_grad[1:3]) if needs and x is not None]
         with ctx.device.counting_once("rms_norm backward", len(needed)), torch.enable_grad():
             out = torch.rms_norm(given[0], ctx.shape, given[1], ctx.eps)
@@ -271,6 +271,8 @@ class _Operations(TorchDispatchMode):
 
 
 def _is_device(value: Any) -> bool:
+    if isinstance(value, str):
+        return value.partition(":")[0] == "cuda"
     return isinstance(value, torch.device) and value.type == "cuda"
 
 

@@ -15,6 +15,7 @@ from mentalese.models.adapter import as_contract
 from mentalese.models.hf import LatentThoughtModel
 from mentalese.models.scoring import perplexity
 from mentalese.testing.cases import TOLERANCE, Case
+from mentalese.testing.runs import DEVICE
 
 
 def test_logits_are_aligned_with_the_tokens(case: Case) -> None:
@@ -38,7 +39,7 @@ def test_scores_are_the_log_likelihood_of_the_logits(case: Case) -> None:
     if case.model.estimators[0].endswith("-bound"):
         pytest.skip("a bound is no likelihood of these logits")
     batch = case.batch()
-    expected = torch.zeros(batch["labels"].shape)
+    expected = torch.zeros(batch["labels"].shape, device=batch["labels"].device)
     log_probabilities = case.logits(batch)[:, :-1].log_softmax(-1)
     labels = batch["labels"][:, 1:]
     chosen = log_probabilities.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
@@ -130,6 +131,7 @@ def test_a_perplexity_does_not_depend_on_the_batch_size(case: Case) -> None:
             case.recipe.data,
             case.recipe.layout,
             EvaluationConfig(batch_size=batch_size, max_documents=7),
+            device=DEVICE,
         )
         for batch_size in (1, 3, 7)
     ]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from mentalese.models.build import build_model
 from mentalese.nn.loss import IGNORED
 from mentalese.testing.cases import RATES, STEPS_BY_HEART, Case
+from mentalese.testing.runs import DEVICE
 
 
 def test_a_small_batch_is_learnt_by_heart(case: Case) -> None:
-    model = build_model(case.recipe.model, case.tokenizer, seed=0).train()
+    model: Any = build_model(case.recipe.model, case.tokenizer, seed=0).to(DEVICE).train()
     batch = case.batch()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATES.get(case.recipe.name, 3e-3))
     torch.manual_seed(0)
@@ -43,9 +46,9 @@ def test_an_unknown_training_setting_is_refused(case: Case) -> None:
 def test_the_weight_of_a_loss_is_that_of_its_targets(case: Case) -> None:
     """Micro-batches and ranks are added by it: a wrong one trains another mean than the whole batch's."""
     batch = case.batch()
-    first_row_out = batch | {"labels": batch["labels"].index_fill(0, torch.tensor([0]), IGNORED)}
+    first_row_out = batch | {"labels": batch["labels"].index_fill(0, torch.tensor([0]).to(DEVICE), IGNORED)}
     for part in (batch, first_row_out):
         weights = case.model.target_weights(part)
-        weights = torch.ones(part["labels"].shape) if weights is None else weights
+        weights = torch.ones_like(part["labels"]) if weights is None else weights
         expected = (weights * (part["labels"] != IGNORED))[:, 1:].sum()
         torch.testing.assert_close(case.model.training_loss(part).weight.float(), expected.float())

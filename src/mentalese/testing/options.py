@@ -19,6 +19,7 @@ from mentalese.errors import InputError
 from mentalese.models.build import build_config, build_model, context_length
 from mentalese.registry import families
 from mentalese.testing.cases import MODES, Case
+from mentalese.testing.runs import DEVICE
 from mentalese.values import members
 
 Observed = dict[str, torch.Tensor]
@@ -105,7 +106,7 @@ def _same(left: Observed, right: Observed) -> bool:
 
 def _observations(case: Case, fields: dict[str, Any], batch: Batch) -> Iterator[Observed]:
     """What a model of these fields has and computes."""
-    model = build_model(fields, case.tokenizer, seed=0)
+    model: Any = build_model(fields, case.tokenizer, seed=0).to(DEVICE)
     context = torch.tensor(context_length(model.config) or 0)
     yield {"context": context} | {name: value.clone() for name, value in model.state_dict().items()}
     with torch.no_grad():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import warnings
@@ -75,6 +76,10 @@ sys.exit(worst)
 """
 
 
+DEVICE: Any = os.environ.get("MENTALESE_TEST_DEVICE", "cpu")
+"""Where contract tests run models: `cpu`, or `cuda`."""
+
+
 def shrink(recipe: Recipe, corpus: Path, *, steps: int = 6, **train: object) -> Recipe:
     """The recipe on the small corpus, a few hundred tokens a step, for a few steps; questions at all stages at once."""
     layout, asks = recipe.layout, recipe.layout.questions
@@ -90,7 +95,7 @@ def shrink(recipe: Recipe, corpus: Path, *, steps: int = 6, **train: object) -> 
     if isinstance(layout, QuestionAnswer):
         sizes |= {"stage": layout.stages, "uniform_prob": 0.5}
     layout = dataclasses.replace(layout, **sizes)
-    config = TrainConfig(steps=steps, log_every=1, device="cpu", **train)  # type: ignore[arg-type]
+    config = TrainConfig(steps=steps, log_every=1, device=DEVICE, **train)  # type: ignore[arg-type]
     evaluation = dataclasses.replace(recipe.evaluation, max_documents=4, sample_tokens=8)
     phases = () if asks else recipe.phases
     return dataclasses.replace(recipe, data=data, layout=layout, train=config, evaluation=evaluation, phases=phases)

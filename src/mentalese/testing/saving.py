@@ -16,6 +16,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from mentalese.testing.cases import Case
+from mentalese.testing.runs import DEVICE
 
 # Each child starts where nothing of ours has been imported.
 _OPENER = """
@@ -65,7 +66,7 @@ def opener(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opener]:
 def test_a_saved_model_opens_with_the_auto_class_and_predicts_the_same(case: Case, tmp_path: Path) -> None:
     case.hugging_face.save_pretrained(tmp_path)
     assert not list(tmp_path.glob("*.bin")), "weights are safetensors"
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).to(DEVICE).eval()
     assert type(loaded) is type(case.hugging_face)
     assert loaded.config.to_dict().items() >= {"vocab_size": len(case.tokenizer)}.items()
     for (name, tensor), (other, expected) in zip(loaded.state_dict().items(), case.hugging_face.state_dict().items()):
@@ -81,10 +82,11 @@ def test_a_saved_model_opens_without_naming_the_package(case: Case, tmp_path: Pa
     """In a process of its own, by `trust_remote_code=True`, where only transformers is imported."""
     case.hugging_face.save_pretrained(tmp_path / "model")
     ids = case.batch()["input_ids"][:1, :8]
-    torch.save(ids, tmp_path / "ids.pt")
+    torch.save(ids.cpu(), tmp_path / "ids.pt")
     opener(tmp_path)
     with torch.no_grad():
-        torch.testing.assert_close(torch.load(tmp_path / "logits.pt", weights_only=True), case.hugging_face(ids).logits)
+        expected = case.hugging_face(ids).logits.cpu()
+    torch.testing.assert_close(torch.load(tmp_path / "logits.pt", weights_only=True), expected)
     names = {path.name for path in (tmp_path / "again").iterdir()}
     assert names == {path.name for path in (tmp_path / "model").iterdir()}
 
