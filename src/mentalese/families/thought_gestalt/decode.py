@@ -9,22 +9,16 @@ Letters in shapes: B streams, T slots for the longest sentence, M vectors in mem
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from mentalese.families.thought_gestalt.blocks import Step
+from mentalese.families.thought_gestalt.blocks import OneToken, Step
 from mentalese.families.thought_gestalt.memory import MemoryMap
-from mentalese.families.thought_gestalt.plan import readable
 from mentalese.families.thought_gestalt.streams import find_sentences
 from mentalese.models.hf import ThoughtCache
 from mentalese.nn.controls import controlled
-from mentalese.nn.ragged import split_heads
-
-if TYPE_CHECKING:
-    from mentalese.families.thought_gestalt.model import ThoughtGestaltForCausalLM
 
 
 class SentenceCache(ThoughtCache):
@@ -39,66 +33,18 @@ class SentenceCache(ThoughtCache):
         self.map = None
 
 
-class OneToken:
-    """Attention of one token a stream to its open sentence and to the memory, in place of `OpenSentences`.
-
-    Attributes:
-        rows, position: [B], the streams, and the slot of each one's token.
-        end, slots: slots of the sentence, and of the memory, that are read.
-        seen: bool [B, 1, 1, end], `None`: all.
-        used: bool [B, 1, 1, slots], `None`: all.
-    """
-
-    def __init__(self, state: dict[str, Tensor], size: int, memory_size: int) -> None:
-        self.state, self.position, count = state, state["position"], state["count"]
-        device = self.position.device
-        self.rows = torch.arange(len(count), device=device)
-        self.end, self.slots = size, memory_size
-        self.seen: Tensor | None = None
-        self.used: Tensor | None = None
-        self.has_memory: Tensor | None = None
-        positions = counts = [-1, 0]  # on a GPU unknown: all differ
-        if device.type == "cpu":
-            positions, counts = self.position.tolist(), count.tolist()
-            self.end, self.slots = max(positions) + 1, max(1, *counts, 1)
-        if len(set(positions)) > 1:
-            self.seen = (torch.arange(self.end, device=device) <= self.position[:, None])[:, None, None]
-        if len(set(counts)) > 1 or not counts[0]:
-            self.has_memory = (count > 0)[:, None]
-            used = torch.arange(self.slots, device=device) < count[:, None]
-            self.used = readable(used)[:, None, None]
-
-    def attend(self, layer: int, qkv: Tensor, heads: int) -> Tensor:
-        """[B, 3 d] to [B, d]."""
-        width = qkv.shape[1] // 3
-        slots = self.state[f"self.{layer}"]
-        slots.index_put_((self.rows, self.position), qkv[:, width:].to(slots.dtype))
-        keys, values = slots[:, : self.end].to(qkv.dtype).chunk(2, dim=-1)
-        return self._attend(qkv[:, :width], keys, values, self.seen, heads)
-
-    def read(self, q: Tensor, keys: Tensor, values: Tensor, heads: int) -> Tensor:
-        """[B, d] to [B, d], of the memory."""
-        return self._attend(q, keys, values, self.used, heads)
-
-    @staticmethod
-    def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, heads: int) -> Tensor:
-        k, v = split_heads(keys, heads), split_heads(values, heads)
-        return F.scaled_dot_product_attention(q.view(len(q), heads, 1, -1), k, v, attn_mask=mask).reshape(q.shape)
-
-
-def can_read_one(model: ThoughtGestaltForCausalLM, input_ids: Tensor, cache: ThoughtCache | None) -> bool:
+def can_read_one(model: Any, input_ids: Tensor, cache: ThoughtCache | None) -> bool:
     """Whether `read_one` takes this call; a memory of tokens (`prefix`) has sentences that begin with several."""
     if cache is None or input_ids.shape[1] > 1 or model.config.memory == "prefix":
         return False
     return "count" in cache.state and not (torch.is_grad_enabled() or model.training)
 
 
-def read_one(
-    model: ThoughtGestaltForCausalLM, input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache
-) -> Tensor:
+def read_one(model: Any, input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache) -> Tensor:
     """Final hidden states [B, 1, d] of one token a stream, zero at padding; the cache moves on.
 
     Args:
+        model: a `ThoughtGestaltForCausalLM`.
         input_ids: [B, 1].
         attention_mask: [B, 1], 0 at padding.
 
@@ -135,7 +81,7 @@ def read_one(
     return torch.where(real[:, None], model.final_norm(x), 0.0)[:, None]
 
 
-def _write(model: ThoughtGestaltForCausalLM, x: Tensor, ends: Tensor, cache: ThoughtCache) -> None:
+def _write(model: Any, x: Tensor, ends: Tensor, cache: ThoughtCache) -> None:
     """Makes vectors of the states [B, d] and appends them to the memory of the streams where a sentence `ends` [B]."""
     config, state = model.config, cache.state
     vectors = controlled(model.sentence_head(x, 0.0, Step())[0], config.thought_control)
