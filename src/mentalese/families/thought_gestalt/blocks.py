@@ -45,11 +45,14 @@ class Step:
     attention: list[Tensor] | None = None
     maps: dict[str, Part] = field(default_factory=dict)
 
-    def linear(self, name: str, module: nn.Module, x: Tensor, norm: nn.LayerNorm | None = None) -> Tensor:
-        """`module(norm(x))`; the part of it in `maps` contains the weights of the norm."""
-        if (part := self.maps.get(name)) is None:
-            return module(x if norm is None else norm(x))
-        return part(x if norm is None else F.layer_norm(x, x.shape[-1:], eps=norm.eps))
+    def linear(self, name: str, module: nn.Module, x: Tensor) -> Tensor:
+        """`module(x)`, by its part in `maps` if there is one."""
+        part = self.maps.get(name)
+        return module(x) if part is None else part(x)
+
+    def norm(self, name: str, norm: nn.LayerNorm, x: Tensor) -> Tensor:
+        """`norm(x)`, without its weights if the part of the map after it contains them."""
+        return norm(x) if self.maps.get(name) is None else F.layer_norm(x, x.shape[-1:], eps=norm.eps)
 
 
 @dataclass
@@ -140,8 +143,8 @@ class SelfAttention(nn.Module):
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.out = ResidualLinear(config.hidden_size, config.hidden_size)
 
-    def forward(self, x: Tensor, step: Step, norm: nn.LayerNorm) -> Tensor:
-        return step.linear("out", self.out, self._attend(step.linear("qkv", self.qkv, x, norm), step))
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        return step.linear("out", self.out, self._attend(step.linear("qkv", self.qkv, x), step))
 
     @torch.compiler.disable
     def _attend(self, qkv: Tensor, step: Step) -> Tensor:
@@ -164,8 +167,8 @@ class CrossAttention(nn.Module):
         self.out = ResidualLinear(config.hidden_size, config.hidden_size)
         self.gate = nn.Parameter(torch.empty(1))
 
-    def forward(self, x: Tensor, step: Step, norm: nn.LayerNorm) -> Tensor:
-        read = step.linear("read", self.out, self._attend(step.linear("query", self.query, x, norm), step))
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        read = step.linear("read", self.out, self._attend(step.linear("query", self.query, x), step))
         read = read if "read" in step.maps else self.gate * read
         return read if step.has_memory is None else torch.where(step.has_memory, read, 0.0)
 
@@ -198,8 +201,8 @@ class MLP(nn.Module):
         self.up = nn.Linear(config.hidden_size, config.mlp_width * (2 if self.gated else 1))
         self.out = ResidualLinear(config.mlp_width, config.hidden_size)
 
-    def forward(self, x: Tensor, step: Step, norm: nn.LayerNorm) -> Tensor:
-        up = step.linear("up", self.up, x, norm)
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        up = step.linear("up", self.up, x)
         if not self.gated:
             return step.linear("down", self.out, F.gelu(up))
         gate, up = up.chunk(2, dim=-1)
@@ -235,7 +238,7 @@ class Block(GradientCheckpointingLayer):
                 x = x + self._attend(x, step)
             if self.reads:
                 x = x + self._read(x, step)
-        return x + F.dropout(self.mlp(x, step, self.mlp_norm), self.dropout, self.training)
+        return x + F.dropout(self.mlp(step.norm("up", self.mlp_norm, x), step), self.dropout, self.training)
 
     def repeated(self, sizes: list[int]) -> list[dict[str, Part]]:
         """The maps of this block for steps of these sizes, with the weights of the norms before them and the gate."""
@@ -250,10 +253,12 @@ class Block(GradientCheckpointingLayer):
         return by_step(maps, len(sizes))
 
     def _attend(self, x: Tensor, step: Step) -> Tensor:
-        return F.dropout(self.attention(x, step, self.attention_norm), self.dropout, self.training)
+        return F.dropout(self.attention(step.norm("qkv", self.attention_norm, x), step), self.dropout, self.training)
 
     def _read(self, x: Tensor, step: Step) -> Tensor:
-        return F.dropout(self.memory_attention(x, step, self.memory_norm), self.dropout, self.training)
+        return F.dropout(
+            self.memory_attention(step.norm("query", self.memory_norm, x), step), self.dropout, self.training
+        )
 
 
 class SentenceHead(nn.Module):
