@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
-from mentalese.families.thought_gestalt.one_token import OneToken
-from mentalese.families.thought_gestalt.plan import OpenPlan
+from mentalese.families.thought_gestalt.plan import OpenPlan, readable
 from mentalese.families.thought_gestalt.repeated import Part, by_step, repeated, unit
 from mentalese.models.hf import ResidualLinear
 from mentalese.nn.ragged import Ragged, attend, causal_attention, reading_attention, split_heads
@@ -46,11 +45,14 @@ class Step:
     attention: list[Tensor] | None = None
     maps: dict[str, Part] = field(default_factory=dict)
 
-    def linear(self, name: str, module: nn.Module, x: Tensor, norm: nn.LayerNorm | None = None) -> Tensor:
-        """`module(norm(x))`; the part of it in `maps` contains the weights of the norm."""
-        if (part := self.maps.get(name)) is None:
-            return module(x if norm is None else norm(x))
-        return part(x if norm is None else F.layer_norm(x, x.shape[-1:], eps=norm.eps))
+    def linear(self, name: str, module: nn.Module, x: Tensor) -> Tensor:
+        """`module(x)`, by its part in `maps` if there is one."""
+        part = self.maps.get(name)
+        return module(x) if part is None else part(x)
+
+    def norm(self, name: str, norm: nn.LayerNorm, x: Tensor) -> Tensor:
+        """`norm(x)`, without its weights if the part of the map after it contains them."""
+        return norm(x) if self.maps.get(name) is None else F.layer_norm(x, x.shape[-1:], eps=norm.eps)
 
 
 @dataclass
@@ -85,6 +87,53 @@ class OpenSentences:
         return sequences.unpad([attend(query, k, v, attn_mask=seen[:, None])])
 
 
+class OneToken:
+    """Attention of one token a stream to its open sentence and to the memory, in place of `OpenSentences`.
+
+    Attributes:
+        rows, position: [B], the streams, and the slot of each one's token.
+        end, slots: slots of the sentence, and of the memory, that are read.
+        seen: bool [B, 1, 1, end], `None`: all.
+        used: bool [B, 1, 1, slots], `None`: all.
+    """
+
+    def __init__(self, state: dict[str, Tensor], size: int, memory_size: int) -> None:
+        self.state, self.position, count = state, state["position"], state["count"]
+        device = self.position.device
+        self.rows = torch.arange(len(count), device=device)
+        self.end, self.slots = size, memory_size
+        self.seen: Tensor | None = None
+        self.used: Tensor | None = None
+        self.has_memory: Tensor | None = None
+        positions = counts = [-1, 0]  # on a GPU unknown: all differ
+        if device.type == "cpu":
+            positions, counts = self.position.tolist(), count.tolist()
+            self.end, self.slots = max(positions) + 1, max(1, *counts, 1)
+        if len(set(positions)) > 1:
+            self.seen = (torch.arange(self.end, device=device) <= self.position[:, None])[:, None, None]
+        if len(set(counts)) > 1 or not counts[0]:
+            self.has_memory = (count > 0)[:, None]
+            used = torch.arange(self.slots, device=device) < count[:, None]
+            self.used = readable(used)[:, None, None]
+
+    def attend(self, layer: int, qkv: Tensor, heads: int) -> Tensor:
+        """[B, 3 d] to [B, d]."""
+        width = qkv.shape[1] // 3
+        slots = self.state[f"self.{layer}"]
+        slots.index_put_((self.rows, self.position), qkv[:, width:].to(slots.dtype))
+        keys, values = slots[:, : self.end].to(qkv.dtype).chunk(2, dim=-1)
+        return self._attend(qkv[:, :width], keys, values, self.seen, heads)
+
+    def read(self, q: Tensor, keys: Tensor, values: Tensor, heads: int) -> Tensor:
+        """[B, d] to [B, d], of the memory."""
+        return self._attend(q, keys, values, self.used, heads)
+
+    @staticmethod
+    def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, heads: int) -> Tensor:
+        k, v = split_heads(keys, heads), split_heads(values, heads)
+        return F.scaled_dot_product_attention(q.view(len(q), heads, 1, -1), k, v, attn_mask=mask).reshape(q.shape)
+
+
 class SelfAttention(nn.Module):
     """Causal attention among the tokens of one sentence (section 2.2)."""
 
@@ -94,8 +143,8 @@ class SelfAttention(nn.Module):
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.out = ResidualLinear(config.hidden_size, config.hidden_size)
 
-    def forward(self, x: Tensor, step: Step, norm: nn.LayerNorm) -> Tensor:
-        return step.linear("out", self.out, self._attend(step.linear("qkv", self.qkv, x, norm), step))
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        return step.linear("out", self.out, self._attend(step.linear("qkv", self.qkv, x), step))
 
     @torch.compiler.disable
     def _attend(self, qkv: Tensor, step: Step) -> Tensor:
@@ -118,8 +167,8 @@ class CrossAttention(nn.Module):
         self.out = ResidualLinear(config.hidden_size, config.hidden_size)
         self.gate = nn.Parameter(torch.empty(1))
 
-    def forward(self, x: Tensor, step: Step, norm: nn.LayerNorm) -> Tensor:
-        read = step.linear("read", self.out, self._attend(step.linear("query", self.query, x, norm), step))
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        read = step.linear("read", self.out, self._attend(step.linear("query", self.query, x), step))
         read = read if "read" in step.maps else self.gate * read
         return read if step.has_memory is None else torch.where(step.has_memory, read, 0.0)
 
@@ -152,8 +201,8 @@ class MLP(nn.Module):
         self.up = nn.Linear(config.hidden_size, config.mlp_width * (2 if self.gated else 1))
         self.out = ResidualLinear(config.mlp_width, config.hidden_size)
 
-    def forward(self, x: Tensor, step: Step, norm: nn.LayerNorm) -> Tensor:
-        up = step.linear("up", self.up, x, norm)
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        up = step.linear("up", self.up, x)
         if not self.gated:
             return step.linear("down", self.out, F.gelu(up))
         gate, up = up.chunk(2, dim=-1)
@@ -189,7 +238,7 @@ class Block(GradientCheckpointingLayer):
                 x = x + self._attend(x, step)
             if self.reads:
                 x = x + self._read(x, step)
-        return x + F.dropout(self.mlp(x, step, self.mlp_norm), self.dropout, self.training)
+        return x + F.dropout(self.mlp(step.norm("up", self.mlp_norm, x), step), self.dropout, self.training)
 
     def repeated(self, sizes: list[int]) -> list[dict[str, Part]]:
         """The maps of this block for steps of these sizes, with the weights of the norms before them and the gate."""
@@ -204,10 +253,12 @@ class Block(GradientCheckpointingLayer):
         return by_step(maps, len(sizes))
 
     def _attend(self, x: Tensor, step: Step) -> Tensor:
-        return F.dropout(self.attention(x, step, self.attention_norm), self.dropout, self.training)
+        return F.dropout(self.attention(step.norm("qkv", self.attention_norm, x), step), self.dropout, self.training)
 
     def _read(self, x: Tensor, step: Step) -> Tensor:
-        return F.dropout(self.memory_attention(x, step, self.memory_norm), self.dropout, self.training)
+        return F.dropout(
+            self.memory_attention(step.norm("query", self.memory_norm, x), step), self.dropout, self.training
+        )
 
 
 class SentenceHead(nn.Module):

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mentalese.families.thought_gestalt.blocks import Step
+from mentalese.families.thought_gestalt.blocks import OneToken, Step
 from mentalese.families.thought_gestalt.memory import MemoryMap
-from mentalese.families.thought_gestalt.one_token import OneToken
 from mentalese.families.thought_gestalt.streams import find_sentences
 from mentalese.models.hf import ThoughtCache
 from mentalese.nn.controls import controlled
@@ -45,6 +44,7 @@ def read_one(model: Any, input_ids: Tensor, attention_mask: Tensor | None, cache
     """Final hidden states [B, 1, d] of one token a stream, zero at padding; the cache moves on.
 
     Args:
+        model: a `ThoughtGestaltForCausalLM`.
         input_ids: [B, 1].
         attention_mask: [B, 1], 0 at padding.
 

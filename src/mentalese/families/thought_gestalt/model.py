@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -211,12 +211,11 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             x = F.dropout(self._seed(parts[k], of, memory), config.embedding_dropout, self.training)
             x = x if prefix is None else torch.cat((prefix, x))
             before = len(x) - of.size
+            own = [replace(step, maps=of_layer[k]) for of_layer in maps] or [step] * (depth + 1)
             for layer in range(depth):
-                step.maps = maps[layer][k] if maps else {}
-                x = self.blocks[layer](x, step)
+                x = self.blocks[layer](x, own[layer])
                 if layer == config.recurrent_layers - 1:
-                    step.maps = maps[depth][k] if maps else {}
-                    vector, norm = self.sentence_head(take_rows(x, of.last), sentence_dropout, step)
+                    vector, norm = self.sentence_head(take_rows(x, of.last), sentence_dropout, own[depth])
                     vectors.append(controlled(vector, config.thought_control))
                     norms.append(norm)
             if of.write is not None:

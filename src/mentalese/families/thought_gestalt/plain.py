@@ -112,7 +112,7 @@ def _block(block: Any, x: Tensor, read: list[Tensor], config: ThoughtGestaltConf
     else:
         x = x + attend(x)
         x = x + look(x)
-    return x + block.mlp(x, Step(), block.mlp_norm)
+    return x + block.mlp(block.mlp_norm(x), Step())
 
 
 def _self_attention(module: SelfAttention, x: Tensor) -> Tensor:
