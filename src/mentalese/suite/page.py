@@ -70,9 +70,9 @@ def _cell(task: Mapping[str, Any], family: str) -> str:
     tests = list(best.get("against", {}).values())
     shown = best["role"] == "mechanism" and tests and all(t and t["conclusive"] and t["difference"] > 0 for t in tests)
     rivals = [m for m in task["methods"] if m["family"] == family and m["role"] in ("twin", "control")]
-    small = "".join(f"<small>{m['role']} {m['closed']['mean']:.0%}</small>" for m in rivals)
+    small = "".join(f"<small>{m['role']} {_share(m['closed']['mean'])}</small>" for m in rivals)
     fill = f' style="--share:{min(max(closed, 0), 1):.3f}" class="filled"' if shown else ""
-    return f"<td{fill}><b>{closed:.0%}</b>{small}</td>"
+    return f"<td{fill}><b>{_share(closed)}</b>{small}</td>"
 
 
 # -- one task ----------------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def _task(task: Mapping[str, Any]) -> str:
         edge = " (edge)" if method["at_edge"] else ""
         rows += (
             f'<tr class="{_ROLES[method["role"]]}"><th scope="row">{name}<small>{method["role"]}: '
-            f"{escape(method['description'])}</small></th><td>{_dots(closed)}</td><td>{closed['mean']:.0%}"
+            f"{escape(method['description'])}</small></th><td>{_dots(closed)}</td><td>{_share(closed['mean'])}"
             f"<small>{against}</small></td><td>{number(method['score']['mean'])} ± {number(method['score']['std'])}"
             f"</td><td>{method['learning_rate']:g}{edge}</td><td>{short_count(method['parameters'])}</td>"
             f"<td>{short_count(method['flops'])}</td></tr>\n"
@@ -117,6 +117,10 @@ def _task(task: Mapping[str, Any]) -> str:
     )
 
 
+def _share(value: float) -> str:
+    return f"{round(100 * value) + 0}%"
+
+
 def _dots(closed: Mapping[str, Any]) -> str:
     """Each seed as a dot between floor (left line) and optimum (right line), and the interval of the mean."""
 
@@ -129,5 +133,5 @@ def _dots(closed: Mapping[str, Any]) -> str:
         low, high = (at(share) for share in closed["interval"])
         bar = f'<path class="interval" d="M{low:.1f} 14H{high:.1f}"/>'
     dots = "".join(f'<circle cx="{at(share):.1f}" cy="14" r="4"/>' for share in closed["seeds"])
-    label = ", ".join(f"{share:.0%}" for share in closed["seeds"])
+    label = ", ".join(map(_share, closed["seeds"]))
     return f'<svg class="dots" viewBox="0 0 200 28" role="img" aria-label="{label}">{lines}{bar}{dots}</svg>'
