@@ -20,6 +20,7 @@ import torch
 from mentalese import get_recipe, recipes
 from mentalese.data.batch import to_device
 from mentalese.models.adapter import hugging_face_model
+from mentalese.registry import families, load
 from mentalese.testing import MODES, contract_cache  # noqa: F401 (a fixture)
 from mentalese.testing.cases import NOT_CAUSAL, PROMPTS, write_corpus
 from mentalese.testing.device import DEVICE, Counts, PretendedDevice
@@ -73,6 +74,14 @@ def _one_step(run: Run) -> None:
     run.state.step += 1
 
 
+def _is_ours(name: str) -> bool:
+    """Whether a recipe is of a family in this repository."""
+    for family in families().values():
+        if name in (recipe.name for recipe in load(family.recipes)):
+            return family.recipes.startswith("mentalese.families.")
+    return True
+
+
 def numbers(found: dict[str, tuple[Counts, int]]) -> dict[str, dict[str, float]]:
     return {
         work: {kind: round(getattr(counts, kind).total() / among, 2) for kind in ("waits", "kernels")}
@@ -84,8 +93,10 @@ def numbers(found: dict[str, tuple[Counts, int]]) -> dict[str, dict[str, float]]
 @pytest.mark.usefixtures("contract_cache")
 def test_a_model_asks_no_more_of_a_device_than_it_did(name: str, corpus: Path) -> None:
     table = json.loads(TABLE.read_text())
-    assert name in table, f"{TABLE.name} has no {name}: write it with python {Path(__file__).name} {name}"
     found = counted(name, corpus)
+    if name not in table:
+        assert not _is_ours(name), f"{TABLE.name} has no {name}: write it with python {Path(__file__).name} {name}"
+        pytest.skip("a family of another package, of which the table has no numbers")
     for work, now in numbers(found).items():
         counts, _ = found[work]
         for kind, value in now.items():

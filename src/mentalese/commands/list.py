@@ -106,10 +106,7 @@ def _overview(everything: dict[str, dict[str, str]]) -> None:
         print(_names(own, _LINES, f"list --family {name}"))
     for title in ("data", "figures"):
         print(f"\n{title}:\n{_names([*everything[title]], len(everything[title]), '')}")
-    print(
-        f"\n{tables} more recipes are settings of papers' tables: --all lists them, --table 'Table 1' those of a table,"
-    )
-    print("PATTERN those of a name. `mentalese show RECIPE` explains one.")
+    print(f"\n{tables} more recipes are settings of papers' tables: --all, --table 'Table 1' or PATTERN lists them.")
 
 
 def _rank(recipe: Recipe) -> int:

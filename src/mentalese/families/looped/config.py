@@ -38,7 +38,7 @@ class LoopedConfig(LayeredDecoderConfig):
     turns_spread: float | None = 0.5
     backprop_turns: int = 8
     norms: Literal["sandwich", "own"] = "sandwich"
-    state_std: float = math.sqrt(2 / 5)
+    state_std: float = 0.6324555320336759  # sqrt(2 / 5)
     exit_distance: float | None = None
     cache_turns: int | None = None
 

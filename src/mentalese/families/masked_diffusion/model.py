@@ -255,7 +255,8 @@ class MaskedDiffusionLM(LatentThoughtModel):
             some, target = hidden.flatten(0, 1)[chosen], masked_targets.flatten()[chosen]
             sedd = self.config.objective == "sedd"
             nll = self._score_entropy(some, target) if sedd else linear_nll(some, self.loss_head(), target)
-            nats.view(-1).index_add_(0, chosen, (counts / masks)[chosen // ids.shape[1]] * nll / times)
+            shares = (counts / masks)[chosen // ids.shape[1]] * nll / times
+            nats.view(-1).index_add_(0, chosen, shares.to(nats.dtype))
         return torch.zeros_like(nats).scatter(1, columns, nats)
 
     def scoring_protocol(self, estimator: str) -> dict[str, Any]:
