@@ -8,7 +8,8 @@ import math
 import numbers
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +19,19 @@ from mentalese.errors import InputError, nearest
 _MOST = 2**63 - 1  # what an integer of numpy and torch holds
 _NONE = ("none", "null")
 _BOOL = {"true": True, "false": False}
+
+
+@contextmanager
+def temporarily(target: Any, **values: Any) -> Iterator[None]:
+    """Attributes of an object, such as a model's config, with other values inside the block."""
+    before = {name: getattr(target, name) for name in values}
+    for name, value in values.items():
+        setattr(target, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(target, name, value)
 
 
 def members(hint: Any) -> tuple[Any, ...]:

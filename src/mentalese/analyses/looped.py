@@ -7,13 +7,12 @@ t turns in all, so that one pass over a text shows every number of turns.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mentalese.analyses.drawing import Figure, canvas, footnote, line_style, percent_axis
 from mentalese.errors import InputError
 from mentalese.formatting import model_names
+from mentalese.values import temporarily
 
 if TYPE_CHECKING:
     from mentalese.data.store import Split
@@ -61,18 +60,6 @@ def turns(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     return picture, numbers
 
 
-@contextmanager
-def _at(model: Any, turns: int) -> Iterator[None]:
-    """The model at this many turns for every token."""
-    config = model.config
-    before = config.turns, config.exit_distance
-    config.turns, config.exit_distance = turns, None
-    try:
-        yield
-    finally:
-        config.turns, config.exit_distance = before
-
-
 def _by_turn(saved: Saved, split: Split, most: int) -> tuple[dict[int, float], dict[int, float]]:
     """Perplexity, and the share by which the state moves, for 1 to `most` turns."""
     import torch
@@ -83,7 +70,7 @@ def _by_turn(saved: Saved, split: Split, most: int) -> tuple[dict[int, float], d
 
     model: Any = saved.model
     nats, moved, scored, tokens = [0.0] * most, [0.0] * most, 0, 0
-    with _at(model, most), torch.no_grad():
+    with temporarily(model.config, turns=most, exit_distance=None), torch.no_grad():
         for batch in evaluation_batches(split, saved.layout, saved.evaluation, saved.tokenizer):
             batch = to_device(batch, saved.device)
             ids, labels = batch["input_ids"], batch["labels"]
@@ -105,7 +92,7 @@ def _accuracy(saved: Saved, split: Split, most: int) -> dict[int, float]:
 
     found = {}
     for t in (2**i for i in range(most.bit_length())):
-        with _at(saved.model, t):
+        with temporarily(saved.model.config, turns=t, exit_distance=None):
             found[t] = answer_metrics(saved, split).accuracy
     return found
 

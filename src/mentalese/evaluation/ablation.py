@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +15,7 @@ from mentalese.evaluation.statistics import bootstrap_ratio
 from mentalese.models.generation import seeded
 from mentalese.models.saved import Saved
 from mentalese.nn.controls import CONTROLS
+from mentalese.values import temporarily
 
 OWN = "own"
 
@@ -80,7 +79,7 @@ def run(saved: Saved, options: AblationOptions | None = None, *, show: bool = Fa
     own = scores()
     ablations = [Ablation(OWN, float(np.nanmean(own, dtype=np.float64)))]
     for control in CONTROLS:
-        with _thoughts(saved, control):
+        with temporarily(config, thought_control=control):
             other = scores()
         difference, interval = _difference(other, own) if questions else _paired(other, own, split)
         ablations.append(Ablation(control, float(np.nanmean(other, dtype=np.float64)), difference, interval))
@@ -94,16 +93,6 @@ def run(saved: Saved, options: AblationOptions | None = None, *, show: bool = Fa
         "protocol": saved.layout.asked() if questions else saved.protocol,
         **options.origin(saved, store),
     }
-
-
-@contextmanager
-def _thoughts(saved: Saved, control: str) -> Iterator[None]:
-    config = saved.hugging_face.config
-    config.thought_control = control
-    try:
-        yield
-    finally:
-        config.thought_control = None
 
 
 def _paired(other: np.ndarray, own: np.ndarray, split: Any) -> tuple[float, tuple[float, float] | None]:
