@@ -368,17 +368,13 @@ def contrast(paths: list[str], *, source: str | None = None, documents: int = AN
     return _draw_cases(numbers), numbers
 
 
-def _segment(split: Split, i: int) -> list[int]:
-    return split.tokens[split.segments[i] : split.segments[i + 1]].astype("int64").tolist()
-
-
 def _question(saved: Saved, split: Split, document: int) -> str:
-    return saved.tokenizer.decode(_segment(split, split.document_segments[document])).strip()
+    return saved.tokenizer.decode(split.segment(split.document_segments[document]).tolist()).strip()
 
 
 def _stored(saved: Saved, split: Split, document: int, similarity: Tensor) -> dict[str, Any]:
     """A question, its answer's tokens, and the similarity [K, v] and rank of each."""
-    answer = _segment(split, split.document_segments[document + 1] - 1)
+    answer = split.segment(split.document_segments[document + 1] - 1).tolist()
     markers = set(saved.layout.special_ids(saved.tokenizer).values())
     ids = [i for i in dict.fromkeys(answer) if i not in markers and saved.tokenizer.decode([i]).strip(" #")]
     own = similarity[:, ids]

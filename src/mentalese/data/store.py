@@ -74,6 +74,10 @@ class Split:
             document_bytes=self.document_bytes[documents],
         )
 
+    def segment(self, number: int) -> np.ndarray:
+        """The tokens of a segment, int64 [length]."""
+        return self.tokens[self.segments[number] : self.segments[number + 1]].astype("int64")
+
     def head(self, tokens: int) -> Split:
         """The first whole documents, as many as it takes to hold `tokens` tokens, or all there are."""
         count = min(int(np.searchsorted(self.documents, tokens)), len(self.document_bytes))

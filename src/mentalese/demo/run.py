@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ import torch
 
 from mentalese import provenance
 from mentalese.compare.jobs import Job, run_jobs
+from mentalese.data.store import Split
 from mentalese.data.suite import task
 from mentalese.data.suite.recall import Recall
 from mentalese.demo.page import demo_page
-from mentalese.evaluation.answers import answer_records
+from mentalese.evaluation.answers import AnswerRecord, answer_records
 from mentalese.families.suite.demo import DEMO, Shown
 from mentalese.files import write_json, write_text
 from mentalese.models.contract import count_parameters
@@ -62,11 +64,19 @@ def run_demo(out: Path, *, jobs: int = 1, show: bool = True) -> dict[str, Any]:
 
 def _shown(name: str, part: Shown, folder: Path) -> dict[str, Any]:
     """A model's scores and examples; its page is written next to its folder."""
-    models = {label: load(folder, config={"thought_control": control}) for label, control in CONTROLS.items()}
+    models = {
+        label: load(folder, config={"thought_control": control}).scored_by(max_documents=SCORED)
+        for label, control in CONTROLS.items()
+    }
     own, without = models["own thoughts"], models["no thoughts"]
-    questions = own.layout.questions
-    scored = {label: _score(saved, part) for label, saved in models.items()}
-    examples = _answered(own, without) if questions else _predicted(own, without, part)
+    if own.layout.questions:
+        split = own.split()
+        answers = {label: answer_records(saved, split) for label, saved in models.items()}
+        scored = {label: statistics.fmean(record.correct for record in found) for label, found in answers.items()}
+        examples = _answered(own, split, *(answers[label][:TRIED] for label in ("own thoughts", "no thoughts")))
+    else:
+        scored = {label: float(scored_nats(saved, part.task).mean()) for label, saved in models.items()}
+        examples = _predicted(own, without, part)
     trace = own.think(examples[0]["text"])
     page = folder.with_suffix(".html")
     write_text(page, think_page(own, examples[0]["text"], against=without, command=f"mentalese think {folder} .."))
@@ -94,24 +104,14 @@ def _streams(trace: ThoughtTrace) -> list[tuple[str, int]]:
     return [(text, tokens.count(i)) for i, text in enumerate(trace.tokens) if not trace.special[i]]
 
 
-def _score(saved: Saved, part: Shown) -> float:
-    """Accuracy, or nats per token that counts, of the first documents of the test split."""
-    saved = saved.scored_by(max_documents=SCORED)
-    if not saved.layout.questions:
-        return float(scored_nats(saved, part.task).mean())
-    return statistics.fmean(record.correct for record in answer_records(saved, saved.split()))
-
-
-def _answered(own: Saved, without: Saved) -> list[dict[str, Any]]:
+def _answered(
+    own: Saved, split: Split, first: Sequence[AnswerRecord], second: Sequence[AnswerRecord]
+) -> list[dict[str, Any]]:
     """Questions with the right answer and both models'; first those that only thoughts answer."""
-    first, second = (answer_records(saved.scored_by(max_documents=TRIED), saved.split()) for saved in (own, without))
-    split = own.split()
     examples = []
     for a, b in zip(first, second, strict=True):
-        segment = int(split.document_segments[a.document])
-        question = own.tokenizer.decode(split.tokens[slice(*split.segments[segment : segment + 2])].astype("int64"))
-        answers = {"right": a.expected, "with": a.answer, "without": b.answer}
-        examples.append({"text": question.strip()} | answers)
+        question = own.tokenizer.decode(split.segment(split.document_segments[a.document])).strip()
+        examples.append({"text": question, "right": a.expected, "with": a.answer, "without": b.answer})
     return sorted(examples, key=_worth)[:EXAMPLES]
 
 

@@ -318,7 +318,7 @@ def _after_shots(
 
 
 def _segment(split: Split, segment: int, tokenizer: PreTrainedTokenizerBase) -> str:
-    return decode(_tokens(split, split.segments[segment], split.segments[segment + 1]), tokenizer)
+    return decode(torch.from_numpy(split.segment(segment)), tokenizer)
 
 
 def _tokens(split: Split, start: int, stop: int) -> torch.Tensor:

@@ -77,11 +77,7 @@ def openings(
     """The first words of some test documents, or of records the questions: prompts that fit any corpus."""
     split = store.splits["test"]
     if questions:
-        first = split.document_segments[:-1][:count]
-        return [
-            tokenizer.decode(split.tokens[start:stop].astype("int64")).strip()
-            for start, stop in zip(split.segments[first], split.segments[first + 1])
-        ]
+        return [tokenizer.decode(split.segment(first)).strip() for first in split.document_segments[:-1][:count]]
     starts = split.documents[:-1][split.documents[1:] - split.documents[:-1] > 2 * length][:count]
     return [tokenizer.decode(split.tokens[start : start + length].astype("int64")) for start in starts] or ["The"]
 
