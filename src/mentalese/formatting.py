@@ -19,6 +19,11 @@ def short_count(number: float) -> str:
     return (text.rstrip("0").rstrip(".") if "." in text else text) + ["", "k", "M", "G", "T", "P", "E"][scale]
 
 
+def score_text(value: float, unit: str) -> str:
+    """A score of the mechanism suite: a share as percent, nats and bits with three decimals."""
+    return f"{value:.1%}" if unit == "accuracy" else f"{value:.3f}"
+
+
 def round_numbers(low: float, high: float) -> list[float]:
     """1, 2, 5, 10, 20, ... from `low` to `high`, both above 0: the ticks of a logarithmic axis."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)

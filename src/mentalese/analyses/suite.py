@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mentalese.analyses.drawing import COLORS, Figure, canvas, footnote, only_path, percent_axis
 from mentalese.errors import InputError
 
@@ -28,13 +30,11 @@ def _suite(paths: list[str]) -> tuple[Any, dict[str, Any]]:
         methods = task["methods"]
         for row, method in enumerate(methods):
             shares, color = method["closed"], ROLES[method["role"]]
-            inside = [min(max(share, _CUT[0]), _CUT[1]) for share in (shares["mean"], *shares["seeds"])]
+            seeds = np.clip(shares["seeds"], *_CUT)
             if shares["interval"] is not None:
-                panel.plot(
-                    [min(max(end, _CUT[0]), _CUT[1]) for end in shares["interval"]], [row, row], color=color, lw=2
-                )
-            panel.plot(inside[1:], [row] * len(inside[1:]), ".", color=color, alpha=0.5, markersize=5)
-            panel.plot(inside[0], row, "o", color=color, markersize=7)
+                panel.plot(np.clip(shares["interval"], *_CUT), [row, row], color=color, lw=2)
+            panel.plot(seeds, [row] * len(seeds), ".", color=color, alpha=0.5, markersize=5)
+            panel.plot(np.clip(shares["mean"], *_CUT), row, "o", color=color, markersize=7)
         panel.set_yticks(range(len(methods)), [f"{m['name'].partition('/')[2]} ({m['role']})" for m in methods])
         panel.set(title=task["name"], xlim=_CUT, ylim=(len(methods) - 0.5, -0.5))
         for level in (0, 1):

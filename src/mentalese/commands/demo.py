@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from mentalese.commands.options import read
+from mentalese.commands.options import none, read
 from mentalese.commands.shared import only_result_on_stdout, print_json
-from mentalese.errors import InputError
+from mentalese.formatting import score_text
 from mentalese.screen import print_table
 
 
@@ -29,8 +29,7 @@ class Options:
 
 def run(words: list[str]) -> None:
     names, options = read(Options, words, "demo")
-    if names:
-        raise InputError(f"`mentalese demo` takes no arguments, and got {names[0]!r}: remove it")
+    none(names, "demo")
     from mentalese.demo.run import run_demo
 
     with only_result_on_stdout():
@@ -41,8 +40,7 @@ def run(words: list[str]) -> None:
     rows = []
     for model in found["models"]:
         levels = model["levels"]
-        digits = ".1%" if levels["unit"] == "accuracy" else ".3f"
         scores = (levels["optimum"], *(model["scores"][label] for label in labels), levels["chance"])
-        rows.append((model["family"], levels["unit"], *(f"{score:{digits}}" for score in scores)))
+        rows.append((model["family"], levels["unit"], *(score_text(score, levels["unit"]) for score in scores)))
     print_table(("model", "unit", "best possible", *labels, "chance"), rows)
     return print(f"\n{options.out / 'index.html'} shows what each of them thinks.")

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mentalese.commands.help import width
-from mentalese.commands.options import read
+from mentalese.commands.options import none, read
 from mentalese.commands.shared import print_json
-from mentalese.errors import InputError
 
 
 @dataclass(kw_only=True)
@@ -25,8 +24,7 @@ class Options:
 
 def run(words: list[str]) -> None:
     names, options = read(Options, words, "models")
-    if names:
-        raise InputError(f"`mentalese models` takes no arguments, and got {names[0]!r}: remove it")
+    none(names, "models")
     from mentalese.files import read_json
     from mentalese.models.packaged import PREFIX, packaged_models
 

@@ -62,6 +62,11 @@ def one(names: Sequence[str], command: str, what: str) -> str:
     raise InputError(f"`mentalese {command}` takes a {what} before its options, and {given}: see its --help")
 
 
+def none(names: Sequence[str], command: str) -> None:
+    if names:
+        raise InputError(f"`mentalese {command}` takes no arguments, and got {names[0]!r}: remove it")
+
+
 def parse(
     options: Sequence[Option], words: Sequence[str], command: str, about: str, elsewhere: dict[str, str] | None = None
 ) -> tuple[list[str], dict[tuple[str, ...], Any]]:

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from mentalese.formatting import short_count
+from mentalese.formatting import score_text, short_count
 from mentalese.html import page
 
 _FULL = 2.0  # nats of the deepest colour
@@ -116,7 +116,7 @@ def _table(models: Sequence[Mapping[str, Any]]) -> str:
         levels = model["levels"]
 
         def number(value: float, unit: str = levels["unit"]) -> str:
-            return f"{value:.1%}" if unit == "accuracy" else f"{value:.3f}"
+            return score_text(value, unit)
 
         cells = (
             short_count(model["parameters"]), short_count(model["tokens"]), f"{model['seconds']:.0f}", levels["unit"],

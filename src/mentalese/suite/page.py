@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mentalese.files import write_text
-from mentalese.formatting import short_count
+from mentalese.formatting import score_text, short_count
 from mentalese.html import page
 
 _MARGIN = 0.25  # of the scale on both sides of floor and optimum
@@ -82,7 +82,7 @@ def _task(task: Mapping[str, Any]) -> str:
     levels, unit = task["levels"], task["levels"]["unit"]
 
     def number(value: float) -> str:
-        return f"{value:.1%}" if unit == "accuracy" else f"{value:.3f}"
+        return score_text(value, unit)
 
     rows = ""
     for method in task["methods"]:
