@@ -5,13 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from mentalese.data.layouts import QuestionAnswer
-from mentalese.families.baselines.recipes import llama
-from mentalese.families.coconut.recipes import Curriculum, method
 from mentalese.families.suite.recipes import RECIPES as SUITE_RECIPES
-from mentalese.families.suite.recipes import SUITE, Method, SuiteTask, questions
+from mentalese.families.suite.recipes import SUITE, SuiteTask
 from mentalese.recipe import Recipe
 
 
@@ -65,14 +61,9 @@ def topic() -> Shown:
 
 
 def composition() -> Shown:
-    """Coconut on short products: the curriculum replaces one written step after the other by a latent."""
-    spec = "composition:length=3-4,count=6000"
-    shape: dict[str, Any] = {"layers": 2, "key_value_heads": 4, "tied": True, "context": 128, "theta": 1e4}
-    recipe = questions("composition", spec, llama(64, 4, mlp=192, **shape), 15, 24, 96)
-    recipe = dataclasses.replace(recipe, layout=QuestionAnswer(sequence_length=96, batch_size=64))
-    curriculum = Curriculum(stages=3, latents_per_step=1, epochs=3, removed_tokens=4, step_tokens=24)
-    recipe = dataclasses.replace(method(recipe, "coconut", curriculum), name="demo/steps", baseline=None)
-    task = SuiteTask("composition", spec, (Method(recipe, "mechanism", "coconut"),), None)
+    """The curriculum replaces one written step after the other by a latent."""
+    task = SUITE["composition"](1.0)
+    recipe = dataclasses.replace(task.methods[0].recipe, name="demo/steps")
     return Shown(
         task,
         recipe,
@@ -97,17 +88,8 @@ def concepts() -> Shown:
 
 
 def forks() -> Shown:
-    """Written steps, so that a small model learns; the published tasks of forking are text."""
-    spec = "expressions:depth=1-2,count=6000"
-    recipe = SUITE["expressions"](1.0).methods[0].recipe
-    recipe = dataclasses.replace(
-        recipe,
-        name="demo/forks",
-        data=dataclasses.replace(recipe.data, source=f"builtin:{spec}"),
-        train=dataclasses.replace(recipe.train, epochs=5),
-        evaluation=dataclasses.replace(recipe.evaluation, answer_tokens=40),
-    )
-    task = SuiteTask("expressions", spec, (Method(recipe, "mechanism", "thoughtbubbles"),), None)
+    task = SUITE["expressions"](1.0)
+    recipe = dataclasses.replace(task.methods[0].recipe, name="demo/forks")
     return Shown(
         task,
         recipe,

@@ -378,18 +378,13 @@ def questions(name: str, spec: str, model: dict[str, Any], epochs: float, answer
     )
 
 
-def reachability(size: float) -> SuiteTask:
-    """Two layers: what search needs beyond them has to come from steps, written or latent."""
-    spec = f"reachability:count={int(4000 * size)}"
-    backbone = llama(
-        width(size), 4, layers=2, mlp=3 * width(size), key_value_heads=4, tied=True, context=512, theta=10_000.0
-    )
-    recipe = questions("reachability", spec, backbone, 14, 48, 256)
-    curriculum = Curriculum(stages=4, latents_per_step=1, epochs=2, removed_tokens=8, step_tokens=48)
+def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
+    """Ways to learn the steps of questions, for a decoder too shallow to do without; and loops of its layers."""
+    task = recipe.name
 
     def made(method: str) -> Recipe:
-        named = questions_method(dataclasses.replace(recipe, name="reachability/x"), method, curriculum)
-        return dataclasses.replace(named, name=f"reachability/{method}", baseline=None)
+        named = questions_method(dataclasses.replace(recipe, name=f"{task}/x"), method, curriculum)
+        return dataclasses.replace(named, name=f"{task}/{method}", baseline=None)
 
     roles: tuple[tuple[str, Role, str], ...] = (
         ("coconut", "mechanism", "coconut"),
@@ -401,18 +396,40 @@ def reachability(size: float) -> SuiteTask:
     )
 
     def read(name: str, description: str, model: dict[str, Any]) -> Recipe:
-        return dataclasses.replace(
-            made("no-cot"), name=f"reachability/{name}", description=description, model=scaled(model)
-        )
+        return dataclasses.replace(made("no-cot"), name=f"{task}/{name}", description=description, model=scaled(model))
 
-    methods = tuple(Method(made(name), role, family) for name, role, family in roles)
-    # The two layers are the block: with layers before and after it, a looped model would have more than the others.
-    methods += loops(looped(backbone, 4, prelude_layers=0, coda_layers=0), read)
-    return SuiteTask("reachability", spec, methods, None)
+    # The layers are the block: with layers before and after it, a looped model would have more than the others.
+    looping = loops(looped(recipe.model, 4, prelude_layers=0, coda_layers=0), read)
+    return (*(Method(made(name), role, family) for name, role, family in roles), *looping)
 
 
-def forking(name: str, spec: str, size: float) -> SuiteTask:
-    """More computation at few tokens, without written steps: forks, turns, pause tokens, or none of them."""
+def shallow(size: float, context: int) -> dict[str, Any]:
+    """Two layers: what a task needs beyond them has to come from steps, written or latent, or from turns."""
+    return llama(
+        width(size), 4, layers=2, mlp=3 * width(size), key_value_heads=4, tied=True, context=context, theta=10_000.0
+    )
+
+
+def reachability(size: float) -> SuiteTask:
+    """Search in a graph, whose steps are edges."""
+    spec = f"reachability:count={int(4000 * size)}"
+    recipe = questions("reachability", spec, shallow(size, 512), 14, 48, 256)
+    curriculum = Curriculum(stages=4, latents_per_step=1, epochs=2, removed_tokens=8, step_tokens=48)
+    return SuiteTask("reachability", spec, reasoning(recipe, curriculum), None)
+
+
+def composition(size: float) -> SuiteTask:
+    """Products of three or four permutations, whose steps are the products so far."""
+    spec = f"composition:length=3-4,count={int(6000 * size)}"
+    recipe = questions("composition", spec, shallow(size, 128), 15, 24, 96)
+    recipe = dataclasses.replace(recipe, layout=QuestionAnswer(sequence_length=96, batch_size=64))
+    curriculum = Curriculum(stages=3, latents_per_step=1, epochs=3, removed_tokens=4, step_tokens=24)
+    return SuiteTask("composition", spec, reasoning(recipe, curriculum), None)
+
+
+def expressions(size: float) -> SuiteTask:
+    """Arithmetic with written steps, in which forks and turns can add computation at few tokens."""
+    spec = f"expressions:depth=1-2,count={int(6000 * size)}"
     layers = 4
     bubbles = {
         "model_type": "thoughtbubbles",
@@ -424,18 +441,17 @@ def forking(name: str, spec: str, size: float) -> SuiteTask:
         "selection": "causal",
     }
     regular = {key: value for key, value in bubbles.items() if key != "selection"} | {"fork_layers": []}
+    removed = bubbles | {"thought_control": "removed"}
     plain = llama(
         width(size), 4, layers=layers, mlp=3 * width(size), key_value_heads=4, tied=True, context=128, theta=1e4
     )
-    pause = {"model_type": "coconut", "mode": "pause", "backbone": plain}
 
-    def made(method: str, description: str, model: dict[str, Any], **layout: Any) -> Recipe:
-        recipe = questions(f"{name}/{method}", spec, model, 10, 6, 128)
-        return dataclasses.replace(recipe, description=description, layout=dataclasses.replace(recipe.layout, **layout))
+    def made(method: str, description: str, model: dict[str, Any]) -> Recipe:
+        recipe = questions(f"expressions/{method}", spec, model, 5, 40, 128)
+        return dataclasses.replace(recipe, description=description)
 
-    removed = bubbles | {"thought_control": "removed"}
     return SuiteTask(
-        name,
+        "expressions",
         spec,
         (
             Method(made("thoughtbubbles", "forks before layers 1 and 2", bubbles), "mechanism", "thoughtbubbles"),
@@ -444,19 +460,10 @@ def forking(name: str, spec: str, size: float) -> SuiteTask:
             Method(
                 made("thoughtbubbles-swapped", "scores of another text", swapped(bubbles)), "control", "thoughtbubbles"
             ),
-            Method(made("pause", "the answer after 4 learned tokens", pause, stage=1, latents=4), "other", "pause"),
             *loops(looped(plain, 4), made),
         ),
         None,
     )
-
-
-def composition(size: float) -> SuiteTask:
-    return forking("composition", f"composition:steps=0,count={int(20_000 * size)}", size)
-
-
-def expressions(size: float) -> SuiteTask:
-    return forking("expressions", f"expressions:steps=0,count={int(20_000 * size)}", size)
 
 
 SUITE: dict[str, Callable[[float], SuiteTask]] = {
