@@ -14,7 +14,7 @@ import dataclasses
 from typing import Any
 
 from mentalese.data.layouts import Packed
-from mentalese.families.baselines.recipes import OPENWEBTEXT
+from mentalese.families.baselines.recipes import OPENWEBTEXT, initial_weights
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Phase, Recipe, TrainConfig
 
 LAYERS = {"small": 3, "medium": 6, "large": 12}
@@ -34,6 +34,11 @@ def model(width: int, heads: int, layers: int, length: int, window: int, latents
         "num_latents": latents,
         **fields,
     }
+
+
+def own(width: int, *sizes: int, **fields: Any) -> dict[str, Any]:
+    """A model of ours. At few channels thoughts are used only if initial weights follow the width (README)."""
+    return model(width, *sizes, initializer_range=initial_weights(width), **fields)
 
 
 def blocks(length: int, **fields: Any) -> EvaluationConfig:
@@ -65,7 +70,7 @@ def with_baseline(recipe: Recipe) -> list[Recipe]:
 TINY = Recipe(
     name="latent_thought/tiny",
     description="3 layers of width 64, one thought per layer, 8 fast steps, 50,000 tokens: seconds on two CPU cores",
-    model=model(64, 4, 3, 256, 64, 3, fast_steps=8, fast_learning_rate=0.6),
+    model=own(64, 4, 3, 256, 64, 3, fast_steps=8, fast_learning_rate=0.6),
     layout=Packed(batch_size=4),
     optimizer=OptimizerConfig(learning_rate=3e-3, warmup=0.1),
     train=TrainConfig(tokens=50_000, eval_every=20),
@@ -83,7 +88,7 @@ TINY_VAE = dataclasses.replace(
     TINY,
     name="latent_thought/tiny-vae",
     description="latent_thought/tiny as a VAE: an encoder of 3 layers instead of fast steps, the KL annealed",
-    model=model(64, 4, 3, 256, 64, 3, inference="amortised", encoder_layers=3),
+    model=own(64, 4, 3, 256, 64, 3, inference="amortised", encoder_layers=3),
     phases=ANNEALED,
     baseline="latent_thought/tiny-ar",
 )
@@ -91,7 +96,7 @@ TINY_VAE = dataclasses.replace(
 SMALL = Recipe(
     name="latent_thought/small",
     description="6 layers of width 384, 4 thoughts per layer, 16 fast steps, 100M tokens of WikiText-103",
-    model=model(384, 6, 6, 512, 128, 24),
+    model=own(384, 6, 6, 512, 128, 24),
     data=DataConfig(source="hub:Salesforce/wikitext:wikitext-103-raw-v1", tokenizer="bpe:16384"),
     layout=Packed(sequence_length=512, batch_size=64),
     optimizer=OptimizerConfig(learning_rate=1e-3),
@@ -113,7 +118,7 @@ def openstax() -> list[Recipe]:
         return Recipe(
             name=f"latent_thought/openstax-t{steps}{name}",
             description=f"3 layers of width 64, 2 thoughts per layer, {steps} fast steps, 500,000 tokens of OpenStax",
-            model=model(64, 4, 3, 256, 32, 6, **fast),
+            model=own(64, 4, 3, 256, 32, 6, **fast),
             data=DataConfig(source="file:../shared/data/corpora/openstax", tokenizer="bpe:4096"),
             layout=Packed(sequence_length=256, batch_size=4),
             optimizer=OptimizerConfig(learning_rate=3e-3, warmup=0.02),

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mentalese.data.layouts import Packed, PerDocument, QuestionAnswer, SentenceStreams
-from mentalese.families.baselines.recipes import gpt2, gpt2_rope, llama
+from mentalese.families.baselines.recipes import gpt2, gpt2_rope, initial_weights, llama
 from mentalese.families.coconut.recipes import Curriculum
 from mentalese.families.coconut.recipes import method as questions_method
 from mentalese.families.conceptlm.recipes import deeper
@@ -89,11 +89,10 @@ def swapped(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def scaled(model: dict[str, Any]) -> dict[str, Any]:
-    """The model with initial weights that follow its width: 0.02, the usual standard deviation, is for 768 channels."""
+    """The model with initial weights that follow its width."""
     if "backbone" in model:
         return model | {"backbone": scaled(model["backbone"])}
-    channels = model.get("hidden_size") or model["n_embd"]
-    return model | {"initializer_range": round(0.02 * (768 / channels) ** 0.5, 3)}
+    return model | {"initializer_range": initial_weights(model.get("hidden_size") or model["n_embd"])}
 
 
 def loops(model: dict[str, Any], made: Callable[[str, str, dict[str, Any]], Recipe]) -> tuple[Method, ...]:
