@@ -10,7 +10,7 @@ class InputError(ValueError):
     """Bad input: the message names the field, its value and the remedy in one sentence.
 
     The command line prints it without a traceback and exits with 2; library callers catch a `ValueError`.
-    It is raised before work starts, so nothing half-written is left behind.
+    It is raised before work starts, so nothing half-written remains.
     """
 
 

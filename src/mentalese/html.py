@@ -27,7 +27,7 @@ def page(title: str, *, style: str, body: str, script: str = "", data: Any = Non
 
     Args:
         title: as text.
-        style: CSS, behind `PALETTE`.
+        style: CSS, after `PALETTE`.
         body: HTML; what comes from users is escaped already.
         script: JavaScript, run when the body is there; none without one.
         data: anything that JSON can hold.

@@ -36,7 +36,7 @@ __all__ = [
 
 Clock = Literal["steps", "epochs", "tokens", "sentence_steps"]
 LENGTHS = ("steps", "epochs", "tokens")
-"""Fields of `TrainConfig` of which one gives a run's length."""
+"""Fields of `TrainConfig` of which one sets a run's length."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The first 20 losses of every `tiny` recipe on generated text, kept to full digits.
 
-A refactor must not move them. After a change that is meant to, write them anew and say why in the commit:
+A refactor must not move them. After a change that is meant to, write them again and say why in the commit:
 
     python tests/golden/test_golden.py
 """

@@ -224,7 +224,7 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 
 
 def attention(paths: list[str]) -> tuple[Any, dict[str, Any]]:
-    """The share of its attention that a token's own stream, and a fork, gives to a stream of each kind.
+    """The share of attention of a token's own stream, and of a fork, on streams of each kind.
 
     Means over heads and the blocks after the last fork, then over the visible streams of a kind, then over all readers
     that see one. Tokens are those with at least one fork.

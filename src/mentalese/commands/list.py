@@ -15,7 +15,7 @@ from mentalese.recipe import Recipe
 from mentalese.registry import families, load, recipes
 
 PUBLISHED = ("/openstax", "/graphs")
-"""How the names of recipes go on that are behind `results/`."""
+"""How names of recipes with published results continue."""
 _LINES = 2
 
 

@@ -100,7 +100,7 @@ def read_text(path: Path) -> str:
 
 
 def given_text(text: str | None, file: Path | None) -> str | None:
-    """What `--text` or `--file` gives; `None` without either."""
+    """The text of `--text` or `--file`; `None` without either."""
     if text is not None and file is not None:
         raise InputError("--text and --file are both given: use one of them")
     return text if file is None else read_text(file)

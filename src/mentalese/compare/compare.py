@@ -148,7 +148,7 @@ def compare(
 
 
 def _fit(match: str, budget: int, show: bool) -> Callable[[Recipe], Recipe]:
-    """What gives a recipe the length that costs `budget` tokens or FLOPs."""
+    """Sets a recipe's length so that it costs `budget` tokens or FLOPs."""
     if match == "flops":
         return lambda recipe: _with_flops(recipe, budget, show)
     return lambda recipe: _with_tokens(recipe, budget)

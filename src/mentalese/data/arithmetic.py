@@ -32,7 +32,7 @@ def arithmetic() -> tuple[Document, ...]:
 
 
 def word_problems(count: int, seed: int = 0) -> list[Problem]:
-    """The problems behind `arithmetic`; problem i is the same whatever `count` is."""
+    """The problems of `arithmetic`; problem i is the same whatever `count` is."""
     return [_problem(random.Random(f"arithmetic {ARITHMETIC_VERSION} {seed} {i}")) for i in range(count)]
 
 

@@ -110,7 +110,7 @@ def families(count: int = 2000, seed: int = 0) -> tuple[Document, ...]:
 
 
 def family_stories(count: int = 2000, seed: int = 0) -> list[Story]:
-    """The stories behind `families`, with their ground truth; story i is the same whatever `count` is."""
+    """The stories of `families`, with their ground truth; story i is the same whatever `count` is."""
     return [_story(random.Random(f"families {FAMILIES_VERSION} {seed} {i}")) for i in range(count)]
 
 

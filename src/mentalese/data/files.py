@@ -65,7 +65,7 @@ def text_reader(path: Path) -> Reader:
             with path.open(encoding="utf-8") as file:
                 for line in file:
                     if "\0" in line:
-                        raise InputError(f"{path} is binary: give UTF-8 text")
+                        raise InputError(f"{path} is binary: use UTF-8 text")
                     yield line
         except UnicodeDecodeError as error:
             raise InputError(f"{path} is not UTF-8 text (byte {error.start}): convert it") from error

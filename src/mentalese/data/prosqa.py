@@ -119,7 +119,7 @@ def prosqa_small() -> tuple[Document, ...]:
 
 
 def prosqa_questions(count: int, seed: int = 0, size: GraphSize = PUBLISHED) -> list[Question]:
-    """The questions behind `prosqa`, with their ground truth; question i is the same whatever `count` is."""
+    """The questions of `prosqa`, with their ground truth; question i is the same whatever `count` is."""
     return [_question(random.Random(f"prosqa {PROSQA_VERSION} {seed} {i}"), size) for i in range(count)]
 
 

@@ -100,7 +100,7 @@ def _open(spec: str, text_column: str | None) -> tuple[Kind, dict[str, Reader]]:
     if kind == KIND:
         return _open_rows(spec, {split: [rows] for split, rows in row_readers(spec).items()}, text_column)
     if kind == "store":
-        raise InputError(f"data.source is {spec!r}: a prepared store holds tokens, no text; give the text's source")
+        raise InputError(f"data.source is {spec!r}: a prepared store holds tokens, no text; name the text's source")
     remedy = f"write file:{spec}" if Path(spec).exists() else "use builtin:NAME, file:PATH, hub:NAME or store:FOLDER"
     raise InputError(f"data.source is {spec!r}: {remedy}")
 

@@ -51,7 +51,7 @@ def text_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """A copy of `tokenizer` that reads texts as a model of this layout does, padded on the left.
 
-    A second text continues the first one, after what the layout puts behind it: an answer after the latents.
+    A second text continues the first one, after what the layout puts between them: an answer after the latents.
 
     Args:
         mask_token_id: that of models that fill in `<|mask|>`.

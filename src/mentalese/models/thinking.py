@@ -94,7 +94,7 @@ def think(
 
 
 def _windows(length: int, context: int, layout: Layout, evaluation: EvaluationConfig) -> list[tuple[int, int, int]]:
-    """The windows in which so many tokens are scored: (start, first, stop) each, see `ThoughtTrace.windows`."""
+    """The windows in which this number of tokens is scored: (start, first, stop) each, see `ThoughtTrace.windows`."""
     size, stride = layout.window(evaluation) or (context, context // 2)
     if size > context:
         size, stride = context, context // 2

@@ -1,7 +1,7 @@
 """Random numbers that belong to a row and not to its place in a batch.
 
 A row's noise is a function of a seed and of the row's own targets, so that what is drawn for it is the same in every
-batch, on every rank and device, and behind any padding.
+batch, on every rank and device, and after any padding.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Ragged:
         return [group.view(shape).unbind(0) for group, shape in zip(self._groups(padded, parts * heads), shapes)]
 
     def _groups(self, padded: Tensor, times: int) -> tuple[Tensor, ...]:
-        """The groups of a padded tensor with so many rows a place; the split of a single one would be a copy later."""
+        """The groups of a padded tensor by rows per place; the split of a single one would be a copy later."""
         sizes = [times * rows * longest for rows, longest in self.shapes]
         return padded.split(sizes) if len(sizes) > 1 else (padded,)
 

@@ -50,7 +50,7 @@ def window_attention(
 ) -> Tensor:
     """Token i of each row attends to tokens i - window + 1 .. i.
 
-    Rows begin at their first token: padding behind the last one is seen by nothing but padding.
+    Rows begin at their first token: padding after the last one is seen by nothing but padding.
 
     Args:
         q, k, v: [B, heads, N, d_h].

@@ -1,4 +1,4 @@
-"""The suite as one page: which part of the gap each family closes on each task, and every method behind that."""
+"""The suite as one page: which part of the gap each family closes on each task, and every method compared."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class PretendedDevice:
 
     @contextmanager
     def counting_once(self, name: str, times: int = 1) -> Iterator[None]:
-        """Counts what is run as so many kernels of this name."""
+        """Counts what is run as this number of kernels of this name."""
         counts, self.counts = self.counts, Counts()
         try:
             yield

@@ -1,4 +1,4 @@
-"""Questions with their steps and answers, whose steps may give way to latents stage by stage."""
+"""Questions with their steps and answers, whose steps may be replaced by latents stage by stage."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def openstax(size: str) -> Recipe:
     width, heads, learning_rate = GPT2_SIZES[size]
     return Recipe(
         name=f"gpt2/openstax-{size}",
-        description=f"GPT-2 with {size.upper()} non-embedding parameters on 20M tokens of textbooks (give --data)",
+        description=f"GPT-2 with {size.upper()} non-embedding parameters on 20M tokens of textbooks (set --data)",
         model=gpt2(width, heads),
         data=DataConfig(tokenizer="bpe:8192"),
         layout=Packed(sequence_length=1024, batch_size=8),

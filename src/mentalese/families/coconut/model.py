@@ -268,7 +268,7 @@ class CoconutForCausalLM(WrappedDecoder):
             "retention", "How close the hidden state before each latent is to the first one.", "cosine", "pass"
         ),
         "retention_gated": Shown(
-            "retention, gated", "The same of what the latents read, behind the gates.", "cosine", "pass"
+            "retention, gated", "The same of what the latents read, after the gates.", "cosine", "pass"
         ),
     }
 
@@ -411,7 +411,7 @@ class CoconutForCausalLM(WrappedDecoder):
         return torch.where(is_latent[..., None], latent[:, None].to(embedded.dtype), embedded)
 
     def _latent(self, before: Tensor, thinking: Tensor, state: dict[str, Tensor], thoughts: Thoughts | None) -> Tensor:
-        """What a latent behind hidden states [B, d] reads, [B, d]; the concept stream moves on in `thinking` rows."""
+        """What a latent after hidden states [B, d] reads, [B, d]; the concept stream moves on in `thinking` rows."""
         latent, values = before, {}
         memory = state.get("memory", torch.zeros_like(before))
         if self.concept_stream is not None:

@@ -41,7 +41,7 @@ PROSQA_BIASES = (-0.28, -1.5, -0.28)
 
 @dataclasses.dataclass(frozen=True)
 class Curriculum:
-    """How steps give way to latents.
+    """How latents replace steps.
 
     Attributes:
         stages: the last stage that may leave steps; the stage after it leaves none.
@@ -164,7 +164,7 @@ def named(recipe: Recipe, curriculum: Curriculum) -> list[Recipe]:
 
 
 def graphs() -> list[Recipe]:
-    """Those behind `results/`: from scratch, minutes on a CPU; AGCLR pays for its gates by a narrower MLP."""
+    """Those of `results/`: from scratch, minutes on a CPU; AGCLR pays for its gates by a narrower MLP."""
     recipe = Recipe(
         name="coconut/graphs",
         description="4 layers of width 64 from scratch on small graphs, 14 epochs",

@@ -90,7 +90,7 @@ class ConceptLMConfig(LayeredDecoderConfig):
         loud = {"concept_weights": "softmax", "fusion": "norm_sum", "codebook": None}
         if self.silent_start and (names := [name for name, value in loud.items() if getattr(self, name) == value]):
             raise InputError(
-                f"conceptlm.silent_start is True: with {names[0]} {loud[names[0]]!r} zeros add something, give False"
+                f"conceptlm.silent_start is True: with {names[0]} {loud[names[0]]!r} zeros add something, set False"
             )
 
 

@@ -73,7 +73,7 @@ class _ConceptKeys:
     Rows end their chunks at different steps, so a column a step would waste k times the memory.
 
     Args:
-        columns: [B, C], where new keys go; `None`: behind those held, as where no row has padding.
+        columns: [B, C], where new keys go; `None`: after those held, if no row has padding.
         width: columns that all rows together need.
     """
 
@@ -256,7 +256,7 @@ class ConceptLMForCausalLM(LayeredDecoder):
         state: dict[str, Tensor] = {} if cache is None else cache.state
         earlier = state["concept_keys.0"].shape[2] if "concept_keys.0" in state else 0
         keys = None if cache is None else _ConceptKeys(state, None if alike else column, width)
-        # A row's concepts lie side by side from column 0 on, so that a causal mask hides what lies behind them; fused
+        # A row's concepts lie side by side from column 0 on, so that a causal mask hides what comes after them; fused
         # attention makes that itself.
         fused = self.backbone.config._attn_implementation == "sdpa"
         mask = None

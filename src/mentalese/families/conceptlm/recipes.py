@@ -96,8 +96,8 @@ def tiny() -> list[Recipe]:
         evaluation=EvaluationConfig(max_documents=4),
         baseline="gpt2/tiny",
     )
-    # What lies behind a layer drifts faster than embeddings do: codes need more steps, of the same tokens in all, and
-    # behind GPT-2's first layer smaller ones.
+    # Outputs of a layer drift faster than embeddings do: codes need more steps, of the same tokens in all, and
+    # after GPT-2's first layer smaller ones.
     steps = dataclasses.replace(recipe, layout=Packed(batch_size=2), baseline=None)
     smaller = dataclasses.replace(steps, optimizer=dataclasses.replace(steps.optimizer, learning_rate=1e-3))
     narrow = {

@@ -9,7 +9,7 @@ from mentalese.errors import InputError
 from mentalese.models.wrapped import LayeredDecoderConfig
 
 BACKBONES = ("llama", "mistral", "qwen2", "qwen3")
-"""Decoders whose layers are attention and MLP, each behind a norm, with rotary positions and embeddings as they are."""
+"""Decoders whose layers are attention and MLP, each after a norm, with rotary positions and embeddings as they are."""
 
 
 class LoopedConfig(LayeredDecoderConfig):

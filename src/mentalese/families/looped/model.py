@@ -4,7 +4,7 @@
     block       A [s, e], the layers between, a norm: s_t = R(e, s_{t-1}), from s_0, which is noise; r turns
     coda        the last layers, once, the final norm, the head
 
-Training draws r anew at each step and sends gradients through the last k turns. At test r is any number, and a token
+Training draws r at each step and sends gradients through the last k turns. At test r is any number, and a token
 may stop as soon as its state hardly moves. Keys and values are kept turn by turn.
 
 A token costs, with w weights of the linear maps of a layer, a its attention to L tokens, 2 L times the heads' width,

@@ -27,7 +27,7 @@ def drawn_turns(mean: float, spread: float | None, seed: int) -> int:
 
 
 def initial_state(input_ids: Tensor, positions: Tensor, width: int, std: float, seed: int) -> Tensor:
-    """s_0, float32 [B, L, d]: normal numbers of a token and its position, the same in any batch and behind any padding.
+    """s_0, float32 [B, L, d]: normal numbers of a token and its position, the same in any batch and after any padding.
 
     Args:
         input_ids: [B, L].

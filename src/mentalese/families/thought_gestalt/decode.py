@@ -22,7 +22,7 @@ from mentalese.nn.controls import controlled
 
 
 class SentenceCache(ThoughtCache):
-    """A `ThoughtCache`, and the map of vectors to keys and values, which one token is too little to make anew."""
+    """A `ThoughtCache`, and the map of vectors to keys and values, which are not projected again for one token."""
 
     def __init__(self) -> None:
         super().__init__()
