@@ -87,16 +87,15 @@ def _gains(examples: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _bars(model: Mapping[str, Any]) -> str:
-    """Scores as bars from 0; of nats, what is saved against a uniform guess."""
+    """Scores as bars from 0 to 100%; of nats, to a uniform guess or the worst score."""
     levels, unit = model["levels"], model["levels"]["unit"]
     accuracy = unit == "accuracy"
-    most = 1.0 if accuracy else levels["chance"]
+    most = 1.0 if accuracy else max(levels["chance"], *model["scores"].values())
     rows = ""
     for label, score in model["scores"].items():
         text = f"{score:.0%} right" if accuracy else f"{score:.2f} nats"
         kind = "" if label == "own thoughts" else ' class="less"'
-        share = min(max(score / most, 0.0), 1.0)
-        rows += f'<dt>{escape(label)}: {text}</dt><dd{kind}><i style="--share:{share:.3f}"></i></dd>'
+        rows += f'<dt>{escape(label)}: {text}</dt><dd{kind}><i style="--share:{score / most:.3f}"></i></dd>'
     better = "longer is better" if accuracy else "shorter is better"
     optimum = f"{levels['optimum']:.0%}" if accuracy else f"{levels['optimum']:.2f}"
     chance = f"{levels['chance']:.0%}" if accuracy else f"{levels['chance']:.2f}"

@@ -107,12 +107,12 @@ def _streams(trace: ThoughtTrace) -> list[tuple[str, int]]:
 def _answered(
     own: Saved, split: Split, first: Sequence[AnswerRecord], second: Sequence[AnswerRecord]
 ) -> list[dict[str, Any]]:
-    """Questions with the right answer and both models'; first those that only thoughts answer."""
-    examples = []
+    """Different questions with the right answer and both models'; first those that only thoughts answer."""
+    examples = {}
     for a, b in zip(first, second, strict=True):
         question = own.tokenizer.decode(split.segment(split.document_segments[a.document])).strip()
-        examples.append({"text": question, "right": a.expected, "with": a.answer, "without": b.answer})
-    return sorted(examples, key=_worth)[:EXAMPLES]
+        examples[question] = {"text": question, "right": a.expected, "with": a.answer, "without": b.answer}
+    return sorted(examples.values(), key=_worth)[:EXAMPLES]
 
 
 def _predicted(own: Saved, without: Saved, part: Shown) -> list[dict[str, Any]]:

@@ -398,8 +398,8 @@ def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
         return dataclasses.replace(made("no-cot"), name=f"{task}/{name}", description=description, model=scaled(model))
 
     # The layers are the block: with layers before and after it, a looped model would have more than the others.
-    looping = loops(looped(recipe.model, 4, prelude_layers=0, coda_layers=0), read)
-    return (*(Method(made(name), role, family) for name, role, family in roles), *looping)
+    turning, once, *_ = loops(looped(recipe.model, 4, prelude_layers=0, coda_layers=0), read)
+    return (*(Method(made(name), role, family) for name, role, family in roles), turning, once)
 
 
 def shallow(size: float, context: int) -> dict[str, Any]:
