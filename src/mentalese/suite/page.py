@@ -69,7 +69,7 @@ def _cell(task: Mapping[str, Any], family: str) -> str:
     best, closed = own[0], own[0]["closed"]["mean"]
     tests = list(best.get("against", {}).values())
     shown = best["role"] == "mechanism" and tests and all(t and t["conclusive"] and t["difference"] > 0 for t in tests)
-    rivals = [m for m in task["methods"] if m["family"] == family and m["role"] in ("twin", "control")]
+    rivals = [m for m in task["methods"] if m["name"] in best.get("against", {})]
     small = "".join(f"<small>{m['role']} {_share(m['closed']['mean'])}</small>" for m in rivals)
     fill = f' style="--share:{min(max(closed, 0), 1):.3f}" class="filled"' if shown else ""
     return f"<td{fill}><b>{_share(closed)}</b>{small}</td>"

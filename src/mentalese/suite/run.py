@@ -134,8 +134,9 @@ def judge(chosen: SuiteTask, comparison: Mapping[str, Any], folder: Path) -> dic
                 "commands": row["commands"],
             }
         )
-    for one in methods:
-        rivals = [m["name"] for m in methods if m["family"] == one["family"] and m["role"] in ("twin", "control")]
+    for method, one in zip(chosen.methods, methods):
+        family = method.shares or method.family
+        rivals = [m["name"] for m in methods if m["family"] == family and m["role"] in ("twin", "control")]
         if one["role"] == "mechanism":
             one["against"] = {rival: _test(closed[one["name"]], closed[rival]) for rival in rivals}
     return {

@@ -35,11 +35,13 @@ class Method:
 
     Attributes:
         family: whose mechanism, twin or control it is; for `other` its own name.
+        shares: of a mechanism, the family whose twin and controls are its own too.
     """
 
     recipe: Recipe
     role: Role
     family: str
+    shares: str | None = None
 
 
 @dataclass(frozen=True)
@@ -385,21 +387,24 @@ def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
         named = questions_method(dataclasses.replace(recipe, name=f"{task}/x"), method, curriculum)
         return dataclasses.replace(named, name=f"{task}/{method}", baseline=None)
 
-    roles: tuple[tuple[str, Role, str], ...] = (
-        ("coconut", "mechanism", "coconut"),
-        ("agclr", "mechanism", "agclr"),
-        ("no-cot", "twin", "coconut"),
-        ("pause-curriculum", "control", "coconut"),
-        ("cot", "other", "cot"),
-        ("icot", "other", "icot"),
-    )
+    def way(method: str, role: Role, family: str, shares: str | None = None) -> Method:
+        return Method(made(method), role, family, shares)
 
     def read(name: str, description: str, model: dict[str, Any]) -> Recipe:
         return dataclasses.replace(made("no-cot"), name=f"{task}/{name}", description=description, model=scaled(model))
 
     # The layers are the block: with layers before and after it, a looped model would have more than the others.
     turning, once, *_ = loops(looped(recipe.model, 4, prelude_layers=0, coda_layers=0), read)
-    return (*(Method(made(name), role, family) for name, role, family in roles), turning, once)
+    return (
+        way("coconut", "mechanism", "coconut"),
+        way("agclr", "mechanism", "agclr", shares="coconut"),
+        way("no-cot", "twin", "coconut"),
+        way("pause-curriculum", "control", "coconut"),
+        way("cot", "other", "cot"),
+        way("icot", "other", "icot"),
+        turning,
+        once,
+    )
 
 
 def shallow(size: float, context: int) -> dict[str, Any]:
