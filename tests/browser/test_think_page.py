@@ -214,6 +214,19 @@ def test_passes_stand_side_by_side_and_end_in_a_marked_answer(opened: Open) -> N
     assert "the right answer: Alex is a rompus." in text_of(page, ".answer")
 
 
+def test_two_models_of_questions_are_compared_by_their_answers(opened: Open) -> None:
+    one, other = payloads.passes(), payloads.passes()
+    one |= {"short": "with thoughts"}
+    other |= {
+        "short": "without thoughts",
+        "answer": other["answer"] | {"answer": other["answer"]["expected"], "right": True},
+    }
+    verdict = text_of(opened(page_html(page_of(one, other) | {"control": "removed"})), ".verdict")
+    assert "Its thoughts change the answer" in verdict
+    assert verdict.index(one["answer"]["answer"]) < verdict.index("✗ wrong") < verdict.index("✓ right")
+    assert "Both answers are the same" in text_of(opened(page_html(page_of(one, one))), ".verdict")
+
+
 def test_the_models_own_answer_is_not_counted_as_right(opened: Open) -> None:
     trace = payloads.passes()
     trace["readings"] = [{"title": "most likely token", "tokens": trace["tokens"]}]

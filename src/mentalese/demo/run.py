@@ -79,7 +79,8 @@ def _shown(name: str, part: Shown, folder: Path) -> dict[str, Any]:
         examples = _predicted(own, without, part)
     trace = own.think(examples[0]["text"])
     page = folder.with_suffix(".html")
-    write_text(page, think_page(own, examples[0]["text"], against=without, command=f"mentalese think {folder} .."))
+    asked, right = examples[0]["text"], examples[0].get("right") if own.layout.questions else None
+    write_text(page, think_page(own, asked, against=without, answer=right, command=f"mentalese think {folder} .."))
     return {
         "name": name,
         "family": part.task.methods[0].family,

@@ -5,8 +5,13 @@ const CLEAR = 0.01; // nats; smaller differences are not listed
 /** "for gpt2", "without thoughts". */
 const under = ({ short }) => page.control ? short : `for ${short}`;
 
-/** The mean surprisal of both models on the tokens that both read, as bars from zero. */
+/** The answers of both models; without, their mean surprisal on the tokens that both read, as bars from zero. */
 function verdictOf([one, other]) {
+  if (one.answer && other.answer) {
+    const same = one.answer.answer === other.answer.answer;
+    return make("div.verdict.answer", {}, make("p", {}, make("b", {}, same ? "Both answers are the same" : page.control ? "Its thoughts change the answer" : "The answers differ")),
+      ...[one, other].flatMap(({ short, answer }) => [make("h3", {}, short), marked(answer)]));
+  }
   const known = range(one.tokens.length).filter((i) => one.scores.gain?.values[i] != null);
   if (!known.length) return make("div.verdict", {}, make("p.about", {}, page.note));
   const values = one.scores.surprisal.values, own = mean(known.map((i) => values[i])), gain = mean(known.map((i) => one.scores.gain.values[i]));

@@ -14,10 +14,12 @@ const passesOf = (trace) => byStart(trace.thoughts.filter(({ nearest }) => neare
 const gatesOf = (trace) => Object.entries(trace.curves).filter(([, { x, values }]) => x === "pass" && values.length === passesOf(trace).length);
 
 /** A model's answer to a question, marked if the right one is known. */
+const marked = (answer) => make("p.written", {}, answer.answer || "–", ...(answer.right === null ? []
+  : [make(`b.${answer.right ? "is-right" : "is-wrong"}`, {}, answer.right ? "✓ right" : "✗ wrong")]));
+
 function answerOf({ answer }) {
-  const known = answer.right !== null;
-  return make("div.answer", {}, make("h3", {}, "its answer"), make("p.written", {}, answer.answer || "–", ...(known ? [make(`b.${answer.right ? "is-right" : "is-wrong"}`, {}, answer.right ? "✓ right" : "✗ wrong")] : [])),
-    ...(known && !answer.right ? [make("p.about", {}, "the right answer: ", make("b", {}, answer.expected))] : []));
+  return make("div.answer", {}, make("h3", {}, "its answer"), marked(answer),
+    ...(answer.right === false ? [make("p.about", {}, "the right answer: ", make("b", {}, answer.expected))] : []));
 }
 
 function passesPanel(trace) {
