@@ -12,15 +12,17 @@ import numpy as np
 import pytest
 
 from mentalese import cli
+from mentalese.compare.compare import run_folder
 from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.store import prepare
 from mentalese.data.suite import Levels, task
 from mentalese.errors import InputError
-from mentalese.families.suite.recipes import DEFAULT, RECIPES, SUITE, SuiteTask
+from mentalese.evaluation.options import EvaluationOptions
+from mentalese.families.suite.recipes import DEFAULT, RECIPES, SUITE, UNSEEN, SuiteTask
 from mentalese.models.build import build_model
 from mentalese.suite import run as suite_run
 from mentalese.suite.page import suite_page
-from mentalese.suite.run import answer_levels, interval, judge, levels_of, part_nats, run_suite
+from mentalese.suite.run import answer_levels, further_score, interval, judge, levels_of, part_nats, run_suite
 
 
 @pytest.mark.parametrize("name", DEFAULT)
@@ -116,6 +118,35 @@ def test_answers_in_a_text_cost_what_guessing_costs() -> None:
     assert levels.floor == pytest.approx(0.8 * math.log(16))  # a fifth of the answers is in view
 
 
+def test_every_run_has_its_second_scores_which_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def load(run: Path) -> str:
+        return f"{run.parent.name}/{run.name}"
+
+    def evaluate(saved: str, options: EvaluationOptions) -> dict[str, Any]:
+        asked.append(f"{saved} {options.tasks[0]}")
+        bound = {"bits_per_byte": 2.0, "bits_per_byte_with_ends": None}  # as of a model that infers thoughts
+        return {"perplexity": bound} if options.tasks == ("perplexity",) else {"blimp": {"acc": 0.25 + len(asked)}}
+
+    monkeypatch.setattr(suite_run, "load", load)
+    monkeypatch.setattr(suite_run, "evaluate", evaluate)
+    made = dataclasses.replace(SUITE["topics"](1.0), spec="topics", scored="all", further=UNSEEN)
+    for method in made.methods:
+        for seed in range(3):
+            run_folder(tmp_path, method.recipe.name, seed).mkdir(parents=True)
+    judged = [judge(made, comparison(made, SCORES), tmp_path) for _ in range(2)]
+    assert judged[0] == judged[1]
+    assert len(asked) == len(set(asked)) == 2 * 3 * len(made.methods), "asked once"
+    novels, sentences = judged[0]["methods"][0]["further"].values()
+    assert (novels["mean"], sentences["mean"]) == (2.0, pytest.approx(0.25 + 5))
+    page = suite_page(result(SCORES, tmp_path) | {"tasks": judged[:1]})
+    assert page.count("2.000 ± 0.000") == len(made.methods)
+    fewer = dataclasses.replace(UNSEEN[1], options=UNSEEN[1].options | {"limit": 1})
+    further_score(fewer, run_folder(tmp_path, "topics/gpt2-rope", 0))
+    assert len(asked) == 2 * 3 * len(made.methods) + 1, "other questions are asked again"
+
+
 def test_only_answers_are_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every scored place holds the value that the document's answer is."""
     made = SUITE["recall"](1.0)
@@ -150,7 +181,7 @@ def test_only_answers_are_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_text_is_compared_in_bits_per_byte_with_ends_paid_for(tmp_path: Path) -> None:
     """Each mechanism with its twin and its control, at GPT-2's cost; shares are bits saved."""
-    made = SUITE["text"](1.0)
+    made = dataclasses.replace(SUITE["text"](1.0), further=())
     assert [m.recipe.model["model_type"] for m in made.methods][:2] == ["gpt2", "gpt_neox"]
     mechanisms = [m.family for m in made.methods if m.role == "mechanism"]
     assert mechanisms == ["thought_gestalt", "thoughtbubbles", "conceptlm", "latent_thought", "looped"]

@@ -95,14 +95,19 @@ def _task(task: Mapping[str, Any]) -> str:
             if test is not None
         )
         edge = " (edge)" if method["at_edge"] else ""
+        further = method.get("further", {})
+        others = "".join(f"<td>{one['mean']:.3f} ± {one['std']:.3f}</td>" for one in further.values())
         rows += (
             f'<tr class="{_ROLES[method["role"]]}"><th scope="row">{name}<small>{method["role"]}: '
             f"{escape(method['description'])}</small></th><td>{_dots(closed)}</td><td>{_share(closed['mean'])}"
             f"<small>{against}</small></td><td>{number(method['score']['mean'])} ± {number(method['score']['std'])}"
-            f"</td><td>{method['learning_rate']:g}{edge}</td><td>{short_count(method['parameters'])}</td>"
+            f"</td>{others}<td>{method['learning_rate']:g}{edge}</td><td>{short_count(method['parameters'])}</td>"
             f"<td>{short_count(method['flops'])}</td></tr>\n"
         )
-    columns = ("method", "gap closed, each seed", "mean", unit, "learning rate", "parameters", "training FLOPs")
+    columns = (
+        *("method", "gap closed, each seed", "mean", unit, *task["methods"][0].get("further", {})),
+        *("learning rate", "parameters", "training FLOPs"),
+    )
     head = "".join(f'<th scope="col">{column}</th>' for column in columns)
     commands = "\n".join(
         command for method in task["methods"] for command in method["commands"][:1] if command is not None

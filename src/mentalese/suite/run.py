@@ -26,8 +26,10 @@ from mentalese.data.suite import Levels, task
 from mentalese.data.suite.base import MarkovText
 from mentalese.data.suite.recall import Recall
 from mentalese.errors import InputError, nearest
+from mentalese.evaluation.options import EvaluationOptions
 from mentalese.evaluation.statistics import paired_t_test, student_t_quantile, summary
-from mentalese.families.suite.recipes import DEFAULT, SUITE, SuiteTask
+from mentalese.evaluation.suite import run as evaluate
+from mentalese.families.suite.recipes import DEFAULT, SUITE, Further, SuiteTask
 from mentalese.files import write_json
 from mentalese.models.saved import Saved, load
 
@@ -111,12 +113,13 @@ def judge(chosen: SuiteTask, comparison: Mapping[str, Any], folder: Path) -> dic
     """
     methods: list[dict[str, Any]] = []
     closed: dict[str, list[float]] = {}
-    found = []
+    found, others = [], []
     for method, row in zip(chosen.methods, comparison["rows"], strict=True):
         runs = [run_folder(folder, method.recipe.name, run["seed"]) for run in row["runs"]]
         found.append([score(chosen, path, run["test"]) for path, run in zip(runs, row["runs"])])
+        others.append({one.name: summary([further_score(one, path) for path in runs]) for one in chosen.further})
     levels = levels_of(chosen, statistics.fmean(found[0]))
-    for method, row, scores in zip(chosen.methods, comparison["rows"], found):
+    for method, row, scores, further in zip(chosen.methods, comparison["rows"], found, others):
         closed[method.recipe.name] = shares = [levels.closed(value) for value in scores]
         methods.append(
             {
@@ -132,6 +135,7 @@ def judge(chosen: SuiteTask, comparison: Mapping[str, Any], folder: Path) -> dic
                 "flops": row["flops"]["mean"],
                 "tokens": row["tokens"]["mean"],
                 "commands": row["commands"],
+                "further": further,
             }
         )
     for method, one in zip(chosen.methods, methods):
@@ -194,6 +198,20 @@ def score(chosen: SuiteTask, run: Path, test: Mapping[str, Any]) -> float:
     if chosen.scored == "all":
         return float(test["accuracy"] if "accuracy" in test else test["nll"])
     return part_nats(run, chosen)
+
+
+def further_score(further: Further, run: Path) -> float:
+    """A run's second score; kept in its folder, as a set of questions takes minutes."""
+    path = run / "further.json"
+    kept = json.loads(path.read_text()) if path.is_file() else {}
+    options = {name: str(value) for name, value in further.options.items()}
+    if kept.get(further.name, {}).get("options") != options:
+        [result] = evaluate(load(run), EvaluationOptions(**further.options)).values()
+        paid = result[further.value]  # of a bound the price of ends is not known, and none are given to these models
+        score = float(result["bits_per_byte"] if paid is None else paid)
+        kept |= {further.name: {"options": options, "score": score}}
+        write_json(path, kept)
+    return float(kept[further.name]["score"])
 
 
 def part_nats(run: Path, chosen: SuiteTask) -> float:

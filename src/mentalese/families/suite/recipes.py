@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from mentalese.data.layouts import Packed, PerDocument, QuestionAnswer, SentenceStreams
@@ -45,6 +46,21 @@ class Method:
 
 
 @dataclass(frozen=True)
+class Further:
+    """A second score of every run, on what no model was trained on; it has no part in the share of the gap.
+
+    Attributes:
+        name: the column's title.
+        options: of `mentalese.evaluation.options.EvaluationOptions`, one task among them.
+        value: the field of the task's result that is shown.
+    """
+
+    name: str
+    options: dict[str, Any]
+    value: str
+
+
+@dataclass(frozen=True)
 class SuiteTask:
     """A task with everything that is compared on it.
 
@@ -55,6 +71,7 @@ class SuiteTask:
         match: see `mentalese.compare.compare`.
         scored: what of a test document counts: `all`, the `answers` in a text, or the `second half` of its tokens,
             which thoughts are not inferred from.
+        further: other scores of the same runs.
     """
 
     name: str
@@ -62,6 +79,7 @@ class SuiteTask:
     methods: tuple[Method, ...]
     match: Literal["flops"] | None
     scored: Literal["all", "answers", "second half"] = "all"
+    further: tuple[Further, ...] = ()
 
 
 INFERENCE: dict[str, Any] = {
@@ -280,6 +298,18 @@ def phrases(size: float) -> SuiteTask:
     )
 
 
+UNSEEN = (
+    Further(
+        "novels, bits per byte",
+        {"tasks": ("perplexity",), "source": "file:../shared/data/corpora/eltec", "documents": 8},
+        "bits_per_byte_with_ends",
+    ),
+    Further(
+        "BLiMP, accuracy", {"tasks": ("blimp",), "task_files": Path("../shared/data/evaluation"), "limit": 100}, "acc"
+    ),
+)
+
+
 def text(size: float) -> SuiteTask:
     """Textbooks at the cost of GPT-2, in bits per byte in which ends of sentences are paid for."""
     corpus = "file:../shared/data/corpora/openstax"
@@ -358,6 +388,7 @@ def text(size: float) -> SuiteTask:
             *loops(looped(rotary, 4), read),
         ),
         "flops",
+        further=UNSEEN,
     )
 
 
