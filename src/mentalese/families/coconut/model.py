@@ -444,7 +444,7 @@ class CoconutForCausalLM(WrappedDecoder):
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
         """See `Contract.training_loss`; what the latents of a batch do not need gets zero gradients.
 
-        With a step decoder, `metrics` holds `ntp` and `step` apart; the latter is a mean over the tokens of all steps,
+        With a step decoder, `metrics` holds `ntp` and `step_nll` apart; the latter is a mean over the tokens of all steps,
         which micro-batches and ranks weigh by their targets.
         """
         weights = self.target_weights(batch, **settings)
@@ -466,7 +466,7 @@ class CoconutForCausalLM(WrappedDecoder):
         assert encoded.thoughts is not None
         latents, embed = encoded.thoughts.latents, self.get_input_embeddings()
         loss = step_loss(self.step_decoder, batch, latents, embed, self.loss_head())
-        output.metrics = {"ntp": output.loss.detach()} | output.metrics | {"step": loss.detach()}
+        output.metrics = {"ntp": output.loss.detach()} | output.metrics | {"step_nll": loss.detach()}
         output.loss = output.loss + self.config.step_weight * loss
         self._all_trained(output, self.step_decoder)
 
