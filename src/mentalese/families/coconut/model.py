@@ -415,7 +415,7 @@ class CoconutForCausalLM(WrappedDecoder):
 
     def _latent(self, before: Tensor, thinking: Tensor, state: dict[str, Tensor], thoughts: Thoughts | None) -> Tensor:
         """What a latent behind hidden states [B, d] reads, [B, d]; the concept stream moves on in `thinking` rows."""
-        latent, values = before, {}
+        latent, values = self._thought(before), {}
         memory = state.get("memory", torch.zeros_like(before))
         if self.concept_stream is not None:
             count = state.get("latents", torch.zeros_like(thinking, dtype=torch.long))
@@ -432,6 +432,10 @@ class CoconutForCausalLM(WrappedDecoder):
             thoughts.gates.append(values)
         return latent
 
+    def _thought(self, hidden: Tensor) -> Tensor:
+        """A hidden state [B, d] as a latent reads it; families that change it override this."""
+        return hidden
+
     @staticmethod
     def _mask(own: Tensor, held: Tensor | None, past: int, full: int) -> Tensor | None:
         """bool [B, m], the tokens among all columns, of which `past` are those of earlier calls; `None`: all are."""
@@ -444,8 +448,8 @@ class CoconutForCausalLM(WrappedDecoder):
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
         """See `Contract.training_loss`; what the latents of a batch do not need gets zero gradients.
 
-        With a step decoder, `metrics` holds `ntp` and `step_nll` apart; the latter is a mean over the tokens of all steps,
-        which micro-batches and ranks weigh by their targets.
+        With a step decoder, `metrics` holds `ntp` and `step_nll` apart; the latter is a mean over the tokens of all
+        steps, which micro-batches and ranks weigh by their targets.
         """
         weights = self.target_weights(batch, **settings)
         encoded = self.encode(batch["input_ids"], batch.get("attention_mask"), trace=self.step_decoder is not None)
