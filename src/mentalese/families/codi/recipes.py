@@ -65,9 +65,19 @@ def variants(recipe: Recipe, latents: int = 6, **fields: Any) -> list[Recipe]:
     return [method(recipe, name, latents, **fields) for name in TITLES]
 
 
-TINY = dataclasses.replace(GRAPHS_TINY, name="codi/tiny")
-SMALL = dataclasses.replace(GRAPHS_SMALL, name="codi/small")
-"""Coconut's, on graphs whose answers take a search."""
+def problems(recipe: Recipe, name: str, description: str, **data: Any) -> Recipe:
+    """One of Coconut's recipes on word problems, whose answers are numbers."""
+    return dataclasses.replace(
+        recipe,
+        name=name,
+        description=description,
+        data=DataConfig(source="builtin:arithmetic", tokenizer="bpe:400", **data),
+        layout=dataclasses.replace(recipe.layout, sequence_length=256),
+    )
+
+
+TINY = problems(GRAPHS_TINY, "codi/tiny", "4 layers of width 64 on word problems, 40,000 tokens", train_tokens=40_000)
+SMALL = problems(GRAPHS_SMALL, "codi/small", "8 layers of width 256 on word problems, 40 epochs")
 
 
 def gsm8k(
@@ -115,7 +125,7 @@ LLAMA = llama(2048, 32, layers=16, mlp=8192, key_value_heads=8, tied=True, conte
 }
 
 RECIPES = [
-    *variants(TINY, latents=2),
+    *variants(TINY, latents=3),
     *variants(SMALL),
     *variants(gsm8k("gsm8k-gpt2", "GPT-2 on GSM8K-Aug", GPT2, GPT2_HUB, learning_rate=3e-3, epochs=40)),
     *variants(
