@@ -113,7 +113,6 @@ def gsm8k(
 
 LLAMA_HUB = "hub:meta-llama/Llama-3.2-1B-Instruct"
 LLAMA = llama(2048, 32, layers=16, mlp=8192, key_value_heads=8, tied=True, context=131072, theta=500_000.0) | {
-    "head_dim": 64,
     "rope_parameters": {
         "rope_type": "llama3",
         "rope_theta": 500_000.0,
