@@ -20,10 +20,11 @@ from mentalese.families.codi import plain
 from mentalese.families.codi.config import CodiConfig
 from mentalese.families.codi.layout import QuestionPairs
 from mentalese.families.codi.model import CodiForCausalLM, distilled_tokens
+from mentalese.models.build import build_model
 from mentalese.nn.loss import IGNORED
 from mentalese.training.loop import train
 from mentalese.training.plan import Plan
-from support import metrics, shrink
+from support import metrics, saved, shrink
 
 START, LATENT, END, MARK = 1, 2, 3, 4
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -307,7 +308,7 @@ def test_a_tokenizer_without_the_mark_is_refused(tiny: Recipe) -> None:
 
 
 def test_a_run_draws_the_students_states_to_the_teachers(tiny: Recipe, tmp_path: Path) -> None:
-    longer = dataclasses.replace(tiny, train=dataclasses.replace(tiny.train, steps=12))
+    longer = dataclasses.replace(tiny, train=dataclasses.replace(tiny.train, steps=8))
     train(longer, tmp_path / "run", show=False)
     lines = [line for line in metrics(tmp_path / "run") if "distillation" in line]
     assert lines[-1]["distillation"] < lines[0]["distillation"]
@@ -341,6 +342,32 @@ def test_the_papers_recipes_have_the_papers_settings() -> None:
     assert {name for name in recipes() if name.startswith("codi/tiny")} == {
         "codi/tiny", "codi/tiny-no-distillation", "codi/tiny-sim-cot", "codi/tiny-cot", "codi/tiny-no-cot",
     }  # fmt: skip
+
+
+def test_the_map_has_two_layers_and_a_norm() -> None:
+    with torch.device("meta"):
+        model = CodiForCausalLM(CodiConfig(backbone={"model_type": "gpt2"}, vocab_size=50260))
+    assert sum(p.numel() for p in model.projection.parameters()) == 1_182_720
+
+
+def test_adapters_are_trained_with_the_map_on_a_decoder_that_stays_as_it_is(
+    tiny: Recipe, corpus: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("peft")
+    base = saved(tmp_path / "base", shrink(get_recipe("codi/tiny-cot"), corpus))
+    data = dataclasses.replace(tiny.data, tokenizer=str(base / "model"))
+    config = dataclasses.replace(tiny.train, init=str(base), lora_rank=4, lora_alpha=1, steps=2)
+    decoder = load(base, "cpu").hugging_face.state_dict()
+    train(dataclasses.replace(tiny, data=data, train=config), tmp_path / "run", show=False)
+    model = load(tmp_path / "run", "cpu").hugging_face
+    assert any((tmp_path / "run" / "model" / "adapter").iterdir())
+    moved = {
+        name for name, old in decoder.items() if not torch.equal(old, model.backbone.state_dict()[name][: len(old)])
+    }
+    assert moved
+    assert all(name.endswith("_proj.weight") or "embed_tokens" in name or "lm_head" in name for name in moved)
+    fresh = build_model(tiny.model, load(tmp_path / "run", "cpu").tokenizer, config.seed)
+    assert not torch.equal(model.projection[0].weight, fresh.projection[0].weight)  # type: ignore[union-attr, index]
 
 
 def test_coconuts_plain_form_is_not_codis() -> None:

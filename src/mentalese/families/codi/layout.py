@@ -136,27 +136,22 @@ class QuestionPairs(RowLayout):
         answer = split.segments[ends - 1]
         kept = answer if self.last_step else np.maximum(split.segments[ends - 2], rows.target)
         gap = np.full_like(answer, self.latents + 2)
-        teachers = dataclasses.replace(rows, target=kept, rest=answer, gap=np.zeros_like(answer))
-        students = dataclasses.replace(rows, rest=answer, gap=gap)
-        parts = [layout.assemble(split, which, tokenizer) for layout, which in self._both(teachers, students)]
-        questions = torch.from_numpy(rows.target - rows.start)
-        first = parts[0]
-        first["labels"] = torch.where(
-            (torch.arange(first["input_ids"].shape[1]) >= questions[:, None]) & _real(first).bool(),
-            first["input_ids"],
-            IGNORED,
-        )
-        width = max(part["input_ids"].shape[1] for part in parts)
-        fills = {"input_ids": self.special_ids(tokenizer)["pad_token_id"], "labels": IGNORED, "attention_mask": 0}
-        batch: Batch = {}
-        for name, fill in fills.items():
-            found = [part[name] if name != "attention_mask" else _real(part) for part in parts]
-            batch[name] = torch.cat([_wider(tensor, width, fill) for tensor in found])
-        batch["question_lengths"] = questions.repeat(2)
+        students = self.student.assemble(split, dataclasses.replace(rows, rest=answer, gap=gap), tokenizer)
+        written = dataclasses.replace(rows, target=kept, rest=answer, gap=np.zeros_like(answer))
+        teachers = self.teacher.assemble(split, written, tokenizer)
+        teachers["question_lengths"] = students["question_lengths"]
+        ids, column = teachers["input_ids"], torch.arange(teachers["input_ids"].shape[1])
+        is_target = (column >= teachers["question_lengths"][:, None]) & _mask(teachers).bool()
+        teachers["labels"] = ids.where(is_target, IGNORED)  # the steps too
+        width = max(ids.shape[1], students["input_ids"].shape[1])
+        pad = self.special_ids(tokenizer)["pad_token_id"]
+        batch: Batch = {
+            "input_ids": torch.cat([_wider(part["input_ids"], width, pad) for part in (teachers, students)]),
+            "labels": torch.cat([_wider(part["labels"], width, IGNORED) for part in (teachers, students)]),
+            "attention_mask": torch.cat([_wider(_mask(part), width, 0) for part in (teachers, students)]),
+            "question_lengths": teachers["question_lengths"].repeat(2),
+        }
         return batch | written_steps(split, rows.target, answer, gap - 2, 1, first_row=len(rows))
-
-    def _both(self, teachers: Rows, students: Rows) -> list[tuple[QuestionAnswer, Rows]]:
-        return [(self.teacher, teachers), (self.student, students)]
 
     # -- prompts -------------------------------------------------------------------------------------------------------
 
@@ -175,7 +170,7 @@ class QuestionPairs(RowLayout):
         }
 
 
-def _real(batch: Batch) -> Any:
+def _mask(batch: Batch) -> Any:
     """int64 [rows, length], 1 where a batch has tokens."""
     import torch
 

@@ -67,6 +67,7 @@ def variants(recipe: Recipe, latents: int = 6, **fields: Any) -> list[Recipe]:
 
 def problems(recipe: Recipe, name: str, description: str, **data: Any) -> Recipe:
     """One of Coconut's recipes on word problems, whose answers are numbers."""
+    assert isinstance(recipe.layout, QuestionAnswer)
     return dataclasses.replace(
         recipe,
         name=name,
