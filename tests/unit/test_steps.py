@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mentalese import get_recipe, load
+from mentalese.data.batch import to_device
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.data.store import prepare
 from mentalese.errors import InputError
@@ -22,6 +23,7 @@ from mentalese.families.coconut.config import CoconutConfig
 from mentalese.families.coconut.model import CoconutForCausalLM
 from mentalese.families.coconut.questions import QuestionSteps
 from mentalese.nn.loss import IGNORED
+from mentalese.testing.device import DEVICE, PretendedDevice
 from mentalese.training.loop import train
 from support import metrics, saved, shrink
 
@@ -123,6 +125,15 @@ def test_training_counts_what_the_step_decoder_costs(backbone: str) -> None:
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         model.get_output_embeddings()(decoder(latents, model.get_input_embeddings()(text["steps"].clamp(min=0))))
     assert model.training_flops(text) == 3 * (model.forward_flops(text) + counter.get_total_flops())
+
+
+def test_a_step_with_a_step_decoder_waits_for_a_gpu_once() -> None:
+    device, model, text = PretendedDevice(), made().train(), batch()
+    with device:
+        model.to(DEVICE)
+        there = to_device(text, DEVICE)
+        counts = device.count(lambda: model.training_loss(there).loss.backward())
+    assert counts.waits.total() == 1, counts.waits
 
 
 def test_a_batch_without_steps_is_refused_and_one_without_any_step_trains() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mentalese.data.batch import Batch
 from mentalese.families.coconut.config import LatentsConfig
-from mentalese.models.backbone import attention_width, build_decoder, linear_weights
+from mentalese.models.backbone import attention_masks, attention_width, build_decoder, linear_weights
 from mentalese.nn.loss import linear_cross_entropy
 
 
@@ -41,8 +41,9 @@ class StepDecoder(nn.Module):
             tokens: [M, S, d], embeddings.
         """
         inputs = torch.cat((latents.to(tokens.dtype), tokens[:, :-1]), dim=1)
-        mask = torch.ones(inputs.shape[:2], dtype=torch.long, device=inputs.device)  # padding is behind every step
-        output = self.body(inputs_embeds=inputs, attention_mask=mask, use_cache=False)
+        real = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)  # padding is behind every step
+        masks = attention_masks(self.body.config, real, real.cumsum(1) - 1, 0, inputs.dtype)
+        output = self.body(inputs_embeds=inputs, attention_mask=masks, use_cache=False)
         return output.last_hidden_state[:, latents.shape[1] - 1 :]
 
     def start_from(self, backbone: Any) -> None:
