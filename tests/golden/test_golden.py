@@ -28,8 +28,10 @@ def golden_recipe(name: str) -> Recipe:
     recipe = get_recipe(name)
     data, phases = dataclasses.replace(recipe.data, source="builtin:families", tokenizer="bpe:1024"), recipe.phases
     layout = recipe.layout
-    if isinstance(layout, QuestionAnswer):  # generated already; the first steps have no latents
-        data, layout, phases = recipe.data, dataclasses.replace(layout, stage=layout.stages), ()
+    if layout.questions:  # generated already
+        data, phases = recipe.data, ()
+    if isinstance(layout, QuestionAnswer):  # whose first steps have no latents
+        layout = dataclasses.replace(layout, stage=layout.stages)
     evaluation = dataclasses.replace(recipe.evaluation, max_documents=1, sample_tokens=1)
     train = TrainConfig(steps=20, log_every=1, device="cpu", seed=0)
     return dataclasses.replace(recipe, data=data, layout=layout, evaluation=evaluation, train=train, phases=phases)

@@ -269,6 +269,7 @@ def test_the_demo_ends_in_a_page_of_what_each_model_thinks(
     page = Path("runs/demo/index.html").read_text()
     assert {model["family"] for model in found} == families().keys() - {
         "baselines",
+        "codi",
         "looped",
         "masked_diffusion",
         "suite",

@@ -41,6 +41,7 @@ TOKENIZERS = {
     "openai-community/gpt2": 50_257,
     "EleutherAI/pythia-70m": 50_277,
     "meta-llama/Llama-3.2-1B": 128_256,
+    "meta-llama/Llama-3.2-1B-Instruct": 128_256,
     "meta-llama/Meta-Llama-3-8B": 128_256,
     "meta-llama/Llama-3.1-8B": 128_256,
 }

@@ -19,8 +19,8 @@ from mentalese.training.plan import Plan
 from support import shrink
 
 WITH_THOUGHTS = [
-    "coconut/tiny", "coconut/tiny-coconut", "conceptlm/tiny", "conceptlm/tiny-context", "latent_thought/tiny",
-    "latent_thought/tiny-vae", "looped/tiny", "thought_gestalt/tiny", "thoughtbubbles/tiny",
+    "coconut/tiny", "coconut/tiny-coconut", "codi/tiny", "conceptlm/tiny", "conceptlm/tiny-context",
+    "latent_thought/tiny", "latent_thought/tiny-vae", "looped/tiny", "thought_gestalt/tiny", "thoughtbubbles/tiny",
 ]  # fmt: skip
 WITHOUT = [
     "coconut/tiny-pause", "conceptlm/tiny-mtp", "latent_thought/tiny-ar", "looped/tiny-once", "mdlm/tiny",

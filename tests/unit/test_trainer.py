@@ -28,6 +28,7 @@ FAMILIES = [
     "latent_thought/tiny",
     "mdlm/tiny",
     "looped/tiny",
+    "codi/tiny",
 ]
 
 

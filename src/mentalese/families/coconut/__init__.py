@@ -9,6 +9,7 @@ FAMILY = Family(
     description="Coconut and AGCLR: hidden states fed back as input embeddings, with a gated memory across the passes",
     recipes=f"{_HERE}.recipes:RECIPES",
     classes={"coconut": (f"{_HERE}.config:CoconutConfig", f"{_HERE}.model:CoconutForCausalLM")},
+    layouts={"qa_steps": f"{_HERE}.questions:QuestionSteps"},
     grow=f"{_HERE}.config:grown",
     figures="mentalese.analyses.coconut:FIGURES",
     idle_options={

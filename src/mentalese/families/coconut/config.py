@@ -11,7 +11,57 @@ from mentalese.models.wrapped import WrappedDecoderConfig
 GATES = ("read", "forget", "write")
 
 
-class CoconutConfig(WrappedDecoderConfig):
+class LatentsConfig(WrappedDecoderConfig):
+    """A decoder that reads hidden states where a row has latent tokens.
+
+    Attributes:
+        latent_token_id: the token that marks a latent position.
+        latent_start_token_id, latent_end_token_id: what stands around latents.
+        step_decoder_layers: layers of a second decoder that in training says each written step from its latents
+            (SIM-CoT, Wei et al., "SIM-CoT: Supervised Implicit Chain-of-Thought"); `None`: there is none.
+        step_weight: of the step decoder's loss.
+    """
+
+    model_type = "latents"
+    latent_token_id: int | None = None
+    latent_start_token_id: int | None = None
+    latent_end_token_id: int | None = None
+    step_decoder_layers: int | None = None
+    step_weight: float = 1.0
+
+    @property
+    def has_thoughts(self) -> bool:
+        return True
+
+    @property
+    def reads_windows(self) -> bool:  # type: ignore[override]
+        """Whether the backbone takes masks in which windows count tokens; columns of latents may be empty."""
+        return self.backbone_config.model_type in WINDOWED
+
+    def validate_architecture(self) -> None:
+        super().validate_architecture()
+        self._at_least(0.0, "step_weight")
+        if self.step_decoder_layers is None:
+            if self.step_weight != 1.0:
+                raise InputError(
+                    f"{self.model_type}.step_weight is {self.step_weight}: it weighs the step decoder's loss; set "
+                    f"{self.model_type}.step_decoder_layers too, or remove it"
+                )
+            return
+        self._at_least(1, "step_decoder_layers")
+        if self.step_decoder_layers > self.num_hidden_layers:
+            raise InputError(
+                f"{self.model_type}.step_decoder_layers is {self.step_decoder_layers}: set at most the backbone's "
+                f"{self.num_hidden_layers}, whose weights they start from"
+            )
+        if not self.has_thoughts:
+            raise InputError(
+                f"{self.model_type}.step_decoder_layers is {self.step_decoder_layers}: latents of this mode are no "
+                "hidden states, of which a step could be said; remove it"
+            )
+
+
+class CoconutConfig(LatentsConfig):
     """Coconut (Hao et al., "Training Large Language Models to Reason in a Continuous Latent Space") and AGCLR.
 
     Attributes:
@@ -20,8 +70,6 @@ class CoconutConfig(WrappedDecoderConfig):
         gates: those that AGCLR has; the output of a missing one is zero (appendix A.2).
         gate_biases: of the read, forget and write gate at the start; sigmoid(b) is in Table 3.
         write_passes: latents after which the concept stream stays as it is (appendix A.1); `None`: never.
-        latent_token_id: the token that marks a latent position.
-        latent_start_token_id, latent_end_token_id: what stands around latents.
     """
 
     model_type = "coconut"
@@ -29,18 +77,10 @@ class CoconutConfig(WrappedDecoderConfig):
     gates: tuple[str, ...] = GATES
     gate_biases: tuple[float, ...] = (-0.28, -1.0, -1.5)
     write_passes: int | None = None
-    latent_token_id: int | None = None
-    latent_start_token_id: int | None = None
-    latent_end_token_id: int | None = None
 
     @property
     def has_thoughts(self) -> bool:
         return self.mode != "pause"
-
-    @property
-    def reads_windows(self) -> bool:  # type: ignore[override]
-        """Whether the backbone takes masks in which windows count tokens; columns of latents may be empty."""
-        return self.backbone_config.model_type in WINDOWED
 
     def validate_architecture(self) -> None:
         super().validate_architecture()

@@ -33,6 +33,7 @@ from mentalese.data.batch import Batch
 from mentalese.errors import InputError
 from mentalese.families.coconut.config import GATES, CoconutConfig
 from mentalese.families.coconut.layout import Layout, Rows, lay_out
+from mentalese.families.coconut.steps import StepDecoder, step_loss
 from mentalese.models.backbone import attention_masks, attention_width, linear_weights, sliding_window
 from mentalese.models.contract import LossOutput, follows
 from mentalese.models.hf import Encoded, ThoughtCache
@@ -256,6 +257,7 @@ class CoconutForCausalLM(WrappedDecoder):
     lora_targets = BACKBONE_TARGETS
     traces_continue = True
     shard_blocks = False  # a step runs the backbone many times
+    steps_layout = "qa_steps"  # whose batches a step decoder needs
     about_thoughts = (
         "Hidden states that are fed back in place of tokens between a question and its answer; of AGCLR a concept "
         "stream goes along with them. Only answers are trained: of a question the scores say little."
@@ -277,6 +279,7 @@ class CoconutForCausalLM(WrappedDecoder):
     def __init__(self, config: CoconutConfig) -> None:
         super().__init__(config)
         self.concept_stream = ConceptStream(config) if config.mode == "agclr" else None
+        self.step_decoder = None if config.step_decoder_layers is None else StepDecoder(config)
         self.gradient_checkpointing = False
         self._checkpointed: list[nn.Module] = []
         self.post_init()
@@ -325,8 +328,8 @@ class CoconutForCausalLM(WrappedDecoder):
         """
         if self.config.latent_token_id is None:
             raise InputError(
-                "coconut.latent_token_id is None, so that nothing is a latent: use the token that marks one "
-                "(`mentalese grow` adds it to a tokenizer)"
+                f"{self.config.model_type}.latent_token_id is None, so that nothing is a latent: use the token that "
+                "marks one (`mentalese grow` adds it to a tokenizer)"
             )
         batch, length = input_ids.shape
         state = {} if cache is None else cache.state
@@ -412,7 +415,7 @@ class CoconutForCausalLM(WrappedDecoder):
 
     def _latent(self, before: Tensor, thinking: Tensor, state: dict[str, Tensor], thoughts: Thoughts | None) -> Tensor:
         """What a latent after hidden states [B, d] reads, [B, d]; the concept stream moves on in `thinking` rows."""
-        latent, values = before, {}
+        latent, values = self._thought(before), {}
         memory = state.get("memory", torch.zeros_like(before))
         if self.concept_stream is not None:
             count = state.get("latents", torch.zeros_like(thinking, dtype=torch.long))
@@ -429,6 +432,10 @@ class CoconutForCausalLM(WrappedDecoder):
             thoughts.gates.append(values)
         return latent
 
+    def _thought(self, hidden: Tensor) -> Tensor:
+        """A hidden state [B, d] as a latent reads it; families that change it override this."""
+        return hidden
+
     @staticmethod
     def _mask(own: Tensor, held: Tensor | None, past: int, full: int) -> Tensor | None:
         """bool [B, m], the tokens among all columns, of which `past` are those of earlier calls; `None`: all are."""
@@ -439,11 +446,45 @@ class CoconutForCausalLM(WrappedDecoder):
     # ------------------------------------------------------------------------------------- training and cost
 
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
-        """See `Contract.training_loss`; what the latents of a batch do not need gets zero gradients."""
-        output = super().training_loss(batch, **settings)
-        if self.concept_stream is not None:
-            output.loss = output.loss + 0.0 * sum(p.sum() for p in self.concept_stream.parameters())
+        """See `Contract.training_loss`; what the latents of a batch do not need gets zero gradients.
+
+        With a step decoder, `metrics` holds `ntp` and `step_nll` apart; the latter is a mean over the tokens of all
+        steps, which micro-batches and ranks weigh by their targets.
+        """
+        weights = self.target_weights(batch, **settings)
+        encoded = self.encode(batch["input_ids"], batch.get("attention_mask"), trace=self.step_decoder is not None)
+        loss, weight = self.next_token_loss(encoded.hidden, batch["labels"], weights)
+        output = LossOutput(loss, weight, encoded=lambda: encoded)
+        self._add_step_loss(output, batch, encoded)
+        return self._all_trained(output, self.concept_stream)
+
+    def _add_step_loss(self, output: LossOutput, batch: Batch, encoded: CoconutEncoded) -> None:
+        """Adds the step decoder's loss on what the latents of a batch stand for, if there is such a decoder."""
+        if self.step_decoder is None:
+            return
+        if "steps" not in batch:
+            raise InputError(
+                f"{self.config.model_type}.step_decoder_layers is {self.config.step_decoder_layers}: the batch has no "
+                f"written steps; use layout {self.steps_layout!r}, or set step_decoder_layers to None"
+            )
+        assert encoded.thoughts is not None
+        latents, embed = encoded.thoughts.latents, self.get_input_embeddings()
+        loss = step_loss(self.step_decoder, batch, latents, embed, self.loss_head())
+        output.metrics = {"ntp": output.loss.detach()} | output.metrics | {"step_nll": loss.detach()}
+        output.loss = output.loss + self.config.step_weight * loss
+        self._all_trained(output, self.step_decoder)
+
+    @staticmethod
+    def _all_trained(output: LossOutput, module: nn.Module | None) -> LossOutput:
+        """The output, with a gradient for all of a module's weights, be it zero."""
+        if module is not None:
+            output.loss = output.loss + 0.0 * sum(p.sum() for p in module.parameters())
         return output
+
+    def start_from_backbone(self) -> None:
+        """What a trained decoder inside gives to the rest."""
+        if self.step_decoder is not None:
+            self.step_decoder.start_from(self.backbone)
 
     def _said(self, labels: Tensor) -> Tensor:
         """Labels without those of latents, which nothing predicts."""
@@ -467,7 +508,7 @@ class CoconutForCausalLM(WrappedDecoder):
         mask = batch.get("attention_mask")
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
         is_latent = (ids == self.config.latent_token_id) & real
-        columns, pairs, gated = length, length**2, 0
+        columns, pairs, latent = length, length**2, 0
         if self.config.mode != "pause" and bool(is_latent.any()):
             layout = lay_out(is_latent, real)
             prompt, passes, columns = layout.prompt, layout.passes, layout.source.shape[1]
@@ -476,11 +517,21 @@ class CoconutForCausalLM(WrappedDecoder):
                 + sum(prompt + number for number in range(1, passes))
                 + (columns - prompt - passes + 1) * columns
             )
-            if self.concept_stream is not None:
-                gated = passes * len(self.concept_stream.gates) * self.config.hidden_size**2
+            latent = passes * self._latent_weights()
         inner = self.backbone.config
         body = columns * linear_weights(self.backbone) + 2 * pairs * attention_width(inner)
-        return 2 * rows * (body + gated + length * self.output_weight().numel())
+        return 2 * rows * (body + latent + length * self.output_weight().numel())
+
+    def training_flops(self, batch: Batch, **settings: Any) -> int:
+        """See `Contract.training_flops`; those of the step decoder count here alone."""
+        flops = super().training_flops(batch, **settings)
+        if self.step_decoder is not None:
+            flops += 3 * self.step_decoder.flops(batch, self.output_weight().numel())
+        return flops
+
+    def _latent_weights(self) -> int:
+        """Weights of the maps that every latent goes through beside the backbone's."""
+        return 0 if self.concept_stream is None else len(self.concept_stream.gates) * self.config.hidden_size**2
 
     # ------------------------------------------------------------------------------------- traces
 

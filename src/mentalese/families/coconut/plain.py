@@ -23,6 +23,11 @@ from mentalese.families.coconut.model import CoconutForCausalLM
 
 def hidden_states(model: CoconutForCausalLM, input_ids: Tensor) -> Tensor:
     """Final hidden states [L, d] of one row [L] without padding."""
+    return _read(model, read_vectors(model, input_ids))
+
+
+def read_vectors(model: CoconutForCausalLM, input_ids: Tensor) -> list[Tensor]:
+    """What the decoder reads at each position of one row [L]: L vectors [d]."""
     config, embed = model.config, model.get_input_embeddings()
     inputs: list[Tensor] = []
     memory = torch.zeros(config.hidden_size)
@@ -36,7 +41,7 @@ def hidden_states(model: CoconutForCausalLM, input_ids: Tensor) -> Tensor:
             hidden, memory = concept_stream(model, hidden, memory, latents)
         inputs.append(hidden)
         latents += 1
-    return _read(model, inputs)
+    return inputs
 
 
 def concept_stream(model: Any, hidden: Tensor, memory: Tensor, latents: int) -> tuple[Tensor, Tensor]:
@@ -54,6 +59,25 @@ def concept_stream(model: Any, hidden: Tensor, memory: Tensor, latents: int) -> 
     if config.write_passes is not None and latents >= config.write_passes:
         return gated, memory
     return gated, stream.memory_norm(memory + gate("write") * gated)
+
+
+def step_nll(model: CoconutForCausalLM, input_ids: Tensor, steps: list[Tensor], per_step: int) -> Tensor:
+    """SIM-CoT: the negative log-likelihood of each token of one row's steps, one after the other.
+
+    The step decoder reads the latents that stand for a step, then the tokens of the step before the one that it says.
+    """
+    decoder, embed = model.step_decoder, model.get_input_embeddings()
+    assert decoder is not None
+    read = read_vectors(model, input_ids)
+    latents = [vector for vector, token in zip(read, input_ids) if token == model.config.latent_token_id]
+    said = []
+    for number, step in enumerate(steps):
+        inputs = latents[number * per_step : (number + 1) * per_step]
+        for token in step:
+            states = decoder.body(inputs_embeds=torch.stack(inputs)[None], use_cache=False).last_hidden_state
+            said.append(-model.get_output_embeddings()(states[0, -1]).log_softmax(-1)[token])
+            inputs = [*inputs, embed(token)]
+    return torch.stack(said)
 
 
 @torch.no_grad()

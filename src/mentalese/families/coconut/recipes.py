@@ -10,6 +10,7 @@
     pause-curriculum    the same under Coconut's curriculum: what feedback adds to it (ours)
     coconut             hidden states fed back
     agclr               the same with the concept stream
+    sim-cot             Coconut, whose latents a second decoder says the steps of in training (Wei et al., 2025)
 
 Table 1 is `table1-DATA-METHOD`, Tables 2 and 3 and Figure 5 are `table2-*`, `table3-*` and `figure5-*`.
 """
@@ -21,10 +22,12 @@ from typing import Any
 
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.families.baselines.recipes import llama
+from mentalese.families.coconut.questions import QuestionSteps
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Phase, Recipe, TrainConfig
 
 GATES = ("read", "forget", "write")
 METHODS = ("cot", "no-cot", "icot", "no-thoughts", "pause", "pause-curriculum", "coconut", "agclr")
+"""AGCLR's and what it is compared with; `method` also knows `sim-cot`."""
 TITLES = {
     "cot": "the steps written out",
     "no-cot": "the answer alone",
@@ -34,6 +37,7 @@ TITLES = {
     "pause-curriculum": "learned tokens under Coconut's curriculum",
     "coconut": "Coconut",
     "agclr": "AGCLR",
+    "sim-cot": "SIM-CoT on Coconut",
 }
 PROSQA_BIASES = (-0.28, -1.5, -0.28)
 """Of the read, forget and write gate: sigmoid gives .43, .18, .43 (Table 3)."""
@@ -79,7 +83,7 @@ class Curriculum:
 
 
 def method(recipe: Recipe, name: str, curriculum: Curriculum, **fields: Any) -> Recipe:
-    """The recipe, whose model is a decoder, as one of `METHODS`.
+    """The recipe, whose model is a decoder, as one of `TITLES`.
 
     Args:
         fields: of `CoconutConfig`.
@@ -96,19 +100,27 @@ def method(recipe: Recipe, name: str, curriculum: Curriculum, **fields: Any) -> 
     phases: tuple[Phase, ...] = () if name in ("cot", "no-cot", "pause") else curriculum.phases()
     if name == "icot":
         phases = curriculum.implicit_phases()
-    model = recipe.model
-    if name in ("pause", "pause-curriculum", "coconut", "agclr"):
-        mode = "pause" if name.startswith("pause") else name
+    model, made = recipe.model, dataclasses.replace(recipe.layout, **layout)
+    if name in ("pause", "pause-curriculum", "coconut", "agclr", "sim-cot"):
+        mode = {"pause-curriculum": "pause", "sim-cot": "coconut"}.get(name, name)
         model = {"model_type": "coconut", "mode": mode, "backbone": recipe.model, **fields}
+    if name == "sim-cot":
+        model["step_decoder_layers"] = layers(recipe.model)
+        made = QuestionSteps(**{field.name: getattr(made, field.name) for field in dataclasses.fields(made)})
     return dataclasses.replace(
         recipe,
         name=f"{recipe.name}-{name}",
         description=f"{recipe.description}: {TITLES[name]}",
         model=model,
-        layout=dataclasses.replace(recipe.layout, **layout),
+        layout=made,
         phases=phases,
         baseline=None if name == "cot" else f"{recipe.name}-cot",
     )
+
+
+def layers(model: dict[str, Any]) -> int:
+    """A decoder's, from its fields; GPT-2 has 12 where they say nothing."""
+    return model.get("num_hidden_layers", model.get("n_layer", 12))
 
 
 def without_curriculum(recipe: Recipe) -> Recipe:
@@ -226,13 +238,29 @@ def hotpotqa() -> Recipe:
     )
 
 
+WORD_PROBLEMS = Curriculum(stages=3, latents_per_step=2, epochs=3, removed_tokens=16, step_tokens=128)
+
+
+def gsm8k(name: str) -> Recipe:
+    """GPT-2 on GSM8K-Aug."""
+    return paper(name, "gsm8k-aug:data/gsm8k", "GPT-2 on GSM8K-Aug", 15, 96)
+
+
+def sim_cot() -> list[Recipe]:
+    """SIM-CoT on Coconut, each beside the Coconut of the same setting."""
+    made = {
+        "coconut/tiny-coconut": method(TINY, "sim-cot", SMALL_GRAPHS),
+        "coconut/table1-gsm8k-coconut": method(gsm8k("gsm8k"), "sim-cot", WORD_PROBLEMS),
+    }
+    return [dataclasses.replace(recipe, baseline=baseline) for baseline, recipe in made.items()]
+
+
 def table1() -> list[Recipe]:
     """Every method on each data set, the paper's plan; ProsQA's is ours, as the paper's does not fit its 20 epochs."""
-    word_problems = Curriculum(stages=3, latents_per_step=2, epochs=3, removed_tokens=16, step_tokens=128)
     graphs = Curriculum(stages=6, latents_per_step=1, epochs=3, removed_tokens=8, step_tokens=96)
     sets = [
-        (paper("table1-gsm8k", "gsm8k-aug:data/gsm8k", "GPT-2 on GSM8K-Aug", 15, 96), word_problems, {}),
-        (hotpotqa(), word_problems, {}),
+        (gsm8k("table1-gsm8k"), WORD_PROBLEMS, {}),
+        (hotpotqa(), WORD_PROBLEMS, {}),
         (
             paper("table1-prosqa", "builtin:prosqa", "GPT-2 on ProsQA", 20, 128),
             graphs,
@@ -289,4 +317,5 @@ RECIPES: list[Recipe] = [
     *graphs(),
     *table1(),
     *ablations(),
+    *sim_cot(),
 ]

@@ -1,0 +1,89 @@
+"""Questions whose batches also have the written steps that latents stand for, for a step decoder (SIM-CoT)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from mentalese.data.layouts import QuestionAnswer
+from mentalese.data.rows import Rows, ordinals
+from mentalese.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from mentalese.data.batch import Batch
+    from mentalese.data.store import Split
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionSteps(QuestionAnswer):
+    """`qa`, whose training batches also have what `written_steps` returns.
+
+    Attributes:
+        latents: the number of latents at every stage, one a step; `None`: `latents_per_step` counts.
+    """
+
+    kind = "qa_steps"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.latents and not self.latents_per_step:
+            raise InputError(
+                f"layout.latents_per_step is {self.latents_per_step}: steps are said of latents; set at least 1, or "
+                "use layout 'qa'"
+            )
+        if self.removal == "tokens":
+            raise InputError("layout.removal is 'tokens': latents stand for whole steps; use steps, or layout 'qa'")
+
+    def assemble(
+        self,
+        split: Split,
+        rows: Rows,
+        tokenizer: PreTrainedTokenizerBase,
+        scored: Literal["lexical", "all"] | None = None,
+        *,
+        left: bool = False,
+    ) -> Batch:
+        """As `qa`, to be trained on with the steps."""
+        batch = super().assemble(split, rows, tokenizer, scored, left=left)
+        if scored is not None or left:
+            return batch
+        assert rows.rest is not None
+        assert rows.gap is not None
+        per_step = 1 if self.latents is not None else self.latents_per_step or 1
+        return batch | written_steps(split, rows.target, rows.rest, rows.gap - 2, per_step)
+
+
+def written_steps(
+    split: Split, start: np.ndarray, stop: np.ndarray, latents: np.ndarray, per_step: int, first_row: int = 0
+) -> Batch:
+    """The steps that latents stand for, in the order of both; the last latents stand for all steps that are left.
+
+    Args:
+        start, stop: [rows], where in the store the steps of each row are.
+        latents: [rows], of each row.
+        per_step: c, latents that stand for one step.
+        first_row: the number of the first row in its batch.
+
+    Returns:
+        `steps` int64 [M, S], their tokens, -100 behind them; `step_rows` [M], the row of each; `step_latents` [M, c],
+        which of the row's latents stand for it. M is 0 if no row has both steps and latents.
+    """
+    import torch
+
+    from mentalese.nn.loss import IGNORED
+
+    first, last = (np.searchsorted(split.segments, bound) for bound in (start, stop))
+    said = np.minimum(last - first, latents // per_step)
+    row, number = np.repeat(np.arange(len(start)), said), ordinals(said)
+    begin = split.segments[first[row] + number]
+    end = np.where(number == said[row] - 1, stop[row], split.segments[first[row] + number + 1])
+    column, lengths = np.arange(int((end - begin).max(initial=0))), (end - begin)[:, None]
+    index = np.minimum(begin[:, None] + column, len(split.tokens) - 1)
+    steps = np.where(column < lengths, split.tokens[index].astype(np.int64), IGNORED)
+    which = number[:, None] * per_step + np.arange(per_step)
+    found = {"steps": steps, "step_rows": row + first_row, "step_latents": which}
+    return {name: torch.from_numpy(values.astype(np.int64)) for name, values in found.items()}

@@ -1,0 +1,81 @@
+"""SIM-CoT (Wei et al., "SIM-CoT: Supervised Implicit Chain-of-Thought", arXiv 2509.20317): latents say their steps.
+
+In training alone, a second decoder reads the latents that stand for a written step and says the step, token by token:
+it reads `z_1 .. z_c, s_1 .. s_{S-1}` and predicts `s_1 .. s_S`. Its loss reaches the latents, and through them the
+model. A prediction never runs it.
+
+Letters in shapes: M steps of a batch, of S tokens and c latents each; d hidden size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mentalese.data.batch import Batch
+from mentalese.families.coconut.config import LatentsConfig
+from mentalese.models.backbone import attention_masks, attention_width, build_decoder, linear_weights
+from mentalese.nn.loss import linear_cross_entropy
+
+
+class StepDecoder(nn.Module):
+    """Layers of the backbone's kind over latents and the tokens of their step, with the model's embeddings and head."""
+
+    def __init__(self, config: LatentsConfig) -> None:
+        super().__init__()
+        inner, layers = config.backbone_config, config.step_decoder_layers
+        inner.num_hidden_layers = layers
+        if getattr(inner, "layer_types", None):
+            inner.layer_types = inner.layer_types[:layers]
+        where = f"{config.model_type}.backbone"
+        self.body: Any = build_decoder(where, inner, config._attn_implementation).base_model
+        self.body.set_input_embeddings(nn.Identity())  # it reads vectors
+
+    def forward(self, latents: Tensor, tokens: Tensor) -> Tensor:
+        """Final hidden states [M, S, d] that predict the tokens of steps.
+
+        Args:
+            latents: [M, c, d].
+            tokens: [M, S, d], embeddings.
+        """
+        inputs = torch.cat((latents.to(tokens.dtype), tokens[:, :-1]), dim=1)
+        real = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)  # padding is behind every step
+        masks = attention_masks(self.body.config, real, real.cumsum(1) - 1, 0, inputs.dtype)
+        output = self.body(inputs_embeds=inputs, attention_mask=masks, use_cache=False)
+        return output.last_hidden_state[:, latents.shape[1] - 1 :]
+
+    def start_from(self, backbone: Any) -> None:
+        """Takes over the decoder's first layers, its positions and its final norm."""
+        known = backbone.base_model.state_dict()
+        self.body.load_state_dict({name: known[name] for name in self.body.state_dict()})
+
+    def flops(self, batch: Batch, head: int) -> int:
+        """Of a forward pass over a batch's steps.
+
+        Args:
+            head: weights of the head.
+        """
+        (steps, length), latents = batch["steps"].shape, batch["step_latents"].shape[1]
+        columns = length + latents - 1
+        body = columns * linear_weights(self.body) + 2 * columns**2 * attention_width(self.body.config)
+        return 2 * steps * (body + length * head)
+
+
+def step_loss(
+    decoder: StepDecoder, batch: Batch, latents: list[Tensor], embed: nn.Module, head: Tensor | nn.Module
+) -> Tensor:
+    """The mean negative log-likelihood of the tokens of all steps of a batch, 0 if it has none (L_step).
+
+    Args:
+        batch: `steps`, `step_rows`, `step_latents`, see `questions.written_steps`.
+        latents: [rows, d] a pass, what each latent was read as.
+        embed, head: the model's.
+    """
+    steps = batch["steps"]
+    if not steps.numel():
+        return torch.zeros((), device=steps.device)
+    own = torch.stack(latents, dim=1)[batch["step_rows"][:, None], batch["step_latents"]]
+    hidden = decoder(own, embed(steps.clamp(min=0)))
+    return linear_cross_entropy(hidden.flatten(0, 1), head, steps.flatten())

@@ -1,0 +1,13 @@
+"""CODI (Shen et al.): latents that learn from the same model's written steps, by distillation at one token."""
+
+from mentalese.registry import Family
+
+_HERE = "mentalese.families.codi"
+
+FAMILY = Family(
+    name="codi",
+    description="CODI: continuous thoughts that learn from the steps that the same model writes",
+    recipes=f"{_HERE}.recipes:RECIPES",
+    classes={"codi": (f"{_HERE}.config:CodiConfig", f"{_HERE}.model:CodiForCausalLM")},
+    layouts={"qa_pairs": f"{_HERE}.layout:QuestionPairs"},
+)

@@ -1,0 +1,137 @@
+"""CODI (Shen et al., "CODI: Compressing Chain-of-Thought into Continuous Space via Self-Distillation").
+
+Latents are Coconut's, read through a map of two layers and a norm, and so are passes, cache and generation
+(`coconut.model`). What is CODI's own is how they learn. A batch has pairs of rows, see `layout`:
+
+    first half    question | steps                    | ### answer      teacher
+    second half   question | start  latents  end      | ### answer      student
+
+Both halves are read at once. The student's hidden states of all layers at `###` are drawn to the teacher's. All of it
+is found in the tokens: rows of any other kind are trained as what they are, without distillation.
+
+Letters in shapes: R rows, H = R / 2 pairs, L tokens, d hidden size, M layers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mentalese.data.batch import Batch
+from mentalese.families.coconut.model import CoconutEncoded, CoconutForCausalLM
+from mentalese.families.codi.config import CodiConfig
+from mentalese.models.contract import LossOutput
+from mentalese.models.trace import Shown
+from mentalese.nn.loss import IGNORED
+
+
+class CodiForCausalLM(CoconutForCausalLM):
+    """A Hugging Face decoder whose latents learn from the steps that it writes itself."""
+
+    config_class = CodiConfig
+    steps_layout = "qa_pairs"
+    about_thoughts = (
+        "Hidden states that are fed back, through a small map, in place of tokens between a question and its answer. "
+        "Only steps and answers are trained: of a question the scores say little."
+    )
+    shown = {  # noqa: RUF012 (nothing writes to it)
+        "retention": Shown(
+            "retention", "How close the hidden state before each latent is to the first one.", "cosine", "pass"
+        ),
+    }
+
+    def __init__(self, config: CodiConfig) -> None:
+        super().__init__(config)
+        width = config.hidden_size
+        self.projection = nn.Sequential(
+            nn.Linear(width, width), nn.GELU(), nn.Linear(width, width), nn.LayerNorm(width)
+        )
+        self.post_init()
+
+    def _thought(self, hidden: Tensor) -> Tensor:
+        return self.projection(hidden)
+
+    def _latent_weights(self) -> int:
+        return 2 * self.config.hidden_size**2
+
+    def target_weights(self, batch: Batch, **settings: Any) -> Tensor:
+        """[R, L]: alpha of a teacher's row and beta of a student's, shared by the targets of the row."""
+        super().target_weights(batch, **settings)
+        ids, labels = batch["input_ids"], self._said(batch["labels"])
+        student = (ids == self.config.latent_token_id).any(1)
+        weight = torch.where(student, self.config.student_weight, self.config.teacher_weight)
+        targets = (labels[:, 1:] != IGNORED).sum(1).clamp(min=1)
+        return (weight / targets)[:, None].expand(ids.shape)
+
+    def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
+        """alpha L_teacher + beta L_student + gamma L_KD (Eq. 5), means over questions of means over their targets.
+
+        `metrics` holds `ntp`, the mean of the first two by their weights, and `distillation`.
+        """
+        config, weights = self.config, self.target_weights(batch, **settings)
+        encoded = self.encode(
+            batch["input_ids"],
+            batch.get("attention_mask"),
+            trace=self.step_decoder is not None,
+            output_hidden_states=config.distillation_weight > 0,
+        )
+        ntp, weight = self.next_token_loss(encoded.hidden, batch["labels"], weights)
+        # The weight of a pair is alpha + beta, so that sums over micro-batches and ranks are those over pairs.
+        both = config.teacher_weight + config.student_weight
+        output = LossOutput(both * ntp, weight, {"ntp": ntp.detach()}, encoded=lambda: encoded)
+        if encoded.hidden_states is not None:
+            pairs = both / torch.where(weight > 0, weight, 1.0)
+            distance = self._distances(batch, encoded).sum() * pairs
+            output.metrics["distillation"] = distance.detach()
+            output.loss = output.loss + config.distillation_weight * distance
+        self._add_step_loss(output, batch, encoded)
+        return self._all_trained(output, self.projection)
+
+    def _distances(self, batch: Batch, encoded: CoconutEncoded) -> Tensor:
+        """[H]: of each pair the mean over layers of |sg(h_teacher) - h_student| over the standard deviation of
+        h_teacher (Eq. 4), 0 where rows are no pair."""
+        ids, mask = batch["input_ids"], batch.get("attention_mask")
+        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+        at, is_pair = distilled_tokens(ids, real, self.config.latent_token_id)
+        assert encoded.hidden_states is not None
+        rows, half = torch.arange(len(at), device=ids.device), len(is_pair)
+        if not half:
+            return encoded.hidden.new_zeros(0)
+        states = torch.stack([level[rows, at] for level in encoded.hidden_states[1:]]).float()  # [M, 2 H, d]
+        teacher, student = states[:, :half].detach(), states[:, half:]
+        spread = teacher.std(-1).clamp(min=torch.finfo(torch.float32).tiny)
+        distance = ((teacher - student).abs().mean(-1) / spread).mean(0)
+        return torch.where(is_pair, distance, 0.0)
+
+
+def distilled_tokens(ids: Tensor, real: Tensor, latent: int) -> tuple[Tensor, Tensor]:
+    """Where the token before the answer is, and which rows are pairs; a GPU is not waited for.
+
+    A pair is row h without and row H + h with latents, after the same question. What follows the latents' end in the
+    second row ends the first one too, and begins with the token.
+
+    Args:
+        ids, real: [R, L], tokens, and bool, which of them are no padding.
+        latent: the token of latents.
+
+    Returns:
+        int64 [2 H], a column of each row, any one where rows are no pair; and bool [H].
+    """
+    half, length = len(ids) // 2, ids.shape[1]
+    column = torch.arange(length, device=ids.device)
+    first, tokens = real.long().argmax(1), real.sum(1)  # padding may be on the left
+    ids = ids.gather(1, (column + first[:, None]).clamp(max=length - 1))
+    is_latent = (ids == latent) & (column < tokens[:, None])
+    teacher, student = slice(half), slice(half, 2 * half)
+    question = torch.where(is_latent, column, length).amin(1)[student] - 1
+    own = torch.where(is_latent, column, -1).amax(1)[student] + 2
+    theirs = tokens[teacher] - tokens[student] + own
+    same = ((ids[teacher] == ids[student]) | (column >= question[:, None])).all(1)
+    is_pair = is_latent[student].any(1) & ~is_latent[teacher].any(1) & same
+    is_pair &= (own < tokens[student]) & (theirs >= question)
+    at = torch.cat((theirs, own)).clamp(0, length - 1)
+    answers = ids[: 2 * half].gather(1, at[:, None])[:, 0]
+    is_pair &= answers[teacher] == answers[student]
+    return (at + first[: 2 * half]).clamp(max=length - 1), is_pair

@@ -1,0 +1,135 @@
+"""Recipes of CODI with what it is compared with, on the same questions.
+
+`variants(recipe)` makes of a decoder's recipe
+
+    (none)             CODI
+    -no-distillation   the same two tasks, and no state is drawn to another (gamma 0)
+    -sim-cot           a second decoder says each step from its latent in training (SIM-CoT, Wei et al.)
+    -cot               the decoder alone, the steps written out: the teacher's task
+    -no-cot            the decoder alone, the answer without steps or latents
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from mentalese.data.layouts import QuestionAnswer
+from mentalese.families.baselines.recipes import llama
+from mentalese.families.coconut.recipes import GPT2, GPT2_HUB, layers
+from mentalese.families.coconut.recipes import SMALL as GRAPHS_SMALL
+from mentalese.families.coconut.recipes import TINY as GRAPHS_TINY
+from mentalese.families.codi.layout import QuestionPairs
+from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
+
+TITLES = {
+    "": "CODI",
+    "no-distillation": "CODI without distillation",
+    "sim-cot": "SIM-CoT on CODI",
+    "cot": "the steps written out",
+    "no-cot": "the answer alone",
+}
+
+
+def method(recipe: Recipe, name: str, latents: int = 6, **fields: Any) -> Recipe:
+    """The recipe, whose model is a decoder, as one of `TITLES`.
+
+    Args:
+        latents: of a question.
+        fields: of `CodiConfig`.
+    """
+    model, layout = recipe.model, recipe.layout
+    assert isinstance(layout, QuestionAnswer)
+    if name == "no-cot":
+        layout = dataclasses.replace(layout, stage=1)
+    elif name != "cot":
+        if name == "no-distillation":
+            fields["distillation_weight"] = 0.0
+        elif name == "sim-cot":
+            fields["step_decoder_layers"] = layers(model)
+        model = {"model_type": "codi", "backbone": model, **fields}
+        sizes = {field: getattr(layout, field) for field in ("sequence_length", "batch_size", "too_long")}
+        layout = QuestionPairs(latents=latents, **sizes)
+    return dataclasses.replace(
+        recipe,
+        name=f"{recipe.name}-{name}" if name else recipe.name,
+        description=f"{recipe.description}: {TITLES[name]}",
+        model=model,
+        layout=layout,
+        baseline=None if name == "cot" else f"{recipe.name}-cot",
+    )
+
+
+def variants(recipe: Recipe, latents: int = 6, **fields: Any) -> list[Recipe]:
+    """The recipe as all of `TITLES`."""
+    return [method(recipe, name, latents, **fields) for name in TITLES]
+
+
+def problems(recipe: Recipe, name: str, description: str, **data: Any) -> Recipe:
+    """One of Coconut's recipes on word problems, whose answers are numbers."""
+    assert isinstance(recipe.layout, QuestionAnswer)
+    return dataclasses.replace(
+        recipe,
+        name=name,
+        description=description,
+        data=DataConfig(source="builtin:arithmetic", tokenizer="bpe:400", **data),
+        layout=dataclasses.replace(recipe.layout, sequence_length=256),
+    )
+
+
+TINY = problems(GRAPHS_TINY, "codi/tiny", "4 layers of width 64 on word problems, 40,000 tokens", train_tokens=40_000)
+SMALL = problems(GRAPHS_SMALL, "codi/small", "8 layers of width 256 on word problems, 40 epochs")
+
+
+def gsm8k(
+    name: str, description: str, model: dict[str, Any], init: str, *, learning_rate: float, epochs: int
+) -> Recipe:
+    """GSM8K-Aug as in appendix A: LoRA of rank 128, 128 questions a step, a cosine after 3% of warm-up."""
+    return Recipe(
+        name=f"codi/{name}",
+        description=description,
+        model=model,
+        data=DataConfig(source="gsm8k-aug:data/gsm8k", tokenizer=init),
+        layout=QuestionAnswer(batch_size=128, sequence_length=512, too_long="skip"),
+        optimizer=OptimizerConfig(
+            learning_rate=learning_rate,
+            betas=(0.9, 0.999),
+            weight_decay=0.1,
+            warmup=0.03,
+            min_learning_rate_ratio=0.0,
+            max_grad_norm=2.0,
+        ),
+        train=TrainConfig(
+            epochs=epochs,
+            init=init,
+            lora_rank=128,
+            lora_alpha=32,
+            gradient_accumulation_steps=4,
+            precision="bf16",
+            checkpoint_every=500,
+        ),
+        evaluation=EvaluationConfig(metric="accuracy", answer_tokens=96, batch_size=64, max_documents=500),
+    )
+
+
+LLAMA_HUB = "hub:meta-llama/Llama-3.2-1B-Instruct"
+LLAMA = llama(2048, 32, layers=16, mlp=8192, key_value_heads=8, tied=True, context=131072, theta=500_000.0) | {
+    "rope_parameters": {
+        "rope_type": "llama3",
+        "rope_theta": 500_000.0,
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}
+
+RECIPES = [
+    *variants(TINY, latents=3),
+    *variants(SMALL),
+    *variants(gsm8k("gsm8k-gpt2", "GPT-2 on GSM8K-Aug", GPT2, GPT2_HUB, learning_rate=3e-3, epochs=40)),
+    *variants(
+        gsm8k("gsm8k-llama", "Llama 3.2 1B on GSM8K-Aug", LLAMA, LLAMA_HUB, learning_rate=8e-4, epochs=10),
+        distillation_weight=20.0,
+    ),
+]
