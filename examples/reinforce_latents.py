@@ -87,7 +87,7 @@ def main(arguments: list[str] | None = None) -> None:
     options.add_argument("model", nargs="?", help="default: one is trained")
     options.add_argument("--source", help=f"questions; default: the model's own, or {COMPOSITION}")
     options.add_argument("--epochs", type=int, default=10, help="of the model that is trained")
-    options.add_argument("--steps", type=int, default=150, help="of GRPO")
+    options.add_argument("--steps", type=int, default=200, help="of GRPO")
     options.add_argument("--seed", type=int, default=0, help="of GRPO")
     options.add_argument("--out", type=Path, default=Path("runs/reinforce"))
     given = options.parse_args(arguments)
