@@ -113,6 +113,8 @@ def test_the_vector_comes_from_the_seventh_of_twelve_layers_or_as_deep_elsewhere
         ({"attention_dropout": 1.0}, r"attention_dropout is 1.0: set a number from 0"),
         ({"sentence_end_token_id": 1}, r"sentence_start_token_id is 1: sentence_end_token_id has the same id"),
         ({"layer_norm_eps": 0.0}, r"layer_norm_eps is 0.0: set a number above 0"),
+        ({"next_vector_weight": -1.0}, r"next_vector_weight is -1.0: set 0 or more"),
+        ({"memory": "none", "next_vector_weight": 0.5}, r"next_vector_weight is 0.5: memory 'none' has no vectors"),
         ({"memory_sise": 3}, r"memory_sise: no such field; did you mean 'memory_size'"),
     ],
 )
@@ -195,7 +197,8 @@ VARIANTS: list[dict[str, Any]] = [
     {"attention_layout": "self_cross"}, {"attention_layout": "cross_self"}, {"attention_layout": "parallel"},
     {"memory": "prefix"}, {"memory": "prefix", "memory_gradient_window": 1}, {"memory": "none"},
     {"memory_gradient_window": 0}, {"memory_gradient_window": 1}, {"memory_gradient_window": 2},
-    {"memory_gradient_window": 2, "attention_layout": "self_cross"},
+    {"memory_gradient_window": 2, "attention_layout": "self_cross"}, {"next_vector_weight": 0.7},
+    {"next_vector_weight": 0.7, "memory_gradient_window": 0}, {"next_vector_weight": 0.7, "memory": "prefix"},
 ]  # fmt: skip
 
 
@@ -221,13 +224,16 @@ def test_outputs_and_gradients_are_those_of_the_plain_form(fields: dict[str, Any
 @given(
     rows=st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=8), min_size=1, max_size=5),
     window=st.sampled_from([None, 0, 2]),
+    ahead=st.sampled_from([0.0, 0.7]),
     left=st.booleans(),
 )
-def test_streams_of_any_lengths_equal_the_plain_form(rows: list[list[int]], window: int | None, left: bool) -> None:
+def test_streams_of_any_lengths_equal_the_plain_form(
+    rows: list[list[int]], window: int | None, ahead: float, left: bool
+) -> None:
     batch = batch_of(*(stream(*lengths, seed=i) for i, lengths in enumerate(rows)), left=left)
     results = []
     for loss in (lambda m: m.training_loss(batch).loss, lambda m: training_loss_reference(m, batch)):
-        model = make(norm_hinge_weight=0.0, memory_gradient_window=window)
+        model = make(norm_hinge_weight=0.0, memory_gradient_window=window, next_vector_weight=ahead)
         value = loss(model)
         value.backward()
         results.append({"loss": value.detach()} | gradients(model))
@@ -399,6 +405,45 @@ def test_the_hinge_pulls_lengths_to_one_and_each_sentence_weighs_what_its_target
     parts = [model.training_loss(part) for part in (one, two)]
     mean = sum(part.loss * part.weight for part in parts) / both.weight
     torch.testing.assert_close(mean, both.loss, atol=1e-5, rtol=1e-5)
+
+
+def test_the_share_of_the_next_vectors_that_is_predicted() -> None:
+    """1 where the map is right, 0 where it says the mean; a sentence counts as often as it has targets."""
+    model = make(next_vector_weight=0.5, norm_hinge_weight=0.0)
+    batch = batch_of(stream(3, 2, 5, seed=1), stream(4, 1, closed=False))
+    output = model._read(batch["input_ids"], batch["attention_mask"])
+    first, second, third = output.vectors[[0, 2, 4]].detach()  # step by step: the first stream's, the second's, ..
+    weight = torch.tensor([[3.0], [6.0]])  # with their ends
+    mean = (weight * torch.stack((second, third))).sum(0) / weight.sum()
+
+    def r2(says: Tensor, bias: Tensor) -> float:
+        with torch.no_grad():
+            model.next_vector.weight.copy_(says)
+            model.next_vector.bias.copy_(bias)
+        return model.training_loss(batch).metrics["next_vector_r2"].item()
+
+    assert r2(torch.zeros(16, 16), mean) == pytest.approx(0.0, abs=1e-5)
+    right = torch.stack((second, third)).T @ torch.linalg.pinv(torch.stack((first, second)).T)
+    assert r2(right, torch.zeros(16)) == pytest.approx(1.0, abs=1e-4)
+    assert r2(torch.zeros(16, 16), -mean) < 0
+    alone = batch_of(stream(3), stream(4))
+    assert model.training_loss(alone).metrics["next_vector"] == 0
+
+
+def test_the_loss_of_the_next_vector_adds_up_over_parts_and_costs_nothing_if_it_is_not_asked_for() -> None:
+    model = make(next_vector_weight=1.0)
+    rows = [stream(3, 2, 5, 4, seed=i)[: 18 - i] for i in range(4)]
+    batch = batch_of(*rows)
+    parts = [model.training_loss(batch_of(row)) for row in rows]
+    whole = model.training_loss(batch)
+    expected = sum(part.loss * part.weight for part in parts) / sum(part.weight for part in parts)
+    torch.testing.assert_close(whole.loss, expected, **CLOSE)
+    assert whole.loss > whole.metrics["nll"] + whole.metrics["next_vector"]
+    plain = make()
+    assert not [name for name in plain.state_dict() if "next_vector" in name]
+    assert (
+        model.training_flops(batch) - plain.training_flops(batch) == 3 * 2 * 10 * 16 * 16
+    )  # of ten sentences with one before
 
 
 def test_token_dropout_zeroes_words_and_never_markers() -> None:

@@ -34,6 +34,8 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
         attention_dropout, residual_dropout, embedding_dropout: the paper's 0.2, and two that only the release has.
         layer_norm_eps: of all norms, the sentence head's included; weights of the authors' release want its 1e-6.
         norm_hinge_weight: weight of the squared distance of a vector's length, before it is made 1, from [0.9, 1.1].
+        next_vector_weight: weight of the loss of the next sentence's vector, see `model.next_vector_loss` (ours, not
+            the paper's); 0: none, and no parameters for it.
         sentence_start_token_id, sentence_end_token_id: the markers around each sentence.
         eos_token_id: ends a document; `generate` stops there.
         pad_token_id: ignored at every position.
@@ -61,6 +63,7 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
     residual_dropout: float = 0.0
     embedding_dropout: float = 0.0
     norm_hinge_weight: float = 0.01
+    next_vector_weight: float = 0.0
     layer_norm_eps: float = 1e-5
     pad_token_id: int = 0
     sentence_start_token_id: int = 1
@@ -131,6 +134,12 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
         for name in ("attention_dropout", "residual_dropout", "embedding_dropout"):
             self._require(0 <= getattr(self, name) < 1, name, "set a number from 0 up to, not including, 1")
         self._require(self.norm_hinge_weight >= 0, "norm_hinge_weight", "set 0 or more")
+        self._require(self.next_vector_weight >= 0, "next_vector_weight", "set 0 or more")
+        self._require(
+            self.memory != "none" or not self.next_vector_weight,
+            "next_vector_weight",
+            "memory 'none' has no vectors to predict, so set it to 0",
+        )
         self._require(self.layer_norm_eps > 0, "layer_norm_eps", "set a number above 0")
         markers = ("pad_token_id", "sentence_start_token_id", "sentence_end_token_id", "eos_token_id")
         for name in markers:

@@ -107,6 +107,8 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         if config.memory != "none":
             self.sentence_head = SentenceHead(config)
+        if config.next_vector_weight:
+            self.next_vector = nn.Linear(config.hidden_size, config.hidden_size)
         self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
@@ -121,7 +123,8 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         """See `LatentThoughtModel`."""
         config = self.config
         hinged = config.memory != "none" and config.sentence_head == "normalized"
-        return "the lengths of sentence vectors" if hinged else ""
+        named = {"the lengths of sentence vectors": hinged, "the next sentence's vector": config.next_vector_weight}
+        return " and ".join(name for name, weight in named.items() if weight)
 
     def new_cache(self) -> ThoughtCache:
         return SentenceCache()
@@ -348,9 +351,10 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         sentence_dropout: float = 0.0,
         **settings: Any,
     ) -> LossOutput:
-        """The weighted mean cross-entropy, plus the hinge of the lengths if sentence vectors are normalised.
+        """The weighted mean cross-entropy, plus the hinge of the lengths if sentence vectors are normalised, plus
+        `next_vector_loss` if it has a weight.
 
-        Each sentence's hinge is weighted by its targets, so the whole is one mean over targets.
+        A sentence's share of both is weighted by its targets, so the whole is one mean over targets.
 
         Args:
             eos_weight: weight of end-of-sentence targets (section 2.3).
@@ -375,6 +379,10 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             # Without the hinge, zero times it: with FSDP2 the head must take part in every step.
             loss = loss + (self.config.norm_hinge_weight if normalized else 0.0) * hinge
             metrics |= {"norm_hinge": hinge.detach()} if normalized else {}
+        if self.config.next_vector_weight:
+            ahead, explained = self.next_vector_loss(output, batch["labels"], weights)
+            loss = loss + self.config.next_vector_weight * ahead / weight.clamp(min=1e-8)
+            metrics |= {"next_vector": ahead.detach() / weight.clamp(min=1e-8), "next_vector_r2": explained}
         ids = batch["input_ids"]
         encoded = partial(self._encoded, output, ids)  # ends of sentences predict nothing: their states are zero
         return LossOutput(loss, weight, metrics, encoded)
@@ -388,10 +396,41 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
 
     def _norm_hinge(self, output: StreamOutput, labels: Tensor, weights: Tensor) -> Tensor:
         """Squared distances of the vectors' lengths from [0.9, 1.1], weighted by their sentences' targets."""
-        plan, norms = output.plan, output.norms
-        counted = (weights * (labels != IGNORED)).flatten()[plan.source].to(norms.dtype)
-        of_sentence = torch.zeros_like(norms).index_add(0, plan.sentence, counted) * plan.ended
+        norms = output.norms
+        of_sentence = self._target_weight(output, labels, weights)
         return (of_sentence * (F.relu(norms - 1.1) + F.relu(0.9 - norms)).square()).sum()
+
+    def next_vector_loss(self, output: StreamOutput, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Squared distances between each sentence's vector and a linear map of the vector before it.
+
+        The next-concept loss of ConceptLM (Liu et al., "Next Concept Prediction in Discrete Latent Space Leads to
+        Stronger Language Models"), with sentences in place of chunks and no codebook. What is predicted is a constant,
+        as there: otherwise vectors that are all the same would be best.
+
+        Returns:
+            The sum, weighted by the targets of the sentence that is predicted; first sentences have none. And the share
+            of the vectors' variance that is predicted (R^2): 1 is right, 0 no better than their mean in the batch.
+        """
+        counts = output.layout.counts
+        parts = output.vectors.split(counts) if counts else [output.vectors]
+        # A step's streams are the first ones of the previous step.
+        before = torch.cat([parts[0][:0], *(part[:count] for part, count in zip(parts, counts[1:]))])
+        if self.config.memory_gradient_window == 0:
+            before = before.detach()
+        vectors, first = output.vectors.detach().float(), len(parts[0])
+        weight = self._target_weight(output, labels, weights).float()[first:, None]
+        errors = (self.next_vector(before.to(self.embed.weight.dtype)).float() - vectors[first:]).square()
+        loss = (weight * errors).sum()
+        total = weight.sum().clamp(min=1e-8)
+        spread = weight * (vectors[first:] - (weight * vectors[first:]).sum(0) / total).square()
+        return loss, 1 - loss.detach() / spread.sum().clamp(min=1e-8)
+
+    @staticmethod
+    def _target_weight(output: StreamOutput, labels: Tensor, weights: Tensor) -> Tensor:
+        """[n], the weights of each sentence's targets; 0 for a sentence that has not ended."""
+        plan = output.plan
+        counted = (weights * (labels != IGNORED)).flatten()[plan.source].to(output.norms.dtype)
+        return torch.zeros_like(output.norms).index_add(0, plan.sentence, counted) * plan.ended
 
     @torch.no_grad()
     def token_nll(self, batch: Batch) -> Tensor:
@@ -427,7 +466,8 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         """See `Contract.training_flops`; upper layers and head only see tokens that predict something."""
         layout = find_sentences(batch["input_ids"], batch.get("attention_mask"), self.config)
         head = head_flops(self.config, len(layout.predicting()))
-        return 3 * (layer_flops(self.config, layout, ends=False) + head)
+        ahead = 2 * (len(layout.lengths) - sum(layout.counts[:1])) * self.config.hidden_size**2
+        return 3 * (layer_flops(self.config, layout, ends=False) + head + bool(self.config.next_vector_weight) * ahead)
 
     # ------------------------------------------------------------------------------------- Hugging Face's side
 

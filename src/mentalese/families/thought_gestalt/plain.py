@@ -30,6 +30,12 @@ def hidden_states_reference(model: ThoughtGestaltForCausalLM, input_ids: Tensor)
 
     Letters: S sentence steps, T = `max_sentence_tokens` + 3 positions.
     """
+    hidden, norms, _ = _read(model, input_ids)
+    return hidden, norms
+
+
+def _read(model: ThoughtGestaltForCausalLM, input_ids: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """`hidden_states_reference`, and the vectors, one [B, d] per step."""
     config = model.config
     ids, place = _sentences(input_ids, config)  # [B, S, T]
     memory: list[Tensor] = []  # one [B, d] per step; a stream that has ended continues with padding
@@ -56,17 +62,41 @@ def hidden_states_reference(model: ThoughtGestaltForCausalLM, input_ids: Tensor)
     hidden = torch.stack(outputs, dim=1)
     flat = hidden.new_zeros(input_ids.numel(), hidden.shape[-1])
     flat = flat.index_copy(0, place[place >= 0], hidden[place >= 0])
-    return flat.view(*input_ids.shape, -1), torch.stack(norms, dim=1) if norms else hidden.new_zeros(len(ids), 0)
+    lengths = torch.stack(norms, dim=1) if norms else hidden.new_zeros(len(ids), 0)
+    return flat.view(*input_ids.shape, -1), lengths, memory
 
 
 def training_loss_reference(model: ThoughtGestaltForCausalLM, batch: Batch, eos_weight: float = 1.0) -> Tensor:
-    """The weighted mean cross-entropy (section 2.3), with the whole table of logits; without the hinge."""
-    hidden, _ = hidden_states_reference(model, batch["input_ids"])
+    """The weighted mean cross-entropy (section 2.3), with the whole table of logits; without the hinge. Plus the loss
+    of the next sentence's vector, if it has a weight."""
+    hidden, _, vectors = _read(model, batch["input_ids"])
     logits = model.lm_head(hidden[:, :-1]).flatten(0, 1)
     labels = batch["labels"][:, 1:].flatten()
     weights = torch.where(labels == model.config.sentence_end_token_id, eos_weight, 1.0) * (labels != IGNORED)
     nll = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
-    return (weights * nll).sum() / weights.sum()
+    loss = (weights * nll).sum()
+    if model.config.next_vector_weight:
+        by_token = F.pad(weights.view(len(batch["labels"]), -1), (1, 0))
+        loss = loss + model.config.next_vector_weight * _next_vectors(model, batch["input_ids"], vectors, by_token)
+    return loss / weights.sum()
+
+
+def _next_vectors(
+    model: ThoughtGestaltForCausalLM, input_ids: Tensor, vectors: list[Tensor], weights: Tensor
+) -> Tensor:
+    """Squared distances of each vector from what the one before it predicts, weighted by its sentence's targets."""
+    config = model.config
+    _, place = _sentences(input_ids, config)
+    loss = weights.new_zeros(())
+    for row in range(len(input_ids)):
+        for k in range(1, len(vectors)):
+            tokens = place[row, k][place[row, k] >= 0]
+            if not len(tokens) or input_ids.flatten()[tokens[-1]] != config.sentence_end_token_id:
+                continue  # there is no such sentence, or it has not ended
+            before = vectors[k - 1][row].detach() if config.memory_gradient_window == 0 else vectors[k - 1][row]
+            error = (model.next_vector(before) - vectors[k][row].detach()).square().sum()
+            loss = loss + weights.flatten()[tokens].sum() * error
+    return loss
 
 
 def _sentences(input_ids: Tensor, config: ThoughtGestaltConfig) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,155 @@
+"""The example of reinforcement learning: what TRL's GRPO reads, what its gradient is, and the example as a whole."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib.util
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+import mentalese
+from mentalese import InputError, get_recipe
+from mentalese.data.evaluation import question_batches
+from mentalese.evaluation.answers import answer_records
+from mentalese.families.coconut.model import CoconutForCausalLM
+from mentalese.families.coconut.plain import hidden_states
+from support import saved, shrink
+
+pytest.importorskip("trl")
+pytestmark = [pytest.mark.ecosystem, pytest.mark.filterwarnings("ignore")]  # trl's own, and those of what it imports
+
+SOURCE = "builtin:composition:length=3-4,count=60"
+FEW: dict[str, Any] = {"per_device_train_batch_size": 8, "num_generations": 4, "use_cpu": True, "disable_tqdm": True}
+
+
+@pytest.fixture(scope="module")
+def example() -> Any:
+    path = Path(__file__).parents[2] / "examples" / "reinforce_latents.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """An untrained Coconut, or another method, with three latents after a question and no written step."""
+    method = getattr(request, "param", "coconut")
+    recipe = get_recipe(f"composition/{method}").override(
+        f"data.source={SOURCE}",
+        "layout.stage=4",
+        "model.backbone.hidden_size=32",
+        "model.backbone.intermediate_size=64",
+    )
+    return saved(tmp_path / "model", recipe)
+
+
+class Gradients(TrainerCallback):
+    """Those of the first update, by parameter."""
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        self.found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def step(example: Any, opened: Any, out: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[Any]]:
+    """The gradients of one step of GRPO, and its rows: prompt, tokens of the answer, reward."""
+    rows: list[Any] = []
+
+    def reward(prompts: list[str], completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+        rewards = [float(sum(ids) % 7) for ids in completion_ids]  # an untrained model has no right answers
+        rows.extend(zip(prompts, completion_ids, rewards))
+        return rewards
+
+    monkeypatch.setattr(example, "reward", reward)
+    settings = {"max_grad_norm": 0.0, "loss_type": "grpo", "scale_rewards": "none", "max_completion_length": 5}
+    training = example.trainer(opened, out, max_steps=1, **FEW | settings)
+    gradients = Gradients()
+    training.add_callback(gradients)
+    training.train()
+    return gradients.found, rows
+
+
+def expected(model: Any, tokenizer: Any, rows: list[Any]) -> dict[str, torch.Tensor]:
+    """Gradients of the mean of -A log p(answer | question, latents), by the method as `plain.py` writes it."""
+    model.zero_grad()
+    for start in range(0, len(rows), FEW["num_generations"]):
+        group = rows[start : start + FEW["num_generations"]]
+        mean = sum(reward for *_, reward in group) / len(group)
+        for prompt, answer, reward in group:
+            ids = torch.tensor(tokenizer(prompt)["input_ids"] + answer)
+            assert int((ids == model.config.latent_token_id).sum()) == 3
+            logits = model.get_output_embeddings()(hidden_states(model, ids)[-len(answer) - 1 : -1])
+            said = logits.log_softmax(-1)[torch.arange(len(answer)), ids[-len(answer) :]]
+            (-(reward - mean) * said.mean() / len(rows)).backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def distance(found: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """The length of their difference over that of the second."""
+    gaps = [(found.get(name, torch.zeros_like(grad)) - grad).square().sum() for name, grad in other.items()]
+    return float((sum(gaps) / sum(grad.square().sum() for grad in other.values())) ** 0.5)
+
+
+@pytest.mark.parametrize("folder", ["coconut", "agclr"], indirect=True)
+def test_the_gradient_goes_through_the_latents(
+    example: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = mentalese.load(folder, "cpu")
+    before = copy.deepcopy(opened.hugging_face)
+    found, rows = step(example, opened, tmp_path / "out", monkeypatch)
+    assert len({reward for *_, reward in rows}) > 1
+    assert distance(found, expected(before, opened.tokenizer, rows)) < 1e-4
+
+    # Were the latents constants, the gradient would be another one.
+    latent = CoconutForCausalLM._latent
+    monkeypatch.setattr(CoconutForCausalLM, "_latent", lambda self, *args: latent(self, *args).detach())
+    again = mentalese.load(folder, "cpu")
+    cut, rows = step(example, again, tmp_path / "cut", monkeypatch)
+    assert distance(cut, expected(before, opened.tokenizer, rows)) > 0.05
+
+
+def test_questions_are_those_of_evaluation(example: Any, folder: Path, tmp_path: Path) -> None:
+    opened = mentalese.load(folder, "cpu")
+    split, asked = opened.split("train"), example.questions(opened)
+    records = answer_records(opened, split)
+    assert [record.expected for record in records] == asked["right"]
+    tokenizer = example.trainer(opened, tmp_path / "out", **FEW).processing_class
+    alone = dataclasses.replace(opened.evaluation, batch_size=1)
+    for batch in question_batches(split, opened.layout, alone, opened.tokenizer):
+        prompt = asked[int(batch["documents"])]["prompt"]
+        assert tokenizer(prompt)["input_ids"] == batch["input_ids"][0].tolist()
+    texts = ["### cab", "cab", "### cab cab", "bca\n### cab", "###"]
+    assert example.reward(texts, ["cab"] * 5) == [1.0, 1.0, 0.0, 1.0, 0.0]
+
+
+def test_the_example_runs(
+    example: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(example, "reward", lambda completions, **_: [float(len(set(text))) for text in completions])
+    monkeypatch.setattr(example, "SETTINGS", example.SETTINGS | FEW)
+    monkeypatch.setattr(mentalese, "answer", partial(mentalese.answer, documents=50))
+    before = mentalese.load(folder, "cpu").hugging_face.state_dict()
+    example.main([str(folder), "--steps", "2", "--out", str(tmp_path / "out")])
+    line = r"^(before|after): ([\d.]+)% of (\d+) test questions, [\d.]+% without thoughts"
+    said = re.findall(line, capsys.readouterr().out, re.MULTILINE)
+    assert [when for when, *_ in said] == ["before", "after"]
+    after = mentalese.load(tmp_path / "out" / "after", "cpu")
+    assert not any(p.isnan().any() for p in after.hugging_face.state_dict().values())
+    assert any(not torch.equal(p, before[name]) for name, p in after.hugging_face.state_dict().items())
+    asked = mentalese.answer(after, show=False)
+    assert (f"{100 * asked['accuracy']:.1f}", str(asked["questions"])) == said[1][1:]
+
+
+def test_a_model_that_answers_no_questions_is_refused(example: Any, tmp_path: Path, corpus: Path) -> None:
+    texts = saved(tmp_path / "text", shrink(get_recipe("gpt2/tiny"), corpus))
+    with pytest.raises(InputError, match="is no Coconut model that answers questions"):
+        example.main([str(texts)])
