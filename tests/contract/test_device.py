@@ -39,15 +39,9 @@ def counted(name: str, corpus: Path) -> dict[str, tuple[Counts, int]]:
 
     Scores and texts must be those of the host: what is done otherwise on a device, so as not to wait, is the same.
     """
-    recipe = shrink(get_recipe(name), corpus)
-    recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, log_every=100, eval_every=100))
-    run = Run(recipe, corpus.with_name("run"), Parallel(0, 1, 0, torch.device("cpu")), show=False)
-    device, model, plain = PretendedDevice(), run.model, hugging_face_model(run.model)
-    with device:
-        model.to(DEVICE)
-        run.parallel = Parallel(0, 1, 0, DEVICE)
-        steps = [device.count(lambda: _one_step(run)) for _ in range(2)]
-    found = {"step": (steps[1], 1)}  # the first one also makes the optimiser's moments
+    run, device, step = _trained(name, corpus)
+    recipe, model, plain = run.recipe, run.model, hugging_face_model(run.model)
+    found = {"step": (step, 1)}
 
     batch, scores = run.plan.batch(0), []
     model.eval()
@@ -67,6 +61,19 @@ def counted(name: str, corpus: Path) -> dict[str, tuple[Counts, int]]:
             counts.append(device.count(lambda: texts.append(plain.generate(**there, **options))))  # noqa: B023
     assert torch.equal(texts[-1], plain.generate(**prompts, **options))
     return found | {"token": (counts[1] - counts[0], NEW[1] - NEW[0])}
+
+
+def _trained(name: str, corpus: Path, **train: int) -> tuple[Run, PretendedDevice, Counts]:
+    """A run on the device, and what its second step asks for; the first one also makes the optimiser's moments."""
+    recipe = shrink(get_recipe(name), corpus, **train)
+    recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, log_every=100, eval_every=100))
+    run = Run(recipe, corpus.with_name("run"), Parallel(0, 1, 0, torch.device("cpu")), show=False)
+    device = PretendedDevice()
+    with device:
+        run.model.to(DEVICE)
+        run.parallel = Parallel(0, 1, 0, DEVICE)
+        steps = [device.count(lambda: _one_step(run)) for _ in range(2)]
+    return run, device, steps[1]
 
 
 def _one_step(run: Run) -> None:
@@ -105,6 +112,12 @@ def test_a_model_asks_no_more_of_a_device_than_it_did(name: str, corpus: Path) -
             listed = "\n".join(f"{n:4} {what}" for what, n in getattr(counts, kind).most_common(20))
             assert value <= held + room, f"{kind} of a {work} of {name} rose from {held} to {value}:\n{listed}"
             assert value >= held - room, f"{kind} of a {work} of {name} fell from {held} to {value}: lower {TABLE.name}"
+
+
+@pytest.mark.usefixtures("contract_cache")
+def test_micro_batches_wait_no_more_than_a_batch_each(corpus: Path) -> None:
+    one, two = (_trained("gpt2/tiny", corpus, gradient_accumulation_steps=n)[2].waits for n in (1, 2))
+    assert two.total() == 2 * one.total(), two
 
 
 if __name__ == "__main__":
