@@ -4,6 +4,8 @@ scoring of a batch, and of a generated token of four prompts.
 `device.json` holds the numbers. A number that rises is refused; one that falls is to be lowered there:
 
     python tests/contract/test_device.py [RECIPE ..]
+
+which also writes the table of docs/training.md.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from mentalese.training.parallel import Parallel
 TABLE = Path(__file__).with_name("device.json")
 RECIPES = [*(name for name in recipes() if name.endswith("/tiny")), *MODES]
 NEW = (2, 10)  # tokens; what a second, longer text costs beyond the first is that of the tokens between
+DOCUMENT = Path(__file__).parents[2] / "docs" / "training.md"
+HEADER = "| | waits, step | kernels, step | waits, token | kernels, token |\n|---|---|---|---|---|\n"
 ROUNDING = 0.02  # versions of torch and transformers differ by a few kernels
 
 
@@ -114,6 +118,24 @@ def test_a_model_asks_no_more_of_a_device_than_it_did(name: str, corpus: Path) -
             assert value >= held - room, f"{kind} of a {work} of {name} fell from {held} to {value}: lower {TABLE.name}"
 
 
+def document(text: str) -> str:
+    """The text with the numbers of `device.json` in its table."""
+    before, after = text.split(HEADER)
+    rest = after[after.index("\n\n") :]
+    table = json.loads(TABLE.read_text())
+    lines = [
+        f"| `{name}` | "
+        + " | ".join(f"{row[work][kind]:,g}" for work in ("step", "token") for kind in row[work])
+        + " |"
+        for name, row in table.items()
+    ]
+    return before + HEADER + "\n".join(lines) + rest
+
+
+def test_the_table_of_the_document_is_that_of_the_test() -> None:
+    assert document(DOCUMENT.read_text()) == DOCUMENT.read_text(), f"run python {Path(__file__).name}"
+
+
 @pytest.mark.usefixtures("contract_cache")
 def test_micro_batches_wait_no_more_than_a_batch_each(corpus: Path) -> None:
     one, two = (_trained("gpt2/tiny", corpus, gradient_accumulation_steps=n)[2].waits for n in (1, 2))
@@ -130,3 +152,4 @@ if __name__ == "__main__":
     ordered = {name: table[name] for name in RECIPES if name in table}
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in ordered.items())
     TABLE.write_text(f"{{\n{lines}\n}}\n")
+    DOCUMENT.write_text(document(DOCUMENT.read_text()))
