@@ -3,7 +3,7 @@
     python benchmarks/gpu.py --out gpu.json                      # on a GPU
     python benchmarks/gpu.py --out gpu.json --device cpu --rehearse   # the same at toy size
 
-    contract     the contract tests of every model on the device
+    contract     the contract tests of every family on the device
     training     tokens per second, MFU and peak memory of each family at 124M parameters, in turns with its baseline
     decoding     tokens per second of each family at batches of 1, 8 and 64, against the baseline's
     compiled     a training step under `train.compile` over the plain one
@@ -12,12 +12,15 @@
 
 Each part is a list of items; each item runs in a process of its own with a time limit, and its result is written to
 `--out` at once. The same command continues where it stopped: items that are in the file are not run again, those that
-failed are, with `--again`. Texts are generated or Python's own documentation, so that no network is needed.
+failed are, with `--again`; trainings go on from their checkpoints or finished runs. Processes are forked from one that
+has imported everything and never used the device. Texts are generated or Python's own documentation, so that no
+network is needed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import multiprocessing
@@ -35,12 +38,18 @@ from typing import Any
 import torch
 
 from mentalese import provenance
-from mentalese.compare.bench import measure
+from mentalese.compare.bench import Contender, measure
+from mentalese.data.store import prepare
+from mentalese.families.suite.recipes import SUITE, SuiteTask
 from mentalese.files import read_json, write_json
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model
 from mentalese.recipe import DataConfig, Recipe, TrainConfig
 from mentalese.registry import get_recipe
+from mentalese.suite.run import run_suite
+from mentalese.training.loop import train
+from mentalese.training.parallel import setup
+from mentalese.training.run_folder import openings
 
 ROOT = Path(__file__).parents[1]
 FAMILIES = {
@@ -52,110 +61,149 @@ FAMILIES = {
     "coconut": "coconut/small",
 }
 """What is measured of each family; the baseline is the recipe's own, and GPT-2 is measured against itself."""
+TESTED = (*FAMILIES, "looped", "mdlm", "md4", "sedd")
 WIDE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
 """124M parameters with the vocabulary of GPT-2."""
 BATCHES = (1, 8, 64)
 PROMPT, NEW = 64, 64  # tokens
-LIMITS = {"contract": 300, "training": 90, "decoding": 60, "compiled": 90, "suite": 300, "forks": 120}
-"""Seconds per item."""
+PRELOADED = ["mentalese.compare.bench", "mentalese.suite.run"]
+PRELOADED += [f"mentalese.families.{name}.model" for name in FAMILIES if name != "gpt2"]
+PRELOADED += ["transformers.models.gpt2.modeling_gpt2"]
+LIMITS = {"contract": 120, "training": 120, "decoding": 60, "compiled": 120, "suite": 300, "forks": 120}
+"""Seconds per item; a rehearsal may be on a busy machine and has four times as much."""
 
 
-def recipe_of(name: str, device: str, rehearse: bool, **train: Any) -> Recipe:
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """Where items run.
+
+    Attributes:
+        folder: of runs that a later call of the same command continues.
+    """
+
+    device: str
+    rehearse: bool
+    folder: Path
+
+
+def recipe_of(name: str, on: Setting) -> Recipe:
     """A recipe at 124M parameters on text that needs no network; its `tiny` one if this is a rehearsal."""
-    recipe = get_recipe(name.replace("/small", "/tiny") if rehearse else name)
+    recipe = get_recipe(name.replace("/small", "/tiny") if on.rehearse else name)
     changes: dict[str, Any] = {}
     if not recipe.layout.questions:
-        vocabulary = 512 if rehearse else 16_384
+        vocabulary = 512 if on.rehearse else 16_384
         changes["data"] = dataclasses.replace(
             DataConfig(source="builtin:stdlib", tokenizer=f"bpe:{vocabulary}"),
             max_sentence_tokens=recipe.data.max_sentence_tokens,
         )
-    if not rehearse:
+    if not on.rehearse:
         model = dict(recipe.model)
         sizes = model["backbone"] = dict(model["backbone"]) if "backbone" in model else model
         old = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
         for field, value in WIDE.items():
             sizes[old[field] if old[field] in sizes else field] = value
         changes["model"] = model
-    precision = "fp32" if device == "cpu" else "bf16"
-    changes["train"] = TrainConfig(steps=1000, device=device, precision=precision, **train)
+    precision = "fp32" if on.device == "cpu" else "bf16"
+    changes["train"] = TrainConfig(steps=1000, device=on.device, precision=precision)
     return dataclasses.replace(recipe, phases=(), **changes)
 
 
 # -- items -------------------------------------------------------------------------------------------------------------
 
 
-def contract(device: str, rehearse: bool) -> dict[str, Any]:
-    """The last lines of the tests' output."""
-    words = ["-k", "gpt2 and causal"] if rehearse else []
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/contract", *words]
+def contract(family: str, on: Setting) -> dict[str, Any]:
+    """The last line of the tests' output; `RuntimeError` with more of it if a test fails or none is there."""
+    files = [f"tests/contract/test_{name}.py" for name in (("contract",) if on.rehearse else ("contract", "training"))]
+    chosen = f"{family}/tiny]" + (" and every_parameter" if on.rehearse else "")
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"MENTALESE_TEST_DEVICE": device}
-    )
-    return {"returncode": done.returncode, "tail": done.stdout.splitlines()[-40:]}
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, "-k", chosen],
+        cwd=ROOT, capture_output=True, text=True, env=os.environ | {"MENTALESE_TEST_DEVICE": on.device},
+    )  # fmt: skip
+    lines = done.stdout.splitlines()
+    if done.returncode:
+        raise RuntimeError("\n".join(lines[-40:]))
+    return {"tests": lines[-1]}
 
 
-def training(family: str, device: str, rehearse: bool) -> dict[str, Any]:
-    recipe = recipe_of(FAMILIES[family], device, rehearse)
+def training(family: str, on: Setting) -> dict[str, Any]:
+    recipe = recipe_of(FAMILIES[family], on)
     own = get_recipe(FAMILIES[family]).baseline or "gpt2/small"
-    baseline = recipe_of(own if own.endswith("/small") else "gpt2/small", device, rehearse)
-    return measure(recipe, baseline, rounds=1 if rehearse else 3, steps=1 if rehearse else 2)
+    baseline = recipe_of(own if own.endswith("/small") else "gpt2/small", on)
+    return measure(recipe, baseline, rounds=1 if on.rehearse else 3, steps=1 if on.rehearse else 2)
 
 
-def decoding(family: str, batch: int, device: str, rehearse: bool) -> dict[str, Any]:
-    """New tokens per second, greedy, of random prompts: the median of three calls after one that warms up."""
-    from mentalese.data.store import prepare
+def decoding(family: str, batch: int, on: Setting) -> dict[str, Any]:
+    """New tokens per second, greedy, of the same prompt in all rows: the median of three calls after one that warms up.
 
-    recipe = recipe_of(FAMILIES[family], device, rehearse)
-    _, tokenizer = prepare(recipe.data, recipe.layout, show=False)
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    model = hugging_face_model(build_model(recipe.model, tokenizer, seed=0)).to(device, dtype).eval()
-    new = 8 if rehearse else NEW
-    prompts = torch.randint(0, model.config.vocab_size // 2, (batch, PROMPT), device=device)
+    The prompt is a test document's opening, or a question with its latents.
+    """
+    recipe = recipe_of(FAMILIES[family], on)
+    store, tokenizer = prepare(recipe.data, recipe.layout, show=False)
+    dtype = torch.float32 if on.device == "cpu" else torch.bfloat16
+    model = hugging_face_model(build_model(recipe.model, tokenizer, seed=0)).to(on.device, dtype).eval()
+    text = openings(store, tokenizer, 1, PROMPT, questions=recipe.layout.questions)[0]
+    prompts = recipe.layouts()[-1].encode_prompts([text] * batch, tokenizer, recipe.data)
+    prompts = {name: value.to(on.device) for name, value in prompts.items()}
+    new = 4 if on.rehearse else NEW
     options: dict[str, Any] = {"do_sample": False, "min_new_tokens": new, "max_new_tokens": new, "pad_token_id": 0}
     seconds = []
     for _ in range(4):
         began = time.perf_counter()
         with torch.no_grad():
-            model.generate(prompts, attention_mask=torch.ones_like(prompts), **options)
-        if device != "cpu":
+            model.generate(**prompts, **options)
+        if on.device != "cpu":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
     median = sorted(seconds[1:])[1]
-    return {"tokens_per_second": batch * new / median, "seconds": seconds, "dtype": str(dtype)}
+    length = prompts["input_ids"].shape[1]
+    return {"tokens_per_second": batch * new / median, "seconds": seconds, "dtype": str(dtype), "prompt": length}
 
 
-def compiled(family: str, device: str, rehearse: bool) -> dict[str, Any]:
-    plain = recipe_of(FAMILIES[family], device, rehearse)
-    return measure(
-        recipe_of(FAMILIES[family], device, rehearse, compile=True),
-        plain,
-        rounds=1 if rehearse else 3,
-        steps=1 if rehearse else 2,
+def compiled(family: str, on: Setting) -> dict[str, Any]:
+    """Training tokens per second, compiled over plain, turn by turn; the first turn compiles and is not counted.
+
+    A rehearsal traces the graphs and runs them as they are: the CPU's compiler takes minutes.
+    """
+    recipe, parallel = recipe_of(FAMILIES[family], on), setup(on.device)
+    contenders = {"compiled": Contender(recipe, parallel), "plain": Contender(recipe, parallel)}
+    contenders["compiled"].run.step.compile(**({"backend": "eager"} if on.rehearse else {}))
+    began = time.perf_counter()
+    contenders["compiled"].train(1)
+    first = time.perf_counter() - began
+    turns = [{name: each.train(2) for name, each in contenders.items()} for _ in range(2 if on.rehearse else 5)][1:]
+    ratios = sorted(turn["compiled"] / turn["plain"] for turn in turns)
+    return {"ratio": ratios[len(ratios) // 2], "tokens_per_second": turns, "first_seconds": first}
+
+
+def suite(task: str, on: Setting) -> dict[str, Any]:
+    if on.rehearse:
+        SUITE[task] = partial(_toy, SUITE[task])
+    size, trials, seeds = (0.25, 1, 1) if on.rehearse else (4.0, 1, 3)
+    return run_suite([task], on.folder / "suite" / task, trials=trials, seeds=seeds, size=size, show=False)
+
+
+def _toy(made: Callable[[float], SuiteTask], size: float) -> SuiteTask:
+    """A task's first methods, trained for a step or two."""
+    task, train = made(size), TrainConfig(tokens=5_000)
+    methods = tuple(
+        dataclasses.replace(method, recipe=dataclasses.replace(method.recipe, train=train))
+        for method in task.methods[:2]
     )
+    return dataclasses.replace(task, methods=methods, match=None)
 
 
-def suite(task: str, device: str, rehearse: bool) -> dict[str, Any]:
-    from mentalese.suite.run import run_suite
-
-    size, trials, seeds = (0.25, 1, 1) if rehearse else (4.0, 1, 3)
-    return run_suite([task], Path("runs/gpu-suite"), trials=trials, seeds=seeds, size=size, show=False)
-
-
-def forks(arm: str, device: str, rehearse: bool) -> dict[str, Any]:
+def forks(arm: str, on: Setting) -> dict[str, Any]:
     """Validation perplexity of Thoughtbubbles after equal tokens."""
-    from mentalese.training.loop import train
-
-    recipe = recipe_of("thoughtbubbles/small", device, rehearse)
+    recipe = recipe_of("thoughtbubbles/small", on)
     fields: dict[str, Any] = {"regular": {"fork_layers": []}, "constant": {"thought_control": "removed"}}.get(arm, {})
-    config = dataclasses.replace(recipe.train, steps=2 if rehearse else 300)
+    config = dataclasses.replace(recipe.train, steps=2 if on.rehearse else 300, checkpoint_every=100)
     recipe = dataclasses.replace(recipe, name=f"thoughtbubbles/{arm}", model=recipe.model | fields, train=config)
-    result = train(recipe, Path(f"runs/gpu-forks/{arm}"), resume=True, show=False)
+    result = train(recipe, on.folder / "forks" / arm, resume=True, show=False)
     return {name: result[name] for name in ("validation", "test", "tokens", "flops", "seconds", "tokens_per_second")}
 
 
 ITEMS: dict[str, Callable[..., dict[str, Any]]] = {
-    "contract": contract,
+    **{f"contract/{family}": partial(contract, family) for family in TESTED},
     **{f"training/{family}": partial(training, family) for family in FAMILIES},
     **{f"decoding/{family}/{batch}": partial(decoding, family, batch) for batch in BATCHES for family in FAMILIES},
     **{f"compiled/{family}": partial(compiled, family) for family in FAMILIES},
@@ -167,19 +215,20 @@ ITEMS: dict[str, Callable[..., dict[str, Any]]] = {
 # -- running them ------------------------------------------------------------------------------------------------------
 
 
-def _work(name: str, device: str, rehearse: bool, pipe: Any) -> None:
+def _work(name: str, on: Setting, pipe: Any) -> None:
     os.setsid()  # with the processes that it starts, it can be ended as one
     try:
-        pipe.send({"result": ITEMS[name](device=device, rehearse=rehearse)})
+        pipe.send({"result": ITEMS[name](on=on)})
     except BaseException as error:
         pipe.send({"error": f"{type(error).__name__}: {error}", "where": traceback.format_exc().splitlines()[-12:]})
 
 
-def run_item(name: str, device: str, rehearse: bool, limit: float) -> dict[str, Any]:
+def run_item(name: str, on: Setting, limit: float) -> dict[str, Any]:
     """The result of an item, or why there is none."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(name, device, rehearse, theirs))
+    process = context.Process(target=_work, args=(name, on, theirs))
     began = time.perf_counter()
     process.start()
     theirs.close()
@@ -187,8 +236,9 @@ def run_item(name: str, device: str, rehearse: bool, limit: float) -> dict[str, 
         found = ours.recv() if ours.poll(limit) else {"error": f"took longer than {limit:.0f} s"}
     except EOFError:
         found = {"error": "its process ended without a result"}
-    if process.is_alive() and "error" in found:
-        os.killpg(process.pid or 0, signal.SIGKILL)
+    if "error" in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid or 0, signal.SIGKILL)
     process.join()
     return found | {"seconds": time.perf_counter() - began}
 
@@ -199,11 +249,12 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rehearse", action="store_true", help="at toy size")
     parser.add_argument("--again", action="store_true", help="run items again that failed")
-    parser.add_argument("--seconds", type=float, default=1740, help="begin no item after this time")
+    parser.add_argument("--seconds", type=float, default=1740, help="end all after this time")
     parser.add_argument("--only", default="", help="items that begin like this")
     options = parser.parse_args()
     if options.device != "cpu" and not torch.cuda.is_available():
         parser.error("there is no GPU: use --device cpu --rehearse")
+    on = Setting(options.device, options.rehearse, options.out.with_suffix(""))
     ends = time.perf_counter() + options.seconds
     found: dict[str, Any] = read_json(options.out) if options.out.is_file() else {"items": {}}
     found |= {
@@ -220,8 +271,8 @@ def main() -> None:
         if left < 10:
             print(f"{name}: no time left")
             continue
-        limit = min(LIMITS[name.partition("/")[0]], left)
-        found["items"][name] = item = run_item(name, options.device, options.rehearse, limit)
+        limit = min(LIMITS[name.partition("/")[0]] * (4 if on.rehearse else 1), left)
+        found["items"][name] = item = run_item(name, on, limit)
         write_json(options.out, found)
         print(f"{name}: {item.get('error') or 'done'}, {item['seconds']:.0f} s", flush=True)
     failed = [name for name, item in found["items"].items() if "error" in item]

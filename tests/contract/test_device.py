@@ -4,6 +4,8 @@ scoring of a batch, and of a generated token of four prompts.
 `device.json` holds the numbers. A number that rises is refused; one that falls is to be lowered there:
 
     python tests/contract/test_device.py [RECIPE ..]
+
+which also writes the table of docs/training.md.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from mentalese.training.parallel import Parallel
 TABLE = Path(__file__).with_name("device.json")
 RECIPES = [*(name for name in recipes() if name.endswith("/tiny")), *MODES]
 NEW = (2, 10)  # tokens; what a second, longer text costs beyond the first is that of the tokens between
+DOCUMENT = Path(__file__).parents[2] / "docs" / "training.md"
+HEADER = "| | waits, step | kernels, step | waits, token | kernels, token |\n|---|---|---|---|---|\n"
 ROUNDING = 0.02  # versions of torch and transformers differ by a few kernels
 
 
@@ -39,15 +43,9 @@ def counted(name: str, corpus: Path) -> dict[str, tuple[Counts, int]]:
 
     Scores and texts must be those of the host: what is done otherwise on a device, so as not to wait, is the same.
     """
-    recipe = shrink(get_recipe(name), corpus)
-    recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, log_every=100, eval_every=100))
-    run = Run(recipe, corpus.with_name("run"), Parallel(0, 1, 0, torch.device("cpu")), show=False)
-    device, model, plain = PretendedDevice(), run.model, hugging_face_model(run.model)
-    with device:
-        model.to(DEVICE)
-        run.parallel = Parallel(0, 1, 0, DEVICE)
-        steps = [device.count(lambda: _one_step(run)) for _ in range(2)]
-    found = {"step": (steps[1], 1)}  # the first one also makes the optimiser's moments
+    run, device, step = _trained(name, corpus)
+    recipe, model, plain = run.recipe, run.model, hugging_face_model(run.model)
+    found = {"step": (step, 1)}
 
     batch, scores = run.plan.batch(0), []
     model.eval()
@@ -67,6 +65,19 @@ def counted(name: str, corpus: Path) -> dict[str, tuple[Counts, int]]:
             counts.append(device.count(lambda: texts.append(plain.generate(**there, **options))))  # noqa: B023
     assert torch.equal(texts[-1], plain.generate(**prompts, **options))
     return found | {"token": (counts[1] - counts[0], NEW[1] - NEW[0])}
+
+
+def _trained(name: str, corpus: Path, **train: int) -> tuple[Run, PretendedDevice, Counts]:
+    """A run on the device, and what its second step asks for; the first one also makes the optimiser's moments."""
+    recipe = shrink(get_recipe(name), corpus, **train)
+    recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, log_every=100, eval_every=100))
+    run = Run(recipe, corpus.with_name("run"), Parallel(0, 1, 0, torch.device("cpu")), show=False)
+    device = PretendedDevice()
+    with device:
+        run.model.to(DEVICE)
+        run.parallel = Parallel(0, 1, 0, DEVICE)
+        steps = [device.count(lambda: _one_step(run)) for _ in range(2)]
+    return run, device, steps[1]
 
 
 def _one_step(run: Run) -> None:
@@ -107,6 +118,30 @@ def test_a_model_asks_no_more_of_a_device_than_it_did(name: str, corpus: Path) -
             assert value >= held - room, f"{kind} of a {work} of {name} fell from {held} to {value}: lower {TABLE.name}"
 
 
+def document(text: str) -> str:
+    """The text with the numbers of `device.json` in its table."""
+    before, after = text.split(HEADER)
+    rest = after[after.index("\n\n") :]
+    table = json.loads(TABLE.read_text())
+    lines = [
+        f"| `{name}` | "
+        + " | ".join(f"{row[work][kind]:,g}" for work in ("step", "token") for kind in row[work])
+        + " |"
+        for name, row in table.items()
+    ]
+    return before + HEADER + "\n".join(lines) + rest
+
+
+def test_the_table_of_the_document_is_that_of_the_test() -> None:
+    assert document(DOCUMENT.read_text()) == DOCUMENT.read_text(), f"run python {Path(__file__).name}"
+
+
+@pytest.mark.usefixtures("contract_cache")
+def test_micro_batches_wait_no_more_than_a_batch_each(corpus: Path) -> None:
+    one, two = (_trained("gpt2/tiny", corpus, gradient_accumulation_steps=n)[2].waits for n in (1, 2))
+    assert two.total() == 2 * one.total(), two
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         corpus = write_corpus(Path(folder))
@@ -117,3 +152,4 @@ if __name__ == "__main__":
     ordered = {name: table[name] for name in RECIPES if name in table}
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in ordered.items())
     TABLE.write_text(f"{{\n{lines}\n}}\n")
+    DOCUMENT.write_text(document(DOCUMENT.read_text()))

@@ -31,7 +31,7 @@ from mentalese.families.latent_thought.plain import (
     logits_reference,
     loss_reference,
 )
-from mentalese.models.contract import count_parameters
+from mentalese.models.contract import TrainStep, count_parameters
 from mentalese.nn.noise import Noise
 from mentalese.training.loop import train
 from support import finish, launch, losses, shrink
@@ -885,3 +885,40 @@ def test_sharded_weights_stay_gathered_through_the_fast_steps(
     train(recipe, tmp_path / "one", show=False)
     finish(launch(sharded, tmp_path / "two", processes=2), tmp_path / "two")
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------------------- compile
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # the compiler's own, while it loads
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+@pytest.mark.parametrize("slow_grad", ["final", "accumulate"])
+def test_a_compiled_fast_step_is_one_graph_with_gradients_of_thoughts_alone_and_equals_the_eager_one(
+    slow_grad: str,
+) -> None:
+    torch._dynamo.reset()
+    calls: list[bool] = []
+
+    def counting(graph: Any, inputs: list[Any]) -> Any:
+        def run(*given: Any) -> Any:
+            weights = [x for x in given if isinstance(x, torch.nn.Parameter)]
+            calls.append(any(weight.requires_grad for weight in weights))
+            return graph(*given)
+
+        return run
+
+    compiled, eager = (model(slow_grad=slow_grad, fast_steps=4).train() for _ in range(2))
+    step = TrainStep(compiled)
+    step.compile(backend=counting)
+    for seed, length in enumerate((40, 33)):
+        values = []
+        for each in (step, TrainStep(eager)):
+            torch.manual_seed(seed)
+            values.append(each(batch(text(3, length)), {}).loss)
+            values[-1].backward()
+        torch.testing.assert_close(*values, **EXACT)
+    for (name, p), q in zip(compiled.named_parameters(), eager.parameters()):
+        assert float((p.grad - q.grad).abs().max()) < 1e-6 * max(1.0, float(q.grad.abs().max())), name
+    assert calls == [*([slow_grad == "accumulate"] * 4), True] * 2
+    assert all(p.requires_grad for p in compiled.parameters())

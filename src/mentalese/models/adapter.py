@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mentalese.data.batch import Batch
-from mentalese.models.backbone import attention_width, check_head, linear_weights
+from mentalese.models.backbone import attention_width, check_head, layers_of, linear_weights
 from mentalese.models.contract import Contract
 from mentalese.models.hf import LatentThoughtModel
 
@@ -51,6 +51,9 @@ class CausalLMAdapter(Contract, nn.Module):
         mask = torch.ones_like(ids) if mask is None else mask
         output = self.model.base_model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
         return output.last_hidden_state
+
+    def compiled_parts(self) -> list[nn.Module]:
+        return layers_of(self.model)
 
     def forward_flops(self, batch: Batch) -> int:
         """Every linear map once per token, attention in full over the row, the head once per token."""

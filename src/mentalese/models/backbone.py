@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.pytorch_utils import Conv1D
 
@@ -172,6 +173,11 @@ def check_head(model: PreTrainedModel) -> None:
             f"{type(model).__name__} turns hidden states into logits in its own way ({why}): "
             "only heads that are one matrix are supported"
         )
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """The decoder's layers, wherever it keeps them: the modules that gradient checkpointing takes one by one."""
+    return [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
 
 
 def linear_weights(model: nn.Module) -> int:

@@ -278,6 +278,7 @@ class TrainStep(nn.Module):
         """`torch.compile` for the step, or for the parts of it that the model names."""
         # A graph for each kind of block, mode and precision; what is over the limit would silently run eagerly.
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+        torch.fx.experimental._config.use_duck_shape = False  # as many rows as heads now need not be so always
         parts = self.model.compiled_parts()
         if parts is None:
             super().compile(**options)

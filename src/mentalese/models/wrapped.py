@@ -18,6 +18,7 @@ from mentalese.models.backbone import (
     build_decoder,
     check_full_attention,
     decoder_config,
+    layers_of,
     linear_weights,
     sliding_window,
 )
@@ -128,6 +129,9 @@ class WrappedDecoder(LatentThoughtModel):
         where = f"{config.model_type}.backbone"
         self.backbone = build_decoder(where, config.backbone_config, asked)
         config._attn_implementation = self.backbone.config._attn_implementation
+
+    def compiled_parts(self) -> list[nn.Module]:
+        return layers_of(self)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.backbone.get_input_embeddings()

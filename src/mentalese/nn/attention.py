@@ -109,7 +109,9 @@ def attend_with_scores(
     """
     length = q.shape[2]
     if q.device.type != "cpu" or attn_mask is not None or not _QUERIES < length <= 4 * _QUERIES:
-        causal = attn_mask is None and length > 1
+        causal = attn_mask is None
+        if length == 1:  # a branch, because under `torch.compile` the comparison itself is symbolic
+            causal = False
         out = F.scaled_dot_product_attention(q, k, v, attn_mask, is_causal=causal, scale=scale)
         return out[..., :width].transpose(1, 2).flatten(2)
     parts = []

@@ -67,6 +67,8 @@ class _RotateFirst(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
+        if torch.compiler.is_compiling():  # which lays it out itself, and takes no `out`
+            return torch.stack([*(_turned(x, cos, sin, -1) for x in gradients[:2]), gradients[2]]), None, None
         rows, heads, length, width = gradients[0].shape
         laid = gradients[0].new_empty(rows, length, 3, heads, width).permute(2, 0, 3, 1, 4)
         cosines = torch.cat((cos, cos), dim=-1)

@@ -225,11 +225,10 @@ class Run:
                 # Alone, the mean loss is the batch's; else sums are reduced and divided by the global weight below.
                 (output.loss if alone else output.loss * output.weight).backward()
             outputs.append(output)
-        scale, loss, metrics = 1.0, outputs[0].loss.detach(), outputs[0].metrics
+        scale: float | Tensor = 1.0
+        loss, metrics = outputs[0].loss.detach(), outputs[0].metrics
         if not alone:
-            weight = parallel.sum(sum(o.weight.detach() for o in outputs))
-            scale = parallel.world_size / weight if weight else 0.0
-            loss, metrics = self._mean(outputs, weight)
+            scale, loss, metrics = self._mean(outputs)
         if self._is_logged(step + 1):
             shares = gradient_shares(self.model.gradient_groups())
             metrics = metrics | {f"gradient_share.{name}": share for name, share in shares.items()}
@@ -239,15 +238,18 @@ class Run:
         self.optimizer.zero_grad(set_to_none=True)
         buffer.add(step, rate, loss, norm, metrics)
 
-    def _mean(self, outputs: list[LossOutput], weight: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss and metrics over micro-batches and ranks, weighted by their targets."""
-
-        def mean(values: list[Tensor]) -> Tensor:
-            total = sum(v.detach() * o.weight.detach() for v, o in zip(values, outputs))
-            return torch.tensor(self.parallel.sum(total) / weight if weight else 0.0)
-
-        names = outputs[0].metrics
-        return mean([o.loss for o in outputs]), {name: mean([o.metrics[name] for o in outputs]) for name in names}
+    @torch.no_grad()
+    def _mean(self, outputs: list[LossOutput]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """What gradients are to be multiplied by, and loss and metrics over micro-batches and ranks, weighted by their
+        targets. No rank waits for its device, or for other ranks but by one reduction."""
+        device, names = outputs[0].loss.device, list(outputs[0].metrics)
+        each = [torch.stack([x.float().to(device) for x in (o.loss, *o.metrics.values())]) for o in outputs]
+        weights = torch.stack([o.weight.float().to(device) for o in outputs])
+        sums = torch.cat((weights.sum()[None], (torch.stack(each) * weights[:, None]).sum(0)))
+        weight, *totals = self.parallel.sums(sums).unbind(0)
+        scale = torch.where(weight > 0, 1 / weight, 0.0)
+        loss, *means = (total * scale for total in totals)
+        return self.parallel.world_size * scale, loss, dict(zip(names, means))
 
     def _autocast(self) -> torch.autocast:
         enabled = self.recipe.train.precision == "bf16"
@@ -547,7 +549,7 @@ class LogBuffer:
         self.norms.append(norm)
         self.learning_rate = learning_rate
         if metrics:  # stacked, and so copied: some are views of parameters, which the next step changes
-            values = [value.float().to(loss.device) for value in metrics.values()]  # means over ranks are on the CPU
+            values = [value.float().to(loss.device) for value in metrics.values()]  # a metric may be on the CPU
             self.metrics.append((list(metrics), torch.stack(values)))
 
     def means(self) -> dict[str, float]:

@@ -52,6 +52,14 @@ class Parallel:
         """The sum of a scalar over ranks, added in float64."""
         return float(self._reduce(value, torch.float64, dist.ReduceOp.SUM))
 
+    def sums(self, values: Tensor) -> Tensor:
+        """The sums of values [n] over ranks, added in float64 where the values are: no host waits for its device."""
+        if self.world_size == 1:
+            return values
+        total = values.double()
+        dist.all_reduce(total)
+        return total.to(values.dtype)
+
     def max(self, value: int) -> int:
         """The largest value of any rank."""
         return int(self._reduce(value, torch.int64, dist.ReduceOp.MAX))
@@ -226,7 +234,7 @@ def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def clip_and_scale(parameters: Iterable[nn.Parameter], *, scale: float, max_norm: float | None) -> Tensor:
+def clip_and_scale(parameters: Iterable[nn.Parameter], *, scale: float | Tensor, max_norm: float | None) -> Tensor:
     """Multiplies all gradients by `scale` and clips their joint norm to `max_norm`, in one pass over them.
 
     Sharded gradients (FSDP2) are measured over all ranks. With `scale=1` and `max_norm=None` nothing is written.
@@ -245,7 +253,7 @@ def clip_and_scale(parameters: Iterable[nn.Parameter], *, scale: float, max_norm
     norm = norm * scale
     if local and max_norm is not None:
         torch._foreach_mul_(local, scale * (max_norm / (norm + 1e-6)).clamp(max=1.0))
-    elif local and scale != 1:
+    elif local and (isinstance(scale, Tensor) or scale != 1):
         torch._foreach_mul_(local, scale)
     return norm
 

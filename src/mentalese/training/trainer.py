@@ -108,8 +108,8 @@ class MentaleseTrainer(Trainer):
             return torch.zeros((), device=self.args.device)
         loss, weight = (torch.stack(parts).sum() for parts in zip(*self.sums))
         self.sums = []
-        total = float(self.accelerator.reduce(weight))
-        scale = self.args.world_size / total if total else 0.0
+        total = self.accelerator.reduce(weight)
+        scale = torch.where(total > 0, self.args.world_size / total, 0.0)
         clip_and_scale(model.parameters(), scale=scale, max_norm=None)
         self.step.model.after_step()
         return loss * scale  # `Trainer` logs the mean over processes

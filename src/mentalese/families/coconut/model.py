@@ -27,14 +27,19 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicLayer
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
 from mentalese.families.coconut.config import GATES, CoconutConfig
 from mentalese.families.coconut.layout import Layout, Rows, lay_out
 from mentalese.families.coconut.steps import StepDecoder, step_loss
-from mentalese.models.backbone import attention_masks, attention_width, linear_weights, sliding_window
+from mentalese.models.backbone import (
+    attention_masks,
+    attention_width,
+    layers_of,
+    linear_weights,
+    sliding_window,
+)
 from mentalese.models.contract import LossOutput, follows
 from mentalese.models.hf import Encoded, ThoughtCache
 from mentalese.models.peft_targets import BACKBONE_TARGETS
@@ -159,19 +164,44 @@ class _PassKeys(DynamicLayer):
         return self.earlier if self.own is None else (*self.earlier, self.own)
 
 
+class _KeysOf:
+    """What a layer needs of a cache, its own keys and values: a graph of one layer is then that of all."""
+
+    def __init__(self, keys: DynamicLayer) -> None:
+        self.keys = keys
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        return self.keys.update(keys, values)
+
+
+class _CompiledLayer(nn.Module):
+    """A layer that `torch.compile` takes without what calls it, see `_layers_run_by`."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def compile(self, **options: Any) -> None:
+        self.layer.forward = torch.compile(self.layer.forward, **options)
+
+
 @contextmanager
-def _layers_run_by(layers: list[nn.Module], run: Callable[..., Any]) -> Iterator[None]:
-    """Inside, the layers' calls go through `run(function, *args)`.
+def _layers_run_by(layers: list[nn.Module], run: Callable[..., Any], some: list[nn.Module]) -> Iterator[None]:
+    """Inside, each layer has its own part of the cache, and calls of `some` go through `run(function, *args)`.
 
     transformers' own checkpointing takes a layer's cache away from it, and with it the passes before.
     """
 
-    def called(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return run(partial(forward, **kwargs), *args)
+    def called(number: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("past_key_values") is not None:
+            kwargs["past_key_values"] = _KeysOf(kwargs["past_key_values"].layers[number])
+        if any(layers[number] is layer for layer in some):
+            return run(partial(forward, **kwargs), *args)
+        return forward(*args, **kwargs)
 
     before = [vars(layer).get("forward") for layer in layers]
-    for layer in layers:
-        layer.forward = partial(called, layer.forward)
+    for number, layer in enumerate(layers):
+        layer.forward = partial(called, number, layer.forward)
     try:
         yield
     finally:
@@ -282,6 +312,7 @@ class CoconutForCausalLM(WrappedDecoder):
         self.step_decoder = None if config.step_decoder_layers is None else StepDecoder(config)
         self.gradient_checkpointing = False
         self._checkpointed: list[nn.Module] = []
+        self._compiled = False
         self.post_init()
         if config.latent_token_id is not None:  # a latent is asked for, never said
             self.generation_config.suppress_tokens = [config.latent_token_id]
@@ -300,11 +331,15 @@ class CoconutForCausalLM(WrappedDecoder):
     ) -> None:
         """See `LatentThoughtModel`; the backbone's layers do not know that they are checkpointed."""
         super()._set_gradient_checkpointing(enable, gradient_checkpointing_func, every_n_layers)
-        layers = [layer for layer in self.backbone.modules() if isinstance(layer, GradientCheckpointingLayer)]
-        self._checkpointed = [layer for layer in layers if layer.gradient_checkpointing]
+        self._checkpointed = [layer for layer in layers_of(self.backbone) if layer.gradient_checkpointing]
         for module in self.backbone.modules():
             if hasattr(module, "gradient_checkpointing"):
                 module.gradient_checkpointing = False
+
+    def compiled_parts(self) -> list[nn.Module]:
+        """The layers; they are told of padding from then on whether there is some or not, which is one graph less."""
+        self._compiled = True
+        return [_CompiledLayer(layer) for layer in layers_of(self.backbone)]
 
     # ------------------------------------------------------------------------------------- the passes
 
@@ -348,7 +383,7 @@ class CoconutForCausalLM(WrappedDecoder):
         ids, own, full = input_ids, real, 0 if padded else length
         if layout is not None:
             ids, own, full = input_ids.gather(1, layout.source), layout.real, layout.full
-        if sliding_window(self.backbone.config) is not None:
+        if sliding_window(self.backbone.config) is not None or self._compiled:
             full = 0  # whose masks are ours, see `attention_masks`
         past = 0 if cache is None else cache.layers[0].get_seq_length()
         mask = self._mask(own, state.get("mask"), past, full)
@@ -364,7 +399,9 @@ class CoconutForCausalLM(WrappedDecoder):
         if one:
             embedded = self._one(embedded, is_latent, state, thoughts)
         once = keys is not None and cache is None and torch.is_grad_enabled() and not checkpointed
-        with _layers_run_by(checkpointed, self._gradient_checkpointing_func) if checkpointed else nullcontext():
+        layers = layers_of(self.backbone) if checkpointed or self._compiled else []
+        run = self._gradient_checkpointing_func if checkpointed else partial
+        with _layers_run_by(layers, run, checkpointed) if layers else nullcontext():
             if layout is None:
                 hidden = read(embedded, 0)
             else:

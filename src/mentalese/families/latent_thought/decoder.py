@@ -6,6 +6,9 @@ the rest, at each step of inference. Letters in shapes: B rows of N packed token
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
@@ -31,6 +34,17 @@ class LTMCache(ThoughtCache):
         self.z_given = None
 
 
+class _Decoding(nn.Module):
+    """What `torch.compile` takes of a decoder: all of its layers at once, which a fast step runs and nothing else."""
+
+    def __init__(self, model: LTMDecoder) -> None:
+        super().__init__()
+        self.model = model
+
+    def compile(self, **options: Any) -> None:
+        self.model.compiled_layers = torch.compile(self.model.run_layers, **options)
+
+
 class LTMDecoder(LatentThoughtModel):
     """Blocks with a short window that also attend to thoughts; with `num_latents` = 0 the same blocks without them."""
 
@@ -48,6 +62,7 @@ class LTMDecoder(LatentThoughtModel):
         self.final_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.encoder = Encoder(config) if config.inference == "amortised" else None
+        self.compiled_layers: Callable[..., Tensor] | None = None
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -59,8 +74,8 @@ class LTMDecoder(LatentThoughtModel):
         return LTMCache()
 
     def compiled_parts(self) -> list[nn.Module]:
-        """The blocks: what runs them a number of times is not traced."""
-        return [*self.blocks, *([] if self.encoder is None else self.encoder.blocks)]
+        """The layers of a step as one graph, and the encoder's: what runs them a number of times is not traced."""
+        return [_Decoding(self), *([] if self.encoder is None else self.encoder.blocks)]
 
     def read(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, cache: ThoughtCache | None = None
@@ -126,6 +141,14 @@ class LTMDecoder(LatentThoughtModel):
 
         Thoughts are layer-major; `None` is the prior mean. The stream after each block but the last goes to `kept`.
         """
+        if self.compiled_layers is None or packed.past is not None or kept is not None:
+            return self.run_layers(x, z, packed, kept=kept)
+        return self.compiled_layers(x, z, packed)
+
+    def run_layers(
+        self, x: Tensor, z: Tensor | None, packed: PackedBatch, *, kept: list[Tensor] | None = None
+    ) -> Tensor:
+        """`decode`, which may be compiled instead."""
         config = self.config
         if z is None and config.num_latents:
             z = x.new_zeros(len(x), config.num_latents, config.hidden_size)

@@ -8,7 +8,8 @@ posterior is the same in every batch, on every rank and with any padding.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -201,7 +202,8 @@ def fit(
     live = counts > 0
     noise = _noise(x, targets, seed)
     shape = (config.num_latents, config.hidden_size)
-    with torch.inference_mode(False), torch.enable_grad():
+    frozen = _frozen(model) if weights is None and model.compiled_layers is not None else nullcontext()
+    with torch.inference_mode(False), torch.enable_grad(), frozen:
         x, head = x.detach(), model.loss_head()
         if weights is None:
             head = head.detach() if isinstance(head, Tensor) else head
@@ -234,6 +236,19 @@ def fit(
     posterior = search.result(torch.stack(nlls), torch.stack(kls))
     check_finite(posterior.elbo, "model.fast_learning_rate (langevin_step_size)")
     return posterior, gradients
+
+
+@contextmanager
+def _frozen(model: LTMDecoder) -> Iterator[None]:
+    """No weight requires a gradient inside: a compiled graph makes those of all that do, asked for or not."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    try:
+        for p in trained:
+            p.requires_grad_(False)
+        yield
+    finally:
+        for p in trained:
+            p.requires_grad_()
 
 
 def _check_gradient(slope: Tensor, parameter: Tensor, live: Tensor) -> None:

@@ -1,0 +1,62 @@
+"""`train.compile` takes the parts that a model names, once each: other rows and lengths compile nothing again."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from mentalese import get_recipe
+from mentalese.data.batch import Batch
+from mentalese.testing.runs import shrink
+from mentalese.training.loop import LogBuffer, Run
+from mentalese.training.parallel import Parallel
+from support import tiny_recipes
+
+MODES = ["coconut/tiny-pause", "latent_thought/tiny-vae", "conceptlm/tiny-mtp", "conceptlm/tiny-llama"]
+SIZES = [(4, 64), (3, 50), (2, 64), (4, 33), (3, 41)]
+"""Rows and columns of the batches of running text; other layouts have other ones in each step as they are."""
+WARM_UP = {"looped/tiny": 4}
+"""Steps; the first of a loop without gradients comes when one is drawn."""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore:The .grad attribute:UserWarning")
+@pytest.mark.parametrize("name", [*tiny_recipes(), *MODES])
+def test_a_step_is_compiled_once_whatever_the_batches_and_equals_the_eager_one(name: str, corpus: Path) -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    compiled, eager = (_run(name, corpus) for _ in range(2))
+    compiled.step.compile(backend="aot_eager")
+    graphs, losses, expected = [], LogBuffer(), LogBuffer()
+    for step in range(5):
+        for run, buffer in ((compiled, losses), (eager, expected)):
+            run.one_step(buffer)
+            run.state.step += 1
+        graphs.append(counters["stats"]["unique_graphs"])
+        assert losses.losses[step].item() == pytest.approx(expected.losses[step].item(), rel=1e-4)
+        assert losses.norms[step].item() == pytest.approx(expected.norms[step].item(), rel=1e-3)
+    warm = WARM_UP.get(name, 1)
+    assert graphs[warm - 1] > 0
+    assert graphs[warm:] == [graphs[warm - 1]] * (5 - warm)
+    assert not counters["graph_break"] or name.startswith("thought_gestalt")  # whose attention is not for it
+
+
+def _run(name: str, corpus: Path) -> Run:
+    recipe = shrink(get_recipe(name), corpus)
+    recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, log_every=100, eval_every=100))
+    run = Run(recipe, corpus.with_name("run"), Parallel(0, 1, 0, torch.device("cpu")), show=False)
+    whole = run.plan.batch
+
+    def batch(step: int, *args: int) -> Batch:
+        found = whole(step, *args)
+        if found["input_ids"].shape != SIZES[0]:
+            return found
+        rows, columns = SIZES[step]
+        return {name: value[:rows, :columns].contiguous() for name, value in found.items()}
+
+    run.plan.batch = batch  # type: ignore[method-assign]
+    return run
