@@ -139,8 +139,8 @@ def judge(chosen: SuiteTask, comparison: Mapping[str, Any], folder: Path) -> dic
             }
         )
     for method, one in zip(chosen.methods, methods):
-        family = method.shares or method.family
-        rivals = [m["name"] for m in methods if m["family"] == family and m["role"] in ("twin", "control")]
+        families = (method.family, method.shares)
+        rivals = [m["name"] for m in methods if m["family"] in families and m["role"] in ("twin", "control")]
         if one["role"] == "mechanism":
             one["against"] = {rival: _test(closed[one["name"]], closed[rival]) for rival in rivals}
     return {

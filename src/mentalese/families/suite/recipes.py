@@ -22,6 +22,7 @@ from mentalese.data.layouts import Packed, PerDocument, QuestionAnswer, Sentence
 from mentalese.families.baselines.recipes import gpt2, gpt2_rope, initial_weights, llama
 from mentalese.families.coconut.recipes import Curriculum
 from mentalese.families.coconut.recipes import method as questions_method
+from mentalese.families.codi.recipes import method as codi_method
 from mentalese.families.conceptlm.recipes import deeper
 from mentalese.families.looped.recipes import TITLES, looped
 from mentalese.families.looped.recipes import changed as changed_loop
@@ -36,7 +37,7 @@ class Method:
 
     Attributes:
         family: whose mechanism, twin or control it is; for `other` its own name.
-        shares: of a mechanism, the family whose twin and controls are its own too.
+        shares: another family whose twin and controls are a mechanism's too.
     """
 
     recipe: Recipe
@@ -421,6 +422,11 @@ def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
     def way(method: str, role: Role, family: str, shares: str | None = None) -> Method:
         return Method(made(method), role, family, shares)
 
+    def distilled(method: str, role: Role) -> Method:
+        named = codi_method(recipe, method, latents=curriculum.stages * curriculum.latents_per_step)
+        name = f"{task}/codi-{method}" if method else f"{task}/codi"
+        return Method(dataclasses.replace(named, name=name, baseline=None), role, "codi", "coconut")
+
     def read(name: str, description: str, model: dict[str, Any]) -> Recipe:
         return dataclasses.replace(made("no-cot"), name=f"{task}/{name}", description=description, model=scaled(model))
 
@@ -429,6 +435,9 @@ def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
     return (
         way("coconut", "mechanism", "coconut"),
         way("agclr", "mechanism", "agclr", shares="coconut"),
+        way("sim-cot", "mechanism", "sim-cot", shares="coconut"),
+        distilled("", "mechanism"),
+        distilled("no-distillation", "control"),
         way("no-cot", "twin", "coconut"),
         way("pause-curriculum", "control", "coconut"),
         way("cot", "other", "cot"),
