@@ -98,7 +98,9 @@ def recipe_of(name: str, on: Setting) -> Recipe:
         )
     if not on.rehearse:
         model = dict(recipe.model)
-        sizes = model["backbone"] = dict(model["backbone"]) if "backbone" in model else model
+        sizes = model
+        if "backbone" in model:
+            sizes = model["backbone"] = dict(model["backbone"])
         old = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
         for field, value in WIDE.items():
             sizes[old[field] if old[field] in sizes else field] = value
@@ -254,6 +256,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.device != "cpu" and not torch.cuda.is_available():
         parser.error("there is no GPU: use --device cpu --rehearse")
+    for name in FAMILIES.values():  # a rehearsal finds out too if they cannot be made
+        recipe_of(name, Setting(options.device, False, Path()))
     on = Setting(options.device, options.rehearse, options.out.with_suffix(""))
     ends = time.perf_counter() + options.seconds
     found: dict[str, Any] = read_json(options.out) if options.out.is_file() else {"items": {}}

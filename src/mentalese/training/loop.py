@@ -220,7 +220,7 @@ class Run:
             batch = self.plan.batch(step, parallel.rank, parallel.world_size, micro)
             self.flops += self.model.training_flops(batch, **settings)
             torch.manual_seed(step_seed(recipe.train.seed, step, parallel.rank, micro))
-            with no_sync(self.step, last=micro == micros - 1), self._autocast():
+            with no_sync(self.step, last=micro == micros - 1), self.autocast():
                 output = self.step(to_device(batch, parallel.device), settings)
                 # Alone, the mean loss is the batch's; else sums are reduced and divided by the global weight below.
                 (output.loss if alone else output.loss * output.weight).backward()
@@ -251,7 +251,7 @@ class Run:
         loss, *means = (total * scale for total in totals)
         return self.parallel.world_size * scale, loss, dict(zip(names, means))
 
-    def _autocast(self) -> torch.autocast:
+    def autocast(self) -> torch.autocast:
         enabled = self.recipe.train.precision == "bf16"
         return torch.autocast(self.parallel.device.type, dtype=torch.bfloat16, enabled=enabled)
 
@@ -325,7 +325,7 @@ class Run:
     def _validate(self, log: Any) -> None:
         state, layout = self.state, self._layout_at(self.state.step)
         # Every rank scores the whole split: sharded parameters need all ranks, and rank 0's result decides for all.
-        with self._autocast():
+        with self.autocast():
             saved = self._as_saved(layout)
             scorer = dataclasses.replace(saved, model=_Scorer(self.step, self.model, self.parallel.device))
             figure = self._figure("validation", saved, scorer)

@@ -1,12 +1,52 @@
-"""The most memory that a run used."""
+"""The most memory that a run used, and what a step's tensors take of it."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import weakref
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts, inside, the memory of tensors that operations make, backward passes included, on any device.
+
+    Args:
+        known: tensors that do not count, such as weights and the batch.
+
+    Attributes:
+        live: bytes of those that something still needs.
+        peak: the largest `live` so far.
+    """
+
+    def __init__(self, known: Iterable[Tensor] = ()) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._known = [x.untyped_storage() for x in known]  # kept, or another tensor could come to have its address
+        self._seen: dict[int, Any] = {storage._cdata: None for storage in self._known}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for storage in (x.untyped_storage() for x in tree_leaves(made) if isinstance(x, Tensor)):
+            if storage._cdata not in self._seen:
+                self._add(storage._cdata, storage.nbytes(), storage)
+        return made
+
+    def _add(self, key: int, size: int, storage: Any) -> None:
+        def gone(_: Any) -> None:
+            self.live -= size
+            del self._seen[key]
+
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        self._seen[key] = weakref.ref(storage, gone)
 
 
 def forget_peak_memory(device: torch.device) -> None:
