@@ -463,11 +463,15 @@ def reachability(size: float) -> SuiteTask:
 
 
 def composition(size: float) -> SuiteTask:
-    """Products of three or four permutations, whose steps are the products so far."""
-    spec = f"composition:length=3-4,count={int(6000 * size)}"
-    recipe = questions("composition", spec, shallow(size, 128), 15, 24, 96)
-    recipe = dataclasses.replace(recipe, layout=QuestionAnswer(sequence_length=96, batch_size=64))
-    curriculum = Curriculum(stages=3, latents_per_step=1, epochs=3, removed_tokens=4, step_tokens=24)
+    """Products of four or five permutations, whose steps are the products so far.
+
+    There are 9,072 such sequences, too many to learn by heart. With the 1,512 of three or four, written steps
+    themselves end between 86% and 100% over seeds.
+    """
+    spec = f"composition:length=4-5,count={int(12_000 * size)}"
+    recipe = questions("composition", spec, shallow(size, 128), 12, 30, 128)
+    recipe = dataclasses.replace(recipe, layout=QuestionAnswer(sequence_length=128, batch_size=64))
+    curriculum = Curriculum(stages=4, latents_per_step=1, epochs=1, removed_tokens=4, step_tokens=30)
     return SuiteTask("composition", spec, reasoning(recipe, curriculum), None)
 
 
