@@ -104,6 +104,9 @@ def recipe_of(name: str, on: Setting) -> Recipe:
         old = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
         for field, value in WIDE.items():
             sizes[old[field] if old[field] in sizes else field] = value
+        for field, value in {"num_key_value_heads": 12, "intermediate_size": 2048}.items():
+            if sizes.get(field) is not None:
+                sizes[field] = value
         changes["model"] = model
     precision = "fp32" if on.device == "cpu" else "bf16"
     changes["train"] = TrainConfig(steps=1000, device=on.device, precision=precision)
