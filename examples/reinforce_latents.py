@@ -4,7 +4,7 @@ pip install trl
 python examples/reinforce_latents.py [MODEL] [--source SOURCE] [--steps N] [--out FOLDER]
 
 MODEL is a Coconut or AGCLR model that was trained on questions: a run's folder (also of a model that `mentalese grow`
-made), a saved model, or models:NAME. Without one, `composition/coconut` is trained for 10 of its 15 epochs, which with
+made), a saved model, or models:NAME. Without one, `composition/coconut` is trained for 5 of its 12 epochs, which with
 what follows takes three minutes of CPU; or the recipe of another task of the suite (--source builtin:reachability).
 
 Latents are computed, not drawn: the same question has the same thoughts. What GRPO explores is the answers, which are
@@ -28,7 +28,7 @@ from mentalese.models.checkpoints import save_model
 from mentalese.models.text_tokenizer import text_tokenizer
 from mentalese.values import temporarily
 
-COMPOSITION = "builtin:composition:length=3-4,count=6000"
+COMPOSITION = "builtin:composition:length=4-5,count=12000"
 SETTINGS: dict[str, Any] = {
     "per_device_train_batch_size": 512,  # answers a step, of which 8 are to the same question
     "num_generations": 8,
@@ -63,7 +63,7 @@ def reward(completions: list[str], right: list[str], **_: Any) -> list[float]:
 
 
 def trainer(saved: mentalese.Saved, out: Path, **settings: Any) -> GRPOTrainer:
-    """GRPO on the model itself, without a reference model. The tokenizer puts the latents behind a question."""
+    """GRPO on the model itself, without a reference model. The tokenizer puts the latents after a question."""
     return GRPOTrainer(
         saved.hugging_face,
         reward,
@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("model", nargs="?", help="default: one is trained")
     options.add_argument("--source", help=f"questions; default: the model's own, or {COMPOSITION}")
-    options.add_argument("--epochs", type=int, default=10, help="of the model that is trained")
+    options.add_argument("--epochs", type=int, default=5, help="of the model that is trained")
     options.add_argument("--steps", type=int, default=200, help="of GRPO")
     options.add_argument("--seed", type=int, default=0, help="of GRPO")
     options.add_argument("--out", type=Path, default=Path("runs/reinforce"))

@@ -68,8 +68,8 @@ def composition() -> Shown:
         task,
         recipe,
         "Coconut computes in its own hidden states",
-        "Three or four permutations of a, b and c are applied one after the other: what do they make of abc? Between "
-        "question and answer the model reads its last hidden state three times, instead of writing steps.",
+        "Four or five permutations of a, b and c are applied one after the other: what do they make of abc? Between "
+        "question and answer the model reads its last hidden state four times, instead of writing steps.",
     )
 
 
