@@ -1,4 +1,5 @@
-"""Writes the models of this package from the runs of a suite: of each mechanism the best seed, by validation.
+"""Writes the models of this package from the runs of a suite: of each mechanism that is better than its twin and its
+controls, the best seed by validation.
 
     python models/export.py runs/suite [--task recall]
 
@@ -60,7 +61,8 @@ def main() -> None:
     suite = json.loads((options.suite / "suite.json").read_text())
     for task in suite["tasks"]:
         for method in task["methods"] if options.task in (None, task["name"]) else ():
-            if method["role"] != "mechanism":
+            tests = method.get("against", {}).values()
+            if not tests or not all(test and test["conclusive"] and test["difference"] > 0 for test in tests):
                 continue
             shares = method["closed"]
             low, high = shares["interval"]
