@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mentalese.nn.attention import (
+    _causal_blocks,
     add_weighted,
     attend_with_scores,
     flex_attention_with_scores,
@@ -85,8 +86,15 @@ def test_flex_attention_gives_the_same() -> None:
     x = [tensor.detach() for tensor in inputs()]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that the uncompiled form is slow
-        got = flex_attention_with_scores(*x, scale=0.3)
+        with torch.inference_mode():
+            got = flex_attention_with_scores(*x, scale=0.3)
+        blocks = _causal_blocks.cache_info()
+        again = flex_attention_with_scores(*x, scale=0.3)
     torch.testing.assert_close(got, scored_attention_reference(*x, scale=0.3), **CLOSE)
+    assert torch.equal(got, again)
+    assert _causal_blocks.cache_info().misses == blocks.misses, "layers and passes share the mask"
+    mask = _causal_blocks(x[0].shape[2], x[0].device)
+    assert not mask.kv_indices.is_inference(), "a mask that scoring made is good to train with"
 
 
 def test_rotation_is_that_of_pairs_and_turns_back() -> None:

@@ -6,6 +6,7 @@ channel instead: 1 in every query, the key's score in every key; values get a ze
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -128,16 +129,28 @@ def flex_attention_with_scores(q: Tensor, k: Tensor, v: Tensor, scores: Tensor, 
 
     Compiled on a GPU. On a CPU torch has its forward pass alone.
     """
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     def add_score(logit: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return logit + scale * scores[b, j]
 
-    length = q.shape[2]
-    causal = create_block_mask(lambda b, h, i, j: i >= j, None, None, length, length, device=q.device)
-    attend = torch.compile(flex_attention) if q.is_cuda else flex_attention
+    attend, mask = _flex(q.is_cuda), _causal_blocks(q.shape[2], q.device)
     v = _Weigh.apply(v, scores, 0)
-    return attend(q, k, v, score_mod=add_score, block_mask=causal, scale=scale)
+    return attend(q, k, v, score_mod=add_score, block_mask=mask, scale=scale)
+
+
+@functools.lru_cache(maxsize=2)
+def _flex(compiled: bool) -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention) if compiled else flex_attention
+
+
+@functools.lru_cache(maxsize=16)  # all layers of a pass, and all passes of a length, share one
+def _causal_blocks(length: int, device: torch.device) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    with torch.inference_mode(False):
+        return create_block_mask(lambda b, h, i, j: i >= j, None, None, length, length, device=device)
 
 
 def scored_attention_reference(
