@@ -42,11 +42,11 @@ def example() -> Any:
 
 @pytest.fixture
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """An untrained Coconut, or another method, with three latents after a question and no written step."""
+    """An untrained Coconut, or another method, with four latents after a question and no written step."""
     method = getattr(request, "param", "coconut")
     recipe = get_recipe(f"composition/{method}").override(
         f"data.source={SOURCE}",
-        "layout.stage=4",
+        "layout.stage=5",
         "model.backbone.hidden_size=32",
         "model.backbone.intermediate_size=64",
     )
@@ -86,7 +86,7 @@ def expected(model: Any, tokenizer: Any, rows: list[Any]) -> dict[str, torch.Ten
         mean = sum(reward for *_, reward in group) / len(group)
         for prompt, answer, reward in group:
             ids = torch.tensor(tokenizer(prompt)["input_ids"] + answer)
-            assert int((ids == model.config.latent_token_id).sum()) == 3
+            assert int((ids == model.config.latent_token_id).sum()) == 4
             logits = model.get_output_embeddings()(hidden_states(model, ids)[-len(answer) - 1 : -1])
             said = logits.log_softmax(-1)[torch.arange(len(answer)), ids[-len(answer) :]]
             (-(reward - mean) * said.mean() / len(rows)).backward()
