@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from mentalese import load
 from mentalese.compare.compare import run_folder
 from mentalese.files import read_json, sha256, whole_folder, write_json
+from mentalese.suite.page import stands
 
 MODELS = Path(__file__).parent / "mentalese_models"
 WEIGHTS = "model.safetensors"
@@ -61,8 +62,7 @@ def main() -> None:
     suite = json.loads((options.suite / "suite.json").read_text())
     for task in suite["tasks"]:
         for method in task["methods"] if options.task in (None, task["name"]) else ():
-            tests = method.get("against", {}).values()
-            if not tests or not all(test and test["conclusive"] and test["difference"] > 0 for test in tests):
+            if not stands(method):
                 continue
             shares = method["closed"]
             low, high = shares["interval"]

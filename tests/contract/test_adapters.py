@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
-import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
@@ -28,6 +25,7 @@ from mentalese.models.build import build_model
 from mentalese.models.hf import LatentThoughtModel
 from mentalese.nn.loss import IGNORED
 from mentalese.testing.cases import enlarged
+from mentalese.training.memory import LiveBytes
 from mentalese.training.plan import Plan
 from support import shrink, tiny_recipes
 
@@ -201,32 +199,13 @@ def test_peft_knows_our_targets_when_it_is_imported_after_us() -> None:
     assert done.stdout.splitlines()[-1] == "['qkv']"
 
 
-class Made(TorchDispatchMode):
-    """Remembers the tensors that operations return, without keeping them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tensors: list[weakref.ref[Tensor]] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = function(*args, **(kwargs or {}))
-        self.tensors += [weakref.ref(leaf) for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
-        return output
-
-    def held(self) -> int:
-        """Bytes of those that something still needs."""
-        alive = [tensor for tensor in (reference() for reference in self.tensors) if tensor is not None]
-        storages = [tensor.untyped_storage() for tensor in alive]
-        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-
 def trained_step(case: Case) -> tuple[dict[str, Tensor], int]:
     """The gradients of a step, and the bytes held between its forward and its backward pass."""
     case.model.zero_grad()
     torch.manual_seed(0)
-    with Made() as tensors:
+    with LiveBytes() as tensors:
         loss = case.model.training_loss(case.batch).loss
-    size = tensors.held()
+    size = tensors.live
     loss.backward()
     gradients = {name: p.grad.clone() for name, p in case.model.named_parameters() if p.grad is not None}
     case.model.zero_grad()

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from mentalese import get_recipe
 from mentalese.data.batch import Batch
-from mentalese.testing.runs import shrink
+from mentalese.testing.runs import by_hand
 from mentalese.training.loop import LogBuffer, Run
-from mentalese.training.parallel import Parallel
 from support import tiny_recipes
 
 MODES = ["coconut/tiny-pause", "latent_thought/tiny-vae", "conceptlm/tiny-mtp", "conceptlm/tiny-llama"]
@@ -50,9 +47,7 @@ def test_a_step_is_compiled_once_whatever_the_batches_and_equals_the_eager_one(n
 
 
 def _run(name: str, corpus: Path) -> Run:
-    recipe = shrink(get_recipe(name), corpus)
-    recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, log_every=100, eval_every=100))
-    run = Run(recipe, corpus.with_name("run"), Parallel(0, 1, 0, torch.device("cpu")), show=False)
+    run = by_hand(name, corpus)
     whole = run.plan.batch
 
     def batch(step: int, *args: int) -> Batch:

@@ -10,7 +10,6 @@ which also writes the table of docs/training.md.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 import tempfile
@@ -19,14 +18,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from mentalese import get_recipe, recipes
+from mentalese import recipes
 from mentalese.data.batch import to_device
 from mentalese.models.adapter import hugging_face_model
 from mentalese.registry import families, load
 from mentalese.testing import MODES, contract_cache  # noqa: F401 (a fixture)
 from mentalese.testing.cases import NOT_CAUSAL, PROMPTS, write_corpus
 from mentalese.testing.device import DEVICE, Counts, PretendedDevice
-from mentalese.testing.runs import shrink
+from mentalese.testing.runs import by_hand
 from mentalese.training.loop import LogBuffer, Run
 from mentalese.training.parallel import Parallel
 
@@ -69,9 +68,7 @@ def counted(name: str, corpus: Path) -> dict[str, tuple[Counts, int]]:
 
 def _trained(name: str, corpus: Path, **train: int) -> tuple[Run, PretendedDevice, Counts]:
     """A run on the device, and what its second step asks for; the first one also makes the optimiser's moments."""
-    recipe = shrink(get_recipe(name), corpus, **train)
-    recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, log_every=100, eval_every=100))
-    run = Run(recipe, corpus.with_name("run"), Parallel(0, 1, 0, torch.device("cpu")), show=False)
+    run = by_hand(name, corpus, **train)
     device = PretendedDevice()
     with device:
         run.model.to(DEVICE)

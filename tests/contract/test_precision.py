@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 import statistics
 from pathlib import Path
@@ -10,11 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from mentalese import get_recipe
-from mentalese.testing.runs import shrink
-from mentalese.training.loop import LogBuffer, Run
+from mentalese.testing.runs import by_hand
+from mentalese.training.loop import LogBuffer
 from mentalese.training.optim import build_optimizer
-from mentalese.training.parallel import Parallel
 from support import tiny_recipes
 
 STEPS = 6
@@ -36,14 +33,12 @@ def test_half_precision_trains_to_within_a_percent_of_float32(name: str, corpus:
 
 def losses(name: str, corpus: Path, kind: str = "") -> list[float]:
     """Of each step; `kind`: what is halved."""
-    recipe = shrink(get_recipe(name), corpus, steps=STEPS, precision="bf16" if kind == "autocast" else "fp32")
-    recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, log_every=100, eval_every=100))
-    run = Run(recipe, corpus.with_name("run"), Parallel(0, 1, 0, torch.device("cpu")), show=False)
+    run = by_hand(name, corpus, steps=STEPS, precision="bf16" if kind == "autocast" else "fp32")
     if kind == "weights":
         run.model.to(torch.bfloat16)
-        run.optimizer = build_optimizer(run.model.parameters(), recipe.optimizer)
-        kept = {name for name, value in run.model.state_dict().items() if value.dtype == torch.float32}
-        assert kept == set(fnmatch.filter(run.model.state_dict(), FLOAT32.get(recipe.name, "none")))
+        run.optimizer = build_optimizer(run.model.parameters(), run.recipe.optimizer)
+        kept = {key for key, value in run.model.state_dict().items() if value.dtype == torch.float32}
+        assert kept == set(fnmatch.filter(run.model.state_dict(), FLOAT32.get(name, "none")))
     buffer = LogBuffer()
     for _ in range(STEPS):
         run.one_step(buffer)

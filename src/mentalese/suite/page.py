@@ -62,16 +62,20 @@ def _heat_map(tasks: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
+def stands(method: Mapping[str, Any]) -> bool:
+    """Whether a method of `suite.json` is a mechanism that is better than its twin and all of its controls."""
+    tests = method.get("against", {}).values()
+    return bool(tests) and all(test and test["conclusive"] and test["difference"] > 0 for test in tests)
+
+
 def _cell(task: Mapping[str, Any], family: str) -> str:
     own = [m for m in task["methods"] if m["family"] == family and m["role"] in ("mechanism", "other")]
     if not own:
         return "<td></td>"
     best, closed = own[0], own[0]["closed"]["mean"]
-    tests = list(best.get("against", {}).values())
-    shown = best["role"] == "mechanism" and tests and all(t and t["conclusive"] and t["difference"] > 0 for t in tests)
     rivals = [m for m in task["methods"] if m["name"] in best.get("against", {})]
     small = "".join(f"<small>{m['role']} {_share(m['closed']['mean'])}</small>" for m in rivals)
-    fill = f' style="--share:{min(max(closed, 0), 1):.3f}" class="filled"' if shown else ""
+    fill = f' style="--share:{min(max(closed, 0), 1):.3f}" class="filled"' if stands(best) else ""
     return f"<td{fill}><b>{_share(closed)}</b>{small}</td>"
 
 

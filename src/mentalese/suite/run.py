@@ -193,11 +193,16 @@ def answer_levels(levels: Levels) -> Levels:
 def score(chosen: SuiteTask, run: Path, test: Mapping[str, Any]) -> float:
     """The score of a run in the unit of its task: accuracy, nats per token that is scored, or bits per byte."""
     if chosen.spec.startswith("file:"):
-        paid = test["bits_per_byte_with_ends"]  # of a bound it is not known, and no ends are given to these models
-        return float(test["bits_per_byte"] if paid is None else paid)
+        return _paid_bits(test)
     if chosen.scored == "all":
         return float(test["accuracy"] if "accuracy" in test else test["nll"])
     return part_nats(run, chosen)
+
+
+def _paid_bits(result: Mapping[str, Any]) -> float:
+    """Bits per byte with ends paid for. Of a bound that price is not known, and no ends are given to these models."""
+    paid = result["bits_per_byte_with_ends"]
+    return float(result["bits_per_byte"] if paid is None else paid)
 
 
 def further_score(further: Further, run: Path) -> float:
@@ -207,8 +212,7 @@ def further_score(further: Further, run: Path) -> float:
     options = {name: str(value) for name, value in further.options.items()}
     if kept.get(further.name, {}).get("options") != options:
         [result] = evaluate(load(run), EvaluationOptions(**further.options)).values()
-        paid = result[further.value]  # of a bound the price of ends is not known, and none are given to these models
-        score = float(result["bits_per_byte"] if paid is None else paid)
+        score = float(result["acc"]) if "acc" in result else _paid_bits(result)
         kept |= {further.name: {"options": options, "score": score}}
         write_json(path, kept)
     return float(kept[further.name]["score"])

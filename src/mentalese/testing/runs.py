@@ -21,6 +21,9 @@ from torch import Tensor
 
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.recipe import Recipe, TrainConfig
+from mentalese.registry import get_recipe
+from mentalese.training.loop import Run
+from mentalese.training.parallel import Parallel
 from mentalese.training.plan import Plan
 
 WORKER = """
@@ -99,6 +102,13 @@ def shrink(recipe: Recipe, corpus: Path, *, steps: int = 6, **train: object) -> 
     evaluation = dataclasses.replace(recipe.evaluation, max_documents=4, sample_tokens=8)
     phases = () if asks else recipe.phases
     return dataclasses.replace(recipe, data=data, layout=layout, train=config, evaluation=evaluation, phases=phases)
+
+
+def by_hand(name: str, corpus: Path, **train: Any) -> Run:
+    """A shrunken recipe's run on the host, to take steps with: nothing is logged, validated or written."""
+    recipe = shrink(get_recipe(name), corpus, **train)
+    recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, log_every=100, eval_every=100))
+    return Run(recipe, corpus.with_name("run"), Parallel(0, 1, 0, torch.device("cpu")), show=False)
 
 
 # -- runs in processes of their own ------------------------------------------------------------------------------------

@@ -53,12 +53,10 @@ class Further:
     Attributes:
         name: the column's title.
         options: of `mentalese.evaluation.options.EvaluationOptions`, one task among them.
-        value: the field of the task's result that is shown.
     """
 
     name: str
     options: dict[str, Any]
-    value: str
 
 
 @dataclass(frozen=True)
@@ -102,6 +100,12 @@ def width(size: float) -> int:
 def decoder(size: float, layers: int, context: int) -> dict[str, Any]:
     """A plain decoder with rotary positions."""
     return gpt2_rope(width(size), 4, layers=layers, context=context)
+
+
+def rotary(channels: int, layers: int, context: int) -> dict[str, Any]:
+    """A small Llama."""
+    mlp, theta = 3 * channels, 10_000.0
+    return llama(channels, 4, layers=layers, mlp=mlp, key_value_heads=4, tied=True, context=context, theta=theta)
 
 
 def swapped(model: dict[str, Any]) -> dict[str, Any]:
@@ -303,11 +307,8 @@ UNSEEN = (
     Further(
         "novels, bits per byte",
         {"tasks": ("perplexity",), "source": "file:../shared/data/corpora/eltec", "documents": 8},
-        "bits_per_byte_with_ends",
     ),
-    Further(
-        "BLiMP, accuracy", {"tasks": ("blimp",), "task_files": Path("../shared/data/evaluation"), "limit": 100}, "acc"
-    ),
+    Further("BLiMP, accuracy", {"tasks": ("blimp",), "task_files": Path("../shared/data/evaluation"), "limit": 100}),
 )
 
 
@@ -360,9 +361,6 @@ def text(size: float) -> SuiteTask:
     def read(name: str, description: str, model: dict[str, Any]) -> Recipe:
         return method("other", name, name, description, model).recipe
 
-    rotary = llama(
-        channels, 4, layers=layers, mlp=3 * channels, key_value_heads=4, tied=True, context=context, theta=10_000.0
-    )
     alone = without(gestalt, "gate_", memory="none")
     regular = without(bubbles, "selection", fork_layers=[])
     constant = bubbles | {"thought_control": "removed"}
@@ -386,7 +384,7 @@ def text(size: float) -> SuiteTask:
             method("mechanism", "latent_thought", "latent_thought", "a window of 64, and thoughts", thinking),
             method("twin", "latent_thought", "latent_thought-twin", "the window alone", plain),
             method("control", "latent_thought", "latent_thought-swapped", "another text's thoughts", swapped(thinking)),
-            *loops(looped(rotary, 4), read),
+            *loops(looped(rotary(channels, layers, context), 4), read),
         ),
         "flops",
         further=UNSEEN,
@@ -449,9 +447,7 @@ def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
 
 def shallow(size: float, context: int) -> dict[str, Any]:
     """Two layers: what a task needs beyond them has to come from steps, written or latent, or from turns."""
-    return llama(
-        width(size), 4, layers=2, mlp=3 * width(size), key_value_heads=4, tied=True, context=context, theta=10_000.0
-    )
+    return rotary(width(size), 2, context)
 
 
 def reachability(size: float) -> SuiteTask:
@@ -490,9 +486,6 @@ def expressions(size: float) -> SuiteTask:
     }
     regular = {key: value for key, value in bubbles.items() if key != "selection"} | {"fork_layers": []}
     removed = bubbles | {"thought_control": "removed"}
-    plain = llama(
-        width(size), 4, layers=layers, mlp=3 * width(size), key_value_heads=4, tied=True, context=128, theta=1e4
-    )
 
     def made(method: str, description: str, model: dict[str, Any]) -> Recipe:
         recipe = questions(f"expressions/{method}", spec, model, 5, 40, 128)
@@ -508,7 +501,7 @@ def expressions(size: float) -> SuiteTask:
             Method(
                 made("thoughtbubbles-swapped", "scores of another text", swapped(bubbles)), "control", "thoughtbubbles"
             ),
-            *loops(looped(plain, 4), made),
+            *loops(looped(rotary(width(size), layers, 128), 4), made),
         ),
         None,
     )
