@@ -115,6 +115,8 @@ def test_the_vector_comes_from_the_seventh_of_twelve_layers_or_as_deep_elsewhere
         ({"layer_norm_eps": 0.0}, r"layer_norm_eps is 0.0: set a number above 0"),
         ({"next_vector_weight": -1.0}, r"next_vector_weight is -1.0: set 0 or more"),
         ({"memory": "none", "next_vector_weight": 0.5}, r"next_vector_weight is 0.5: memory 'none' has no vectors"),
+        ({"layers_per_turn": 5}, r"layers_per_turn is 5: set a divisor of num_hidden_layers \(12\), or None"),
+        ({"layers_per_turn": 3}, r"layers_per_turn is 3: attention_layout 'alternate' has layers in pairs, so set an"),
         ({"memory_sise": 3}, r"memory_sise: no such field; did you mean 'memory_size'"),
     ],
 )
@@ -199,6 +201,8 @@ VARIANTS: list[dict[str, Any]] = [
     {"memory_gradient_window": 0}, {"memory_gradient_window": 1}, {"memory_gradient_window": 2},
     {"memory_gradient_window": 2, "attention_layout": "self_cross"}, {"next_vector_weight": 0.7},
     {"next_vector_weight": 0.7, "memory_gradient_window": 0}, {"next_vector_weight": 0.7, "memory": "prefix"},
+    {"layers_per_turn": 2}, {"layers_per_turn": 1, "attention_layout": "cross_self"},
+    {"layers_per_turn": 1, "memory": "prefix"},
 ]  # fmt: skip
 
 

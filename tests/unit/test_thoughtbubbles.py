@@ -89,6 +89,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tanh": {"activation": "gelu_tanh"},
     "causal": {"selection": "causal"},
     "causal, small budget": {"selection": "causal", "budget": 1.5},
+    "turns": {"num_hidden_layers": 4, "layers_per_turn": 2, "fork_layers": (2, 3), "selection": "causal"},
 }
 
 
@@ -438,7 +439,9 @@ def test_read_outs_are_not_interchangeable() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"readout": "residual"}, {"score_scale": "overwrite"}, {"budget": 1.0}], ids=str
+    "fields",
+    [{}, {"readout": "residual"}, {"score_scale": "overwrite"}, {"budget": 1.0}, {"layers_per_turn": 1}],
+    ids=str,
 )
 @pytest.mark.parametrize("pieces", [[12], [5, 7], [1] * 12, [4, 1, 1, 6]])
 def test_a_text_read_in_pieces_is_the_text(fields: dict[str, Any], pieces: list[int]) -> None:
@@ -531,6 +534,7 @@ def test_scores_stay_in_float32_under_bf16() -> None:
     ("fields", "message"),
     [
         ({"budget": 0.5}, "budget is 0.5: kappa is budget"),
+        ({"layers_per_turn": 2}, r"layers_per_turn is 2: set a divisor of num_hidden_layers \(5\), or None"),
         ({"fork_layers": (1, 5)}, r"fork_layers contains 5: set 0-based blocks below num_hidden_layers \(5\)"),
         ({"fork_layers": (2, 1)}, "in rising order"),
         ({"fork_layers": (1, 1)}, "each block once"),

@@ -111,6 +111,14 @@ class LatentThoughtConfig(NotCopied, PreTrainedConfig):
     def has_thoughts(self) -> bool:
         return False
 
+    def check_turns(self, layers_per_turn: int | None) -> None:
+        """Raises `InputError` if the layers are not whole turns of this many."""
+        if layers_per_turn is not None and (layers_per_turn < 1 or self.num_hidden_layers % layers_per_turn):
+            raise InputError(
+                f"{self.model_type}.layers_per_turn is {layers_per_turn}: set a divisor of num_hidden_layers "
+                f"({self.num_hidden_layers}), or None"
+            )
+
     def validate_architecture(self) -> None:
         if self.thought_control is not None and not self.has_thoughts:
             raise InputError(

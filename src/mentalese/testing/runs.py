@@ -96,7 +96,7 @@ def shrink(recipe: Recipe, corpus: Path, *, steps: int = 6, **train: object) -> 
     if layout.sequence_length is not None:
         sizes = {"batch_size": 4, "sequence_length": min(layout.sequence_length, 128 if asks else 64)}
     if isinstance(layout, QuestionAnswer):
-        sizes |= {"stage": layout.stages, "uniform_prob": 0.5}
+        sizes |= {"stage": layout.stages, "uniform_prob": 0.5 if layout.removal == "steps" else 0.0}
     layout = dataclasses.replace(layout, **sizes)
     config = TrainConfig(steps=steps, log_every=1, device=DEVICE, **train)  # type: ignore[arg-type]
     evaluation = dataclasses.replace(recipe.evaluation, max_documents=4, sample_tokens=8)

@@ -208,15 +208,18 @@ def topics(size: float) -> SuiteTask:
     )
 
 
-def recall(size: float) -> SuiteTask:
-    """Sentences are read one by one: what a key was bound to can only come from a memory, or from a wider view.
+RECALL = "recall:key_words=1,distance=2,keys=2"
+"""A binding is asked for two sentences later: at four, Thought Gestalt learns nothing in 3M tokens (2.78 nats per
+answer, chance 2.77)."""
 
-    A binding is asked for two sentences later: at four, this model learns nothing in 3M tokens (2.78 nats per answer,
-    chance 2.77). Vectors in the memory have length 1. A gate that starts at the square root of the width makes their
-    channels as large as those of other activations.
+
+def gestalt(size: float) -> dict[str, Any]:
+    """Four layers, of which the first two make a sentence's vector.
+
+    Vectors in the memory have length 1. A gate that starts at the square root of the width makes their channels as
+    large as those of other activations.
     """
-    spec = "recall:key_words=1,distance=2,keys=2"
-    gestalt = {
+    return {
         "model_type": "thought_gestalt",
         "hidden_size": width(size),
         "num_hidden_layers": 4,
@@ -228,41 +231,88 @@ def recall(size: float) -> SuiteTask:
         "attention_dropout": 0.0,
         "embedding_dropout": 0.0,
     }
-    tokens = int(3_000_000 * size)
-    sentences = {
-        "data": DataConfig(source=f"builtin:{spec}", tokenizer="bpe:512", max_sentence_tokens=16),
-        "layout": SentenceStreams(max_sentences=32, tokens_per_batch=2048),
-        "evaluation": EvaluationConfig(batch_size=32, max_documents=100),
+
+
+def forgetful(model: dict[str, Any]) -> dict[str, Any]:
+    """Thought Gestalt without its memory."""
+    return {name: value for name, value in model.items() if name not in ("memory_size", "gate_init")} | {
+        "memory": "none"
     }
 
-    def made(method: str, description: str, model: dict[str, Any], **fields: Any) -> Recipe:
-        return documents(f"recall/{method}", spec, description, model, tokens, **fields)
 
-    without = gestalt | {"memory": "none"}
-    for name in ("memory_size", "gate_init"):
-        without.pop(name)
+def sentences(name: str, size: float, description: str, model: dict[str, Any]) -> Recipe:
+    """A method that reads the texts of `RECALL` sentence by sentence."""
+    return documents(
+        name,
+        RECALL,
+        description,
+        model,
+        int(3_000_000 * size),
+        data=DataConfig(source=f"builtin:{RECALL}", tokenizer="bpe:512", max_sentence_tokens=16),
+        layout=SentenceStreams(max_sentences=32, tokens_per_batch=2048),
+        evaluation=EvaluationConfig(batch_size=32, max_documents=100),
+    )
+
+
+def recall(size: float) -> SuiteTask:
+    """Sentences are read one by one: what a key was bound to can only come from a memory, or from a wider view."""
+    model = gestalt(size)
+
+    def made(method: str, description: str, model: dict[str, Any]) -> Recipe:
+        return sentences(f"recall/{method}", size, description, model)
+
+    wide = documents(
+        "recall/gpt2-rope",
+        RECALL,
+        "a decoder that sees the whole document",
+        decoder(size, 4, 128),
+        int(3_000_000 * size),
+    )
     return SuiteTask(
         "recall",
-        spec,
+        RECALL,
         (
             Method(
-                made("thought_gestalt", "sentence by sentence, with a memory", gestalt, **sentences),
-                "mechanism",
-                "thought_gestalt",
+                made("thought_gestalt", "sentence by sentence, with a memory", model), "mechanism", "thought_gestalt"
             ),
             Method(
-                made("thought_gestalt-twin", "sentence by sentence, without a memory", without, **sentences),
+                made("thought_gestalt-twin", "sentence by sentence, without a memory", forgetful(model)),
                 "twin",
                 "thought_gestalt",
             ),
             Method(
-                made("thought_gestalt-swapped", "the memory of another text", swapped(gestalt), **sentences),
+                made("thought_gestalt-swapped", "the memory of another text", swapped(model)),
                 "control",
                 "thought_gestalt",
             ),
+            Method(wide, "other", "gpt2-rope"),
+        ),
+        "flops",
+        "answers",
+    )
+
+
+def composed(size: float) -> SuiteTask:
+    """Two ideas at once on `RECALL`: a memory on a looped decoder, and a memory whose next vector is predicted."""
+    model = gestalt(size)
+    turning = model | {"layers_per_turn": 2}
+
+    def made(method: str, description: str, model: dict[str, Any]) -> Recipe:
+        return sentences(f"composed/{method}", size, description, model)
+
+    return SuiteTask(
+        "composed",
+        RECALL,
+        (
+            Method(made("looped", "two layers twice, with a memory", turning), "mechanism", "looped memory"),
+            Method(made("looped-twin", "two layers twice", forgetful(turning)), "twin", "looped memory"),
+            Method(made("looped-swapped", "the memory of another text", swapped(turning)), "control", "looped memory"),
             Method(
-                made("gpt2-rope", "a decoder that sees the whole document", decoder(size, 4, 128)), "other", "gpt2-rope"
+                made("next-vector", "a memory that predicts the next vector", model | {"next_vector_weight": 0.1}),
+                "mechanism",
+                "next vector",
             ),
+            Method(made("next-vector-twin", "four layers, with a memory", model), "twin", "next vector"),
         ),
         "flops",
         "answers",
@@ -486,6 +536,8 @@ def expressions(size: float) -> SuiteTask:
     }
     regular = {key: value for key, value in bubbles.items() if key != "selection"} | {"fork_layers": []}
     removed = bubbles | {"thought_control": "removed"}
+    shared = {"layers_per_turn": layers // 2}
+    turning = bubbles | shared | {"fork_layers": [2, 3]}
 
     def made(method: str, description: str, model: dict[str, Any]) -> Recipe:
         recipe = questions(f"expressions/{method}", spec, model, 5, 40, 128)
@@ -501,6 +553,12 @@ def expressions(size: float) -> SuiteTask:
             Method(
                 made("thoughtbubbles-swapped", "scores of another text", swapped(bubbles)), "control", "thoughtbubbles"
             ),
+            Method(
+                made("thoughtbubbles-looped", "two layers twice, with forks in the second turn", turning),
+                "mechanism",
+                "looped forks",
+            ),
+            Method(made("thoughtbubbles-looped-twin", "two layers twice", regular | shared), "twin", "looped forks"),
             *loops(looped(rotary(width(size), layers, 128), 4), made),
         ),
         None,
@@ -508,7 +566,7 @@ def expressions(size: float) -> SuiteTask:
 
 
 SUITE: dict[str, Callable[[float], SuiteTask]] = {
-    made.__name__: made for made in (topics, recall, phrases, reachability, expressions, composition, text)
+    made.__name__: made for made in (topics, recall, phrases, reachability, expressions, composition, composed, text)
 }
 """By task; the argument is the size, 1 by default: it scales width, text and questions."""
 

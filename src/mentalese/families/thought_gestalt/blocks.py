@@ -26,6 +26,7 @@ class Step:
     """Sentences that are computed together: the k-th of every stream that has one, or those of all steps at once.
 
     Attributes:
+        layer: that is next.
         sequences: where their tokens are; vectors before a sentence (`memory` = `prefix`) are part of it.
         memory: a pair of keys and values [n, m, d] for each cross layer, sentences in `sequences.order`.
         used: bool [n, m] in that order, which of the m may be read; `None`: all.
@@ -36,6 +37,7 @@ class Step:
         maps: for training, this step's part of the maps of the block that is next, by name.
     """
 
+    layer: int = 0
     sequences: Ragged | None = None
     memory: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     used: Tensor | None = None
@@ -137,9 +139,9 @@ class OneToken:
 class SelfAttention(nn.Module):
     """Causal attention among the tokens of one sentence (section 2.2)."""
 
-    def __init__(self, config: ThoughtGestaltConfig, layer: int) -> None:
+    def __init__(self, config: ThoughtGestaltConfig) -> None:
         super().__init__()
-        self.layer, self.heads, self.dropout = layer, config.num_attention_heads, config.attention_dropout
+        self.heads, self.dropout = config.num_attention_heads, config.attention_dropout
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.out = ResidualLinear(config.hidden_size, config.hidden_size)
 
@@ -149,19 +151,19 @@ class SelfAttention(nn.Module):
     @torch.compiler.disable
     def _attend(self, qkv: Tensor, step: Step) -> Tensor:
         if step.one is not None:
-            return step.one.attend(self.layer, qkv, self.heads)
+            return step.one.attend(step.layer, qkv, self.heads)
         assert step.sequences is not None
         if step.cache is not None:
-            return step.cache.attend(self.layer, qkv, step.sequences, self.heads)
+            return step.cache.attend(step.layer, qkv, step.sequences, self.heads)
         return causal_attention(qkv, step.sequences, self.heads, self.dropout if self.training else 0.0)
 
 
 class CrossAttention(nn.Module):
     """The gated read of the memory (section 2.2). A sentence with an empty memory reads exactly zero."""
 
-    def __init__(self, config: ThoughtGestaltConfig, layer: int) -> None:
+    def __init__(self, config: ThoughtGestaltConfig) -> None:
         super().__init__()
-        self.layer, self.heads, self.dropout = layer, config.num_attention_heads, config.attention_dropout
+        self.heads, self.dropout = config.num_attention_heads, config.attention_dropout
         self.query = nn.Linear(config.hidden_size, config.hidden_size)
         self.key_value = nn.Linear(config.hidden_size, 2 * config.hidden_size)  # applied by `MemoryMap`
         self.out = ResidualLinear(config.hidden_size, config.hidden_size)
@@ -174,7 +176,7 @@ class CrossAttention(nn.Module):
 
     @torch.compiler.disable
     def _attend(self, q: Tensor, step: Step) -> Tensor:
-        keys, values = step.memory[self.layer]
+        keys, values = step.memory[step.layer]
         if step.one is not None:
             return step.one.read(q, keys, values, self.heads)
         assert step.sequences is not None
@@ -219,10 +221,10 @@ class Block(GradientCheckpointingLayer):
         self.attends = not self.reads or self.layout != "alternate"
         if self.attends:
             self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-            self.attention = SelfAttention(config, layer)
+            self.attention = SelfAttention(config)
         if self.reads:
             self.memory_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-            self.memory_attention = CrossAttention(config, layer)
+            self.memory_attention = CrossAttention(config)
         self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.mlp = MLP(config)
 

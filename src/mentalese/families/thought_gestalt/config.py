@@ -14,6 +14,8 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
     Attributes:
         intermediate_size: width of the MLP; `None`: 4 d for `gelu`; 8/3 d, rounded up to a multiple of 8, for
             `swiglu`.
+        layers_per_turn: a looped decoder: layer i has the block of layer i mod this number (ours); `None`: all layers
+            have their own.
         attention_layout: what a block attends to before its MLP. `alternate`: even blocks to the sentence, odd ones to
             the memory (Figure 3); `self_cross`, `cross_self`: both, one after the other; `parallel`: both at once
             (Table 1).
@@ -49,6 +51,7 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
     num_attention_heads: int = 12
     intermediate_size: int | None = None
     activation: Literal["gelu", "swiglu"] = "gelu"
+    layers_per_turn: int | None = None
     attention_layout: Literal["alternate", "self_cross", "cross_self", "parallel"] = "alternate"
     max_sentence_tokens: int = 64
     memory: Literal["cross_attention", "prefix", "none"] = "cross_attention"
@@ -112,6 +115,12 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
         super().validate_architecture()
         self._require(self.hidden_size % 2 == 0, "hidden_size", "set an even number (sines and cosines in pairs)")
         self._require(self.num_hidden_layers >= 1, "num_hidden_layers", "set at least 1")
+        self.check_turns(self.layers_per_turn)
+        self._require(
+            not (self.cross_layers and self.attention_layout == "alternate" and (self.layers_per_turn or 2) % 2),
+            "layers_per_turn",
+            "attention_layout 'alternate' has layers in pairs, so set an even number",
+        )
         self._require(self.mlp_width >= 1, "intermediate_size", "set at least 1")
         self._require(self.max_sentence_tokens >= 1, "max_sentence_tokens", "set at least 1")
         self._require(

@@ -9,6 +9,7 @@ Letters in shapes: B streams, T slots for the longest sentence, M vectors in mem
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -72,8 +73,8 @@ def read_one(model: Any, input_ids: Tensor, attention_mask: Tensor | None, cache
     if config.cross_layers:
         keys, values = state["ready"][:, : one.slots].unbind(-2)
         step.memory = dict(zip(config.cross_layers, zip(keys.unbind(-2), values.unbind(-2))))
-    for layer, block in enumerate(model.blocks):
-        x = block(x, step)
+    for layer, block in enumerate(model.layers):
+        x = block(x, replace(step, layer=layer))
         if layer == config.recurrent_layers - 1 and not (on_host and not bool(ends.any())):
             _write(model, x, ends, cache)
     state["position"] = torch.where(ends, 0, before + real)

@@ -104,7 +104,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         super().__init__(config)
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         self.position_embed = nn.Embedding(config.max_sentence_tokens + 3, config.hidden_size)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.blocks = nn.ModuleList(Block(config, i) for i in range(config.layers_per_turn or config.num_hidden_layers))
         if config.memory != "none":
             self.sentence_head = SentenceHead(config)
         if config.next_vector_weight:
@@ -125,6 +125,11 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         hinged = config.memory != "none" and config.sentence_head == "normalized"
         named = {"the lengths of sentence vectors": hinged, "the next sentence's vector": config.next_vector_weight}
         return " and ".join(name for name, weight in named.items() if weight)
+
+    @property
+    def layers(self) -> list[Any]:
+        """The block of each layer."""
+        return [self.blocks[i % len(self.blocks)] for i in range(self.config.num_hidden_layers)]
 
     def new_cache(self) -> ThoughtCache:
         return SentenceCache()
@@ -183,8 +188,8 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
                 if not depth:
                     x = F.dropout(x, config.embedding_dropout, self.training)
                 step = self._all_steps(plan.upper, read, range(depth, config.num_hidden_layers), x)
-                for layer in range(depth, config.num_hidden_layers):
-                    x = self.blocks[layer](x, step)
+                for layer, block in enumerate(self.layers[depth:], depth):
+                    x = block(x, replace(step, layer=layer))
             if cache is not None:
                 cache.seen_tokens += input_ids.shape[1]
                 cache.state["position"] = plan.last_position
@@ -204,7 +209,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         trace: bool,
     ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """The first `depth` layers, step by step: states [N, d], and what `StreamOutput` has of sentences."""
-        config = self.config
+        config, layers = self.config, self.layers[:depth]
         parts = list(embedded.split([of.size for of in plan.steps])) if plan.steps else []
         vectors, norms, attention = [embedded.new_zeros(0, config.hidden_size)], [embedded.new_zeros(0)], []
         maps = self._repeated(plan, depth, memory) if cache is None else []
@@ -214,9 +219,9 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             x = F.dropout(self._seed(parts[k], of, memory), config.embedding_dropout, self.training)
             x = x if prefix is None else torch.cat((prefix, x))
             before = len(x) - of.size
-            own = [replace(step, maps=of_layer[k]) for of_layer in maps] or [step] * (depth + 1)
-            for layer in range(depth):
-                x = self.blocks[layer](x, own[layer])
+            own = [replace(step, layer=i, maps=maps[i][k] if i < len(maps) else {}) for i in range(depth + 1)]
+            for layer, block in enumerate(layers):
+                x = block(x, own[layer])
                 if layer == config.recurrent_layers - 1:
                     vector, norm = self.sentence_head(take_rows(x, of.last), sentence_dropout, own[depth])
                     vectors.append(controlled(vector, config.thought_control))
@@ -233,8 +238,8 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         if not torch.is_grad_enabled() or not plan.steps:
             return []
         memory.repeat(plan)
-        blocks: list[Any] = list(self.blocks[:depth])
-        maps = [block.repeated([len(of.sequences.place) for of in plan.steps]) for block in blocks]
+        sizes = [len(of.sequences.place) for of in plan.steps]
+        maps = [block.repeated(sizes) for block in self.layers[:depth]]
         if not self.config.recurrent_layers:
             return maps
         head = repeated(self.sentence_head.linear, [len(of.last) for of in plan.steps])
@@ -267,8 +272,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         """The map of vectors to keys and values in those of `layers` with cross-attention, for tokens `like` these."""
         config = self.config
         positions = memory_positions(config.memory_size, config.hidden_size, config.memory_position_scale, like.device)
-        blocks: list[Any] = [self.blocks[i] for i in layers if i in config.cross_layers]
-        maps = [block.memory_attention.key_value for block in blocks]
+        maps = [self.layers[i].memory_attention.key_value for i in layers if i in config.cross_layers]
         return MemoryMap(maps, positions, like.dtype)
 
     def _step(
@@ -281,7 +285,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             entries = memory.entries(streams, of.young)
             vectors = entries + memory.map.positions[: entries.shape[1]]
             prefix = vectors.flatten(0, 1)[of.prefix].to(memory.seed.dtype)
-        step = Step(of.sequences, used=of.used, has_memory=of.has_memory)
+        step = Step(sequences=of.sequences, used=of.used, has_memory=of.has_memory)
         if cross := [layer for layer in config.cross_layers if layer < depth]:
             step.memory = dict(zip(cross, memory.keys_and_values(streams, of.young)))
         if cache is not None:
@@ -293,7 +297,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
     def _all_steps(self, of: AllSteps, vectors: Tensor, layers: range, x: Tensor) -> Step:
         """All sentences of some steps of fresh streams at once, each with the window of `vectors` [n, d] it reads."""
         config = self.config
-        step = Step(of.sequences)
+        step = Step(sequences=of.sequences)
         cross = [layer for layer in layers if layer in config.cross_layers]
         if not cross:
             return step
@@ -371,7 +375,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         )
         loss, weight = self._cross_entropy(output, batch["labels"], weights)
         metrics = {"nll": loss.detach()} | {
-            f"memory_gate.{i}": self.blocks[i].memory_attention.gate.detach()[0] for i in self.config.cross_layers
+            f"memory_gate.{i}": self.layers[i].memory_attention.gate.detach()[0] for i in self.config.cross_layers
         }
         if self.config.memory != "none":
             normalized = self.config.sentence_head == "normalized"
@@ -494,7 +498,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         assert output is not None
         layout, length = output.layout, real.shape[1]
         attended = torch.full(real.shape, math.nan, device=real.device)
-        gates = [self.blocks[i].memory_attention.gate.detach().float() for i in self.config.cross_layers]
+        gates = [self.layers[i].memory_attention.gate.detach().float() for i in self.config.cross_layers]
         reads: list[list[Tensor]] = [[] for _ in traces]
         of_sentence = [
             part

@@ -52,7 +52,7 @@ def _read(model: ThoughtGestaltForCausalLM, input_ids: Tensor) -> tuple[Tensor, 
             vectors = torch.stack(read, dim=1) + _positions(len(read), config)
             x, prefix = torch.cat((vectors, x), dim=1), len(read)
         last = prefix + (place[:, k] >= 0).sum(1) - 1
-        for layer, block in enumerate(model.blocks):
+        for layer, block in enumerate(model.layers):
             x = _block(block, x, read, config)
             if layer == config.vector_layer and config.memory != "none":
                 vector, norm = model.sentence_head(x[torch.arange(len(x)), last.clamp(min=0)], 0.0, Step())

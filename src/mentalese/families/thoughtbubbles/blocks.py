@@ -32,6 +32,7 @@ class StreamState:
     """What the blocks between two forks share.
 
     Attributes:
+        layer: that is next.
         cos, sin: [1 or B, 1, N, d_h / 2].
         scores: float32 [B, N], log p; `None` if all streams have weight 1.
         mask: bool [B, 1, N, m], what each stream sees, if a cache is in use; `None`: every place sees those before it.
@@ -42,6 +43,7 @@ class StreamState:
         attention: [B, N, N] per block, mean over heads, if a trace was asked for.
     """
 
+    layer: int
     cos: Tensor
     sin: Tensor
     scores: Tensor | None
@@ -55,9 +57,9 @@ class StreamState:
 class Attention(nn.Module):
     """Eq. 8: softmax((Q K^T + log p) / scale) (V p), with rotary positions (section D)."""
 
-    def __init__(self, config: ThoughtbubblesConfig, layer: int) -> None:
+    def __init__(self, config: ThoughtbubblesConfig) -> None:
         super().__init__()
-        self.layer, self.heads = layer, config.num_attention_heads
+        self.heads = config.num_attention_heads
         self.overwrite = config.score_scale == "overwrite"
         self.flex = config._attn_implementation == "flex_attention"
         if self.flex and self.overwrite:
@@ -86,7 +88,7 @@ class Attention(nn.Module):
 
     def _append(self, state: StreamState, name: str, new: Tensor) -> Tensor:
         """All keys or values so far, [B, heads, m, d_h (+ n)]."""
-        name, end = f"{name}.{self.layer}", state.end
+        name, end = f"{name}.{state.layer}", state.end
         assert state.cache is not None
         assert state.slots is not None
         old = state.cache.get(name, new[:, :, :0])
@@ -121,10 +123,10 @@ class MLP(nn.Module):
 class Block(GradientCheckpointingLayer):
     """Eq. 9, 10: pre-norm attention and MLP, each weighted by a stream's score."""
 
-    def __init__(self, config: ThoughtbubblesConfig, layer: int) -> None:
+    def __init__(self, config: ThoughtbubblesConfig) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.attention = Attention(config, layer)
+        self.attention = Attention(config)
         self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.mlp = MLP(config)
 

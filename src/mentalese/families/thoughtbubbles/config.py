@@ -19,6 +19,8 @@ class ThoughtbubblesConfig(LatentThoughtConfig):
         max_position_embeddings: L, the training length; positions are rotary, so with a dynamic budget longer text
             can be read.
         fork_layers: 0-based blocks before which streams fork; empty: the regular RoPE transformer.
+        layers_per_turn: a looped decoder: layer i has the block of layer i mod this number, and each fork its own
+            decision (ours); `None`: all layers have their own.
         budget: kappa / L, streams per token; a forking layer keeps at most kappa streams. 1: scores without forks.
         budget_mode: `dynamic`: a text of n tokens has ceil(budget * n) streams (E.1); `fixed`: ceil(budget * L), for
             every n.
@@ -37,6 +39,7 @@ class ThoughtbubblesConfig(LatentThoughtConfig):
     model_type = "thoughtbubbles"
     max_position_embeddings: int = 512
     fork_layers: tuple[int, ...] = ()
+    layers_per_turn: int | None = None
     budget: float = 2.0
     budget_mode: Literal["dynamic", "fixed"] = "dynamic"
     selection: Literal["block", "causal"] = "block"
@@ -59,6 +62,7 @@ class ThoughtbubblesConfig(LatentThoughtConfig):
                 f"{self.model_type}.num_attention_heads is {self.num_attention_heads}: rotary positions need heads of "
                 f"even width, and this sets {self.hidden_size // self.num_attention_heads}"
             )
+        self.check_turns(self.layers_per_turn)
         layers = self.fork_layers
         outside = [layer for layer in layers if not 0 <= layer < self.num_hidden_layers]
         if outside:

@@ -17,7 +17,7 @@ Sections and equations are the paper's. Letters in shapes: B rows of L tokens, N
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -84,7 +84,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
     def __init__(self, config: ThoughtbubblesConfig) -> None:
         super().__init__(config)
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers_per_turn or config.num_hidden_layers))
         self.fork_decisions = nn.ModuleDict({str(layer): ForkDecision(config) for layer in config.fork_layers})
         self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -97,6 +97,11 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
             init.constant_(module.threshold, UNKNOWN)
             if module.decide.bias is not None:
                 init.constant_(module.decide.bias, self.config.fork_bias_init)
+
+    @property
+    def layers(self) -> list[Any]:
+        """The block of each layer."""
+        return [self.blocks[i % len(self.blocks)] for i in range(self.config.num_hidden_layers)]
 
     def new_cache(self) -> ThoughtCache:
         return ThoughtCache()
@@ -145,7 +150,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         candidates: list[Candidates] = []
         broken: list[Tensor] = []
         state = self._state(streams, 0, cache)
-        for layer, block in enumerate(self.blocks):
+        for layer, block in enumerate(self.layers):
             if layer in config.fork_layers:
                 room = quota if selection == "block" else None
                 streams, chosen_from = self._fork(streams, layer, room, budget_mode, cache)
@@ -159,7 +164,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
                 state = self._state(streams, len(forks), cache)
                 if trace and len(forks) == len(config.fork_layers):
                     state.attention = attention
-            streams.x = block(streams.x, state)
+            streams.x = block(streams.x, replace(state, layer=layer))
         if broken and (first or input_ids.device.type == "cpu"):  # a GPU is not waited for at each token
             self._check_scores(torch.stack(broken).tolist())
         if cache is not None:
@@ -245,7 +250,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         scores = streams.scores
         if scores is None and config.fork_layers and config.score_scale == "overwrite":
             scores = torch.zeros_like(streams.token, dtype=torch.float32)
-        return StreamState(cos, sin, scores, mask, slots, end, None if cache is None else cache.state, None)
+        return StreamState(0, cos, sin, scores, mask, slots, end, None if cache is None else cache.state, None)
 
     def _fork(
         self, streams: Streams, layer: int, quota: Quota | None, budget_mode: str, cache: ThoughtCache | None

@@ -47,7 +47,7 @@ def streams_reference(model: Any, input_ids: Tensor, selection: str | None = Non
         for i, token in enumerate(input_ids.tolist())
         for copy in range(config.copies)
     ]
-    for layer, block in enumerate(model.blocks):
+    for layer, block in enumerate(model.layers):
         if layer in config.fork_layers:
             streams = fork_reference(
                 streams, model.fork_decisions[str(layer)], config, len(input_ids), selection or config.selection
