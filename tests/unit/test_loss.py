@@ -18,6 +18,7 @@ from mentalese.nn.loss import (
     linear_nll_reference,
     linear_nll_sum,
 )
+from mentalese.testing.device import DEVICE, PretendedDevice
 
 
 def problem(n: int = 37, d: int = 8, v: int = 23, *, ignored: float = 0.3, seed: int = 0) -> dict[str, Tensor]:
@@ -50,6 +51,17 @@ def test_loss_and_gradients_are_those_of_the_plain_form(n: int, chunk: int, igno
     nll = linear_nll(inputs["hidden"], inputs["weight"], inputs["targets"], chunk_size=chunk)
     reference = linear_nll_reference(inputs["hidden"], inputs["weight"], inputs["targets"])
     torch.testing.assert_close(nll, reference, atol=1e-5, rtol=1e-6)
+
+
+def test_a_device_takes_as_many_rows_at_once_as_its_memory_has_room_for() -> None:
+    inputs = problem(1500)
+    expected, device = linear_cross_entropy_reference(**inputs), PretendedDevice()
+    with device:
+        there = {name: tensor.to(DEVICE) for name, tensor in inputs.items()}
+        found: list[Tensor] = []
+        counts = device.count(lambda: found.append(linear_cross_entropy(**there)))
+    torch.testing.assert_close(found[0], expected, atol=1e-6, rtol=1e-6)
+    assert counts.kernels["amax"] == 1  # of three on a CPU
 
 
 def test_a_batch_without_targets_costs_nothing_and_moves_nothing() -> None:

@@ -19,7 +19,8 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 IGNORED = -100
-_CHUNK = 512  # rows; measured best of 256 to 2048 at vocabularies of 4,096 and 50,257
+_CHUNK = 512  # rows on a CPU; measured best of 256 to 2048 at vocabularies of 4,096 and 50,257
+_LOGITS = 2**26  # of a chunk elsewhere: 256 MiB in float32, so that few kernels have much to do
 
 
 def linear_cross_entropy(
@@ -51,7 +52,7 @@ def linear_cross_entropy(
     coefficients = torch.where(total == 0, 0.0, coefficients / total)
     if isinstance(weight, nn.Module):
         return (module_nll(hidden, weight, targets, chunk_size=chunk_size) * coefficients).sum()
-    return _apply(hidden, weight, targets, coefficients, chunk_size or _CHUNK, *_needs(hidden, weight))[0]
+    return _apply(hidden, weight, targets, coefficients, chunk_size, *_needs(hidden, weight))[0]
 
 
 @torch.no_grad()
@@ -62,7 +63,7 @@ def linear_nll(hidden: Tensor, weight: Tensor | nn.Module, targets: Tensor, *, c
     """
     if isinstance(weight, nn.Module):
         return module_nll(hidden, weight, targets, chunk_size=chunk_size)
-    return _apply(hidden, weight, targets, None, chunk_size or _CHUNK, False, False)[1]
+    return _apply(hidden, weight, targets, None, chunk_size, False, False)[1]
 
 
 def linear_nll_sum(
@@ -73,7 +74,7 @@ def linear_nll_sum(
         nll = module_nll(hidden, weight, targets, chunk_size=chunk_size)
         return nll.sum(), nll.detach()
     counted = (targets != IGNORED).to(torch.float32)
-    return _apply(hidden, weight, targets, counted, chunk_size or _CHUNK, *_needs(hidden, weight))
+    return _apply(hidden, weight, targets, counted, chunk_size, *_needs(hidden, weight))
 
 
 def module_nll(hidden: Tensor, head: nn.Module, targets: Tensor, *, chunk_size: int | None = None) -> Tensor:
@@ -84,7 +85,7 @@ def module_nll(hidden: Tensor, head: nn.Module, targets: Tensor, *, chunk_size: 
         precise = torch.promote_types(logits.dtype, torch.float32)
         return F.cross_entropy(logits.to(precise), y, reduction="none", ignore_index=IGNORED)
 
-    size = chunk_size or _CHUNK
+    size = chunk_size or _CHUNK  # the vocabulary is the head's own matter
     kept = torch.is_grad_enabled()
     parts = zip(hidden.split(size), targets.split(size))
     return torch.cat([checkpoint(nll, h, y, use_reentrant=False) if kept else nll(h, y) for h, y in parts])
@@ -122,7 +123,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight: Tensor,
         targets: Tensor,
         coefficients: Tensor | None,
-        chunk_size: int,
+        chunk_size: int | None,
         hidden_needs_grad: bool,
         weight_needs_grad: bool,
     ) -> tuple[Tensor, Tensor]:
@@ -133,7 +134,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         with torch.autocast(device, enabled=False):
             w = weight.to(dtype)
             n, v = len(hidden), len(w)
-            rows = min(chunk_size, max(n, 1))
+            rows = min(chunk_size or (_CHUNK if device == "cpu" else max(_CHUNK, _LOGITS // v)), max(n, 1))
             nll = hidden.new_zeros(n, dtype=precise)
             hidden_grad = torch.empty_like(hidden) if hidden_needs_grad else None
             weight_grad = torch.zeros_like(weight, dtype=precise) if weight_needs_grad else None
