@@ -33,8 +33,8 @@ def _suite(paths: list[str]) -> tuple[Any, dict[str, Any]]:
             seeds = np.clip(shares["seeds"], *_CUT)
             if shares["interval"] is not None:
                 panel.plot(np.clip(shares["interval"], *_CUT), [row, row], color=color, lw=2)
-            panel.plot(seeds, [row] * len(seeds), ".", color=color, alpha=0.5, markersize=5)
-            panel.plot(np.clip(shares["mean"], *_CUT), row, "o", color=color, markersize=7)
+            panel.plot(np.clip(shares["mean"], *_CUT), row, "D", color=color, markersize=7)
+            panel.plot(seeds, [row] * len(seeds), "o", color="white", markeredgecolor=color, markersize=4.5, zorder=3)
         panel.set_yticks(range(len(methods)), [f"{m['name'].partition('/')[2]} ({m['role']})" for m in methods])
         panel.set(title=task["name"], xlim=_CUT, ylim=(len(methods) - 0.5, -0.5))
         for level in (0, 1):
@@ -45,7 +45,7 @@ def _suite(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     panels[-1][0].set_xlabel("share of the gap closed; 0%: best without the mechanism, 100%: best possible")
     everything = [share for task in tasks for method in task["methods"] for share in method["closed"]["seeds"]]
     cut = f"; shares below {_CUT[0]:.0%} are drawn there" if min(everything) < _CUT[0] else ""
-    footnote(picture, f"small dots: seeds; large dots: means with 95% intervals over seeds{cut}")
+    footnote(picture, f"white dots: seeds; diamonds: means with 95% intervals over seeds{cut}")
     return picture, numbers
 
 
