@@ -13,7 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch._dynamo.utils import counters
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
@@ -29,7 +28,7 @@ from mentalese.families.thought_gestalt.plan import plan_pass, sent
 from mentalese.families.thought_gestalt.repeated import parts, unit
 from mentalese.families.thought_gestalt.streams import find_sentences
 from mentalese.models.build import check_context
-from mentalese.models.contract import TrainStep, count_parameters
+from mentalese.models.contract import count_parameters
 from mentalese.models.trace import ThoughtTrace
 from mentalese.nn.loss import linear_cross_entropy_reference
 from mentalese.registry import get_recipe, match_recipes
@@ -848,27 +847,3 @@ def saved_bytes(sentences: int) -> int:
 def test_memory_grows_with_the_number_of_sentences_and_no_faster() -> None:
     base, double, triple = (saved_bytes(sentences) for sentences in (42, 84, 126))  # all above memory_size
     assert triple - double < 1.05 * (double - base)
-
-
-# ------------------------------------------------------------------------------------------------------------- compile
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # the compiler's own, while it loads
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # and where it breaks its graph
-@pytest.mark.slow
-def test_a_compiled_step_is_compiled_once_whatever_the_batches_and_equals_the_eager_one() -> None:
-    compiled, eager = make().train(), make().train()
-    step = TrainStep(compiled)
-    step.compile()
-    graphs = []
-    for i, rows in enumerate([((3, 1, 6), (2,)), ((5,),), ((1, 2, 3, 4), (6, 6, 1), (2, 2)), ((4, 4, 4, 4, 4, 1),)]):
-        batch = batch_of(*(stream(*lengths, seed=i) for lengths in rows))
-        weights = {"eos_weight": 1.0 - 0.2 * i}
-        output, expected = step(batch, weights), eager.training_loss(batch, **weights)
-        torch.testing.assert_close(output.loss, expected.loss)
-        output.loss.backward()
-        expected.loss.backward()
-        graphs.append(counters["stats"]["unique_graphs"])
-    torch.testing.assert_close(gradients(compiled), gradients(eager), atol=1e-5, rtol=1e-4)
-    assert graphs[0] > 0
-    assert graphs[1:] == [graphs[0]] * 3
