@@ -131,7 +131,7 @@ def stop(pids: list[int]) -> None:
 
 
 def killed(pids: list[int], after: float, chance: random.Random) -> bool:
-    """Kills a run's processes after so many seconds, one of them first; `False` if the run was over by then."""
+    """Kills a run's processes after this number of seconds, one of them first; `False` if the run was over by then."""
     time.sleep(after)
     over = [pid for pid in pids if os.waitpid(pid, os.WNOHANG)[0]]
     alive = [pid for pid in pids if pid not in over]
@@ -180,7 +180,7 @@ def differences(out: Path, whole: Path) -> Iterator[str]:
 
 
 def cell(recipe: Recipe, folder: Path, processes: int, runs: int, chance: random.Random) -> dict[str, Any]:
-    """One recipe with so many processes: the line of the table."""
+    """One recipe with this number of processes: the line of the table."""
     whole, length = folder / "whole", 0.0
     for out in (folder / "first", whole):  # the first one also fills caches, and is longer
         length = finish(start(recipe, out, processes), out)

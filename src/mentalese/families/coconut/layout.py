@@ -103,11 +103,11 @@ def lay_out(is_latent: Tensor, real: Tensor, rows: Rows | None = None) -> Layout
 
     has = rows.latents > 0
     start = torch.where(has, rows.start, rows.tokens.clamp(max=prompt))
-    behind = rows.rank - (start + rows.latents)[:, None]
+    after = rows.rank - (start + rows.latents)[:, None]
     place = torch.where(
         rows.rank < start[:, None],
         prompt - start[:, None] + rows.rank,
-        torch.where(behind < 0, prompt + rows.rank - start[:, None], prompt + passes + behind),
+        torch.where(after < 0, prompt + rows.rank - start[:, None], prompt + passes + after),
     )
     width = prompt + passes + max(rest)
     trash = place.masked_fill(~real, width)

@@ -69,7 +69,7 @@ def written_steps(
         first_row: the number of the first row in its batch.
 
     Returns:
-        `steps` int64 [M, S], their tokens, -100 behind them; `step_rows` [M], the row of each; `step_latents` [M, c],
+        `steps` int64 [M, S], their tokens, -100 after them; `step_rows` [M], the row of each; `step_latents` [M, c],
         which of the row's latents stand for it. M is 0 if no row has both steps and latents.
     """
     import torch

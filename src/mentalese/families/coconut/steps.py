@@ -41,7 +41,7 @@ class StepDecoder(nn.Module):
             tokens: [M, S, d], embeddings.
         """
         inputs = torch.cat((latents.to(tokens.dtype), tokens[:, :-1]), dim=1)
-        real = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)  # padding is behind every step
+        real = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)  # padding follows every step
         masks = attention_masks(self.body.config, real, real.cumsum(1) - 1, 0, inputs.dtype)
         output = self.body(inputs_embeds=inputs, attention_mask=masks, use_cache=False)
         return output.last_hidden_state[:, latents.shape[1] - 1 :]

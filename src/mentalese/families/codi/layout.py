@@ -178,7 +178,7 @@ def _mask(batch: Batch) -> Any:
 
 
 def _wider(tensor: Any, width: int, fill: int) -> Any:
-    """Rows [rows, length] with `fill` behind them up to a width."""
+    """Rows [rows, length] padded with `fill` to a width."""
     import torch
 
     return torch.nn.functional.pad(tensor, (0, width - tensor.shape[1]), value=fill)

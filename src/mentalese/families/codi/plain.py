@@ -28,7 +28,7 @@ def thought(model: CodiForCausalLM, hidden: Tensor) -> Tensor:
 
 
 def states(model: CodiForCausalLM, row: Tensor) -> list[Tensor]:
-    """Hidden states [L, d] of one row [L] behind each of the M layers, the last behind the final norm."""
+    """Hidden states [L, d] of one row [L] after each of the M layers, the last after the final norm."""
     embed = model.get_input_embeddings()
     inputs: list[Tensor] = []
     for token in row:

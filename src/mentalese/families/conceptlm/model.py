@@ -371,7 +371,7 @@ class ConceptLMForCausalLM(LayeredDecoder):
         if float(used.utilisation.mean()) * codes < COLLAPSED * min(codes, differing):
             self._watched = None  # said once
             warnings.warn(
-                f"the codebooks have collapsed: the last {self.GUARD} steps used {share:.0%} of the codes; give "
+                f"the codebooks have collapsed: the last {self.GUARD} steps used {share:.0%} of the codes; set "
                 f"codebook 'mlp', a lower learning rate or fewer codes (num_codes is {self.config.num_codes})",
                 stacklevel=2,
             )
