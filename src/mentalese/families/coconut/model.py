@@ -232,8 +232,8 @@ class CoconutForCausalLM(WrappedDecoder):
     shard_blocks = False  # a step runs the backbone many times
     steps_layout = "qa_steps"  # whose batches a step decoder needs
     about_thoughts = (
-        "Hidden states that are fed back in place of tokens between a question and its answer; of AGCLR a concept "
-        "stream goes along with them. Only answers are trained: of a question the scores say little."
+        "Hidden states that are fed back instead of tokens between a question and its answer; AGCLR adds a concept "
+        "stream that runs alongside. Only answers are trained, so scores of the question mean little."
     )
     shown = {  # noqa: RUF012 (nothing writes to it)
         "read": Shown("read gate", "How much of the concept stream a latent reads.", "share", along="pass"),

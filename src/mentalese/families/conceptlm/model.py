@@ -175,7 +175,7 @@ class ConceptLMForCausalLM(LayeredDecoder):
     own_losses = "the losses of concepts and their codes"
     _keep_in_fp32_modules_strict = ("codebook",)
     about_thoughts = (
-        "Concepts: the mean state of a few tokens each, quantised to codes; each is predicted from those before it."
+        "Concepts: each is the mean state of a few tokens, quantised to codes, and is predicted from those before it."
     )
     shown = {  # noqa: RUF012 (nothing writes to it)
         "concept_error": Shown(

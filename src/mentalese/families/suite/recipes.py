@@ -240,7 +240,7 @@ def forgetful(model: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def sentences(name: str, size: float, description: str, model: dict[str, Any]) -> Recipe:
+def sentences(name: str, size: float, description: str, model: dict[str, Any], **fields: Any) -> Recipe:
     """A method that reads the texts of `RECALL` sentence by sentence."""
     return documents(
         name,
@@ -251,6 +251,7 @@ def sentences(name: str, size: float, description: str, model: dict[str, Any]) -
         data=DataConfig(source=f"builtin:{RECALL}", tokenizer="bpe:512", max_sentence_tokens=16),
         layout=SentenceStreams(max_sentences=32, tokens_per_batch=2048),
         evaluation=EvaluationConfig(batch_size=32, max_documents=100),
+        **fields,
     )
 
 
@@ -298,7 +299,8 @@ def composed(size: float) -> SuiteTask:
     turning = model | {"layers_per_turn": 2}
 
     def made(method: str, description: str, model: dict[str, Any]) -> Recipe:
-        return sentences(f"composed/{method}", size, description, model)
+        optimizer = OptimizerConfig(learning_rate=4e-4, warmup=0.1)  # the best of `recall`
+        return sentences(f"composed/{method}", size, description, model, optimizer=optimizer)
 
     return SuiteTask(
         "composed",

@@ -93,7 +93,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
     lora_targets = ("qkv", "query", "key_value")
     _tied_weights_keys = {"lm_head.weight": "embed.weight"}  # noqa: RUF012 (transformers' own attribute)
     shard_blocks = False  # a step uses a block's weights many times, and those of `key_value` outside their module
-    about_thoughts = "A vector for each sentence, kept in a memory that the tokens of later sentences read."
+    about_thoughts = "One vector per sentence, kept in a memory that the tokens of later sentences read."
     shown = {  # noqa: RUF012 (nothing writes to it)
         "memory_attention": Shown("memory use", "The most attention that the token gives to one sentence.", "share"),
         "memory": Shown("memory", "How much the tokens of a sentence attend to an earlier one."),

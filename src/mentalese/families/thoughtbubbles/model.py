@@ -60,8 +60,8 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
     lora_targets = ("qkv",)
     _keep_in_fp32_modules_strict = ("threshold",)
     about_thoughts = (
-        "Residual streams: if a token needs more computation its stream forks. Streams are chosen for a whole text at "
-        "once (selection 'block'), so that later tokens influence the choice, or token by token ('causal')."
+        "Residual streams: if a token needs more computation, its stream forks. Streams are selected for a whole text "
+        "at once (selection 'block'), so later tokens influence the choice, or token by token ('causal')."
     )
     shown = {  # noqa: RUF012 (nothing writes to it)
         "surprisal": Shown(
