@@ -77,7 +77,8 @@ def concepts() -> Shown:
     spec = "phrases:lead=3,concepts=8,phrases=8,words=32"
     task = dataclasses.replace(SUITE["phrases"](1.0), spec=spec)
     recipe = _mechanism(task, "concepts", 600_000, 5e-3)
-    recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, source=f"builtin:{spec}"))
+    data = dataclasses.replace(recipe.data, source=f"builtin:{spec}")
+    recipe = dataclasses.replace(recipe, data=data, model=recipe.model | {"ncp_weight": 1.0, "vq_weight": 100.0})
     return Shown(
         task,
         recipe,
