@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from mentalese import recipes
 from mentalese.data.store import prepare
 from mentalese.families.codi.recipes import gsm8k
-from mentalese.families.latent_reasoning.recipes import loops, ways
+from mentalese.families.looped.config import grown
+from mentalese.families.suite.latent_reasoning import loops, ways
 from mentalese.training.loop import LogBuffer, Run
 from mentalese.training.parallel import Parallel
 from support import shrink
@@ -38,6 +39,11 @@ def test_all_ways_share_a_setting() -> None:
             }
             assert shared == SHARED, name
             assert recipe.baseline == (None if name.endswith(f"{decoder}-cot") else f"latent_reasoning/{decoder}-cot")
+
+
+def test_a_loop_is_what_growing_the_decoder_makes() -> None:
+    base = gsm8k("small", "a small decoder", DECODER, "somewhere", learning_rate=1e-3, epochs=1)
+    assert [recipe.model for recipe in loops(base)] == [grown(DECODER, turns=turns) for turns in (4, 1)]
 
 
 def test_every_way_takes_a_step_from_a_trained_decoder(corpus: Path, tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""The recipes of the mechanism suite, by task; the tasks themselves are in `mentalese.data.suite`."""
+"""The recipes of the mechanism suite, by task, whose tasks are in `mentalese.data.suite`.
+
+And those that compare all ways of latent reasoning on GSM8K-Aug.
+"""
 
 from mentalese.registry import Family
 

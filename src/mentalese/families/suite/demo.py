@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mentalese.families.suite.latent_reasoning import RECIPES as LATENT_REASONING
 from mentalese.families.suite.recipes import RECIPES as SUITE_RECIPES
 from mentalese.families.suite.recipes import SUITE, SuiteTask
 from mentalese.recipe import Recipe
@@ -103,4 +104,4 @@ def forks() -> Shown:
 DEMO: dict[str, Callable[[], Shown]] = {made.__name__: made for made in (memory, composition, topic, forks, concepts)}
 """By name, in the order in which they are shown."""
 
-RECIPES = [*SUITE_RECIPES, *(make().recipe for make in DEMO.values())]
+RECIPES = [*SUITE_RECIPES, *(make().recipe for make in DEMO.values()), *LATENT_REASONING]

@@ -13,7 +13,6 @@ from mentalese.families.coconut.recipes import GPT2, GPT2_HUB, WORD_PROBLEMS
 from mentalese.families.coconut.recipes import method as latent
 from mentalese.families.codi.recipes import LLAMA, LLAMA_HUB, gsm8k
 from mentalese.families.codi.recipes import method as distilled
-from mentalese.families.looped.config import grown
 from mentalese.families.looped.recipes import TITLES
 from mentalese.recipe import Recipe
 
@@ -38,7 +37,10 @@ def ways(recipe: Recipe, distillation_weight: float) -> list[Recipe]:
 
 
 def loops(recipe: Recipe) -> list[Recipe]:
-    """The answer alone, after the middle layers four times, and once."""
+    """The answer alone, after the middle layers four times, and once. The layers are those that McLeish et al. (arXiv
+    2511.07384) keep of 16, as `mentalese grow` does."""
+    shape = {"prelude_layers": 4, "coda_layers": 4, "norms": "own"}
+    kept = {"model_type": "looped", "backbone": recipe.model | {"num_hidden_layers": 14}, **shape}
     alone = latent(recipe, "no-cot", WORD_PROBLEMS)
     titles = {"looped": (4, "the middle layers four times"), "looped-once": (1, TITLES["once"])}
     return [
@@ -46,7 +48,7 @@ def loops(recipe: Recipe) -> list[Recipe]:
             alone,
             name=f"{recipe.name}-{name}",
             description=f"{recipe.description}: the answer alone, {title}",
-            model=grown(recipe.model, turns=turns),
+            model=kept | {"turns": turns},
         )
         for name, (turns, title) in titles.items()
     ]
