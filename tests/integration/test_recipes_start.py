@@ -317,6 +317,10 @@ def narrow(model: dict[str, Any]) -> dict[str, Any]:
         made["sentence_layer"] = 3
     if model.get("num_latents"):
         made["num_latents"] = 4
+    if model.get("step_decoder_layers"):
+        made["step_decoder_layers"] = 4
+    if model.get("prelude_layers"):
+        made |= {"prelude_layers": 1, "coda_layers": 1}
     return made
 
 
