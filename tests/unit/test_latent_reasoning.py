@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from mentalese import recipes
 from mentalese.data.store import prepare
 from mentalese.families.codi.recipes import gsm8k
-from mentalese.families.looped.config import grown
+from mentalese.families.looped.grow import grown
 from mentalese.families.suite.latent_reasoning import loops, ways
-from mentalese.training.loop import LogBuffer, Run
-from mentalese.training.parallel import Parallel
+from mentalese.testing.runs import quiet_run
+from mentalese.training.loop import LogBuffer
 from support import shrink
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")  # PEFT asks for it
@@ -60,11 +60,9 @@ def test_every_way_takes_a_step_from_a_trained_decoder(corpus: Path, tmp_path: P
             small,
             layout=dataclasses.replace(small.layout, sequence_length=256),
             data=dataclasses.replace(small.data, tokenizer=str(tmp_path)),
-            train=dataclasses.replace(
-                small.train, init=str(tmp_path), lora_rank=4, lora_alpha=8, log_every=100, eval_every=100
-            ),
+            train=dataclasses.replace(small.train, init=str(tmp_path), lora_rank=4, lora_alpha=8),
         )
-        run = Run(small, tmp_path / "run", Parallel(0, 1, 0, torch.device("cpu")), show=False)
+        run = quiet_run(small, tmp_path / "run")
         before = {n: p.detach().clone() for n, p in run.model.named_parameters() if p.requires_grad}
         run.one_step(LogBuffer())
         moved = [n for n, p in run.model.named_parameters() if n in before and not torch.equal(p, before[n])]

@@ -17,7 +17,8 @@ from mentalese.analyses.figures import write_figure
 from mentalese.analyses.looped import DOCUMENTS
 from mentalese.errors import InputError
 from mentalese.families.looped import plain
-from mentalese.families.looped.config import BACKBONES, LoopedConfig, grown, kept_layers, shape_of
+from mentalese.families.looped.config import BACKBONES, LoopedConfig
+from mentalese.families.looped.grow import grown, kept_layers, shape_of
 from mentalese.families.looped.model import LoopedForCausalLM
 from mentalese.families.looped.turns import drawn_turns
 from mentalese.models.adapter import hugging_face_model

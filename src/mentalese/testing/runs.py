@@ -105,10 +105,14 @@ def shrink(recipe: Recipe, corpus: Path, *, steps: int = 6, **train: object) -> 
 
 
 def by_hand(name: str, corpus: Path, **train: Any) -> Run:
-    """A shrunken recipe's run on the host, to take steps with: nothing is logged, validated or written."""
-    recipe = shrink(get_recipe(name), corpus, **train)
+    """A shrunken recipe's `quiet_run`."""
+    return quiet_run(shrink(get_recipe(name), corpus, **train), corpus.with_name("run"))
+
+
+def quiet_run(recipe: Recipe, folder: Path) -> Run:
+    """A run on the host, to take steps with: nothing is logged, validated or written."""
     recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, log_every=100, eval_every=100))
-    return Run(recipe, corpus.with_name("run"), Parallel(0, 1, 0, torch.device("cpu")), show=False)
+    return Run(recipe, folder, Parallel(0, 1, 0, torch.device("cpu")), show=False)
 
 
 # -- runs in processes of their own ------------------------------------------------------------------------------------

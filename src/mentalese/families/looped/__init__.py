@@ -9,7 +9,7 @@ FAMILY = Family(
     description="Recurrent depth: a block of layers that every token goes through several times, at test any number",
     recipes=f"{_HERE}.recipes:RECIPES",
     classes={"looped": (f"{_HERE}.config:LoopedConfig", f"{_HERE}.model:LoopedForCausalLM")},
-    grow=f"{_HERE}.config:grown",
+    grow=f"{_HERE}.grow:grown",
     figures="mentalese.analyses.looped:FIGURES",
     idle_options={
         "looped": {

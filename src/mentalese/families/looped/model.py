@@ -31,7 +31,8 @@ from transformers import initialization as init
 
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
-from mentalese.families.looped.config import LoopedConfig, kept_layers
+from mentalese.families.looped.config import LoopedConfig
+from mentalese.families.looped.grow import kept_layers
 from mentalese.families.looped.layers import Keys, LoopedCache, SandwichLayer
 from mentalese.families.looped.turns import drawn_turns, initial_state
 from mentalese.models.backbone import attention_width, linear_weights

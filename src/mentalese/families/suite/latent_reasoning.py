@@ -13,6 +13,7 @@ from mentalese.families.coconut.recipes import GPT2, GPT2_HUB, WORD_PROBLEMS
 from mentalese.families.coconut.recipes import method as latent
 from mentalese.families.codi.recipes import LLAMA, LLAMA_HUB, gsm8k
 from mentalese.families.codi.recipes import method as distilled
+from mentalese.families.looped.grow import grown
 from mentalese.families.looped.recipes import TITLES
 from mentalese.recipe import Recipe
 
@@ -22,25 +23,15 @@ LATENTS = WORD_PROBLEMS.stages * WORD_PROBLEMS.latents_per_step
 def ways(recipe: Recipe, distillation_weight: float) -> list[Recipe]:
     """The recipe, whose model is a decoder, with written, removed, continuous or no steps."""
     names = ("cot", "no-cot", "icot", "pause", "pause-curriculum", "coconut", "agclr", "sim-cot")
-    by_latents = {name: latent(recipe, name, WORD_PROBLEMS) for name in names}
-    by_distance = {
-        f"codi-{name}" if name else "codi": distilled(
-            recipe, name, LATENTS, **({} if name == "no-distillation" else {"distillation_weight": distillation_weight})
-        )
-        for name in ("", "no-distillation", "sim-cot")
-    }
-    baseline = f"{recipe.name}-cot"
-    return [
-        dataclasses.replace(made, name=f"{recipe.name}-{name}", baseline=None if name == "cot" else baseline)
-        for name, made in (by_latents | by_distance).items()
-    ]
+    made = [latent(recipe, name, WORD_PROBLEMS) for name in names]
+    for name in ("", "no-distillation", "sim-cot"):
+        codi = distilled(recipe, name, LATENTS, distillation_weight=distillation_weight)
+        made.append(dataclasses.replace(codi, name=codi.name.replace(recipe.name, f"{recipe.name}-codi")))
+    return made
 
 
 def loops(recipe: Recipe) -> list[Recipe]:
-    """The answer alone, after the middle layers four times, and once. The layers are those that McLeish et al. (arXiv
-    2511.07384) keep of 16, as `mentalese grow` does."""
-    shape = {"prelude_layers": 4, "coda_layers": 4, "norms": "own"}
-    kept = {"model_type": "looped", "backbone": recipe.model | {"num_hidden_layers": 14}, **shape}
+    """The answer alone, after the middle layers four times, and once."""
     alone = latent(recipe, "no-cot", WORD_PROBLEMS)
     titles = {"looped": (4, "the middle layers four times"), "looped-once": (1, TITLES["once"])}
     return [
@@ -48,7 +39,7 @@ def loops(recipe: Recipe) -> list[Recipe]:
             alone,
             name=f"{recipe.name}-{name}",
             description=f"{recipe.description}: the answer alone, {title}",
-            model=kept | {"turns": turns},
+            model=grown(recipe.model, turns=turns),
         )
         for name, (turns, title) in titles.items()
     ]

@@ -272,7 +272,8 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         """The map of vectors to keys and values in those of `layers` with cross-attention, for tokens `like` these."""
         config = self.config
         positions = memory_positions(config.memory_size, config.hidden_size, config.memory_position_scale, like.device)
-        maps = [self.layers[i].memory_attention.key_value for i in layers if i in config.cross_layers]
+        blocks = self.layers
+        maps = [blocks[i].memory_attention.key_value for i in layers if i in config.cross_layers]
         return MemoryMap(maps, positions, like.dtype)
 
     def _step(
@@ -374,8 +375,9 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             ends=False,
         )
         loss, weight = self._cross_entropy(output, batch["labels"], weights)
+        layers = self.layers
         metrics = {"nll": loss.detach()} | {
-            f"memory_gate.{i}": self.layers[i].memory_attention.gate.detach()[0] for i in self.config.cross_layers
+            f"memory_gate.{i}": layers[i].memory_attention.gate.detach()[0] for i in self.config.cross_layers
         }
         if self.config.memory != "none":
             normalized = self.config.sentence_head == "normalized"
@@ -498,7 +500,8 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         assert output is not None
         layout, length = output.layout, real.shape[1]
         attended = torch.full(real.shape, math.nan, device=real.device)
-        gates = [self.layers[i].memory_attention.gate.detach().float() for i in self.config.cross_layers]
+        layers = self.layers
+        gates = [layers[i].memory_attention.gate.detach().float() for i in self.config.cross_layers]
         reads: list[list[Tensor]] = [[] for _ in traces]
         of_sentence = [
             part
