@@ -13,7 +13,7 @@ import torch
 from transformers import AutoTokenizer
 
 from mentalese import DataConfig, EvaluationConfig, Phase, Recipe, TrainConfig, answer, cli
-from mentalese.compare.compare import Match, compare, print_comparison
+from mentalese.compare.compare import Match, _cost, compare, print_comparison
 from mentalese.data.layouts import Layout, PerDocument, QuestionAnswer
 from mentalese.errors import InputError
 from mentalese.evaluation.answers import AnswerMetrics
@@ -313,6 +313,8 @@ def test_curricula_are_compared_by_their_answers(
     direct = changed(changed(direct, "layout", stages=0), "train", epochs=1)
     compared = compare([recipe, direct], tmp_path / "out", match=match, show=False)
     first, second = compared["rows"]
+    if match:  # counted before the first step, and the same
+        assert _cost(recipe, match, show=False) == first["runs"][0][match]
     assert (first["runs"][0]["test"]["stage"], second["runs"][0]["test"]["stage"]) == (2, 1)
     assert second["difference"] == second["accuracy"]["mean"] - first["accuracy"]["mean"]
     if match:

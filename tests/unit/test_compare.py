@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from mentalese.compare.compare import compare, flops_per_token, print_comparison
+from mentalese.compare.compare import _cost, _fit, compare, flops_per_token, print_comparison
 from mentalese.data.layouts import Packed, QuestionAnswer
 from mentalese.errors import InputError
 from mentalese.evaluation.statistics import paired_t_test, student_t_p, summary
 from mentalese.provenance import train_command
-from mentalese.recipe import DataConfig, EvaluationConfig, Phase, Recipe, TrainConfig
+from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Phase, Recipe, TrainConfig
 from mentalese.registry import get_recipe
+from mentalese.training.loop import train
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
 
@@ -146,24 +147,24 @@ def test_tokens_are_matched_to_the_first_recipes_and_nobody_stops_early(tmp_path
     assert result["match"] == {"by": "tokens", "budget": 1000}
 
 
-def test_a_length_in_steps_gives_the_tokens_that_it_took(tmp_path: Path) -> None:
+def test_a_length_in_steps_gives_the_tokens_that_it_takes(tmp_path: Path, corpus: Path) -> None:
     trainer = FakeTrainer(SCORES)
-    recipes = [recipe("a/x", train=TrainConfig(steps=7)), recipe("b/x")]
-    compare(recipes, tmp_path, match="tokens", show=False, train=trainer)
-    assert trainer.trained[0].train.steps == 7
-    assert trainer.trained[1].train.tokens == 700
+    compare([_real("a/x", corpus), _real("b/x", corpus)], tmp_path, match="tokens", show=False, train=trainer)
+    assert trainer.trained[0].train.steps == 6
+    assert trainer.trained[1].train.tokens == pytest.approx(6 * 4 * 63, rel=0.01)  # steps, rows and targets in one
 
 
 def test_each_run_has_the_command_that_trains_it_alone(tmp_path: Path) -> None:
     names = ("gpt2/340k", "gpt2-rope/340k")
     trainer = FakeTrainer({name: [100.0, 90.0] for name in names})
-    shortened = [dataclasses.replace(get_recipe(name), train=TrainConfig(steps=7)) for name in names]
+    lengths = (TrainConfig(tokens=700), TrainConfig(steps=7))
+    shortened = [dataclasses.replace(get_recipe(name), train=length) for name, length in zip(names, lengths)]
     result = compare(shortened, tmp_path, match="tokens", seeds=2, show=False, train=trainer)
     commands = [command for row in result["rows"] for command in row["commands"]]
     assert commands == [
         train_command(run, tmp_path / run.name.replace("/", "-") / f"seed-{run.train.seed}") for run in trainer.trained
     ]
-    assert "--train.steps 7" in commands[0]
+    assert "--train.tokens 700" in commands[0]
     assert re.search("gpt2-rope/340k .*--train.tokens 700 .*--seed 1 ", commands[3])
 
 
@@ -185,15 +186,35 @@ def _real(name: str, corpus: Path, **model: Any) -> Recipe:
 def test_flops_are_matched_through_the_models_own_count(tmp_path: Path, corpus: Path) -> None:
     """A wider model trains on as many fewer tokens as each of them costs more; its weights are never allocated."""
     recipes = [_real("a/x", corpus), _real("b/x", corpus, n_embd=64)]
-    trainer = FakeTrainer(SCORES, cost={"a/x": 1_000_000})
-    result = compare(recipes, tmp_path, match="flops", show=False, train=trainer)
-    budget = result["match"]["budget"]
-    assert budget == 600 * 1_000_000  # what the first run took
-    # Counted by hand: GPT-2 of width 64, 2 layers, vocabulary 512, rows of 64 of which 63 are targets.
-    linear = 2 * 12 * 64 * 64 + 512 * 64
-    attention = 2 * 64 * 64 * 2
-    per_token = 3 * 2 * (linear + attention)
-    assert trainer.trained[1].train.tokens == pytest.approx(budget / per_token, rel=0.03)
+    trainer = FakeTrainer(SCORES)
+    compare(recipes, tmp_path, match="flops", show=False, train=trainer)
+
+    def per_token(width: int) -> int:
+        """By hand: a GPT-2 of 2 layers, vocabulary 512, rows of 64 of which 63 are targets."""
+        linear = 2 * 12 * width * width + 512 * width
+        attention = 2 * 64 * width * 2
+        return 3 * 2 * (linear + attention)
+
+    shorter = per_token(32) / per_token(64)
+    assert trainer.trained[1].train.tokens == pytest.approx(6 * 4 * 63 * shorter, rel=0.03)
+
+
+def test_the_cost_counted_before_training_is_the_one_that_training_counts(tmp_path: Path, corpus: Path) -> None:
+    """Of a model that draws how deep it is, once per step."""
+    short = dataclasses.replace(_real("a/x", corpus), model=get_recipe("looped/tiny").model)
+    result = train(short, tmp_path / "run", show=False)
+    assert (_cost(short, "flops", False), _cost(short, "tokens", False)) == (result["flops"], result["tokens"])
+
+
+@pytest.mark.parametrize("changes", [{}, {"n_embd": 64}], ids=["its learning rate", "its width"])
+def test_a_first_recipe_with_another_cost_is_fitted_too(changes: dict[str, Any], tmp_path: Path, corpus: Path) -> None:
+    """A tuned learning rate costs nothing: the first recipe then keeps its length in steps."""
+    first = _real("a/x", corpus)
+    fit = _fit(first, "flops", 1, False)
+    changed = fit(dataclasses.replace(first, model=first.model | changes, optimizer=OptimizerConfig(learning_rate=0.5)))
+    assert changed.train.steps == (None if changes else 6)
+    if changes:
+        assert changed.train.tokens < 6 * 4 * 63
 
 
 def test_flops_a_token_follow_the_curriculum() -> None:

@@ -1,8 +1,8 @@
 """Recipes trained on the same text at equal cost, in one table.
 
 check    the same data for all, no folder with another run, equal size if requested
+match    the tokens or FLOPs of the first recipe, counted before anything is trained, are the budget of the others
 train    recipe by recipe, seed by seed; a finished run in the folder is reused
-match    the first recipe's tokens or FLOPs are the budget of the others
 judge    mean and spread over seeds, each against its baseline, with a paired test for three or more seeds
 """
 
@@ -36,15 +36,18 @@ from mentalese.models.build import build_model
 from mentalese.models.contract import Contract, count_parameters
 from mentalese.models.saved import load
 from mentalese.recipe import Recipe
-from mentalese.screen import print_table
+from mentalese.screen import print_table, progress
 from mentalese.training import loop
 from mentalese.training.parallel import is_main_process
-from mentalese.training.plan import Plan
+from mentalese.training.plan import Plan, step_seed
 from mentalese.training.run_folder import check_folder
 
 Match = Literal["params", "tokens", "flops"]
 
 PARAMETER_TOLERANCE = 0.01
+
+# Steps whose FLOPs are counted one by one; of a longer run, this many that are spread evenly over it.
+_COUNTED_STEPS = 10_000
 
 # All recipes must agree on these, or their results could not be compared.
 _SHARED = (
@@ -103,35 +106,27 @@ def compare(
         recipes = [_change(recipe, early_stopping_patience=None) for recipe in recipes]
     if match == "params":
         _check_parameters(recipes, show)
-    matched: dict[str, Any] = {"by": match}
-    # Without a known length the first recipe's runs come first: they are the budget of the others.
-    tokens = recipes[0].train.tokens if match == "tokens" else None
-    known = tokens is not None or match not in ("tokens", "flops")
-    fit = _fit("tokens", tokens, show) if tokens is not None else lambda recipe: recipe
+    fit = _fit(recipes[0], match, seeds, show) if match in ("tokens", "flops") else lambda recipe: recipe
     tuned: list[Tuned] = []
-    chosen: list[Recipe] = []
-    results: list[list[dict[str, Any]]] = []
 
     def run(work: Sequence[Job]) -> list[Any]:
         return run_jobs(work, count=jobs, executor=executor, train=train, show=show)
 
-    for group in [recipes] if known else [recipes[:1], recipes[1:]]:
-        if results and match in ("tokens", "flops"):
-            fit = _fit(match, statistics.median_low([result[match] for result in results[0]]), show)
-        if tuned_fields:
-            tuned += tune(group, tuned_fields, lambda recipe: _folder(out, recipe), run, fit)
-            chosen += [one.recipe for one in tuned[len(chosen) :]]
-        else:
-            chosen += [fit(recipe) for recipe in group]
-        work = [
-            Job(_change(recipe, seed=seed), run_folder(out, recipe.name, seed))
-            for recipe in chosen[len(results) :]
-            for seed in _seeds(recipe, seeds)
-        ]
-        for job in work:
-            check_folder(job.recipe, job.folder, resume=True)
-        done = run(work)
-        results += [done[start : start + seeds] for start in range(0, len(done), seeds)]
+    if tuned_fields:
+        tuned = tune(recipes, tuned_fields, lambda recipe: _folder(out, recipe), run, fit)
+        chosen = [one.recipe for one in tuned]
+    else:
+        chosen = [fit(recipe) for recipe in recipes]
+    work = [
+        Job(_change(recipe, seed=seed), run_folder(out, recipe.name, seed))
+        for recipe in chosen
+        for seed in _seeds(recipe, seeds)
+    ]
+    for job in work:
+        check_folder(job.recipe, job.folder, resume=True)
+    done = run(work)
+    results = [done[start : start + seeds] for start in range(0, len(done), seeds)]
+    matched: dict[str, Any] = {"by": match}
     if match in ("tokens", "flops"):
         matched["budget"] = statistics.median_low([result[match] for result in results[0]])
 
@@ -147,11 +142,24 @@ def compare(
     return comparison
 
 
-def _fit(match: str, budget: int, show: bool) -> Callable[[Recipe], Recipe]:
-    """Sets a recipe's length so that it costs `budget` tokens or FLOPs."""
-    if match == "flops":
-        return lambda recipe: _with_flops(recipe, budget, show)
-    return lambda recipe: _with_tokens(recipe, budget)
+def _fit(first: Recipe, match: str, seeds: int, show: bool) -> Callable[[Recipe], Recipe]:
+    """Sets a recipe's length so that it costs what the first one does, over seeds the median.
+
+    The first one keeps its own length, unless a tuned field can change its cost.
+    """
+    costs = []
+    with progress(f"counting {match} of {first.name}", seeds, show=show) as bar:
+        for seed in _seeds(first, seeds):
+            costs.append(_cost(_change(first, seed=seed), match, show))
+            bar.update(len(costs))
+    budget = statistics.median_low(costs)
+
+    def fit(recipe: Recipe) -> Recipe:
+        if dataclasses.replace(recipe, optimizer=first.optimizer) == first:
+            return recipe
+        return _with_flops(recipe, budget, show) if match == "flops" else _with_tokens(recipe, budget)
+
+    return fit
 
 
 def _change(recipe: Recipe, **changes: Any) -> Recipe:
@@ -223,6 +231,21 @@ def _meta_model(recipe: Recipe, show: bool) -> tuple[Any, dict[str, int], Any, A
     return model, count_parameters(hugging_face_model(model)), store, tokenizer
 
 
+def _cost(recipe: Recipe, match: str, show: bool) -> int:
+    """Tokens or FLOPs that training a recipe takes."""
+    if match == "tokens" and recipe.train.tokens is not None:
+        return recipe.train.tokens
+    model, _, store, tokenizer = _meta_model(recipe, show)
+    plan = Plan(store.splits["train"], recipe, tokenizer)
+    tokens = plan.position(plan.total_steps).tokens
+    if match == "tokens":
+        return tokens
+    each = flops_per_token(
+        model, plan, recipe.train.gradient_accumulation_steps, _COUNTED_STEPS, seed=recipe.train.seed
+    )
+    return round(each * tokens)
+
+
 def _with_flops(recipe: Recipe, budget: int, show: bool) -> Recipe:
     """The recipe at the length whose training costs `budget` FLOPs."""
     model, _, store, tokenizer = _meta_model(recipe, show)
@@ -233,15 +256,24 @@ def _with_flops(recipe: Recipe, budget: int, show: bool) -> Recipe:
     return recipe
 
 
-def flops_per_token(model: Contract, plan: Plan, micro_batches: int, samples: int = 16) -> float:
-    """Training FLOPs per lexical token, over steps spread evenly over the plan."""
+def flops_per_token(
+    model: Contract, plan: Plan, micro_batches: int, samples: int = 16, *, seed: int | None = None
+) -> float:
+    """Training FLOPs per lexical token, over steps spread evenly over the plan.
+
+    Args:
+        seed: of a run whose steps are all counted; what its model draws once per step then counts as it is drawn,
+            and not at its mean.
+    """
     count = min(samples, plan.total_steps)
+    flops = 0
     steps = sorted({(2 * i + 1) * plan.total_steps // (2 * count) for i in range(count)})
-    flops = sum(
-        model.training_flops(plan.batch(step, 0, 1, m), **plan.settings(step))
-        for step in steps
-        for m in range(micro_batches)
-    )
+    for step in steps:
+        if seed is not None and count == plan.total_steps:
+            model.before_step(step_seed(seed, step, 0, 0))
+        flops += sum(
+            model.training_flops(plan.batch(step, 0, 1, micro), **plan.settings(step)) for micro in range(micro_batches)
+        )
     return flops / sum(plan.position(step + 1).tokens - plan.position(step).tokens for step in steps)
 
 
