@@ -1,7 +1,8 @@
-"""Writes the models of this package from the runs of a suite: of each mechanism that is better than its twin and its
-controls, the best seed by validation.
+"""Writes the models of this package: from the runs of a suite, of each mechanism that is better than its twin and its
+controls, the best seed by validation; or from one run.
 
     python models/export.py runs/suite [--task recall]
+    python models/export.py runs/families --name thought_gestalt-families
 
 Parameters are stored in bfloat16, buffers as they are. `config.json` says float32, which is what they are loaded as.
 """
@@ -9,7 +10,6 @@ Parameters are stored in bfloat16, buffers as they are. `config.json` says float
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def best_seed(folder: Path, recipe: str, seeds: int) -> Path:
     """The run with the best validation score."""
 
     def score(run: Path) -> float:
-        validation = json.loads((run / "result.json").read_text())["validation"]
+        validation = read_json(run / "result.json")["validation"]
         return validation["accuracy"] if "accuracy" in validation else -validation["nll"]
 
     return max((run_folder(folder, recipe, seed) for seed in range(seeds)), key=score)
@@ -52,28 +52,52 @@ def export(run: Path, name: str, summary: str) -> None:
         card = card.replace("hub:NAME", f"models:{name}").replace(" # or this folder", "")
         head, loading, rest = card.partition("## Load it")
         (folder / "README.md").write_text(f"{head}{summary}\n\n{loading}{rest}", encoding="utf-8")
+    print(f"{name}: {summary}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suite", type=Path, help="the folder with suite.json and all runs")
-    parser.add_argument("--task", help="one task only")
-    options = parser.parse_args()
-    suite = json.loads((options.suite / "suite.json").read_text())
-    for task in suite["tasks"]:
-        for method in task["methods"] if options.task in (None, task["name"]) else ():
+def export_suite(folder: Path, only: str | None) -> None:
+    """The models of all tasks, or of one."""
+    for task in read_json(folder / "suite.json")["tasks"]:
+        for method in task["methods"] if only in (None, task["name"]) else ():
             if not stands(method):
                 continue
             shares = method["closed"]
             low, high = shares["interval"]
-            name = f"{method['name'].partition('/')[2]}-{task['name']}"
             summary = (
                 f"Closes {shares['mean']:.0%} ({low:.0%} to {high:.0%}, {len(shares['seeds'])} seeds) of the gap on "
                 f"`{task['spec']}`; this is the best of the seeds by validation."
             )
-            run = best_seed(options.suite / task["name"], method["name"], len(shares["seeds"]))
-            export(run, name, summary)
-            print(f"{name}: {summary}")
+            run = best_seed(folder / task["name"], method["name"], len(shares["seeds"]))
+            export(run, f"{method['name'].partition('/')[2]}-{task['name']}", summary)
+
+
+def export_run(run: Path, name: str) -> None:
+    """One model, which nothing is claimed of but its score."""
+    result = read_json(run / "result.json")
+    source, test = result["config"]["data"]["source"], result["test"]
+    summary = (
+        f"Trained on {result['tokens']:,} tokens of `{source}`: perplexity {test['perplexity']:.2f} on test documents. "
+        "One seed at one learning rate, to look at and to try; no comparison of methods."
+    )
+    export(run, name, summary)
+    card = MODELS / name / "README.md"  # the recipe's description may tell of another length
+    card.write_text(
+        card.read_text(encoding="utf-8").replace(f"{result['config']['description']}.\n\n", ""), encoding="utf-8"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="of a suite, with suite.json and all runs, or of one run")
+    parser.add_argument("--task", help="of a suite: one task only")
+    parser.add_argument("--name", help="of one run: the model's")
+    options = parser.parse_args()
+    if (options.folder / "suite.json").is_file():
+        export_suite(options.folder, options.task)
+    elif options.name is None:
+        parser.error("--name is missing: a single run's model needs one")
+    else:
+        export_run(options.folder, options.name)
 
 
 if __name__ == "__main__":
