@@ -49,7 +49,7 @@ def export(run: Path, name: str, summary: str) -> None:
             folder / "mentalese.json", about | {"summary": summary, "weights": {WEIGHTS: sha256(folder / WEIGHTS)}}
         )
         card = (folder / "README.md").read_text(encoding="utf-8")
-        card = card.replace("hub:NAME", f"models:{name}").replace(" # or this folder", "")
+        card = card.replace("hub:NAME", f"models:{name}").replace("  # or this folder", "")
         head, loading, rest = card.partition("## Load it")
         (folder / "README.md").write_text(f"{head}{summary}\n\n{loading}{rest}", encoding="utf-8")
     print(f"{name}: {summary}")
