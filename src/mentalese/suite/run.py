@@ -33,7 +33,7 @@ from mentalese.families.suite.recipes import DEFAULT, SUITE, Further, SuiteTask
 from mentalese.files import write_json
 from mentalese.models.saved import Saved, load
 
-RATES = (1e-3, 2.5e-3, 6.3e-3, 1.6e-2, 4e-4)
+RATES = (1e-3, 2.5e-3, 6.3e-3, 4e-4, 1.6e-2)
 """Learning rates in the order in which trials take them; a range is extended if the best one is at its edge."""
 
 
