@@ -92,6 +92,14 @@ def test_a_best_value_at_the_edge_is_extended_and_said(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+def test_seeds_of_a_tuned_recipe_do_not_wait_for_the_trials_of_another(tmp_path: Path) -> None:
+    """`b/x` needs two more trials, one after the other; `a/x` is done after the first three."""
+    _, trainer = tuned(tmp_path, {"a/x": 3e-3, "b/x": 1.0}, "1e-3,3e-3,9e-3", seeds=1)
+    assert trainer.trained[6:] == [
+        ("b/x", 0.027, SEED), ("a/x", 3e-3, 0), ("b/x", 0.081, SEED), ("b/x", 0.081, 0),
+    ]  # fmt: skip
+
+
 def test_a_trial_that_diverges_is_a_result_and_not_trained_again(tmp_path: Path) -> None:
     best = {"a/x": 3e-3, "b/x": 3e-3}
     result, _ = tuned(tmp_path, best, "1e-3,3e-3,1e-1", above=1e-2)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import itertools
 import json
 import math
 import statistics
@@ -24,7 +25,7 @@ from mentalese.compare import cluster
 from mentalese.compare.headline import metric, paired_test
 from mentalese.compare.jobs import Job, run_jobs
 from mentalese.compare.report import cells, ends_note, header, is_ablated, write_report
-from mentalese.compare.tuning import Tuned, grid, tune
+from mentalese.compare.tuning import Tuned, grid
 from mentalese.data.store import prepare
 from mentalese.errors import InputError
 from mentalese.evaluation import ablation
@@ -108,24 +109,13 @@ def compare(
         _check_parameters(recipes, show)
     fit = _fit(recipes[0], match, seeds, show) if match in ("tokens", "flops") else lambda recipe: recipe
     tuned: list[Tuned] = []
+    if tuned_fields:
+        tuned = [Tuned(recipe, _folder(out, recipe), fit, grid(recipe, tuned_fields)) for recipe in recipes]
 
     def run(work: Sequence[Job]) -> list[Any]:
         return run_jobs(work, count=jobs, executor=executor, train=train, show=show)
 
-    if tuned_fields:
-        tuned = tune(recipes, tuned_fields, lambda recipe: _folder(out, recipe), run, fit)
-        chosen = [one.recipe for one in tuned]
-    else:
-        chosen = [fit(recipe) for recipe in recipes]
-    work = [
-        Job(_change(recipe, seed=seed), run_folder(out, recipe.name, seed))
-        for recipe in chosen
-        for seed in _seeds(recipe, seeds)
-    ]
-    for job in work:
-        check_folder(job.recipe, job.folder, resume=True)
-    done = run(work)
-    results = [done[start : start + seeds] for start in range(0, len(done), seeds)]
+    chosen, results = _train(recipes, tuned, fit, out, seeds, run)
     matched: dict[str, Any] = {"by": match}
     if match in ("tokens", "flops"):
         matched["budget"] = statistics.median_low([result[match] for result in results[0]])
@@ -140,6 +130,44 @@ def compare(
         write_json(out / "compare.json", comparison)
         write_report(comparison, out / "report.html")
     return comparison
+
+
+def _train(
+    recipes: Sequence[Recipe],
+    tuned: Sequence[Tuned],
+    fit: Callable[[Recipe], Recipe],
+    out: Path,
+    seeds: int,
+    run: Callable[[Sequence[Job]], list[Any]],
+) -> tuple[list[Recipe], list[list[dict[str, Any]]]]:
+    """Every recipe as it is reported, and the results of its seeds.
+
+    Once a recipe is tuned, its seeds run next to the trials of the others.
+    """
+    chosen: dict[int, Recipe] = {}
+    results: dict[int, list[dict[str, Any]]] = {}
+    while len(results) < len(recipes):
+        work: dict[int, list[Job]] = {}
+        for i, recipe in enumerate(recipes):
+            if tuned and tuned[i].pending:
+                work[i] = tuned[i].jobs()
+            elif i not in results:
+                chosen[i] = tuned[i].recipe if tuned else fit(recipe)
+                work[i] = [
+                    Job(_change(chosen[i], seed=seed), run_folder(out, recipe.name, seed))
+                    for seed in _seeds(recipe, seeds)
+                ]
+                for job in work[i]:
+                    check_folder(job.recipe, job.folder, resume=True)
+        order = sorted(work, key=chosen.__contains__)  # trials first: others may follow from them
+        done = iter(run([job for i in order for job in work[i]]))
+        for i in order:
+            found = list(itertools.islice(done, len(work[i])))
+            if i in chosen:
+                results[i] = found
+            else:
+                tuned[i].add(found)
+    return [chosen[i] for i in range(len(recipes))], [results[i] for i in range(len(recipes))]
 
 
 def _fit(first: Recipe, match: str, seeds: int, show: bool) -> Callable[[Recipe], Recipe]:

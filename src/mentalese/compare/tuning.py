@@ -32,7 +32,8 @@ class Trial:
     """One setting and what it reached.
 
     Attributes:
-        value: the best value of the recipe's metric on the validation split; `None` if the loss was not finite.
+        value: the best value of the recipe's metric on the validation split; `None` until it is known, and if the loss
+            was not finite.
         extended: the setting was added because the best one was at the edge.
     """
 
@@ -44,10 +45,41 @@ class Trial:
 
 @dataclass
 class Tuned:
-    """A recipe's trials; `recipe` has the best setting and its own seed."""
+    """A recipe's trials; `recipe` has the best setting and its own seed, once nothing is `pending`.
+
+    Attributes:
+        folder: of the recipe's runs; trials are in its subfolder `trials`.
+        fit: gives a trial the length that all runs share.
+        pending: settings to try next: the grid, then what extends a range whose best value is at an edge.
+    """
 
     base: Recipe
+    folder: Path
+    fit: Callable[[Recipe], Recipe]
+    pending: list[Settings]
     trials: list[Trial] = field(default_factory=list)
+    extensions: int = 0
+
+    def jobs(self) -> list[Job]:
+        """The pending trials, with a seed that is not reported."""
+        jobs = []
+        for settings in self.pending:
+            recipe = _with_seed(self.fit(_set(self.base, settings)), self.base.train.seed + SEED)
+            self.trials.append(Trial(settings, recipe, self.extensions > 0))
+            jobs.append(Job(recipe, self.folder / "trials" / _name(settings), may_diverge=True))
+        return jobs
+
+    def add(self, results: Sequence[dict[str, Any] | None]) -> None:
+        """Keeps the results of `jobs`; `None` is one that diverged.
+
+        Raises:
+            FloatingPointError: no trial has a finite loss.
+        """
+        for trial, result in zip(self.trials[-len(results) :], results):
+            trial.value = None if result is None else result["validation"][self.base.evaluation.metric]
+        beyond = self.beyond() if self.extensions < EXTENSIONS else ()
+        self.pending = [self.best.settings | {name: value} for name, value in beyond]
+        self.extensions += 1
 
     @property
     def best(self) -> Trial:
@@ -129,45 +161,6 @@ def _set(recipe: Recipe, settings: Settings) -> Recipe:
 
 def _with_seed(recipe: Recipe, seed: int) -> Recipe:
     return dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, seed=seed))
-
-
-def tune(
-    recipes: Sequence[Recipe],
-    fields: Mapping[str, Sequence[str]],
-    folder: Callable[[Recipe], Path],
-    run: Callable[[list[Job]], list[dict[str, Any] | None]],
-    fit: Callable[[Recipe], Recipe] = lambda recipe: recipe,
-) -> list[Tuned]:
-    """Tries every setting with every recipe, and extends ranges whose best value is at an edge.
-
-    Args:
-        fields: see `parse`.
-        folder: of a recipe's runs; trials are in its subfolder `trials`.
-        run: trains jobs and returns their results, see `run_jobs`.
-        fit: gives a trial the length that all runs share.
-
-    Raises:
-        InputError: a recipe has no such field.
-        FloatingPointError: no trial of a recipe has a finite loss.
-    """
-    tuned = [Tuned(recipe) for recipe in recipes]
-    pending = [(one, settings) for one in tuned for settings in grid(one.base, fields)]
-    for extension in range(1 + EXTENSIONS):
-        trials = [Trial(settings, fit(_set(one.base, settings)), extension > 0) for one, settings in pending]
-        for (one, _), trial in zip(pending, trials):
-            trial.recipe = _with_seed(trial.recipe, one.base.train.seed + SEED)
-        jobs = [
-            Job(trial.recipe, folder(one.base) / "trials" / _name(trial.settings), may_diverge=True)
-            for (one, _), trial in zip(pending, trials)
-        ]
-        for (one, _), trial, result in zip(pending, trials, run(jobs)):
-            metric = one.base.evaluation.metric
-            trial.value = None if result is None else result["validation"][metric]
-            one.trials.append(trial)
-        pending = [(one, one.best.settings | {name: value}) for one in tuned for name, value in one.beyond()]
-        if not pending:
-            break
-    return tuned
 
 
 def _name(settings: Settings) -> str:
