@@ -134,6 +134,32 @@ def test_one_candidate_is_reached_in_as_many_steps_as_are_written(spec: str) -> 
             assert after.startswith(f"Every {before.removesuffix('.').split()[-1]} is")
 
 
+@pytest.mark.parametrize("spec", ["reachability:hops=3,nodes=11", "reachability:hops=7-8,nodes=32"])
+def test_steps_of_a_search_are_all_edges_at_each_distance(spec: str) -> None:
+    paths, chosen = task(spec), task(f"{spec},steps=frontier")
+    assert isinstance(chosen, Reachability)
+    ordered = set[bool]()
+    for question, path, document in zip(
+        islice(chosen.questions("test"), 300), paths.documents("test"), chosen.documents("test")
+    ):
+        text, steps, answer = parts(document)
+        assert (text, answer) == (parts(path)[0], parts(path)[2])  # the questions do not depend on the steps
+        distances, words = reach(question, question.root), question.symbols
+        assert chosen.group(document) == len(steps) == distances[question.target]
+        for distance, step in enumerate(steps):
+            found = [
+                f"{'' if words[a][0].isupper() else 'Every '}{words[a]} is a {words[b]}."
+                for a, b in question.edges
+                if distances.get(a) == distance
+            ]
+            facts = step.replace(". ", ".|").split("|")
+            assert sorted(facts) == sorted(found)
+            assert set(facts) <= set(text.replace(". ", ".|").split("|"))
+            ordered.add(facts == found)
+        assert f" is a {words[question.target]}." in steps[-1]
+    assert ordered == {True, False}  # drawn, not that of the graph
+
+
 def test_graphs_are_of_the_size_that_was_measured() -> None:
     questions = list(islice(Reachability().questions("train"), 2000))
     assert fmean(len(q.symbols) for q in questions) == pytest.approx(13.6, abs=0.4)

@@ -12,6 +12,7 @@ import pytest
 from mentalese.compare.compare import compare
 from mentalese.compare.tuning import SEED, parse
 from mentalese.errors import InputError
+from mentalese.files import write_json
 from mentalese.recipe import Recipe, TrainConfig
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
@@ -37,6 +38,7 @@ class Trainer:
         rate = recipe.optimizer.learning_rate
         self.trained.append((recipe.name, rate, recipe.train.seed))
         out.mkdir(parents=True, exist_ok=True)
+        write_json(out / "config.json", {"fingerprint": recipe.fingerprint(), "recipe": recipe.to_dict()})
         if rate > self.above:
             raise FloatingPointError("the loss is nan at step 3")
         value = 100 * (1 + abs(math.log(rate / self.best[recipe.name])))
@@ -98,6 +100,18 @@ def test_seeds_of_a_tuned_recipe_do_not_wait_for_the_trials_of_another(tmp_path:
     assert trainer.trained[6:] == [
         ("b/x", 0.027, SEED), ("a/x", 3e-3, 0), ("b/x", 0.081, SEED), ("b/x", 0.081, 0),
     ]  # fmt: skip
+
+
+def test_more_values_with_another_best_one_train_the_seeds_again(tmp_path: Path) -> None:
+    best = {"a/x": 3e-3, "b/x": 1e-2}
+    tuned(tmp_path, best, "1e-3,4e-3,1.6e-2")
+    result, again = tuned(tmp_path, best, "1e-3,3e-3,4e-3,1.6e-2")
+    assert [row["runs"][0]["config"]["optimizer"]["learning_rate"] for row in result["rows"]] == [3e-3, 1.6e-2]
+    assert {name for name in again.trained if name[2] != SEED} >= {("a/x", 3e-3, 0), ("a/x", 3e-3, 1)}
+    assert sorted(path.name for path in (tmp_path / "a-x").glob("seed*")) == [
+        "seed-0", "seed-0,optimizer.learning_rate=4e-3", "seed-1", "seed-1,optimizer.learning_rate=4e-3",
+    ]  # fmt: skip
+    assert sorted(path.name for path in (tmp_path / "b-x").glob("seed*")) == ["seed-0", "seed-1"]
 
 
 def test_a_trial_that_diverges_is_a_result_and_not_trained_again(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 A trial is a run with one setting of the tuned fields and a seed of its own, so that the seeds that are reported have
 not been selected. If the best value of a number is the lowest or highest one tried, the range is extended by the next
-value, at the same ratio, up to twice.
+value, at the same ratio, up to twice. If the same comparison is run again with more values and another one is best, its
+seeds are trained again; the runs that were reported before are renamed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from mentalese.compare.jobs import Job
 from mentalese.errors import InputError
 from mentalese.recipe import Recipe
 from mentalese.recipe_files import field_type, override
+from mentalese.training.run_folder import same_run
 
 EXTENSIONS = 2
 SEED = 10_000
@@ -94,6 +96,13 @@ class Tuned:
     @property
     def recipe(self) -> Recipe:
         return _with_seed(self.best.recipe, self.base.train.seed)
+
+    def set_aside(self, folder: Path, seed: int) -> None:
+        """Renames the run in `folder` if it has a setting that was the best one when fewer were tried."""
+        for trial in self.trials:
+            if trial is not self.best and same_run(_with_seed(trial.recipe, seed), folder):
+                folder.rename(folder.with_name(f"{folder.name},{_name(trial.settings)}"))
+                return
 
     def beyond(self) -> Iterator[tuple[str, str]]:
         """Fields whose best value is the lowest or highest one tried, and the next value in that direction."""

@@ -35,6 +35,12 @@ def _fingerprint(saved: dict[str, Any] | None) -> str | None:
         return None
 
 
+def same_run(recipe: Recipe, out: Path) -> bool:
+    """Whether `out` contains a run of this recipe, finished or not."""
+    path = out / "config.json"
+    return path.is_file() and _fingerprint(read_json(path).get("recipe")) == recipe.fingerprint()
+
+
 def check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
     """Raises `InputError` if `out` contains something that this run would destroy."""
     if out.exists() and not out.is_dir():

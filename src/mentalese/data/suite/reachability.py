@@ -13,6 +13,15 @@ facts from the root to the candidate tells them apart. A document, its steps the
     Every gerpus is a yumpus.
     ### Bob is a yumpus.
 
+Which edge a path begins with cannot be known without a search, so such steps are as hard as the question. With
+`steps=frontier` they are the search itself: step k has all edges out of what lies k - 1 steps from the person, in
+random order.
+
+    Bob is a lempus. Bob is a dumpus.
+    Every lempus is a gerpus. Every dumpus is a jelpus. Every lempus is a jelpus.
+    Every gerpus is a yumpus.
+    ### Bob is a yumpus.
+
 Graphs grow from the two paths. Other nodes get about `PARENTS` parents among those of one side, or of all, and so do
 their mirror images; some are their own, and at least one of these lies below both people. Nodes of the paths get
 further parents at the same distance, or such as neither of the two reaches. The candidates lead nowhere.
@@ -30,6 +39,7 @@ read twice. `hops=7-8,nodes=32` is beyond the trained distance; results can be r
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
@@ -63,10 +73,12 @@ class Reachability(Task):
     Attributes:
         hops: fewest and most steps to the answer, drawn with equal chance.
         nodes: of a graph, before those without an edge are left out; at most 40.
+        steps: `path` writes the edges of one of the shortest paths, `frontier` all edges at each distance.
     """
 
     hops: tuple[int, int] = (3, 4)
     nodes: int = 14
+    steps: str = "path"
 
     name = "reachability"
     version = 1
@@ -78,6 +90,7 @@ class Reachability(Task):
         self.check_range("hops", 3, 18)
         least = 2 * self.hops[1] + 5
         self.check("nodes", least <= self.nodes <= 40, f"set {least} (for {self.hops[1]} hops) to 40")
+        self.check("steps", self.steps in ("path", "frontier"), "set path or frontier")
 
     @cached_property
     def pairs(self) -> dict[str, list[tuple[str, str]]]:
@@ -94,7 +107,8 @@ class Reachability(Task):
             rng = random.Random(self.key(split, i))
             hops = low + int(rng.random() * (high - low + 1))
             pairs = self.pairs[split]
-            yield _question(rng, hops, self.nodes, pairs[int(rng.random() * len(pairs))])
+            question = _question(rng, hops, self.nodes, pairs[int(rng.random() * len(pairs))])
+            yield question if self.steps == "path" else dataclasses.replace(question, steps=_frontiers(rng, question))
 
     def generate(self, split: str) -> Iterator[Document]:
         return (record(question.question, question.steps, question.answer) for question in self.questions(split))
@@ -225,7 +239,7 @@ def _question(rng: random.Random, hops: int, nodes: int, pair: Sequence[str]) ->
     root = int(rng.random() * 2)
     path = graph.path(ends[root])
     place = {node: i for i, node in enumerate(used)}
-    facts = {(a, b): f"{word[a] if not graph.parents[a] else f'Every {word[a]}'} is a {word[b]}." for a, b in edges}
+    facts = {(a, b): _fact(word[a], word[b]) for a, b in edges}
     first, second = rng.sample(pair, 2)
     return Question(
         symbols=tuple(word[node] for node in used),
@@ -237,6 +251,20 @@ def _question(rng: random.Random, hops: int, nodes: int, pair: Sequence[str]) ->
         steps=tuple(facts[edge] for edge in pairwise(path)),
         answer=f"{word[root]} is a {word[ends[root]]}.",
     )
+
+
+def _frontiers(rng: random.Random, question: Question) -> tuple[str, ...]:
+    """The edges out of what lies 0, 1, .. steps from the root, up to those into the answer; each step shuffled."""
+    words, distances, steps = question.symbols, question.distances(), list[str]()
+    for distance in range(distances[question.target] or 0):
+        edges = [(a, b) for a, b in question.edges if distances[a] == distance]
+        steps.append(" ".join(_fact(words[a], words[b]) for a, b in rng.sample(edges, len(edges))))
+    return tuple(steps)
+
+
+def _fact(node: str, other: str) -> str:
+    """An edge as a sentence; people are capitalised."""
+    return f"{node if node[0].isupper() else f'Every {node}'} is a {other}."
 
 
 def _poisson(rng: random.Random, mean: float) -> int:
