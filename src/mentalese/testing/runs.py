@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import multiprocessing
 import os
-import subprocess
+import socket
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -22,62 +25,9 @@ from torch import Tensor
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.recipe import Recipe, TrainConfig
 from mentalese.registry import get_recipe
-from mentalese.training.loop import Run
+from mentalese.training.loop import Interrupted, Run, train
 from mentalese.training.parallel import Parallel
 from mentalese.training.plan import Plan
-
-WORKER = """
-import json, os, sys
-from pathlib import Path
-from mentalese import Recipe
-from mentalese.training.loop import Interrupted, train
-recipe, out, pids = Recipe.from_dict(json.loads(Path(sys.argv[1]).read_text())), Path(sys.argv[2]), Path(sys.argv[3])
-with pids.open("a") as file:
-    file.write(f"{os.getpid()}\\n")
-try:
-    train(recipe, out, resume=True, show=False)
-except Interrupted as interrupted:
-    sys.exit(interrupted.exit_code)
-"""
-
-# What `torchrun --standalone` does, but the ranks share one import of everything.
-RANKS = """
-import os, runpy, socket, sys, traceback
-import mentalese.training.loop
-count, sys.argv = int(sys.argv[1]), sys.argv[2:]
-with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    port = free.getsockname()[1]
-os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
-children = set()
-for rank in range(count):
-    if child := os.fork():
-        children.add(child)
-        continue
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-    code = 1
-    try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
-        code = 0
-    except SystemExit as exit:
-        code = int(exit.code or 0)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-worst = 0
-while children:
-    child, status = os.wait()
-    children.discard(child)
-    if code := os.waitstatus_to_exitcode(status):
-        worst = worst or code
-        for other in children:
-            os.kill(other, 9)
-sys.exit(worst)
-"""
-
 
 DEVICE: Any = os.environ.get("MENTALESE_TEST_DEVICE", "cpu")
 """Where contract tests run models: `cpu`, or `cuda`."""
@@ -118,16 +68,53 @@ def quiet_run(recipe: Recipe, folder: Path) -> Run:
 # -- runs in processes of their own ------------------------------------------------------------------------------------
 
 
-def launch(recipe: Recipe, out: Path, processes: int = 1) -> subprocess.Popen[bytes]:
-    """Starts or resumes a run, in one process or in ranks; its output and pids lie beside `out`."""
-    worker, data, pids = (out.with_name(f"{out.name}.{suffix}") for suffix in ("py", "json", "pids"))
-    worker.write_text(WORKER)
-    data.write_text(json.dumps(recipe.to_dict()))
-    pids.unlink(missing_ok=True)
-    ranks = ["-c", RANKS, str(processes)] if processes > 1 else []
-    command = [sys.executable, *ranks, str(worker), str(data), str(out), str(pids)]
-    with out.with_name(f"{out.name}.log").open("w") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log)
+def launch(recipe: Recipe, out: Path, processes: int = 1) -> BaseProcess:
+    """Starts or resumes a run, in one process or in ranks; its output and pids lie beside `out`.
+
+    Processes are forks of a server that has imported everything, which takes longer than a small run.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["mentalese.training.loop"])
+    process = context.Process(target=_train_alone if processes == 1 else _train_in_ranks, args=(recipe, out, processes))
+    out.with_name(f"{out.name}.pids").unlink(missing_ok=True)
+    process.start()
+    return process
+
+
+def _train_alone(recipe: Recipe, out: Path, processes: int = 1) -> None:
+    with out.with_name(f"{out.name}.log").open("a") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    with out.with_name(f"{out.name}.pids").open("a") as pids:
+        pids.write(f"{os.getpid()}\n")
+    try:
+        train(recipe, out, resume=True, show=False)
+    except Interrupted as interrupted:
+        sys.exit(interrupted.exit_code)
+
+
+def _train_in_ranks(recipe: Recipe, out: Path, processes: int) -> None:
+    """What `torchrun --standalone` does; the first rank that fails ends the others."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
+    ranks = [multiprocessing.get_context("fork").Process(target=_rank, args=(recipe, out, i)) for i in range(processes)]
+    for process in ranks:
+        process.start()
+    running = list(ranks)
+    while running:
+        wait(process.sentinel for process in running)
+        running = [process for process in running if process.exitcode is None]
+        if failed := [process.exitcode for process in ranks if process.exitcode]:
+            for process in running:
+                process.kill()
+            sys.exit(failed[0])
+
+
+def _rank(recipe: Recipe, out: Path, rank: int) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    _train_alone(recipe, out)
 
 
 @contextmanager
@@ -150,9 +137,10 @@ def printed(out: Path) -> str:
     return out.with_name(f"{out.name}.log").read_text()
 
 
-def finish(process: subprocess.Popen[bytes], out: Path) -> dict[str, Any]:
+def finish(process: BaseProcess, out: Path) -> dict[str, Any]:
     """Waits for a launched run; its `result.json`."""
-    assert process.wait(timeout=240) == 0, printed(out)
+    process.join(timeout=240)
+    assert process.exitcode == 0, printed(out)
     return json.loads((out / "result.json").read_text())
 
 
