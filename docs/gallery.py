@@ -123,10 +123,10 @@ def main(runs: list[str]) -> None:
 INTRODUCTION = """# What models think: a gallery
 
 Pages of `mentalese think` (`python docs/gallery.py RUN ...` makes these pictures again). The models are small and were
-trained on a CPU, each on a task that needs its thoughts; the texts are from test splits. `mentalese think
-models:thought_gestalt-recall` opens such a page from the package of trained models, and `mentalese demo` trains all of
-them. The pages themselves are interactive: pointing at a token, sentence, stream or chunk highlights what belongs to it
-in every panel."""
+trained on a CPU, each on a task made for its kind of thought; the texts are from test splits. `mentalese think
+models:thought_gestalt-recall --text "..."` writes such a page for a model of the package of trained models, and
+`mentalese demo` trains five such models and writes their pages. The pages themselves are interactive: pointing at a
+token, sentence, stream or chunk highlights what belongs to it in every panel."""
 
 
 if __name__ == "__main__":
