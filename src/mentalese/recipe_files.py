@@ -32,6 +32,7 @@ from mentalese.registry import get_recipe
 
 SUFFIXES = (".json", ".yaml", ".yml", ".toml")
 _ABOUT = {"name": str, "description": str, "baseline": str | None, "paper": str | None}
+_LISTED = " (`mentalese show RECIPE` lists all fields)"
 
 
 def open_recipe(name: str) -> Recipe:
@@ -263,12 +264,13 @@ def field_type(recipe: Recipe, path: typing.Sequence[str]) -> Any:
     if section != "model":
         hints = section_fields(type(known[section])) | ({"kind": str} if section == "layout" else {})
         if name not in hints:
-            raise InputError(f"{section}.{name}: no such field{nearest(name, hints)}")
+            raise InputError(f"{section}.{name}: no such field{nearest(name, hints) or _LISTED}")
         return hints[name]
     config = read_config(model["model_type"])
     if name == "model_type":
         return str
     field = config.fields.get(config.own_names.get(name, name))
     if field is None:
-        raise InputError(f"{place}.{name}: {model['model_type']} has no such field{nearest(name, config.names())}")
+        hint = nearest(name, config.names()) or _LISTED
+        raise InputError(f"{place}.{name}: {model['model_type']} has no such field{hint}")
     return field.hint

@@ -96,9 +96,9 @@ def test_a_row_that_is_no_question_is_named_by_file_and_line(
 def test_what_is_not_the_published_zip_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none\.zip does not exist"):
         open_source(f"clutrr:{tmp_path}/none.zip")
-    with pytest.raises(InputError, match="holds 0 zip files"):
+    with pytest.raises(InputError, match="contains 0 zip files"):
         open_source(f"clutrr:{tmp_path}")
-    with pytest.raises(InputError, match=r"holds no \*_test\.csv"):
+    with pytest.raises(InputError, match=r"contains no \*_test\.csv"):
         open_source(f"clutrr:{archive(tmp_path, test='1.4_valid.csv')}")
     path = tmp_path / "data.zip"
     with zipfile.ZipFile(path, "w") as file:

@@ -116,7 +116,7 @@ def test_what_cannot_be_detokenised_is_refused_before_it_is_read(tmp_path: Path)
     with pytest.raises(InputError, match=r"data.detokenizer is 'wikitxt': no such format; did you mean 'wikitext'"):
         open_source("file:nowhere", detokenizer="wikitxt")
     for spec in ("builtin:arithmetic", f"gsm8k:{tmp_path}"):
-        with pytest.raises(InputError, match=r"data.detokenizer is 'ptb': .* holds questions, leave it out"):
+        with pytest.raises(InputError, match=r"data.detokenizer is 'ptb': .* contains questions, leave it out"):
             open_source(spec, detokenizer="ptb")
 
 

@@ -154,6 +154,7 @@ def test_another_source_is_read_as_it_is() -> None:
         ("steps=3", "use section.field=value"),
         ("trian.steps=3", "no section 'trian'; did you mean 'train'"),
         ("train.stesp=3", "train.stesp: no such field; did you mean 'steps'"),
+        ("optimizer.lr=3", "optimizer.lr: no such field (`mentalese show RECIPE` lists all fields)"),
         ("train.steps=ten", "train.steps is 'ten': use an integer or none"),
         ("train.steps=0", "train.steps is 0: set a positive number"),
         ("train.precision=fp8", "use one of fp32, bf16"),

@@ -174,7 +174,7 @@ def test_the_text_column_is_found_or_asked_for(tmp_path: Path) -> None:
     assert column_of({"title": "t", "story": LONG}, text_column="title") == "title"
     with pytest.raises(InputError, match=r"several columns.*it has title, summary"):
         column_of({"title": "t", "summary": "s"})
-    with pytest.raises(InputError, match="no column holds"):
+    with pytest.raises(InputError, match="no column contains"):
         column_of({"id": 1})
     with pytest.raises(InputError, match=r"text_column is 'body'.*only id, text"):
         column_of({"id": 1, "text": "t"}, text_column="body")
@@ -209,9 +209,9 @@ def test_a_folder_without_train_has_the_splits_it_has(tmp_path: Path) -> None:
     assert source.splits == ("validation", "test")
     assert source.dropped == {"validation": 3, "test": 0}
     assert [len(list(source.documents(split))) for split in source.splits] == [2, 3]
-    with pytest.raises(InputError, match="holds no train file, only validation and test: add one"):
+    with pytest.raises(InputError, match="contains no train file, only validation and test: add one"):
         next(source.documents("train"))
-    with pytest.raises(InputError, match="holds no train file"):
+    with pytest.raises(InputError, match="contains no train file"):
         prepare(DataConfig(source=f"file:{tmp_path}", tokenizer="bpe:300"), show=False)
 
 
@@ -237,16 +237,16 @@ def test_malformed_files_are_named_in_one_sentence(tmp_path: Path) -> None:
     good = json.dumps({"text": "fine"}).encode() + b"\n"
     cases = {
         "empty.jsonl": (b"", "empty"),
-        "blank.txt": (b"\n \n", "holds no text"),
+        "blank.txt": (b"\n \n", "contains no text"),
         "blank.jsonl": (b"\n\n", "is empty"),
         "binary.txt": (b"ab\0cd", "binary"),
         "latin.txt": ("né".encode("latin-1"), "not UTF-8"),
         "broken.jsonl": (good * 3 + b'{"text": \n' + good, "line 4 is not JSON"),
         "list.jsonl": (good + b"[1]\n", "line 2 is not a JSON object"),
         "column.jsonl": (good * 150 + b'{"txt": "x"}\n', "line 151 has no column 'text'"),
-        "number.jsonl": (good * 150 + b'{"text": 5}\n', "line 151: column 'text' holds int"),
+        "number.jsonl": (good * 150 + b'{"text": 5}\n', "line 151: column 'text' contains int"),
         "surrogate.jsonl": (good + b'{"text": "\\ud800"}\n', "document 2 of train is not valid Unicode"),
-        "few.jsonl": (good * 5, "holds 1 distinct document"),
+        "few.jsonl": (good * 5, "contains 1 distinct document"),
         "cut.jsonl.gz": (gzip.compress(good * 1000)[:-20], "no whole gzip file"),
         "plain.jsonl.gz": (good, "no whole gzip file"),
         "not.parquet": (good, "no readable parquet file"),
@@ -273,7 +273,7 @@ def test_unknown_sources_say_what_would_do(tmp_path: Path) -> None:
         open_source(str(tmp_path))
     with pytest.raises(InputError, match="use builtin:NAME"):
         open_source("wikitext")
-    with pytest.raises(InputError, match="holds no train file"):
+    with pytest.raises(InputError, match="contains no train file"):
         open_source(f"file:{tmp_path}")
 
 

@@ -132,9 +132,9 @@ def test_a_folder_that_holds_something_else_is_left_alone(config: DataConfig, pr
     other = tmp_path / "other"
     other.mkdir()
     (other / "thesis.txt").write_text("mine")
-    with pytest.raises(InputError, match="holds something else"):
+    with pytest.raises(InputError, match="contains something else"):
         prepare(config, out=other, show=False)
-    with pytest.raises(InputError, match="holds something else"):
+    with pytest.raises(InputError, match="contains something else"):
         prepare(config, out=other / "thesis.txt", show=False)
     with pytest.raises(InputError, match="other data or settings"):
         prepare(dataclasses.replace(config, max_sentence_tokens=25), out=prepared, show=False)
@@ -235,7 +235,7 @@ def test_empty_documents_are_left_out_and_counted(tmp_path: Path) -> None:
     assert store.meta["data_hash"] == whole.meta["data_hash"]
     assert report(whole, sentences=True) == []
     assert report(store, sentences=False) == ["3 documents were empty and left out"]
-    with pytest.raises(InputError, match="holds no text for train"):
+    with pytest.raises(InputError, match="contains no text for train"):
         prepare(DataConfig(source=write_rows(tmp_path / "c.jsonl", [{"text": " "}] * 9)), show=False)
 
 
@@ -265,9 +265,9 @@ def test_a_folder_without_training_questions_is_prepared_to_evaluate_only(config
     assert {name: len(split.document_bytes) for name, split in store.splits.items()} == {"validation": 5, "test": 5}
     again = dataclasses.replace(asked, source=f"store:{tmp_path / 'store'}")
     assert list(prepare(again, QuestionAnswer(), to_train=False, show=False)[0].splits) == ["validation", "test"]
-    with pytest.raises(InputError, match=r"questions holds no train file, only validation and test: add one"):
+    with pytest.raises(InputError, match=r"questions contains no train file, only validation and test: add one"):
         prepare(asked, QuestionAnswer(), show=False)
-    with pytest.raises(InputError, match=r"store holds only validation and test: use a store with a training split"):
+    with pytest.raises(InputError, match=r"store contains only validation and test: use a store with a training split"):
         prepare(again, QuestionAnswer(), show=False)
     with pytest.raises(InputError, match="no train file"):  # nor a tokenizer to learn
         prepare(dataclasses.replace(asked, tokenizer="bpe:300"), QuestionAnswer(), to_train=False, show=False)

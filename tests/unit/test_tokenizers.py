@@ -128,7 +128,7 @@ def test_bad_tokenizers_say_what_would_do(source: Source, tmp_path: Path) -> Non
         with pytest.raises(InputError, match="at least 260"):
             open_tokenizer(spec, source, cache=tmp_path)
     for spec in ("nowhere", str(tmp_path)):
-        with pytest.raises(InputError, match="holds no tokenizer"):
+        with pytest.raises(InputError, match="contains no tokenizer"):
             open_tokenizer(spec, source, cache=tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(InputError, match="cannot be opened"):

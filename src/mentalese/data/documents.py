@@ -49,10 +49,10 @@ class Source:
         fingerprint: sha256 of every document and its split; the file's name and place do not count.
         splits: those there are of `train`, `validation` and `test`.
         dropped: documents of each split that were left out because a later split has them too.
-        empty: documents of each split that were left out because they hold nothing but white space.
+        empty: documents of each split that were left out because they contain nothing but white space.
 
     Raises:
-        InputError: a split holds no document, or there are too few to take validation and test from.
+        InputError: a split contains no document, or there are too few to take validation and test from.
     """
 
     def __init__(self, name: str, kind: Kind, readers: dict[str, Reader]) -> None:
@@ -88,7 +88,7 @@ class Source:
     def size(self, split: str) -> int:
         """UTF-8 bytes of the split's text. Raises `InputError` where the source has no such split."""
         if split not in self._sizes:
-            raise InputError(f"{self.name} holds no {split} file, only {' and '.join(self.splits)}: add one")
+            raise InputError(f"{self.name} contains no {split} file, only {' and '.join(self.splits)}: add one")
         return self._sizes[split]
 
 
@@ -109,7 +109,7 @@ def _scan(name: str, split: str, reader: Reader, digest: Any) -> tuple[np.ndarra
         keys.append(int.from_bytes(own[:8], "big"))
         sizes.append(0 if empty else len(text))
     if not any(sizes):
-        raise InputError(f"{name} holds no text for {split}: use a source with at least one document there")
+        raise InputError(f"{name} contains no text for {split}: use a source with at least one document there")
     return np.array(keys, dtype=np.uint64), np.array(sizes, dtype=np.int64)
 
 
@@ -128,7 +128,7 @@ def _assign(name: str, keys: dict[str, np.ndarray], empty: dict[str, np.ndarray]
         distinct = np.unique(keys["train"][owner["train"] >= 0])
         if len(distinct) <= len(missing):
             raise InputError(
-                f"{name} holds {len(distinct)} distinct document(s), too few to take {' and '.join(missing)} from: "
+                f"{name} contains {len(distinct)} distinct document(s), too few to take {' and '.join(missing)} from: "
                 f"use at least {len(missing) + 1}, or a folder with train, validation and test files"
             )
         rank, start = np.searchsorted(distinct, keys["train"]), 0

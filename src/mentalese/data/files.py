@@ -46,7 +46,7 @@ def split_files(path: Path, suffixes: tuple[str, ...]) -> dict[str, list[Path]]:
                 split = SPLIT_ALIASES.get(match["split"], match["split"])
                 by_prefix.setdefault(match["prefix"] or "", {}).setdefault(split, []).append(file)
         if not by_prefix:
-            raise InputError(f"{path} holds no train file (train{kinds.replace(' ', ' train')}): add one")
+            raise InputError(f"{path} contains no train file (train{kinds.replace(' ', ' train')}): add one")
         if "" not in by_prefix and len(by_prefix) > 1:
             sets = ", ".join(sorted(by_prefix))
             raise InputError(f"{path} contains files of several sets ({sets}): put each in a folder of its own")

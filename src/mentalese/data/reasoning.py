@@ -172,7 +172,7 @@ def open_clutrr(spec: str, path: Path) -> Source:
     All `*_train.csv` of the zip are train, of which validation is taken, all `*_test.csv` are test.
 
     Args:
-        path: the zip, or a folder that holds it alone.
+        path: the zip, or a folder that contains it alone.
 
     Raises:
         InputError: no zip, one without these files, or a row that is no question.
@@ -180,7 +180,7 @@ def open_clutrr(spec: str, path: Path) -> Source:
     if path.is_dir():
         found = sorted(path.glob("*.zip"))
         if len(found) != 1:
-            raise InputError(f"{path} holds {len(found)} zip files: use the one of CLUTRR by its name")
+            raise InputError(f"{path} contains {len(found)} zip files: use the one of CLUTRR by its name")
         path = found[0]
     try:
         with zipfile.ZipFile(path) as archive:
@@ -192,7 +192,7 @@ def open_clutrr(spec: str, path: Path) -> Source:
     files = {split: [name for name in names if name.endswith(f"_{split}.csv")] for split in ("train", "test")}
     for split, parts in files.items():
         if not parts:
-            raise InputError(f"{path} holds no *_{split}.csv: {_REMEDY}")
+            raise InputError(f"{path} contains no *_{split}.csv: {_REMEDY}")
 
     def reader(split: str) -> Iterator[Document]:
         for name in files[split]:

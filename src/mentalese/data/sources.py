@@ -44,7 +44,7 @@ def open_source(
             A row with `question`, `steps` and `answer` is a record. Other rows are documents, or lines of a text as
             above where one of the first 100 is a level-one heading and none has more lines than one (the hub's
             WikiText); such lines are joined over all files of a split.
-        text_column: the column that holds the text. By default `text`, or else the only one with strings, or else
+        text_column: the column that contains the text. By default `text`, or else the only one with strings, or else
             the only one with long strings (100 characters and more on average).
         detokenizer: the format of texts that are to be read as running text, one of `DETOKENIZERS`.
         whole: read a source that has no splits, to score all of it: it becomes the one split `test`.
@@ -82,7 +82,7 @@ def is_one_text(spec: str) -> bool:
 
 def _check_text(spec: str, kind: Kind, detokenizer: str | None) -> None:
     if detokenizer is not None and kind == "records":
-        raise InputError(f"data.detokenizer is {detokenizer!r}: {spec} holds questions, leave it out")
+        raise InputError(f"data.detokenizer is {detokenizer!r}: {spec} contains questions, leave it out")
 
 
 def _detokenized(reader: Reader, detokenizer: str) -> Reader:
@@ -100,9 +100,10 @@ def _open(spec: str, text_column: str | None) -> tuple[Kind, dict[str, Reader]]:
     if kind == KIND:
         return _open_rows(spec, {split: [rows] for split, rows in row_readers(spec).items()}, text_column)
     if kind == "store":
-        raise InputError(f"data.source is {spec!r}: a prepared store holds tokens, no text; name the text's source")
-    remedy = f"write file:{spec}" if Path(spec).exists() else "use builtin:NAME, file:PATH, hub:NAME or store:FOLDER"
-    raise InputError(f"data.source is {spec!r}: {remedy}")
+        raise InputError(f"data.source is {spec!r}: a prepared store contains tokens, not text; name the text's source")
+    sets = ", ".join(f"{name}:PATH" for name in PUBLISHED)
+    remedy = f"use builtin:NAME, file:PATH, hub:NAME, store:FOLDER or a published set ({sets})"
+    raise InputError(f"data.source is {spec!r}: {f'write file:{spec}' if Path(spec).exists() else remedy}")
 
 
 def _open_files(spec: str, path: Path, text_column: str | None) -> tuple[Kind, dict[str, Reader]]:
@@ -179,7 +180,7 @@ def _find_column(spec: str, rows: list[dict[str, Any]], text_column: str | None)
     for candidates in (["text"] if "text" in strings else [], strings, long):
         if len(candidates) == 1:
             return candidates[0]
-    problem = "several columns may hold" if long or strings else "no column holds"
+    problem = "several columns may contain" if long or strings else "no column contains"
     raise InputError(f"{spec}: {problem} the text; name one by data.text_column (it has {', '.join(columns)})")
 
 
@@ -188,7 +189,8 @@ def _text(where: str, row: dict[str, Any], column: str) -> Document:
         raise InputError(f"{where} has no column {column!r} (it has {', '.join(row)}): add it, or set data.text_column")
     value = row[column]
     if not isinstance(value, str | None):
-        raise InputError(f"{where}: column {column!r} holds {type(value).__name__}, no text: choose data.text_column")
+        kind = type(value).__name__
+        raise InputError(f"{where}: column {column!r} contains {kind}, not text: choose data.text_column")
     return Document(value or "")
 
 

@@ -104,7 +104,7 @@ def open_store(folder: Path | str, *, verify: bool = True) -> TokenStore:
     """Opens a prepared folder; arrays stay on disk.
 
     Args:
-        verify: read every file once and hold it to its checksum.
+        verify: read every file once and compare it with its checksum.
 
     Raises:
         InputError: there is no store, it has another format version, or a file is missing, cut short or changed.
@@ -116,7 +116,7 @@ def open_store(folder: Path | str, *, verify: bool = True) -> TokenStore:
         version, files, dtype = meta["format_version"], meta["files"], np.dtype(meta["dtype"])
         intact = meta.pop("checksum") == _checksum(meta)
     except (FileNotFoundError, NotADirectoryError):
-        raise InputError(f"{folder} holds no token store (no meta.json): prepare the data first") from None
+        raise InputError(f"{folder} contains no token store (no meta.json): prepare the data first") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(f"{folder / 'meta.json'} is damaged: {remedy}") from error
     if not intact:
@@ -152,7 +152,7 @@ def prepare(
         whole: a source without splits becomes the one split `test`, see `open_source`.
 
     Raises:
-        InputError: bad input, found before anything is written; `out` holds something else; the disk is full.
+        InputError: bad input, found before anything is written; `out` contains something else; the disk is full.
     """
     layout = layout or Packed()
     if config.source.startswith("store:"):
@@ -160,7 +160,7 @@ def prepare(
             raise InputError(f"split is 'all': {config.source} has splits of its own, set one of them")
         return _open_prepared(config, layout, to_train)
     if out is not None and out.exists() and not (out / "meta.json").is_file() and (out.is_file() or any(out.iterdir())):
-        raise InputError(f"{out} holds something else than a token store: choose another folder")
+        raise InputError(f"{out} contains something else than a token store: choose another folder")
     cap = config.max_sentence_tokens
     if (fixed_length(config.sentences) or 0) > cap:
         raise InputError(f"data.sentences is {config.sentences!r}: set at most data.max_sentence_tokens ({cap})")
@@ -188,7 +188,7 @@ def prepare(
             _write(temporary, meta, source, encoder, special_token_ids(tokenizer)["eos_token_id"], len(tokenizer), show)
     store = open_store(folder)
     if store.meta["key"] != key:
-        raise InputError(f"{folder} holds a token store of other data or settings: choose another folder")
+        raise InputError(f"{folder} contains a token store of other data or settings: choose another folder")
     _check_parts(store, config, layout)
     return _fitting(store, layout), add_markers(tokenizer, latents=layout.questions)
 
@@ -279,10 +279,12 @@ def _open_prepared(config: DataConfig, layout: Layout, to_train: bool) -> tuple[
     store = open_store(config.source.removeprefix("store:"))
     if config.detokenizer is not None:
         raise InputError(
-            f"data.detokenizer is {config.detokenizer!r}: {config.source} contains tokens: set it for their text"
+            f"data.detokenizer is {config.detokenizer!r}: {config.source} contains tokens; use --detokenizer with "
+            "`mentalese data prepare` instead"
         )
     if to_train and "train" not in store.splits:
-        raise InputError(f"{config.source} holds only {' and '.join(store.splits)}: use a store with a training split")
+        splits = " and ".join(store.splits)
+        raise InputError(f"{config.source} contains only {splits}: use a store with a training split")
     for name in _SENTENCE_FIELDS if layout.markers else ():
         asked, prepared = getattr(config, name), store.meta["settings"][name]
         if asked != prepared:

@@ -34,7 +34,7 @@ LATENT_MARKERS = {
     "latent_token_id": "<|latent|>",
     "latent_end_token_id": "<|end-latent|>",
 }
-"""Latent positions and what stands around them, by the names that model configs use; tokenizers of records have
+"""Latent positions and the markers around them, by the names that model configs use; tokenizers of records have
 them."""
 
 MASK = "<|mask|>"
@@ -151,7 +151,7 @@ def load_pretrained_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """A tokenizer as it was saved: a folder, or `hub:NAME`.
 
     Raises:
-        InputError: the folder holds none, or the hub's cannot be had.
+        InputError: the folder contains none, or the hub's cannot be fetched.
     """
     if not path.startswith("hub:"):
         folder = Path(path)
@@ -160,7 +160,7 @@ def load_pretrained_tokenizer(path: str) -> PreTrainedTokenizerBase:
             return GPT2TokenizerFast.from_pretrained(folder)
         if not names & {"tokenizer.json", "tokenizer_config.json"}:
             raise InputError(
-                f"{path!r} holds no tokenizer: use a folder with tokenizer.json (or vocab.json and merges.txt), "
+                f"{path!r} contains no tokenizer: use a folder with tokenizer.json (or vocab.json and merges.txt), "
                 "bpe:SIZE or hub:NAME"
             )
     try:

@@ -161,7 +161,10 @@ def load_model(
     if not at_hub and not (Path(source) / "config.json").is_file():
         if checkpoint:
             raise InputError(f"{name} is in a run that has no model/ yet: wait for its first validation")
-        raise InputError(f"{name} contains no model (no config.json): use the folder of a run or of a saved model")
+        raise InputError(
+            f"{name} contains no model (no config.json): use the folder of a run or of a saved model, models:NAME or "
+            "hub:NAME"
+        )
     about = saved_about(path)
     if not checkpoint:
         check_weights(path)
