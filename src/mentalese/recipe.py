@@ -44,14 +44,14 @@ class OptimizerConfig:
     """AdamW and its learning-rate schedule. Weight decay acts on matrices only (no biases, norms, gates, scalars).
 
     Attributes:
-        learning_rate: the highest, at the end of the warm-up.
+        learning_rate: the highest rate, at the end of the warm-up.
         betas: decay of AdamW's first and second moment.
         eps: added to the root of the second moment.
         weight_decay: AdamW's, decoupled from the gradient.
         schedule: of the learning rate after the warm-up.
-        warmup: length of the linear warm-up; steps where it is at least 1, else a fraction of the run.
+        warmup: length of the linear warm-up: steps if it is 1 or more, else a fraction of the run.
         min_learning_rate_ratio: the schedule ends at this fraction of `learning_rate`, unless it is constant.
-        max_grad_norm: gradients are clipped to this norm; `None` leaves them alone.
+        max_grad_norm: gradients are clipped to this norm; `None`: they are not clipped.
     """
 
     learning_rate: float = 1e-3
@@ -91,10 +91,10 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How long, how precise, how often, where to.
+    """Length, start, precision, devices, and how often a run logs, validates and saves.
 
     Attributes:
-        steps, epochs, tokens: the length of the run, in one of the three; the schedule's horizon is the same.
+        steps, epochs, tokens: the length of the run, and of the learning rate's schedule: set one of the three.
         init: a saved model whose weights the run starts from, a folder or `hub:NAME`: one of the recipe's own class, or
             of the decoder inside it (`mentalese.models.grow.start_from`).
         lora_rank: train adapters of this rank on the linear maps of `init`, whose own weights stay as they are (LoRA,
@@ -104,19 +104,19 @@ class TrainConfig:
         lora_targets: names of the maps that get adapters, e.g. `q_proj v_proj`; empty: all linear maps but the head.
         checkpointing: compute activations again in the backward pass instead of keeping them (gradient
             checkpointing): less memory, about a third more time.
-        gradient_accumulation_steps: micro-batches an optimiser step and rank; the global batch stays the same.
+        gradient_accumulation_steps: micro-batches per optimiser step and rank; the global batch stays the same.
         precision: `fp32`, or `bf16` autocast (weights and optimiser state stay float32).
         compile: train through `torch.compile`.
         parallel: `ddp` or `fsdp` (FSDP2), when launched by `torchrun`.
         device: `auto` takes CUDA, then MPS, then the CPU.
         log_every: steps between lines of `metrics.jsonl`.
         eval_every: steps between validations; `None` validates at the end of each epoch and of the run.
-        early_stopping_patience: validations without an improvement of `early_stopping_min_delta` in perplexity (or in
-            accuracy, from 0 to 1, where that is `evaluation.metric`) after which the run ends, if it has several stages
-            at the last of them; `None` never ends early.
-        early_stopping_min_delta: the least improvement that counts, see `early_stopping_patience`.
+        early_stopping_patience: the run ends after this many validations without an improvement; a run with several
+            stages only in the last one. `None`: it never ends early.
+        early_stopping_min_delta: the least improvement that counts, in perplexity, or in accuracy (0 to 1) if that is
+            `evaluation.metric`.
         checkpoint_every: steps between checkpoints; 0 keeps only the one that an interruption writes.
-        keep_checkpoints: the newest N are kept.
+        keep_checkpoints: how many checkpoints are kept, the newest.
         trackers: any of `trackio`, `wandb`, `tensorboard`; `metrics.jsonl` is always written.
         seed: of the initial weights, the order of the data and all noise.
     """
@@ -174,7 +174,7 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A change in the curriculum: from `start` on (counted by `clock`), these settings hold.
+    """A change in the curriculum: from `start` on (counted by `clock`), these settings apply.
 
     Phases are cumulative and independent: all whose start has passed apply, in their order, so that stream length can
     follow epochs while a dropout follows sentence steps. Each clock is a pure function of the step, so resuming needs
@@ -183,7 +183,7 @@ class Phase:
     Attributes:
         start: when the phase begins, in units of `clock`; epochs and steps count from 0.
         layout: fields of the layout that change. They take effect at the first epoch that begins at or after `start`.
-        model: keyword settings handed to `training_loss`, e.g. `{"eos_weight": 0.05}`. A pair `(a, b)` is a linear
+        model: keyword settings of `training_loss`, e.g. `{"eos_weight": 0.05}`. A pair `(a, b)` is a linear
             ramp from the phase's start to the end of the run.
         reset_optimizer: forget the optimiser's moments when the phase begins.
     """
@@ -306,7 +306,7 @@ def _check_data(name: str, fields: dict[Any, Any]) -> None:
 
 
 def _recipe_files() -> Any:
-    """The module knows recipes by name and models by type, and so is above this one."""
+    """Imported on use: the module finds recipes by name and models by type, and so is in a layer above this one."""
     return importlib.import_module("mentalese.recipe_files")
 
 

@@ -195,9 +195,9 @@ def test_a_step_decoder_that_cannot_be_is_refused(fields: dict[str, Any], says: 
 
 
 def test_a_layout_needs_latents_that_stand_for_steps() -> None:
-    with pytest.raises(InputError, match=r"layout.latents_per_step is None: steps are said of latents"):
+    with pytest.raises(InputError, match=r"layout.latents_per_step is None: steps are predicted from latents"):
         QuestionSteps()
-    with pytest.raises(InputError, match=r"layout.removal is 'tokens': latents stand for whole steps"):
+    with pytest.raises(InputError, match=r"layout.removal is 'tokens': latents replace whole steps"):
         QuestionSteps(latents_per_step=1, removal="tokens")
 
 

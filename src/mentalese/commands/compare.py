@@ -26,7 +26,7 @@ class Options:
         jobs: trainings at once, each in a process with one thread or one GPU; not set: one after the other in this one.
         executor: sends trainings to a cluster, --jobs at once: slurm:timeout_min=60,slurm_partition=NAME, or local; all
             machines have to see the output folder.
-        ablate: also score each model that thinks without its thoughts.
+        ablate: also score the first seed's models that think, without their thoughts.
         out: the folder of all runs, of compare.json and of report.html.
         json: print the comparison as JSON.
     """

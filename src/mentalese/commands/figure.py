@@ -16,9 +16,9 @@ class Options:
 
     Attributes:
         out: the picture, .svg, .png or .pdf, required; its numbers are written next to it as .json.
-        text: for figures of what a model makes of a text.
+        text: the text, for figures of one text.
         file: a text file instead.
-        data: for figures of many texts or questions: others than the model's own.
+        data: another source than the model's own, for figures of many texts or questions.
         documents: read only the first N of them.
     """
 

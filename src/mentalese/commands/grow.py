@@ -12,10 +12,10 @@ from mentalese.models.generate_options import config_fields
 
 @dataclass(kw_only=True)
 class Options:
-    """Adds latent thought to a trained Hugging Face decoder: a checkpoint that trains on as the family does.
+    """Adds latent thought to a trained Hugging Face decoder: writes a model of the family, and a recipe to train it.
 
     Attributes:
-        family: what to grow, required; `mentalese list` names the families.
+        family: what to grow, required: coconut, conceptlm, looped, or another family that grows.
         out: the new model's folder, required.
         mode: the family's kind of thought, if it has several (coconut, agclr, pause).
         silent_start: new parts add nothing at first, so that the model predicts what its base does (conceptlm).

@@ -21,8 +21,8 @@ _LINES = 2
 
 @dataclass(kw_only=True)
 class Options:
-    """Families with the recipes one uses, built-in data and figures. A PATTERN (`coconut`, `gpt2*/small`) lists
-    whatever has such a name; recipes that are settings of a paper's table are only listed by PATTERN, --table or --all.
+    """Families with their main recipes, built-in data and figures. A PATTERN (`coconut`, `gpt2*/small`) lists all that
+    have such a name; recipes that are settings of a paper's table are only listed by PATTERN, --table or --all.
 
     Attributes:
         family: all recipes of one family, without the settings of tables.
@@ -97,9 +97,9 @@ def _section(title: str, entries: Mapping[str, str]) -> str:
 
 
 def _overview(everything: dict[str, dict[str, str]]) -> None:
-    """What fits a screen: each family with the recipes one uses, and the names of data and figures."""
+    """What fits a screen: each family with its main recipes, and the names of data and figures."""
     tables = sum(recipe.paper is not None for recipe in recipes().values())
-    print("families, and the recipes one uses:")
+    print("families, and their main recipes:")
     for name, description in everything["families"].items():
         print(f"  {textwrap.shorten(f'{name}: {description}', width() - 2, placeholder=' ..')}")
         own = [recipe.name for recipe in sorted(_of_family(name).values(), key=_rank) if not recipe.paper]

@@ -15,7 +15,7 @@ class Options:
     """A page on this machine to write with a model and see its thoughts; Ctrl+C ends it.
 
     Attributes:
-        port: of the page.
+        port: the page's port.
         host: an address of this machine; everyone who can reach it can use the page.
     """
 

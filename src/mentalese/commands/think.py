@@ -21,13 +21,13 @@ class Options:
         text: what to think about.
         file: a text file instead.
         answer: the right answer, if the text is a question: the page says whether the model's own is right.
-        against: another model to show next to it, as it is; the options below are for the first one. Or what to do to
-            its own thoughts, to see what they are worth: removed, or noisy.
+        against: another model to show next to it, without the options below; or removed or noisy: the same model
+            without its thoughts, or with noise on them.
         out: the page's file.
         config: FIELD=VALUE ...: other values of the model's config, as far as the weights allow.
         stage: ask at this stage instead of the one that the model was trained to.
         latents: number of latent tokens after the question (default: as in training).
-        max_new_tokens: of an answer (default: as in the model's recipe).
+        max_new_tokens: the most new tokens of an answer (default: as in the model's recipe).
         fast_steps: gradient steps that infer the thoughts, for models that infer them.
     """
 

@@ -24,17 +24,18 @@ class DataConfig:
 
     Attributes:
         source: `builtin:NAME`, `file:PATH` (txt, jsonl, json or parquet, or a folder with train, validation and test
-            files), `hub:NAME[@REVISION][:CONFIG[:SPLIT]]`, or a published set of questions: `gsm8k:PATH`,
-            `gsm8k-aug:PATH`, `hotpotqa:PATH`, `clutrr:PATH`. Texts from Python are `python:HASH`, see
-            `mentalese.as_source`.
-        text_column: the column that holds the text; found by itself where the file has only one candidate.
-        detokenizer: the format of a tokenised set that is to be read as running text (`mentalese.data.detokenizers`):
-            bytes, and so bits a byte, are of the running text. `None`: read as it is.
+            files), `hub:NAME[@REVISION][:CONFIG[:SPLIT]]`, `store:PATH` (what `mentalese data prepare` wrote), or a
+            published set of questions: `gsm8k:PATH`, `gsm8k-aug:PATH`, `hotpotqa:PATH`, `clutrr:PATH`. Texts from
+            Python are `python:HASH`, see `mentalese.as_source`.
+        text_column: the column that contains the text; `None`: `text`, or the only candidate.
+        detokenizer: the format of a set published as tokens, which is then read as running text
+            (`mentalese.data.detokenizers`); bits per byte refer to that text. `None`: read as it is.
         tokenizer: `bpe:SIZE` (trained on the training split, seeded), a folder, or `hub:NAME`.
-        sentences: how text is split: `sentencex`, `syntok`, `sat`, `fixed:N` (spans of N tokens) or `none`.
+        sentences: how text is split into sentences: `sentencex`, `syntok`, `sat`, `fixed:N` (spans of N tokens) or
+            `none`.
         min_sentence_tokens: shorter sentences are merged with the next one.
-        max_sentence_tokens: longer sentences are cut, after punctuation where there is some.
-        train_tokens: train on the first whole documents that hold this many tokens; `None` takes all of them.
+        max_sentence_tokens: longer sentences are cut, after punctuation if there is any.
+        train_tokens: train on the first whole documents that contain this many tokens; `None`: on all of them.
     """
 
     source: str = "builtin:stdlib"
@@ -69,8 +70,9 @@ class EvaluationConfig:
     """The protocol of a perplexity, or of answers to questions; it is written beside every figure.
 
     Attributes:
-        metric: what decides which model is the best and what `compare` is about. `accuracy` asks the questions of
-            layout `qa` at the stage that training is at; the best model is the best of the last stage reached.
+        metric: the score that selects the best model and that `compare` reports. `accuracy` is for layouts of
+            questions (`qa` and others), which are asked at the stage that training has reached; the best model is the
+            best of the last stage reached.
         answer_tokens: the most new tokens of an answer, steps included.
         tokens: `lexical` scores the text alone; `all` also scores the end of each document and, for models of
             sentences, the end of each sentence.
@@ -78,15 +80,15 @@ class EvaluationConfig:
             or questions have no windows.
         stride: new tokens per window; `None` takes half of `context_length`, or all but one of joined documents. The
             first `context_length - stride` tokens of later windows are context only.
-        joined: windows lie in the documents joined by their ends, as rows of layout `packed` do in training, instead
-            of each in one document; with the stride that `None` takes they share one token.
+        joined: cut windows from all documents joined by their ends, as layout `packed` does in training, instead of
+            from each document; with the default stride they share one token.
         batch_size: windows or documents at once; results do not depend on it.
         max_documents: score only the first N documents of the split (validation during training).
-        documents_seed: draw these N at random, by this seed, for sources in an order of their own; `None`: the first.
-        estimator: how the likelihood is found, for models that have several ways (`Contract.estimators`); `None` takes
-            the model's own.
-        sample_prompts, sample_tokens: prompts, and new tokens a prompt, of the samples in `result.json`; without
-            prompts the openings of two test documents are continued, or two test questions are answered.
+        documents_seed: draw the N documents at random with this seed, for sources that are sorted; `None`: the first N.
+        estimator: the scoring rule, for models that have several (`Contract.estimators`); `None`: the model's first.
+        sample_prompts: prompts of the samples in `result.json`; empty: the beginnings of two test documents, or two
+            test questions.
+        sample_tokens: new tokens per prompt of these samples.
     """
 
     metric: Literal["perplexity", "accuracy"] = "perplexity"

@@ -29,8 +29,8 @@ class TextOptions:
         source: the text (default: what the model was trained on).
         text_column: the column of the text, if a file has several.
         detokenizer: read a tokenised set of this format as running text.
-        split: of the text; all: the whole of a text without splits (default: all for one file that the model was not
-            trained on, else test).
+        split: the part of the text to read; all: the whole of a text without splits (default: all for one file that the
+            model was not trained on, else test).
     """
 
     source: str | None = field(default=None, metadata={"flag": "--data"})
@@ -125,7 +125,7 @@ class HubOptions(LimitOptions):
 
     Attributes:
         shots: examples before each question of hub: tasks, as lm-eval draws them (default: the task's own number).
-            Tasks that lm-eval always asks without examples stay without.
+            Tasks that lm-eval always asks without examples have none.
     """
 
     shots: int | None = None
@@ -148,7 +148,7 @@ class TaskOptions(LimitOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOptions(TaskOptions, HubOptions, PerplexityOptions):
-    """All that the tasks of `mentalese eval` can be told; an option that none of them uses is refused.
+    """All options of the tasks of `mentalese eval`; an option that none of them uses is refused.
 
     Attributes:
         tasks: names joined by commas: perplexity, reversal, lambada_openai, lambada_standard, wikitext, hellaswag,

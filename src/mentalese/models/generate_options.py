@@ -19,7 +19,7 @@ class GenerateOptions:
     Attributes:
         prompt: one or more texts to continue; a model that fills in masks fills in each `<|mask|>`.
         file: a text file with one prompt per line.
-        max_new_tokens: 0 to fill in masks and nothing else.
+        max_new_tokens: new tokens per prompt; 0: only fill in masks.
         temperature: divides the logits before a token is drawn.
         top_k: draw from the K likeliest tokens.
         top_p: draw from the likeliest tokens that share this probability.
@@ -30,7 +30,7 @@ class GenerateOptions:
         stage: ask at this stage instead of the one that the model was trained to.
         latents: number of latent tokens after the question (default: as in training).
         fast_steps: gradient steps that infer the thoughts of the prompt, for models that infer them.
-        infer_every: infer them again after this many new tokens.
+        infer_every: infer the thoughts again after this many new tokens.
         posterior_seed: seed for inferring the thoughts. Default: --seed when sampling or with an empty prompt, else 0.
         seed: for drawing tokens.
         json: print a list of prompts and texts as JSON.

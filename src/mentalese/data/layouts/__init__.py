@@ -4,6 +4,8 @@
     sentences   `SentenceStreams` (whole sentences, read one after the other)
     qa          `QuestionAnswer` (question, steps, answer, perhaps with latents between them)
 
+Families bring `qa_steps` (Coconut's `QuestionSteps`) and `qa_pairs` (CODI's `QuestionPairs`).
+
 Importing them loads neither torch nor transformers, so that recipes can name them.
 """
 
@@ -33,7 +35,7 @@ __all__ = [
 _BUILT_IN = {layout.kind: layout for layout in (Packed, PerDocument, Marked, SentenceStreams, QuestionAnswer)}
 
 BROUGHT: list[Callable[[], dict[str, str]]] = []
-"""Functions that return more layouts, kind -> `module:Class`; the registry adds that of all families."""
+"""Functions that return further layouts, kind -> `module:Class`; the registry adds one for all families."""
 
 
 def layout_class(kind: Any) -> type[Layout]:

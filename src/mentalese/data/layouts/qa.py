@@ -43,18 +43,19 @@ class QuestionAnswer(RowLayout):
     Attributes:
         sequence_length: the most tokens per row.
         batch_size: questions per optimiser step, over all ranks and micro-batches.
-        stage: the number of first steps that are left out, and above `stages` all of them (the curriculum of Coconut;
-            phases raise it).
-        stages: the last stage that leaves steps, if there are more.
+        stage: how many of the first steps are left out; above `stages`, all of them (Coconut's curriculum; phases raise
+            it).
+        stages: the last stage at which later steps are kept.
         removal: what a stage counts: `steps` (Coconut), or `tokens` of the steps (iCoT).
         removal_smoothing: iCoT's lambda: in training a question loses o more tokens with a probability proportional to
-            exp(-lambda o); `None`: never.
+            exp(-lambda o); `None`: it loses no more.
         uniform_prob: the share of an epoch's questions that are read at a stage drawn from 0 to `stages`.
-        latents_per_step: latents between markers after the question, for each stage up to `stages`; `None`: neither
-            latents nor markers.
-        latents: the number of latents at every stage; `None`: `latents_per_step` counts.
-        too_long: what becomes of a longer record: `error` refuses the run; `skip` leaves out, of every split, each
-            record that with all of its steps and the most latents is longer, and says how many those are.
+        latents_per_step: latents between markers after the question, times the stage (at most `stages`); `None`:
+            neither latents nor markers.
+        latents: the number of latents at every stage; `None`: it follows from `latents_per_step`.
+        too_long: what happens to records longer than `sequence_length`: `error` refuses the run; `skip` leaves out, of
+            every split, each record that is longer with all of its steps and the most latents, and reports their
+            number.
     """
 
     stage: int = 0

@@ -84,7 +84,7 @@ def llama(
 
 
 def tiny() -> Recipe:
-    """The baseline of the `tiny` recipes: as deep as the papers' models, narrow, under half a minute on two CPU cores."""
+    """The baseline of `tiny` recipes: as deep as the papers' models, narrow, under half a minute on two CPU cores."""
     return Recipe(
         name="gpt2/tiny",
         description="GPT-2, 12 layers of width 64, 100,000 tokens: seconds on two CPU cores",

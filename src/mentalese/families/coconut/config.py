@@ -16,10 +16,10 @@ class LatentsConfig(WrappedDecoderConfig):
 
     Attributes:
         latent_token_id: the token that marks a latent position.
-        latent_start_token_id, latent_end_token_id: what stands around latents.
-        step_decoder_layers: layers of a second decoder that in training says each written step from its latents
+        latent_start_token_id, latent_end_token_id: the markers before and after latents.
+        step_decoder_layers: layers of a second decoder that in training predicts each written step from its latents
             (SIM-CoT, Wei et al., "SIM-CoT: Supervised Implicit Chain-of-Thought"); `None`: there is none.
-        step_weight: of the step decoder's loss.
+        step_weight: weight of the step decoder's loss.
     """
 
     model_type = "latents"
@@ -57,7 +57,7 @@ class LatentsConfig(WrappedDecoderConfig):
         if not self.has_thoughts:
             raise InputError(
                 f"{self.model_type}.step_decoder_layers is {self.step_decoder_layers}: latents of this mode are no "
-                "hidden states, of which a step could be said; remove it"
+                "hidden states, from which a step could be predicted; remove it"
             )
 
 

@@ -1,4 +1,4 @@
-"""Questions whose batches also have the written steps that latents stand for, for a step decoder (SIM-CoT)."""
+"""Questions whose batches also contain the written steps that latents replace, for a step decoder (SIM-CoT)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class QuestionSteps(QuestionAnswer):
     """`qa`, whose training batches also have what `written_steps` returns.
 
     Attributes:
-        latents: the number of latents at every stage, one a step; `None`: `latents_per_step` counts.
+        latents: the number of latents at every stage, one per step; `None`: it follows from `latents_per_step`.
     """
 
     kind = "qa_steps"
@@ -32,11 +32,11 @@ class QuestionSteps(QuestionAnswer):
         super().__post_init__()
         if not self.latents and not self.latents_per_step:
             raise InputError(
-                f"layout.latents_per_step is {self.latents_per_step}: steps are said of latents; set at least 1, or "
-                "use layout 'qa'"
+                f"layout.latents_per_step is {self.latents_per_step}: steps are predicted from latents; set at least "
+                "1, or use layout 'qa'"
             )
         if self.removal == "tokens":
-            raise InputError("layout.removal is 'tokens': latents stand for whole steps; use steps, or layout 'qa'")
+            raise InputError("layout.removal is 'tokens': latents replace whole steps; set 'steps', or use layout 'qa'")
 
     def assemble(
         self,
@@ -60,17 +60,17 @@ class QuestionSteps(QuestionAnswer):
 def written_steps(
     split: Split, start: np.ndarray, stop: np.ndarray, latents: np.ndarray, per_step: int, first_row: int = 0
 ) -> Batch:
-    """The steps that latents stand for, in the order of both; the last latents stand for all steps that are left.
+    """The steps that latents replace, in the order of both; the last latents replace all steps that are left.
 
     Args:
         start, stop: [rows], where in the store the steps of each row are.
         latents: [rows], of each row.
-        per_step: c, latents that stand for one step.
+        per_step: c, latents that replace one step.
         first_row: the number of the first row in its batch.
 
     Returns:
         `steps` int64 [M, S], their tokens, -100 after them; `step_rows` [M], the row of each; `step_latents` [M, c],
-        which of the row's latents stand for it. M is 0 if no row has both steps and latents.
+        which of the row's latents replace it. M is 0 if no row has both steps and latents.
     """
     import torch
 

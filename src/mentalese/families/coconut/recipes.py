@@ -10,7 +10,7 @@
     pause-curriculum    the same under Coconut's curriculum: what feedback adds to it (ours)
     coconut             hidden states fed back
     agclr               the same with the concept stream
-    sim-cot             Coconut, whose latents a second decoder says the steps of in training (Wei et al., 2025)
+    sim-cot             Coconut; a second decoder predicts the steps from latents in training (Wei et al., 2025)
 
 Table 1 is `table1-DATA-METHOD`, Tables 2 and 3 and Figure 5 are `table2-*`, `table3-*` and `figure5-*`.
 """

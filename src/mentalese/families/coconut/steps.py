@@ -1,6 +1,6 @@
-"""SIM-CoT (Wei et al., "SIM-CoT: Supervised Implicit Chain-of-Thought", arXiv 2509.20317): latents say their steps.
+"""SIM-CoT (Wei et al., "SIM-CoT: Supervised Implicit Chain-of-Thought", arXiv 2509.20317): latents predict their steps.
 
-In training alone, a second decoder reads the latents that stand for a written step and says the step, token by token:
+In training alone, a second decoder reads the latents that replace a written step and predicts the step, token by token:
 it reads `z_1 .. z_c, s_1 .. s_{S-1}` and predicts `s_1 .. s_S`. Its loss reaches the latents, and through them the
 model. A prediction never runs it.
 

@@ -34,15 +34,15 @@ MARK = "###"
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionPairs(RowLayout):
-    """Two rows a question, of a teacher and of a student.
+    """Two rows per question: the teacher's with written steps, and the student's with latents.
 
     Attributes:
         sequence_length: the most tokens per row.
         batch_size: questions per optimiser step, over all ranks and micro-batches.
-        latents: of a student.
+        latents: the number of latents in a student's row.
         last_step: the teacher's row has the last step too, whose result is the answer (the paper leaves it out).
-        too_long: what becomes of a longer record: `error` refuses the run; `skip` leaves out, of every split, each
-            record that with all of its steps and the latents is longer, and says how many those are.
+        too_long: what happens to records longer than `sequence_length`: `error` refuses the run; `skip` leaves out, of
+            every split, each record that is longer with all of its steps and the latents, and reports their number.
     """
 
     latents: int = 6

@@ -3,8 +3,8 @@
 `variants(recipe)` makes of a decoder's recipe
 
     (none)             CODI
-    -no-distillation   the same two tasks, and no state is drawn to another (gamma 0)
-    -sim-cot           a second decoder says each step from its latent in training (SIM-CoT, Wei et al.)
+    -no-distillation   the same two tasks, without the distance between states (gamma 0)
+    -sim-cot           a second decoder predicts each step from its latent in training (SIM-CoT, Wei et al.)
     -cot               the decoder alone, the steps written out: the teacher's task
     -no-cot            the decoder alone, the answer without steps or latents
 """

@@ -18,14 +18,14 @@ class LoopedConfig(LayeredDecoderConfig):
     Attributes:
         backbone: the layers, in their order: the prelude, the block that is run `turns` times, the coda.
         prelude_layers, coda_layers: l_P and l_C; the layers between them are the block, l_R.
-        turns: r, at test, and the mean of r in training.
+        turns: r, turns of the block at test time, and their mean in training.
         turns_spread: sigma of r in training (Eq. 1); `None`: r is always `turns`.
         backprop_turns: k, the last turns through which gradients go (section 3.3).
-        norms: `sandwich`: four norms a layer, one after the block, embeddings times sqrt(hidden_size) and small first
+        norms: `sandwich`: four norms per layer, one after the block, embeddings times sqrt(hidden_size) and small first
             weights of what layers add (sections 3.2, 4.1); `own`: the backbone as it is, for a trained one.
-        state_std: of the normal numbers that the state starts as; 0: it starts at zero.
-        exit_distance: at test a token stops when a turn moves its state by less than this share of the state's length;
-            `None`: all tokens take `turns`.
+        state_std: standard deviation of the first state's normal noise; 0: it starts at zero.
+        exit_distance: at test time a token stops when a turn moves its state by less than this share of the state's
+            length; `None`: all tokens take `turns`.
         cache_turns: turns of which generation keeps keys and values; later ones overwrite them (section 6.2). `None`:
             all of them.
     """

@@ -7,7 +7,7 @@ from mentalese.registry import Family
 
 FAMILY = Family(
     name="suite",
-    description="every family on tasks with a known optimum, each beside its twin without thoughts and its control",
+    description="families on tasks with a known optimum, with twins and controls; latent reasoning on GSM8K-Aug",
     recipes="mentalese.families.suite.demo:RECIPES",
     classes={},
 )
