@@ -1,4 +1,4 @@
-"""The Python door: what one does with a recipe and with a trained model, each one call."""
+"""The interface from Python: training a recipe, and scoring, asking and looking into a trained model."""
 
 from __future__ import annotations
 
@@ -39,9 +39,13 @@ def train(
         resume: resume the run in this folder; a finished one is opened at once.
         show: progress on standard error.
 
+    Returns:
+        The best model by validation, as `load(out)` opens it.
+
     Raises:
-        InputError: the recipe, its data or the folder is not what it should be; nothing has been written then.
-        Interrupted: SIGINT or SIGTERM came; a checkpoint has been written.
+        InputError: the recipe, its data or the folder cannot be used; nothing is written.
+        Interrupted: SIGINT or SIGTERM arrived; a checkpoint is written first.
+        FloatingPointError: the loss was not finite.
     """
     from mentalese.training.loop import train as run
 
@@ -66,18 +70,23 @@ def evaluate(
     show: bool = True,
     **options: Any,
 ) -> dict[str, dict[str, Any]]:
-    """Scores a model on a text and on zero-shot questions: `{task: result}`, as `mentalese eval` does.
+    """Scores a model on a text and on zero-shot questions, as `mentalese eval` does.
 
     Args:
         model: an opened model, or what `load` takes.
         tasks: `perplexity`, `reversal`, a zero-shot set (`blimp`, `hellaswag`, ..) or `hub:NAME` for any task of
             lm-eval, see `mentalese.evaluation.suite.TASKS`.
-        data: the text: a source, or what `as_source` takes; one file or set of texts is scored as a whole. It is
-            another name for the option `source`.
+        data: the text: a source, or what `as_source` takes; one file or set of texts is scored as a whole. The same as
+            the option `source`.
         out: a JSON file for the results.
         show: progress on standard error.
         options: fields of `EvaluationOptions`: `source`, `split`, `estimators`, `joined`, `context_length`,
             `documents`, `task_files`, `limit`, ..
+
+    Returns:
+        `{task: result}`, what `mentalese eval` writes to `--out`: for `perplexity` the fields of `Perplexity` (`nll`
+        in nats per token, `perplexity`, `bits_per_byte`, `tokens`, `protocol`, ..), `documents`, and `split`, `source`,
+        `detokenizer`, `data_hash` of the text; with `estimators`, that for each of them.
 
     Raises:
         InputError: an unknown task, an option that does not exist or that none of the tasks uses, or what the tasks
@@ -128,7 +137,13 @@ def answer(
 
 
 def think(model: str | Path | Saved, text: str, **options: Any) -> ThoughtTrace:
-    """What a model thinks of a text; a notebook shows it as a page. Takes and raises what `Saved.think` does."""
+    """What a model thinks of a text; a notebook shows it as a page.
+
+    Args:
+        model: an opened model, or what `load` takes.
+        text: one text; of a model trained on questions, one question.
+        options: as of `Saved.think`, which raises the same.
+    """
     return _opened(model).think(text, **options)
 
 

@@ -2,7 +2,7 @@
 
 check    the same data for all, no folder with another run, equal size if requested
 match    the tokens or FLOPs of the first recipe, counted before anything is trained, are the budget of the others
-train    recipe by recipe, seed by seed; a finished run in the folder is reused
+train    all recipes with all seeds, `jobs` at once; a finished run in the folder is reused
 judge    mean and spread over seeds, each against its baseline, with a paired test for three or more seeds
 """
 
@@ -93,7 +93,8 @@ def compare(
         tuned_fields: `section.field` -> values; each recipe is trained with all of them first, with another seed, and
             compared with the setting that is best on the validation split (`mentalese.compare.tuning`).
         jobs, executor: runs at once, and where, see `run_jobs`.
-        ablate: also score each model that thinks without its thoughts, see `mentalese.evaluation.ablation`.
+        ablate: also score the first seed's model of each recipe that thinks, without its thoughts, see
+            `mentalese.evaluation.ablation`.
         train: trains one recipe in one folder.
 
     Returns:
@@ -101,6 +102,7 @@ def compare(
 
     Raises:
         InputError: recipes that cannot be compared, or a folder with other runs.
+        FloatingPointError: the loss of a reported run, or of all trials of a recipe, was not finite.
     """
     _check(recipes, seeds, tuned_fields or {}, executor)
     if match in ("tokens", "flops"):

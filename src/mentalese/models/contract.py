@@ -1,7 +1,7 @@
 """The contract that every model keeps, so that one loop, one evaluation and one comparison serve all families.
 
-A family brings a `LatentThoughtConfig` and a `LatentThoughtModel`. The least it must write is `forward` (Hugging
-Face's), `final_hidden_states` and `forward_flops`; training loss and scoring follow from those, and a family whose
+A family brings a `LatentThoughtConfig` and a `LatentThoughtModel`, for which it writes `encode`, `fill` and
+`forward_flops`. Hugging Face's `forward`, generation, the training loss and scores follow from these. A family whose
 training hides more than one pass (latent steps, an inner optimisation, an auxiliary loss) overrides `training_loss`.
 """
 
@@ -56,6 +56,9 @@ else:
 class Contract(_Module):
     """Training, scoring and cost, in terms of final hidden states and the output embedding.
 
+    A class that keeps it without `LatentThoughtModel` writes `final_hidden_states`, `forward_flops` and
+    `get_output_embeddings`.
+
     Attributes:
         causal: logits of a position predict the next token and see nothing after it, so that a cache can be used.
         shard_blocks: FSDP2 may shard each block by itself; not if a step uses a block's weights outside its forward.
@@ -91,6 +94,7 @@ class Contract(_Module):
         raise NotImplementedError(f"{type(self).__name__} needs forward_flops")
 
     def get_output_embeddings(self) -> nn.Module:
+        """The language-model head, [.., hidden] to [.., vocabulary]."""
         raise NotImplementedError(f"{type(self).__name__} needs get_output_embeddings")
 
     def training_flops(self, batch: Batch, **settings: Any) -> int:
@@ -123,27 +127,35 @@ class Contract(_Module):
         return None
 
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
-        """The mean next-token cross-entropy of a batch.
+        """The mean next-token cross-entropy of a batch, in nats.
 
         Args:
             batch: see `Batch`; position t's state predicts `labels[:, t + 1]`.
             settings: this step's values of the recipe's `phases[].model`.
+
+        Raises:
+            InputError: a setting that the model does not know.
         """
         weights = self.target_weights(batch, **settings)
         return LossOutput(*self.next_token_loss(self.final_hidden_states(batch), batch["labels"], weights))
 
     def before_step(self, seed: int) -> None:
-        """Called before each step of training with a number of that step, the same on all ranks and for all
-        micro-batches: what a model draws once per step (how deep it is) follows from it, and so does its cost."""
+        """Called before each training step; what a model draws once per step (its depth) follows from the seed, and so
+        does its cost.
+
+        Args:
+            seed: of the step, the same on all ranks and for all micro-batches.
+        """
 
     def after_step(self) -> None:
-        """Called after each optimiser step, on all ranks: what a model learns without a gradient, once per step.
+        """Called after each optimiser step, on all ranks: updates what a model learns without a gradient.
 
         `forward` with labels in training mode calls it itself, after each micro-batch.
         """
 
     def next_token_loss(self, hidden: Tensor, labels: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The weighted mean cross-entropy of `labels` [batch, length] under `hidden`, and the sum of the weights."""
+        """The weighted mean cross-entropy in nats of `labels` [batch, length] under `hidden` [batch, length, hidden],
+        and the sum of the weights; `weights` [batch, length], `None`: all 1."""
         labels = labels[:, 1:].reshape(-1)
         weights = None if weights is None else weights[:, 1:].reshape(-1)
         counted = (labels != IGNORED).to(torch.float32)
@@ -160,7 +172,7 @@ class Contract(_Module):
         return self.next_token_nll(self.final_hidden_states(batch), batch["labels"])
 
     def nll_parts(self, batch: Batch, **scoring: Any) -> dict[str, Tensor]:
-        """What `token_nll` is the sum of, by name, each [batch, length]: of a bound more than a likelihood.
+        """The terms whose sum is `token_nll`, by name, each [batch, length] in nats; a bound has more than one.
 
         Args:
             scoring: keywords of `token_nll`.
@@ -172,7 +184,7 @@ class Contract(_Module):
         return nn.functional.pad(batch["labels"][:, 1:], (1, 0), value=IGNORED)
 
     def scoring_protocol(self, estimator: str) -> dict[str, Any]:
-        """What else of the model a figure by this estimator depends on, in words and numbers to publish."""
+        """Settings of the model that a score by this estimator depends on, in words and numbers to publish."""
         return {}
 
     def continuation_scoring(self) -> dict[str, str]:
@@ -190,7 +202,7 @@ class Contract(_Module):
 
     @torch.no_grad()
     def traces(self, batch: Batch, **options: Any) -> list[ThoughtTrace]:
-        """A trace a row of a text, with what a model without thoughts has: `text_traces`.
+        """A trace per row of a text, with what a model without thoughts has: `text_traces`.
 
         A model that reads in both directions has no prediction of its own for each token: its `surprisal` is
         `token_nll`, and it has no more.
@@ -219,7 +231,7 @@ class Contract(_Module):
 
     @torch.no_grad()
     def text_traces(self, input_ids: Tensor, scored: Tensor, logits: Callable[[Tensor], Tensor]) -> list[ThoughtTrace]:
-        """A trace a row with what every causal model has: `surprisal`, `entropy` and the reading `predicted`.
+        """A trace per row with what every causal model has: `surprisal` and `entropy` in nats, the reading `predicted`.
 
         Args:
             input_ids: [batch, length].

@@ -129,7 +129,7 @@ class Body(nn.Module):
         """`last_hidden_state` [batch, length, hidden], from which the head predicts; see `LatentThoughtModel.forward`.
 
         Raises:
-            InputError: what `forward` does, or no single state of a token predicts the one after it.
+            InputError: as for `forward`; or the model has no single state per token that predicts the next one.
         """
         (model,) = self.whole
         if model.why_no_states is not None:
@@ -272,7 +272,7 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
         return encoded.hidden
 
     def labels_loss(self, encoded: Any, labels: Tensor) -> Tensor:
-        """The scalar that `forward` returns as `loss` for labels [batch, length]."""
+        """The scalar, in nats per target, that `forward` returns as `loss` for labels [batch, length]."""
         return self.next_token_loss(encoded.hidden, labels)[0]
 
     def predicted_tokens(self, encoded: Any, input_ids: Tensor, real: Tensor) -> Tensor:
@@ -332,9 +332,9 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
             A `CausalLMOutputWithThoughts`, or a tuple if `return_dict` is False.
 
         Raises:
-            InputError: what is no token, mask or label (`mentalese.models.inputs`; on a GPU ids out of range are not
-                found), a cache of another kind, a trace of a text that began in an earlier call, a keyword that this
-                model does not know, or an output that it does not keep.
+            InputError: tokens, a mask or labels of another type, shape or range (`mentalese.models.inputs`; on a GPU
+                ids out of range are not found), a cache of another kind, a trace of a text that began in an earlier
+                call, a keyword that this model does not know, or an output that it does not keep.
         """
         input_ids = self._tokens(input_ids, inputs_embeds)
         if use_cache is None:

@@ -41,6 +41,7 @@ class Saved:
     Attributes:
         path: what it was loaded from.
         model: in eval mode.
+        tokenizer: the one that it was trained with, markers included.
         data: the text it was trained on, its tokens and sentences.
         layout: how texts become its rows and its prompts.
         evaluation: the protocol of its results; whole splits are scored.
@@ -62,6 +63,7 @@ class Saved:
 
     @property
     def device(self) -> torch.device:
+        """Where the model's weights are."""
         return self.hugging_face.device
 
     # -- the same model with other settings ----------------------------------------------------------------------------
@@ -110,7 +112,11 @@ class Saved:
         """Each text with its continuation; for models trained on questions, with its answer.
 
         Args:
+            max_new_tokens: new tokens per text.
             options: `seed`, `batch_size`, and Hugging Face's own: `do_sample`, `temperature`, `num_beams`, ...
+
+        Returns:
+            As many texts as were passed, in their order.
 
         Raises:
             InputError: an empty text, or one that leaves no room for `max_new_tokens` in the model's context.
@@ -128,6 +134,10 @@ class Saved:
 
     def score(self, texts: str | Sequence[str]) -> list[scoring.TextScore]:
         """How well the model predicts each text, by its protocol; ends of documents and sentences do not count.
+
+        Returns:
+            A `TextScore` per text, in their order: `nll` in nats of the whole text, `tokens`, `bytes`, `perplexity`,
+            `bits_per_byte`, `estimator`.
 
         Raises:
             InputError: a text without tokens, or a model trained on questions, whose texts have no answers.
@@ -148,7 +158,8 @@ class Saved:
         """What the model thinks of a text; for models trained on questions, of it as a question and of the answer.
 
         Args:
-            options: `max_new_tokens` of an answer, and the model's own (`fast_steps`).
+            text: one text or question.
+            options: `max_new_tokens` of an answer, and options of the model itself (`fast_steps`).
 
         Raises:
             InputError: a question that leaves no room for its answer in the model's context, or an option that the
@@ -218,12 +229,12 @@ class Saved:
         return self.store(name, show=show).splits[name]
 
     def perplexity(self, split: Split, *, show: bool = False) -> scoring.Perplexity:
-        """See `mentalese.models.scoring.perplexity`."""
+        """The perplexity of a split, by the model's protocol, see `mentalese.models.scoring.perplexity`."""
         reading = self.data, self.layout, self.evaluation
         return scoring.perplexity(self.model, self.tokenizer, _a_split(split), *reading, device=self.device, show=show)
 
     def token_scores(self, split: Split, *, show: bool = False) -> np.ndarray:
-        """See `mentalese.models.scoring.token_scores`."""
+        """Nats of each token of a split, see `mentalese.models.scoring.token_scores`."""
         reading = self.data, self.layout, self.evaluation
         return scoring.token_scores(
             self.model, self.tokenizer, _a_split(split), *reading, device=self.device, show=show

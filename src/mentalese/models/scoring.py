@@ -40,9 +40,8 @@ class Perplexity:
             part of the text.
         protocol: what was scored, given what context, and how.
         parts: the terms that `nll` is the sum of, by name (`nll` and `kl` of a bound); empty if there is only one.
-        bits_per_byte_with_ends: bits per byte if the ends of sentences and documents are paid for, which models of
-            sentences are otherwise told: this one compares all kinds of models. `None` if the estimator is no
-            likelihood by one pass, of which each token's share is its own.
+        bits_per_byte_with_ends: bits per byte including the ends of sentences and documents, which models of sentences
+            are otherwise told: it compares all kinds of models. `None` if the estimator is no likelihood of one pass.
     """
 
     nll: float
@@ -68,7 +67,7 @@ class TextScore:
         nll: nats of the whole text.
         tokens: scored tokens.
         bytes: UTF-8 bytes of the text.
-        estimator: the scoring rule; only `exact` is the autoregressive likelihood in one pass.
+        estimator: the scoring rule; only `exact` and `causal` are autoregressive likelihoods in one pass.
     """
 
     nll: float

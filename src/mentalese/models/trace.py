@@ -21,12 +21,12 @@ _LONGEST_PAGE = 2000  # tokens; a notebook shows a table of longer traces
 
 @dataclass
 class Thought:
-    """A latent vector and the half-open span of tokens `[start, end)` that it stands for.
+    """A latent vector and the half-open span of tokens `[start, end)` that it represents.
 
     Attributes:
-        label: what kind of thought it is, where a model has several.
+        label: what kind of thought it is, if a model has several.
         layer: the block that it belongs to.
-        codes: its nearest codes, one a codebook.
+        codes: its nearest codes, one per codebook.
         nearest: token ids and their probabilities where the vector is read by the output embedding, best first.
     """
 
@@ -73,9 +73,9 @@ class ThoughtTrace:
 
     Attributes:
         input_ids: [length].
-        scores: name -> [length], one number a token, NaN where a token has none. Every model has `surprisal` and (all
+        scores: name -> [length], one number per token, NaN where a token has none. Every model has `surprisal` and (all
             but those that read in both directions) `entropy`, in nats, of what predicted the token.
-        thoughts: latent vectors with the tokens each stands for, in order.
+        thoughts: latent vectors with the tokens that each represents, in order.
         links: name -> [len(thoughts), len(thoughts)], how much thought i read of thought j.
         curves: name -> [n], numbers along something else than tokens (gate by layer, ELBO by step).
         readings: name -> [length], the token ids that the model would write in the text's place; `predicted` is the
@@ -83,13 +83,13 @@ class ThoughtTrace:
         streams: columns of a table [m], a row for each candidate at each forking layer and for each stream at the end:
             `layer`, `token` (its place in the row), `parent` (the row of the table that it comes of, -1: none),
             `weight` (its score, 0 to 1), `kept` (bool, the selection kept it), `fork` (bool, it is a fork).
-        tokens: the text of each token; empty where nobody knew the tokenizer.
+        tokens: the text of each token; empty if the tokenizer was not known.
         special: which of them are no text: markers, latents.
         vocabulary: the text of other ids, those of `readings` and `Thought.nearest`.
         model: the model type.
         written: the place of the first token that the model wrote itself, of an answer; `None`: it only read.
         windows: of a text longer than the model's context, (start, first, stop) each: the model read tokens `start` to
-            `stop - 1` at once, and what is said of those from `first` on. Empty: all of it was read at once.
+            `stop - 1` at once, and the trace is of those from `first` on. Empty: all of it was read at once.
     """
 
     VERSION = 3
@@ -169,8 +169,8 @@ class ThoughtTrace:
         )
 
     def to_pandas(self) -> Any:
-        """A `pandas.DataFrame` with a row a token: `token` (its id, where no text is known), every score, and
-        `thoughts`, the numbers of the thoughts that stand for it."""
+        """A `pandas.DataFrame` with a row per token: `token` (its id if no text is known), every score, and `thoughts`,
+        the numbers of the thoughts that represent it."""
         import pandas
 
         stand: list[list[int]] = [[] for _ in self.input_ids]
