@@ -83,6 +83,7 @@ def test_options_that_change_documents_change_the_fingerprint_and_their_spelling
     ("spec", "message"),
     [
         ("recal", "data.source is 'builtin:recal': no such built-in data; did you mean 'recall'"),
+        ("xyz", "data.source is 'builtin:xyz': no such built-in data; use one of stdlib, families"),
         ("families:count=3", "builtin:families has no options, remove 'count=3'"),
         ("recall:distanc=3", "option 'distanc=3': builtin:recall has count, seed, .*; did you mean 'distance'"),
         ("recall:distance=x", "option 'distance=x': set a whole number"),

@@ -297,7 +297,9 @@ def open_builtin(spec: str) -> tuple[Kind, dict[str, Reader]]:
         chosen = task(spec)
         return chosen.kind, {split: partial(chosen.documents, split) for split in SPLITS}
     if name not in BUILTIN:
-        raise InputError(f"data.source is 'builtin:{spec}': no such built-in data{nearest(name, [*BUILTIN, *TASKS])}")
+        known = [*BUILTIN, *TASKS]
+        remedy = nearest(name, known) or f"; use one of {', '.join(known)}"
+        raise InputError(f"data.source is 'builtin:{spec}': no such built-in data{remedy}")
     if options:
         raise InputError(f"data.source is 'builtin:{spec}': builtin:{name} has no options, remove {options!r}")
     builtin = BUILTIN[name]

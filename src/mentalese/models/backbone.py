@@ -171,7 +171,7 @@ def check_head(model: PreTrainedModel) -> None:
         why = f"config.{capped[0]}" if capped else "no output embedding without bias"
         raise InputError(
             f"{type(model).__name__} turns hidden states into logits in its own way ({why}): "
-            "only heads that are one matrix are supported"
+            "use a decoder whose head is one matrix (gpt2, llama)"
         )
 
 

@@ -230,7 +230,8 @@ def _estimator(model: Contract, evaluation: EvaluationConfig) -> str:
     """The scoring rule, by name."""
     if evaluation.estimator not in (None, *model.estimators):
         raise InputError(
-            f"evaluation.estimator is {evaluation.estimator!r}: this model has {', '.join(model.estimators)}"
+            f"evaluation.estimator is {evaluation.estimator!r}: this model has {', '.join(model.estimators)}; use one "
+            "of them"
         )
     return evaluation.estimator or model.estimators[0]
 
