@@ -47,7 +47,8 @@ release: install
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[release]'
 	$(BIN)/python scripts/release.py build
 
-# What takes too long for the gate: ten thousand cases of the fuzz tests, drawn anew, and 110 runs killed at random moments.
+# What takes too long for the gate: ten thousand cases of the fuzz tests, drawn again each time, and ten runs of each tiny recipe
+# killed at random moments.
 nightly: install
 	HYPOTHESIS_PROFILE=nightly OMP_NUM_THREADS=1 $(BIN)/pytest tests/fuzz
 	$(BIN)/python benchmarks/kill.py
