@@ -466,17 +466,18 @@ class Run:
             save_model(self.out / "model", model, self.tokenizer, adapted=adapted, card=card, **about)
         self.parallel.barrier()
 
-    def _card(self, **evaluations: dict[str, Any]) -> str:
+    def _card(self, **found: Any) -> str:
         best = self.state.best_step or 0
         counts = {"parameters": self.parameters, "best_step": best, "tokens": self.plan.position(best).tokens}
-        return model_card(self.recipe, counts | self._provenance() | evaluations)
+        return model_card(self.recipe, counts | self._provenance() | found)
 
     def _finish(self) -> dict[str, Any]:
         """Scores the best model on the test split and writes `result.json`."""
         result: dict[str, Any] = {}
         if self.parallel.is_main:
             result = self._result()
-            write_text(self.out / "model" / CARD, self._card(validation=result["validation"], test=result["test"]))
+            found = {name: result[name] for name in ("validation", "test", "samples")}
+            write_text(self.out / "model" / CARD, self._card(**found))
             write_json(self.out / "result.json", result)
         return self.parallel.broadcast_object(result)
 

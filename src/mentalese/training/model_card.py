@@ -30,14 +30,14 @@ def model_card(recipe: Recipe, about: dict[str, Any]) -> str:
 
     Args:
         about: fields of `result.json`: `parameters`, `best_step`, `tokens`, `seed`, `data_hash`, `commit`, `versions`,
-            and the evaluations `validation` and, once the run is over, `test`.
+            the evaluation `validation`, and once the run is over `test` and `samples`.
     """
     evaluations = {split: about[split] for split in ("validation", "test") if split in about}
     parts = [
         f"---\n{yaml.safe_dump(front_matter(recipe), sort_keys=False)}---",
         f"# {recipe.name}\n\n{recipe.description[:1].upper()}{recipe.description[1:].rstrip('.')}.",
         _table(("", ""), _facts(recipe, about)),
-        "## Load it\n\n" + _loading(recipe),
+        "## Load it\n\n" + _loading(recipe, about.get("samples") or [{"prompt": "Once upon a time"}]),
         "## Figures\n\n" + "\n\n".join(_evaluation(split, figure) for split, figure in evaluations.items()),
         "## Limits\n\n" + _limits(about, evaluations),
     ]
@@ -80,14 +80,14 @@ def _facts(recipe: Recipe, about: dict[str, Any]) -> list[tuple[str, str]]:
     return [(name, text) for name, text in rows if text]
 
 
-def _loading(recipe: Recipe) -> str:
+def _loading(recipe: Recipe, samples: Sequence[dict[str, Any]]) -> str:
     remote = "" if _family(recipe) is None else ", trust_remote_code=True"
     needed = "" if _family(recipe) is None else "The model's code is in the package: `pip install mentalese`.\n\n"
     return f"""{needed}```python
 import mentalese
 
 model = mentalese.load("hub:NAME")  # or this folder
-print(model.generate("Once upon a time"))
+print(model.generate({samples[0]["prompt"]!r}))
 ```
 
 ```python

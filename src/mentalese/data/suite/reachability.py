@@ -42,6 +42,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -74,11 +75,13 @@ class Reachability(Task):
         hops: fewest and most steps to the answer, drawn with equal chance.
         nodes: of a graph, before those without an edge are left out; at most 40.
         steps: `path` writes the edges of one of the shortest paths, `frontier` all edges at each distance.
+        facts: `sentences` as ProsQA's, or `pairs` of words, half as many tokens: `lempus gerpus.`
     """
 
     hops: tuple[int, int] = (3, 4)
     nodes: int = 14
     steps: str = "path"
+    facts: str = "sentences"
 
     name = "reachability"
     version = 1
@@ -91,6 +94,7 @@ class Reachability(Task):
         least = 2 * self.hops[1] + 5
         self.check("nodes", least <= self.nodes <= 40, f"set {least} (for {self.hops[1]} hops) to 40")
         self.check("steps", self.steps in ("path", "frontier"), "set path or frontier")
+        self.check("facts", self.facts in ("sentences", "pairs"), "set sentences or pairs")
 
     @cached_property
     def pairs(self) -> dict[str, list[tuple[str, str]]]:
@@ -108,7 +112,9 @@ class Reachability(Task):
             hops = low + int(rng.random() * (high - low + 1))
             pairs = self.pairs[split]
             question = _question(rng, hops, self.nodes, pairs[int(rng.random() * len(pairs))])
-            yield question if self.steps == "path" else dataclasses.replace(question, steps=_frontiers(rng, question))
+            if self.steps == "frontier":
+                question = dataclasses.replace(question, steps=_frontiers(rng, question))
+            yield question if self.facts == "sentences" else _in_pairs(question)
 
     def generate(self, split: str) -> Iterator[Document]:
         return (record(question.question, question.steps, question.answer) for question in self.questions(split))
@@ -265,6 +271,20 @@ def _frontiers(rng: random.Random, question: Question) -> tuple[str, ...]:
 def _fact(node: str, other: str) -> str:
     """An edge as a sentence; people are capitalised."""
     return f"{node if node[0].isupper() else f'Every {node}'} is a {other}."
+
+
+def _in_pairs(question: Question) -> Question:
+    """The same question in fewer words."""
+
+    def short(text: str) -> str:
+        return re.sub(r"(?:Every )?(\w+) is a (\w+)\.", r"> \1 \2", re.sub(r"Is (\w+) a (\w+) or (\w+)\?", r"? \1 \2 \3", text))
+
+    return dataclasses.replace(
+        question,
+        question=short(question.question),
+        steps=tuple(map(short, question.steps)),
+        answer=short(question.answer),
+    )
 
 
 def _poisson(rng: random.Random, mean: float) -> int:
