@@ -160,6 +160,20 @@ def test_steps_of_a_search_are_all_edges_at_each_distance(spec: str) -> None:
     assert ordered == {True, False}  # drawn, not that of the graph
 
 
+def test_pairs_of_words_are_the_same_questions() -> None:
+    sentences, pairs = (task(f"reachability:hops=3,nodes=11,steps=frontier{more}") for more in ("", ",facts=pairs"))
+    assert sentences.levels() == pairs.levels()
+    for long, short in zip(sentences.documents("test"), pairs.documents("test")):
+        asked, steps, answer = parts(long)
+        facts, root, first, second = re.fullmatch(r"(.*) Is (\w+) a (\w+) or (\w+)\?", asked).groups()  # type: ignore[union-attr]
+        expected = f"{in_pairs(facts)} ? {root} {first} {second}", [in_pairs(step) for step in steps], in_pairs(answer)
+        assert parts(short) == expected
+
+
+def in_pairs(facts: str) -> str:
+    return re.sub(r"(?:Every )?(\w+) is a (\w+)\.", r"> \1 \2", facts)
+
+
 def test_graphs_are_of_the_size_that_was_measured() -> None:
     questions = list(islice(Reachability().questions("train"), 2000))
     assert fmean(len(q.symbols) for q in questions) == pytest.approx(13.6, abs=0.4)

@@ -103,6 +103,7 @@ def test_options_that_change_documents_change_the_fingerprint_and_their_spelling
         ("reachability:hops=3-4-5", "set a whole number, or two as 3-4"),
         ("reachability:hops=7", "nodes of builtin:reachability is 14: set 19"),
         ("reachability:steps=tree", "steps of builtin:reachability is 'tree': set path or frontier"),
+        ("reachability:facts=words", "facts of builtin:reachability is 'words': set sentences or pairs"),
         ("composition:things=4", "things of builtin:composition is 4: set 3 or 5"),
         ("composition:length=2", "length of builtin:composition is '2-2': set 3 to"),
         ("expressions:depth=0-3", "depth of builtin:expressions is '0-3': set 1 to"),

@@ -505,10 +505,14 @@ def shallow(size: float, context: int) -> dict[str, Any]:
 
 
 def reachability(size: float) -> SuiteTask:
-    """Search in a graph, whose steps are edges."""
-    spec = f"reachability:count={int(4000 * size)}"
-    recipe = questions("reachability", spec, shallow(size, 512), 14, 48, 256)
-    curriculum = Curriculum(stages=4, latents_per_step=1, epochs=2, removed_tokens=8, step_tokens=48)
+    """Search in a graph of three steps, whose written steps are the search.
+
+    Two layers do not learn to write a path, whose first edge has to be known before the search that finds it.
+    """
+    spec = f"reachability:hops=3,nodes=11,steps=frontier,facts=pairs,count={int(40_000 * size)}"
+    recipe = questions("reachability", spec, shallow(size, 256), 9, 56, 144)
+    recipe = dataclasses.replace(recipe, layout=QuestionAnswer(sequence_length=144, batch_size=64))
+    curriculum = Curriculum(stages=3, latents_per_step=1, epochs=2, removed_tokens=8, step_tokens=48)
     return SuiteTask("reachability", spec, reasoning(recipe, curriculum), None)
 
 
