@@ -130,10 +130,10 @@ def test_a_perplexity_does_not_depend_on_the_batch_size(case: Case) -> None:
             store.splits["train"],
             case.recipe.data,
             case.recipe.layout,
-            EvaluationConfig(batch_size=batch_size, max_documents=7),
+            EvaluationConfig(batch_size=batch_size, max_documents=4),
             device=DEVICE,
         )
-        for batch_size in (1, 3, 7)
+        for batch_size in (1, 3)
     ]
     assert len({figure.tokens for figure in figures}) == 1
     for figure in figures[1:]:
