@@ -338,10 +338,16 @@ def test_every_trial_is_shown_and_a_best_value_at_the_edge_is_said() -> None:
     tuning = {"seed": 10_000, "chosen": {"optimizer.learning_rate": "3e-3"}, "at_edge": [], "trials": trials}
     for row in compared["rows"]:
         row["tuning"] = dict(tuning)
-    compared["rows"][1]["tuning"]["at_edge"] = ["optimizer.learning_rate"]
+    more = {"settings": {"optimizer.learning_rate": "0.02"}, "value": 140.0, "extended": False}
+    compared["rows"][1]["tuning"] |= {"at_edge": ["optimizer.learning_rate"], "trials": [*trials, more]}
     text = report(compared)
-    assert text.count("<strong>optimizer.learning_rate 3e-3</strong>") == 2
-    assert "loss not finite" in text
+    assert re.findall(r'<th scope="col">([^<]*e-3|[\d.]+)</th>', text) == ["1e-3", "3e-3", "0.009", "0.02"]
+    assert [
+        re.findall(r"<td[^>]*>(.*?)</td>", line)[:4] for line in text.splitlines() if "loss not finite" in line
+    ] == [
+        ["120.0", "<strong>99.0</strong>", "loss not finite +", "–"],
+        ["120.0", "<strong>99.0</strong>", "loss not finite +", "140.0"],
+    ]
     assert "still at the edge of what was tried for family1/tiny (optimizer.learning_rate)." in Page(text).text
     assert "Tuning" not in Page(report(comparison(2))).text
 

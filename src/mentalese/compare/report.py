@@ -253,31 +253,52 @@ def _breakable(name: str) -> str:
 
 
 def _tuning(rows: list[dict[str, Any]]) -> str:
-    """Every trial: its setting and what it reached on the validation split, the chosen one in bold."""
+    """What every trial reached on the validation split: a row per model, a column per setting."""
     known = [row for row in rows if "tuning" in row]
     if not known:
         return ""
-    accuracy = metric(rows) == "accuracy"
+    trials = [trial for row in known for trial in row["tuning"]["trials"]]
+    fields = list(trials[0]["settings"])
+    settings = sorted({tuple(trial["settings"].values()) for trial in trials}, key=_in_order)
     body = ""
     for row in known:
-        tuning = row["tuning"]
-        for trial in tuning["trials"]:
-            value = trial["value"]
-            shown = "loss not finite" if value is None else f"{value:.1%}" if accuracy else f"{value:,.1f}"
-            cells = [", ".join(f"{name} {text}" for name, text in trial["settings"].items()), shown]
-            if trial["settings"] == tuning["chosen"]:
-                cells = [f"<strong>{escape(cell)}</strong>" for cell in cells]
-            else:
-                cells = [escape(cell) for cell in cells]
-            added = " (added: the best was at the edge)" if trial["extended"] else ""
-            name = f'<th scope="row"><span class="name">{_breakable(row["name"])}</span></th>'
-            body += f"<tr>{name}<td>{cells[0]}{added}</td>{_cell(cells[1], value)}</tr>\n"
-    table = _sortable(("model", "setting", f"validation {metric(rows)}"), body)
+        found = {tuple(trial["settings"].values()): trial for trial in row["tuning"]["trials"]}
+        chosen = tuple(row["tuning"]["chosen"].values())
+        cells = "".join(_trial(row, found.get(values), values == chosen) for values in settings)
+        body += f'<tr><th scope="row"><span class="name">{_breakable(row["name"])}</span></th>{cells}</tr>\n'
+    table = _sortable(("model", *(escape(", ".join(values)) for values in settings)), body)
+    note = (
+        f"Validation {metric(rows)} by {', '.join(fields)}. Each trial is one run with a seed of its own; bold was "
+        "chosen. A trial marked + was added because the best value was at the edge."
+    )
     edges = [f"{row['name']} ({', '.join(row['tuning']['at_edge'])})" for row in known if row["tuning"]["at_edge"]]
-    note = "Each trial is one run with a seed of its own; the settings in bold were chosen."
     if edges:
         note += f" The best value is still at the edge of what was tried for {', '.join(edges)}."
     return f"{table}<p class=note>{escape(note)}</p>"
+
+
+def _in_order(values: tuple[str, ...]) -> list[tuple[float, str]]:
+    """Numbers by size, before words."""
+    found = []
+    for text in values:
+        try:
+            found.append((float(text), ""))
+        except ValueError:
+            found.append((math.inf, text))
+    return found
+
+
+def _trial(row: dict[str, Any], trial: dict[str, Any] | None, chosen: bool) -> str:
+    """A cell: what the trial of a model reached, if there was one."""
+    if trial is None:
+        return _cell("–", None)
+    value = trial["value"]
+    if value is None:
+        text = "loss not finite"
+    else:
+        text = f"{value:.1%}" if "accuracy" in row else f"{value:,.{perplexity_digits(row)}f}"
+    text = f"<strong>{text}</strong>" if chosen else text
+    return _cell(f"{text} +" if trial["extended"] else text, value)
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------

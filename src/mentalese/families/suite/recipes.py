@@ -510,9 +510,9 @@ def reachability(size: float) -> SuiteTask:
     Two layers do not learn to write a path, whose first edge has to be known before the search that finds it.
     """
     spec = f"reachability:hops=3,nodes=11,steps=frontier,facts=pairs,count={int(40_000 * size)}"
-    recipe = questions("reachability", spec, shallow(size, 256), 9, 56, 144)
+    recipe = questions("reachability", spec, shallow(size, 256), 12, 56, 144)
     recipe = dataclasses.replace(recipe, layout=QuestionAnswer(sequence_length=144, batch_size=64))
-    curriculum = Curriculum(stages=3, latents_per_step=1, epochs=2, removed_tokens=8, step_tokens=48)
+    curriculum = Curriculum(stages=3, latents_per_step=1, epochs=3, removed_tokens=8, step_tokens=48)
     return SuiteTask("reachability", spec, reasoning(recipe, curriculum), None)
 
 
