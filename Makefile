@@ -20,7 +20,7 @@ demo: install
 
 # One thread a test process: the machine's cores are shared by the processes, not fought over by their threads.
 test: install lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 # With the tools that people train with, which take long to install and to import.
 test-ecosystem: install

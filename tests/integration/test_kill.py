@@ -16,7 +16,7 @@ import pytest
 from mentalese import Recipe, get_recipe
 from support import assert_same, checkpoint, checkpoint_steps, finish, launch, printed, shrink, weights
 
-STEPS = 60
+STEPS = 40
 
 
 @pytest.fixture(scope="module")

@@ -160,7 +160,7 @@ def _train(
                     for seed in _seeds(recipe, seeds)
                 ]
                 for job in work[i]:
-                    if tuned and is_main_process():
+                    if tuned:
                         tuned[i].set_aside(job.folder, job.recipe.train.seed)
                     check_folder(job.recipe, job.folder, resume=True)
         order = sorted(work, key=chosen.__contains__)  # trials first: others may follow from them

@@ -8,6 +8,7 @@ seeds are trained again; the runs that were reported before are renamed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -101,7 +102,8 @@ class Tuned:
         """Renames the run in `folder` if it has a setting that was the best one when fewer were tried."""
         for trial in self.trials:
             if trial is not self.best and same_run(_with_seed(trial.recipe, seed), folder):
-                folder.rename(folder.with_name(f"{folder.name},{_name(trial.settings)}"))
+                with contextlib.suppress(FileNotFoundError):  # another rank was first
+                    folder.rename(folder.with_name(f"{folder.name},{_name(trial.settings)}"))
                 return
 
     def beyond(self) -> Iterator[tuple[str, str]]:
