@@ -20,6 +20,7 @@ from mentalese.errors import InputError
 from mentalese.evaluation.options import EvaluationOptions
 from mentalese.families.suite.recipes import DEFAULT, RECIPES, SUITE, UNSEEN, SuiteTask
 from mentalese.models.build import build_model
+from mentalese.recipe import Recipe
 from mentalese.suite import run as suite_run
 from mentalese.suite.page import suite_page
 from mentalese.suite.run import answer_levels, further_score, interval, judge, levels_of, part_nats, run_suite
@@ -237,10 +238,32 @@ def test_second_halves_are_what_thoughts_of_first_halves_are_asked_for(
     assert levels_of(made).optimum < task(made.spec).levels().optimum  # more is known in the second half
 
 
+def test_a_task_may_be_compared_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def compare(recipes: list[Recipe], out: Path, **options: Any) -> dict[str, Any]:
+        asked.append([recipe.name for recipe in recipes])
+        made = SUITE["composition"](1.0)
+        scores = {recipe.name.partition("/")[2]: [0.9, 0.8, 0.7] for recipe in recipes}
+        kept = tuple(method for method in made.methods if method.recipe in recipes)
+        return comparison(dataclasses.replace(made, methods=kept), scores)
+
+    monkeypatch.setattr(suite_run, "compare", compare)
+    result = run_suite(["composition"], tmp_path, recipes=["sim-*", "cot"], show=False)
+    assert asked == [[f"composition/{name}" for name in ("sim-cot", "no-cot", "pause-curriculum", "cot")]]
+    (judged,) = result["tasks"]
+    assert list(judged["methods"][0]["against"]) == ["composition/no-cot", "composition/pause-curriculum"]
+    assert (tmp_path / "suite.html").is_file()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"names": ["topic"]}, r"the suite has no task 'topic': use some of .*; did you mean 'topics'"),
+        (
+            {"names": ["topics", "recall"], "recipes": ["latent*"]},
+            r"recipes are latent\*, which leaves 0 of the methods of recall: use some of thought_gestalt, ",
+        ),
         ({"trials": 9}, "trials is 9: use 1 to 5"),
         ({"size": 0.0}, "size is 0.0: use 0.25 to 64"),
     ],

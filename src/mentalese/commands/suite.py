@@ -15,6 +15,8 @@ class Options:
     """Trains every method of some tasks, tuned alike, and says how much of the gap to the optimum each one closes.
 
     Attributes:
+        recipes: compare only these methods of the tasks, by name or pattern (coconut, 'gpt2*'), with their twins and
+            controls; the first one left sets the training FLOPs of text.
         trials: learning rates tried with every method; 1: its own, untuned.
         seeds: runs per method after tuning.
         jobs: trainings at once, each in a process with one thread or one GPU.
@@ -25,6 +27,7 @@ class Options:
         json: print the result as JSON.
     """
 
+    recipes: tuple[str, ...] = ()
     trials: int = 3
     seeds: int = 3
     jobs: int = 1
@@ -42,6 +45,7 @@ def run(words: list[str]) -> None:
         result = run_suite(
             names,
             options.out,
+            recipes=options.recipes,
             trials=options.trials,
             seeds=options.seeds,
             jobs=options.jobs,

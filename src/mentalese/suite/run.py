@@ -13,6 +13,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ def run_suite(
     names: Sequence[str],
     out: Path,
     *,
+    recipes: Sequence[str] = (),
     trials: int = 3,
     seeds: int = 3,
     jobs: int = 1,
@@ -53,6 +55,8 @@ def run_suite(
     Args:
         names: of tasks; empty: all that are generated.
         out: gets one folder per task, with the runs and the report of its comparison.
+        recipes: names or patterns of the methods that are compared, with their twins and controls; empty: all. The
+            first one left sets the training FLOPs of text.
         trials: learning rates tried with every method; 1: its own, untuned.
         seeds: runs per method after tuning.
         jobs: trainings at once, each in a process with one thread, or one GPU.
@@ -74,10 +78,10 @@ def run_suite(
         raise InputError(f"trials is {trials}: use 1 to {len(RATES)}")
     if not 0.25 <= size <= 64:
         raise InputError(f"size is {size}: use 0.25 to 64")
+    chosen_tasks = [_only(SUITE[name](size), recipes) for name in names or DEFAULT]
     tasks: list[dict[str, Any]] = []
     result: dict[str, Any] = {}
-    for name in names or DEFAULT:
-        chosen = SUITE[name](size)
+    for name, chosen in zip(names or DEFAULT, chosen_tasks):
         rates = {"optimizer.learning_rate": [f"{rate:g}" for rate in sorted(RATES[:trials])]} if trials > 1 else None
         comparison = compare(
             [method.recipe for method in chosen.methods],
@@ -102,6 +106,22 @@ def run_suite(
         write_json(out / "suite.json", result)
         write_page(result, out / "suite.html")
     return result
+
+
+def _only(chosen: SuiteTask, patterns: Sequence[str]) -> SuiteTask:
+    """The task with those of its methods that a pattern names, and the twins and controls of these."""
+    if not patterns:
+        return chosen
+    names = [method.recipe.name.partition("/")[2] for method in chosen.methods]
+    named = [m for m, name in zip(chosen.methods, names) if any(fnmatch(name, pattern) for pattern in patterns)]
+    families = {family for m in named if m.role == "mechanism" for family in (m.family, m.shares)}
+    kept = [m for m in chosen.methods if m in named or (m.role in ("twin", "control") and m.family in families)]
+    if len(kept) < 2:
+        raise InputError(
+            f"recipes are {', '.join(patterns)}, which leaves {len(kept)} of the methods of {chosen.name}: use some of "
+            f"{', '.join(names)}"
+        )
+    return dataclasses.replace(chosen, methods=tuple(kept))
 
 
 def judge(chosen: SuiteTask, comparison: Mapping[str, Any], folder: Path) -> dict[str, Any]:
