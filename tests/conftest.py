@@ -27,8 +27,10 @@ SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Stores and tokenizers that tests prepare never touch the user's cache."""
-    os.environ["MENTALESE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    """Stores and tokenizers that tests prepare never touch the user's cache; all processes of the run share them."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    os.environ["MENTALESE_CACHE"] = str(folder / "cache")
 
 
 @pytest.fixture(scope="session")
