@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -87,7 +88,7 @@ def _loading(recipe: Recipe, samples: Sequence[dict[str, Any]]) -> str:
 import mentalese
 
 model = mentalese.load("hub:NAME")  # or this folder
-print(model.generate({samples[0]["prompt"]!r}))
+print(model.generate({json.dumps(samples[0]["prompt"], ensure_ascii=False)}))
 ```
 
 ```python
