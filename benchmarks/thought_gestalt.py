@@ -1,6 +1,6 @@
 """Speed, memory and generation of Thought Gestalt against GPT-2 and its own plain form.
 
-    python benchmarks/thought_gestalt.py [speed] [memory] [generation]
+    python benchmarks/thought_gestalt.py [speed] [memory] [generation] [kernels]
 
 Both models have 12 layers of width 256, 8 heads and a vocabulary of 8,192. The text is random: 8 streams of 30
 sentences of 5 to 64 tokens, 25 on average, for GPT-2 the same number of tokens in blocks of 750. Real tokens are
@@ -14,6 +14,8 @@ speed       a training step's forward and backward pass: tokens per second of
               thought_gestalt, plain   the reference, every sentence padded to 67
 memory      peak memory of a process after one training step, for streams of 66 and 138 sentences
 generation  milliseconds per token, 8 rows, sentences of at most 16 tokens, in sentences 2-11 and 191-200
+kernels     what a GPU would launch in a training step of 6 layers (swiglu), counted without one; and with the recurrent
+              layers compiled, whose kernels are the scheduled ones of inductor on this CPU
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from __future__ import annotations
 import multiprocessing
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -29,10 +33,13 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from measuring import in_turns, ratios, run_parts, spread, timed_generation
 from mentalese.data.batch import Batch
+from mentalese.families.thought_gestalt.blocks import Step
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
 from mentalese.families.thought_gestalt.model import ThoughtGestaltForCausalLM
 from mentalese.families.thought_gestalt.plain import training_loss_reference
 from mentalese.models.adapter import as_contract
+from mentalese.models.contract import TrainStep
+from mentalese.testing.device import PretendedDevice
 from mentalese.training.memory import peak_memory
 
 VOCABULARY, WIDTH, LAYERS, HEADS, BLOCK = 8192, 256, 12, 8, 750
@@ -55,9 +62,8 @@ def streams(sentences: int, rows: int = 8) -> tuple[Batch, int]:
 def thought_gestalt(**fields: Any) -> ThoughtGestaltForCausalLM:
     torch.manual_seed(0)
     sizes = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
-    return ThoughtGestaltForCausalLM(
-        ThoughtGestaltConfig(vocab_size=VOCABULARY, attention_dropout=0.0, **sizes, **fields)
-    )
+    fields = {"vocab_size": VOCABULARY, "attention_dropout": 0.0} | sizes | fields
+    return ThoughtGestaltForCausalLM(ThoughtGestaltConfig(**fields))
 
 
 def gpt2(**fields: Any) -> GPT2LMHeadModel:
@@ -114,5 +120,71 @@ def generation(sentences: int = 201) -> None:
     print(f"sentences 2-11: {early:.2f} ms per token; 191-200: {late:.2f} ms; ratio {late / early:.3f}")
 
 
+def kernels(sentences: int = 30) -> None:
+    model, (batch, _) = thought_gestalt(num_hidden_layers=6, activation="swiglu").train(), streams(sentences)
+    alone: list[int] = []
+
+    def step() -> None:
+        model.training_loss(batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def counted_layers(*args: Any) -> Any:
+        alone.append(device.count(lambda: _layers_alone(model, *args)).kernels.total())
+        return model.run_layers(*args)
+
+    with PretendedDevice() as device:
+        model.to("cuda")
+        batch = {name: values.to("cuda") for name, values in batch.items()}
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        step()
+        eager = device.count(step).kernels.total()
+        model.compiled_layers = counted_layers
+        model.training_loss(batch)
+    compiled = _scheduled()
+    print(f"a step of {sentences} sentences: {eager:,} kernels, {sum(alone):,} of them in recurrent layers")
+    print(f"recurrent layers of a sentence: {alone[-1]} kernels, compiled {compiled}")
+    print(f"a step with these compiled: {eager - sum(alone) + sentences * compiled:,} kernels")
+
+
+def _layers_alone(
+    model: ThoughtGestaltForCausalLM, x: Tensor, steps: list[Step], last: Tensor, sentence_dropout: float
+) -> None:
+    """A forward and a backward pass of the recurrent layers and of nothing before or after them."""
+
+    def leaf(tensor: Any) -> Any:
+        return tensor.detach().requires_grad_(tensor.requires_grad) if isinstance(tensor, Tensor) else tensor
+
+    own = []
+    for of in steps:
+        memory = {layer: (leaf(keys), leaf(values)) for layer, (keys, values) in of.memory.items()}
+        maps = {name: type(part)(*map(leaf, part)) for name, part in of.maps.items()}
+        own.append(replace(of, memory=memory, maps=maps))
+    made = [tensor for tensor in model.run_layers(leaf(x), own, last, sentence_dropout) if tensor is not None]
+    torch.autograd.backward(made, [tensor.detach() for tensor in made])
+
+
+def _scheduled() -> int:
+    """The kernels, forward and backward, of the compiled recurrent layers of a sentence that reads several vectors."""
+    from torch._inductor.scheduler import NopKernelSchedulerNode, Scheduler
+
+    graphs: list[int] = []
+    codegen = Scheduler.codegen
+
+    def counting(scheduler: Scheduler) -> Any:
+        nodes = [node for node in scheduler.nodes if not isinstance(node, NopKernelSchedulerNode)]
+        graphs.append(sum(type(node.node).__name__ != "MultiOutput" for node in nodes))
+        return codegen(scheduler)
+
+    model = thought_gestalt(num_hidden_layers=6, activation="swiglu").train()
+    sentence = torch.tensor([BOS, *range(4, 27), EOS])  # all of one length, as those of a GPU are filled up to be
+    ids = sentence.repeat(8, 4)
+    step = TrainStep(model)
+    step.compile()
+    with mock.patch.object(Scheduler, "codegen", counting):
+        step({"input_ids": ids, "labels": ids.masked_fill(ids == BOS, -100)}, {}).loss.backward()
+    return graphs[4] + graphs[5]  # after the graphs of first and of second sentences
+
+
 if __name__ == "__main__":
-    run_parts(__doc__, {"speed": speed, "memory": memory, "generation": generation})
+    run_parts(__doc__, {"speed": speed, "memory": memory, "generation": generation, "kernels": kernels})

@@ -16,9 +16,9 @@ from support import tiny_recipes
 MODES = ["coconut/tiny-pause", "latent_thought/tiny-vae", "conceptlm/tiny-mtp", "conceptlm/tiny-llama"]
 SIZES = [(4, 64), (3, 50), (2, 64), (4, 33), (3, 41)]
 """Rows and columns of the batches of running text; other layouts have other ones in each step as they are."""
-# Thought Gestalt's attention is not for the compiler; CODI reads all layers' states, which transformers collects by a
-# context variable.
-BROKEN = ("thought_gestalt", "codi")
+# CODI reads all layers' states, which transformers collects by a context variable. Attention in groups of sentences is
+# not for the compiler.
+BROKEN, EAGER = "codi", "_eagerly"
 WARM_UP = {"looped/tiny": 4, "sentence_rows/tiny": 3}
 """Steps; the first of a loop without gradients comes when one is drawn; the third batch of these sentences is
 the first without padding, whose mask is none."""
@@ -43,7 +43,7 @@ def test_a_step_is_compiled_once_whatever_the_batches_and_equals_the_eager_one(n
     warm = WARM_UP.get(name, 1)
     assert graphs[warm - 1] > 0
     assert graphs[warm:] == [graphs[warm - 1]] * (5 - warm)
-    assert not counters["graph_break"] or name.startswith(BROKEN)
+    assert name.startswith(BROKEN) or all(EAGER in reason for reason in counters["graph_break"])
 
 
 def _run(name: str, corpus: Path) -> Run:

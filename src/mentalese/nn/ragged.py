@@ -10,6 +10,7 @@ read, d = heads * d_h.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +29,8 @@ class Ragged:
     Attributes:
         order: [n], the sequences in the order of the groups, short ones first.
         shapes: rows and longest sequence of each group.
-        index: [P], the flat token at each padded place; padding holds token 0.
+        index: [P], the flat token at each padded place; padding holds token 0. [rows, longest] if sequences are not
+            grouped: a compiler knows a tensor's shape, and would compile again for other numbers in `shapes`.
         place: [N], the padded place of each flat token.
         even: each flat token is at its padded place already: one group of equal lengths, in its order.
         by_head: what `_rows` has found.
@@ -61,30 +63,36 @@ class Ragged:
         place = torch.cat((starts.repeat_interleave(prefix) + within(prefix),
                            (starts + prefix).repeat_interleave(lengths) + within(lengths)))  # fmt: skip
         index = torch.zeros(places, dtype=torch.long).index_copy_(0, place, torch.arange(len(place)))
+        index = index if grouped else index.view(shapes[0])
         even = places == len(place) and torch.equal(place, torch.arange(places))
         return cls(order, tuple(shapes), index, place, even)
 
     def pad(self, flat: Tensor, heads: int, parts: int = 1) -> list[tuple[Tensor, ...]]:
         """[N, parts * d] to as many [R, heads, T, d_h] for each group."""
         width = flat.shape[1] // (parts * heads)
-        if self.even or flat.device.type != "cpu":  # attention on a GPU reads heads where they are
-            padded = flat if self.even else _Pad.apply(flat, self.index, self.place)
-            groups = zip(self._groups(padded, 1), self.shapes)
+        if self.even or _in_place(flat):
+            padded = flat if self.even else _Pad.apply(flat, self.index.flatten(), self.place)
+            groups = zip(self._groups(padded, 1), self._shapes)
             apart = (group.view(*shape, parts, heads, width).unbind(2) for group, shape in groups)
             return [tuple(part.transpose(1, 2) for part in group) for group in apart]
         padded = _Pad.apply(flat.reshape(-1, width), *self._rows(heads, parts))
         shapes = [(parts, rows, heads, longest, width) for rows, longest in self.shapes]
         return [group.view(shape).unbind(0) for group, shape in zip(self._groups(padded, parts * heads), shapes)]
 
+    @property
+    def _shapes(self) -> tuple[tuple[int, ...], ...]:
+        return self.shapes if self.index.ndim == 1 else (self.index.shape,)
+
     def _groups(self, padded: Tensor, times: int) -> tuple[Tensor, ...]:
         """The groups of a padded tensor by rows per place; the split of a single one would be a copy later."""
-        sizes = [times * rows * longest for rows, longest in self.shapes]
-        return padded.split(sizes) if len(sizes) > 1 else (padded,)
+        if len(self.shapes) == 1:
+            return (padded,)
+        return padded.split([times * rows * longest for rows, longest in self.shapes])
 
     def unpad(self, groups: list[Tensor]) -> Tensor:
         """One [R, heads, T, d_h] for each group to [N, d]."""
         heads, width = groups[0].shape[1], groups[0].shape[3]
-        if self.even or groups[0].device.type != "cpu":
+        if self.even or _in_place(groups[0]):
             rows = [group.transpose(1, 2).reshape(-1, heads * width) for group in groups]
             padded = rows[0] if len(rows) == 1 else torch.cat(rows)
             flat = padded if self.even else take_rows(padded, self.place)
@@ -103,7 +111,7 @@ class Ragged:
             sizes = [rows * longest for rows, longest in self.shapes]
             index = [
                 ((tokens.view(rows, 1, longest) * parts + part.view(-1, 1, 1, 1)) * heads + head[:, None]).flatten()
-                for tokens, (rows, longest) in zip(self.index.split(sizes), self.shapes)
+                for tokens, (rows, longest) in zip(self.index.flatten().split(sizes), self.shapes)
             ]
             ends = torch.tensor(sizes).cumsum(0)
             groups = torch.cat((torch.tensor(self.shapes), (ends - torch.tensor(sizes))[:, None]), dim=1)
@@ -113,6 +121,11 @@ class Ragged:
             row = (part[:, None] * rows + row) * heads + head
             self.by_head[heads, parts] = torch.cat(index), (start * parts * heads + row * longest + column).flatten()
         return self.by_head[heads, parts]
+
+
+def _in_place(x: Tensor) -> bool:
+    """Whether attention reads heads where they are, as on a GPU; a compiler gathers them itself."""
+    return x.device.type != "cpu" or torch.compiler.is_compiling()
 
 
 def within(lengths: Tensor) -> Tensor:
@@ -175,7 +188,7 @@ def attend(
     Options are torch's; masks are bool [R or 1, 1, T or 1, m].
     """
     heads, length, keys = q.shape[1], q.shape[2], k.shape[2]
-    if q.device.type != "cpu" or not 1 < max(length, keys) <= _SHORT:
+    if _in_place(q) or not 1 < max(length, keys) <= _SHORT:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal)
     bias = q.new_zeros(1, 1, 1)
     if is_causal:
@@ -188,11 +201,8 @@ def attend(
     return (F.dropout(weights, dropout_p) @ v).unflatten(0, (-1, heads))
 
 
-@torch.compiler.disable
 def causal_attention(qkv: Tensor, sequences: Ragged, heads: int, dropout: float = 0.0) -> Tensor:
     """Each token attends to those of its own sequence up to itself.
-
-    Runs eagerly under `torch.compile`, whatever is around it: its shapes change with every batch.
 
     Args:
         qkv: [N, 3 d].
@@ -200,11 +210,12 @@ def causal_attention(qkv: Tensor, sequences: Ragged, heads: int, dropout: float 
     Returns:
         [N, d].
     """
+    if _is_left_out(sequences):
+        return _eagerly(causal_attention, qkv, sequences, heads, dropout)
     groups = sequences.pad(qkv, heads, 3)
     return sequences.unpad([attend(*group, is_causal=True, dropout_p=dropout) for group in groups])
 
 
-@torch.compiler.disable
 def reading_attention(
     q: Tensor, keys: Tensor, values: Tensor, used: Tensor | None, sequences: Ragged, heads: int, dropout: float = 0.0
 ) -> Tensor:
@@ -218,6 +229,8 @@ def reading_attention(
     Returns:
         [N, d].
     """
+    if _is_left_out(sequences):
+        return _eagerly(reading_attention, q, keys, values, used, sequences, heads, dropout)
     out, first = [], 0
     for (group,) in sequences.pad(q, heads):
         rows = slice(first, first + len(group))
@@ -226,6 +239,16 @@ def reading_attention(
         out.append(attend(group, k, v, attn_mask=mask, dropout_p=dropout))
         first = rows.stop
     return sequences.unpad(out)
+
+
+def _is_left_out(sequences: Ragged) -> bool:
+    """Whether `torch.compile` is at work on groups, whose number and sizes change with every batch."""
+    return torch.compiler.is_compiling() and sequences.index.ndim == 1
+
+
+@torch.compiler.disable
+def _eagerly(function: Callable[..., Tensor], *args: Any) -> Tensor:
+    return function(*args)
 
 
 def causal_attention_reference(qkv: Tensor, lengths: Tensor, heads: int) -> Tensor:

@@ -84,7 +84,7 @@ class OpenSentences:
         slots = self.state[name] = put((plan.rows, plan.slots), kv)
         k, v = (split_heads(x, heads) for x in slots[plan.streams, : plan.end].chunk(2, dim=-1))
         ((query,),) = sequences.pad(q, heads)
-        slot, last = torch.arange(plan.end, device=q.device), plan.slots[sequences.index].view(*sequences.shapes[0], 1)
+        slot, last = torch.arange(plan.end, device=q.device), plan.slots[sequences.index][..., None]
         seen = (slot <= last) & (slot >= plan.first[:, None, None])
         return sequences.unpad([attend(query, k, v, attn_mask=seen[:, None])])
 
@@ -148,14 +148,19 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor, step: Step) -> Tensor:
         return step.linear("out", self.out, self._attend(step.linear("qkv", self.qkv, x), step))
 
-    @torch.compiler.disable
     def _attend(self, qkv: Tensor, step: Step) -> Tensor:
+        if step.one is not None or step.cache is not None:
+            return self._attend_cached(qkv, step)
+        assert step.sequences is not None
+        return causal_attention(qkv, step.sequences, self.heads, self.dropout if self.training else 0.0)
+
+    @torch.compiler.disable
+    def _attend_cached(self, qkv: Tensor, step: Step) -> Tensor:
         if step.one is not None:
             return step.one.attend(step.layer, qkv, self.heads)
+        assert step.cache is not None
         assert step.sequences is not None
-        if step.cache is not None:
-            return step.cache.attend(step.layer, qkv, step.sequences, self.heads)
-        return causal_attention(qkv, step.sequences, self.heads, self.dropout if self.training else 0.0)
+        return step.cache.attend(step.layer, qkv, step.sequences, self.heads)
 
 
 class CrossAttention(nn.Module):
@@ -174,7 +179,6 @@ class CrossAttention(nn.Module):
         read = read if "read" in step.maps else self.gate * read
         return read if step.has_memory is None else torch.where(step.has_memory, read, 0.0)
 
-    @torch.compiler.disable
     def _attend(self, q: Tensor, step: Step) -> Tensor:
         keys, values = step.memory[step.layer]
         if step.one is not None:

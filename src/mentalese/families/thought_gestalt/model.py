@@ -21,7 +21,7 @@ in all steps; m vectors that are read, C cross-attention layers, d hidden size.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -35,6 +35,7 @@ from transformers import initialization as init
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
 from mentalese.families.thought_gestalt.blocks import Block, CrossAttention, OpenSentences, SentenceHead, Step
+from mentalese.families.thought_gestalt.compiled import CompiledLayers
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
 from mentalese.families.thought_gestalt.cost import head_flops, layer_flops
 from mentalese.families.thought_gestalt.decode import SentenceCache, can_read_one, read_one
@@ -111,6 +112,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             self.next_vector = nn.Linear(config.hidden_size, config.hidden_size)
         self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.compiled_layers: Callable[..., Any] | None = None
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -209,7 +211,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         trace: bool,
     ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """The first `depth` layers, step by step: states [N, d], and what `StreamOutput` has of sentences."""
-        config, layers = self.config, self.layers[:depth]
+        config = self.config
         parts = list(embedded.split([of.size for of in plan.steps])) if plan.steps else []
         vectors, norms, attention = [embedded.new_zeros(0, config.hidden_size)], [embedded.new_zeros(0)], []
         maps = self._repeated(plan, depth, memory) if cache is None else []
@@ -220,18 +222,33 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             x = x if prefix is None else torch.cat((prefix, x))
             before = len(x) - of.size
             own = [replace(step, layer=i, maps=maps[i][k] if i < len(maps) else {}) for i in range(depth + 1)]
-            for layer, block in enumerate(layers):
-                x = block(x, own[layer])
-                if layer == config.recurrent_layers - 1:
-                    vector, norm = self.sentence_head(take_rows(x, of.last), sentence_dropout, own[depth])
-                    vectors.append(controlled(vector, config.thought_control))
-                    norms.append(norm)
+            run = self.run_layers if cache is not None or trace else self.compiled_layers or self.run_layers
+            x, vector, norm = run(x, own, of.last, sentence_dropout)
+            if vector is not None and norm is not None:
+                vectors.append(controlled(vector, config.thought_control))
+                norms.append(norm)
             if of.write is not None:
                 memory.write(vectors[-1], of.write, k)
             parts[k] = x[before:] if before else x
             if step.attention:
                 attention.append(torch.stack(step.attention).mean(0)[before:])
         return torch.cat(parts) if parts else embedded, torch.cat(vectors), torch.cat(norms), attention
+
+    def run_layers(
+        self, x: Tensor, steps: list[Step], last: Tensor, sentence_dropout: float
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The sentences of a step, [N, d] to [N, d], with their vectors [n, d] and lengths [n] if layers make some.
+
+        Args:
+            steps: the step as each of the first layers sees it, and as the sentence head does.
+            last: [n], the last token of each sentence.
+        """
+        vector = norm = None
+        for layer, (block, step) in enumerate(zip(self.layers, steps[:-1])):
+            x = block(x, step)
+            if layer == self.config.recurrent_layers - 1:
+                vector, norm = self.sentence_head(take_rows(x, last), sentence_dropout, steps[-1])
+        return x, vector, norm
 
     def _repeated(self, plan: Plan, depth: int, memory: Memory) -> list[list[dict[str, Part]]]:
         """For training: the maps that all steps share, by layer and step; last, the sentence head's."""
@@ -451,8 +468,9 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         return nll.new_zeros(labels.numel()).index_copy(0, torch.cat(places), nll).view_as(labels)
 
     def compiled_parts(self) -> list[nn.Module]:
-        """The blocks: a graph of all steps would be compiled again for each batch."""
-        return list(self.blocks)
+        """The recurrent layers of a step as one graph, and each later block: a graph of all steps would be compiled
+        again for each batch."""
+        return [CompiledLayers(self), *self.layers[self.config.recurrent_layers :]]
 
     def gradient_groups(self) -> dict[str, list[list[nn.Parameter]]]:
         """Parameters by component and layer (appendix D)."""
