@@ -533,8 +533,11 @@ def composition(size: float) -> SuiteTask:
 
 
 def expressions(size: float) -> SuiteTask:
-    """Arithmetic with written steps, in which forks and turns can add computation at few tokens."""
-    spec = f"expressions:depth=1-2,count={int(6000 * size)}"
+    """Arithmetic without written steps, in which forks and turns can add computation at few tokens.
+
+    With written steps at this depth, layers without forks or loops answer every question.
+    """
+    spec = f"expressions:depth=1-2,steps=0,count={int(12_000 * size)}"
     layers = 4
     bubbles = {
         "model_type": "thoughtbubbles",
@@ -551,7 +554,7 @@ def expressions(size: float) -> SuiteTask:
     turning = bubbles | shared | {"fork_layers": [2, 3]}
 
     def made(method: str, description: str, model: dict[str, Any]) -> Recipe:
-        recipe = questions(f"expressions/{method}", spec, model, 5, 40, 128)
+        recipe = questions(f"expressions/{method}", spec, model, 10, 4, 128)
         return dataclasses.replace(recipe, description=description)
 
     return SuiteTask(
