@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from mentalese.nn.attention import (
-    _causal_blocks,
     add_weighted,
     attend_with_scores,
     flex_attention_with_scores,
     scored_attention_reference,
     with_scores,
 )
+from mentalese.nn.flex import causal_blocks
 from mentalese.nn.rotary import rotary_table, rotate, rotate_first, rotate_reference
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
@@ -88,12 +88,12 @@ def test_flex_attention_gives_the_same() -> None:
         warnings.simplefilter("ignore")  # torch says that the uncompiled form is slow
         with torch.inference_mode():
             got = flex_attention_with_scores(*x, scale=0.3)
-        blocks = _causal_blocks.cache_info()
+        blocks = causal_blocks.cache_info()
         again = flex_attention_with_scores(*x, scale=0.3)
     torch.testing.assert_close(got, scored_attention_reference(*x, scale=0.3), **CLOSE)
     assert torch.equal(got, again)
-    assert _causal_blocks.cache_info().misses == blocks.misses, "layers and passes share the mask"
-    mask = _causal_blocks(x[0].shape[2], x[0].device)
+    assert causal_blocks.cache_info().misses == blocks.misses, "layers and passes share the mask"
+    mask = causal_blocks(x[0].shape[2], x[0].device)
     assert not mask.kv_indices.is_inference(), "a mask that scoring made is good to train with"
 
 

@@ -32,6 +32,7 @@ from mentalese.families.latent_thought.plain import (
     loss_reference,
 )
 from mentalese.models.contract import TrainStep, count_parameters
+from mentalese.nn.flex import flex_attend
 from mentalese.nn.noise import Noise
 from mentalese.training.loop import train
 from support import finish, launch, losses, shrink
@@ -138,6 +139,26 @@ def test_an_encoders_posterior_loss_and_gradients_are_those_of_the_plain_form(
     torch.testing.assert_close(output.loss, loss, **EXACT)
     output.loss.backward()
     check_gradients(made, torch.autograd.grad(loss, list(made.parameters())))
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_reads_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, thoughts = text(), torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(1))
+    calls: list[Tensor] = []
+    monkeypatch.setattr(
+        "mentalese.nn.window.flex_attend", lambda *x, **o: calls.append(flex_attend(*x, **o)) or calls[-1]
+    )
+    with torch.no_grad():
+        ours, flex = (
+            made.decode(*_read(made, ids, thoughts)) for made in (model(), model(attn_implementation="flex_attention"))
+        )
+    assert len(calls) == 3, "once per layer"
+    torch.testing.assert_close(flex, ours, **CLOSE)
+
+
+def _read(made: LTMForCausalLM, ids: Tensor, thoughts: Tensor) -> tuple[Tensor, Tensor, Any]:
+    x, packed = made.read(ids)
+    return x, thoughts, packed
 
 
 def check_gradients(made: LTMForCausalLM, expected: Sequence[Tensor]) -> None:

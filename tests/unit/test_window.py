@@ -62,6 +62,17 @@ def test_a_mask_made_once_serves_every_layer() -> None:
     assert window_mask(20, 20) is None
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("length", [20, 64, 300])
+def test_flex_attention_gives_the_same(length: int) -> None:
+    q, k, v = (x.detach() for x in tensors(length))
+    mask = window_mask(length, 20, flex=True)
+    torch.testing.assert_close(
+        window_attention(q, k, v, 20, mask=mask), window_attention_reference(q, k, v, 20), **CLOSE
+    )
+    assert mask is window_mask(length, 20, flex=True), "layers and passes share the mask"
+
+
 def test_half_precision_stays_near() -> None:
     q, k, v = (x.detach() for x in tensors(100))
     half = window_attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), 20)

@@ -6,13 +6,14 @@ channel instead: 1 in every query, the key's score in every key; values get a ze
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from mentalese.nn.flex import causal_blocks, flex_attend
 
 _ALIGNED = 8  # channels; torch's memory-efficient kernels refuse other widths, and its flash kernels copy them
 _QUERIES = 128  # at once: torch's CPU kernel computes all of a causal square that is not above 512 keys
@@ -125,32 +126,15 @@ def attend_with_scores(
 
 
 def flex_attention_with_scores(q: Tensor, k: Tensor, v: Tensor, scores: Tensor, *, scale: float) -> Tensor:
-    """The same by FlexAttention, causal: [B, heads, T, d_h]; scores of keys keep their precision under bf16.
-
-    Compiled on a GPU. On a CPU torch has its forward pass alone.
+    """The same by FlexAttention, causal: [B, heads, T, d_h]; scores of keys keep their precision under bf16. See
+    `flex_attend`.
     """
 
     def add_score(logit: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return logit + scale * scores[b, j]
 
-    attend, mask = _flex(q.is_cuda), _causal_blocks(q.shape[2], q.device)
     v = _Weigh.apply(v, scores, 0)
-    return attend(q, k, v, score_mod=add_score, block_mask=mask, scale=scale)
-
-
-@functools.lru_cache(maxsize=2)
-def _flex(compiled: bool) -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention) if compiled else flex_attention
-
-
-@functools.lru_cache(maxsize=16)  # all layers of a pass, and all passes of a length, share one
-def _causal_blocks(length: int, device: torch.device) -> Any:
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    with torch.inference_mode(False):
-        return create_block_mask(lambda b, h, i, j: i >= j, None, None, length, length, device=device)
+    return flex_attend(q, k, v, causal_blocks(q.shape[2], q.device), score_mod=add_score, scale=scale)
 
 
 def scored_attention_reference(

@@ -8,12 +8,17 @@ the time of torch's fused attention on the same bands under a mask.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from mentalese.nn.flex import causal_blocks, flex_attend
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 
 def _sizes(length: int, window: int) -> tuple[int, int, int]:
@@ -30,14 +35,18 @@ def window_pairs(length: int, window: int) -> int:
     return blocks * size * (before + size)
 
 
-def window_mask(length: int, window: int, *, device: torch.device | str = "cpu") -> Tensor | None:
-    """What `window_attention` adds to its logits, to be made once for all layers; `None` where the window holds all.
+def window_mask(
+    length: int, window: int, *, device: torch.device | str = "cpu", flex: bool = False
+) -> Tensor | BlockMask | None:
+    """What `window_attention` masks its logits with, to be made once for all layers; `None` if the window contains all.
 
     Returns:
-        float32 [blocks, queries, keys], 0 or -inf.
+        float32 [blocks, queries, keys], 0 or -inf, to be added; with `flex` what FlexAttention takes.
     """
     if length <= window:
         return None
+    if flex:
+        return causal_blocks(length, torch.device(device), window)
     blocks, size, before = _sizes(length, window)
     query = torch.arange(blocks * size, device=device).view(blocks, size, 1)
     key = torch.arange(before + size, device=device) - before + query[:, :1]
@@ -46,7 +55,7 @@ def window_mask(length: int, window: int, *, device: torch.device | str = "cpu")
 
 
 def window_attention(
-    q: Tensor, k: Tensor, v: Tensor, window: int, *, scale: float | None = None, mask: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, window: int, *, scale: float | None = None, mask: Tensor | BlockMask | None = None
 ) -> Tensor:
     """Token i of each row attends to tokens i - window + 1 .. i.
 
@@ -66,6 +75,8 @@ def window_attention(
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
     mask = window_mask(length, window, device=q.device) if mask is None else mask
     assert mask is not None
+    if not isinstance(mask, Tensor):
+        return flex_attend(q, k, v, mask, scale=scale)
     blocks, size, before = _sizes(length, window)
     if rest := blocks * size - length:
         q, k, v = (F.pad(x, (0, 0, 0, rest)) for x in (q, k, v))

@@ -6,6 +6,7 @@ Letters in shapes: B rows of N packed tokens, n thoughts per layer, N_z in all, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,9 @@ from mentalese.models.hf import ResidualLinear
 from mentalese.nn.packing import PackedRows
 from mentalese.nn.rotary import rotate, rotate_first
 from mentalese.nn.window import window_attention
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 
 @dataclass
@@ -36,7 +40,7 @@ class PackedBatch:
     ids: Tensor
     rotary: tuple[Tensor, Tensor]
     latent_rotary: tuple[Tensor, Tensor]
-    window: Tensor | None
+    window: Tensor | BlockMask | None
     past: Past | None
 
 

@@ -51,6 +51,7 @@ class LTMDecoder(LatentThoughtModel):
     config_class = LTMConfig
     cache_class = LTMCache
     supports_gradient_checkpointing = True
+    _supports_flex_attn = True
     lora_targets = ("qkv", "query", "key_value")
     keeps_hidden_states = True
     _tied_weights_keys = {"lm_head.weight": "embed.weight"}  # noqa: RUF012 (transformers' own attribute)
@@ -98,12 +99,13 @@ class LTMDecoder(LatentThoughtModel):
         head = config.hidden_size // config.num_attention_heads
         apart = config.max_position_embeddings // max(config.num_latents, 1)
         latents = apart * torch.arange(config.latents_per_layer, device=device)
+        flex = config._attn_implementation == "flex_attention"
         packed = PackedBatch(
             rows=rows,
             ids=ids,
             rotary=rotary_table(places[:, None], head, config.rope_theta),
             latent_rotary=rotary_table(latents, head, config.rope_theta),
-            window=window_mask(ids.shape[1], config.window_size, device=device),
+            window=window_mask(ids.shape[1], config.window_size, device=device, flex=flex),
             past=past,
         )
         return self.blocks[0](self.embed(ids), None, packed, after=False), packed
