@@ -69,7 +69,7 @@ PROMPT, NEW = 64, 64  # tokens
 PRELOADED = ["mentalese.compare.bench", "mentalese.suite.run"]
 PRELOADED += [f"mentalese.families.{name}.model" for name in FAMILIES if name != "gpt2"]
 PRELOADED += ["transformers.models.gpt2.modeling_gpt2"]
-LIMITS = {"contract": 120, "training": 120, "decoding": 60, "compiled": 120, "suite": 300, "forks": 120}
+LIMITS = {"contract": 120, "training": 120, "decoding": 60, "compiled": 240, "suite": 300, "forks": 120}
 """Seconds per item; a rehearsal may be on a busy machine and has four times as much."""
 
 
