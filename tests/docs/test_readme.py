@@ -147,7 +147,7 @@ def test_the_commands_of_evaluation_have_options_that_exist() -> None:
 
 def test_the_commands_of_training_have_options_that_exist() -> None:
     """Those of models are read; recipes' own are run elsewhere."""
-    found = [code for _, language, code in blocks("docs/training.md") if language == "bash"]
+    found = [code for runs, language, code in blocks("docs/training.md") if runs and language == "bash"]
     lines = [shlex.split(line) for code in found for line in code.splitlines()]
     seen = [command for _, command, *_ in lines]
     for program, command, *words in lines:
