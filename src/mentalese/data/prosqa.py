@@ -2,7 +2,7 @@
 
 People and made-up concepts are the nodes of a directed graph without cycles, `Every lempus is a gerpus.` its edges;
 asked is which of two concepts a person is, where only one can be reached. Search answers all of them, but rules that
-look at a few edges answer most: "a candidate right below another person is false" is right for 93% of the small ones
+look at a few edges answer most: "a candidate right below another person is false" is right for 92% of the small ones
 and for 60% of those of the published size. `builtin:reachability` needs search.
 
 The graphs grow as the published ones seem to have grown. What is fitted to the published validation and test sets is in
