@@ -24,20 +24,14 @@ def write_page(result: Mapping[str, Any], path: Path) -> None:
 def suite_page(result: Mapping[str, Any]) -> str:
     """The page as text."""
     tasks = result["tasks"]
-    facts = {
-        "trials per method": result["trials"],
-        "seeds": result["seeds"],
-        "size": result["size"],
-        "created": result["created"].replace("T", " ").replace("+00:00", " UTC"),
-    }
-    shown = "".join(f"<div><dt>{name}</dt><dd>{escape(str(value))}</dd></div>" for name, value in facts.items())
+    commands = "\n".join(dict.fromkeys(task["command"] for task in tasks))
     body = (
         "<main>\n<header><p class=kind>Mentalese mechanism suite</p>"
         "<h1>Which part of the gap between floor and optimum does each family close?</h1>"
-        f'<dl class="facts">{shown}</dl></header>\n'
+        f'<dl class="facts"><div><dt>created</dt><dd>{_date(result["created"])}</dd></div></dl></header>\n'
         f"<section><h2>Families by tasks</h2>{_heat_map(tasks)}</section>\n"
         + "\n".join(_task(task) for task in tasks)
-        + f"\n<section><h2>Command</h2><pre>{escape(result['command'])}</pre></section>\n</main>"
+        + f"\n<section><h2>Commands</h2><pre>{escape(commands)}</pre></section>\n</main>"
     )
     return page("Mentalese mechanism suite", style=Path(__file__).with_suffix(".css").read_text("utf-8"), body=body)
 
@@ -105,7 +99,7 @@ def _task(task: Mapping[str, Any]) -> str:
             f'<tr class="{_ROLES[method["role"]]}"><th scope="row">{name}<small>{method["role"]}: '
             f"{escape(method['description'])}</small></th><td>{_dots(closed)}</td><td>{_share(closed['mean'])}"
             f"<small>{against}</small></td><td>{number(method['score']['mean'])} ± {number(method['score']['std'])}"
-            f"</td>{others}<td>{method['learning_rate']:g}{edge}</td><td>{short_count(method['parameters'])}</td>"
+            f"</td>{others}<td>{method['learning_rate']:g}{edge}<small>{_best_of(method['trials'])}</small></td><td>{short_count(method['parameters'])}</td>"
             f"<td>{short_count(method['flops'])}</td></tr>\n"
         )
     columns = (
@@ -119,11 +113,20 @@ def _task(task: Mapping[str, Any]) -> str:
     return (
         f'<section id="{task["name"]}"><h2>{escape(task["name"])}</h2><p class=note>'
         f"optimum {number(levels['optimum'])}, floor {number(levels['floor'])}, chance {number(levels['chance'])} "
-        f"{unit}{_SCORED[task['scored']]}; "
+        f"{unit}{_SCORED[task['scored']]}; size {task['size']:g}, {task['seeds']} seed{'s' * (task['seeds'] > 1)}, "
+        f"{_date(task['created'])}; "
         f'<a href="{task["report"]}">curves, trials and samples</a></p>'
         f'<div class="scroll"><table class="methods"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
         f"<details><summary>Commands of the first seeds</summary><pre>{escape(commands)}</pre></details></section>"
     )
+
+
+def _date(text: str) -> str:
+    return escape(text.replace("T", " ").replace("+00:00", " UTC"))
+
+
+def _best_of(trials: int) -> str:
+    return f"best of {trials}" if trials > 1 else "not tuned"
 
 
 def _share(value: float) -> str:

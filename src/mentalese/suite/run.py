@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from mentalese import provenance
 from mentalese.compare.compare import compare, run_folder
 from mentalese.compare.headline import SEEDS_FOR_A_TEST
 from mentalese.data.store import Split
@@ -36,6 +35,8 @@ from mentalese.models.saved import Saved, load
 
 RATES = (1e-3, 2.5e-3, 6.3e-3, 4e-4, 1.6e-2)
 """Learning rates in the order in which trials take them; a range is extended if the best one is at its edge."""
+VERSION = 2
+"""Of `suite.json`; one of another version is written again."""
 
 
 def run_suite(
@@ -50,7 +51,7 @@ def run_suite(
     size: float = 1.0,
     show: bool = True,
 ) -> dict[str, Any]:
-    """Runs tasks and writes `suite.json` and `suite.html` into `out`, after each task.
+    """Runs tasks and writes `suite.json` and `suite.html` into `out`, after each task, with those of earlier calls.
 
     Args:
         names: of tasks; empty: all that are generated.
@@ -79,7 +80,6 @@ def run_suite(
     if not 0.25 <= size <= 64:
         raise InputError(f"size is {size}: use 0.25 to 64")
     chosen_tasks = [_only(SUITE[name](size), recipes) for name in names or DEFAULT]
-    tasks: list[dict[str, Any]] = []
     result: dict[str, Any] = {}
     for name, chosen in zip(names or DEFAULT, chosen_tasks):
         rates = {"optimizer.learning_rate": [f"{rate:g}" for rate in sorted(RATES[:trials])]} if trials > 1 else None
@@ -93,19 +93,23 @@ def run_suite(
             executor=executor,
             show=show,
         )
-        tasks.append(judge(chosen, comparison, out / name))
+        judged = judge(chosen, comparison, out / name, size)
         result = {
-            "version": 1,
+            "version": VERSION,
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "tasks": tasks,
-            "trials": trials,
-            "seeds": seeds,
-            "size": size,
-            "command": provenance.command(),
+            "tasks": _with_earlier(judged, out / "suite.json"),
         }
         write_json(out / "suite.json", result)
         write_page(result, out / "suite.html")
     return result
+
+
+def _with_earlier(judged: dict[str, Any], path: Path) -> list[dict[str, Any]]:
+    """A task and all others that `path` has, in the order of the suite."""
+    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    tasks = {task["name"]: task for task in found["tasks"]} if found.get("version") == VERSION else {}
+    tasks[judged["name"]] = judged
+    return [tasks[name] for name in SUITE if name in tasks]
 
 
 def _only(chosen: SuiteTask, patterns: Sequence[str]) -> SuiteTask:
@@ -124,12 +128,13 @@ def _only(chosen: SuiteTask, patterns: Sequence[str]) -> SuiteTask:
     return dataclasses.replace(chosen, methods=tuple(kept))
 
 
-def judge(chosen: SuiteTask, comparison: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def judge(chosen: SuiteTask, comparison: Mapping[str, Any], folder: Path, size: float = 1.0) -> dict[str, Any]:
     """A task's levels and, by method, scores and the share of the gap that they close, each against its family's twin.
 
     Args:
         comparison: what `compare` returned.
         folder: of the comparison.
+        size: that the task was made at.
     """
     methods: list[dict[str, Any]] = []
     closed: dict[str, list[float]] = {}
@@ -150,6 +155,7 @@ def judge(chosen: SuiteTask, comparison: Mapping[str, Any], folder: Path) -> dic
                 "score": summary(scores),
                 "closed": summary(shares) | {"interval": interval(shares), "seeds": shares},
                 "learning_rate": row["runs"][0]["config"]["optimizer"]["learning_rate"],
+                "trials": len(row.get("tuning", {}).get("trials", [0])),
                 "at_edge": row.get("tuning", {}).get("at_edge", []),
                 "parameters": row["parameters"]["non_embedding"],
                 "flops": row["flops"]["mean"],
@@ -169,6 +175,10 @@ def judge(chosen: SuiteTask, comparison: Mapping[str, Any], folder: Path) -> dic
         "levels": dataclasses.asdict(levels),
         "scored": chosen.scored,
         "match": comparison["match"],
+        "seeds": comparison["seeds"],
+        "size": size,
+        "created": comparison["created"],
+        "command": comparison["command"],
         "methods": methods,
         "report": f"{chosen.name}/report.html",
     }
