@@ -271,6 +271,7 @@ def _changed(section: str, **fields: Any) -> Recipe:
         (_changed("evaluation", tokens="all"), "evaluation.tokens is 'lexical' in a/x and 'all' in b/x"),
         (asking("b/x"), "evaluation.metric is 'perplexity' in a/x and 'accuracy' in b/x"),
         (recipe("a/x"), "recipes name 'a/x' twice"),
+        (recipe("a-x"), "recipes name 'a/x' and 'a-x', whose runs have one folder: change one name"),
         (None, r"recipes are ['a/x']: use at least two"),
     ],
 )
@@ -278,6 +279,16 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, other: Recipe | None
     with pytest.raises(InputError, match=re.escape(message)):
         compare([recipe("a/x"), *([other] if other else [])], tmp_path, show=False, train=FakeTrainer(SCORES))
     assert not any(tmp_path.iterdir())
+
+
+def test_runs_that_are_tested_seed_by_seed_have_the_same_seeds(tmp_path: Path) -> None:
+    recipes = [recipe("a/x"), recipe("b/x", train=TrainConfig(tokens=1000, seed=1))]
+    trainer = FakeTrainer({"a/x": [100.0, 104.0, 98.0], "b/x": [0.0, 90.0, 95.0, 88.0]})
+    with pytest.raises(InputError, match=r"train\.seed is 0 in a/x and 1 in b/x: runs are tested seed by seed"):
+        compare(recipes, tmp_path, seeds=3, show=False, train=trainer)
+    assert trainer.trained == []
+    compare(recipes, tmp_path, seeds=2, show=False, train=trainer)  # too few for a test
+    assert len(trainer.trained) == 4
 
 
 def test_no_seeds_are_refused(tmp_path: Path) -> None:
