@@ -334,6 +334,26 @@ def test_resuming_removes_what_a_kill_left_of_a_half_written_model(
     assert contents(out).keys() == contents(finished).keys()
 
 
+def test_one_process_at_a_time_trains_in_a_folder(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second one would cut the metrics back, remove half-written checkpoints, and finish with the first one's."""
+    out, own, refused = tmp_path / "run", loop.Run.one_step, []
+
+    def step(run: loop.Run, buffer: loop.LogBuffer) -> None:
+        if run.state.step == 1 and not refused:
+            with pytest.raises(InputError, match=r"another process trains in .*run: wait until it ends") as found:
+                train(recipe, out, resume=True, show=False)
+            refused.append(found)
+        own(run, buffer)
+
+    monkeypatch.setattr(loop.Run, "one_step", step)
+    result = train(recipe, out, show=False)
+    assert len(refused) == 1
+    assert len(losses(out)) == len([point for point in result["curve"] if "loss" in point])
+    assert train(recipe, out, resume=True, show=False) == result  # the folder is free again
+
+
 @pytest.mark.parametrize("resume", [False, True])
 def test_the_folder_of_a_saved_model_is_not_trained_into(recipe: Recipe, finished: Path, resume: bool) -> None:
     before = contents(finished / "model")

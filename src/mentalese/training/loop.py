@@ -56,7 +56,7 @@ from mentalese.training.parallel import (
     wrap,
 )
 from mentalese.training.plan import Plan, step_seed
-from mentalese.training.run_folder import check_folder, finished_result, learning_curve, openings
+from mentalese.training.run_folder import check_folder, claimed, finished_result, learning_curve, openings
 from mentalese.training.signals import stop_signals
 from mentalese.training.start import start
 from mentalese.training.tracking import check_trackers, open_trackers, read_metrics
@@ -153,6 +153,10 @@ class Run:
     # -- the run ---------------------------------------------------------------------------------------------------
 
     def run(self, resume: bool) -> dict[str, Any]:
+        with claimed(self.recipe, self.out, resume, self.parallel):
+            return self._run(resume)
+
+    def _run(self, resume: bool) -> dict[str, Any]:
         self._write_config(resume)
         checkpoints = Checkpointer(self.out / "checkpoints", self.parallel, self.recipe.train.keep_checkpoints)
         if resume and checkpoints.latest() is not None:
@@ -402,7 +406,6 @@ class Run:
                     "restore the data or use another --out"
                 )
         if self.parallel.is_main:
-            self.out.mkdir(parents=True, exist_ok=True)
             remove_remains(self.out / "model")
             write_json(path, self._provenance() | {"recipe": self.recipe.to_dict()})
         self.parallel.barrier()
