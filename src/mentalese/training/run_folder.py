@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -13,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from mentalese.data.store import TokenStore, source_fingerprint
 from mentalese.errors import InputError
 from mentalese.files import read_json
+from mentalese.models.checkpoints import saved_about
 from mentalese.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -32,7 +35,24 @@ def finished_result(recipe: Recipe, out: Path) -> dict[str, Any] | None:
         return None
     if result.get("source_fingerprint") != source_fingerprint(recipe.data):
         raise InputError(f"{out} was trained on other text than {recipe.data.source} contains now: use another --out")
+    check_init(recipe, out, result)
     return result
+
+
+def init_weights(recipe: Recipe) -> str | None:
+    """A hash of the weights in `train.init`, where they are of a model that this library saved."""
+    weights = saved_about(recipe.train.init).get("weights") if recipe.train.init is not None else None
+    return hashlib.sha256(json.dumps(weights, sort_keys=True).encode()).hexdigest() if weights else None
+
+
+def check_init(recipe: Recipe, out: Path, before: Mapping[str, Any]) -> None:
+    """Raises `InputError` if the run in `out`, whose facts are `before`, started from other weights than are there now.
+
+    Weights that have gone, and runs of versions that did not note them, are no reason to refuse.
+    """
+    noted, now = before.get("init_weights"), init_weights(recipe)
+    if noted is not None and now not in (None, noted):
+        raise InputError(f"{out} started from other weights than {recipe.train.init} contains now: use another --out")
 
 
 def _fingerprint(saved: dict[str, Any] | None) -> str | None:
