@@ -101,6 +101,25 @@ def test_three_seeds_get_a_paired_test(tmp_path: Path) -> None:
     assert result["rows"][0]["paired_test"] is None
 
 
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_a_perplexity_beyond_all_numbers_does_not_stop_the_comparison(tmp_path: Path, seeds: int) -> None:
+    class Exploded(FakeTrainer):
+        """A bound of 800 nats per token is finite, its perplexity is not."""
+
+        def __call__(self, recipe: Recipe, out: Path, *, resume: bool, show: bool) -> dict[str, Any]:
+            result = super().__call__(recipe, out, resume=resume, show=show)
+            if recipe.name == "b/x":
+                for split in ("test", "validation"):
+                    result[split] |= {"nll": 800.0 + recipe.train.seed, "perplexity": math.inf}
+            return result
+
+    result = compare([recipe("a/x"), recipe("b/x")], tmp_path, seeds=seeds, show=False, train=Exploded(SCORES))
+    assert [row["ratio"] for row in result["rows"]] == [1.0, math.inf]
+    assert result["rows"][1]["perplexity"]["mean"] == math.inf
+    assert json.loads((tmp_path / "compare.json").read_text())["rows"][1]["ratio"] == math.inf
+    assert "inf" in (tmp_path / "report.html").read_text()
+
+
 def test_a_recipes_own_baseline_goes_before_the_first_one(tmp_path: Path) -> None:
     recipes = [recipe("a/x"), recipe("b/x", baseline="c/x"), recipe("c/x", baseline="not/compared")]
     rows = compare(recipes, tmp_path, show=False, train=FakeTrainer(SCORES))["rows"]

@@ -391,7 +391,7 @@ def _row(
         if metric == "accuracy":
             row["difference"] = difference
         else:  # of the geometric means: the ratio that the test on log-perplexities tests
-            row["ratio"] = math.exp(difference)
+            row["ratio"] = math.exp(difference) if difference < 700 else math.inf
         test = paired_test(runs, baseline_runs)
         row["paired_test"] = None if test is None else test.to_dict()
     return row
