@@ -9,9 +9,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mentalese.compare import jobs as jobs_module
 from mentalese.compare.compare import compare
 from mentalese.compare.jobs import Job, run_jobs
 from mentalese.data.layouts import Packed
@@ -61,6 +63,23 @@ def test_a_run_that_diverges_says_so_and_the_others_finish(tmp_path: Path, corpu
     )
     with pytest.raises(FloatingPointError, match="wild"):
         run_jobs([Job(wild, tmp_path / "wild")], count=1, show=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"count": 2}, "jobs is 2, and 2 processes share each training"),
+        ({"executor": "local"}, "executor is 'local', and"),
+    ],
+)
+def test_ranks_that_share_trainings_send_none_elsewhere(
+    options: dict[str, Any], message: str, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(jobs_module, "_Pool", None)
+    monkeypatch.setattr(jobs_module.cluster, "send", None)
+    with pytest.raises(InputError, match=message):
+        run_jobs(jobs(corpus, tmp_path, 2), show=False, **options)
 
 
 def test_bad_input_is_one_sentence_that_names_the_run(tmp_path: Path, corpus: Path) -> None:

@@ -323,6 +323,20 @@ def test_a_finished_run_on_text_that_has_changed_is_refused(recipe: Recipe, corp
     assert contents(tmp_path / "run") == before
 
 
+def test_a_run_whose_start_has_been_trained_again_is_refused(recipe: Recipe, finished: Path, tmp_path: Path) -> None:
+    start, out = shutil.copytree(finished, tmp_path / "start"), tmp_path / "run"
+    recipe = changed(recipe, "train", init=str(start))
+    result = train(recipe, out, show=False)
+    train(changed(recipe, "train", init=None, seed=1), tmp_path / "other", show=False)
+    shutil.rmtree(start)
+    assert train(recipe, out, resume=True, show=False) == result  # it may go
+    shutil.copytree(tmp_path / "other", start)
+    for _ in ("finished", "interrupted"):
+        with pytest.raises(InputError, match=r"run started from other weights than .*start contains now: use another"):
+            train(recipe, out, resume=True, show=False)
+        (out / "result.json").unlink(missing_ok=True)
+
+
 def test_resuming_removes_what_a_kill_left_of_a_half_written_model(
     recipe: Recipe, finished: Path, tmp_path: Path
 ) -> None:
@@ -332,6 +346,26 @@ def test_resuming_removes_what_a_kill_left_of_a_half_written_model(
         shutil.copytree(out / "model", out / remains)
     train(recipe, out, resume=True, show=False)
     assert contents(out).keys() == contents(finished).keys()
+
+
+def test_one_process_at_a_time_trains_in_a_folder(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second one would cut the metrics back, remove half-written checkpoints, and finish with the first one's."""
+    out, own, refused = tmp_path / "run", loop.Run.one_step, []
+
+    def step(run: loop.Run, buffer: loop.LogBuffer) -> None:
+        if run.state.step == 1 and not refused:
+            with pytest.raises(InputError, match=r"another process trains in .*run: wait until it ends") as found:
+                train(recipe, out, resume=True, show=False)
+            refused.append(found)
+        own(run, buffer)
+
+    monkeypatch.setattr(loop.Run, "one_step", step)
+    result = train(recipe, out, show=False)
+    assert len(refused) == 1
+    assert len(losses(out)) == len([point for point in result["curve"] if "loss" in point])
+    assert train(recipe, out, resume=True, show=False) == result  # the folder is free again
 
 
 @pytest.mark.parametrize("resume", [False, True])

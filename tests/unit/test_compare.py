@@ -101,6 +101,25 @@ def test_three_seeds_get_a_paired_test(tmp_path: Path) -> None:
     assert result["rows"][0]["paired_test"] is None
 
 
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_a_perplexity_beyond_all_numbers_does_not_stop_the_comparison(tmp_path: Path, seeds: int) -> None:
+    class Exploded(FakeTrainer):
+        """A bound of 800 nats per token is finite, its perplexity is not."""
+
+        def __call__(self, recipe: Recipe, out: Path, *, resume: bool, show: bool) -> dict[str, Any]:
+            result = super().__call__(recipe, out, resume=resume, show=show)
+            if recipe.name == "b/x":
+                for split in ("test", "validation"):
+                    result[split] |= {"nll": 800.0 + recipe.train.seed, "perplexity": math.inf}
+            return result
+
+    result = compare([recipe("a/x"), recipe("b/x")], tmp_path, seeds=seeds, show=False, train=Exploded(SCORES))
+    assert [row["ratio"] for row in result["rows"]] == [1.0, math.inf]
+    assert result["rows"][1]["perplexity"]["mean"] == math.inf
+    assert json.loads((tmp_path / "compare.json").read_text())["rows"][1]["ratio"] == math.inf
+    assert "inf" in (tmp_path / "report.html").read_text()
+
+
 def test_a_recipes_own_baseline_goes_before_the_first_one(tmp_path: Path) -> None:
     recipes = [recipe("a/x"), recipe("b/x", baseline="c/x"), recipe("c/x", baseline="not/compared")]
     rows = compare(recipes, tmp_path, show=False, train=FakeTrainer(SCORES))["rows"]
@@ -271,6 +290,7 @@ def _changed(section: str, **fields: Any) -> Recipe:
         (_changed("evaluation", tokens="all"), "evaluation.tokens is 'lexical' in a/x and 'all' in b/x"),
         (asking("b/x"), "evaluation.metric is 'perplexity' in a/x and 'accuracy' in b/x"),
         (recipe("a/x"), "recipes name 'a/x' twice"),
+        (recipe("a-x"), "recipes name 'a/x' and 'a-x', whose runs have one folder: change one name"),
         (None, r"recipes are ['a/x']: use at least two"),
     ],
 )
@@ -278,6 +298,16 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, other: Recipe | None
     with pytest.raises(InputError, match=re.escape(message)):
         compare([recipe("a/x"), *([other] if other else [])], tmp_path, show=False, train=FakeTrainer(SCORES))
     assert not any(tmp_path.iterdir())
+
+
+def test_runs_that_are_tested_seed_by_seed_have_the_same_seeds(tmp_path: Path) -> None:
+    recipes = [recipe("a/x"), recipe("b/x", train=TrainConfig(tokens=1000, seed=1))]
+    trainer = FakeTrainer({"a/x": [100.0, 104.0, 98.0], "b/x": [0.0, 90.0, 95.0, 88.0]})
+    with pytest.raises(InputError, match=r"train\.seed is 0 in a/x and 1 in b/x: runs are tested seed by seed"):
+        compare(recipes, tmp_path, seeds=3, show=False, train=trainer)
+    assert trainer.trained == []
+    compare(recipes, tmp_path, seeds=2, show=False, train=trainer)  # too few for a test
+    assert len(trainer.trained) == 4
 
 
 def test_no_seeds_are_refused(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from mentalese.compare.charts import (
     spread,
     stops,
 )
-from mentalese.compare.headline import headline, winner
+from mentalese.compare.headline import headline, paired_test, winner
 from mentalese.compare.report import cells, ends_note, report, write_report
 from mentalese.evaluation.statistics import summary
 from mentalese.formatting import short_count, short_names
@@ -155,6 +155,30 @@ def test_models_that_scored_different_tokens_carry_a_warning() -> None:
     assert "compare bits per byte" not in report(uneven)
     uneven["rows"][1]["runs"][0]["test"]["tokens"] += 1
     assert "compare bits per byte" in report(uneven)
+    asked = questions()
+    assert "different numbers of questions" not in report(asked)
+    asked["rows"][1]["runs"][0]["test"]["questions"] -= 1
+    assert "The models answered different numbers of questions." in report(asked)
+
+
+def test_models_that_scored_different_tokens_are_not_ranked() -> None:
+    rows = comparison(3, 3)["rows"]
+    for one in rows[2]["runs"]:
+        one["test"]["tokens"] //= 2  # a bound of the second halves alone
+    assert winner(rows) is None
+    assert paired_test(rows[2]["runs"], rows[0]["runs"]) is None
+    assert headline(rows) == (
+        "3 models that were scored on different numbers of tokens, and so are not ranked: test perplexity from 96.3 to "
+        "100.1."
+    )
+
+
+def test_commits_and_machines_of_all_runs_are_told() -> None:
+    compared = comparison(3)
+    compared["rows"][1]["runs"][0] |= {"commit": "9876fed", "hardware": {"device": "cuda"}}
+    text = Page(report(compared)).text
+    assert "0123abc (family0/tiny, family2/tiny); 9876fed (family1/tiny)" in text
+    assert "device cpu (family0/tiny, family2/tiny); device cuda (family1/tiny)" in text
 
 
 def test_a_page_is_replaced_whole(tmp_path: Path) -> None:
@@ -182,6 +206,22 @@ def test_a_winner_is_better_than_every_other_model() -> None:
     for one, nll in zip(rows[0]["runs"], (4.0, 4.6, 5.2)):  # the worst mean, but unknown within a factor of two
         one["test"] = one["test"] | {"nll": nll}
     assert winner(rows) is None
+
+
+def test_a_winner_of_the_mean_alone_is_none() -> None:
+    """One bad seed decides the mean perplexity, all seeds the test of its logarithms."""
+    rows = comparison(2, 6)["rows"]
+    for row, values in zip(rows, ((27, 28, 29, 30, 31, 600), (10, 10, 10, 10, 10, 1000))):
+        for one, value in zip(row["runs"], values):
+            one["test"] |= {"nll": math.log(value), "perplexity": float(value)}
+        row["perplexity"] = summary([one["test"]["perplexity"] for one in row["runs"]])
+    test = paired_test(rows[0]["runs"], rows[1]["runs"])
+    assert test is not None
+    assert test.conclusive
+    assert test.difference > 0  # the second is better
+    assert rows[0]["perplexity"]["mean"] < rows[1]["perplexity"]["mean"]
+    assert winner(rows) is None
+    assert headline(rows).startswith("No model is ahead in test perplexity")
 
 
 @pytest.mark.parametrize(("seeds", "number"), [(1, "One seed"), (2, "Two seeds")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Any
 import pytest
 
 from mentalese.compare.compare import compare
-from mentalese.compare.tuning import SEED, parse
+from mentalese.compare.tuning import SEED, Tuned, grid, parse
 from mentalese.errors import InputError
 from mentalese.files import write_json
-from mentalese.recipe import Recipe, TrainConfig
+from mentalese.recipe import DataConfig, Recipe, TrainConfig
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
 
@@ -152,6 +153,72 @@ def test_a_field_that_one_recipe_lacks_is_refused_by_its_name_before_training(tm
         compare([recipe("a/x"), other], tmp_path, tuned_fields={"model.attn_pdrop": ("0.0", "0.1")}, train=trainer)
     assert trainer.trained == []
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "match", "message"),
+    [
+        (["data.tokenizer=bpe:512,bpe:4096"], None, "data.tokenizer is tuned: all recipes have to agree on it"),
+        (["train.tokens=1000,2000"], "tokens", "train.tokens is tuned and tokens are matched, which sets it"),
+        (["train.early-stopping-patience=1,2"], "flops", "train.early_stopping_patience is tuned and flops are match"),
+        (["optimizer.eps=1e-8,0.00000001"], None, "a/x: optimizer.eps=1e-8 and optimizer.eps=0.00000001 are the same"),
+        (["train.seed=1,2"], None, "tuning a/x: train.seed=1 and train.seed=2 are the same trial"),
+    ],
+)
+def test_what_would_not_tune_or_not_compare_is_refused_before_training(
+    words: list[str], match: Any, message: str, tmp_path: Path
+) -> None:
+    trainer = Trainer({"a/x": 3e-3, "b/x": 3e-3})
+    recipes = [recipe("a/x"), recipe("b/x")]
+    with pytest.raises(InputError, match=message):
+        compare(recipes, tmp_path, match=match, tuned_fields=parse(words), show=False, train=trainer)
+    assert trainer.trained == []
+
+
+def test_matched_parameters_are_those_of_every_setting(tmp_path: Path, corpus: Path) -> None:
+    data = DataConfig(source=f"file:{corpus}", tokenizer="bpe:320")
+    recipes, fields = [recipe("a/x", data=data), recipe("b/x", data=data)], parse(["model.n_layer=2,3"])
+    trainer = Trainer({"a/x": 1e-3, "b/x": 1e-3})
+    with pytest.raises(InputError, match=r"a/x with model\.n_layer=3 has [\d,]+ non-embedding parameters, 4"):
+        compare(recipes, tmp_path, match="params", tuned_fields=fields, show=False, train=trainer)
+    assert trainer.trained == []
+
+
+def test_a_range_of_shares_is_not_extended_to_what_is_none(tmp_path: Path) -> None:
+    class Warmer(Trainer):
+        """The longer the warm-up, the better."""
+
+        def __call__(self, recipe: Recipe, out: Path, *, resume: bool, show: bool) -> dict[str, Any]:
+            result = super().__call__(recipe, out, resume=resume, show=show)
+            return result | {"validation": result["validation"] | {"perplexity": 100 - recipe.optimizer.warmup}}
+
+    recipes, fields = [recipe("a/x"), recipe("b/x")], parse(["optimizer.warmup=0.2,0.4"])
+    trainer = Warmer({"a/x": 1e-3, "b/x": 1e-3})
+    result = compare(recipes, tmp_path, tuned_fields=fields, show=False, train=trainer)
+    found = result["rows"][0]["tuning"]
+    # The next value, 1.6, would be a number of steps.
+    assert [trial["settings"]["optimizer.warmup"] for trial in found["trials"]] == ["0.2", "0.4", "0.8"]
+    assert (found["chosen"], found["at_edge"]) == ({"optimizer.warmup": "0.8"}, ["optimizer.warmup"])
+
+
+def test_a_field_may_be_written_with_dashes(tmp_path: Path) -> None:
+    fields = parse(["optimizer.learning-rate=1e-3,3e-3"])
+    trainer = Trainer({"a/x": 9e-3, "b/x": 9e-3})
+    result = compare([recipe("a/x"), recipe("b/x")], tmp_path, tuned_fields=fields, show=False, train=trainer)
+    assert result["rows"][0]["tuning"]["chosen"] == {"optimizer.learning_rate": "0.009"}
+
+
+def test_runs_of_a_setting_with_a_path_are_set_aside_too(tmp_path: Path) -> None:
+    first = recipe("a/x")
+    one = Tuned(first, tmp_path, lambda recipe: recipe, grid(first, parse(["train.init=runs/a,runs/b"])))
+    one.jobs()
+    one.add([{"validation": {"perplexity": value}} for value in (1.0, 2.0)])
+    worse = dataclasses.replace(one.trials[1].recipe, train=TrainConfig(tokens=1000, init="runs/b"))
+    folder = tmp_path / "seed-0"
+    folder.mkdir()
+    write_json(folder / "config.json", {"recipe": worse.to_dict()})
+    one.set_aside(folder, 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["seed-0,train.init=runs%2Fb"]
 
 
 def test_the_file_keeps_every_trial(tmp_path: Path) -> None:

@@ -22,10 +22,10 @@ import torch
 
 from mentalese import provenance
 from mentalese.compare import cluster
-from mentalese.compare.headline import metric, paired_test
+from mentalese.compare.headline import SEEDS_FOR_A_TEST, metric, paired_test
 from mentalese.compare.jobs import Job, run_jobs
 from mentalese.compare.report import cells, ends_note, header, is_ablated, write_report
-from mentalese.compare.tuning import Tuned, grid
+from mentalese.compare.tuning import Tuned, grid, name_of, with_settings
 from mentalese.data.store import prepare
 from mentalese.errors import InputError
 from mentalese.evaluation import ablation
@@ -36,7 +36,7 @@ from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model
 from mentalese.models.contract import Contract, count_parameters
 from mentalese.models.saved import load
-from mentalese.recipe import Recipe
+from mentalese.recipe import LENGTHS, Recipe
 from mentalese.screen import print_table, progress
 from mentalese.training import loop
 from mentalese.training.parallel import is_main_process
@@ -61,6 +61,9 @@ _SHARED = (
     ("evaluation", "metric"),
     ("evaluation", "answer_tokens"),
 )
+
+# What is set for all runs if tokens or FLOPs are matched.
+_MATCHED = (*(f"train.{name}" for name in LENGTHS), "train.early_stopping_patience")
 
 # The test results in a row of the table.
 _FIGURES = {
@@ -104,15 +107,16 @@ def compare(
         InputError: recipes that cannot be compared, or a folder with other runs.
         FloatingPointError: the loss of a reported run, or of all trials of a recipe, was not finite.
     """
-    _check(recipes, seeds, tuned_fields or {}, executor)
+    _check(recipes, seeds, executor)
+    _check_tuned(recipes, tuned_fields or {}, match)
     if match in ("tokens", "flops"):
         recipes = [_change(recipe, early_stopping_patience=None) for recipe in recipes]
     if match == "params":
-        _check_parameters(recipes, show)
+        _check_parameters(recipes, tuned_fields or {}, show)
     fit = _fit(recipes[0], match, seeds, show) if match in ("tokens", "flops") else lambda recipe: recipe
     tuned: list[Tuned] = []
     if tuned_fields:
-        tuned = [Tuned(recipe, _folder(out, recipe), fit, grid(recipe, tuned_fields)) for recipe in recipes]
+        tuned = [Tuned(recipe, _folder(out, recipe.name), fit, grid(recipe, tuned_fields)) for recipe in recipes]
 
     def run(work: Sequence[Job]) -> list[Any]:
         return run_jobs(work, count=jobs, executor=executor, train=train, show=show)
@@ -206,23 +210,21 @@ def _seeds(recipe: Recipe, seeds: int) -> range:
     return range(recipe.train.seed, recipe.train.seed + seeds)
 
 
-def _folder(out: Path, recipe: Recipe) -> Path:
-    return out / recipe.name.replace("/", "-")
+def _folder(out: Path, name: str) -> Path:
+    return out / name.replace("/", "-")
 
 
 def run_folder(out: Path, name: str, seed: int) -> Path:
     """Where a comparison in `out` keeps the run of a recipe with a seed."""
-    return out / name.replace("/", "-") / f"seed-{seed}"
+    return _folder(out, name) / f"seed-{seed}"
 
 
 # -- before training -------------------------------------------------------------------------------------------------
 
 
-def _check(recipes: list[Recipe], seeds: int, tuned_fields: Mapping[str, Sequence[str]], executor: str | None) -> None:
+def _check(recipes: list[Recipe], seeds: int, executor: str | None) -> None:
     if executor is not None:
         cluster.check(executor)
-    for recipe in recipes:
-        grid(recipe, tuned_fields)
     if len(recipes) < 2:
         raise InputError(f"recipes are {[r.name for r in recipes]}: use at least two")
     if seeds < 1:
@@ -231,8 +233,16 @@ def _check(recipes: list[Recipe], seeds: int, tuned_fields: Mapping[str, Sequenc
     for name in names:
         if names.count(name) > 1:
             raise InputError(f"recipes name {name!r} twice: name each once (--seeds repeats runs)")
+    for one, other in itertools.combinations(names, 2):
+        if _folder(Path(), one) == _folder(Path(), other):
+            raise InputError(f"recipes name {one!r} and {other!r}, whose runs have one folder: change one name")
     first = recipes[0]
     for recipe in recipes[1:]:
+        if seeds >= SEEDS_FOR_A_TEST and recipe.train.seed != first.train.seed:
+            raise InputError(
+                f"train.seed is {first.train.seed} in {first.name} and {recipe.train.seed} in {recipe.name}: runs are "
+                "tested seed by seed, so set the same for both"
+            )
         for section, field in _SHARED:
             one, other = (getattr(getattr(r, section), field) for r in (first, recipe))
             if one != other:
@@ -242,7 +252,26 @@ def _check(recipes: list[Recipe], seeds: int, tuned_fields: Mapping[str, Sequenc
                 )
 
 
-def _check_parameters(recipes: list[Recipe], show: bool) -> None:
+def _check_tuned(recipes: list[Recipe], tuned_fields: Mapping[str, Sequence[str]], match: Match | None) -> None:
+    shared = [".".join(place) for place in _SHARED]
+    for name in tuned_fields:
+        if name.replace("-", "_") in shared:
+            raise InputError(f"{name} is tuned: all recipes have to agree on it to be compared, so remove it")
+        if match in ("tokens", "flops") and name.replace("-", "_") in _MATCHED:
+            raise InputError(f"{name} is tuned and {match} are matched, which sets it for all runs: remove one of both")
+    for recipe in recipes:
+        grid(recipe, tuned_fields)
+
+
+def _check_parameters(recipes: list[Recipe], tuned_fields: Mapping[str, Sequence[str]], show: bool) -> None:
+    """Every recipe, with every setting that is tried, against the first one."""
+    if any(name.startswith("model.") for name in tuned_fields):
+        tried = [
+            dataclasses.replace(with_settings(recipe, settings), name=f"{recipe.name} with {name_of(settings)}")
+            for recipe in recipes
+            for settings in grid(recipe, tuned_fields)
+        ]
+        recipes = [recipes[0], *tried]
     counts = [_meta_model(recipe, show)[1]["non_embedding"] for recipe in recipes]
     for recipe, count in zip(recipes[1:], counts[1:]):
         off = count / counts[0] - 1
@@ -362,7 +391,7 @@ def _row(
         if metric == "accuracy":
             row["difference"] = difference
         else:  # of the geometric means: the ratio that the test on log-perplexities tests
-            row["ratio"] = math.exp(difference)
+            row["ratio"] = math.exp(difference) if difference < 700 else math.inf
         test = paired_test(runs, baseline_runs)
         row["paired_test"] = None if test is None else test.to_dict()
     return row

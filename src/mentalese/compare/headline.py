@@ -18,14 +18,21 @@ def metric(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def paired_test(runs: Sequence[dict[str, Any]], reference: Sequence[dict[str, Any]]) -> PairedTest | None:
-    """Runs against those of another recipe, seed by seed; `None` for fewer than three seeds.
+    """Runs against those of another recipe, seed by seed; `None` for fewer than three seeds, or if they were scored on
+    different numbers of tokens or questions.
 
     Tested are accuracies, or nats per token (the logarithms of perplexities).
     """
-    if min(len(runs), len(reference)) < SEEDS_FOR_A_TEST:
+    if min(len(runs), len(reference)) < SEEDS_FOR_A_TEST or not scored_alike([*runs, *reference]):
         return None
     name = "accuracy" if "accuracy" in runs[0]["test"] else "nll"
     return paired_t_test(*([run["test"][name] for run in some] for some in (runs, reference)))
+
+
+def scored_alike(runs: Sequence[dict[str, Any]]) -> bool:
+    """Whether all runs were scored on as many tokens, or questions."""
+    size = "questions" if "accuracy" in runs[0]["test"] else "tokens"
+    return len({run["test"][size] for run in runs}) == 1
 
 
 def ranked(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -38,17 +45,25 @@ def winner(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """The row that is better than every other one, or `None` if the seeds do not show it."""
     best, *others = ranked(rows)
     tests = [paired_test(best["runs"], other["runs"]) for other in others]
-    return best if all(test is not None and test.conclusive for test in tests) else None
+    # Means of perplexities may be in another order than those of their logarithms, which are tested.
+    sign = 1 if metric(rows) == "accuracy" else -1
+    return best if all(test is not None and test.conclusive and sign * test.difference > 0 for test in tests) else None
 
 
 def headline(rows: Sequence[dict[str, Any]]) -> str:
     """The result in a sentence."""
     best, second, *_ = ranked(rows)
-    test = paired_test(best["runs"], second["runs"])
+    last = ranked(rows)[-1]
     names = f"test {metric(rows)}"
+    if not scored_alike([run for row in rows for run in row["runs"]]):
+        size = "questions" if metric(rows) == "accuracy" else "tokens"
+        return (
+            f"{len(rows)} models that were scored on different numbers of {size}, and so are not ranked: {names} from "
+            f"{figure(best)} to {figure(last)}."
+        )
+    test = paired_test(best["runs"], second["runs"])
     if test is None:
         seeds = len(best["runs"])
-        last = ranked(rows)[-1]
         number = {1: "One seed", 2: "Two seeds"}[seeds]
         return (
             f"{number} of each of {len(rows)} models: {names} from {figure(best)} to {figure(last)}. "

@@ -70,6 +70,10 @@ def run_jobs(
     """
     if count is not None and count < 1:
         raise InputError(f"jobs is {count}: use at least 1")
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    if ranks > 1 and (executor is not None or (count or 1) > 1):  # each rank would send all jobs, as ranks of its own
+        given = f"jobs is {count}" if executor is None else f"executor is {executor!r}"
+        raise InputError(f"{given}, and {ranks} processes share each training: use one of both")
     results: dict[int, dict[str, Any] | None] = {i: None for i, job in enumerate(jobs) if _has_diverged(job)}
     waiting = [i for i in range(len(jobs)) if i not in results]
     if executor is not None:

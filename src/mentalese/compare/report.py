@@ -25,7 +25,15 @@ from mentalese.compare.charts import (
     line_chart,
     scatter,
 )
-from mentalese.compare.headline import estimator_label, headline, metric, perplexity_digits, significance, winner
+from mentalese.compare.headline import (
+    estimator_label,
+    headline,
+    metric,
+    perplexity_digits,
+    scored_alike,
+    significance,
+    winner,
+)
 from mentalese.files import write_text
 from mentalese.formatting import short_count, short_names
 from mentalese.html import page
@@ -476,10 +484,11 @@ def _protocol(rows: list[dict[str, Any]]) -> str:
             text = "<br>".join(f"<b>{escape(r['name'])}</b> {escape(_text(v))}" for r, v in zip(rows, values))
         body += f"<dt>{escape(name.replace('_', ' '))}</dt><dd>{text}</dd>"
     test = rows[0]["runs"][0]["test"]
+    same = scored_alike([run for row in rows for run in row["runs"]])
     if metric(rows) == "accuracy":
-        return f"<dl>{body}<dt>answered</dt><dd>{test['questions']:,} questions</dd></dl>"
+        warning = "" if same else "<p class=warning>The models answered different numbers of questions.</p>"
+        return f"<dl>{body}<dt>answered</dt><dd>{test['questions']:,} questions</dd></dl>{warning}"
     size = f"{test['tokens']:,} tokens, {test['bytes']:,} bytes"
-    same = all(run["test"]["tokens"] == test["tokens"] for row in rows for run in row["runs"])
     warning = (
         "" if same else "<p class=warning>The models scored different numbers of tokens: compare bits per byte.</p>"
     )
@@ -494,13 +503,12 @@ def _text(value: Any) -> str:
 
 def _provenance(comparison: dict[str, Any]) -> str:
     rows = comparison["rows"]
-    first = rows[0]["runs"][0]
     hashes = sorted({str(run["data_hash"]) for row in rows for run in row["runs"]})
     facts = {
-        "commit": first["commit"],
+        "commit": _each(rows, "commit"),
         "data": ", ".join(value[:16] for value in hashes),
-        "hardware": ", ".join(f"{name} {value}" for name, value in _items(first["hardware"])),
-        "versions": ", ".join(f"{name} {value}" for name, value in _items(first["versions"])),
+        "hardware": _each(rows, "hardware"),
+        "versions": _each(rows, "versions"),
     }
     body = "".join(f"<dt>{name}</dt><dd>{escape(_text(value))}</dd>" for name, value in facts.items())
     result, name = _RESULTS[metric(rows)][0], metric(rows)
@@ -528,6 +536,18 @@ def _provenance(comparison: dict[str, Any]) -> str:
         recipes += "".join(f"<pre>{escape(text)}</pre>" for text in (commands, config) if text) + "</details>"
     command = f"<h3>Command of this report</h3><pre>{escape(comparison['command'])}</pre>"
     return f"{command}<dl>{body}</dl><h3>Runs</h3>{_sortable(columns, runs)}{recipes}"
+
+
+def _each(rows: list[dict[str, Any]], name: str) -> str:
+    """A fact about the runs; if they differ in it, each value with the models whose runs have it."""
+    models: dict[str, list[str]] = {}
+    for row in rows:
+        for run in row["runs"]:
+            text = ", ".join(f"{part} {_text(value)}".strip() for part, value in _items(run[name]))
+            models.setdefault(text, []).append(row["name"])
+    if len(models) == 1:
+        return next(iter(models))
+    return "; ".join(f"{text} ({', '.join(dict.fromkeys(names))})" for text, names in models.items())
 
 
 def _items(value: Any) -> list[tuple[str, Any]]:

@@ -2,8 +2,8 @@
 
 A trial is a run with one setting of the tuned fields and a seed of its own, so that the seeds that are reported have
 not been selected. If the best value of a number is the lowest or highest one tried, the range is extended by the next
-value, at the same ratio, up to twice. If the same comparison is run again with more values and another one is best, its
-seeds are trained again; the runs that were reported before are renamed.
+value, at the same ratio, up to twice, but not across 1. If the same comparison is run again with more values and
+another one is best, its seeds are trained again; the runs that were reported before are renamed.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ class Tuned:
         """The pending trials, with a seed that is not reported."""
         jobs = []
         for settings in self.pending:
-            recipe = _with_seed(self.fit(_set(self.base, settings)), self.base.train.seed + SEED)
+            recipe = _with_seed(self.fit(with_settings(self.base, settings)), self.base.train.seed + SEED)
             self.trials.append(Trial(settings, recipe, self.extensions > 0))
-            jobs.append(Job(recipe, self.folder / "trials" / _name(settings), may_diverge=True))
+            jobs.append(Job(recipe, self.folder / "trials" / _folder_name(settings), may_diverge=True))
         return jobs
 
     def add(self, results: Sequence[dict[str, Any] | None]) -> None:
@@ -81,7 +81,10 @@ class Tuned:
         for trial, result in zip(self.trials[-len(results) :], results):
             trial.value = None if result is None else result["validation"][self.base.evaluation.metric]
         beyond = self.beyond() if self.extensions < EXTENSIONS else ()
-        self.pending = [self.best.settings | {name: value} for name, value in beyond]
+        best = self.best.settings
+        # Across 1, a share becomes no value at all (a dropout), or something else (a warm-up in steps).
+        further = [(name, value) for name, value in beyond if (float(best[name]) < 1) == (float(value) < 1)]
+        self.pending = [best | {name: value} for name, value in further]
         self.extensions += 1
 
     @property
@@ -103,7 +106,7 @@ class Tuned:
         for trial in self.trials:
             if trial is not self.best and same_run(_with_seed(trial.recipe, seed), folder):
                 with contextlib.suppress(FileNotFoundError):  # another rank was first
-                    folder.rename(folder.with_name(f"{folder.name},{_name(trial.settings)}"))
+                    folder.rename(folder.with_name(f"{folder.name},{_folder_name(trial.settings)}"))
                 return
 
     def beyond(self) -> Iterator[tuple[str, str]]:
@@ -140,6 +143,7 @@ def parse(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
     fields: dict[str, tuple[str, ...]] = {}
     for word in words:
         name, equals, text = word.partition("=")
+        name = name.replace("-", "_")
         values = tuple(value for value in text.split(",") if value)
         if not equals or not values:
             raise InputError(
@@ -155,15 +159,24 @@ def grid(recipe: Recipe, fields: Mapping[str, Sequence[str]]) -> list[Settings]:
     """All combinations of values.
 
     Raises:
-        InputError: the recipe has no such field, or a value is of another type; the message names the recipe.
+        InputError: the recipe has no such field, a value is of another type, or two combinations are one run; the
+            message names the recipe.
     """
-    combinations = [dict(zip(fields, values)) for values in itertools.product(*fields.values())]
+    names = [name.replace("-", "_") for name in fields]
+    combinations = [dict(zip(names, values)) for values in itertools.product(*fields.values())]
+    tried: list[Recipe] = []
     for settings in combinations:
-        _set(recipe, settings)
+        tried.append(_with_seed(with_settings(recipe, settings), 0))
+        if (before := combinations[tried.index(tried[-1])]) is not settings:
+            raise InputError(
+                f"tuning {recipe.name}: {name_of(before)} and {name_of(settings)} are the same trial, remove one "
+                "(trials have a seed of their own)"
+            )
     return combinations
 
 
-def _set(recipe: Recipe, settings: Settings) -> Recipe:
+def with_settings(recipe: Recipe, settings: Settings) -> Recipe:
+    """The recipe with tuned fields set; raises `InputError`, which names it."""
     try:
         return override(recipe, *(f"{name}={value}" for name, value in settings.items()))
     except InputError as error:
@@ -174,5 +187,10 @@ def _with_seed(recipe: Recipe, seed: int) -> Recipe:
     return dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, seed=seed))
 
 
-def _name(settings: Settings) -> str:
+def name_of(settings: Settings) -> str:
+    """Settings in words."""
     return ",".join(f"{name}={value}" for name, value in settings.items())
+
+
+def _folder_name(settings: Settings) -> str:
+    return name_of(settings).replace("/", "%2F")

@@ -12,8 +12,9 @@ import numpy as np
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
-    """`mean`, `min`, `max` and `std` (of a sample: divided by n - 1; 0 for a single value)."""
-    std = statistics.stdev(values) if len(values) > 1 else 0.0
+    """`mean`, `min`, `max` and `std` (of a sample: divided by n - 1; 0 for a single value, infinite if one of several
+    is)."""
+    std = 0.0 if len(values) == 1 else math.inf if math.inf in values else statistics.stdev(values)
     return {"mean": statistics.fmean(values), "std": std, "min": min(values), "max": max(values)}
 
 

@@ -56,7 +56,15 @@ from mentalese.training.parallel import (
     wrap,
 )
 from mentalese.training.plan import Plan, step_seed
-from mentalese.training.run_folder import check_folder, finished_result, learning_curve, openings
+from mentalese.training.run_folder import (
+    check_folder,
+    check_init,
+    claimed,
+    finished_result,
+    init_weights,
+    learning_curve,
+    openings,
+)
 from mentalese.training.signals import stop_signals
 from mentalese.training.start import start
 from mentalese.training.tracking import check_trackers, open_trackers, read_metrics
@@ -137,6 +145,7 @@ class Run:
             )
         self.store, self.tokenizer = _prepare(recipe, parallel, show)
         self.plan = Plan(self.store.splits["train"], recipe, self.tokenizer, world_size=parallel.world_size)
+        self.init_weights = init_weights(recipe)
         self.model, self.parameters, whole = start(recipe, self.tokenizer, parallel)
         step = TrainStep(self.model)
         if recipe.train.compile:
@@ -153,6 +162,10 @@ class Run:
     # -- the run ---------------------------------------------------------------------------------------------------
 
     def run(self, resume: bool) -> dict[str, Any]:
+        with claimed(self.recipe, self.out, resume, self.parallel):
+            return self._run(resume)
+
+    def _run(self, resume: bool) -> dict[str, Any]:
         self._write_config(resume)
         checkpoints = Checkpointer(self.out / "checkpoints", self.parallel, self.recipe.train.keep_checkpoints)
         if resume and checkpoints.latest() is not None:
@@ -392,17 +405,18 @@ class Run:
     # -- files -------------------------------------------------------------------------------------------------------
 
     def _write_config(self, resume: bool) -> None:
-        """`config.json`; refused if the folder's run read other data."""
+        """`config.json`; refused if the folder's run read other data or started from other weights."""
         path, data_hash = self.out / "config.json", self.store.meta["data_hash"]
         if resume and path.exists():
-            before = str(read_json(path).get("data_hash"))
+            saved = read_json(path)
+            check_init(self.recipe, self.out, saved)
+            before = str(saved.get("data_hash"))
             if before != data_hash:
                 raise InputError(
                     f"{self.out} was trained on other data (hash {before[:12]}, now {data_hash[:12]}): "
                     "restore the data or use another --out"
                 )
         if self.parallel.is_main:
-            self.out.mkdir(parents=True, exist_ok=True)
             remove_remains(self.out / "model")
             write_json(path, self._provenance() | {"recipe": self.recipe.to_dict()})
         self.parallel.barrier()
@@ -438,6 +452,7 @@ class Run:
             "fingerprint": self.recipe.fingerprint(),
             "data_hash": self.store.meta["data_hash"],
             "source_fingerprint": self.store.meta["source_fingerprint"],
+            **({"init_weights": self.init_weights} if self.init_weights else {}),
             "seed": self.recipe.train.seed,
             "commit": provenance.commit(),
             "hardware": provenance.hardware(self.parallel.device) | {"ranks": self.parallel.world_size},

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
 
 from mentalese.data.store import TokenStore, source_fingerprint
 from mentalese.errors import InputError
 from mentalese.files import read_json
+from mentalese.models.checkpoints import saved_about
 from mentalese.recipe import Recipe
+
+if TYPE_CHECKING:
+    from mentalese.training.parallel import Parallel
+
+LOCK = ".lock"
+"""A file in a run's folder that the process that trains there has locked."""
 
 
 def finished_result(recipe: Recipe, out: Path) -> dict[str, Any] | None:
@@ -24,7 +35,24 @@ def finished_result(recipe: Recipe, out: Path) -> dict[str, Any] | None:
         return None
     if result.get("source_fingerprint") != source_fingerprint(recipe.data):
         raise InputError(f"{out} was trained on other text than {recipe.data.source} contains now: use another --out")
+    check_init(recipe, out, result)
     return result
+
+
+def init_weights(recipe: Recipe) -> str | None:
+    """A hash of the weights in `train.init`, where they are of a model that this library saved."""
+    weights = saved_about(recipe.train.init).get("weights") if recipe.train.init is not None else None
+    return hashlib.sha256(json.dumps(weights, sort_keys=True).encode()).hexdigest() if weights else None
+
+
+def check_init(recipe: Recipe, out: Path, before: Mapping[str, Any]) -> None:
+    """Raises `InputError` if the run in `out`, whose facts are `before`, started from other weights than are there now.
+
+    Weights that have gone, and runs of versions that did not note them, are no reason to refuse.
+    """
+    noted, now = before.get("init_weights"), init_weights(recipe)
+    if noted is not None and now not in (None, noted):
+        raise InputError(f"{out} started from other weights than {recipe.train.init} contains now: use another --out")
 
 
 def _fingerprint(saved: dict[str, Any] | None) -> str | None:
@@ -45,7 +73,7 @@ def check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
     """Raises `InputError` if `out` contains something that this run would destroy."""
     if out.exists() and not out.is_dir():
         raise InputError(f"--out is {str(out)!r}, which is a file: use a folder")
-    if not out.is_dir() or not any(out.iterdir()):
+    if not out.is_dir() or not any(path.name != LOCK for path in out.iterdir()):
         return
     path = out / "config.json"
     if not path.is_file():
@@ -59,6 +87,45 @@ def check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
         return
     changed = _changes(_current(saved["recipe"]), recipe.to_dict())
     raise InputError(f"{out} contains another run ({changed}): undo the change to resume it, or use another --out")
+
+
+@contextmanager
+def claimed(recipe: Recipe, out: Path, resume: bool, parallel: Parallel) -> Iterator[None]:
+    """Makes the folder, and keeps others from training in it while the block runs. Collective.
+
+    The lock goes with the process, however that ends. Systems without such locks (Windows, some network disks) keep
+    nobody out.
+
+    Raises:
+        InputError: another process trains in `out`, or what `check_folder` raises; on all ranks.
+    """
+    error: InputError | None = None
+    with ExitStack() as stack:
+        if parallel.is_main:
+            try:
+                out.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(_locked(out))
+                check_folder(recipe, out, resume)  # again: another process may have been here since
+            except InputError as refused:
+                error = refused
+        if (error := parallel.broadcast_object(error)) is not None:
+            raise error
+        yield
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    with (out / LOCK).open("a") as file:
+        if os.name == "posix":
+            import fcntl
+
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(f"another process trains in {out}: wait until it ends, or use another --out") from None
+            except OSError:  # the disk has no locks
+                pass
+        yield
 
 
 def _current(saved: dict[str, Any]) -> dict[str, Any]:
