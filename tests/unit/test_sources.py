@@ -85,6 +85,32 @@ def test_no_two_splits_share_a_document(documents: list[str], with_validation: b
     assert all(source.size(split) == sum(map(len, found[split])) for split in SPLITS)
 
 
+def test_a_question_is_in_one_split_whatever_its_steps(tmp_path: Path) -> None:
+    def rows(steps: range, questions: int = 60) -> list[dict]:
+        return [
+            {"question": f"What is {q}?", "steps": [f"step {k}"], "answer": str(q)}
+            for q in range(questions)
+            for k in steps
+        ]
+
+    def questions(source: Source, split: str) -> set[str]:
+        return {document.segments[0] for document in source.documents(split) if document.segments}
+
+    jsonl(tmp_path / "once.jsonl", rows(range(1)))
+    jsonl(tmp_path / "often.jsonl", rows(range(3)))
+    once, often = (open_source(f"file:{tmp_path / name}.jsonl") for name in ("once", "often"))
+    for split in SPLITS:
+        assert questions(often, split) == questions(once, split)
+    assert sum(len(questions(often, split)) for split in SPLITS) == 60
+    assert len(every_text(often)) == 180
+
+    (tmp_path / "given").mkdir()
+    jsonl(tmp_path / "given" / "train.jsonl", rows(range(2)))
+    jsonl(tmp_path / "given" / "validation.jsonl", rows(range(2, 3), 4))
+    jsonl(tmp_path / "given" / "test.jsonl", rows(range(3, 4), 2))
+    assert open_source(f"file:{tmp_path / 'given'}").dropped == {"train": 8, "validation": 2, "test": 0}
+
+
 def test_documents_of_train_that_are_held_out_too_are_dropped_and_counted(tmp_path: Path) -> None:
     jsonl(tmp_path / "train.jsonl", numbered(10))
     jsonl(tmp_path / "valid.jsonl", [{"text": "Document 3. It is short."}, {"text": "only here"}])

@@ -39,7 +39,7 @@ Reader = Callable[[], Iterator[Document]]
 
 
 class Source:
-    """Documents in train, validation and test, which share none.
+    """Documents in train, validation and test, which share none; records share no question, whatever its steps.
 
     Where validation or test is not given, it is taken out of train; without a train split, only what is given is there.
 
@@ -48,7 +48,7 @@ class Source:
         kind: `text`, or `records` (question, steps and answer as segments).
         fingerprint: sha256 of every document and its split; the file's name and place do not count.
         splits: those there are of `train`, `validation` and `test`.
-        dropped: documents of each split that were left out because a later split has them too.
+        dropped: documents of each split that were left out because a later split has them, or their question, too.
         empty: documents of each split that were left out because they contain nothing but white space.
 
     Raises:
@@ -58,11 +58,14 @@ class Source:
     def __init__(self, name: str, kind: Kind, readers: dict[str, Reader]) -> None:
         self.name, self.kind, self._readers = name, kind, readers
         digest = hashlib.sha256(f"{VERSION} {kind}".encode())
+        questions: dict[int, bytes] | None = {} if kind == "records" else None
+        if kind == "records" and "train" in readers and not {"validation", "test"} <= set(readers):
+            digest.update(b"split by questions")
         keys: dict[str, np.ndarray] = {}
         sizes: dict[str, np.ndarray] = {}
         for split in SPLITS:
             if split in readers:
-                keys[split], sizes[split] = _scan(name, split, readers[split], digest)
+                keys[split], sizes[split] = _scan(name, split, readers[split], digest, questions)
         self.fingerprint = digest.hexdigest()
         self._owner = _assign(name, keys, {split: size == 0 for split, size in sizes.items()})
         self.splits = SPLITS if "train" in readers else tuple(keys)
@@ -92,8 +95,14 @@ class Source:
         return self._sizes[split]
 
 
-def _scan(name: str, split: str, reader: Reader, digest: Any) -> tuple[np.ndarray, np.ndarray]:
-    """64 bits of each document's sha256, and its bytes, 0 for empty ones; all of it goes into `digest`."""
+def _scan(
+    name: str, split: str, reader: Reader, digest: Any, questions: dict[int, bytes] | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """64 bits of each document's sha256, or its question's, and its bytes, 0 for empty ones; all goes into `digest`.
+
+    Args:
+        questions: of records, the document that each question was first seen in; it is added to.
+    """
     keys, sizes = array("Q"), array("Q")
     digest.update(split.encode())
     for document in reader():
@@ -106,7 +115,12 @@ def _scan(name: str, split: str, reader: Reader, digest: Any) -> tuple[np.ndarra
         own, empty = hashlib.sha256(text).digest(), not document.text.strip()
         digest.update(own)
         digest.update(str([len(segment) for segment in document.segments or ()]).encode())
-        keys.append(int.from_bytes(own[:8], "big"))
+        key = own
+        if questions is not None and document.segments:
+            key = hashlib.sha256(document.segments[0].encode()).digest()
+            if questions.setdefault(int.from_bytes(key[:8], "big"), own) != own:
+                digest.update(b"in other words")
+        keys.append(int.from_bytes(key[:8], "big"))
         sizes.append(0 if empty else len(text))
     if not any(sizes):
         raise InputError(f"{name} contains no text for {split}: use a source with at least one document there")
