@@ -58,14 +58,15 @@ class Source:
     def __init__(self, name: str, kind: Kind, readers: dict[str, Reader]) -> None:
         self.name, self.kind, self._readers = name, kind, readers
         digest = hashlib.sha256(f"{VERSION} {kind}".encode())
-        questions: dict[int, bytes] | None = {} if kind == "records" else None
-        if kind == "records" and "train" in readers and not {"validation", "test"} <= set(readers):
-            digest.update(b"split by questions")
+        questions: dict[str, np.ndarray] = {}
         keys: dict[str, np.ndarray] = {}
         sizes: dict[str, np.ndarray] = {}
         for split in SPLITS:
             if split in readers:
-                keys[split], sizes[split] = _scan(name, split, readers[split], digest, questions)
+                keys[split], questions[split], sizes[split] = _scan(name, split, readers[split], digest)
+        if kind == "records" and _distinct(questions) < _distinct(keys):
+            keys = questions
+            digest.update(b"by question")
         self.fingerprint = digest.hexdigest()
         self._owner = _assign(name, keys, {split: size == 0 for split, size in sizes.items()})
         self.splits = SPLITS if "train" in readers else tuple(keys)
@@ -95,15 +96,16 @@ class Source:
         return self._sizes[split]
 
 
-def _scan(
-    name: str, split: str, reader: Reader, digest: Any, questions: dict[int, bytes] | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """64 bits of each document's sha256, or its question's, and its bytes, 0 for empty ones; all goes into `digest`.
+def _distinct(keys: dict[str, np.ndarray]) -> int:
+    return len(np.unique(np.concatenate(list(keys.values()))))
 
-    Args:
-        questions: of records, the document that each question was first seen in; it is added to.
+
+def _scan(name: str, split: str, reader: Reader, digest: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """64 bits of the sha256 of each document and of its first segment, and its bytes, 0 for empty ones.
+
+    Everything goes into `digest`.
     """
-    keys, sizes = array("Q"), array("Q")
+    keys, firsts, sizes = array("Q"), array("Q"), array("Q")
     digest.update(split.encode())
     for document in reader():
         try:
@@ -115,16 +117,13 @@ def _scan(
         own, empty = hashlib.sha256(text).digest(), not document.text.strip()
         digest.update(own)
         digest.update(str([len(segment) for segment in document.segments or ()]).encode())
-        key = own
-        if questions is not None and document.segments:
-            key = hashlib.sha256(document.segments[0].encode()).digest()
-            if questions.setdefault(int.from_bytes(key[:8], "big"), own) != own:
-                digest.update(b"in other words")
-        keys.append(int.from_bytes(key[:8], "big"))
+        keys.append(int.from_bytes(own[:8], "big"))
+        first = hashlib.sha256(document.segments[0].encode()).digest() if document.segments else own
+        firsts.append(int.from_bytes(first[:8], "big"))
         sizes.append(0 if empty else len(text))
     if not any(sizes):
         raise InputError(f"{name} contains no text for {split}: use a source with at least one document there")
-    return np.array(keys, dtype=np.uint64), np.array(sizes, dtype=np.int64)
+    return np.array(keys, dtype=np.uint64), np.array(firsts, dtype=np.uint64), np.array(sizes, dtype=np.int64)
 
 
 def _assign(name: str, keys: dict[str, np.ndarray], empty: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
