@@ -15,6 +15,7 @@ from mentalese.testing.runs import quiet_run, shrink
 from mentalese.training.loop import LogBuffer, Run
 from support import tiny_recipes
 
+# Other modes of a family's tiny recipe: their graphs are counted, but not lowered, which takes longest.
 MODES = ["coconut/tiny-pause", "latent_thought/tiny-vae", "conceptlm/tiny-mtp", "conceptlm/tiny-llama"]
 SIZES = [(4, 64), (3, 50), (2, 64), (4, 33), (3, 41)]
 """Rows and columns of the batches of running text; other layouts have other ones in each step as they are."""
@@ -34,7 +35,7 @@ def test_a_step_is_compiled_once_whatever_the_batches_and_equals_the_eager_one(n
     torch._dynamo.reset()
     counters.clear()
     compiled, eager = (_run(name, corpus) for _ in range(2))
-    compiled.step.compile(backend="aot_eager")
+    compiled.step.compile(backend="eager" if name in MODES else "aot_eager")
     graphs, losses, expected = [], LogBuffer(), LogBuffer()
     for step in range(5):
         for run, buffer in ((compiled, losses), (eager, expected)):
