@@ -427,25 +427,28 @@ class Run:
         questions = recipe.layout.questions
         context = context_length(model.config) or math.inf
 
-        def longest(*prompts: str) -> int:
-            encoded = (layout.encode_prompts(prompts, self.tokenizer, recipe.data) for layout in self._layouts())
-            return max(batch["input_ids"].shape[1] for batch in encoded)
+        def lengths(prompts: list[str]) -> list[int]:
+            """Tokens of each prompt in the layout that adds most to it."""
+            encoded = [layout.encode_prompts(prompts, self.tokenizer, recipe.data) for layout in self._layouts()]
+            return torch.stack([batch["attention_mask"].sum(1) for batch in encoded]).amax(0).tolist()
 
         prompts = list(recipe.evaluation.sample_prompts)
-        if prompts and longest(*prompts) >= context:
+        taken = lengths(prompts) if prompts else []
+        if prompts and max(taken) >= context:
             raise InputError(
-                f"evaluation.sample_prompts has a prompt of {longest(*prompts)} tokens: the model's context is "
+                f"evaluation.sample_prompts has a prompt of {max(taken)} tokens: the model's context is "
                 f"{context}, use shorter ones"
             )
         if not prompts:
             found = openings(self.store, self.tokenizer, TRIED, questions=questions)
-            prompts = [prompt for prompt in found if longest(prompt) < context][:SAMPLES]
+            fitting = [pair for pair in zip(found, lengths(found)) if pair[1] < context][:SAMPLES]
+            prompts, taken = [prompt for prompt, _ in fitting], [length for _, length in fitting]
         if not prompts:
             raise InputError(
                 f"data.source is {recipe.data.source!r}: its first {TRIED} test questions fill the model's context of "
                 f"{context} tokens; set layout.too_long=skip, a larger context, or evaluation.sample_prompts"
             )
-        return prompts, int(min(recipe.evaluation.sample_tokens, context - longest(*prompts)))
+        return prompts, int(min(recipe.evaluation.sample_tokens, context - max(taken)))
 
     def _provenance(self) -> dict[str, Any]:
         return {
