@@ -39,6 +39,7 @@ class WrappedDecoderConfig(LatentThoughtConfig):
 
     model_type = "wrapped_decoder"
     reads_windows = False  # whether the decoder may have sliding windows
+    default_backbone = "gpt2"
     backbone: dict[str, Any] | None = None
     hidden_size: int = None  # type: ignore[assignment]
     num_hidden_layers: int = None  # type: ignore[assignment]
@@ -47,7 +48,7 @@ class WrappedDecoderConfig(LatentThoughtConfig):
     initializer_range: float = None  # type: ignore[assignment]
 
     def __post_init__(self, **kwargs: Any) -> None:
-        self.backbone = self.backbone or {"model_type": "gpt2"}
+        self.backbone = self.backbone or {"model_type": self.default_backbone}
         inner = decoder_config(f"{self.model_type}.backbone", self.backbone)
         for name in (
             "hidden_size",

@@ -114,7 +114,9 @@ def test_the_flops_formula_is_what_pytorch_counts(case: Case, step: int) -> None
     # The counter knows matrix products but not the CPU's fused attention: count the unfused form.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         case.logits(batch)
-    assert case.model.forward_flops(batch) == counter.get_total_flops()
+    # Angles of rotary positions are no part of the formula; older versions of transformers multiply matrices for them.
+    angles = [sum(ops.values()) for name, ops in counter.get_flop_counts().items() if name.endswith(".rotary_emb")]
+    assert case.model.forward_flops(batch) == counter.get_total_flops() - sum(angles)
 
 
 def test_the_adapter_is_what_makes_a_hugging_face_model_keep_the_contract(case: Case) -> None:

@@ -32,6 +32,7 @@ class LoopedConfig(LayeredDecoderConfig):
 
     model_type = "looped"
     reads_windows = False
+    default_backbone = "llama"
     prelude_layers: int = 1
     coda_layers: int = 1
     turns: int = 4
