@@ -27,6 +27,7 @@ from mentalese.testing.runs import (  # noqa: F401 (tests import them from here)
     metrics,
     power_cut,
     printed,
+    rotary_flops,
     shrink,
     weights,
 )

@@ -15,7 +15,7 @@ from mentalese.models.adapter import as_contract
 from mentalese.models.hf import LatentThoughtModel
 from mentalese.models.scoring import perplexity
 from mentalese.testing.cases import TOLERANCE, Case
-from mentalese.testing.runs import DEVICE
+from mentalese.testing.runs import DEVICE, rotary_flops
 
 
 def test_logits_are_aligned_with_the_tokens(case: Case) -> None:
@@ -114,9 +114,7 @@ def test_the_flops_formula_is_what_pytorch_counts(case: Case, step: int) -> None
     # The counter knows matrix products but not the CPU's fused attention: count the unfused form.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         case.logits(batch)
-    # Angles of rotary positions are no part of the formula; older versions of transformers multiply matrices for them.
-    angles = [sum(ops.values()) for name, ops in counter.get_flop_counts().items() if name.endswith(".rotary_emb")]
-    assert case.model.forward_flops(batch) == counter.get_total_flops() - sum(angles)
+    assert case.model.forward_flops(batch) == counter.get_total_flops() - rotary_flops(counter)
 
 
 def test_the_adapter_is_what_makes_a_hugging_face_model_keep_the_contract(case: Case) -> None:

@@ -21,6 +21,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.recipe import Recipe, TrainConfig
@@ -63,6 +64,12 @@ def quiet_run(recipe: Recipe, folder: Path) -> Run:
     """A run on the host, to take steps with: nothing is logged, validated or written."""
     recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, log_every=100, eval_every=100))
     return Run(recipe, folder, Parallel(0, 1, 0, torch.device("cpu")), show=False)
+
+
+def rotary_flops(counter: FlopCounterMode) -> int:
+    """What older versions of transformers multiply for the angles of rotary positions, which is in no formula."""
+    counts = counter.get_flop_counts()
+    return sum(sum(counts[name].values()) for name in counts if name.endswith(".rotary_emb"))
 
 
 # -- runs in processes of their own ------------------------------------------------------------------------------------
