@@ -6,7 +6,9 @@
     contract     the contract tests of every family on the device
     training     tokens per second, MFU and peak memory of each family at 124M parameters, in turns with its baseline
     decoding     tokens per second of each family at batches of 1, 8 and 64, against the baseline's
-    compiled     a training step under `train.compile` over the plain one
+    compiled     a training step under `train.compile` over the plain one; and tuned by `max-autotune-no-cudagraphs`
+    fast_tokens  decoding with compiled layers over the plain one
+    float8       a compiled step with linear maps in float8 (torchao) over one without
     suite        the mechanism suite at a larger size
     forks        arms of Thoughtbubbles: no forks, constant scores, learned scores
 
@@ -42,8 +44,9 @@ from mentalese.compare.bench import Contender, measure
 from mentalese.data.store import prepare
 from mentalese.families.suite.recipes import SUITE, SuiteTask
 from mentalese.files import read_json, write_json
-from mentalese.models.adapter import hugging_face_model
+from mentalese.models.adapter import as_contract, hugging_face_model
 from mentalese.models.build import build_model
+from mentalese.models.contract import compile_parts
 from mentalese.recipe import DataConfig, Recipe, TrainConfig
 from mentalese.registry import get_recipe
 from mentalese.suite.run import run_suite
@@ -69,7 +72,8 @@ PROMPT, NEW = 64, 64  # tokens
 PRELOADED = ["mentalese.compare.bench", "mentalese.suite.run"]
 PRELOADED += [f"mentalese.families.{name}.model" for name in FAMILIES if name != "gpt2"]
 PRELOADED += ["transformers.models.gpt2.modeling_gpt2"]
-LIMITS = {"contract": 120, "training": 120, "decoding": 60, "compiled": 240, "suite": 300, "forks": 120}
+LIMITS = {"contract": 120, "training": 120, "decoding": 60, "compiled": 240, "fast_tokens": 180, "float8": 240}
+LIMITS |= {"suite": 300, "forks": 120}
 """Seconds per item; a rehearsal may be on a busy machine and has four times as much."""
 
 
@@ -138,17 +142,38 @@ def training(family: str, on: Setting) -> dict[str, Any]:
 
 
 def decoding(family: str, batch: int, on: Setting) -> dict[str, Any]:
-    """New tokens per second, greedy, of the same prompt in all rows: the median of three calls after one that warms up.
+    """New tokens per second, greedy, of the same prompt in all rows.
 
     The prompt is a test document's opening, or a question with its latents.
     """
+    model, prompts = _prompted(family, batch, on)
+    return _decode(model, prompts, on) | {"prompt": prompts["input_ids"].shape[1], "dtype": str(model.dtype)}
+
+
+def fast_tokens(family: str, batch: int, on: Setting) -> dict[str, Any]:
+    """Tokens per second with compiled layers, after and over those without."""
+    model, prompts = _prompted(family, batch, on)
+    plain = _decode(model, prompts, on)
+    began = time.perf_counter()
+    compile_parts(as_contract(model), **_backend(on))
+    fast = _decode(model, prompts, on)
+    ratio = fast["tokens_per_second"] / plain["tokens_per_second"]
+    return {"ratio": ratio, "compiled": fast, "plain": plain, "all_seconds": time.perf_counter() - began}
+
+
+def _prompted(family: str, batch: int, on: Setting) -> tuple[Any, dict[str, torch.Tensor]]:
+    """A model, and rows to continue."""
     recipe = recipe_of(FAMILIES[family], on)
     store, tokenizer = prepare(recipe.data, recipe.layout, show=False)
     dtype = torch.float32 if on.device == "cpu" else torch.bfloat16
     model = hugging_face_model(build_model(recipe.model, tokenizer, seed=0)).to(on.device, dtype).eval()
     text = openings(store, tokenizer, 1, PROMPT, questions=recipe.layout.questions)[0]
     prompts = recipe.layouts()[-1].encode_prompts([text] * batch, tokenizer, recipe.data)
-    prompts = {name: value.to(on.device) for name, value in prompts.items()}
+    return model, {name: value.to(on.device) for name, value in prompts.items()}
+
+
+def _decode(model: Any, prompts: dict[str, torch.Tensor], on: Setting) -> dict[str, Any]:
+    """The median of three calls after one that warms up."""
     new = 4 if on.rehearse else NEW
     options: dict[str, Any] = {"do_sample": False, "min_new_tokens": new, "max_new_tokens": new, "pad_token_id": 0}
     seconds = []
@@ -160,24 +185,54 @@ def decoding(family: str, batch: int, on: Setting) -> dict[str, Any]:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
     median = sorted(seconds[1:])[1]
-    length = prompts["input_ids"].shape[1]
-    return {"tokens_per_second": batch * new / median, "seconds": seconds, "dtype": str(dtype), "prompt": length}
+    return {"tokens_per_second": len(prompts["input_ids"]) * new / median, "seconds": seconds}
 
 
-def compiled(family: str, on: Setting) -> dict[str, Any]:
-    """Training tokens per second, compiled over plain, turn by turn; the first turn compiles and is not counted.
-
-    A rehearsal traces the graphs and runs them as they are: the CPU's compiler takes minutes.
-    """
+def compiled(family: str, on: Setting, mode: str | None = None) -> dict[str, Any]:
+    """Training tokens per second, compiled over plain."""
     recipe, parallel = recipe_of(FAMILIES[family], on), setup(on.device)
     contenders = {"compiled": Contender(recipe, parallel), "plain": Contender(recipe, parallel)}
-    contenders["compiled"].run.step.compile(**({"backend": "eager"} if on.rehearse else {}))
+    contenders["compiled"].run.step.compile(**_backend(on, mode))
+    return _turns(contenders, on)
+
+
+def float8(family: str, on: Setting) -> dict[str, Any]:
+    """Training tokens per second with the blocks' linear maps in float8 over bf16, both compiled.
+
+    Maps of sizes that no float8 kernel takes stay as they are. A rehearsal computes in float32 what float8 would round.
+    """
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    recipe, parallel = recipe_of(FAMILIES[family], on), setup(on.device)
+    contenders = {"float8": Contender(recipe, parallel), "plain": Contender(recipe, parallel)}
+    step, converted = contenders["float8"].run.step, []
+
+    def taken(module: torch.nn.Module, name: str) -> bool:
+        sizes = (getattr(module, "in_features", 1), getattr(module, "out_features", 1))
+        if chosen := "blocks." in name and all(size % 16 == 0 for size in sizes):
+            converted.append(name)
+        return chosen
+
+    convert_to_float8_training(step, module_filter_fn=taken, config=Float8LinearConfig(emulate=on.device == "cpu"))
+    for each in contenders.values():
+        each.run.step.compile(**_backend(on))
+    return _turns(contenders, on) | {"maps": len(converted)}
+
+
+def _backend(on: Setting, mode: str | None = None) -> dict[str, Any]:
+    """How to compile. A rehearsal traces graphs and runs them as they are: the CPU's compiler takes minutes."""
+    return {"backend": "eager"} if on.rehearse else {"mode": mode}
+
+
+def _turns(contenders: dict[str, Contender], on: Setting) -> dict[str, Any]:
+    """Training tokens per second of the first over the second, turn by turn; the first turn is not counted."""
+    first, second = contenders
     began = time.perf_counter()
-    contenders["compiled"].train(1)
-    first = time.perf_counter() - began
+    contenders[first].train(1)
+    compiling = time.perf_counter() - began
     turns = [{name: each.train(2) for name, each in contenders.items()} for _ in range(2 if on.rehearse else 5)][1:]
-    ratios = sorted(turn["compiled"] / turn["plain"] for turn in turns)
-    return {"ratio": ratios[len(ratios) // 2], "tokens_per_second": turns, "first_seconds": first}
+    ratios = sorted(turn[first] / turn[second] for turn in turns)
+    return {"ratio": ratios[len(ratios) // 2], "tokens_per_second": turns, "first_seconds": compiling}
 
 
 def suite(task: str, on: Setting) -> dict[str, Any]:
@@ -212,6 +267,9 @@ ITEMS: dict[str, Callable[..., dict[str, Any]]] = {
     **{f"training/{family}": partial(training, family) for family in FAMILIES},
     **{f"decoding/{family}/{batch}": partial(decoding, family, batch) for batch in BATCHES for family in FAMILIES},
     **{f"compiled/{family}": partial(compiled, family) for family in FAMILIES},
+    **{f"fast_tokens/{family}/1": partial(fast_tokens, family, 1) for family in FAMILIES},
+    "compiled/gpt2/max-autotune": partial(compiled, "gpt2", mode="max-autotune-no-cudagraphs"),
+    "float8/thought_gestalt": partial(float8, "thought_gestalt"),
     **{f"suite/{task}": partial(suite, task) for task in ("topics", "recall")},
     **{f"forks/{arm}": partial(forks, arm) for arm in ("regular", "constant", "learned")},
 }

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from mentalese import InputError, Recipe, load
 from mentalese.data.batch import Batch
 from mentalese.registry import get_recipe
 from mentalese.testing.runs import quiet_run, shrink
 from mentalese.training.loop import LogBuffer, Run
-from support import tiny_recipes
+from support import saved, tiny_recipes
 
 # Other modes of a family's tiny recipe: their graphs are counted, but not lowered, which takes longest.
 MODES = ["coconut/tiny-pause", "latent_thought/tiny-vae", "conceptlm/tiny-mtp", "conceptlm/tiny-llama"]
@@ -48,6 +49,44 @@ def test_a_step_is_compiled_once_whatever_the_batches_and_equals_the_eager_one(n
     assert graphs[warm - 1] > 0
     assert graphs[warm:] == [graphs[warm - 1]] * (5 - warm)
     assert name.startswith(BROKEN) or all(EAGER in reason for reason in counters["graph_break"])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore:The .grad attribute:UserWarning")
+@pytest.mark.parametrize("name", [name for name in tiny_recipes() if not name.startswith((BROKEN, "gpt2"))])
+def test_a_compiled_model_generates_the_same_and_compiles_nothing_again(
+    name: str, corpus: Path, tmp_path: Path
+) -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    recipe = _shallow(shrink(get_recipe(name), corpus))
+    model, options = load(saved(tmp_path / "run", recipe)), {"do_sample": False, "max_new_tokens": 12}
+    prompts = [["She had a son. He was", "A"], ["Who", "His"], ["A father. His name is what", "Who"]]
+    prompts += [["She had", "A"], ["He went to see", "A"]]
+    expected = [model.generate(pair, **options) for pair in prompts]
+    model.compile(backend="eager")
+    graphs = []
+    for pair, texts in zip(prompts, expected):
+        assert model.generate(pair, **options) == texts
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert 0 < graphs[-1] == graphs[-2]
+
+
+def test_a_model_without_parts_is_not_compiled(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load(saved(tmp_path / "run", shrink(get_recipe("looped/tiny"), corpus)))
+    monkeypatch.setattr(type(model.model), "compiled_parts", lambda _: None)
+    with pytest.raises(InputError, match=r"^LoopedForCausalLM has no compiled_parts: write that method"):
+        model.compile()
+
+
+def _shallow(recipe: Recipe) -> Recipe:
+    """With fewer layers where there are many."""
+    model = dict(recipe.model)
+    if recipe.name in FEWER_LAYERS:
+        model["num_hidden_layers"] = FEWER_LAYERS[recipe.name]
+    if model.get("backbone", {}).get("n_layer", 0) > 2:
+        model["backbone"] = model["backbone"] | {"n_layer": 2}
+    return dataclasses.replace(recipe, model=model)
 
 
 def _run(name: str, corpus: Path) -> Run:

@@ -279,6 +279,23 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
+def compile_parts(model: Contract, **options: Any) -> bool:
+    """`torch.compile` for the parts that the model names, once for all shapes; whether it names any.
+
+    Args:
+        options: of `torch.compile`.
+    """
+    parts = model.compiled_parts()
+    # A graph for each kind of block, mode and precision, and with transformers' caches for each layer; what is over the
+    # limit would silently run eagerly.
+    limit = max(64, 8 * len(parts or ()))
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, limit)
+    torch.fx.experimental._config.use_duck_shape = False  # as many rows as heads now need not be so always
+    for part in parts or ():
+        part.compile(dynamic=True, **options)
+    return parts is not None
+
+
 class TrainStep(nn.Module):
     """What DDP, FSDP2 and `torch.compile` wrap: a call returns one micro-batch's loss, whatever passes that takes."""
 
@@ -288,14 +305,8 @@ class TrainStep(nn.Module):
 
     def compile(self, **options: Any) -> None:
         """`torch.compile` for the step, or for the parts of it that the model names."""
-        # A graph for each kind of block, mode and precision; what is over the limit would silently run eagerly.
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
-        torch.fx.experimental._config.use_duck_shape = False  # as many rows as heads now need not be so always
-        parts = self.model.compiled_parts()
-        if parts is None:
+        if not compile_parts(self.model, **options):
             super().compile(**options)
-        for part in parts or ():
-            part.compile(dynamic=True, **options)
 
     def forward(
         self, batch: Batch, settings: Mapping[str, Any] | None, scoring: Mapping[str, Any] | None = None

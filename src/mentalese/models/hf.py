@@ -461,6 +461,11 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
+        kind = generation_config.cache_implementation
+        if kind not in (None, "dynamic"):
+            raise InputError(
+                f"cache_implementation is {kind!r}: {type(self).__name__} has no choice of caches, so remove it"
+            )
         if not self.can_cache:
             model_kwargs["use_cache"] = generation_config.use_cache = False
         elif generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:

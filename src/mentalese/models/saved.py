@@ -23,7 +23,7 @@ from mentalese.models import generation, scoring, thinking
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import context_length
 from mentalese.models.checkpoints import load_model, model_folder, saved_recipe
-from mentalese.models.contract import Contract
+from mentalese.models.contract import Contract, compile_parts
 from mentalese.models.inputs import check_tokens
 from mentalese.models.text_tokenizer import mask_token_id
 from mentalese.models.trace import ThoughtTrace
@@ -95,6 +95,19 @@ class Saved:
         evaluation = replaced(self.evaluation, "evaluation", **protocol)
         self.layout.check_evaluation(evaluation)
         return dataclasses.replace(self, evaluation=evaluation)
+
+    def compile(self, **options: Any) -> Saved:
+        """The model with its layers compiled for generation and scores; the first calls take up to minutes.
+
+        Args:
+            options: of `torch.compile`, such as `mode`.
+
+        Raises:
+            InputError: the model names no parts to compile.
+        """
+        if not compile_parts(self.model, **options):
+            raise InputError(f"{type(self.model).__name__} has no compiled_parts: write that method, or do not compile")
+        return self
 
     # -- texts ---------------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from mentalese.models.hf import ThoughtCache
 
+Pair = tuple[Tensor, Tensor]
+"""Keys and values [B, n, m, d / n]."""
+
 
 class SandwichLayer(GradientCheckpointingLayer):
     """A decoder's layer with two more norms, each of the sum of what was there and what was added (section 3.2):
@@ -52,8 +55,33 @@ class LoopedCache(ThoughtCache):
         self.turns = None
 
 
+class LayerKeys:
+    """What one layer takes for a cache in one turn; a graph of one layer is then that of all, and of all turns.
+
+    Attributes:
+        before: keys and values of earlier calls; `None`: there are none.
+        stopped: bool [B, 1, L, 1], tokens that have stopped: their keys stay `latest`. `None`: none.
+        latest: of the call's own tokens, after an earlier turn; then after this one.
+        whole: all of them, for later calls.
+    """
+
+    def __init__(self, before: Pair | None, stopped: Tensor | None, latest: Pair | None) -> None:
+        self.before, self.stopped, self.latest = before, stopped, latest
+        self.whole: Pair | None = None
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> Pair:
+        if self.stopped is not None and self.latest is not None:
+            keys = torch.where(self.stopped, self.latest[0], keys)
+            values = torch.where(self.stopped, self.latest[1], values)
+        self.latest = keys, values
+        if self.before is not None:
+            keys, values = torch.cat((self.before[0], keys), dim=2), torch.cat((self.before[1], values), dim=2)
+        self.whole = keys, values
+        return keys, values
+
+
 class Keys:
-    """What layers take for a cache during one call: it joins the call's keys and values with those before it.
+    """The keys and values of one call, which go on from those of the calls before it.
 
     Attributes:
         slot: of the turn that runs.
@@ -63,28 +91,35 @@ class Keys:
     def __init__(self, state: dict[str, Tensor] | None, past: int) -> None:
         self.state, self.past, self.slot = state, past, 0
         self.stopped: Tensor | None = None
-        self.latest: dict[int, tuple[Tensor, Tensor]] = {}  # of the call's own tokens, by layer
+        self.latest: dict[int, Pair] = {}  # of the call's own tokens, by layer
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        if self.stopped is not None and layer in self.latest:
-            before = self.latest[layer]
-            keys, values = (torch.where(self.stopped, *pair) for pair in zip(before, (keys, values)))
-        self.latest[layer] = keys, values
-        return self._joined("keys", layer, keys), self._joined("values", layer, values)
+    def of(self, layer: int) -> LayerKeys:
+        """For a layer, before it runs."""
+        return LayerKeys(self._before(layer), self.stopped, self.latest.get(layer))
 
-    def _joined(self, name: str, layer: int, new: Tensor) -> Tensor:
-        if self.state is None:
-            return new
-        name = f"{name}.{self.slot}.{layer}"
-        whole = torch.cat((self.state[name][:, :, : self.past], new), dim=2) if self.past else new
-        self.state[name] = whole
-        return whole
+    def keep(self, layer: int, keys: LayerKeys) -> None:
+        """After it has run."""
+        assert keys.latest is not None
+        assert keys.whole is not None
+        self.latest[layer] = keys.latest
+        self._write(layer, keys.whole)
 
     def fill(self, layers: range, slots: range) -> None:
         """Writes the tokens' last keys and values where they took no turn, for later tokens that do."""
-        if self.state is None:
-            return
         for self.slot in slots:
             for layer in layers:
-                for name, new in zip(("keys", "values"), self.latest[layer]):
-                    self._joined(name, layer, new)
+                keys = LayerKeys(self._before(layer), None, None)
+                self._write(layer, keys.update(*self.latest[layer]))
+
+    def _names(self, layer: int) -> tuple[str, str]:
+        return f"keys.{self.slot}.{layer}", f"values.{self.slot}.{layer}"
+
+    def _before(self, layer: int) -> Pair | None:
+        if self.state is None or not self.past:
+            return None
+        keys, values = (self.state[name][:, :, : self.past] for name in self._names(layer))
+        return keys, values
+
+    def _write(self, layer: int, pair: Pair) -> None:
+        if self.state is not None:
+            self.state.update(zip(self._names(layer), pair))

@@ -233,8 +233,12 @@ class LoopedForCausalLM(LayeredDecoder):
 
     def _run(self, numbers: range, hidden: Tensor, options: dict[str, Any]) -> Tensor:
         """[B, L, d] through these layers."""
+        keys = options["past_key_values"]
         for number in numbers:
-            hidden = self.layers[number](hidden, **options)
+            own = None if keys is None else keys.of(number)
+            hidden = self.layers[number](hidden, **options | {"past_key_values": own})
+            if keys is not None:
+                keys.keep(number, own)
         return hidden
 
     def _open(self, cache: LoopedCache | None, turns: int) -> int:
