@@ -85,3 +85,11 @@ def test_an_issue_form_asks_for_what_is_needed(form: str) -> None:
     assert found["name"]
     assert found["description"]
     assert any(field.get("validations", {}).get("required") for field in found["body"])
+
+
+def test_published_results_name_no_folder_of_the_machine_that_made_them() -> None:
+    published = [path for folder in ("results", "models") for path in (ROOT / folder).rglob("*")]
+    texts = [path for path in published if path.suffix in (".json", ".html", ".svg", ".md", ".jsonl")]
+    assert len(texts) > 50
+    absolute = re.compile(r"""[\s"'=(]/(home|root|work|tmp|mnt|opt|var|Users)/""")
+    assert not [path.name for path in texts if absolute.search(path.read_text(encoding="utf-8"))]
