@@ -310,13 +310,36 @@ def test_the_suite_is_drawn_from_its_file(tmp_path: Path) -> None:
         {"name": "topics/b", "role": "twin", "closed": {"mean": -3.0, "interval": None, "seeds": [-3.0]}},
     ]
     path = tmp_path / "suite.json"
-    path.write_text(json.dumps({"tasks": [{"name": "topics", "methods": methods}]}))
-    numbers = write_figure("suite", [str(path)], tmp_path / "suite.svg")
+    path.write_text(json.dumps({"tasks": [{"name": "topics", "spec": "topics", "methods": methods}]}))
+    with pytest.raises(InputError, match=r"the numbers would replace .*suite\.json, which no figure has written"):
+        write_figure("suite", [str(path)], tmp_path / "suite.svg")
+    numbers = write_figure("suite", [str(path)], tmp_path / "closed.svg")
+    assert write_figure("suite", [str(path)], tmp_path / "closed.svg") == numbers
     assert numbers["tasks"] == [{"name": "topics", "methods": methods}]
-    picture = (tmp_path / "suite.svg").read_text()
+    picture = (tmp_path / "closed.svg").read_text()
     assert picture.count("topics/") == 0
     assert picture.count("<!-- a (mechanism) -->") == picture.count("<!-- b (twin) -->") == 1
     assert picture.count("shares below -25% are drawn there") == 1
+    with pytest.raises(InputError, match=r"has no task for this figure: use the figure suite, or run"):
+        write_figure("suite-text", [str(path)], tmp_path / "closed.svg")
     path.write_text("{}")
     with pytest.raises(InputError, match=r"is not the suite\.json of `mentalese suite`"):
-        write_figure("suite", [str(path)], tmp_path / "suite.svg")
+        write_figure("suite", [str(path)], tmp_path / "closed.svg")
+
+
+def test_the_suite_of_text_is_drawn_in_its_own_units(tmp_path: Path) -> None:
+    score = {"mean": 1.5, "std": 0.1, "min": 1.4, "max": 1.6}
+    methods = [
+        {"name": f"text/{name}", "role": role, "score": score, "further": {"novels": score}}
+        for name, role in (("gpt2", "other"), ("x", "mechanism"))
+    ]
+    task = {"name": "text", "spec": "file:a", "seeds": 3, "levels": {"unit": "bits per byte"}, "methods": methods}
+    path = tmp_path / "suite.json"
+    path.write_text(json.dumps({"tasks": [task]}))
+    numbers = write_figure("suite-text", [str(path)], tmp_path / "text.svg")
+    assert numbers["methods"][1] == {"name": "text/x", "test documents, bits per byte": score, "novels": score}
+    picture = (tmp_path / "text.svg").read_text()
+    for label in ("gpt2 (other)", "test documents, bits per byte", "novels", "axes do not begin at zero"):
+        assert label in picture
+    with pytest.raises(InputError, match=r"has no task for this figure: use the figure suite-text"):
+        write_figure("suite", [str(path)], tmp_path / "closed.svg")

@@ -5,13 +5,14 @@ A family names its own in `Family.figures`. The numbers of a figure are written 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mentalese.analyses.curves import CURVES
 from mentalese.analyses.drawing import Figure
-from mentalese.analyses.suite import SUITE
+from mentalese.analyses.suite import SUITE, SUITE_TEXT
 from mentalese.errors import InputError, nearest
 from mentalese.files import check_place
 
@@ -49,10 +50,10 @@ POSITIONS = Figure(
 
 
 def figures() -> dict[str, Figure]:
-    """All figures by name: `curves`, `positions` and `suite`, and `FAMILY/NAME` for those of the families."""
+    """All figures by name: `curves`, `positions`, `suite`, `suite-text`, and `FAMILY/NAME` for those of families."""
     from mentalese.registry import families, load
 
-    every = {"curves": CURVES, "positions": POSITIONS, "suite": SUITE}
+    every = {"curves": CURVES, "positions": POSITIONS, "suite": SUITE, "suite-text": SUITE_TEXT}
     for family in families().values():
         own = load(family.figures) if family.figures else {}
         every |= {f"{family.name}/{name}": figure for name, figure in own.items()}
@@ -79,7 +80,8 @@ def write_figure(
             own, and how many of them.
 
     Raises:
-        InputError: no such figure, nothing to draw, a file that cannot be written, or matplotlib is not installed.
+        InputError: no such figure, nothing to draw, a file that cannot be written or that no figure wrote, or
+            matplotlib is not installed.
     """
     known = figures()
     if name not in known:
@@ -90,6 +92,7 @@ def write_figure(
     if out.suffix not in FORMATS:
         raise InputError(f"--out is {str(out)!r}: use a file that ends in {', '.join(FORMATS)}")
     check_place(out, "--out")
+    _check_numbers(out)
     if figure.reads_text != (text is not None):
         raise InputError(f"the figure {name} {'needs a text: use --text or --file' if figure.reads_text else _NO_TEXT}")
     asked = {name: value for name, value in (("source", source), ("documents", documents)) if value is not None}
@@ -113,6 +116,19 @@ def write_figure(
     about = {"figure": name, "paths": list(paths), "commit": provenance.commit(), "command": provenance.command()}
     write_json(out.with_suffix(".json"), about | numbers)
     return numbers
+
+
+def _check_numbers(out: Path) -> None:
+    """Raises `InputError` if a figure's numbers would replace a file that is not another figure's."""
+    path = out.with_suffix(".json")
+    try:
+        figures_own = not path.exists() or "figure" in json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        figures_own = False
+    if not figures_own:
+        raise InputError(
+            f"--out is {str(out)!r}: the numbers would replace {path}, which no figure has written; use another name"
+        )
 
 
 _NO_TEXT = "shows runs, not a text: remove --text and --file"

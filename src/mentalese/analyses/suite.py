@@ -1,4 +1,4 @@
-"""The figure of a suite: which share of the gap between floor and optimum each method closes."""
+"""The figures of a suite: which share of the gap between floor and optimum each method closes; scores on text."""
 
 from __future__ import annotations
 
@@ -10,18 +10,44 @@ import numpy as np
 
 from mentalese.analyses.drawing import COLORS, Figure, canvas, footnote, only_path, percent_axis
 from mentalese.errors import InputError
+from mentalese.evaluation.statistics import student_t_quantile
 
 ROLES = {"mechanism": COLORS[0], "twin": "0.35", "control": COLORS[1], "other": COLORS[2]}
 _CUT = (-0.25, 1.1)  # shares that are drawn; what lies outside is drawn at the edge
 
 
-def _suite(paths: list[str]) -> tuple[Any, dict[str, Any]]:
-    """A panel per task, a row per method: each seed, the mean, and its 95% interval."""
-    path = only_path(paths, "suite")
+def _tasks(paths: list[str], figure: str, text: bool) -> list[dict[str, Any]]:
+    """The tasks of a `suite.json` on a corpus, whose optimum nobody knows, or those of generated text."""
+    path = only_path(paths, figure)
     try:
         tasks = json.loads(Path(path).read_text(encoding="utf-8"))["tasks"]
+        found = [task for task in tasks if task["spec"].startswith("file:") == text]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is not the suite.json of `mentalese suite`: use one") from error
+    if not found:
+        other = "suite" if text else "suite-text"
+        raise InputError(f"{path} has no task for this figure: use the figure {other}, or run `mentalese suite`")
+    return found
+
+
+def _rows(panel: Any, task: dict[str, Any]) -> None:
+    """Names and colours of a task's methods, one per row."""
+    methods = task["methods"]
+    panel.set_yticks(range(len(methods)), [f"{m['name'].partition('/')[2]} ({m['role']})" for m in methods])
+    panel.set_ylim(len(methods) - 0.5, -0.5)
+
+
+def _draw(panel: Any, row: int, role: str, mean: float, interval: Any, seeds: Any = ()) -> None:
+    color = ROLES[role]
+    if interval is not None:
+        panel.plot(interval, [row, row], color=color, lw=2)
+    panel.plot(mean, row, "D", color=color, markersize=7)
+    panel.plot(seeds, [row] * len(seeds), "o", color="white", markeredgecolor=color, markersize=4.5, zorder=3)
+
+
+def _suite(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+    """A panel per task, a row per method: each seed, the mean, and its 95% interval."""
+    tasks = _tasks(paths, "suite", text=False)
     rows = [len(task["methods"]) for task in tasks]
     height = 0.9 + sum(0.75 + 0.3 * count for count in rows)
     picture, panels = canvas(len(tasks), 1, 7.5, height, sharex=True, gridspec_kw={"height_ratios": rows})
@@ -29,14 +55,12 @@ def _suite(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     for (panel,), task in zip(panels, tasks):
         methods = task["methods"]
         for row, method in enumerate(methods):
-            shares, color = method["closed"], ROLES[method["role"]]
-            seeds = np.clip(shares["seeds"], *_CUT)
-            if shares["interval"] is not None:
-                panel.plot(np.clip(shares["interval"], *_CUT), [row, row], color=color, lw=2)
-            panel.plot(np.clip(shares["mean"], *_CUT), row, "D", color=color, markersize=7)
-            panel.plot(seeds, [row] * len(seeds), "o", color="white", markeredgecolor=color, markersize=4.5, zorder=3)
-        panel.set_yticks(range(len(methods)), [f"{m['name'].partition('/')[2]} ({m['role']})" for m in methods])
-        panel.set(title=task["name"], xlim=_CUT, ylim=(len(methods) - 0.5, -0.5))
+            shares = method["closed"]
+            seeds, interval = np.clip(shares["seeds"], *_CUT), shares["interval"]
+            interval = None if interval is None else np.clip(interval, *_CUT)
+            _draw(panel, row, method["role"], float(np.clip(shares["mean"], *_CUT)), interval, seeds)
+        _rows(panel, task)
+        panel.set(title=task["name"], xlim=_CUT)
         for level in (0, 1):
             panel.axvline(level, color="0.6", linewidth=0.8, linestyle="--")
         percent_axis(panel.xaxis)
@@ -49,4 +73,27 @@ def _suite(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     return picture, numbers
 
 
+def _suite_text(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+    """A panel per score of the task on a corpus, a row per method: the mean, and its 95% interval over seeds."""
+    task, *_ = _tasks(paths, "suite-text", text=True)
+    methods = task["methods"]
+    scores = {f"test documents, {task['levels']['unit']}": [method["score"] for method in methods]}
+    scores |= {name: [method["further"][name] for method in methods] for name in methods[0]["further"]}
+    picture, panels = canvas(1, len(scores), 4 + 2.5 * len(scores), 1.6 + 0.32 * len(methods), sharey=True)
+    margin = student_t_quantile(0.975, task["seeds"] - 1) / task["seeds"] ** 0.5 if task["seeds"] > 1 else None
+    for panel, (name, values) in zip(panels[0], scores.items()):
+        for row, (method, score) in enumerate(zip(methods, values)):
+            half = None if margin is None else margin * score["std"]
+            interval = None if half is None else (score["mean"] - half, score["mean"] + half)
+            _draw(panel, row, method["role"], score["mean"], interval)
+        _rows(panel, task)
+        panel.set_xlabel(name)
+    footnote(picture, f"means with 95% intervals over {task['seeds']} seeds; axes do not begin at zero")
+    kept = [
+        {"name": method["name"]} | {name: scores[name][row] for name in scores} for row, method in enumerate(methods)
+    ]
+    return picture, {"name": task["name"], "methods": kept}
+
+
 SUITE = Figure(description="the share of the gap that each method of a suite closes", takes="SUITE.json", draw=_suite)
+SUITE_TEXT = Figure(description="the scores of a suite's methods on text", takes="SUITE.json", draw=_suite_text)
