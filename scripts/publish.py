@@ -2,7 +2,7 @@
 
     python scripts/publish.py runs/suite expressions
 
-Trained models and curves stay where they are. The path of the current folder is cut from commands. The figure is
+Trained models and curves stay where they are. The repository's path is cut from commands. The figure is
 redrawn by
 
     mentalese figure suite results/suite/suite.json --out results/suite/closed.svg
@@ -16,8 +16,9 @@ from pathlib import Path
 from mentalese.families.suite.recipes import SUITE
 from mentalese.files import read_json, write_json, write_text
 from mentalese.suite.page import write_page
+from mentalese.suite.run import VERSION
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 FILES = ("compare.json", "report.html")
 
 
@@ -27,6 +28,8 @@ def publish(folder: Path, names: list[str], results: Path) -> None:
     if missing := sorted(set(names) - set(made)):
         raise SystemExit(f"{folder / 'suite.json'} has no {', '.join(missing)}: use some of {', '.join(made)}")
     found = read_json(results / "suite.json")
+    if (versions := {found["version"], read_json(folder / "suite.json")["version"]}) != {VERSION}:
+        raise SystemExit(f"suite.json has the versions {versions}: run `mentalese suite` again, which writes {VERSION}")
     tasks = {task["name"]: task for task in found["tasks"]} | {name: made[name] for name in names}
     found |= {
         "created": read_json(folder / "suite.json")["created"],
@@ -38,7 +41,7 @@ def publish(folder: Path, names: list[str], results: Path) -> None:
         (results / name).mkdir(exist_ok=True)
         for file in FILES:
             write_text(results / name / file, (folder / name / file).read_text(encoding="utf-8"))
-    here = f"{Path.cwd()}/"
+    here = f"{ROOT}/"
     for path in (results / "suite.json", results / "suite.html", *(results / n / f for n in names for f in FILES)):
         write_text(path, path.read_text(encoding="utf-8").replace(here, ""))
 

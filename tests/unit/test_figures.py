@@ -327,19 +327,28 @@ def test_the_suite_is_drawn_from_its_file(tmp_path: Path) -> None:
         write_figure("suite", [str(path)], tmp_path / "closed.svg")
 
 
-def test_the_suite_of_text_is_drawn_in_its_own_units(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("seeds", "about"),
+    [
+        (1, "means over 1 seed; axes do not begin at zero"),
+        (2, "means over 2 seeds; axes do not begin at zero"),
+        (3, "means over 3 seeds with 95% intervals; axes do not begin at zero"),
+    ],
+)
+def test_the_suite_of_text_is_drawn_in_its_own_units(seeds: int, about: str, tmp_path: Path) -> None:
     score = {"mean": 1.5, "std": 0.1, "min": 1.4, "max": 1.6}
     methods = [
         {"name": f"text/{name}", "role": role, "score": score, "further": {"novels": score}}
         for name, role in (("gpt2", "other"), ("x", "mechanism"))
     ]
-    task = {"name": "text", "spec": "file:a", "seeds": 3, "levels": {"unit": "bits per byte"}, "methods": methods}
+    task = {"name": "text", "spec": "file:a", "seeds": seeds, "levels": {"unit": "bits per byte"}, "methods": methods}
     path = tmp_path / "suite.json"
     path.write_text(json.dumps({"tasks": [task]}))
     numbers = write_figure("suite-text", [str(path)], tmp_path / "text.svg")
-    assert numbers["methods"][1] == {"name": "text/x", "test documents, bits per byte": score, "novels": score}
+    x = {"name": "text/x", "role": "mechanism", "test documents, bits per byte": score, "novels": score}
+    assert numbers["methods"][1] == x
     picture = (tmp_path / "text.svg").read_text()
-    for label in ("gpt2 (other)", "test documents, bits per byte", "novels", "axes do not begin at zero"):
+    for label in ("gpt2 (other)", "test documents, bits per byte", "novels", about):
         assert label in picture
     with pytest.raises(InputError, match=r"has no task for this figure: use the figure suite-text"):
         write_figure("suite", [str(path)], tmp_path / "closed.svg")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import math
 from pathlib import Path
@@ -18,12 +19,15 @@ from mentalese.data.store import prepare
 from mentalese.data.suite import Levels, task
 from mentalese.errors import InputError
 from mentalese.evaluation.options import EvaluationOptions
+from mentalese.families.suite.demo import DEMO
 from mentalese.families.suite.recipes import DEFAULT, RECIPES, SUITE, UNSEEN, SuiteTask
 from mentalese.models.build import build_model
 from mentalese.recipe import Recipe
 from mentalese.suite import run as suite_run
 from mentalese.suite.page import suite_page
 from mentalese.suite.run import answer_levels, further_score, interval, judge, levels_of, part_nats, run_suite
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", DEFAULT)
@@ -281,3 +285,39 @@ def test_bad_input_is_refused_before_anything_starts(arguments: dict[str, Any], 
     with pytest.raises(InputError, match=message):
         run_suite(**({"names": [], "out": tmp_path} | arguments))
     assert not any(tmp_path.iterdir())
+
+
+def test_the_demo_scores_what_it_trains_on() -> None:
+    for make in DEMO.values():
+        shown = make()
+        assert shown.recipe.data.source == f"builtin:{shown.task.spec}"
+    assert "steps=0" not in DEMO["forks"]().task.spec  # its page says that steps are written
+
+
+def test_published_tasks_join_the_others_without_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location("publish", ROOT / "scripts" / "publish.py")
+    assert spec is not None
+    script = importlib.util.module_from_spec(spec)
+    assert spec.loader is not None
+    spec.loader.exec_module(script)
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    published = json.loads((ROOT / "results" / "suite" / "suite.json").read_text(encoding="utf-8"))
+    first, second, *_ = published["tasks"]
+    runs, results = tmp_path / "runs", tmp_path / "results"
+    results.mkdir()
+    (runs / second["name"]).mkdir(parents=True)
+    (results / "suite.json").write_text(json.dumps(published | {"tasks": [first]}))
+    made = second | {"command": f"mentalese suite x --out {tmp_path}/runs"}
+    (runs / "suite.json").write_text(json.dumps(published | {"tasks": [made]}))
+    for name in ("compare.json", "report.html"):
+        (runs / second["name"] / name).write_text(f"mentalese train --out {tmp_path}/runs/a")
+    script.publish(runs, [second["name"]], results)
+    found = json.loads((results / "suite.json").read_text())["tasks"]
+    assert found == [first, second | {"command": "mentalese suite x --out runs"}]
+    assert (results / second["name"] / "report.html").read_text() == "mentalese train --out runs/a"
+    assert str(tmp_path) not in (results / "suite.html").read_text()
+    with pytest.raises(SystemExit, match=f"has no {first['name']}: use some of {second['name']}"):
+        script.publish(runs, [first["name"]], results)
+    (runs / "suite.json").write_text(json.dumps(published | {"version": 1}))
+    with pytest.raises(SystemExit, match=r"suite\.json has the versions"):
+        script.publish(runs, [second["name"]], results)

@@ -80,8 +80,8 @@ def write_figure(
             own, and how many of them.
 
     Raises:
-        InputError: no such figure, nothing to draw, a file that cannot be written or that no figure wrote, or
-            matplotlib is not installed.
+        InputError: no such figure, nothing to draw, a file that cannot be written, numbers that would replace a file
+            that no figure has written, or matplotlib is not installed.
     """
     known = figures()
     if name not in known:
@@ -122,10 +122,10 @@ def _check_numbers(out: Path) -> None:
     """Raises `InputError` if a figure's numbers would replace a file that is not another figure's."""
     path = out.with_suffix(".json")
     try:
-        figures_own = not path.exists() or "figure" in json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):
-        figures_own = False
-    if not figures_own:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"figure": None}
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict) or "figure" not in found:
         raise InputError(
             f"--out is {str(out)!r}: the numbers would replace {path}, which no figure has written; use another name"
         )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mentalese.analyses.drawing import COLORS, Figure, canvas, footnote, only_path, percent_axis
+from mentalese.compare.headline import SEEDS_FOR_A_TEST
 from mentalese.errors import InputError
 from mentalese.evaluation.statistics import student_t_quantile
 
@@ -78,9 +79,10 @@ def _suite_text(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     task, *_ = _tasks(paths, "suite-text", text=True)
     methods = task["methods"]
     scores = {f"test documents, {task['levels']['unit']}": [method["score"] for method in methods]}
-    scores |= {name: [method["further"][name] for method in methods] for name in methods[0]["further"]}
+    scores |= {name: [method["further"][name] for method in methods] for name in methods[0].get("further", {})}
     picture, panels = canvas(1, len(scores), 4 + 2.5 * len(scores), 1.6 + 0.32 * len(methods), sharey=True)
-    margin = student_t_quantile(0.975, task["seeds"] - 1) / task["seeds"] ** 0.5 if task["seeds"] > 1 else None
+    seeds = task["seeds"]
+    margin = student_t_quantile(0.975, seeds - 1) / seeds**0.5 if seeds >= SEEDS_FOR_A_TEST else None
     for panel, (name, values) in zip(panels[0], scores.items()):
         for row, (method, score) in enumerate(zip(methods, values)):
             half = None if margin is None else margin * score["std"]
@@ -88,9 +90,11 @@ def _suite_text(paths: list[str]) -> tuple[Any, dict[str, Any]]:
             _draw(panel, row, method["role"], score["mean"], interval)
         _rows(panel, task)
         panel.set_xlabel(name)
-    footnote(picture, f"means with 95% intervals over {task['seeds']} seeds; axes do not begin at zero")
+    about = f"means over {seeds} seed{'s' * (seeds > 1)}" + ("" if margin is None else " with 95% intervals")
+    footnote(picture, f"{about}; axes do not begin at zero")
     kept = [
-        {"name": method["name"]} | {name: scores[name][row] for name in scores} for row, method in enumerate(methods)
+        {"name": method["name"], "role": method["role"]} | {name: values[row] for name, values in scores.items()}
+        for row, method in enumerate(methods)
     ]
     return picture, {"name": task["name"], "methods": kept}
 

@@ -292,7 +292,7 @@ def compile_parts(model: Contract, **options: Any) -> bool:
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, limit)
     torch.fx.experimental._config.use_duck_shape = False  # as many rows as heads now need not be so always
     for part in parts or ():
-        part.compile(dynamic=True, **options)
+        part.compile(**{"dynamic": True} | options)
     return parts is not None
 
 

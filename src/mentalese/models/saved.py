@@ -97,7 +97,7 @@ class Saved:
         return dataclasses.replace(self, evaluation=evaluation)
 
     def compile(self, **options: Any) -> Saved:
-        """The model with its layers compiled for generation and scores; the first calls take up to minutes.
+        """Compiles the model's layers, in place, for generation and scores; the first calls take up to minutes.
 
         Args:
             options: of `torch.compile`, such as `mode`.

@@ -99,7 +99,7 @@ class Keys:
 
     def keep(self, layer: int, keys: LayerKeys) -> None:
         """After it has run."""
-        assert keys.latest is not None
+        assert keys.latest is not None, "gradient checkpointing removes the cache: call model.eval() first"
         assert keys.whole is not None
         self.latest[layer] = keys.latest
         self._write(layer, keys.whole)

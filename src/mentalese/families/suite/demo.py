@@ -90,8 +90,16 @@ def concepts() -> Shown:
 
 
 def forks() -> Shown:
-    task = SUITE["expressions"](1.0)
-    recipe = dataclasses.replace(task.methods[0].recipe, name="demo/forks")
+    spec = "expressions:depth=1-2,count=6000"  # the suite's has no written steps
+    task = dataclasses.replace(SUITE["expressions"](1.0), spec=spec)
+    recipe = task.methods[0].recipe
+    recipe = dataclasses.replace(
+        recipe,
+        name="demo/forks",
+        data=dataclasses.replace(recipe.data, source=f"builtin:{spec}"),
+        train=dataclasses.replace(recipe.train, epochs=5),
+        evaluation=dataclasses.replace(recipe.evaluation, answer_tokens=40),
+    )
     return Shown(
         task,
         recipe,
