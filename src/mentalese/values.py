@@ -76,6 +76,11 @@ def is_list(hint: Any) -> bool:
     return any(typing.get_origin(member) in (tuple, list) for member in members(hint))
 
 
+def is_open_list(hint: Any) -> bool:
+    """Whether the type is a list of any length."""
+    return any(typing.get_origin(member) is tuple and Ellipsis in typing.get_args(member) for member in members(hint))
+
+
 def parse(hint: Any, text: str) -> Any:
     """The value that `text` is under this type. A list is written with commas, or as JSON.
 

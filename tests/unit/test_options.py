@@ -35,6 +35,7 @@ class Options:
     mixed: int | float = 0
     place: Path = Path("here")
     source: str | None = field(default=None, metadata={"flag": "--data"})
+    tasks: tuple[str, ...] = field(default=("a",), metadata={"commas": True})
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,12 @@ class Options:
         ("--words a b", {"words": ("a", "b")}),
         ("--words=--a b", {"words": ("--a", "b")}),
         ("--words --on", {"words": (), "on": True}),
+        ("--words a b --on --words c --words=d", {"words": ("a", "b", "c", "d"), "on": True}),
+        ("--layers 1 --layers 2", {"layers": (1, 2)}),
+        ("--layers 1 --layers none", {"layers": None}),
+        ("--layers none --layers 2", {"layers": (2,)}),
+        ("--pair 3 4 --pair 5 6", {"pair": (5, 6)}),
+        ("--tasks a,b --tasks=c", {"tasks": ("a", "b", "c")}),
         ("--layers 1 2", {"layers": (1, 2)}),
         ("--layers None", {"layers": None}),
         ("--on --maybe", {"on": True, "maybe": True}),

@@ -1,7 +1,8 @@
 """Options of a command: read from dataclasses, parsed by their types, and shown by `--help`.
 
 Every option is `--name VALUE`, `--name=VALUE`, or several values for a list; dashes and underscores are the same. What
-is no option is positional, wherever it is. A truth value is `--name`, `--no-name`, or followed by `true` or `false`.
+is no option is positional, wherever it is. A truth value is `--name`, `--no-name`, or followed by `true` or `false`. Of
+an option that is given twice the last value holds; a list goes on.
 """
 
 from __future__ import annotations
@@ -108,14 +109,20 @@ def parse(
             given[option.path] = False
             continue
         try:
-            if option.commas:
-                given[option.path] = values.parse(option.hint, _value(str, [value] if equals else _take(str, rest)))
-                continue
-            more = _take(option.hint, rest) if not equals or values.is_list(option.hint) else []
-            given[option.path] = _value(option.hint, [value, *more] if equals else more)
+            new = _given(option, [value] if equals else [], rest)
         except ValueError as error:
             raise InputError(f"{name}{_shown(words, word)}: {error}") from None
+        before = given.get(option.path) if values.is_open_list(option.hint) else None
+        given[option.path] = new if before is None or new is None else before + new
     return positional, given
+
+
+def _given(option: Option, first: list[str], rest: list[str]) -> Any:
+    """The value of an option, of the word after its `=` and of those that it takes from `rest`."""
+    if option.commas:
+        return values.parse(option.hint, _value(str, first or _take(str, rest)))
+    more = _take(option.hint, rest) if not first or values.is_list(option.hint) else []
+    return _value(option.hint, [*first, *more])
 
 
 def _without_no(name: str) -> str:
