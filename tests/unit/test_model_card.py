@@ -207,6 +207,17 @@ def test_what_cannot_be_pushed_says_why(words: list[str], says: str, run: Path, 
     assert not hub.calls
 
 
+def test_the_best_model_is_not_pushed_in_a_checkpoints_place(run: Path, hub: Hub, tmp_path: Path, capsys: Any) -> None:
+    shutil.copytree(run / "model", tmp_path / "model")
+    checkpoint = tmp_path / "checkpoints" / "step-3"
+    checkpoint.mkdir(parents=True)
+    for name in (".metadata", "info.json", "checksums.json"):
+        (checkpoint / name).touch()
+    assert main(["push", str(checkpoint), "me/mine"]) == 2
+    assert f"a checkpoint, and only a run's best model has a card: use {tmp_path}\n" in capsys.readouterr().err
+    assert not hub.calls
+
+
 @pytest.mark.parametrize(("file", "says"), [("README.md", "has no card: write"), ("model.safetensors", "has changed")])
 def test_a_model_without_card_or_with_other_weights_is_not_pushed(
     file: str, says: str, run: Path, hub: Hub, tmp_path: Path, capsys: Any

@@ -30,8 +30,12 @@ def run(words: list[str]) -> None:
     path, repo = names
 
     from mentalese.models.checkpoints import check_weights, model_folder
+    from mentalese.models.tensor_files import is_checkpoint
     from mentalese.training.model_card import NAME
 
+    if is_checkpoint(path):
+        folder = Path(path).absolute().parents[1]
+        raise InputError(f"MODEL is {path!r}, a checkpoint, and only a run's best model has a card: use {folder}")
     folder = model_folder(path)
     if not (folder / "config.json").is_file():
         raise InputError(f"MODEL is {path!r}, which contains no model: use the folder of a run or of a saved model")
