@@ -339,6 +339,8 @@ def test_an_answer_in_free_text_is_what_stands_where_an_answer_would(text: str, 
         ({"num_beams": 1}, "num_beams is 1: set at least 2"),
         ({"num_beams": 2, "answer_samples": 2}, "answer_samples is 2 and num_beams is 2: set one of them"),
         ({"temperature": 0}, "temperature is 0: set a positive number"),
+        ({"temperature": 0.7}, "temperature is 0.7: it is of sampled answers; remove it, or set answer_samples"),
+        ({"temperature": 0.7, "num_beams": 2}, "temperature is 0.7: it is of sampled answers"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(fields: dict[str, Any], says: str) -> None:

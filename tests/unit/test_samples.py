@@ -298,6 +298,11 @@ def test_without_mauve_its_extra_is_named(saved: Path, monkeypatch: pytest.Monke
         ("sample --judge gpt2 --kind conditional --samples 0", "samples is 0: set at least 1"),
         ("sample --judge gpt2 --temperature 0", "temperature is 0.0: set a positive number"),
         ("sample --judge gpt2 --detokenizer ptb", "detokenizer is 'ptb': unconditional samples have no prompts"),
+        (
+            "sample --judge gpt2 --decoding greedy --temperature 0.5",
+            "temperature is 0.5: greedy decoding draws nothing",
+        ),
+        ("sample --judge gpt2 --kind both --decoding greedy --draws 2", "draws is 2: greedy decoding draws nothing"),
         ("sample --judge gpt2 --joined", "`mentalese sample` has no such option"),
         ("eval --tasks unconditional", "use the command `mentalese sample` instead"),
         ("eval --tasks perplexity,conditional", "use the command `mentalese sample --kind conditional` instead"),

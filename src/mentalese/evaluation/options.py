@@ -197,6 +197,10 @@ class AnswerOptions(TextOptions):
                 f"answer_samples is {self.answer_samples} and num_beams is {self.num_beams}: set one of them"
             )
         require(self.temperature > 0, "temperature", self.temperature, "set a positive number")
+        if self.temperature != 1 and self.answer_samples is None:
+            raise InputError(
+                f"temperature is {self.temperature}: it is of sampled answers; remove it, or set answer_samples"
+            )
 
     @property
     def attempts(self) -> int:
@@ -243,6 +247,12 @@ class SampleOptions(TextOptions):
                 raise InputError(
                     f"{name} is {getattr(self, name)!r}: unconditional samples have no prompts; remove it, or set kind "
                     "to 'conditional' or 'both'"
+                )
+        for name in ("draws", "temperature"):
+            if self.decoding == "greedy" and getattr(self, name) != defaults[name]:
+                raise InputError(
+                    f"{name} is {getattr(self, name)}: greedy decoding draws nothing; remove it, or set decoding to "
+                    "'multinomial'"
                 )
 
     @property
