@@ -129,6 +129,11 @@ def test_list_narrows_down(capsys: pytest.CaptureFixture[str]) -> None:
     assert own == {n for n, r in recipes().items() if n.startswith("coconut/") and not r.paper}
     assert names("--table", "table 4") == {n for n, r in recipes().items() if "Table 4" in (r.paper or "")}
     assert names("--all") >= set(recipes())
+    both = names("--family", "thought_gestalt", "--table", "table 1")
+    assert both == {n for n in names("--table", "table 1") if n.startswith("thought_gestalt/")}
+    for arguments in (["coconut"], ["--table", "table 4"], ["--family", "coconut"], ["--all"]):
+        listed = json.loads(out(capsys, "list", *arguments, "--json")).values()
+        assert {name for entries in listed for name in entries} == names(*arguments)
     for arguments, says in (
         (["gpt2/tyni"], "did you mean 'gpt2/tiny'"),
         (["--family", "coconutt"], "did you mean 'coconut'"),

@@ -25,10 +25,10 @@ class Options:
     have such a name; recipes that are settings of a paper's table are only listed by PATTERN, --table or --all.
 
     Attributes:
-        family: all recipes of one family, without the settings of tables.
+        family: all recipes of one family, without the settings of tables unless --table names one.
         table: the recipes that are settings of this table or figure of a paper, e.g. "Table 1".
         all: everything, one line each.
-        json: everything as JSON.
+        json: the same as JSON; everything, if nothing is asked for.
     """
 
     family: str | None = None
@@ -41,16 +41,14 @@ def run(words: list[str]) -> None:
     patterns, options = read(Options, words, "list")
     pattern = one(patterns, "list", "PATTERN") if patterns else None
     everything = _everything()
-    if options.json:
-        return print_json(everything)
-    chosen = dict(recipes())
-    if options.family is not None:
-        chosen = {name: recipe for name, recipe in _of_family(options.family).items() if not recipe.paper}
+    chosen = dict(recipes()) if options.family is None else _of_family(options.family)
     if options.table is not None:
         chosen = {
             name: recipe for name, recipe in chosen.items() if options.table.lower() in (recipe.paper or "").lower()
         }
-    if pattern is None and options.family is None and options.table is None and not options.all:
+    elif options.family is not None:
+        chosen = {name: recipe for name, recipe in chosen.items() if not recipe.paper}
+    if pattern is None and options.family is None and options.table is None and not (options.all or options.json):
         return _overview(everything)
     listed = {"recipes": {name: recipe.description for name, recipe in chosen.items()}}
     if options.family is None and options.table is None:
@@ -63,6 +61,8 @@ def run(words: list[str]) -> None:
         asked = pattern or options.table
         known = [name for entries in everything.values() for name in entries]
         raise InputError(f"nothing in the list is called {asked!r}{nearest(asked or '', known)} (`mentalese list`)")
+    if options.json:
+        return print_json(listed)
     return print("\n\n".join(_section(title, entries) for title, entries in listed.items() if entries))
 
 
