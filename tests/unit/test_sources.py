@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mentalese import InputError, network
+from mentalese.commands.shared import read_text
 from mentalese.data.documents import SPLITS, Document, Source, record
 from mentalese.data.files import split_files
 from mentalese.data.sources import open_source
@@ -286,6 +287,18 @@ def test_malformed_files_are_named_in_one_sentence(tmp_path: Path) -> None:
             open_source(f"file:{tmp_path / name}")
         assert name in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["mine.txt", "mine.jsonl", "mine.jsonl.gz", "mine.json"])
+def test_the_mark_that_some_editors_begin_a_text_with_is_no_text(name: str, tmp_path: Path) -> None:
+    row = json.dumps({"text": "fine"})
+    content = "\ufeff" + ("fine" if name == "mine.txt" else f"[{row}]" if name == "mine.json" else row)
+    packed = gzip.compress(content.encode()) if name.endswith(".gz") else content.encode()
+    (tmp_path / name).write_bytes(packed)
+    source = open_source(f"file:{tmp_path / name}", whole=True)
+    assert [document.text for document in source.documents("test")] == ["fine"]
+    if name == "mine.txt":
+        assert read_text(tmp_path / name) == "fine"
 
 
 def test_unknown_sources_say_what_would_do(tmp_path: Path) -> None:

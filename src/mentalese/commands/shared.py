@@ -92,7 +92,7 @@ def device() -> Any:
 def read_text(path: Path) -> str:
     """The text of the file in `--file`."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # without the mark that some editors begin a text with
     except FileNotFoundError:
         raise InputError(f"--file is {str(path)!r}: no such file") from None
     except (UnicodeDecodeError, IsADirectoryError):

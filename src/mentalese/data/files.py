@@ -21,6 +21,8 @@ Row = tuple[str, dict[str, Any]]
 SPLIT_ALIASES = {"valid": "validation", "val": "validation", "dev": "validation"}
 _SPLIT_FILE = re.compile(r"(?:(?P<prefix>.*?)[-_])??(?P<split>train|validation|valid|val|dev|test)(?:[-_.].*)?")
 HEADING = re.compile(r" ?= [^=](?:.*[^=])? = ?\n?")
+ENCODING = "utf-8-sig"
+"""UTF-8; the mark that some editors write before a text is no part of it."""
 _END_OF_DOCUMENT = "<|endoftext|>"
 
 
@@ -62,7 +64,7 @@ def split_files(path: Path, suffixes: tuple[str, ...]) -> dict[str, list[Path]]:
 def text_reader(path: Path) -> Reader:
     def read() -> Iterator[str]:
         try:
-            with path.open(encoding="utf-8") as file:
+            with path.open(encoding=ENCODING) as file:
                 for line in file:
                     if "\0" in line:
                         raise InputError(f"{path} is binary: use UTF-8 text")
@@ -99,7 +101,7 @@ def open_text(path: Path) -> Iterator[TextIO]:
     """A UTF-8 file, gzip by its ending. Raises `InputError` for what turns out, while it is read, to be neither."""
     opener: Any = gzip.open if path.suffix == ".gz" else open
     try:
-        with opener(path, "rt", encoding="utf-8") as file:
+        with opener(path, "rt", encoding=ENCODING) as file:
             yield file
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 text: convert it") from error
