@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mentalese import Recipe, cli, get_recipe, recipes
+from mentalese.commands.generate import _lines as prompts_of
 from mentalese.commands.options import read
 from mentalese.data.layouts import Packed
 from mentalese.models.generate_options import GenerateOptions
@@ -259,6 +260,12 @@ def test_bad_input_is_one_sentence(
 def test_generation_options_are_hugging_faces(options: str, keywords: dict[str, Any]) -> None:
     _, parsed = read(GenerateOptions, options.split(), "generate")
     assert parsed.generation() == keywords
+
+
+def test_a_prompt_of_a_file_ends_where_its_line_does(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_bytes("a b\fc\r\n \nd\u2028e\x85f\n".encode())
+    assert prompts_of(path) == ["a b\fc", "d\u2028e\x85f"]
 
 
 class _Stopped(KeyboardInterrupt):

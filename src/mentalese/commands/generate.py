@@ -51,4 +51,4 @@ def run(words: list[str]) -> None:
 
 
 def _lines(path: Path) -> list[str]:
-    return [line for line in read_text(path).splitlines() if line.strip()]
+    return [line for line in read_text(path).split("\n") if line.strip()]  # no other breaks
