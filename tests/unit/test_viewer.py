@@ -22,7 +22,7 @@ from mentalese.errors import InputError
 from mentalese.formatting import model_names
 from mentalese.models import contract
 from mentalese.models.adapter import as_contract
-from mentalese.models.saved import load
+from mentalese.models.saved import Saved, load
 from mentalese.models.thinking import think, token_texts, trace
 from mentalese.models.trace import Thought
 from mentalese.models.windows import joined
@@ -417,6 +417,26 @@ def test_a_model_is_shown_beside_itself_without_its_thoughts(
     assert any(abs(gain) > 1e-6 for gain in gains)
     assert cli.main(["think", str(runs["gpt2"]), "--text", TEXT, "--against", "removed"]) == 2
     assert "thought_control" in capsys.readouterr().err
+
+
+def test_a_model_without_its_thoughts_has_the_same_options(
+    runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read: list[tuple[Any, ...]] = []
+    think = Saved.think
+
+    def noted(saved: Saved, text: str, **options: Any) -> Any:
+        config = saved.hugging_face.config
+        read.append((config.thought_control, config.fast_learning_rate, options))
+        return think(saved, text, **options)
+
+    monkeypatch.setattr(Saved, "think", noted)
+    words = ["think", str(runs["latent_thought"]), "--text", TEXT, "--out", str(tmp_path / "think.html")]
+    given = ["--config", "fast_learning_rate=0.125", "--fast-steps", "2", "--against", "noisy"]
+    assert cli.main([*words, *given]) == 0
+    assert read == [(None, 0.125, {"fast_steps": 2}), ("noisy", 0.125, {"fast_steps": 2})]
+    assert cli.main([*words, "--config", "thought_control=removed", "--against", "removed"]) == 2
+    assert "has no thoughts of its own" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ class Options:
         text: what to think about.
         file: a text file instead.
         answer: the right answer, if the text is a question: the page says whether the model's own is right.
-        against: another model to show next to it, without the options below; or removed or noisy: the same model
-            without its thoughts, or with noise on them.
+        against: another model to show next to it, without the options below; or removed or noisy: the same model with
+            the same options, without its thoughts, or with noise on them.
         out: the page's file.
         config: FIELD=VALUE ...: other values of the model's config, as far as the weights allow.
         stage: ask at this stage instead of the one that the model was trained to.
@@ -56,7 +56,8 @@ def run(words: list[str]) -> None:
     from mentalese.models.saved import Saved, load
     from mentalese.viewer import think_page
 
-    saved = load(path, device(), config=config_fields(options.config)).at(options.stage, options.latents)
+    fields = config_fields(options.config)
+    saved = load(path, device(), config=fields).at(options.stage, options.latents)
     if options.max_new_tokens is not None and not saved.layout.questions:
         raise InputError(
             f"--max-new-tokens is {options.max_new_tokens}, and {path} does not answer questions: remove it"
@@ -64,7 +65,14 @@ def run(words: list[str]) -> None:
     if options.answer is not None and not saved.layout.questions:
         raise InputError(f"--answer is {options.answer!r}, and {path} does not answer questions: remove it")
     if options.against in ("removed", "noisy"):  # not swapped: there is no other text
-        without = load(path, device(), config={"thought_control": options.against})
+        from mentalese.evaluation.ablation import has_own_thoughts
+
+        if not has_own_thoughts(saved):
+            raise InputError(
+                f"--against is {options.against!r}: {path} has no thoughts of its own (its config's has_thoughts and "
+                "thought_control), so name another model"
+            )
+        without = load(path, device(), config=fields | {"thought_control": options.against})
         against: Saved | None = without.at(options.stage, options.latents)
     else:
         against = None if options.against is None else load(options.against, device())

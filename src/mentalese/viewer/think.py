@@ -24,7 +24,8 @@ def think_page(
     """The page of what a model thinks of a text, next to what another one does.
 
     Args:
-        against: another model, which reads the text without `options`.
+        against: another model, which reads the text without `options`; or the same one under a `thought_control`, with
+            them.
         answer: the right one, if the text is a question: the page says whether the model's own is.
         command: the command that made the page, shown on it.
         options: as `Saved.think` has them.
@@ -35,16 +36,16 @@ def think_page(
     models = [saved] if against is None else [saved, against]
     if answer is not None and not any(model.layout.questions for model in models):
         raise InputError(f"answer is {answer!r}, and {saved.path} does not answer questions: remove it")
-    traces = []
-    for model in models:
-        try:
-            traces.append(model.think(text, **(options if model is saved else {})))
-        except InputError as error:
-            raise InputError(f"{model.path}: {error}") from error
-    sizes = [count_parameters(model.model)["total"] for model in models]
     control = None if against is None else getattr(against.hugging_face.config, "thought_control", None)
     if against is None or against.path != saved.path:
         control = None
+    traces = []
+    for model in models:
+        try:
+            traces.append(model.think(text, **(options if model is saved or control else {})))
+        except InputError as error:
+            raise InputError(f"{model.path}: {error}") from error
+    sizes = [count_parameters(model.model)["total"] for model in models]
     names = model_names([model.path for model in (models[:1] if control else models)])
     shown = payload(traces, names=names, control=control, parameters=sizes, text=text, expected=answer, command=command)
     return page(shown)
