@@ -57,6 +57,11 @@ CALLS: dict[str, tuple[Callable[[Saved], Any], str]] = {
     "no beams": (lambda m: m.generate("She", num_beams=0), "num_beams is 0: set at least 1"),
     "a cold model": (lambda m: m.generate("She", do_sample=True, temperature=0.0), "generate refused .*temperature"),
     "a stray setting": (lambda m: m.generate("She", max_new_tokens=2, num_beam=2), "generate refused .*num_beam"),
+    "scores of a text": (lambda m: m.generate("She", output_scores=True), "output_scores is True: texts are passed"),
+    "all of it": (lambda m: m.generate("She", return_dict_in_generate=True), "call saved.hugging_face.generate with"),
+    "tokens for texts": (lambda m: m.generate("She", input_ids=torch.ones(1, 1)), "input_ids is of type Tensor: texts"),
+    "a mask of a stream": (lambda m: m.stream("She", attention_mask=None), "attention_mask is None: texts are passed"),
+    "a stream of a stream": (lambda m: m.stream("She", streamer=None), "streamer is set: the pieces are returned here"),
     "a text to evaluate": (lambda m: mentalese.evaluate(3), "path is of type int: use a path"),  # type: ignore[arg-type]
     "no tasks": (lambda m: mentalese.evaluate(m, None), "tasks is None: use a list"),  # type: ignore[arg-type]
     "documents in words": (lambda m: mentalese.evaluate(m, documents="2"), "documents is '2': use an integer or none"),
@@ -74,6 +79,12 @@ def test_a_call_is_refused_in_one_sentence(model: Saved, name: str) -> None:
     call, message = CALLS[name]
     with pytest.raises(InputError, match=message):
         call(model)
+
+
+def test_a_models_own_settings_return_texts_too(model: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = model.generate("She", max_new_tokens=3)
+    monkeypatch.setattr(model.hugging_face.generation_config, "return_dict_in_generate", True)
+    assert model.generate("She", max_new_tokens=3) == expected
 
 
 def test_one_task_needs_no_list(model: Saved) -> None:

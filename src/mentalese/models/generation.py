@@ -20,7 +20,7 @@ from mentalese.models.build import context_length
 from mentalese.models.contract import Contract, evaluation_mode
 from mentalese.models.text_tokenizer import mask_token_id
 from mentalese.recipe import DataConfig
-from mentalese.values import checked
+from mentalese.values import checked, shown
 
 
 def generate_text(
@@ -69,8 +69,8 @@ def generate_text(
             for i, ids in enumerate(output):
                 prompt = prompts[start + i // each]
                 filled = MASK in prompt and mask_token_id(plain) is not None
-                shown = decode(ids[:length], tokenizer) if filled else layout.prompt_text(prompt)
-                texts.append(shown + decode(ids[length:], tokenizer))
+                begins = decode(ids[:length], tokenizer) if filled else layout.prompt_text(prompt)
+                texts.append(begins + decode(ids[length:], tokenizer))
     return texts
 
 
@@ -92,6 +92,8 @@ def stream_text(
     Raises:
         InputError: as `generate_text`, at the call; what generation itself raises, at the piece at which it happened.
     """
+    if "streamer" in generation_kwargs:
+        raise InputError("streamer is set: the pieces are returned here, so remove it, or call generate instead")
     check_settings(max_new_tokens=max_new_tokens, seed=seed, **generation_kwargs)
     plain = hugging_face_model(model)
     batch = _encode(plain, tokenizer, [prompt], data, layout, max_new_tokens)
@@ -161,7 +163,8 @@ def _shortened(text: str) -> str:
 
 def _options(tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> dict[str, Any]:
     special = special_token_ids(tokenizer, sentences=False)
-    return {"max_new_tokens": max_new_tokens, "pad_token_id": special["pad_token_id"]}
+    tokens = {"return_dict_in_generate": False}  # whatever the model's own generation settings are
+    return {"max_new_tokens": max_new_tokens, "pad_token_id": special["pad_token_id"], **tokens}
 
 
 _SETTINGS: dict[str, tuple[Any, float]] = {
@@ -176,10 +179,20 @@ _SETTINGS: dict[str, tuple[Any, float]] = {
     "do_sample": (bool | None, 0),
 }
 """Types of settings that transformers compares before it looks, and the least of each."""
+_PROMPTS = ("inputs", "input_ids", "inputs_embeds", "attention_mask")
+_OUTPUTS = ("return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states")
+"""Keywords of transformers' `generate` that belong to calls with tokens, which return tokens."""
 
 
 def check_settings(**settings: Any) -> None:
-    """Raises `InputError` for settings of generation of another type, or below their least value."""
+    """Raises `InputError` for settings of generation of another type, below their least value, or for calls with
+    tokens."""
+    for name in (*_PROMPTS, *_OUTPUTS):
+        if name in settings and (name in _PROMPTS or settings[name]):
+            raise InputError(
+                f"{name} is {shown(settings[name])}: texts are passed and returned here, so remove it, or call "
+                "saved.hugging_face.generate with saved.encode(texts)"
+            )
     for name, (hint, least) in _SETTINGS.items():
         if name in settings:
             value = checked(name, hint, settings[name])
