@@ -86,6 +86,21 @@ def test_a_text_scores_as_in_its_split(corpus: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "protocol", [{"max_documents": 1}, {"max_documents": 1, "documents_seed": 3}, {"joined": True}]
+)
+def test_every_text_is_scored_and_by_itself(protocol: dict[str, Any], tokenizer: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=2, n_head=4)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    opened, texts = mentalese.load(tmp_path, "cpu"), ["abc def", "she said", "he"]
+    by = opened.scored_by(**protocol)
+    each = [opened.score(text)[0] for text in texts]
+    for score, expected in zip(by.score(texts), each, strict=True):
+        assert (score.tokens, score.bytes) == (expected.tokens, expected.bytes)
+        assert score.nll == pytest.approx(expected.nll, rel=1e-5)
+
+
+@pytest.mark.parametrize(
     ("texts", "message"), [(["fine", " "], r"texts\[1\] is ' ': use a text"), ([""], r"texts\[0\] is ''")]
 )
 def test_an_empty_text_is_refused(corpus: Path, tmp_path: Path, texts: list[str], message: str) -> None:

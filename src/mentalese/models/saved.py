@@ -146,7 +146,9 @@ class Saved:
         )
 
     def score(self, texts: str | Sequence[str]) -> list[scoring.TextScore]:
-        """How well the model predicts each text, by its protocol; ends of documents and sentences do not count.
+        """How well the model predicts each text by itself; ends of documents and sentences do not count.
+
+        The windows and the estimator are those of its protocol; `joined` and `max_documents` are for splits.
 
         Returns:
             A `TextScore` per text, in their order: `nll` in nats of the whole text, `tokens`, `bytes`, `perplexity`,
@@ -165,7 +167,11 @@ class Saved:
             if not checked(f"texts[{number}]", str, text).strip():
                 raise InputError(f"texts[{number}] is {text!r}: use a text with at least one word")
         split = split_of(texts, self.tokenizer, self.data, self.layout.special_ids(self.tokenizer)["eos_token_id"])
-        return scoring.text_scores(self.token_scores(split), split, self.estimator)
+        protocol = dataclasses.replace(self.evaluation, max_documents=None)
+        if protocol.joined:  # a text would be scored after the others, and its stride belongs to that
+            protocol = dataclasses.replace(protocol, joined=False, stride=None)
+        scores = dataclasses.replace(self, evaluation=protocol).token_scores(split)
+        return scoring.text_scores(scores, split, self.estimator)
 
     def think(self, text: str, **options: Any) -> ThoughtTrace:
         """What the model thinks of a text; for models trained on questions, of it as a question and of the answer.
