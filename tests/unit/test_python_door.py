@@ -41,6 +41,7 @@ CALLS: dict[str, tuple[Callable[[Saved], Any], str]] = {
     "bytes": (lambda m: m.generate(b"She"), "texts is b'She': pass a text"),  # type: ignore[arg-type]
     "not Unicode": (lambda m: m.score(["fine", "\ud800"]), r"texts\[1\] is .*: use text in Unicode"),
     "a number to think of": (lambda m: m.think(3), "text is 3: use text"),  # type: ignore[arg-type]
+    "an answer of a text": (lambda m: m.think("She", max_new_tokens=5), "max_new_tokens is 5, and .* remove it"),
     "a list to stream": (lambda m: m.stream(["She"]), r"text is \['She'\]: use text"),  # type: ignore[arg-type]
     "tokens in rows": (lambda m: m.trace(torch.zeros(1, 4, dtype=torch.long)), r"input_ids is of shape \[1, 4\]"),
     "no tokens": (lambda m: m.trace(torch.zeros(0, dtype=torch.long)), "pass at least one token"),

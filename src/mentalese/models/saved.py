@@ -181,9 +181,15 @@ class Saved:
             options: `max_new_tokens` of an answer, and options of the model itself (`fast_steps`).
 
         Raises:
-            InputError: a question that leaves no room for its answer in the model's context, or an option that the
-                model does not know. A longer text is read in the windows that it is scored in.
+            InputError: a question that leaves no room for its answer in the model's context, `max_new_tokens` for a
+                model that answers none, or an option that the model does not know. A longer text is read in the windows
+                that it is scored in.
         """
+        if "max_new_tokens" in options and not self.layout.questions:
+            raise InputError(
+                f"max_new_tokens is {shown(options['max_new_tokens'])}, and {self.path} does not answer questions: "
+                "remove it"
+            )
         options.setdefault("max_new_tokens", self.evaluation.answer_tokens)
         reading = self.data, self.layout, self.evaluation
         return thinking.think(self.model, self.tokenizer, _one(text), *reading, **options)
