@@ -17,8 +17,11 @@ from typing import Any
 from safetensors import SafetensorError
 
 from mentalese.errors import InputError
+from mentalese.values import shown
 
 _REFUSALS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
+
+_LONGEST_NAME = 255  # bytes, of a file or folder, on the usual disks
 
 
 @contextmanager
@@ -95,7 +98,17 @@ def as_path(value: Any, name: str) -> Path:
         raise InputError(f"{name} is of type {type(value).__name__}: use a path (str or Path)") from None
     if "\0" in str(path):
         raise InputError(f"{name} is {str(path)!r}: use a path, which has no character 0")
+    if any(len(part.encode()) > _LONGEST_NAME for part in path.parts):
+        raise InputError(f"{name} is {shown(str(path))}: use a path, whose names have at most {_LONGEST_NAME} bytes")
     return path
+
+
+def is_there(path: Path) -> bool:
+    """Whether a file or folder has this path; what is too long for a path is none."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -212,6 +212,7 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
         ("eval", "takes a MODEL"),
         ("generate model", "there is no prompt"),
         ("generate model --file no-such-file", "no such file"),
+        (f"generate model --file {'a' * 300}", "File name too long; make room or use another place"),
         ("generate model --prompt a --greedy --top-k 5", "contradict"),
         ("generate model --prompt a --top-p 1.5", "--top-p is 1.5"),
         ("generate model --prompt a --temperature 0", "--temperature is 0.0"),

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 from mentalese.data.documents import Document, Reader
 from mentalese.errors import InputError
+from mentalese.files import is_there
 
 Row = tuple[str, dict[str, Any]]
 """Where a row stands (for messages), and its columns."""
@@ -36,11 +37,13 @@ def split_files(path: Path, suffixes: tuple[str, ...]) -> dict[str, list[Path]]:
         InputError: nothing is there, or nothing of these kinds; a file is empty.
     """
     kinds = ", ".join(suffixes)
+    if not (is_there(path) and (path.is_file() or path.is_dir())):
+        raise InputError(f"{path} does not exist: check data.source")
     if path.is_file():
         if not path.name.endswith(suffixes):
             raise InputError(f"{path} is of no known kind: use {kinds} or a folder of them")
         found = {"train": [path]}
-    elif path.is_dir():
+    else:
         by_prefix: dict[str, dict[str, list[Path]]] = {}
         for file in sorted(path.iterdir()):
             suffix = next((suffix for suffix in suffixes if file.name.endswith(suffix)), None)
@@ -53,8 +56,6 @@ def split_files(path: Path, suffixes: tuple[str, ...]) -> dict[str, list[Path]]:
             sets = ", ".join(sorted(by_prefix))
             raise InputError(f"{path} contains files of several sets ({sets}): put each in a folder of its own")
         found = by_prefix.get("") or next(iter(by_prefix.values()))
-    else:
-        raise InputError(f"{path} does not exist: check data.source")
     for file in chain.from_iterable(found.values()):
         if file.stat().st_size == 0:
             raise InputError(f"{file} is empty: use a file with text")

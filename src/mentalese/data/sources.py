@@ -20,6 +20,8 @@ from mentalese.data.hub import hub_rows
 from mentalese.data.memory import KIND, row_readers
 from mentalese.data.reasoning import PUBLISHED
 from mentalese.errors import InputError
+from mentalese.files import is_there
+from mentalese.values import shown
 
 _SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 _RECORD = ("question", "steps", "answer")
@@ -77,7 +79,10 @@ def open_source(
 def is_one_text(spec: str) -> bool:
     """Whether a source is one file, or one set of texts from Python, and has no splits of its own."""
     kind, _, rest = spec.partition(":")
-    return Path(rest).expanduser().is_file() if kind == "file" else kind == KIND and set(row_readers(spec)) == {"train"}
+    if kind != "file":
+        return kind == KIND and set(row_readers(spec)) == {"train"}
+    path = Path(rest).expanduser()
+    return is_there(path) and path.is_file()
 
 
 def _check_text(spec: str, kind: Kind, detokenizer: str | None) -> None:
@@ -103,7 +108,7 @@ def _open(spec: str, text_column: str | None) -> tuple[Kind, dict[str, Reader]]:
         raise InputError(f"data.source is {spec!r}: a prepared store contains tokens, not text; name the text's source")
     sets = ", ".join(f"{name}:PATH" for name in PUBLISHED)
     remedy = f"use builtin:NAME, file:PATH, hub:NAME, store:FOLDER or a published set ({sets})"
-    raise InputError(f"data.source is {spec!r}: {f'write file:{spec}' if Path(spec).exists() else remedy}")
+    raise InputError(f"data.source is {shown(spec)}: {f'write file:{spec}' if is_there(Path(spec)) else remedy}")
 
 
 def _open_files(spec: str, path: Path, text_column: str | None) -> tuple[Kind, dict[str, Reader]]:
