@@ -81,6 +81,7 @@ def test_splits_columns_and_records_are_taken_as_from_files() -> None:
         (["fine", 3], "data, train item 2 is int: use texts"),
         ([b"text"], "data, train item 1 is bytes"),
         ({"tran": TEXTS}, "the split 'tran'.*did you mean 'train'"),
+        ({"train": TEXTS, "validation": ["a"], "dev": ["b"]}, "the split 'dev', and validation by another name: join"),
         ({"train": "text"}, r"data\['train'\] is str"),
         ({"train": TEXTS, "test": []}, "data has no texts for test"),
         ([{}], "no column contains the text"),

@@ -40,6 +40,8 @@ def as_source(texts: Any) -> str:
         split = SPLIT_ALIASES.get(own, own)
         if split not in SPLITS:
             raise InputError(f"data has the split {own!r}: use {', '.join(SPLITS)}{nearest(str(own), SPLITS)}")
+        if split in readers:
+            raise InputError(f"data has the split {own!r}, and {split} by another name: join the two")
         readers[split], found = _reader(split, items)
         digest.update(f"{split} {found}".encode())
     if not readers:
