@@ -122,13 +122,20 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+_OWN = {"config.json", "result.json", "metrics.jsonl", "mentalese.json", "README.md", "further.json", "suite.json"}
+_OWN |= {"generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"}
+"""Files of runs and of saved models, next to a `config.json`."""
+
+
 def check_place(out: Path | None, name: str) -> None:
-    """Raises `InputError` where a file could not be written for want of its folder, or since it is one; `name` is what
-    the user gave."""
+    """Raises `InputError` where a file could not be written for want of its folder, or since it is one, or would
+    replace one of a run or of a model; `name` is what the user gave."""
     if out is not None and not out.parent.is_dir():
         raise InputError(f"{name} is {str(out)!r}: its folder does not exist, make it first")
     if out is not None and out.is_dir():
         raise InputError(f"{name} is {str(out)!r}: that is a folder, use a file in it")
+    if out is not None and out.name in _OWN and out.is_file() and (out.parent / "config.json").is_file():
+        raise InputError(f"{name} is {str(out)!r}, which belongs to the run or model in that folder: use another name")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import mentalese
-from mentalese import DataConfig, InputError, Saved, as_source, get_recipe, load
+from mentalese import DataConfig, InputError, Saved, as_source, cli, get_recipe, load
 from mentalese.recipe import OptimizerConfig
 from support import saved, shrink
 
@@ -96,6 +96,20 @@ def test_a_models_own_settings_return_texts_too(model: Saved, monkeypatch: pytes
     expected = model.generate("She", max_new_tokens=3)
     monkeypatch.setattr(model.hugging_face.generation_config, "return_dict_in_generate", True)
     assert model.generate("She", max_new_tokens=3) == expected
+
+
+def test_a_result_replaces_no_file_of_a_run(model: Saved, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (copy / "config.json").write_text("{}")
+    (copy / "result.json").write_text("{}")
+    for place in (copy / "result.json", copy / "config.json", copy / "model" / "config.json"):
+        before = place.read_bytes()
+        with pytest.raises(InputError, match="belongs to the run or model in that folder: use another name"):
+            mentalese.evaluate(model, out=place, show=False)
+        for words in (["eval"], ["ablate"], ["think", "--text", "She"]):
+            assert cli.main([*words, str(copy), "--out", str(place)]) == 2
+            assert "belongs to the run or model" in capsys.readouterr().err
+        assert place.read_bytes() == before
+    assert mentalese.evaluate(model, out=copy / "perplexity.json", show=False)
 
 
 def test_one_task_needs_no_list(model: Saved) -> None:
