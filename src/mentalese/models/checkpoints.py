@@ -198,9 +198,17 @@ def load_model(
 
 def _device(device: Any) -> torch.device:
     try:
-        return torch.device(device)
+        wanted = torch.device(device)
     except (TypeError, RuntimeError, ValueError):
         raise InputError(f"device is {device!r}: use a device of torch, e.g. 'cpu' or 'cuda'") from None
+    try:
+        torch.empty(0, device=wanted)
+    except (AssertionError, RuntimeError) as error:  # torch built without it, no driver, a number beyond the last
+        reason = str(error).strip().partition("\n")[0]
+        raise InputError(
+            f"device is {str(wanted)!r}, which is not there ({reason}): use another, e.g. 'cpu'"
+        ) from error
+    return wanted
 
 
 def _not_finite(model: PreTrainedModel) -> str | None:
