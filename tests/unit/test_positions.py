@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
+from mentalese import Saved, load
 from mentalese.analyses.figures import write_figure
 from mentalese.analyses.positions import nll_by_position
 from support import EOD, make_split
@@ -27,11 +29,10 @@ def test_spans_double_and_end_where_the_context_does() -> None:
     assert [span["nll"] for span in spans] == [1.0, pytest.approx((5 + 2 * 3) / 7), 1.0]
 
 
-def test_the_figure_reads_each_model_to_its_own_length(
-    tokenizer: PreTrainedTokenizerFast, corpus: Path, tmp_path: Path
-) -> None:
+def models(tokenizer: PreTrainedTokenizerFast, tmp_path: Path, *lengths: int) -> list[str]:
+    """Folders of small models that read this many tokens at once."""
     folders = []
-    for length in (16, 32):
+    for length in lengths:
         torch.manual_seed(0)
         sizes = {"n_positions": length, "n_embd": 16, "n_layer": 1, "n_head": 2}
         GPT2LMHeadModel(
@@ -39,6 +40,30 @@ def test_the_figure_reads_each_model_to_its_own_length(
         ).save_pretrained(tmp_path / str(length))
         tokenizer.save_pretrained(tmp_path / str(length))
         folders.append(str(tmp_path / str(length)))
+    return folders
+
+
+def test_the_figure_reads_each_model_to_its_own_length(
+    tokenizer: PreTrainedTokenizerFast, corpus: Path, tmp_path: Path
+) -> None:
+    folders = models(tokenizer, tmp_path, 16, 32)
     numbers = write_figure("positions", folders, tmp_path / "positions.svg", source=f"file:{corpus}")
     assert [run["spans"][-1]["last"] for run in numbers["runs"]] == [16, 32]
     assert json.loads((tmp_path / "positions.json").read_text())["source"] == f"file:{corpus}"
+
+
+def test_the_figure_reads_one_text_by_all_models(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "test.txt").write_text("a well @-@ known place , and so on .\n" * 5)
+    first, second = models(tokenizer, tmp_path, 512, 1024)
+
+    def opened(path: str) -> Saved:
+        own = {"source": f"file:{tmp_path}", "detokenizer": "wikitext"} if path == first else {}
+        saved = load(path, "cpu")
+        return replace(saved, data=replace(saved.data, **own))
+
+    monkeypatch.setattr("mentalese.analyses.positions.load", opened)
+    numbers = write_figure("positions", [first, second], tmp_path / "positions.svg")
+    one, other = ([span["tokens"] for span in run["spans"]] for run in numbers["runs"])
+    assert one == other

@@ -51,9 +51,11 @@ def draw_positions(
         documents: read the first N; `None`: all.
     """
     runs: list[dict[str, Any]] = []
+    read: dict[str, str | None] = {}
     for path, label in zip(paths, model_names(paths)):
-        saved = load(path).on(source).scored_by(max_documents=documents)
+        saved = load(path).on(source, **read).scored_by(max_documents=documents)
         source, split = saved.data.source, saved.split("test")
+        read = {"text_column": saved.data.text_column, "detokenizer": saved.data.detokenizer}  # one text for all
         window = saved.layout.window(saved.evaluation)
         length = window[0] if window else int(np.diff(split.documents).max(initial=1))
         spans = nll_by_position(saved.token_scores(split), split, length)
