@@ -53,6 +53,9 @@ def train(
         raise InputError(f"recipe is of type {type(recipe).__name__}: use a recipe, its name or a file")
     wanted = recipe if isinstance(recipe, Recipe) else open_recipe(str(recipe))
     if data is not None:
+        for setting in settings:
+            if isinstance(setting, str) and setting.startswith("data.source="):
+                raise InputError(f"{setting!r} is set, and data is set too: set one of them")
         text = dataclasses.replace(wanted.data, **AS_IT_IS | {"source": as_source(data)})
         wanted = dataclasses.replace(wanted, data=text)
     wanted = wanted.override(*settings)

@@ -79,6 +79,10 @@ CALLS: dict[str, tuple[Callable[[Saved], Any], str]] = {
     "half a shot": (lambda m: mentalese.answer(m, shots=0.5), "shots is 0.5: use an integer"),
     "a recipe of another type": (lambda m: mentalese.train(3), "recipe is of type int: use a recipe"),  # type: ignore[arg-type]
     "a setting of another type": (lambda m: mentalese.train("gpt2/tiny", 3), "a setting is 3: use texts"),  # type: ignore[arg-type]
+    "two texts": (
+        lambda m: mentalese.train("gpt2/tiny", "data.source=builtin:stdlib", data=["a", "b"], out="/dev/null"),
+        "'data.source=builtin:stdlib' is set, and data is set too: set one of them",
+    ),
     "a folder of another type": (lambda m: mentalese.train("gpt2/tiny", out=3), "out is of type int: use a path"),  # type: ignore[arg-type]
     "another device": (lambda m: load(m.path, "gpu"), "device is 'gpu': use a device of torch"),
     "a device that is not there": (lambda m: load(m.path, "cuda:99"), "device is 'cuda:99', which is not there"),
