@@ -138,6 +138,12 @@ def check_place(out: Path | None, name: str) -> None:
         raise InputError(f"{name} is {str(out)!r}, which belongs to the run or model in that folder: use another name")
 
 
+def check_page(page: Path, data: str) -> None:
+    """Raises `InputError` if a page would replace one that is not ours: ours has the file `data` beside it."""
+    if page.exists() and not page.with_name(data).is_file():
+        raise InputError(f"--out is {str(page.parent)!r}, which has another {page.name}: use another folder")
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes through a temporary file beside it, so that `path` never holds half of it."""
     temporary = path.with_name(f".{path.name}.tmp")

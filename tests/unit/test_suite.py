@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import numpy as np
 import pytest
 
 from mentalese import cli
-from mentalese.compare.compare import run_folder
+from mentalese.compare.compare import compare, run_folder
 from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.store import prepare
 from mentalese.data.suite import Levels, task
+from mentalese.demo.run import run_demo
 from mentalese.errors import InputError
 from mentalese.evaluation.options import EvaluationOptions
 from mentalese.families.suite.demo import DEMO
@@ -321,3 +323,25 @@ def test_published_tasks_join_the_others_without_this_machine(tmp_path: Path, mo
     (runs / "suite.json").write_text(json.dumps(published | {"version": 1}))
     with pytest.raises(SystemExit, match=r"suite\.json has the versions"):
         script.publish(runs, [second["name"]], results)
+
+
+@pytest.mark.parametrize(
+    ("page", "run"),
+    [
+        ("index.html", run_demo),
+        ("suite.html", lambda out: run_suite(["composition"], out, show=False)),
+        ("report.html", lambda out: compare([RECIPES[0], RECIPES[1]], out, show=False)),
+    ],
+)
+def test_a_page_of_somebody_else_is_not_replaced(
+    page: str, run: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a training has begun")
+
+    for place in ("demo.run.run_jobs", "suite.run.compare", "compare.compare.run_jobs"):
+        monkeypatch.setattr(f"mentalese.{place}", train)
+    (tmp_path / page).write_text("mine")
+    with pytest.raises(InputError, match=f"which has another {page}: use another folder"):
+        run(tmp_path)
+    assert (tmp_path / page).read_text() == "mine"

@@ -31,7 +31,7 @@ from mentalese.errors import InputError
 from mentalese.evaluation import ablation
 from mentalese.evaluation.ablation import has_own_thoughts
 from mentalese.evaluation.statistics import summary
-from mentalese.files import write_json
+from mentalese.files import check_page, write_json
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model
 from mentalese.models.contract import Contract, count_parameters
@@ -104,10 +104,11 @@ def compare(
         The content of `compare.json`.
 
     Raises:
-        InputError: recipes that cannot be compared, or a folder with other runs.
+        InputError: recipes that cannot be compared, or a folder with other runs or another `report.html`.
         FloatingPointError: the loss of a reported run, or of all trials of a recipe, was not finite.
     """
     _check(recipes, seeds, executor)
+    check_page(out / "report.html", "compare.json")
     _check_tuned(recipes, tuned_fields or {}, match)
     if match in ("tokens", "flops"):
         recipes = [_change(recipe, early_stopping_patience=None) for recipe in recipes]

@@ -22,7 +22,7 @@ from mentalese.data.suite.recall import Recall
 from mentalese.demo.page import demo_page
 from mentalese.evaluation.answers import AnswerRecord, answer_records
 from mentalese.families.suite.demo import DEMO, Shown
-from mentalese.files import write_json, write_text
+from mentalese.files import check_page, write_json, write_text
 from mentalese.models.contract import count_parameters
 from mentalese.models.saved import Saved, load
 from mentalese.models.trace import ThoughtTrace
@@ -46,8 +46,9 @@ def run_demo(out: Path, *, jobs: int = 1, show: bool = True) -> dict[str, Any]:
         The content of `demo.json`.
 
     Raises:
-        InputError: `out` contains other runs or cannot be written.
+        InputError: `out` contains other runs or another `index.html`, or cannot be written.
     """
+    check_page(out / "index.html", "demo.json")
     parts = [make() for make in DEMO.values()]
     folders = [out / name for name in DEMO]
     results = run_jobs([Job(part.recipe, folder) for part, folder in zip(parts, folders)], count=jobs, show=show)

@@ -30,7 +30,7 @@ from mentalese.evaluation.options import EvaluationOptions
 from mentalese.evaluation.statistics import paired_t_test, student_t_quantile, summary
 from mentalese.evaluation.suite import run as evaluate
 from mentalese.families.suite.recipes import DEFAULT, SUITE, Further, SuiteTask
-from mentalese.files import write_json
+from mentalese.files import check_page, write_json
 from mentalese.models.saved import Saved, load
 
 RATES = (1e-3, 2.5e-3, 6.3e-3, 4e-4, 1.6e-2)
@@ -79,6 +79,7 @@ def run_suite(
         raise InputError(f"trials is {trials}: use 1 to {len(RATES)}")
     if not 0.25 <= size <= 64:
         raise InputError(f"size is {size}: use 0.25 to 64")
+    check_page(out / "suite.html", "suite.json")
     chosen_tasks = [_only(SUITE[name](size), recipes) for name in names or DEFAULT]
     result: dict[str, Any] = {}
     for name, chosen in zip(names or DEFAULT, chosen_tasks):
