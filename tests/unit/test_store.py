@@ -24,6 +24,7 @@ from mentalese.data.sentences import open_splitter
 from mentalese.data.sources import open_source
 from mentalese.data.store import open_store, prepare, report
 from mentalese.data.tokenizers import special_token_ids, tokenizer_fingerprint
+from mentalese.files import whole_folder
 from mentalese.training.loop import Run
 from mentalese.training.parallel import setup
 from support import shrink
@@ -285,3 +286,15 @@ def test_records_keep_their_parts(tmp_path: Path) -> None:
     assert parts[0].startswith("What is")
     assert parts[1].endswith("\n")
     assert parts[2].startswith("### ")
+
+
+@pytest.mark.parametrize("place", [".", "..", "/"])
+def test_a_folder_without_a_name_is_not_written(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    for old in (False, True):
+        with (
+            pytest.raises(InputError, match="names no new folder: give its name"),
+            whole_folder(Path(place), replace=old),
+        ):
+            raise AssertionError("something is written")
