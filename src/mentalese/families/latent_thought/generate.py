@@ -13,6 +13,7 @@ from mentalese.families.latent_thought.decoder import LTMDecoder
 from mentalese.families.latent_thought.inference import infer, prompt_batch
 from mentalese.models.hf import ThoughtCache
 from mentalese.nn.controls import controlled
+from mentalese.values import checked
 
 
 @dataclass
@@ -67,12 +68,15 @@ class LTMGeneration(LTMDecoder):
             show_progress: of inference from the prompts, on standard error.
 
         Raises:
-            InputError: no prompt, z of another shape, or a setting of inference when nothing is inferred.
+            InputError: no prompt, z of another shape, or a setting of inference of another type or when nothing is
+                inferred.
         """
         inputs = kwargs.pop("input_ids", None) if inputs is None else inputs
         if inputs is None:
             raise InputError("inputs is None: thoughts are inferred from a prompt, so pass token ids")
         inputs = self._tokens(inputs, None)
+        infer_every = checked("infer_every", int | None, infer_every)
+        posterior_seed = checked("posterior_seed", int | None, posterior_seed)
         z = self.check_z(z, len(inputs))
         cache = self._cache(kwargs.get("past_key_values"), use_cache=False)
         cached = cache is not None and cache.seen_tokens > 0
