@@ -35,7 +35,7 @@ def whole_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
         InputError: the disk is full, the place cannot be written, or it is a folder without a name, such as `.`.
     """
     if target.name in ("", ".."):
-        raise InputError(f"{str(target)!r} names no new folder: give its name, e.g. {str(target / 'new')!r}")
+        raise InputError(f"{str(target)!r} names no new folder: use a name, e.g. {str(target / 'new')!r}")
     temporary = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -294,7 +294,7 @@ def test_a_folder_without_a_name_is_not_written(place: str, tmp_path: Path, monk
     monkeypatch.chdir(tmp_path / "empty")
     for old in (False, True):
         with (
-            pytest.raises(InputError, match="names no new folder: give its name"),
+            pytest.raises(InputError, match="names no new folder: use a name"),
             whole_folder(Path(place), replace=old),
         ):
             raise AssertionError("something is written")
