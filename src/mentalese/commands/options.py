@@ -1,8 +1,8 @@
 """Options of a command: read from dataclasses, parsed by their types, and shown by `--help`.
 
 Every option is `--name VALUE`, `--name=VALUE`, or several values for a list; dashes and underscores are the same. What
-is no option is positional, wherever it is. A truth value is `--name`, `--no-name`, or followed by `true` or `false`. If an
-option is repeated, its last value is used; lists are joined.
+is no option is positional, wherever it is. A truth value is `--name`, `--no-name`, or followed by `true` or `false`. If
+an option is repeated, its last value is used; lists are joined.
 """
 
 from __future__ import annotations
