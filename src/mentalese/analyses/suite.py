@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 
 from mentalese.analyses.drawing import COLORS, Figure, canvas, footnote, only_path, percent_axis
-from mentalese.compare.headline import SEEDS_FOR_A_TEST
 from mentalese.errors import InputError
-from mentalese.evaluation.statistics import student_t_quantile
 
 ROLES = {"mechanism": COLORS[0], "twin": "0.35", "control": COLORS[1], "other": COLORS[2]}
 _CUT = (-0.25, 1.1)  # shares that are drawn; what lies outside is drawn at the edge
@@ -76,6 +74,9 @@ def _suite(paths: list[str]) -> tuple[Any, dict[str, Any]]:
 
 def _suite_text(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     """A panel per score of the task on a corpus, a row per method: the mean, and its 95% interval over seeds."""
+    from mentalese.compare.headline import SEEDS_FOR_A_TEST
+    from mentalese.evaluation.statistics import student_t_quantile
+
     task, *_ = _tasks(paths, "suite-text", text=True)
     methods = task["methods"]
     scores = {f"test documents, {task['levels']['unit']}": [method["score"] for method in methods]}
