@@ -100,7 +100,9 @@ def as_path(value: Any, name: str) -> Path:
     if "\0" in str(path):
         raise InputError(f"{name} is {str(path)!r}: use a path, which has no character 0")
     if any(len(part.encode()) > _LONGEST_NAME for part in path.parts):
-        raise InputError(f"{name} is {str(path)[:40]!r}..: use a path, whose names have at most {_LONGEST_NAME} bytes")
+        raise InputError(
+            f"{name} is {str(path)[:40] + ' ..'!r}: use a path, whose names have at most {_LONGEST_NAME} bytes"
+        )
     return path
 
 

@@ -64,7 +64,10 @@ CALLS: dict[str, tuple[Callable[[Saved], Any], str]] = {
     "a mask of a stream": (lambda m: m.stream("She", attention_mask=None), "attention_mask is None: texts are passed"),
     "a stream of a stream": (lambda m: m.stream("She", streamer=None), "streamer is set: the pieces are returned here"),
     "a text to evaluate": (lambda m: mentalese.evaluate(3), "path is of type int: use a path"),  # type: ignore[arg-type]
-    "a long text for a path": (lambda m: load("She. " * 90), r"path is 'She. .* \.\.: use a path, whose names have at"),
+    "a long text for a path": (
+        lambda m: load("She. " * 90),
+        r"path is 'She. .* \.\.': use a path, whose names have at",
+    ),
     "a text for a source": (
         lambda m: mentalese.evaluate(m, data="She. " * 90),
         r"data.source is 'She. .*: use builtin:",
@@ -73,7 +76,7 @@ CALLS: dict[str, tuple[Callable[[Saved], Any], str]] = {
         lambda m: mentalese.evaluate(m, data=f"file:{'She. ' * 90}"),
         "She. .* does not exist: check",
     ),
-    "a text for a result": (lambda m: mentalese.evaluate(m, out="She. " * 90), r"out is 'She. .* \.\.: use a path"),
+    "a text for a result": (lambda m: mentalese.evaluate(m, out="She. " * 90), r"out is 'She. .* \.\.': use a path"),
     "no tasks": (lambda m: mentalese.evaluate(m, None), "tasks is None: use a list"),  # type: ignore[arg-type]
     "documents in words": (lambda m: mentalese.evaluate(m, documents="2"), "documents is '2': use an integer or none"),
     "half a shot": (lambda m: mentalese.answer(m, shots=0.5), "shots is 0.5: use an integer"),
