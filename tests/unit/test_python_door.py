@@ -66,7 +66,7 @@ CALLS: dict[str, tuple[Callable[[Saved], Any], str]] = {
     "a text to evaluate": (lambda m: mentalese.evaluate(3), "path is of type int: use a path"),  # type: ignore[arg-type]
     "a long text for a path": (
         lambda m: load("She. " * 90),
-        r"path is 'She. .* \.\.': use a path, whose names have at",
+        r"path is 'She. .* \.\.': use a path, whose names",
     ),
     "a text for a source": (
         lambda m: mentalese.evaluate(m, data="She. " * 90),
