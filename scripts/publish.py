@@ -11,12 +11,11 @@ redrawn by
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
-from mentalese.families.suite.recipes import SUITE
-from mentalese.files import read_json, write_json, write_text
-from mentalese.suite.page import write_page
-from mentalese.suite.run import VERSION
+from mentalese.files import read_json, write_text
+from mentalese.suite.run import VERSION, write_suite
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = ("compare.json", "report.html")
@@ -24,26 +23,23 @@ FILES = ("compare.json", "report.html")
 
 def publish(folder: Path, names: list[str], results: Path) -> None:
     """Replaces tasks of `results` by those of `folder`, which keep their names; other tasks stay."""
-    made = {task["name"]: task for task in read_json(folder / "suite.json")["tasks"]}
-    if missing := sorted(set(names) - set(made)):
-        raise SystemExit(f"{folder / 'suite.json'} has no {', '.join(missing)}: use some of {', '.join(made)}")
-    found = read_json(results / "suite.json")
-    if (versions := {found["version"], read_json(folder / "suite.json")["version"]}) != {VERSION}:
+    suites = [place / "suite.json" for place in (folder, results)]
+    if (versions := {read_json(suite)["version"] for suite in suites}) != {VERSION}:
         raise SystemExit(f"suite.json has the versions {versions}: run `mentalese suite` again, which writes {VERSION}")
-    tasks = {task["name"]: task for task in found["tasks"]} | {name: made[name] for name in names}
-    found |= {
-        "created": read_json(folder / "suite.json")["created"],
-        "tasks": [tasks[name] for name in SUITE if name in tasks],
-    }
-    write_json(results / "suite.json", found)
-    write_page(found, results / "suite.html")
-    for name in names:
-        (results / name).mkdir(exist_ok=True)
-        for file in FILES:
-            write_text(results / name / file, (folder / name / file).read_text(encoding="utf-8"))
-    here = f"{ROOT}/"
-    for path in (results / "suite.json", results / "suite.html", *(results / n / f for n in names for f in FILES)):
-        write_text(path, path.read_text(encoding="utf-8").replace(here, ""))
+    found = json.loads(_portable(suites[0]))
+    tasks = {task["name"]: task for task in found["tasks"]}
+    if missing := sorted(set(names) - set(tasks)):
+        raise SystemExit(f"{suites[0]} has no {', '.join(missing)}: use some of {', '.join(tasks)}")
+    texts = {results / name / file: _portable(folder / name / file) for name in names for file in FILES}
+    write_suite([tasks[name] for name in names], results, found["created"])
+    for path, text in texts.items():
+        path.parent.mkdir(exist_ok=True)
+        write_text(path, text)
+
+
+def _portable(path: Path) -> str:
+    """A file's text without the repository's path."""
+    return path.read_text(encoding="utf-8").replace(f"{ROOT}/", "")
 
 
 def main() -> None:

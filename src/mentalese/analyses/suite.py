@@ -74,25 +74,20 @@ def _suite(paths: list[str]) -> tuple[Any, dict[str, Any]]:
 
 def _suite_text(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     """A panel per score of the task on a corpus, a row per method: the mean, and its 95% interval over seeds."""
-    from mentalese.compare.headline import SEEDS_FOR_A_TEST
-    from mentalese.evaluation.statistics import student_t_quantile
+    from mentalese.suite.run import interval_of
 
     task, *_ = _tasks(paths, "suite-text", text=True)
-    methods = task["methods"]
+    methods, seeds = task["methods"], task["seeds"]
     scores = {f"test documents, {task['levels']['unit']}": [method["score"] for method in methods]}
     scores |= {name: [method["further"][name] for method in methods] for name in methods[0].get("further", {})}
     picture, panels = canvas(1, len(scores), 4 + 2.5 * len(scores), 1.6 + 0.32 * len(methods), sharey=True)
-    seeds = task["seeds"]
-    margin = student_t_quantile(0.975, seeds - 1) / seeds**0.5 if seeds >= SEEDS_FOR_A_TEST else None
     for panel, (name, values) in zip(panels[0], scores.items()):
         for row, (method, score) in enumerate(zip(methods, values)):
-            half = None if margin is None else margin * score["std"]
-            interval = None if half is None else (score["mean"] - half, score["mean"] + half)
-            _draw(panel, row, method["role"], score["mean"], interval)
+            _draw(panel, row, method["role"], score["mean"], interval_of(score, seeds))
         _rows(panel, task)
         panel.set_xlabel(name)
-    about = f"means over {seeds} seed{'s' * (seeds > 1)}" + ("" if margin is None else " with 95% intervals")
-    footnote(picture, f"{about}; axes do not begin at zero")
+    drawn = "" if interval_of(methods[0]["score"], seeds) is None else " with 95% intervals"
+    footnote(picture, f"means over {seeds} seed{'s' * (seeds > 1)}{drawn}; axes do not begin at zero")
     kept = [
         {"name": method["name"], "role": method["role"]} | {name: values[row] for name, values in scores.items()}
         for row, method in enumerate(methods)

@@ -70,8 +70,6 @@ def run_suite(
     Raises:
         InputError: no such task, or a number out of range; what `compare` raises.
     """
-    from mentalese.suite.page import write_page
-
     for name in names:
         if name not in SUITE:
             raise InputError(f"the suite has no task {name!r}: use some of {', '.join(SUITE)}{nearest(name, SUITE)}")
@@ -95,22 +93,27 @@ def run_suite(
             show=show,
         )
         judged = judge(chosen, comparison, out / name, size)
-        result = {
-            "version": VERSION,
-            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "tasks": _with_earlier(judged, out / "suite.json"),
-        }
-        write_json(out / "suite.json", result)
-        write_page(result, out / "suite.html")
+        created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        result = write_suite([judged], out, created)
     return result
 
 
-def _with_earlier(judged: dict[str, Any], path: Path) -> list[dict[str, Any]]:
-    """A task and all others that `path` has, in the order of the suite."""
+def write_suite(judged: Sequence[dict[str, Any]], out: Path, created: str) -> dict[str, Any]:
+    """Writes `suite.json` and its page into `out`: tasks, and all others that are there, in the order of the suite.
+
+    Returns:
+        The content of `suite.json`.
+    """
+    from mentalese.suite.page import write_page
+
+    path = out / "suite.json"
     found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    tasks = {task["name"]: task for task in found["tasks"]} if found.get("version") == VERSION else {}
-    tasks[judged["name"]] = judged
-    return [tasks[name] for name in SUITE if name in tasks]
+    earlier = found["tasks"] if found.get("version") == VERSION else []
+    tasks = {task["name"]: task for task in (*earlier, *judged)}
+    result = {"version": VERSION, "created": created, "tasks": [tasks[name] for name in SUITE if name in tasks]}
+    write_json(path, result)
+    write_page(result, out / "suite.html")
+    return result
 
 
 def _only(chosen: SuiteTask, patterns: Sequence[str]) -> SuiteTask:
@@ -187,10 +190,15 @@ def judge(chosen: SuiteTask, comparison: Mapping[str, Any], folder: Path, size: 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
     """Of the mean over seeds, 95%; `None` for fewer than three."""
-    if len(values) < SEEDS_FOR_A_TEST:
+    return interval_of(summary(values), len(values))
+
+
+def interval_of(score: Mapping[str, float], seeds: int) -> tuple[float, float] | None:
+    """The same from the `mean` and `std` of a `summary` over seeds."""
+    if seeds < SEEDS_FOR_A_TEST:
         return None
-    margin = student_t_quantile(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
-    return statistics.fmean(values) - margin, statistics.fmean(values) + margin
+    margin = student_t_quantile(0.975, seeds - 1) * score["std"] / seeds**0.5
+    return score["mean"] - margin, score["mean"] + margin
 
 
 def _test(values: Sequence[float], others: Sequence[float]) -> dict[str, Any] | None:
