@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,16 @@ from mentalese.testing.runs import (  # noqa: F401 (tests import them from here)
 def tiny_recipes() -> list[str]:
     """Every family's `tiny` recipe, found by discovery."""
     return [name for name in recipes() if name.endswith("/tiny")]
+
+
+def module_at(path: Path) -> Any:
+    """A script of the repository as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def short_documents(corpus: Path, folder: Path, lengths: tuple[int, int, int]) -> Path:

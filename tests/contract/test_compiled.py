@@ -59,7 +59,10 @@ def test_a_compiled_model_generates_the_same_and_compiles_nothing_again(
 ) -> None:
     torch._dynamo.reset()
     counters.clear()
-    recipe = _shallow(shrink(get_recipe(name), corpus))
+    recipe = _recipe(name, corpus)
+    if recipe.model.get("backbone", {}).get("n_layer", 0) > 2:
+        backbone = recipe.model["backbone"] | {"n_layer": 2}
+        recipe = dataclasses.replace(recipe, model=recipe.model | {"backbone": backbone})
     model, options = load(saved(tmp_path / "run", recipe)), {"do_sample": False, "max_new_tokens": 12}
     prompts = [["She had a son. He was", "A"], ["Who", "His"], ["A father. His name is what", "Who"]]
     prompts += [["She had", "A"], ["He went to see", "A"]]
@@ -80,21 +83,15 @@ def test_a_model_without_parts_is_not_compiled(corpus: Path, tmp_path: Path, mon
         model.compile()
 
 
-def _shallow(recipe: Recipe) -> Recipe:
-    """With fewer layers where there are many."""
-    model = dict(recipe.model)
-    if recipe.name in FEWER_LAYERS:
-        model["num_hidden_layers"] = FEWER_LAYERS[recipe.name]
-    if model.get("backbone", {}).get("n_layer", 0) > 2:
-        model["backbone"] = model["backbone"] | {"n_layer": 2}
-    return dataclasses.replace(recipe, model=model)
-
-
-def _run(name: str, corpus: Path) -> Run:
+def _recipe(name: str, corpus: Path) -> Recipe:
     recipe = shrink(get_recipe(name), corpus)
     if name in FEWER_LAYERS:
         recipe = dataclasses.replace(recipe, model=recipe.model | {"num_hidden_layers": FEWER_LAYERS[name]})
-    run = quiet_run(recipe, corpus.with_name("run"))
+    return recipe
+
+
+def _run(name: str, corpus: Path) -> Run:
+    run = quiet_run(_recipe(name, corpus), corpus.with_name("run"))
     whole = run.plan.batch
 
     def batch(step: int, *args: int) -> Batch:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import re
 import sys
@@ -16,6 +15,7 @@ import yaml
 
 import mentalese
 from mentalese.registry import families
+from support import module_at
 
 ROOT = Path(__file__).parents[2]
 PAPER = re.compile(r"\(https://arxiv\.org/abs/\d{4}\.\d{5}\)")
@@ -25,10 +25,7 @@ BASES = {"baselines"}  # transformers' own classes
 
 @pytest.fixture(scope="module")
 def pages() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("site_pages", ROOT / "docs" / "pages.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(ROOT / "docs" / "pages.py")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib.util
 import re
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from mentalese.data.evaluation import question_batches
 from mentalese.evaluation.answers import answer_records
 from mentalese.families.coconut.model import CoconutForCausalLM
 from mentalese.families.coconut.plain import hidden_states
-from support import saved, shrink
+from support import module_at, saved, shrink
 
 pytest.importorskip("trl")
 pytestmark = [pytest.mark.ecosystem, pytest.mark.filterwarnings("ignore")]  # trl's own, and those of what it imports
@@ -31,13 +30,7 @@ FEW: dict[str, Any] = {"per_device_train_batch_size": 8, "num_generations": 4, "
 
 @pytest.fixture(scope="module")
 def example() -> Any:
-    path = Path(__file__).parents[2] / "examples" / "reinforce_latents.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(Path(__file__).parents[2] / "examples" / "reinforce_latents.py")
 
 
 @pytest.fixture

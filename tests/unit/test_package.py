@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import tomllib
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from support import module_at
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,10 +23,7 @@ def pyproject() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def release() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("release", ROOT / "scripts" / "release.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(ROOT / "scripts" / "release.py")
 
 
 def test_the_version_is_the_same_everywhere(release: ModuleType) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import math
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from mentalese.recipe import Recipe
 from mentalese.suite import run as suite_run
 from mentalese.suite.page import suite_page
 from mentalese.suite.run import answer_levels, further_score, interval, judge, levels_of, part_nats, run_suite
+from support import module_at
 
 ROOT = Path(__file__).parents[2]
 
@@ -297,11 +297,7 @@ def test_the_demo_scores_what_it_trains_on() -> None:
 
 
 def test_published_tasks_join_the_others_without_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = importlib.util.spec_from_file_location("publish", ROOT / "scripts" / "publish.py")
-    assert spec is not None
-    script = importlib.util.module_from_spec(spec)
-    assert spec.loader is not None
-    spec.loader.exec_module(script)
+    script = module_at(ROOT / "scripts" / "publish.py")
     monkeypatch.setattr(script, "ROOT", tmp_path)
     published = json.loads((ROOT / "results" / "suite" / "suite.json").read_text(encoding="utf-8"))
     first, second, *_ = published["tasks"]
