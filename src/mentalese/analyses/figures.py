@@ -5,7 +5,6 @@ A family names its own in `Family.figures`. The numbers of a figure are written 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from mentalese.analyses.curves import CURVES
 from mentalese.analyses.drawing import Figure
 from mentalese.analyses.suite import SUITE, SUITE_TEXT
 from mentalese.errors import InputError, nearest
-from mentalese.files import check_place
+from mentalese.files import check_place, read_json
 
 FORMATS = (".svg", ".png", ".pdf")
 
@@ -122,10 +121,10 @@ def _check_numbers(out: Path) -> None:
     """Raises `InputError` if a figure's numbers would replace a file that is not another figure's."""
     path = out.with_suffix(".json")
     try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"figure": None}
-    except (OSError, ValueError):
-        found = None
-    if not isinstance(found, dict) or "figure" not in found:
+        free = not path.exists() or "figure" in read_json(path)
+    except InputError:  # no JSON object
+        free = False
+    if not free:
         raise InputError(
             f"--out is {str(out)!r}: the numbers would replace {path}, which no figure has written; use another name"
         )

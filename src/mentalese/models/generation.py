@@ -163,8 +163,11 @@ def _shortened(text: str) -> str:
 
 def _options(tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> dict[str, Any]:
     special = special_token_ids(tokenizer, sentences=False)
-    tokens = {"return_dict_in_generate": False}  # whatever the model's own generation settings are
-    return {"max_new_tokens": max_new_tokens, "pad_token_id": special["pad_token_id"], **tokens}
+    return {
+        "max_new_tokens": max_new_tokens,
+        "pad_token_id": special["pad_token_id"],
+        "return_dict_in_generate": False,  # whatever the model's own generation settings are
+    }
 
 
 _SETTINGS: dict[str, tuple[Any, float]] = {
