@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from mentalese.data.layouts import Packed
 from mentalese.errors import InputError
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
 from mentalese.registry import get_recipe
+from mentalese.screen import Progress
 
 MODEL = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
 
@@ -49,6 +52,23 @@ def test_runs_side_by_side_are_the_runs_one_by_one(tmp_path: Path, corpus: Path)
     assert [result["seed"] for result in at_once] == [0, 1, 2]
     assert [result["test"] for result in at_once] == [result["test"] for result in alone]
     assert {result["hardware"]["threads"] for result in at_once} == {1}
+
+
+def test_the_time_left_does_not_count_what_an_earlier_call_did(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = jobs(corpus, tmp_path, 2)
+    run_jobs([first], show=False)
+    starts: list[float] = []
+
+    @contextmanager
+    def recorded(title: str, total: float, *, start: float = 0, show: bool = True) -> Iterator[Progress]:
+        starts.append(start)
+        yield Progress(title, total, start)
+
+    monkeypatch.setattr(jobs_module, "progress", recorded)
+    run_jobs([first, second], count=1)
+    assert starts == [1.0]
 
 
 def test_a_run_that_diverges_says_so_and_the_others_finish(tmp_path: Path, corpus: Path) -> None:

@@ -127,7 +127,13 @@ class _Pool:
         self.error: BaseException | None = None
 
     def run(self) -> dict[int, dict[str, Any] | None]:
-        with stop_signals() as received, progress(f"{self.total} runs", self.total, show=self.show) as bar:
+        # What was done before this call took it no time: the time left is estimated from what it adds.
+        self.shares = {index: _share(job) for index, job in self.waiting}
+        start = sum(self.shares.values())
+        with (
+            stop_signals() as received,
+            progress(f"{self.total} runs", self.total, start=start, show=self.show) as bar,
+        ):
             for thread in self.threads:
                 thread.start()
             try:
@@ -148,10 +154,10 @@ class _Pool:
         return self.results
 
     def _report(self, bar: Progress) -> None:
-        shares = [(job, _share(job)) for job in list(self.running.values())]
-        note = ", ".join(f"{job.recipe.name} {job.folder.name} {share:.0%}" for job, share in shares)
-        done = len(self.results)
-        bar.update(done + sum(share for _, share in shares), f"{done} of {self.total} done  {note}")
+        running = list(self.running.items())
+        self.shares |= {index: _share(job) for index, job in running} | dict.fromkeys(list(self.results), 1.0)
+        names = ", ".join(f"{job.recipe.name} {job.folder.name} {self.shares[index]:.0%}" for index, job in running)
+        bar.update(sum(self.shares.values()), f"{len(self.results)} of {self.total} done  {names}")
 
     def _next(self) -> tuple[int, Job] | None:
         try:
@@ -226,6 +232,8 @@ def _result(job: Job, outcome: dict[str, Any]) -> dict[str, Any] | None:
 
 def _share(job: Job) -> float:
     """How much of a training is done, from the last logged step."""
+    if (job.folder / "result.json").is_file():
+        return 1.0
     train = job.recipe.train
     try:
         last = json.loads((job.folder / "metrics.jsonl").read_bytes().splitlines()[-1])
