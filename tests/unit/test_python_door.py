@@ -58,6 +58,10 @@ CALLS: dict[str, tuple[Callable[[Saved], Any], str]] = {
     "no beams": (lambda m: m.generate("She", num_beams=0), "num_beams is 0: set at least 1"),
     "a cold model": (lambda m: m.generate("She", do_sample=True, temperature=0.0), "generate refused .*temperature"),
     "a stray setting": (lambda m: m.generate("She", max_new_tokens=2, num_beam=2), "generate refused .*num_beam"),
+    "a config of generation": (
+        lambda m: m.generate("She", generation_config={}),
+        r"generation_config is \{\}: pass its",
+    ),
     "scores of a text": (lambda m: m.generate("She", output_scores=True), "output_scores is True: texts are passed"),
     "all of it": (lambda m: m.generate("She", return_dict_in_generate=True), "call saved.hugging_face.generate with"),
     "tokens for texts": (lambda m: m.generate("She", input_ids=torch.ones(1, 1)), "input_ids is of type Tensor: texts"),

@@ -340,6 +340,15 @@ def test_a_hub_set_is_read_by_its_splits(monkeypatch: pytest.MonkeyPatch) -> Non
     ]
 
 
+def test_splits_of_a_hub_set_that_mean_the_same_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    rows = {"train": numbered(20), "validation": [{"text": "held out"}], "dev": [{"text": "held out too"}]}
+    found = datasets.DatasetDict({split: datasets.Dataset.from_list(part) for split, part in rows.items()})
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, config, **where: found)
+    assert sorted(texts(open_source("hub:someone/twice"))["validation"]) == ["held out", "held out too"]
+
+
 def test_a_hub_set_without_a_training_split_has_the_splits_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 

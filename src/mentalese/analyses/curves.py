@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from mentalese.analyses.drawing import COLORS, MARKERS, Figure, canvas, count_axis, percent_axis, read_result
@@ -50,14 +51,27 @@ def _curves(paths: list[str]) -> tuple[Any, dict[str, Any]]:
         right.set(title="training loss, nats per token", ylim=(0, None))
     else:
         # The steep start is cut off: with it, the ends, which are compared, would get a few pixels.
-        left.set(title="validation perplexity", yscale="log", ylim=(None, 1000))
-        right.set(title="training loss, nats per token", ylim=(None, 7.5))
+        left.set_yscale("log")
+        _cut(left, "validation perplexity", [run["validation_perplexity"] for run in numbers["runs"]], 4.0)
+        _cut(right, "training loss, nats per token", [run["loss"] for run in numbers["runs"]], 1.5)
         for formatter in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
             formatter("{x:.0f}")
     for axes in (left, right):
         count_axis(axes.xaxis, f"training {clocks}")
     left.legend()
     return picture, numbers
+
+
+def _cut(axes: Any, title: str, series: list[list[list[float]]], factor: float) -> None:
+    """Cuts an axis at the worst end of the curves times a factor, if it goes on beyond that, and says so."""
+    finite = [[y for _, y in points if math.isfinite(y)] for points in series]
+    ends, top = [ys[-1] for ys in finite if ys], max((y for ys in finite for y in ys), default=0.0)
+    highest = factor * max(ends, default=0.0)
+    if not 0 < highest < top:
+        axes.set_title(title)
+        return
+    axes.set_title(f"{title}, cut at {highest:.3g}")
+    axes.set_ylim(None, highest)
 
 
 def _stages(curve: list[dict[str, Any]]) -> list[list[int]]:

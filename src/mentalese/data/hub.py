@@ -12,7 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +63,12 @@ def _stream(spec: str) -> dict[str, Iterable[Mapping[str, Any]]]:
         raise
     except (OSError, ValueError, RuntimeError) as error:
         raise _unavailable(spec, error) from error
-    splits = {SPLIT_ALIASES.get(own, own): rows for own, rows in ({split: found} if split else found).items()}
+    splits: dict[str, list[Iterable[Mapping[str, Any]]]] = {}
+    for own, rows in ({split: found} if split else found).items():
+        splits.setdefault(SPLIT_ALIASES.get(own, own), []).append(rows)  # as of files, both validation and dev
     if not set(splits) & set(SPLITS):
         raise InputError(f"data.source is {spec!r}: it has no {', '.join(SPLITS)} split, only {', '.join(splits)}")
-    return {own: _rows(spec, splits[own], count) for own in SPLITS if own in splits}
+    return {own: _rows(spec, chain.from_iterable(splits[own]), count) for own in SPLITS if own in splits}
 
 
 def _rows(spec: str, rows: Iterable[Mapping[str, Any]], count: int | None) -> Iterator[Mapping[str, Any]]:

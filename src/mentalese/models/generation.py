@@ -188,14 +188,19 @@ _OUTPUTS = ("return_dict_in_generate", "output_scores", "output_logits", "output
 
 
 def check_settings(**settings: Any) -> None:
-    """Raises `InputError` for settings of generation of another type, below their least value, or for calls with
-    tokens."""
+    """Raises `InputError` for settings of generation of another type, below their least value, for calls with tokens,
+    or in a `generation_config`."""
     for name in (*_PROMPTS, *_OUTPUTS):
         if name in settings and (name in _PROMPTS or settings[name]):
             raise InputError(
                 f"{name} is {shown(settings[name])}: texts are passed and returned here, so remove it, or call "
                 "saved.hugging_face.generate with saved.encode(texts)"
             )
+    if "generation_config" in settings:  # its max_new_tokens would lose to the one of the call
+        raise InputError(
+            f"generation_config is {shown(settings['generation_config'])}: pass its settings by their names, "
+            "temperature=0.8, or set saved.hugging_face.generation_config"
+        )
     for name, (hint, least) in _SETTINGS.items():
         if name in settings:
             value = checked(name, hint, settings[name])

@@ -146,7 +146,7 @@ class Body(nn.Module):
         options = model._checked(options, output_hidden_states, output_attentions)
         encoded = model.encode(input_ids, attention_mask, cache=cache, **options)
         output = BaseModelOutputWithPast(model.states(encoded), cache, encoded.hidden_states)
-        return output.to_tuple() if return_dict is False else output
+        return model._returned(output, return_dict)
 
 
 class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMixin):
@@ -325,7 +325,8 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
                 family's own (`training_loss`), whose logits are those that it was computed from.
             logits_to_keep: only the logits of the last N positions (0: all), or of these positions.
             output_thoughts: also return a `ThoughtTrace` per row.
-            output_hidden_states: also return the hidden states of every layer, for families that keep them.
+            output_hidden_states: also return the hidden states of every layer, for families that keep them; `None`, as
+                of `return_dict`: as the config says.
             options: `forward_options` of the family, see its `encode`.
 
         Returns:
@@ -348,7 +349,7 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
             raise InputError(f"output_thoughts is True: {type(self).__name__} reads in both directions and has none")
         if output_thoughts and not self.traces_continue and cache is not None and cache.seen_tokens:
             raise InputError("output_thoughts is True with a cache in use: pass the whole text in one call")
-        if labels is not None and self.training and output_hidden_states:
+        if labels is not None and self.training and "output_hidden_states" in options:
             raise InputError(
                 "output_hidden_states is True with labels in training mode: a model's own loss keeps none of them, so "
                 "pass one of the two"
@@ -373,7 +374,7 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
             hidden_states=encoded.hidden_states,
             thoughts=self.trace(input_ids, attention_mask, encoded) if output_thoughts else None,
         )
-        return output.to_tuple() if return_dict is False else output
+        return self._returned(output, return_dict)
 
     def _tokens(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         """The tokens of a call; raises what `forward` does."""
@@ -439,17 +440,17 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
     def _checked(
         self, options: dict[str, Any], output_hidden_states: bool | None, output_attentions: bool | None
     ) -> dict[str, Any]:
-        """The keywords of `encode` among those of `forward`; raises what that does."""
+        """The keywords of `encode` among those of `forward`, else as the config says; raises what that does."""
         for name in options:
             if name not in self.forward_options:
                 hint = nearest(name, [*inspect.signature(self.forward).parameters, *self.forward_options])
                 raise InputError(f"{name}: {type(self).__name__}.forward has no such argument{hint}")
-        if output_attentions:
+        if self.config.output_attentions if output_attentions is None else output_attentions:
             raise InputError(
                 f"output_attentions is True: {type(self).__name__} keeps no attention weights; use "
                 "output_thoughts=True, whose traces show what it attends to"
             )
-        if not output_hidden_states:
+        if not (self.config.output_hidden_states if output_hidden_states is None else output_hidden_states):
             return options
         if not self.keeps_hidden_states:
             raise InputError(
@@ -457,6 +458,9 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
                 "model.encode(input_ids).hidden"
             )
         return options | {"output_hidden_states": True}
+
+    def _returned(self, output: BaseModelOutputWithPast | CausalLMOutputWithPast, return_dict: bool | None) -> Any:
+        return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any

@@ -196,7 +196,8 @@ class QuestionAnswer(RowLayout):
         return batch | {"question_lengths": torch.from_numpy(rows.target - rows.start)}
 
     def prompt_text(self, prompt: str) -> str:
-        """A question is on a line of its own."""
+        """A question is on a line of its own. Its line breaks stay, for records before it are shots; those of a
+        record's question became spaces."""
         return f"{prompt.rstrip()}\n"
 
     def _latents(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
