@@ -165,6 +165,15 @@ def test_learning_curves_are_those_of_the_results(tmp_path: Path, suffix: str) -
     assert first["validation_perplexity"] == [[1000, 400.0]]
 
 
+def test_learning_curves_say_where_they_are_cut(tmp_path: Path) -> None:
+    path = result(tmp_path, "gpt2/a", 2000)
+    assert draw("curves", path, out=tmp_path / "whole.svg")["cut_at"] == {"validation_perplexity": None, "loss": None}
+    content = json.loads(path.read_text())
+    content["curve"] = [{"step": 1, "tokens": 500, "loss": 10.0, "validation_perplexity": 40_000.0}, *content["curve"]]
+    path.write_text(json.dumps(content))
+    assert draw("curves", path, out=tmp_path / "cut.svg")["cut_at"] == {"validation_perplexity": 1600.0, "loss": 9.0}
+
+
 def test_learning_curves_leave_out_what_is_minimised_besides_the_next_token(tmp_path: Path) -> None:
     path = result(tmp_path, "conceptlm/a", 100)
     content = json.loads(path.read_text())

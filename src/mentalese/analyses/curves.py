@@ -52,8 +52,12 @@ def _curves(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     else:
         # The steep start is cut off: with it, the ends, which are compared, would get a few pixels.
         left.set_yscale("log")
-        _cut(left, "validation perplexity", [run["validation_perplexity"] for run in numbers["runs"]], 4.0)
-        _cut(right, "training loss, nats per token", [run["loss"] for run in numbers["runs"]], 1.5)
+        titles = {"validation_perplexity": "validation perplexity", "loss": "training loss, nats per token"}
+        for axes, (name, title), factor in zip((left, right), titles.items(), (4.0, 1.5)):
+            highest = _highest([run[name] for run in numbers["runs"]], factor)
+            numbers.setdefault("cut_at", {})[name] = highest
+            axes.set_title(title if highest is None else f"{title}, cut at {highest:.3g}")
+            axes.set_ylim(None, highest)
         for formatter in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
             formatter("{x:.0f}")
     for axes in (left, right):
@@ -62,16 +66,11 @@ def _curves(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     return picture, numbers
 
 
-def _cut(axes: Any, title: str, series: list[list[list[float]]], factor: float) -> None:
-    """Cuts an axis at the worst end of the curves times a factor, if it goes on beyond that, and says so."""
-    finite = [[y for _, y in points if math.isfinite(y)] for points in series]
-    ends, top = [ys[-1] for ys in finite if ys], max((y for ys in finite for y in ys), default=0.0)
-    highest = factor * max(ends, default=0.0)
-    if not 0 < highest < top:
-        axes.set_title(title)
-        return
-    axes.set_title(f"{title}, cut at {highest:.3g}")
-    axes.set_ylim(None, highest)
+def _highest(series: list[list[list[float]]], factor: float) -> float | None:
+    """Where an axis is cut: at the worst end of the curves times a factor; `None`: none goes on beyond that."""
+    finite = [values for points in series if (values := [y for _, y in points if math.isfinite(y)])]
+    highest = factor * max((values[-1] for values in finite), default=math.inf)
+    return highest if any(max(values) > highest for values in finite) else None
 
 
 def _stages(curve: list[dict[str, Any]]) -> list[list[int]]:
