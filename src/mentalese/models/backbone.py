@@ -93,7 +93,14 @@ PAIRED = (*WINDOWED, "gpt2", "gpt_neox", "llama")
 """Types that take a mask of pairs, and embeddings for tokens."""
 
 
-def attention_masks(config: Any, mask: Tensor, positions: Tensor, start: int, dtype: torch.dtype) -> Any:
+def takes_pairs(config: Any) -> bool:
+    """Whether `attention_masks` are of pairs for a decoder without windows."""
+    return config._attn_implementation in ("sdpa", "eager") and config.model_type in PAIRED
+
+
+def attention_masks(
+    config: Any, mask: Tensor, positions: Tensor, start: int, dtype: torch.dtype, end: int | None = None
+) -> Any:
     """What a decoder takes as `attention_mask`, with windows that count a row's tokens instead of columns.
 
     It is made of pairs where the decoder takes that: transformers waits for a GPU to know whether one of columns has
@@ -105,15 +112,16 @@ def attention_masks(config: Any, mask: Tensor, positions: Tensor, start: int, dt
         positions: int64 [B, m], of each token in its row.
         start: the columns from here on are read now, those before it lie in the cache.
         dtype: of the hidden states.
+        end: those from here on hold nothing yet; `None`: there are none.
 
     Returns:
-        [B, 1, m - start, m], or these by the kind of layer; of another decoder the mask as int64 [B, m].
+        [B, 1, end - start, m], or these by the kind of layer; of another decoder the mask as int64 [B, m].
 
     Raises:
         InputError: windows with an implementation of attention that takes no such masks.
     """
     window, kind = sliding_window(config), config._attn_implementation
-    if window is None and (kind not in ("sdpa", "eager") or config.model_type not in PAIRED):
+    if window is None and not takes_pairs(config):
         return mask.long()
     if kind not in ("sdpa", "eager"):
         raise InputError(
@@ -121,12 +129,12 @@ def attention_masks(config: Any, mask: Tensor, positions: Tensor, start: int, dt
             "alone; use one of these"
         )
     column = torch.arange(mask.shape[1], device=mask.device)
-    now = column[start:, None]
+    now = column[start:end, None]
     # A column of padding attends to itself: a row without any key has no softmax.
     full = ((column <= now) & mask[:, None]) | (column == now)
     masks = {"full_attention": full[:, None]}
     if window is not None:
-        near = full & (positions[:, start:, None] - positions[:, None] < window)
+        near = full & (positions[:, start:end, None] - positions[:, None] < window)
         masks["sliding_attention"] = near[:, None]
     if kind == "eager":  # which adds it to the scores
         lowest = torch.finfo(dtype).min

@@ -23,6 +23,7 @@ from mentalese.errors import InputError, nearest
 from mentalese.models.anywhere import OpensAnywhere
 from mentalese.models.config import LatentThoughtConfig
 from mentalese.models.contract import ONE_PASS, Contract, LossOutput, follows
+from mentalese.models.fixed_keys import FixedKeys
 from mentalese.models.inputs import check_kept, check_labels, check_mask, check_tokens, check_width
 from mentalese.models.peft_targets import adapt_by_default
 from mentalese.models.trace import ThoughtTrace
@@ -36,19 +37,43 @@ class ThoughtCache(Cache):
     `state[name]` is a tensor whose first dimension is the batch, so that beam search, repetition and selection of rows
     move keys, values and thoughts together. `seen_tokens` counts tokens of the *stream*; a model whose keys and values
     contain more (forks) or less (one sentence) than the stream keeps them in `state` and leaves the layers empty.
+    `max_tokens` is the number of tokens that a cache of fixed size has room for, `None` if it grows; it is set before
+    the first call, which finds out how many keys there are.
     """
 
     is_croppable = False
-    is_compileable = False
+    is_compileable = False  # by transformers, which would take a whole call: `compile_parts` does
+    layers: list[Any]
 
     def __init__(self, num_hidden_layers: int = 0) -> None:
         super().__init__(layers=[DynamicLayer() for _ in range(num_hidden_layers)])
         self.state: dict[str, Tensor] = {}
         self.seen_tokens = 0
+        self.max_tokens: int | None = None
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens of the stream read so far, left padding included, as `generate` counts them."""
         return self.seen_tokens
+
+    def advance(self, tokens: int) -> None:
+        """The end of a call that has read so many. After the first one, keys and values of a fixed size stay where they
+        are, with room for all tokens to come."""
+        self.seen_tokens += tokens
+        if self.max_tokens is not None and not any(isinstance(layer, FixedKeys) for layer in self.layers):
+            self.fix(self.max_tokens)
+
+    def fix(self, columns: int) -> None:
+        """Makes room for so many columns in all, or as many more as there are columns without a token."""
+        columns += max(self.layers[0].get_seq_length() - self.seen_tokens, 0)
+        self.layers = [FixedKeys(layer.keys, layer.values, columns) for layer in self.layers]
+
+    def check_room(self, tokens: int) -> None:
+        """Raises `InputError` if a cache of fixed size has no room for so many more tokens."""
+        if self.max_tokens is not None and self.seen_tokens + tokens > self.max_tokens:
+            raise InputError(
+                f"past_key_values has room for {self.max_tokens} tokens: with input_ids there are "
+                f"{self.seen_tokens + tokens}, so begin with a larger one, or use a cache that grows"
+            )
 
     def _move(self, select: Any) -> None:
         self.state = {name: select(value) for name, value in self.state.items()}
@@ -166,6 +191,8 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
         can_cache: whether tokens can be read one after the other.
         traces_continue: whether a trace may begin in the middle of a text, with a cache of what came before.
         why_no_cache: the reason, for messages, if `can_cache` is False.
+        why_no_fixed_cache: the reason, for messages, if a cache cannot have a fixed size; `None`: it can, and `encode`
+            ends in `cache.advance(length)`.
         why_no_states: the reason, for messages, if no single hidden state of a token predicts the next one.
         lora_targets: names of the linear maps that PEFT adapts if none are named.
         own_losses: what `training_loss` trains besides the next token, for messages.
@@ -182,9 +209,11 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
     can_cache = True
     traces_continue = False
     why_no_cache = "this model reads a text only as a whole"
+    why_no_fixed_cache: str | None = "it grows with the text"
     why_no_states: str | None = None
     lora_targets: tuple[str, ...] = ()
     own_losses = ""
+    _static_tokens = 0
     embed: nn.Embedding
     lm_head: nn.Linear
     post_init: Callable[[], None]  # transformers' own, like the next, for the type checker
@@ -463,17 +492,32 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
         return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
 
     def _prepare_cache_for_generation(
-        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+        self,
+        generation_config: Any,
+        model_kwargs: dict[str, Any],
+        generation_mode: Any,
+        batch_size: int,
+        max_cache_length: int,
     ) -> None:
-        kind = generation_config.cache_implementation
-        if kind not in (None, "dynamic"):
+        kind, fixed = generation_config.cache_implementation, self.why_no_fixed_cache is None
+        if kind not in ((None, "dynamic", "static") if fixed else (None, "dynamic")):
+            why = "it grows, or is 'static'" if fixed else self.why_no_fixed_cache
             raise InputError(
-                f"cache_implementation is {kind!r}: {type(self).__name__} has no choice of caches, so remove it"
+                f"cache_implementation is {kind!r}: {type(self).__name__} has no such cache ({why}), so remove it"
+            )
+        cache = model_kwargs.get("past_key_values")
+        if cache is not None and kind == "static":
+            raise InputError(
+                "past_key_values is set with cache_implementation 'static': it is used as it is, remove one"
             )
         if not self.can_cache:
             model_kwargs["use_cache"] = generation_config.use_cache = False
-        elif generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
-            model_kwargs["past_key_values"] = self.new_cache()
+        elif generation_config.use_cache is not False and cache is None:
+            model_kwargs["past_key_values"] = cache = self.new_cache()
+            if kind == "static":  # as large as the largest so far, so that nothing is compiled again
+                larger = getattr(generation_config, "max_cache_len", None) or 0
+                self._static_tokens = max(max_cache_length, larger, self._static_tokens)
+                cache.max_tokens = self._static_tokens
 
     def prepare_inputs_for_generation(
         self,
@@ -523,8 +567,10 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
             attention_mask: [batch, length or, with a cache, all tokens so far].
 
         Raises:
-            InputError: a mask of another width.
+            InputError: a mask of another width, or a cache without room for the tokens.
         """
+        if cache is not None:
+            cache.check_room(input_ids.shape[1])
         if attention_mask is None:
             return torch.ones_like(input_ids, dtype=torch.bool)
         check_width(attention_mask, input_ids.shape[1] + (0 if cache is None else cache.seen_tokens))

@@ -23,6 +23,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import initialization as init
@@ -34,8 +35,16 @@ from mentalese.families.coconut.concept_stream import ConceptStream, Gate
 from mentalese.families.coconut.config import CoconutConfig
 from mentalese.families.coconut.layout import Layout, Rows, lay_out
 from mentalese.families.coconut.steps import StepDecoder, step_loss
-from mentalese.models.backbone import attention_masks, attention_width, layers_of, linear_weights, sliding_window
+from mentalese.models.backbone import (
+    attention_masks,
+    attention_width,
+    layers_of,
+    linear_weights,
+    sliding_window,
+    takes_pairs,
+)
 from mentalese.models.contract import LossOutput, follows
+from mentalese.models.fixed_keys import fixed_columns, write_at
 from mentalese.models.hf import Encoded, ThoughtCache
 from mentalese.models.peft_targets import BACKBONE_TARGETS
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
@@ -163,13 +172,24 @@ class _Reader:
         past: how many columns earlier calls have.
         full: how many of the first columns hold a token in every row.
         keys: what passes share; `None`: there is only one.
+        columns: of keys of a fixed size; `None`: they grow.
         keep: also keep the hidden states of every layer, a tuple per pass.
     """
 
     def __init__(
-        self, body: nn.Module, mask: Tensor | None, past: int, full: int, keys: Cache | None, keep: bool
+        self,
+        body: nn.Module,
+        mask: Tensor | None,
+        past: int,
+        full: int,
+        keys: Any,
+        columns: int | None,
+        keep: bool,
     ) -> None:
+        if columns is not None and mask is not None:
+            mask = F.pad(mask, (0, columns - mask.shape[1]))
         self.body, self.mask, self.past, self.full, self.keys, self.keep = body, mask, past, full, keys, keep
+        self.columns = columns
         self.positions = None if mask is None else (mask.cumsum(1) - 1).clamp(min=0)
         self.hidden_states: list[tuple[Tensor, ...]] = []
 
@@ -178,10 +198,14 @@ class _Reader:
         start, end = self.past + start, self.past + start + inputs.shape[1]
         masks, positions = None, None
         if self.mask is not None and self.positions is not None and end > self.full:
-            masks = attention_masks(self.body.config, self.mask[:, :end], self.positions[:, :end], start, inputs.dtype)
+            width = self.columns or end
+            mask, counted = self.mask[:, :width], self.positions[:, :width]
+            masks = attention_masks(self.body.config, mask, counted, start, inputs.dtype, end)
             positions = self.positions[:, start:end]
         elif self.keys is None:  # without a mask, transformers would look for several texts in the positions
             masks = torch.ones(inputs.shape[:2], dtype=torch.long, device=inputs.device)
+        if self.columns is not None:
+            write_at(self.keys.layers, start, end)
         output = self.body(
             inputs_embeds=inputs,
             attention_mask=masks,
@@ -279,6 +303,14 @@ class CoconutForCausalLM(WrappedDecoder):
             if hasattr(module, "gradient_checkpointing"):
                 module.gradient_checkpointing = False
 
+    @property
+    def why_no_fixed_cache(self) -> str | None:  # type: ignore[override]
+        """See `LatentThoughtModel`: columns without keys are told from others by masks of pairs."""
+        config = self.backbone.config
+        if takes_pairs(config):
+            return None
+        return f"the backbone, a {config.model_type} with {config._attn_implementation}, takes no masks of pairs"
+
     def compiled_parts(self) -> list[nn.Module]:
         """The layers; they are told of padding from then on whether there is some or not, which is one graph less."""
         self._compiled = True
@@ -326,9 +358,10 @@ class CoconutForCausalLM(WrappedDecoder):
         ids, own, full = input_ids, real, 0 if padded else length
         if layout is not None:
             ids, own, full = input_ids.gather(1, layout.source), layout.real, layout.full
-        if sliding_window(self.backbone.config) is not None or self._compiled:
-            full = 0  # whose masks are ours, see `attention_masks`
         past = 0 if cache is None else cache.layers[0].get_seq_length()
+        columns = None if cache is None else fixed_columns(cache.layers, past + own.shape[1])
+        if sliding_window(self.backbone.config) is not None or self._compiled or columns is not None:
+            full = 0  # whose masks are ours, see `attention_masks`
         mask = self._mask(own, state.get("mask"), past, full)
         self.check_length(mask, past + own.shape[1])
         keys = None
@@ -337,7 +370,7 @@ class CoconutForCausalLM(WrappedDecoder):
             kept = (self.new_cache() if cache is None else cache).layers
             keys = Cache(layers=[_PassKeys(()) for _ in kept] if checkpointed else kept)
         full = past + full if full and "mask" not in state else 0
-        read = _Reader(self.backbone.base_model, mask, past, full, keys, output_hidden_states)
+        read = _Reader(self.backbone.base_model, mask, past, full, keys, columns, output_hidden_states)
         embedded = self.get_input_embeddings()(ids)
         if one:
             embedded = self._one(embedded, is_latent, state, thoughts)
@@ -363,7 +396,7 @@ class CoconutForCausalLM(WrappedDecoder):
             state["hidden"] = latest
             if mask is not None:
                 state["mask"] = mask
-            cache.seen_tokens += length
+            cache.advance(length)
         return CoconutEncoded(hidden=hidden, hidden_states=tuple(levels) or None, thoughts=thoughts)
 
     def _think(

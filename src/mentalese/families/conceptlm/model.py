@@ -172,6 +172,7 @@ class ConceptLMForCausalLM(LayeredDecoder):
     config_class = ConceptLMConfig
     lora_targets = BACKBONE_TARGETS
     cache_class = ConceptCache
+    why_no_fixed_cache = "keys of concepts are added as rows end their chunks, and not at every token"
     own_losses = "the losses of concepts and their codes"
     _keep_in_fp32_modules_strict = ("codebook",)
     about_thoughts = (

@@ -50,6 +50,7 @@ class LTMDecoder(LatentThoughtModel):
 
     config_class = LTMConfig
     cache_class = LTMCache
+    why_no_fixed_cache = "it is always as large as the window of tokens"
     supports_gradient_checkpointing = True
     _supports_flex_attn = True
     lora_targets = ("qkv", "query", "key_value")

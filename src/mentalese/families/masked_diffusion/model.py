@@ -81,6 +81,7 @@ class MaskedDiffusionLM(LatentThoughtModel):
     lora_targets = ("qkv",)
     causal = False
     can_cache = False
+    why_no_fixed_cache = "a bidirectional model has none"
     why_no_cache = "a bidirectional model has no cache, since a new token changes the states of all positions"
     why_no_states = "it predicts the token at a position, not the next one, so trainers of causal models do not fit it"
     keeps_hidden_states = True

@@ -92,6 +92,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
     config_class = ThoughtGestaltConfig
     supports_gradient_checkpointing = True
     lora_targets = ("qkv", "query", "key_value")
+    why_no_fixed_cache = "the keys of a sentence are given up when it ends"
     _tied_weights_keys = {"lm_head.weight": "embed.weight"}  # noqa: RUF012 (transformers' own attribute)
     shard_blocks = False  # a step uses a block's weights many times, and those of `key_value` outside their module
     about_thoughts = "One vector per sentence, kept in a memory that the tokens of later sentences read."

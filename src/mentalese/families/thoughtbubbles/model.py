@@ -77,6 +77,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         "attention": Shown("attention", "How much a stream attends to another one after the last fork."),
         "stream_weight": Shown("weight of streams", "How much each stream counts at the end.", "share", "stream"),
     }
+    why_no_fixed_cache = "a token has as many keys as streams, and these differ"
     why_no_cache = "selection is 'block', so a new token may change the streams of earlier ones"
     _supports_flex_attn = True
     _tied_weights_keys = {"lm_head.weight": "embed.weight"}  # noqa: RUF012 (transformers' own attribute)
