@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from mentalese.models.fixed_keys import FixedKeys
 from mentalese.models.hf import ThoughtCache
 
 Pair = tuple[Tensor, Tensor]
@@ -44,11 +45,19 @@ class SandwichLayer(GradientCheckpointingLayer):
 
 class LoopedCache(ThoughtCache):
     """Keys and values as states `keys.SLOT.LAYER` and `values.SLOT.LAYER`, [B, n, m, d / n]; turns beyond the slots
-    overwrite earlier ones. `turns` are those of the model that wrote it."""
+    overwrite earlier ones. `turns` are those of the model that wrote it. Of a fixed size they are `fixed` instead, by
+    `SLOT.LAYER`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.turns: int | None = None
+        self.fixed: dict[str, FixedKeys] = {}
+
+    def fix(self, columns: int) -> None:
+        for place in [name.removeprefix("keys.") for name in self.state if name.startswith("keys.")]:
+            keys, values = self.state.pop(f"keys.{place}"), self.state.pop(f"values.{place}")
+            self.fixed[place] = FixedKeys(keys, values, columns)
+        self.layers = list(self.fixed.values())
 
     def reset(self) -> None:
         super().reset()
@@ -59,13 +68,13 @@ class LayerKeys:
     """What one layer takes for a cache in one turn; a graph of one layer is then that of all, and of all turns.
 
     Attributes:
-        before: keys and values of earlier calls; `None`: there are none.
+        before: keys and values of earlier calls, or what has room for these too; `None`: there are none.
         stopped: bool [B, 1, L, 1], tokens that have stopped: their keys stay `latest`. `None`: none.
         latest: of the call's own tokens, after an earlier turn; then after this one.
         whole: all of them, for later calls.
     """
 
-    def __init__(self, before: Pair | None, stopped: Tensor | None, latest: Pair | None) -> None:
+    def __init__(self, before: Pair | FixedKeys | None, stopped: Tensor | None, latest: Pair | None) -> None:
         self.before, self.stopped, self.latest = before, stopped, latest
         self.whole: Pair | None = None
 
@@ -74,7 +83,9 @@ class LayerKeys:
             keys = torch.where(self.stopped, self.latest[0], keys)
             values = torch.where(self.stopped, self.latest[1], values)
         self.latest = keys, values
-        if self.before is not None:
+        if isinstance(self.before, FixedKeys):
+            keys, values = self.before.update(keys, values)
+        elif self.before is not None:
             keys, values = torch.cat((self.before[0], keys), dim=2), torch.cat((self.before[1], values), dim=2)
         self.whole = keys, values
         return keys, values
@@ -88,8 +99,10 @@ class Keys:
         stopped: bool [B, 1, L, 1], tokens that have stopped: their keys stay those of their last turn. `None`: none.
     """
 
-    def __init__(self, state: dict[str, Tensor] | None, past: int) -> None:
-        self.state, self.past, self.slot = state, past, 0
+    def __init__(self, cache: LoopedCache | None, past: int) -> None:
+        self.state = None if cache is None else cache.state
+        self.fixed = {} if cache is None else cache.fixed
+        self.past, self.slot = past, 0
         self.stopped: Tensor | None = None
         self.latest: dict[int, Pair] = {}  # of the call's own tokens, by layer
 
@@ -114,12 +127,14 @@ class Keys:
     def _names(self, layer: int) -> tuple[str, str]:
         return f"keys.{self.slot}.{layer}", f"values.{self.slot}.{layer}"
 
-    def _before(self, layer: int) -> Pair | None:
+    def _before(self, layer: int) -> Pair | FixedKeys | None:
+        if self.fixed:
+            return self.fixed[f"{self.slot}.{layer}"]
         if self.state is None or not self.past:
             return None
         keys, values = (self.state[name][:, :, : self.past] for name in self._names(layer))
         return keys, values
 
     def _write(self, layer: int, pair: Pair) -> None:
-        if self.state is not None:
+        if self.state is not None and not self.fixed:
             self.state.update(zip(self._names(layer), pair))

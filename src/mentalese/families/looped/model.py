@@ -26,6 +26,7 @@ from functools import cached_property, partial
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
@@ -37,6 +38,7 @@ from mentalese.families.looped.layers import Keys, LoopedCache, SandwichLayer
 from mentalese.families.looped.turns import drawn_turns, initial_state
 from mentalese.models.backbone import attention_width, linear_weights
 from mentalese.models.contract import LossOutput, follows
+from mentalese.models.fixed_keys import fixed_columns, write_at
 from mentalese.models.hf import Encoded, ThoughtCache
 from mentalese.models.peft_targets import BACKBONE_TARGETS
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
@@ -70,6 +72,7 @@ class LoopedForCausalLM(LayeredDecoder):
     config_class = LoopedConfig
     config: LoopedConfig
     lora_targets = BACKBONE_TARGETS
+    why_no_fixed_cache = None
     cache_class = LoopedCache
     keeps_hidden_states = False
     shard_blocks = False  # a block runs several times in a pass
@@ -175,8 +178,12 @@ class LoopedForCausalLM(LayeredDecoder):
             positions = torch.arange(past, past + input_ids.shape[1], device=input_ids.device)[None]
         embedded = self.config.embedding_scale * self.get_input_embeddings()(input_ids)
         stops = self.config.exit_distance is not None and not self.training
-        keys = Keys(None if cache is None else cache.state, past) if stops or cache is not None else None
-        options = self._options(embedded, layout, positions, past) | {"past_key_values": keys}
+        keys = Keys(cache, past) if stops or cache is not None else None
+        end = past + input_ids.shape[1]
+        columns = None if cache is None else fixed_columns(cache.layers, end)
+        if cache is not None and columns is not None:
+            write_at(cache.layers, past, end)
+        options = self._options(embedded, layout, positions, past, columns) | {"past_key_values": keys}
         prelude, _, coda = self._parts
         injected = self._run(prelude, embedded, options)
         start = initial_state(input_ids, positions, self.config.hidden_size, self.config.state_std, seed)
@@ -187,7 +194,7 @@ class LoopedForCausalLM(LayeredDecoder):
             encoded.by_turn.append(self.final_norm(self._run(coda, seen, options)))
         encoded.hidden = self.final_norm(self._run(coda, state, options))
         if cache is not None:
-            cache.seen_tokens += input_ids.shape[1]
+            cache.advance(input_ids.shape[1])
         return encoded
 
     def _loop(
@@ -252,18 +259,26 @@ class LoopedForCausalLM(LayeredDecoder):
         cache.turns = turns
         return cache.seen_tokens
 
-    def _options(self, hidden: Tensor, layout: TokenLayout, positions: Tensor, past: int) -> dict[str, Any]:
-        """What every layer is told of a call: positions, and a mask where attention needs one."""
-        length = hidden.shape[1]
+    def _options(
+        self, hidden: Tensor, layout: TokenLayout, positions: Tensor, past: int, columns: int | None
+    ) -> dict[str, Any]:
+        """What every layer is told of a call: positions, and a mask where attention needs one.
+
+        Args:
+            columns: of keys of a fixed size; `None`: they grow.
+        """
+        length, tokens = hidden.shape[1], layout.mask
         (rotary,) = self.places.positions(self.backbone.base_model, hidden, positions, 1)
         causal = self.backbone.config._attn_implementation == "sdpa" and not past  # it makes such a mask itself
-        if layout.mask is None and (length == 1 or causal):
+        if columns is None and tokens is None and (length == 1 or causal):
             return {"attention_mask": None, **rotary}
-        column = torch.arange(past + length, device=hidden.device)
-        now = column[past:, None]
+        column = torch.arange(columns or past + length, device=hidden.device)
+        now = column[past : past + length, None]
         seen = (column <= now)[None]
-        if layout.mask is not None:  # a column of padding attends to itself: a row without any key has no softmax
-            seen = (seen & layout.mask[:, None]) | (column == now)
+        if tokens is not None and columns is not None:
+            tokens = F.pad(tokens, (0, columns - past - length))
+        if tokens is not None:  # a column of padding attends to itself: a row without any key has no softmax
+            seen = (seen & tokens[:, None]) | (column == now)
         mask = torch.zeros(seen.shape, dtype=hidden.dtype, device=hidden.device)
         return {"attention_mask": mask.masked_fill(~seen, torch.finfo(hidden.dtype).min)[:, None], **rotary}
 
