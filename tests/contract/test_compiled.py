@@ -24,6 +24,7 @@ SIZES = [(4, 64), (3, 50), (2, 64), (4, 33), (3, 41)]
 # not for the compiler.
 BROKEN, EAGER = "codi", "_eagerly"
 FEWER_LAYERS = {"thought_gestalt/tiny": 5}  # of 12, all recurrent ones in one graph; each kind is among them
+FIXED = ["coconut/tiny", "codi/tiny", "looped/tiny"]  # whose caches may have a fixed size
 WARM_UP = {"looped/tiny": 4, "sentence_rows/tiny": 3}
 """Steps; the first of a loop without gradients comes when one is drawn; the third batch of these sentences is
 the first without padding, whose mask is none."""
@@ -74,6 +75,26 @@ def test_a_compiled_model_generates_the_same_and_compiles_nothing_again(
         graphs.append(counters["stats"]["unique_graphs"])
     assert 0 < graphs[-1] == graphs[-2]
     assert not name.startswith("looped") or graphs[-1] <= 6  # and not one per layer and turn
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore:The .grad attribute:UserWarning")
+@pytest.mark.parametrize("name", FIXED)
+def test_a_cache_of_fixed_size_has_the_same_shapes_at_every_token(name: str, corpus: Path, tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    recipe = shrink(get_recipe(name), corpus)
+    backbone = recipe.model["backbone"] | {"num_hidden_layers": 3}
+    recipe = dataclasses.replace(recipe, model=recipe.model | {"backbone": backbone})
+    model, options = load(saved(tmp_path / "run", recipe)), {"do_sample": False, "max_new_tokens": 14}
+    pair, options["min_new_tokens"] = ["She had a son. He was", "A"], 14
+    expected, graphs = model.generate(pair, **options), []
+    model.compile(backend="eager", dynamic=False)
+    model.hugging_face.register_forward_hook(lambda *_: graphs.append(counters["stats"]["unique_graphs"]))
+    for _ in range(2):
+        assert model.generate(pair, cache_implementation="static", **options) == expected
+    assert len(graphs) == 2 * 14
+    assert 0 < graphs[0] < graphs[2]
+    assert graphs[2:] == [graphs[2]] * 26
 
 
 def test_a_model_without_parts_is_not_compiled(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

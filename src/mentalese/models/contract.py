@@ -293,6 +293,11 @@ def compile_parts(model: Contract, **options: Any) -> bool:
     torch.fx.experimental._config.use_duck_shape = False  # as many rows as heads now need not be so always
     for part in parts or ():
         part.compile(**{"dynamic": True} | options)
+    if options.get("mode") in ("reduce-overhead", "max-autotune") and isinstance(model, nn.Module):
+        # CUDA graphs of a step may write over the outputs of the step before; else that would be the layer before.
+        begin = torch.compiler.cudagraph_mark_step_begin
+        begin()
+        model.register_forward_pre_hook(lambda *_: begin())
     return parts is not None
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import pytest
 import torch
 
 from mentalese.data.batch import Batch
+from mentalese.errors import InputError
 from mentalese.testing.cases import PROMPTS, TOLERANCE, Case
 
 
@@ -115,3 +118,34 @@ def test_beam_search_carries_the_whole_state_with_each_beam(causal: Case) -> Non
         for use_cache in (True, False)
     ]
     assert torch.equal(*beams)
+
+
+def test_a_cache_of_fixed_size_continues_as_one_that_grows_or_is_refused(causal: Case) -> None:
+    model, inputs = causal.hugging_face, causal.prompts(PROMPTS)
+    if not hasattr(model, "why_no_fixed_cache"):
+        pytest.skip("it is another project's model")
+    if model.why_no_fixed_cache is not None:
+        says = f"'static': {type(model).__name__} has no such cache ({model.why_no_fixed_cache}), so remove it"
+        with pytest.raises(InputError, match=re.escape(says)):
+            _generate(causal, PROMPTS, cache_implementation="static")
+        return
+    (tokens, logits), (tokens_grown, logits_grown) = (
+        _generate(causal, PROMPTS, cache_implementation=kind) for kind in ("static", None)
+    )
+    assert torch.equal(tokens, tokens_grown)
+    torch.testing.assert_close(logits, logits_grown, **TOLERANCE)
+    for options in ({"num_beams": 3, "do_sample": False}, {"do_sample": True, "num_return_sequences": 2}):
+        found = []
+        for kind in ("static", None):
+            torch.manual_seed(0)
+            found.append(
+                model.generate(
+                    inputs["input_ids"],
+                    attention_mask=inputs["attention_mask"],
+                    max_new_tokens=10,
+                    pad_token_id=causal.tokenizer.pad_token_id,
+                    cache_implementation=kind,
+                    **options,
+                )
+            )
+        assert torch.equal(*found), options
