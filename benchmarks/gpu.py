@@ -10,6 +10,7 @@
     suite        the mechanism suite at a larger size
     forks        arms of Thoughtbubbles: no forks, constant scores, learned scores
     fast_tokens  decoding with compiled layers over the plain one
+    fixed_cache  the same with CUDA graphs on a cache of fixed size
     compiled     the same step, tuned by `max-autotune-no-cudagraphs`
     float8       a compiled step with linear maps in float8 over one without; needs torchao
 
@@ -65,16 +66,18 @@ FAMILIES = {
     "coconut": "coconut/small",
 }
 """What is measured of each family; the baseline is the recipe's own, and GPT-2 is measured against itself."""
+FIXED = {"coconut": "coconut/small", "looped": "looped/small"}
+"""Families whose caches may have a fixed size."""
 TESTED = (*FAMILIES, "looped", "mdlm", "md4", "sedd")
 WIDE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
 """124M parameters with the vocabulary of GPT-2."""
 BATCHES = (1, 8, 64)
 PROMPT, NEW = 64, 64  # tokens
 PRELOADED = ["mentalese.compare.bench", "mentalese.suite.run"]
-PRELOADED += [f"mentalese.families.{name}.model" for name in FAMILIES if name != "gpt2"]
+PRELOADED += [f"mentalese.families.{name}.model" for name in FAMILIES | FIXED if name != "gpt2"]
 PRELOADED += ["transformers.models.gpt2.modeling_gpt2"]
 LIMITS = {"contract": 120, "training": 120, "decoding": 60, "compiled": 240, "fast_tokens": 180, "float8": 240}
-LIMITS |= {"suite": 300, "forks": 120}
+LIMITS |= {"fixed_cache": 180, "suite": 300, "forks": 120}
 """Seconds per item; a rehearsal may be on a busy machine and has four times as much."""
 
 
@@ -151,20 +154,25 @@ def decoding(family: str, batch: int, on: Setting) -> dict[str, Any]:
     return _decode(model, prompts, on) | {"prompt": prompts["input_ids"].shape[1], "dtype": str(model.dtype)}
 
 
-def fast_tokens(family: str, batch: int, on: Setting) -> dict[str, Any]:
-    """Tokens per second with compiled layers, after and over those without."""
+def fast_tokens(family: str, batch: int, on: Setting, fixed: bool = False) -> dict[str, Any]:
+    """Tokens per second with compiled layers, after and over those without.
+
+    Args:
+        fixed: on a cache of fixed size, for which a GPU captures graphs.
+    """
     model, prompts = _prompted(family, batch, on)
     plain = _decode(model, prompts, on)
-    if not compile_parts(as_contract(model), **_backend(on)):
+    options = _backend(on, "reduce-overhead") | {"dynamic": False} if fixed else _backend(on)
+    if not compile_parts(as_contract(model), **options):
         raise RuntimeError("the model names no parts to compile")
-    fast = _decode(model, prompts, on)
+    fast = _decode(model, prompts, on, cache_implementation="static" if fixed else None)
     ratio = fast["tokens_per_second"] / plain["tokens_per_second"]
     return {"ratio": ratio, "compiled": fast, "plain": plain}
 
 
 def _prompted(family: str, batch: int, on: Setting) -> tuple[Any, dict[str, torch.Tensor]]:
     """A model, and rows to continue."""
-    recipe = recipe_of(FAMILIES[family], on)
+    recipe = recipe_of((FAMILIES | FIXED)[family], on)
     store, tokenizer = prepare(recipe.data, recipe.layout, show=False)
     dtype = torch.float32 if on.device == "cpu" else torch.bfloat16
     model = hugging_face_model(build_model(recipe.model, tokenizer, seed=0)).to(on.device, dtype).eval()
@@ -173,10 +181,10 @@ def _prompted(family: str, batch: int, on: Setting) -> tuple[Any, dict[str, torc
     return model, {name: value.to(on.device) for name, value in prompts.items()}
 
 
-def _decode(model: Any, prompts: dict[str, torch.Tensor], on: Setting) -> dict[str, Any]:
-    """The median of three calls after one that warms up."""
+def _decode(model: Any, prompts: dict[str, torch.Tensor], on: Setting, **options: Any) -> dict[str, Any]:
+    """The median of three calls after one that warms up; `options` of `generate`."""
     new = 4 if on.rehearse else NEW
-    options: dict[str, Any] = {"do_sample": False, "min_new_tokens": new, "max_new_tokens": new, "pad_token_id": 0}
+    options |= {"do_sample": False, "min_new_tokens": new, "max_new_tokens": new, "pad_token_id": 0}
     seconds = []
     for _ in range(4):
         began = time.perf_counter()
@@ -273,6 +281,7 @@ ITEMS: dict[str, Callable[..., dict[str, Any]]] = {
     **{f"suite/{task}": partial(suite, task) for task in ("topics", "recall")},
     **{f"forks/{arm}": partial(forks, arm) for arm in ("regular", "constant", "learned")},
     **{f"fast_tokens/{family}/1": partial(fast_tokens, family, 1) for family in FAMILIES},
+    **{f"fixed_cache/{family}/1": partial(fast_tokens, family, 1, fixed=True) for family in FIXED},
     "compiled/gpt2/max-autotune": partial(compiled, "gpt2", mode="max-autotune-no-cudagraphs"),
     "float8/thoughtbubbles": partial(float8, "thoughtbubbles"),
 }
@@ -320,7 +329,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.device != "cpu" and not torch.cuda.is_available():
         parser.error("there is no GPU: use --device cpu --rehearse")
-    for name in FAMILIES.values():  # a rehearsal finds out too if they cannot be made
+    for name in (FAMILIES | FIXED).values():  # a rehearsal finds out too if they cannot be made
         recipe_of(name, Setting(options.device, False, Path()))
     on = Setting(options.device, options.rehearse, options.out.with_suffix(""))
     ends = time.perf_counter() + options.seconds

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
 
 from mentalese.errors import InputError
 from mentalese.families.coconut.config import CoconutConfig
@@ -118,10 +117,17 @@ def test_what_cannot_be_is_refused() -> None:
         model.generate(ids, cache_implementation="offloaded", max_new_tokens=2)
 
 
-def test_a_later_text_gets_a_cache_as_large_as_the_largest() -> None:
-    model, sizes = looped({}), []
-    for new in (8, 2):
-        config = GenerationConfig(max_new_tokens=new, cache_implementation="static", return_dict_in_generate=True)
-        output = model.generate(torch.full((2, 5), 9), generation_config=config, pad_token_id=0)
-        sizes.append(output.past_key_values.layers[0].keys.shape[2])
-    assert sizes == [12, 12]
+@pytest.mark.parametrize("model", ["coconut", "looped"])
+def test_a_cache_is_as_large_as_the_largest_so_far_and_serves_again(model: str) -> None:
+    made = coconut("gpt2") if model == "coconut" else looped({})
+    ids, found = torch.tensor([[9, 8, LATENT, 7, 6], [0, 5, 4, 3, 1]]), []
+    options: dict[str, Any] = {"attention_mask": ids.sign(), "do_sample": False, "return_dict_in_generate": True}
+    for new in (8, 6):
+        options |= {"min_new_tokens": new, "max_new_tokens": new}
+        found.append(made.generate(ids, cache_implementation="static", **options))
+    caches = [output.past_key_values for output in found]
+    assert caches[0].layers[0].keys.shape == caches[1].layers[0].keys.shape
+    caches[0].reset()
+    again = made.generate(ids, past_key_values=caches[0], **options)
+    assert torch.equal(again.sequences, found[1].sequences)
+    assert again.past_key_values is caches[0]

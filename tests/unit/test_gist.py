@@ -145,6 +145,8 @@ def test_what_cannot_be_masked_is_refused() -> None:
         model(inputs_embeds=torch.zeros(1, 2, 32))
     with pytest.raises(InputError, match=r"past_key_values is a DynamicCache: .* needs a ThoughtCache"):
         model(IDS, past_key_values=DynamicCache())
+    with pytest.raises(InputError, match=r"^cache_implementation is 'static': GPT2GistLMHeadModel has no such cache"):
+        model.generate(IDS, max_new_tokens=2, cache_implementation="static")
     for unmasked in ("flex_attention", "flash_attention_2"):
         with pytest.raises(ValueError, match="does not support"):
             model.set_attn_implementation(unmasked)
