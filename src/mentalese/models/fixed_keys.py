@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import CacheLayerMixin, DynamicLayer
+from transformers.cache_utils import DynamicLayer
 
 from mentalese.errors import InputError
 
@@ -27,7 +27,7 @@ class FixedKeys(DynamicLayer):
 
     def __init__(self, keys: Tensor, values: Tensor, columns: int) -> None:
         super().__init__()
-        self.lazy_initialization(keys, values)
+        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
         self.at = torch.arange(0, device=keys.device)
         self.written = keys.shape[2]
         self.keys, self.values = (_with_room(held, columns) for held in (keys, values))
@@ -47,7 +47,9 @@ class FixedKeys(DynamicLayer):
             held.copy_(held.index_select(0, beam_idx.to(held.device)))
 
     def reset(self) -> None:
-        CacheLayerMixin.reset(self)  # keeps the tensors
+        """Empty, in the same tensors."""
+        self.keys.zero_()
+        self.values.zero_()
         self.written = 0
 
 
