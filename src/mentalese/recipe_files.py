@@ -180,12 +180,12 @@ def change(recipe: Recipe, changes: Mapping[str, Any], **fields: Any) -> Recipe:
         if section == "layout":
             replaced[section] = _changed_layout(old, new)
             continue
-        new = _section(type(old), section, new)
-        new = {name: value for name, value in new.items() if value != getattr(old, name)}
+        given = _section(type(old), section, new)
+        new = {name: value for name, value in given.items() if value != getattr(old, name)}
         if section == "train" and any(name in new for name in LENGTHS):
-            new = dict.fromkeys(LENGTHS) | new
+            new = dict.fromkeys(LENGTHS) | given
         if section == "data" and "source" in new:
-            new = AS_IT_IS | new
+            new = AS_IT_IS | given
         if new:
             replaced[section] = dataclasses.replace(old, **new)
     return dataclasses.replace(recipe, **replaced)

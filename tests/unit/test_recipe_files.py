@@ -145,6 +145,14 @@ def test_another_source_is_read_as_it_is() -> None:
     recipe = get_recipe("gpt2/tiny").override("data.text_column=body")
     assert recipe.override("data.source=file:a.txt").data.text_column is None
     assert recipe.override("data.source=file:a.txt", "data.text_column=text").data.text_column == "text"
+    assert recipe.override("data.source=file:a.jsonl", "data.text_column=body").data.text_column == "body"
+
+
+def test_two_lengths_are_refused_though_one_is_the_recipes_own() -> None:
+    recipe = get_recipe("gpt2/tiny")
+    assert recipe.override("train.epochs=2").train.tokens is None
+    with pytest.raises(InputError, match="set exactly one of the three"):
+        recipe.override(f"train.tokens={recipe.train.tokens}", "train.epochs=2")
 
 
 @pytest.mark.parametrize(
