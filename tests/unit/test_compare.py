@@ -14,6 +14,7 @@ import pytest
 
 from mentalese.compare.compare import _cost, _fit, compare, flops_per_token, print_comparison
 from mentalese.data.layouts import Packed, QuestionAnswer
+from mentalese.data.store import prepare
 from mentalese.errors import InputError
 from mentalese.evaluation.statistics import paired_t_test, student_t_p, summary
 from mentalese.provenance import train_command
@@ -80,6 +81,13 @@ def test_every_recipe_is_trained_with_every_seed_and_the_files_are_written(tmp_p
     assert json.loads((tmp_path / "compare.json").read_text()) == result
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
     assert not list(tmp_path.glob(".*"))  # no temporary file is left
+
+
+def test_a_prepared_text_is_named_with_its_own_tokenizer(tmp_path: Path, corpus: Path) -> None:
+    prepare(DataConfig(source=f"file:{corpus}", tokenizer="bpe:320"), out=tmp_path / "store", show=False)
+    recipes = [recipe(name, data=DataConfig(source=f"store:{tmp_path / 'store'}")) for name in ("a/x", "b/x")]
+    result = compare(recipes, tmp_path / "out", show=False, train=FakeTrainer(SCORES))
+    assert result["tokenizer"] == "bpe:320"
 
 
 def test_mean_spread_and_ratio_over_seeds(tmp_path: Path) -> None:

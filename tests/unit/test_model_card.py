@@ -16,8 +16,9 @@ import yaml
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
 import mentalese
-from mentalese import Recipe, get_recipe
+from mentalese import DataConfig, Recipe, get_recipe
 from mentalese.cli import main
+from mentalese.data.store import prepare
 from mentalese.network import transport_error
 from mentalese.training.loop import train
 from mentalese.training.model_card import model_card
@@ -59,6 +60,14 @@ def test_a_run_leaves_a_card_with_its_facts(run: Path, corpus: Path) -> None:
     assert "license" not in matter
     assert "mentalese" in matter["tags"]
     huggingface_hub.ModelCard((run / "model" / "README.md").read_text())
+
+
+def test_the_card_names_the_tokenizer_of_a_prepared_text(run: Path, corpus: Path, tmp_path: Path) -> None:
+    result = json.loads((run / "result.json").read_text())
+    prepare(DataConfig(source=f"file:{corpus}", tokenizer="bpe:320"), out=tmp_path / "store", show=False)
+    data = DataConfig(source=f"store:{tmp_path / 'store'}")
+    text = model_card(dataclasses.replace(Recipe.from_dict(result["config"]), data=data), result)
+    assert "| tokenizer | `bpe:320` |" in text
 
 
 def test_every_figure_has_its_value_protocol_and_estimator(run: Path) -> None:

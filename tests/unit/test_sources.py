@@ -203,6 +203,9 @@ def test_the_text_column_is_found_or_asked_for(tmp_path: Path) -> None:
         column_of({"id": 1})
     with pytest.raises(InputError, match=r"text_column is 'body'.*only id, text"):
         column_of({"id": 1, "text": "t"}, text_column="body")
+    for spec in ("builtin:families", f"gsm8k:{tmp_path}"):
+        with pytest.raises(InputError, match=r"text_column is 'body': .* has no choice of columns, leave it out"):
+            open_source(spec, text_column="body")
 
 
 def test_records_know_their_question_steps_and_answer(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from mentalese.compare.headline import SEEDS_FOR_A_TEST, metric, paired_test
 from mentalese.compare.jobs import Job, run_jobs
 from mentalese.compare.report import cells, ends_note, header, is_ablated, write_report
 from mentalese.compare.tuning import Tuned, grid, name_of, with_settings
-from mentalese.data.store import prepare
+from mentalese.data.store import prepare, tokenizer_name
 from mentalese.errors import InputError
 from mentalese.evaluation import ablation
 from mentalese.evaluation.ablation import has_own_thoughts
@@ -355,7 +355,7 @@ def _judge(recipes: list[Recipe], results: list[list[dict[str, Any]]], out: Path
         "version": 1,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "source": recipes[0].data.source,
-        "tokenizer": recipes[0].data.tokenizer,
+        "tokenizer": tokenizer_name(recipes[0].data),
         "rows": rows,
     }
 

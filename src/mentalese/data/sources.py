@@ -60,6 +60,8 @@ def open_source(
     if detokenizer is not None:
         check_detokenizer(detokenizer)
     kind, _, rest = spec.partition(":")
+    if text_column is not None and kind in ("builtin", *PUBLISHED):
+        raise InputError(f"data.text_column is {text_column!r}: {spec} has no choice of columns, leave it out")
     if rest and kind in PUBLISHED:
         _check_text(spec, "records", detokenizer)
         if whole:

@@ -271,17 +271,25 @@ def source_fingerprint(config: DataConfig) -> str:
     return _open_source(config).fingerprint
 
 
+def tokenizer_name(config: DataConfig) -> str:
+    """The tokenizer that the text of `config` is in, as it was asked for: a prepared folder brings its own."""
+    if config.source.startswith("store:"):
+        return str(open_store(config.source.removeprefix("store:"), verify=False).meta["tokenizer"])
+    return config.tokenizer
+
+
 def _open_source(config: DataConfig, whole: bool = False) -> Source:
     return open_source(config.source, text_column=config.text_column, detokenizer=config.detokenizer, whole=whole)
 
 
 def _open_prepared(config: DataConfig, layout: Layout, to_train: bool) -> tuple[TokenStore, PreTrainedTokenizerFast]:
     store = open_store(config.source.removeprefix("store:"))
-    if config.detokenizer is not None:
-        raise InputError(
-            f"data.detokenizer is {config.detokenizer!r}: {config.source} contains tokens; use --detokenizer with "
-            "`mentalese data prepare` instead"
-        )
+    for name in ("text_column", "detokenizer"):
+        if (value := getattr(config, name)) is not None:
+            raise InputError(
+                f"data.{name} is {value!r}: {config.source} contains tokens; use --{name.replace('_', '-')} with "
+                "`mentalese data prepare` instead"
+            )
     if to_train and "train" not in store.splits:
         splits = " and ".join(store.splits)
         raise InputError(f"{config.source} contains only {splits}: use a store with a training split")
