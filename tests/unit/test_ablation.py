@@ -36,6 +36,14 @@ def test_texts_are_scored_with_each_kind_of_thoughts(tmp_path: Path, corpus: Pat
     assert ablation.run(model, AblationOptions(split="train", documents=6)) == result  # noise and all
 
 
+def test_the_protocol_names_the_tokens_that_are_scored(tmp_path: Path, corpus: Path) -> None:
+    model = load(saved(tmp_path / "run", shrink(get_recipe("thought_gestalt/tiny"), corpus))).scored_by(tokens="all")
+    result = ablation.run(model, AblationOptions(documents=2))
+    own = model.scored_by(tokens="lexical", max_documents=2).perplexity(model.split("test"))
+    assert result["tokens"] == own.tokens
+    assert result["protocol"]["tokens"] == "lexical"
+
+
 def test_a_model_that_ignores_its_thoughts_does_not_change(tmp_path: Path, corpus: Path) -> None:
     recipe = shrink(get_recipe("thought_gestalt/tiny"), corpus)
     model = load(saved(tmp_path / "run", dataclasses.replace(recipe, model=recipe.model | {"context_seeding": False})))
