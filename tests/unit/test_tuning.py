@@ -201,6 +201,29 @@ def test_a_range_of_shares_is_not_extended_to_what_is_none(tmp_path: Path) -> No
     assert (found["chosen"], found["at_edge"]) == ({"optimizer.warmup": "0.8"}, ["optimizer.warmup"])
 
 
+@pytest.mark.parametrize(
+    ("word", "chosen", "at_edge"),
+    [
+        ("model.n_layer=2,3,4", "4", True),
+        ("model.n_layer=2,4,3", "4", True),
+        ("optimizer.weight_decay=0,0.1,0.2", "0.2", True),
+        ("optimizer.max_grad_norm=none,1,2", "2", True),
+        ("optimizer.max_grad_norm=1,none", "none", False),
+        ("optimizer.schedule=constant,cosine", "cosine", False),
+    ],
+)
+def test_a_range_that_is_not_extended_says_that_the_best_value_is_at_its_edge(
+    word: str, chosen: str, at_edge: bool, tmp_path: Path
+) -> None:
+    fields = parse([word])
+    (name,) = fields
+    one = Tuned(recipe("a/x"), tmp_path, lambda recipe: recipe, grid(recipe("a/x"), fields))
+    values = [settings[name] for settings in one.pending]
+    one.jobs()
+    one.add([{"validation": {"perplexity": 1.0 if value == chosen else 2.0}} for value in values])
+    assert (one.pending, one.to_dict()["at_edge"]) == ([], [name] if at_edge else [])
+
+
 def test_a_field_may_be_written_with_dashes(tmp_path: Path) -> None:
     fields = parse(["optimizer.learning-rate=1e-3,3e-3"])
     trainer = Trainer({"a/x": 9e-3, "b/x": 9e-3})

@@ -2,8 +2,9 @@
 
 A trial is a run with one setting of the tuned fields and a seed of its own, so that the seeds that are reported have
 not been selected. If the best value of a number is the lowest or highest one tried, the range is extended by the next
-value, at the same ratio, up to twice, but not across 1. If the same comparison is run again with more values and
-another one is best, its seeds are trained again; the runs that were reported before are renamed.
+value, at the same ratio, up to twice, but not across 1; ranges of integers and from 0 are not extended. If the same
+comparison is run again with more values and another one is best, its seeds are trained again; the runs that were
+reported before are renamed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from mentalese.errors import InputError
 from mentalese.recipe import Recipe
 from mentalese.recipe_files import field_type, override
 from mentalese.training.run_folder import same_run
+from mentalese.values import members
 
 EXTENSIONS = 2
 SEED = 10_000
@@ -110,12 +112,13 @@ class Tuned:
                 return
 
     def beyond(self) -> Iterator[tuple[str, str]]:
-        """Fields whose best value is the lowest or highest one tried, and the next value in that direction."""
+        """Fields whose range is extended, and the next value: numbers with fractions, above 0, whose best value is the
+        lowest or highest one tried."""
         best = self.best.settings
         for name, text in best.items():
             if field_type(self.base, name.split(".")) is not float:
                 continue
-            tried = sorted({float(trial.settings[name]) for trial in self.trials})
+            tried = self._tried(name)
             if len(tried) < 2 or tried[0] <= 0:
                 continue
             if float(text) == tried[0]:
@@ -123,11 +126,26 @@ class Tuned:
             elif float(text) == tried[-1]:
                 yield name, f"{tried[-1] ** 2 / tried[-2]:.3g}"
 
+    def at_edge(self) -> list[str]:
+        """Numbers whose best value is the lowest or highest one tried, also those whose range is never extended."""
+        edges = {name: self._tried(name) for name in self.best.settings}
+        return [
+            name
+            for name, tried in edges.items()
+            if len(tried) > 1 and _number(self.best.settings[name]) in (tried[0], tried[-1])
+        ]
+
+    def _tried(self, name: str) -> list[float]:
+        """The values of a number that were tried, in order; empty for a field that is none."""
+        if not {int, float} & {*members(field_type(self.base, name.split(".")))}:
+            return []
+        return sorted({value for trial in self.trials if (value := _number(trial.settings[name])) is not None})
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "seed": self.base.train.seed + SEED,
             "chosen": self.best.settings,
-            "at_edge": [name for name, _ in self.beyond()],
+            "at_edge": self.at_edge(),
             "trials": [
                 {"settings": trial.settings, "value": trial.value, "extended": trial.extended} for trial in self.trials
             ],
@@ -190,6 +208,14 @@ def _with_seed(recipe: Recipe, seed: int) -> Recipe:
 def name_of(settings: Settings) -> str:
     """Settings in words."""
     return ",".join(f"{name}={value}" for name, value in settings.items())
+
+
+def _number(text: str) -> float | None:
+    """The number that a value is; `None` for one that is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _folder_name(settings: Settings) -> str:
