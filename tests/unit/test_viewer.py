@@ -137,6 +137,8 @@ def test_a_text_longer_than_the_context_is_read_in_the_windows_that_it_is_scored
         surprisal = found.scores["surprisal"][shown].numpy()
         np.testing.assert_allclose(surprisal, expected, atol=1e-4, err_msg=family)
     assert not opened.think(TEXT).windows
+    for protocol in ({"joined": True}, {"joined": True, "stride": 9}):  # of splits: one text is scored by itself
+        assert load(runs["gpt2"]).scored_by(**protocol).think(text).windows == load(runs["gpt2"]).think(text).windows
 
 
 def test_windows_are_joined_to_one_trace(runs: dict[str, Path]) -> None:

@@ -5,6 +5,7 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -122,6 +123,12 @@ class EvaluationConfig:
     def documents(self, available: int) -> int:
         """How many of a split's documents are scored."""
         return min(available, self.max_documents or available)
+
+    def of_one_text(self) -> EvaluationConfig:
+        """The same for a text by itself: how documents are joined, and how many are scored, is of splits."""
+        alone = dataclasses.replace(self, max_documents=None)
+        # The stride of joined documents belongs to them.
+        return dataclasses.replace(alone, joined=False, stride=None) if self.joined else alone
 
     def chosen(self, available: int) -> np.ndarray:
         """Their numbers, int64, in the split's order."""

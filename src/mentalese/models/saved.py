@@ -167,10 +167,7 @@ class Saved:
             if not checked(f"texts[{number}]", str, text).strip():
                 raise InputError(f"texts[{number}] is {text!r}: use a text with at least one word")
         split = split_of(texts, self.tokenizer, self.data, self.layout.special_ids(self.tokenizer)["eos_token_id"])
-        protocol = dataclasses.replace(self.evaluation, max_documents=None)
-        if protocol.joined:  # a text would be scored after the others, and its stride belongs to that
-            protocol = dataclasses.replace(protocol, joined=False, stride=None)
-        scores = dataclasses.replace(self, evaluation=protocol).token_scores(split)
+        scores = dataclasses.replace(self, evaluation=self.evaluation.of_one_text()).token_scores(split)
         return scoring.text_scores(scores, split, self.estimator)
 
     def think(self, text: str, **options: Any) -> ThoughtTrace:

@@ -74,7 +74,7 @@ def think(
         if context is None or length <= context:
             return trace(model, tokenizer, ids[0], **options)
         contract = model if isinstance(model, Contract) else as_contract(plain)
-        windows = _windows(length, context, layout, evaluation or EvaluationConfig())
+        windows = _windows(length, context, layout, (evaluation or EvaluationConfig()).of_one_text())
         traces = [trace(contract, tokenizer, ids[0, start:stop], **options) for start, _, stop in windows]
         through = [name for name, words in contract.shown.items() if words.along in ALONG_TEXT]
         return joined(traces, windows, through)
