@@ -14,6 +14,7 @@ from mentalese.compare.compare import compare, print_comparison
 from mentalese.errors import InputError
 from mentalese.evaluation import ablation
 from mentalese.evaluation.options import AblationOptions
+from mentalese.files import write_json
 from mentalese.nn.controls import CONTROLS
 from support import saved, shrink
 
@@ -80,6 +81,13 @@ def test_a_comparison_says_what_it_costs_to_lose_the_thoughts(
     assert shown in capsys.readouterr().out
     page = (tmp_path / "report.html").read_text()
     assert shown in page
+    assert cli.main(["ablate", str(folder), "--documents", "2", "--out", str(folder / "ablation.json")]) == 2
+    assert "which belongs to the run" in capsys.readouterr().err
+    part = ablation.run(load(folder), AblationOptions(documents=2))
+    write_json(folder / "ablation.json", part)  # of somebody who was here before
+    assert compare(recipes, tmp_path, ablate=True, show=False)["rows"][1]["ablation"] == thinking["ablation"]
+    assert json.loads((folder / "ablation.json").read_text()) == json.loads(json.dumps(part))
+    write_json(folder / "ablation.json", thinking["ablation"])
     monkeypatch.setattr(ablation, "run", lambda *_, **__: pytest.fail("scored twice"))
     assert compare(recipes, tmp_path, ablate=True, show=False)["rows"][1]["ablation"] == thinking["ablation"]
     assert "ablation" not in compare(recipes, tmp_path, show=False)["rows"][1]

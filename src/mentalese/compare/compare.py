@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import itertools
-import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +30,7 @@ from mentalese.errors import InputError
 from mentalese.evaluation import ablation
 from mentalese.evaluation.ablation import has_own_thoughts
 from mentalese.evaluation.statistics import summary
-from mentalese.files import check_page, write_json
+from mentalese.files import check_page, read_json, write_json
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model
 from mentalese.models.contract import Contract, count_parameters
@@ -401,14 +400,25 @@ def _row(
 def _add_ablations(rows: Sequence[dict[str, Any]], out: Path, show: bool) -> None:
     """Scores the first seed's model of each row that thinks with and without its thoughts; kept in its folder."""
     for row in rows:
-        folder = run_folder(out, row["name"], row["runs"][0]["seed"])
+        run = row["runs"][0]
+        folder = run_folder(out, row["name"], run["seed"])
         path = folder / "ablation.json"
-        if not path.is_file():
+        found = read_json(path) if path.is_file() else {}
+        if not _is_whole(found, run):
             saved = load(folder)
             if not has_own_thoughts(saved):
                 continue
-            write_json(path, ablation.run(saved, show=show))
-        row["ablation"] = json.loads(path.read_text())
+            found = ablation.run(saved, show=show)
+            if not path.exists():
+                write_json(path, found)
+        row["ablation"] = found
+
+
+def _is_whole(found: dict[str, Any], run: dict[str, Any]) -> bool:
+    """Whether an ablation is of the test split of a run, and not one of `mentalese ablate` on other or less text."""
+    size = found.get("questions", found.get("documents"))
+    whole = "test", run["data_hash"], run["test"]["protocol"].get("documents")
+    return (found.get("split"), found.get("data_hash"), size) == whole
 
 
 def print_comparison(comparison: dict[str, Any]) -> None:
