@@ -100,6 +100,14 @@ def test_every_text_is_scored_and_by_itself(protocol: dict[str, Any], tokenizer:
         assert score.nll == pytest.approx(expected.nll, rel=1e-5)
 
 
+def test_fewer_documents_are_the_first_whatever_validation_drew(corpus: Path, tmp_path: Path) -> None:
+    recipe = shrink(get_recipe("gpt2/tiny"), corpus).override(
+        "evaluation.max_documents=2", "evaluation.documents_seed=1"
+    )
+    opened = mentalese.load(saved(tmp_path / "run", recipe), device="cpu")
+    assert opened.scored_by(max_documents=2).evaluation.chosen(9).tolist() == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("texts", "message"), [(["fine", " "], r"texts\[1\] is ' ': use a text"), ([""], r"texts\[0\] is ''")]
 )
