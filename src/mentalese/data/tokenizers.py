@@ -202,6 +202,22 @@ def decode(ids: Sequence[int] | Tensor, tokenizer: PreTrainedTokenizerBase) -> s
     return tokenizer.decode([i for i in torch.as_tensor(ids).tolist() if i not in markers])
 
 
+def last_token(ids: Sequence[int] | Tensor, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The last of token ids [length] that is no marker; empty if there is none."""
+    markers = set(special_token_ids(tokenizer, sentences=False).values())
+    return [i for i in torch.as_tensor(ids).tolist() if i not in markers][-1:]
+
+
+def decode_after(ids: Sequence[int] | Tensor, start: int, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The text of `ids[start:]` after that of the ids before it, markers removed.
+
+    Some tokenizers drop the space at the start of a text, as those of Llama 2, which here would be one within it.
+    """
+    before = last_token(ids[:start], tokenizer)
+    whole = decode([*before, *torch.as_tensor(ids[start:]).tolist()], tokenizer)
+    return whole.removeprefix(decode(before, tokenizer))
+
+
 def _train_bpe(source: Source, size: int, show: bool) -> PreTrainedTokenizerFast:
     """Byte-level BPE with GPT-2's pre-tokenizer (Radford et al., 2019); the same text gives the same merges."""
     backend = Tokenizer(models.BPE())

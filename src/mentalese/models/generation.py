@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextIteratorS
 
 from mentalese.data.batch import Batch
 from mentalese.data.layouts import Layout
-from mentalese.data.tokenizers import MASK, decode, special_token_ids
+from mentalese.data.tokenizers import MASK, decode, decode_after, last_token, special_token_ids
 from mentalese.errors import InputError, require
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import context_length
@@ -70,7 +70,7 @@ def generate_text(
                 prompt = prompts[start + i // each]
                 filled = MASK in prompt and mask_token_id(plain) is not None
                 begins = decode(ids[:length], tokenizer) if filled else layout.prompt_text(prompt)
-                texts.append(begins + decode(ids[length:], tokenizer))
+                texts.append(begins + decode_after(ids, length, tokenizer))
     return texts
 
 
@@ -104,6 +104,9 @@ def _stream(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch: Batch, seed: int, options: dict[str, Any]
 ) -> Generator[str, None, None]:
     streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    # As `decode_after`: the first piece is decoded after the prompt's last token, whose text is not repeated.
+    streamer.token_cache = last_token(batch["input_ids"][0], tokenizer)
+    streamer.print_len = len(decode(streamer.token_cache, tokenizer))
     closed = threading.Event()
     errors: list[BaseException] = []
 
