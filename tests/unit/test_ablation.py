@@ -45,6 +45,19 @@ def test_the_protocol_names_the_tokens_that_are_scored(tmp_path: Path, corpus: P
     assert result["protocol"]["tokens"] == "lexical"
 
 
+def test_thoughts_are_swapped_whatever_the_batch_size(tmp_path: Path, corpus: Path) -> None:
+    model = load(saved(tmp_path / "run", shrink(get_recipe("thought_gestalt/tiny"), corpus)))
+    scores = [
+        {
+            part["thoughts"]: part["score"]
+            for part in ablation.run(one, AblationOptions(split="train", documents=2))["ablations"]
+        }
+        for one in (model.scored_by(batch_size=1), model.scored_by(batch_size=2))
+    ]
+    assert scores[0] == scores[1]
+    assert scores[0]["swapped"] != scores[0]["removed"]
+
+
 def test_a_model_that_ignores_its_thoughts_does_not_change(tmp_path: Path, corpus: Path) -> None:
     recipe = shrink(get_recipe("thought_gestalt/tiny"), corpus)
     model = load(saved(tmp_path / "run", dataclasses.replace(recipe, model=recipe.model | {"context_seeding": False})))

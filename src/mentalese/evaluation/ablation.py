@@ -61,7 +61,9 @@ def run(saved: Saved, options: AblationOptions | None = None, *, show: bool = Fa
         raise InputError(
             f"{saved.path} was trained with thought_control={config.thought_control!r}: there is nothing left to ablate"
         )
-    saved = options.read_by(saved).scored_by(max_documents=options.documents, tokens="lexical")
+    saved = options.read_by(saved)
+    rows = max(2, saved.evaluation.batch_size)  # thoughts are swapped between them
+    saved = saved.scored_by(max_documents=options.documents, tokens="lexical", batch_size=rows)
     part = options.part(saved)
     store = saved.store(part, show=show)
     split, questions = store.splits[part], saved.layout.questions

@@ -19,8 +19,9 @@ def controlled(thoughts: Tensor, control: str | None, removed: Tensor | float = 
     """The thoughts [rows, ..] that a model reads under a control; `None` leaves them as they are.
 
     Args:
-        control: `removed`: a constant. `swapped`: the thoughts of the next row of the batch, another text; without
-            another row, the constant. `noisy`: plus normal noise with the thoughts' own root mean square.
+        control: `removed`: a constant. `swapped`: the thoughts of another row of the batch, which is another text, or
+            another window of a long one; in a batch of one row, the constant. `noisy`: plus normal noise with the
+            thoughts' own root mean square.
         removed: the constant, a value or of a shape that fits.
     """
     if control is None:
