@@ -10,6 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Metaspace
+from transformers import PreTrainedTokenizerFast
 
 from mentalese import DataConfig, EvaluationConfig, Recipe, Saved, recipes
 from mentalese.data import tokenizers
@@ -37,6 +41,14 @@ from mentalese.testing.runs import (  # noqa: F401 (tests import them from here)
 def tiny_recipes() -> list[str]:
     """Every family's `tiny` recipe, found by discovery."""
     return [name for name in recipes() if name.endswith("/tiny")]
+
+
+def metaspace_tokenizer() -> PreTrainedTokenizerFast:
+    """Three words, in a tokenizer that drops the space at the start of a text, as that of Llama 2 does."""
+    words = {word: number for number, word in enumerate(["<unk>", "▁the", "▁son", "▁of"])}
+    backend = Tokenizer(WordLevel(words, unk_token="<unk>"))
+    backend.pre_tokenizer, backend.decoder = Metaspace(), decoders.Metaspace()
+    return tokenizers.add_markers(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>"))
 
 
 def module_at(path: Path) -> Any:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.decoders import Metaspace as MetaspaceDecoder
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Metaspace
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from mentalese.data.layouts import Packed
-from mentalese.data.tokenizers import add_markers, special_token_ids
+from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
 from mentalese.models.adapter import CausalLMAdapter
 from mentalese.models.generation import generate_text, stream_text
 from mentalese.recipe import DataConfig
+from support import metaspace_tokenizer
 
 DATA = (DataConfig(), Packed())
 PROMPTS = ["A dog", "Once upon a time there was", "x", "The function returns a list"]
@@ -106,12 +103,13 @@ def test_pieces_of_a_stream_make_the_whole_text(model: CausalLMAdapter, tokenize
 
 
 def test_the_space_after_a_prompt_is_kept_if_a_tokenizer_drops_those_of_texts() -> None:
-    words = {word: number for number, word in enumerate(["<unk>", "▁the", "▁son", "▁of"])}
-    backend = Tokenizer(WordLevel(words, unk_token="<unk>"))
-    backend.pre_tokenizer, backend.decoder = Metaspace(), MetaspaceDecoder()
-    tokenizer = add_markers(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>"))
+    tokenizer = metaspace_tokenizer()
     plain = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, n_positions=64))
-    only = {"suppress_tokens": [number for number in range(len(tokenizer)) if number != words["▁of"]]}
+    only = {
+        "suppress_tokens": [
+            number for number in range(len(tokenizer)) if number != tokenizer.convert_tokens_to_ids("▁of")
+        ]
+    }
     (text,) = generate_text(plain, tokenizer, ["the son"], DataConfig(), Packed(), max_new_tokens=2, **only)
     assert text == "the son of of"
     pieces = stream_text(plain, tokenizer, "the son", DataConfig(), Packed(), max_new_tokens=2, **only)

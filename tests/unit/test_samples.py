@@ -33,7 +33,7 @@ from mentalese.evaluation.samples import (
     unconditional,
 )
 from mentalese.models.adapter import CausalLMAdapter
-from support import opened
+from support import metaspace_tokenizer, opened
 
 LENGTH = 48
 
@@ -228,6 +228,14 @@ def test_continuations_follow_the_beginnings_of_documents_that_are_long_enough(
     options = SampleOptions(kind="conditional", draws=1, **SHORT)
     everything = conditional(opened(WithoutCache(), tokenizer), split, options, judge)
     assert everything["protocol"]["samples"] == 120
+
+
+def test_a_continuation_keeps_the_space_before_it() -> None:
+    tokenizer = metaspace_tokenizer()
+    the, son, of = tokenizer.convert_tokens_to_ids(["▁the", "▁son", "▁of"])
+    end = special_token_ids(tokenizer)["eos_token_id"]
+    for new, text in (([of, the], " of the"), ([of, end, the], " of\n\nthe"), ([end, the], "the")):
+        assert samples._continuation([end, the, son], new, end, tokenizer) == text
 
 
 def test_too_few_or_too_long_prompts_are_refused(

@@ -30,7 +30,7 @@ from mentalese.data.batch import Batch, to_device
 from mentalese.data.config import DataConfig, EvaluationConfig
 from mentalese.data.layouts import PerDocument
 from mentalese.data.store import Split
-from mentalese.data.tokenizers import corpus_encoder, decode
+from mentalese.data.tokenizers import corpus_encoder, decode, decode_after
 from mentalese.errors import InputError
 from mentalese.evaluation.options import Decoding, SampleOptions
 from mentalese.models.build import context_length
@@ -167,10 +167,8 @@ def conditional(
     for decoding in options.decodings:
         draws = options.draws if decoding == "multinomial" else 1
         ids, measured = _sampled(saved, prompts, tokens, decoding, options, show, draws=draws)
-        new = [
-            "\n\n".join(decode(piece, saved.tokenizer) for piece in _between_ends(row, special["eos_token_id"]))
-            for row in ids.tolist()
-        ]
+        rows = zip(prompts["input_ids"].tolist() * draws, ids.tolist())
+        new = [_continuation(prompt, row, special["eos_token_id"], saved.tokenizer) for prompt, row in rows]
         pairs = list(zip(beginnings * draws, new))
         texts = [prompt + text for prompt, text in pairs]
         scores = [mauve(human, text_features(judge, texts[i : i + count])) for i in range(0, len(texts), count)]
@@ -252,6 +250,15 @@ def _between_ends(ids: Sequence[int], end: int) -> list[list[int]]:
     """The tokens between ends of documents."""
     parts = groupby(ids, key=lambda token: token == end)
     return [list(part) for is_end, part in parts if not is_end]
+
+
+def _continuation(prompt: list[int], new: list[int], end: int, tokenizer: PreTrainedTokenizerBase) -> str:
+    """New tokens as the text that follows a prompt's, documents apart."""
+    pieces = _between_ends(new, end)
+    texts = [decode(piece, tokenizer) for piece in pieces]
+    if new[0] != end:
+        texts[0] = decode_after([*prompt, *pieces[0]], len(prompt), tokenizer)
+    return "\n\n".join(texts)
 
 
 def _beginnings(
