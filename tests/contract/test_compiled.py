@@ -60,11 +60,7 @@ def test_a_compiled_model_generates_the_same_and_compiles_nothing_again(
 ) -> None:
     torch._dynamo.reset()
     counters.clear()
-    recipe = _recipe(name, corpus)
-    if recipe.model.get("backbone", {}).get("n_layer", 0) > 2:
-        backbone = recipe.model["backbone"] | {"n_layer": 2}
-        recipe = dataclasses.replace(recipe, model=recipe.model | {"backbone": backbone})
-    model, options = load(saved(tmp_path / "run", recipe)), {"do_sample": False, "max_new_tokens": 12}
+    model, options = load(saved(tmp_path / "run", _recipe(name, corpus))), {"do_sample": False, "max_new_tokens": 12}
     prompts = [["She had a son. He was", "A"], ["Who", "His"], ["A father. His name is what", "Who"]]
     prompts += [["She had", "A"], ["He went to see", "A"]]
     expected = [model.generate(pair, **options) for pair in prompts]
@@ -108,6 +104,9 @@ def _recipe(name: str, corpus: Path) -> Recipe:
     recipe = shrink(get_recipe(name), corpus)
     if name in FEWER_LAYERS:
         recipe = dataclasses.replace(recipe, model=recipe.model | {"num_hidden_layers": FEWER_LAYERS[name]})
+    if recipe.model.get("backbone", {}).get("n_layer", 0) > 2:
+        backbone = recipe.model["backbone"] | {"n_layer": 2}
+        recipe = dataclasses.replace(recipe, model=recipe.model | {"backbone": backbone})
     return recipe
 
 
