@@ -149,6 +149,7 @@ def test_every_run_has_its_second_scores_which_are_kept(tmp_path: Path, monkeypa
     assert (novels["mean"], sentences["mean"]) == (2.0, pytest.approx(0.25 + 5))
     page = suite_page(result(SCORES, tmp_path) | {"tasks": judged[:1]})
     assert page.count("2.000 ± 0.000") == len(made.methods)
+    assert "±" not in suite_page(result(SCORES, tmp_path) | {"tasks": [judged[0] | {"seeds": 1}]})
     fewer = dataclasses.replace(UNSEEN[1], options=UNSEEN[1].options | {"limit": 1})
     further_score(fewer, run_folder(tmp_path, "topics/gpt2-rope", 0))
     assert len(asked) == 2 * 3 * len(made.methods) + 1, "other questions are asked again"

@@ -67,7 +67,9 @@ def _suite(paths: list[str]) -> tuple[Any, dict[str, Any]]:
         numbers["tasks"].append({"name": task["name"], "methods": kept})
     panels[-1][0].set_xlabel("share of the gap closed; 0%: best without the mechanism, 100%: best possible")
     everything = [share for task in tasks for method in task["methods"] for share in method["closed"]["seeds"]]
-    cut = f"; shares below {_CUT[0]:.0%} are drawn there" if min(everything) < _CUT[0] else ""
+    low, high = _CUT
+    cut = f"; shares below {low:.0%} are drawn there" if min(everything) < low else ""
+    cut += f"; shares above {high:.0%} are drawn there" if max(everything) > high else ""
     footnote(picture, f"white dots: seeds; diamonds: means with 95% intervals over seeds{cut}")
     return picture, numbers
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,9 @@ def _task(task: Mapping[str, Any]) -> str:
     def number(value: float) -> str:
         return score_text(value, unit)
 
+    def spread(score: Mapping[str, float], text: Callable[[float], str]) -> str:
+        return f"{text(score['mean'])} ± {text(score['std'])}" if task["seeds"] > 1 else text(score["mean"])
+
     rows = ""
     for method in task["methods"]:
         closed = method["closed"]
@@ -94,11 +97,11 @@ def _task(task: Mapping[str, Any]) -> str:
         )
         edge = " (edge)" if method["at_edge"] else ""
         further = method.get("further", {})
-        others = "".join(f"<td>{one['mean']:.3f} ± {one['std']:.3f}</td>" for one in further.values())
+        others = "".join(f"<td>{spread(one, '{:.3f}'.format)}</td>" for one in further.values())
         rows += (
             f'<tr class="{_ROLES[method["role"]]}"><th scope="row">{name}<small>{method["role"]}: '
             f"{escape(method['description'])}</small></th><td>{_dots(closed)}</td><td>{_share(closed['mean'])}"
-            f"<small>{against}</small></td><td>{number(method['score']['mean'])} ± {number(method['score']['std'])}"
+            f"<small>{against}</small></td><td>{spread(method['score'], number)}"
             f"</td>{others}<td>{method['learning_rate']:g}{edge}<small>{_best_of(method['trials'])}</small></td><td>{short_count(method['parameters'])}</td>"
             f"<td>{short_count(method['flops'])}</td></tr>\n"
         )
