@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,33 @@ from mentalese.testing.runs import (  # noqa: F401 (tests import them from here)
 def tiny_recipes() -> list[str]:
     """Every family's `tiny` recipe, found by discovery."""
     return [name for name in recipes() if name.endswith("/tiny")]
+
+
+_FORKS = """
+import gc, os, sys, traceback
+exec(sys.argv[1])
+assert not any(name.partition(".")[0] == "mentalese" for name in sys.modules)
+gc.freeze()
+for number, code in enumerate(sys.argv[2:]):
+    if not os.fork():
+        try:
+            exec(code)
+        except BaseException:
+            print(code, traceback.format_exc(), sep="\\n", flush=True)
+        os._exit(0)
+    if number:  # two at a time
+        os.wait()
+os.wait()
+"""
+
+
+def run_in_forks(before: str, codes: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Runs each code in a fork of a process that has run `before`; what they raise is on standard output.
+
+    Only other projects' modules are there when a fork starts: each imports ours from nothing.
+    """
+    command = [sys.executable, "-c", _FORKS, before, *codes]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def metaspace_tokenizer() -> PreTrainedTokenizerFast:

@@ -10,6 +10,7 @@ import pytest
 
 from mentalese import Family, InputError, Recipe, TrainConfig, get_recipe, match_recipes, recipes, registry
 from mentalese.registry import families
+from support import run_in_forks
 
 
 def test_built_in_families_are_found_by_their_folders() -> None:
@@ -80,26 +81,17 @@ ORDERS = [
     "import mentalese.families.coconut.model",
     "from transformers.models.gpt2.modeling_gpt2 import GPT2Model; import mentalese.families.conceptlm.model",
 ]
-FORKED = """
-import os, sys, traceback
-import torch, transformers  # whose classes are imported by a child, when it asks for them
-for lines in sys.argv[1:]:
-    if not os.fork():
-        try:
-            exec(lines)
-            import mentalese
-            from transformers import AutoConfig
-            assert AutoConfig.for_model("gpt2_gist").model_type == "gpt2_gist"
-        except BaseException:
-            print(lines, traceback.format_exc(), sep="\\n", flush=True)
-        os._exit(0)
-    os.wait()
+KNOWN = """
+import mentalese
+from transformers import AutoConfig
+assert AutoConfig.for_model("gpt2_gist").model_type == "gpt2_gist"
 """
 
 
 def test_every_order_of_imports_works() -> None:
     """Families import transformers' classes, and transformers' mappings know families: neither waits for the other."""
-    done = subprocess.run([sys.executable, "-c", FORKED, *ORDERS], capture_output=True, text=True, check=False)
+    # transformers' own classes are imported by a fork, if it asks for them.
+    done = run_in_forks("import torch, transformers", [f"{order}\n{KNOWN}" for order in ORDERS])
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 

@@ -196,16 +196,19 @@ def corpus_encoder(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
     return backend
 
 
+def _without_markers(ids: Sequence[int] | Tensor, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    markers = set(special_token_ids(tokenizer, sentences=False).values())
+    return [i for i in torch.as_tensor(ids).tolist() if i not in markers]
+
+
 def decode(ids: Sequence[int] | Tensor, tokenizer: PreTrainedTokenizerBase) -> str:
     """The text of token ids [length], markers removed."""
-    markers = set(special_token_ids(tokenizer, sentences=False).values())
-    return tokenizer.decode([i for i in torch.as_tensor(ids).tolist() if i not in markers])
+    return tokenizer.decode(_without_markers(ids, tokenizer))
 
 
 def last_token(ids: Sequence[int] | Tensor, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The last of token ids [length] that is no marker; empty if there is none."""
-    markers = set(special_token_ids(tokenizer, sentences=False).values())
-    return [i for i in torch.as_tensor(ids).tolist() if i not in markers][-1:]
+    return _without_markers(ids, tokenizer)[-1:]
 
 
 def decode_after(ids: Sequence[int] | Tensor, start: int, tokenizer: PreTrainedTokenizerBase) -> str:

@@ -101,6 +101,19 @@ class ThoughtCache(Cache):
         )
 
 
+def check_cache_kind(model: nn.Module, kind: str | None, why_no_fixed: str | None) -> None:
+    """Raises `InputError` for a `cache_implementation` that a model does not have.
+
+    Args:
+        why_no_fixed: the reason why a cache of it cannot have a fixed size; `None`: it can.
+    """
+    if kind not in ((None, "dynamic", "static") if why_no_fixed is None else (None, "dynamic")):
+        why = why_no_fixed or "it grows, or is 'static'"
+        raise InputError(
+            f"cache_implementation is {kind!r}: {type(model).__name__} has no such cache ({why}), so remove it"
+        )
+
+
 @dataclass
 class CausalLMOutputWithThoughts(CausalLMOutputWithPast):
     """Hugging Face's output, and one `ThoughtTrace` per row if `output_thoughts=True` was asked for."""
@@ -499,12 +512,8 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
         batch_size: int,
         max_cache_length: int,
     ) -> None:
-        kind, fixed = generation_config.cache_implementation, self.why_no_fixed_cache is None
-        if kind not in ((None, "dynamic", "static") if fixed else (None, "dynamic")):
-            why = "it grows, or is 'static'" if fixed else self.why_no_fixed_cache
-            raise InputError(
-                f"cache_implementation is {kind!r}: {type(self).__name__} has no such cache ({why}), so remove it"
-            )
+        kind = generation_config.cache_implementation
+        check_cache_kind(self, kind, self.why_no_fixed_cache)
         cache = model_kwargs.get("past_key_values")
         if cache is not None and kind == "static":
             raise InputError(

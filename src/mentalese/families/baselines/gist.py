@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 
 from mentalese.errors import InputError
 from mentalese.models.anywhere import NotCopied, OpensAnywhere
-from mentalese.models.hf import ThoughtCache
+from mentalese.models.hf import ThoughtCache, check_cache_kind
 from mentalese.models.peft_targets import adapt_by_default
 
 
@@ -103,12 +103,7 @@ class GPT2GistLMHeadModel(OpensAnywhere, GPT2LMHeadModel):
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        kind = generation_config.cache_implementation
-        if kind not in (None, "dynamic"):
-            raise InputError(
-                f"cache_implementation is {kind!r}: {type(self).__name__} has no such cache (it grows with the text), "
-                "so remove it"
-            )
+        check_cache_kind(self, generation_config.cache_implementation, "it grows with the text")
         if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
             model_kwargs["past_key_values"] = ThoughtCache(self.config.num_hidden_layers)
 
