@@ -23,7 +23,8 @@ SIZES = [(4, 64), (3, 50), (2, 64), (4, 33), (3, 41)]
 # CODI reads all layers' states, which transformers collects by a context variable. Attention in groups of sentences is
 # not for the compiler.
 BROKEN, EAGER = "codi", "_eagerly"
-FEWER_LAYERS = {"thought_gestalt/tiny": 5}  # of 12, all recurrent ones in one graph; each kind is among them
+FEWER_LAYERS = {"thought_gestalt/tiny": 5, "latent_thought/tiny": 2}
+"""Of 12 and of 3, which are one graph; each kind of layer is among them."""
 FIXED = ["coconut/tiny", "codi/tiny", "looped/tiny"]  # whose caches may have a fixed size
 WARM_UP = {"looped/tiny": 4, "sentence_rows/tiny": 3}
 """Steps; the first of a loop without gradients comes when one is drawn; the third batch of these sentences is
