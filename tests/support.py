@@ -142,6 +142,7 @@ class Markers:
     """A tokenizer that knows nothing but the ids of its markers."""
 
     eos_token_id = bos_token_id = None
+    backend_tokenizer = Tokenizer(WordLevel({}))
 
     def __init__(self, **ids: int) -> None:
         self._ids = ids

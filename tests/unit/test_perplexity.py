@@ -5,22 +5,27 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import Unigram, WordLevel
+from tokenizers.normalizers import NFD, Lowercase
+from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from mentalese import evaluate
 from mentalese.data.batch import Batch
 from mentalese.data.layouts import Layout, Marked, Packed, PerDocument, QuestionAnswer, SentenceStreams, layout_class
-from mentalese.data.store import Split
-from mentalese.data.tokenizers import special_token_ids
+from mentalese.data.store import Split, split_of
+from mentalese.data.tokenizers import add_markers, special_token_ids
 from mentalese.errors import InputError
 from mentalese.models.adapter import CausalLMAdapter
 from mentalese.models.contract import Contract
-from mentalese.models.scoring import perplexity, protocol, token_scores
+from mentalese.models.scoring import perplexity, protocol, text_scores, token_scores
 from mentalese.recipe import DataConfig, EvaluationConfig, Recipe, TrainConfig
 from support import MARKERS, make_split
 
@@ -92,6 +97,30 @@ def test_a_uniform_model_has_the_perplexity_of_its_choices(split: Split, tokeniz
     assert (result.tokens, result.bytes) == (size, size)  # every byte is one token, scored once
     assert result.bits_per_byte == pytest.approx(8)
     assert result.nll == pytest.approx(math.log(256))
+
+
+@pytest.mark.parametrize(
+    ("model", "normalizer", "text", "lost"),
+    [
+        (WordLevel({"[UNK]": 0, "He": 1}, unk_token="[UNK]"), None, "He sees", "the words of 1 unknown tokens"),
+        (WordLevel({"[UNK]": 0, "He": 1}, unk_token="[UNK]"), None, "He He", None),
+        (Unigram([("He", -1.0), ("?", -1.0)], unk_id=1), None, "He sees", "the words of 1 unknown tokens"),
+        (WordLevel({"he": 0}), Lowercase(), "He", "capital letters or accents"),
+        (WordLevel({"He": 0}), NFD(), "He", None),
+    ],
+)
+def test_what_tokens_lost_is_not_paid_for_and_said(
+    model: Any, normalizer: Any, text: str, lost: str | None, tmp_path: Path
+) -> None:
+    backend = Tokenizer(model)
+    backend.normalizer, backend.pre_tokenizer = normalizer, Whitespace()
+    words = add_markers(PreTrainedTokenizerFast(tokenizer_object=backend))
+    split = split_of([text], words, DataConfig(), special_token_ids(words)["eos_token_id"])
+    result = score(Uniform(2), split, words)
+    (one,) = text_scores(np.zeros(len(split.tokens)), split, words, "exact")
+    assert result.protocol.get("lost") == one.lost == lost
+    bits = (result.bits_per_byte, result.bits_per_byte_with_ends, one.bits_per_byte)
+    assert all((found is None) == (lost is not None) for found in bits)
 
 
 def test_all_tokens_also_counts_the_documents_ends(split: Split, tokenizer: PreTrainedTokenizerFast) -> None:

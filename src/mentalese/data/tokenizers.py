@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
@@ -194,6 +196,20 @@ def corpus_encoder(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
     backend.no_truncation()
     backend.encode_special_tokens = True
     return backend
+
+
+def lost_in_tokens(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> str | None:
+    """What the token ids of a text no longer tell of it, so that nobody pays for it; `None` if nothing is known of."""
+    backend = tokenizer.backend_tokenizer
+    unknown = getattr(backend.model, "unk_token", None)
+    if isinstance(backend.model, models.Unigram):
+        model = json.loads(backend.to_str())["model"]
+        unknown = None if model["unk_id"] is None else model["vocab"][model["unk_id"]][0]
+    if unknown is not None and (count := int(np.count_nonzero(ids == backend.token_to_id(unknown)))):
+        return f"the words of {count:,} unknown tokens"
+    normalizer = backend.normalizer
+    kept = "AÉ" if normalizer is None else unicodedata.normalize("NFC", normalizer.normalize_str("AÉ"))
+    return None if set("AÉ") <= set(kept) else "capital letters or accents"
 
 
 def _without_markers(ids: Sequence[int] | Tensor, tokenizer: PreTrainedTokenizerBase) -> list[int]:

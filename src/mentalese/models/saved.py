@@ -168,7 +168,7 @@ class Saved:
                 raise InputError(f"texts[{number}] is {text!r}: use a text with at least one word")
         split = split_of(texts, self.tokenizer, self.data, self.layout.special_ids(self.tokenizer)["eos_token_id"])
         scores = dataclasses.replace(self, evaluation=self.evaluation.of_one_text()).token_scores(split)
-        return scoring.text_scores(scores, split, self.estimator)
+        return scoring.text_scores(scores, split, self.tokenizer, self.estimator)
 
     def think(self, text: str, **options: Any) -> ThoughtTrace:
         """What the model thinks of a text; for models trained on questions, of it as a question and of the answer.

@@ -17,6 +17,7 @@ from mentalese.data.batch import Batch, to_device
 from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Layout
 from mentalese.data.store import Split
+from mentalese.data.tokenizers import lost_in_tokens
 from mentalese.errors import InputError
 from mentalese.models.contract import ONE_PASS, Contract, evaluation_mode
 from mentalese.nn.loss import IGNORED
@@ -37,11 +38,12 @@ class Perplexity:
         bytes: UTF-8 bytes of the scored documents' text.
         perplexity: `exp(nll)`; depends on the tokenizer.
         bits_per_byte: total bits over `bytes`; comparable across tokenizers. `None` if the estimator scores only a
-            part of the text.
+            part of the text, or its tokens lost something of it (`lost` in the protocol).
         protocol: what was scored, given what context, and how.
         parts: the terms that `nll` is the sum of, by name (`nll` and `kl` of a bound); empty if there is only one.
         bits_per_byte_with_ends: bits per byte including the ends of sentences and documents, which models of sentences
-            are otherwise told: it compares all kinds of models. `None` if the estimator is no likelihood of one pass.
+            are otherwise told: it compares all kinds of models. `None` if the estimator is no likelihood of one pass,
+            or the tokens lost something.
     """
 
     nll: float
@@ -68,12 +70,14 @@ class TextScore:
         tokens: scored tokens.
         bytes: UTF-8 bytes of the text.
         estimator: the scoring rule; only `exact` and `causal` are autoregressive likelihoods in one pass.
+        lost: what the tokens do not tell of the text: unknown words, or capital letters; `None`: nothing known of.
     """
 
     nll: float
     tokens: int
     bytes: int
     estimator: str
+    lost: str | None = None
 
     @property
     def perplexity(self) -> float:
@@ -81,12 +85,15 @@ class TextScore:
         return _exp(self.nll / self.tokens)
 
     @property
-    def bits_per_byte(self) -> float:
-        """Comparable across tokenizers; ends of sentences and of the text are not paid for."""
-        return self.nll / math.log(2) / self.bytes
+    def bits_per_byte(self) -> float | None:
+        """Comparable across tokenizers; ends of sentences and of the text are not paid for. `None` if the tokens lost
+        something of the text."""
+        return self.nll / math.log(2) / self.bytes if self.lost is None else None
 
 
-def text_scores(scores: np.ndarray, split: Split, estimator: str) -> list[TextScore]:
+def text_scores(
+    scores: np.ndarray, split: Split, tokenizer: PreTrainedTokenizerBase, estimator: str
+) -> list[TextScore]:
     """`token_scores` [len(split.tokens)] summed by document; raises `InputError` for one without a scored token."""
     results = []
     for number, (start, end, size) in enumerate(zip(split.documents, split.documents[1:], split.document_bytes)):
@@ -94,7 +101,8 @@ def text_scores(scores: np.ndarray, split: Split, estimator: str) -> list[TextSc
         tokens = int((~np.isnan(nats)).sum())
         if not tokens:
             raise InputError(f"texts[{number}] has no token to score by the estimator {estimator!r}: use a longer text")
-        results.append(TextScore(float(np.nansum(nats.astype(np.float64))), tokens, int(size), estimator))
+        lost = lost_in_tokens(tokenizer, split.tokens[start:end])
+        results.append(TextScore(float(np.nansum(nats.astype(np.float64))), tokens, int(size), estimator, lost))
     return results
 
 
@@ -145,14 +153,17 @@ def perplexity(
     if not tokens:
         raise _nothing(len(chosen))
     total, size = totals.total(), int(split.document_bytes[chosen].sum())
+    spans = zip(split.documents[chosen], split.documents[np.asarray(chosen) + 1])
+    lost = lost_in_tokens(tokenizer, np.concatenate([split.tokens[start:stop] for start, stop in spans]))
+    told = {} if lost is None else {"lost": lost}
     return Perplexity(
         nll=total / tokens,
         tokens=tokens,
         bytes=size,
         perplexity=_exp(total / tokens),
-        bits_per_byte=None if left_out else total / math.log(2) / size,
-        bits_per_byte_with_ends=(total + ends) / math.log(2) / size if apart else None,
-        protocol=protocol(model, data, layout, evaluation) | evaluation.how_many(available),
+        bits_per_byte=None if left_out or lost else total / math.log(2) / size,
+        bits_per_byte_with_ends=(total + ends) / math.log(2) / size if apart and not lost else None,
+        protocol=protocol(model, data, layout, evaluation) | evaluation.how_many(available) | told,
         parts={name: nats / tokens for name, nats in totals.items()} if len(totals) > 1 else {},
     )
 
