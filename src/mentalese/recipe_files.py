@@ -169,7 +169,8 @@ def change(recipe: Recipe, changes: Mapping[str, Any], **fields: Any) -> Recipe:
         fields: other fields of the recipe, e.g. `name`.
 
     Raises:
-        InputError: a field does not exist, or a value is of another type or out of range.
+        InputError: a field does not exist, a value is of another type or out of range, or a prepared store is to have
+            another tokenizer.
     """
     replaced = dict(fields)
     for section, new in changes.items():
@@ -184,8 +185,15 @@ def change(recipe: Recipe, changes: Mapping[str, Any], **fields: Any) -> Recipe:
         new = {name: value for name, value in given.items() if value != getattr(old, name)}
         if section == "train" and any(name in new for name in LENGTHS):
             new = dict.fromkeys(LENGTHS) | given
-        if section == "data" and "source" in new:
-            new = AS_IT_IS | given
+        if section == "data":
+            source = given.get("source", old.source)
+            if "tokenizer" in new and source.startswith("store:"):
+                raise InputError(
+                    f"data.tokenizer is {new['tokenizer']!r}: {source} has its own tokenizer; leave it out, or use "
+                    "--tokenizer with `mentalese data prepare`"
+                )
+            if "source" in new:
+                new = AS_IT_IS | given
         if new:
             replaced[section] = dataclasses.replace(old, **new)
     return dataclasses.replace(recipe, **replaced)

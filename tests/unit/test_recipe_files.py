@@ -148,6 +148,13 @@ def test_another_source_is_read_as_it_is() -> None:
     assert recipe.override("data.source=file:a.jsonl", "data.text_column=body").data.text_column == "body"
 
 
+def test_a_store_has_its_own_tokenizer() -> None:
+    recipe = get_recipe("gpt2/tiny")
+    assert recipe.override("data.source=store:here").data.source == "store:here"
+    with pytest.raises(InputError, match=r"data\.tokenizer is 'bpe:999': store:here has its own tokenizer; leave it"):
+        recipe.override("data.source=store:here", "data.tokenizer=bpe:999")
+
+
 def test_two_lengths_are_refused_though_one_is_the_recipes_own() -> None:
     recipe = get_recipe("gpt2/tiny")
     assert recipe.override("train.epochs=2").train.tokens is None
