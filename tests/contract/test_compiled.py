@@ -23,7 +23,10 @@ SIZES = [(4, 64), (3, 50), (2, 64), (4, 33), (3, 41)]
 # CODI reads all layers' states, which transformers collects by a context variable. Attention in groups of sentences is
 # not for the compiler.
 BROKEN, EAGER = "codi", "_eagerly"
-FEWER_LAYERS = {"thought_gestalt/tiny": 5, "latent_thought/tiny": 2}
+FEWER_LAYERS = {
+    "thought_gestalt/tiny": {"num_hidden_layers": 5},
+    "latent_thought/tiny": {"num_hidden_layers": 2, "num_latents": 4},
+}
 """Of 12 and of 3, which are one graph; each kind of layer is among them."""
 FIXED = ["coconut/tiny", "codi/tiny", "looped/tiny"]  # whose caches may have a fixed size
 WARM_UP = {"looped/tiny": 4, "sentence_rows/tiny": 3}
@@ -104,7 +107,7 @@ def test_a_model_without_parts_is_not_compiled(corpus: Path, tmp_path: Path, mon
 def _recipe(name: str, corpus: Path) -> Recipe:
     recipe = shrink(get_recipe(name), corpus)
     if name in FEWER_LAYERS:
-        recipe = dataclasses.replace(recipe, model=recipe.model | {"num_hidden_layers": FEWER_LAYERS[name]})
+        recipe = dataclasses.replace(recipe, model=recipe.model | FEWER_LAYERS[name])
     if recipe.model.get("backbone", {}).get("n_layer", 0) > 2:
         backbone = recipe.model["backbone"] | {"n_layer": 2}
         recipe = dataclasses.replace(recipe, model=recipe.model | {"backbone": backbone})

@@ -350,7 +350,7 @@ def test_a_prepared_store_trains(corpus: Path, tmp_path: Path, capsys: pytest.Ca
     store, out = tmp_path / "store", tmp_path / "run"
     assert mentalese("data", "prepare", f"file:{corpus}", "--out", store, "--tokenizer", "bpe:512") == 0
     assert f"--data store:{store}" in capsys.readouterr().out
-    small = [*SMALL, "--train.steps", "2"]
+    small = [*SMALL[2:], "--train.steps", "2"]  # a store has its tokenizer
     assert mentalese("train", "gpt2/tiny", "--data", f"store:{store}", "--out", out, *small) == 0
 
 
