@@ -472,6 +472,7 @@ def test_a_config_that_cannot_be_is_refused(fields: dict[str, Any], message: str
     [
         ({"num_beams": 2, "do_sample": False}, "num_beams is 2"),
         ({"num_steps": 0}, "num_steps is 0: set 1 or more"),
+        ({"stop_strings": ["a"]}, r"stop_strings is \['a'\]: masks fall in any order"),
         ({"return_dict_in_generate": True}, "return_dict_in_generate is True"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0 and no prompt contains a mask: set 1 or more"),
     ],

@@ -65,6 +65,7 @@ CALLS: dict[str, tuple[Callable[[Saved], Any], str]] = {
     "scores of a text": (lambda m: m.generate("She", output_scores=True), "output_scores is True: texts are passed"),
     "all of it": (lambda m: m.generate("She", return_dict_in_generate=True), "call saved.hugging_face.generate with"),
     "tokens for texts": (lambda m: m.generate("She", input_ids=torch.ones(1, 1)), "input_ids is of type Tensor: texts"),
+    "a tokenizer": (lambda m: m.generate("She", tokenizer=m.tokenizer), r"tokenizer is of type .*: texts are passed"),
     "a mask of a stream": (lambda m: m.stream("She", attention_mask=None), "attention_mask is None: texts are passed"),
     "a stream of a stream": (lambda m: m.stream("She", streamer=None), "streamer is set: the pieces are returned here"),
     "a text to evaluate": (lambda m: mentalese.evaluate(3), "path is of type int: use a path"),  # type: ignore[arg-type]

@@ -49,6 +49,24 @@ def test_one_text_needs_no_list(opened: Saved) -> None:
     assert opened.generate(TEXTS[0], max_new_tokens=3) == opened.generate([TEXTS[0]], max_new_tokens=3)
 
 
+def test_text_ends_after_a_stop_string(opened: Saved) -> None:
+    model = opened.hugging_face
+    if not getattr(model, "causal", True):
+        with pytest.raises(InputError, match=r"stop_strings is .* remove it"):
+            opened.generate("She", max_new_tokens=4, stop_strings=["a"])
+        return
+    inputs = opened.encode("She")
+    start, options = inputs["input_ids"].shape[1], {"max_new_tokens": 12, "pad_token_id": 0}
+    words = [opened.tokenizer.decode(token) for token in model.generate(**inputs, **options)[0, start:]]
+    last = next(number for number, word in enumerate(words) if word and "\ufffd" not in word)
+    options |= {"stop_strings": [words[last]], "tokenizer": opened.tokenizer}
+    assert model.generate(**inputs, **options).shape[1] == start + last + 1
+    whole = opened.generate("She", max_new_tokens=12, stop_strings=[words[last]])[0]
+    assert whole.endswith(words[last])
+    pieces = opened.stream("She", max_new_tokens=12, stop_strings=[words[last]])
+    assert whole.endswith("".join(pieces))
+
+
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_any_hugging_face_model_opens(kind: str, tokenizer: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -29,6 +29,7 @@ def generate_text(
     prompts: Sequence[str],
     data: DataConfig,
     layout: Layout,
+    /,
     *,
     max_new_tokens: int = 40,
     seed: int = 0,
@@ -56,7 +57,7 @@ def generate_text(
     check_settings(max_new_tokens=max_new_tokens, seed=seed, batch_size=batch_size, **generation_kwargs)
     plain = hugging_face_model(model)
     everything = _encode(plain, tokenizer, prompts, data, layout, max_new_tokens)
-    options = _options(tokenizer, max_new_tokens) | generation_kwargs
+    options = _options(plain, tokenizer, max_new_tokens, generation_kwargs)
     texts = []
     with seeded(plain, seed):
         for start in range(0, len(prompts), batch_size):
@@ -80,6 +81,7 @@ def stream_text(
     prompt: str,
     data: DataConfig,
     layout: Layout,
+    /,
     *,
     max_new_tokens: int = 40,
     seed: int = 0,
@@ -97,7 +99,7 @@ def stream_text(
     check_settings(max_new_tokens=max_new_tokens, seed=seed, **generation_kwargs)
     plain = hugging_face_model(model)
     batch = _encode(plain, tokenizer, [prompt], data, layout, max_new_tokens)
-    return _stream(plain, tokenizer, batch, seed, _options(tokenizer, max_new_tokens) | generation_kwargs)
+    return _stream(plain, tokenizer, batch, seed, _options(plain, tokenizer, max_new_tokens, generation_kwargs))
 
 
 def _stream(
@@ -164,12 +166,17 @@ def _shortened(text: str) -> str:
     return repr(text if len(text) <= 40 else text[:39] + "…")
 
 
-def _options(tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> dict[str, Any]:
+def _options(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int, asked: dict[str, Any]
+) -> dict[str, Any]:
     special = special_token_ids(tokenizer, sentences=False)
+    stops = asked.get("stop_strings") or model.generation_config.stop_strings
     return {
         "max_new_tokens": max_new_tokens,
         "pad_token_id": special["pad_token_id"],
         "return_dict_in_generate": False,  # whatever the model's own generation settings are
+        **({"tokenizer": tokenizer} if stops else {}),
+        **asked,
     }
 
 
@@ -185,7 +192,7 @@ _SETTINGS: dict[str, tuple[Any, float]] = {
     "do_sample": (bool | None, 0),
 }
 """Types of settings that transformers compares before it looks, and the least of each."""
-_PROMPTS = ("inputs", "input_ids", "inputs_embeds", "attention_mask")
+_PROMPTS = ("inputs", "input_ids", "inputs_embeds", "attention_mask", "tokenizer")
 _OUTPUTS = ("return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states")
 """Keywords of transformers' `generate` that belong to calls with tokens, which return tokens."""
 

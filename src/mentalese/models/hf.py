@@ -538,6 +538,7 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
     ) -> dict[str, Any]:
         """transformers' hook for each token. What `generate` has added itself is no padding, so it goes without a mask,
         in which a model would have to look for some; padding before it is in the cache."""
+        kwargs.pop("tokenizer", None)  # of `stop_strings`: transformers hands it on to the model too
         first = kwargs.get("is_first_iteration", False)
         if not first and past_key_values is not None and past_key_values.seen_tokens:
             attention_mask = None

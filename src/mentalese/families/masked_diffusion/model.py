@@ -347,9 +347,12 @@ class MaskedDiffusionLM(LatentThoughtModel):
             [B, L + max_new_tokens].
 
         Raises:
-            InputError: beams, scores asked for, no padding token, no steps, nothing to fill in, or a streamer for
+            InputError: beams, stop strings, scores asked for, no padding token, no steps, nothing to fill in, or a streamer for
                 prompts with masks.
         """
+        for source in (kwargs, vars(generation_config or self.generation_config)):
+            if stops := source.get("stop_strings"):
+                raise InputError(f"stop_strings is {stops!r}: masks fall in any order, so remove it")
         inside = kwargs.get("max_new_tokens") == 0  # which transformers refuses
         kwargs |= {"max_new_tokens": 1} if inside else {}
         decode = partial(type(self)._unmask, num_steps=num_steps, streamer=streamer, inside=inside)
