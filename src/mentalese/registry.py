@@ -277,7 +277,16 @@ def when_imported(name: str, action: Callable[[], None]) -> None:
         sys.meta_path.insert(0, _finder)
 
 
+def _name_for_trainer() -> None:
+    """Makes `transformers.Trainer` know the names of our classes: it smooths the labels of the next token for those
+    that it knows, and for others those of the token that was read."""
+    names = sys.modules["transformers.models.auto.modeling_auto"].MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    for family in families().values():
+        names.update((model_type, model.partition(":")[2]) for model_type, (_, model) in family.classes.items())
+
+
 def register_lazily() -> None:
     """Registers with the mappings that are loaded already, and with the others when they are."""
     for name in _MAPPINGS:
         when_imported(name, partial(_register, name))
+    when_imported("transformers.trainer", _name_for_trainer)

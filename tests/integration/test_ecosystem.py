@@ -60,3 +60,16 @@ def test_accumulated_gradients_are_means(name: str, corpus: Path, tmp_path: Path
     drawn = name.startswith(("latent_thought", "looped"))  # thoughts, or turns, are drawn anew for each micro-batch
     noise = 0.5 if drawn else 1e-4
     assert four == pytest.approx(one, rel=noise)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_smoothed_labels_are_those_of_the_next_token(name: str, corpus: Path, tmp_path: Path) -> None:
+    model, rows = rows_of(shrink(get_recipe(name), corpus))
+    arguments = TrainingArguments(str(tmp_path), label_smoothing_factor=1e-6, report_to=[], use_cpu=True)
+    trainer = Trainer(model.eval(), arguments)
+    inputs = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    with torch.no_grad():
+        logits, labels = model(**inputs, use_cache=False).logits[:, :-1], inputs["labels"][:, 1:]
+        loss = trainer.compute_loss(model, inputs | {"use_cache": False})
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    torch.testing.assert_close(loss, expected, atol=1e-4, rtol=1e-4)
