@@ -347,8 +347,8 @@ class MaskedDiffusionLM(LatentThoughtModel):
             [B, L + max_new_tokens].
 
         Raises:
-            InputError: beams, stop strings, scores asked for, no padding token, no steps, nothing to fill in, or a streamer for
-                prompts with masks.
+            InputError: beams, stop strings, scores asked for, no padding token, no steps, nothing to fill in, or a
+                streamer for prompts with masks.
         """
         for source in (kwargs, vars(generation_config or self.generation_config)):
             if stops := source.get("stop_strings"):
