@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import mentalese
 from mentalese import InputError, Saved, get_recipe
@@ -88,6 +88,24 @@ def test_any_hugging_face_model_opens(kind: str, tokenizer: Any, tmp_path: Path)
     assert score.nll == pytest.approx(expected, rel=1e-5)
     assert score.tokens == ids.shape[1] - 1
     assert opened.think("abc").scores["surprisal"][1:].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        ("thoughtbubbles", {"selection": "casual"}, "thoughtbubbles.selection is 'casual': set block or causal"),
+        ("coconut", {"thought_control": "remove"}, "coconut.thought_control is 'remove': use .*'removed'"),
+        ("coconut", {"tie_word_embeddings": False}, "coconut.tie_word_embeddings is False: it is the backbone's, True"),
+        ("coconut", {"max_position_embeddings": 9}, "max_position_embeddings is 9: it follows from others, remove it"),
+    ],
+)
+def test_fields_of_from_pretrained_are_checked(kind: str, fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+    AutoConfig.for_model(kind, vocab_size=11).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=message):
+        AutoConfig.from_pretrained(tmp_path, **fields)
+    given = {"initializer_range": 1.0} if kind == "thoughtbubbles" else {"write_passes": 2}
+    (name,) = given
+    assert getattr(AutoConfig.from_pretrained(tmp_path, **given), name) == given[name]
 
 
 def test_a_text_scores_as_in_its_split(corpus: Path, tmp_path: Path) -> None:

@@ -67,9 +67,13 @@ class LatentThoughtConfig(NotCopied, PreTrainedConfig):
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """See `PreTrainedConfig.from_dict`. What other tools have written into a saved config (`auto_map`,
-        `quantization_config`) stays in it; a misspelt field is refused where people write it, in the constructor."""
+        `quantization_config`) stays in it; a misspelt field is refused where people write it, in the constructor.
+        Fields among the keywords (`from_pretrained(path, thought_control="removed")`) are checked as there."""
         return_unused = kwargs.pop("return_unused_kwargs", False)
+        ours = [base for base in cls.__mro__ if issubclass(base, LatentThoughtConfig)]
+        fields = {name for base in ours for name in inspect.get_annotations(base)}
         config_dict = {name: value for name, value in config_dict.items() if not cls._follows(name)}
+        config_dict |= {name: kwargs.pop(name) for name in [*kwargs] if name in fields or cls._follows(name)}
         known = {name: value for name, value in config_dict.items() if cls._knows(name)}
         config, unused = super().from_dict(known, return_unused_kwargs=True, **kwargs)
         for name, value in config_dict.items():
