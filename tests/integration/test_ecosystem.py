@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -73,3 +74,14 @@ def test_smoothed_labels_are_those_of_the_next_token(name: str, corpus: Path, tm
         loss = trainer.compute_loss(model, inputs | {"use_cache": False})
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
     torch.testing.assert_close(loss, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gpt2/tiny", "thought_gestalt/tiny", "coconut/tiny"])
+def test_trainer_predicts_logits(name: str, corpus: Path, tmp_path: Path) -> None:
+    model, rows = rows_of(shrink(get_recipe(name), corpus))
+    arguments = TrainingArguments(str(tmp_path), report_to=[], use_cpu=True, per_device_eval_batch_size=len(rows))
+    predicted = Trainer(model, arguments).predict(rows)
+    assert isinstance(predicted.predictions, np.ndarray), "the logits alone, without caches and thoughts"
+    with torch.no_grad():
+        output = model.eval()(**{name: torch.stack([row[name] for row in rows]) for name in rows[0]})
+    torch.testing.assert_close(torch.from_numpy(predicted.predictions), output.logits)
