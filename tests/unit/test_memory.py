@@ -16,6 +16,9 @@ import pytest
 from mentalese import InputError, Recipe, answer, as_source, cli, evaluate, get_recipe, load, train
 from mentalese.data.documents import SPLITS
 from mentalese.data.sources import open_source
+from mentalese.data.store import prepare
+from mentalese.evaluation import paired
+from mentalese.evaluation.options import TextOptions
 from support import saved, shrink
 
 TEXTS = [f"Document {i}. It is short." for i in range(60)]
@@ -138,6 +141,26 @@ def test_a_lone_file_is_scored_as_a_whole_and_the_output_says_so(
     same = evaluate(folder, data=["One short text. It is all there is."], show=False)["perplexity"]
     assert same["source"].startswith("python:")
     assert {**same, "source": ""} == {**scored, "source": ""}
+
+
+def test_a_models_own_text_is_known_from_wherever_it_comes(
+    folder: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = shrink(get_recipe("gpt2/tiny"), corpus, steps=1)
+    store = prepare(recipe.data, recipe.layout, show=False)[0].folder
+    recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, source=f"store:{store}"))
+    trained = train(recipe, out=tmp_path / "run", show=False)
+    own = evaluate(tmp_path / "run", show=False)["perplexity"]
+    monkeypatch.chdir(corpus.parent)
+    scored = evaluate(tmp_path / "run", data=f"file:{corpus.name}", show=False)["perplexity"]
+    assert (scored["split"], scored["nll"]) == ("test", own["nll"])
+    text = TextOptions(source=f"file:{corpus}")
+    unseen = dataclasses.replace(trained, path=str(folder), recipe=None)
+    assert (
+        paired.run(unseen, trained, text)["documents"]
+        == own["documents"]
+        < paired.run(unseen, unseen, text)["documents"]
+    )
 
 
 def test_every_document_of_a_file_is_scored_once(folder: Path, tmp_path: Path) -> None:

@@ -45,28 +45,42 @@ class TextOptions:
         """The model with this text."""
         return saved.on(self.source, text_column=self.text_column, detokenizer=self.detokenizer)
 
-    def part(self, saved: Saved) -> str:
-        """The split that is read: a model's own text has been split, another file is read as a whole."""
+    def part(self, *readers: Saved) -> str:
+        """The split that models with this text read: a model's own text has been split, another file is read as a
+        whole."""
         from mentalese.data.sources import is_one_text
 
         if self.split is not None or self.source is None:
             return self.split or "test"
-        own = None if saved.recipe is None else saved.recipe.data.source
-        return "all" if not _same(self.source, own) and is_one_text(self.source) else "test"
+        return "all" if is_one_text(self.source) and not any(map(_own_text, readers)) else "test"
 
     def origin(self, saved: Saved, store: TokenStore) -> dict[str, str | None]:
         """Which text a result refers to."""
         return {
-            "split": self.part(saved),
+            "split": self.split or ("all" if "all" in store.splits else "test"),
             "source": saved.data.source,
             "detokenizer": saved.data.detokenizer,
             "data_hash": store.meta["data_hash"],
         }
 
 
-def _same(source: str, other: str | None) -> bool:
+def _own_text(reader: Saved) -> bool:
+    """Whether a model was trained on the text that it is to read, from wherever it came."""
+    from mentalese.data.store import source_fingerprint
+    from mentalese.models.checkpoints import saved_about
+
+    if reader.recipe is not None and _same(reader.data.source, reader.recipe.data.source):
+        return True
+    own = saved_about(reader.path).get("source_fingerprint")
+    try:
+        return own is not None and own == source_fingerprint(reader.data)
+    except InputError:  # too short to be split
+        return False
+
+
+def _same(source: str, other: str) -> bool:
     """Whether two sources are one; of files also if they are written in two ways."""
-    if other is None or not (source.startswith("file:") and other.startswith("file:")):
+    if not (source.startswith("file:") and other.startswith("file:")):
         return source == other
     places = (Path(spec.removeprefix("file:")).expanduser().resolve() for spec in (source, other))
     return next(places) == next(places)

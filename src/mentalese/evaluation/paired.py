@@ -123,10 +123,10 @@ def run(saved: Saved, other: Saved, options: TextOptions | None = None, *, show:
     """
     options = options or TextOptions()
     saved = options.read_by(saved).scored_by(tokens="lexical")
-    part = options.part(saved)
     data = saved.data
     other = other.on(data.source, text_column=data.text_column, detokenizer=data.detokenizer)
     other = other.scored_by(tokens="lexical")
+    part = options.part(saved, other)
     split, reference = (model.split(part, show=show) for model in (saved, other))
     if not np.array_equal(split.tokens, reference.tokens):
         raise InputError(

@@ -480,6 +480,7 @@ class Run:
                 model.load_state_dict(weights)
             recipe = dataclasses.replace(self.recipe, layout=self._layout_at(self.state.step))
             about = {"recipe": recipe.to_dict(), "step": self.state.step}
+            about["source_fingerprint"] = self.store.meta["source_fingerprint"]
             card = self._card(validation=figure)
             save_model(self.out / "model", model, self.tokenizer, adapted=adapted, card=card, **about)
         self.parallel.barrier()
