@@ -27,6 +27,7 @@ def test_warmup_counts_steps_or_a_fraction() -> None:
     by_steps = OptimizerConfig(warmup=20)
     by_fraction = OptimizerConfig(warmup=0.2)
     assert rates(by_steps) == rates(by_fraction)
+    assert max(rates(OptimizerConfig(learning_rate=1.0, warmup=2.5))) == 1.0, "part of a step is a step"
 
 
 @pytest.mark.parametrize(("schedule", "middle"), [("linear", 0.55), ("cosine", 0.55), ("constant", 1.0)])

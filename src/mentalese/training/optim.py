@@ -33,7 +33,7 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int, progress
     The warm-up counts steps; the decay follows `progress` in [0, 1], which counts tokens if the run's length is
     set in tokens or epochs, so that a curriculum that changes the size of a step does not make it jump.
     """
-    warmup = config.warmup if config.warmup >= 1 else math.ceil(config.warmup * total_steps)
+    warmup = math.ceil(config.warmup if config.warmup >= 1 else config.warmup * total_steps)
     if step < warmup:
         return config.learning_rate * (step + 1) / warmup
     start = warmup / max(total_steps, 1)
