@@ -90,6 +90,9 @@ def ask(
     [
         ("count 3\n### 1,234", "1234"),
         ("### 5\n### 6 \n", "6"),
+        ("### C#", "C#"),
+        ("count 3\n#### 7", "7"),
+        ("count 3\n# 7", "7"),
         ("no mark, none", "no mark none"),
         ("### ", ""),
         ("", ""),
@@ -156,7 +159,7 @@ def test_each_question_is_asked_at_the_stage_and_told_from_the_others(
     model = Scripted(["no"] * count, tokenizer)
     result = answer_metrics(opened(model, tokenizer, layout, **vars(SETTINGS)), store.splits["validation"])
     assert result.protocol == {
-        "decoding": "greedy", "answer": "the text after the last #, without commas", "stage": 2, "latents": 2,
+        "decoding": "greedy", "answer": "the text after the last ###, without commas", "stage": 2, "latents": 2,
         "answer_tokens": 24, "documents": count,
     }  # fmt: skip
 

@@ -130,7 +130,7 @@ def answer_metrics(
     records = answer_records(saved, split, options, examples=examples, show=show)
     protocol: dict[str, Any] = {
         "decoding": "greedy",
-        "answer": "the text after the last #, without commas" if saved.layout.questions else _FREE_ANSWER,
+        "answer": "the text after the last ###, without commas" if saved.layout.questions else _FREE_ANSWER,
         **saved.layout.asked(),
         "answer_tokens": saved.evaluation.answer_tokens,
         **saved.evaluation.how_many(len(split.document_bytes)),
@@ -243,8 +243,9 @@ def _check_longest(saved: Saved, longest: int) -> None:
 
 
 def final_answer(text: str) -> str:
-    """The answer in a text: everything after the last `#`, without commas (Hao et al., "Coconut", 2024)."""
-    return text.rpartition("#")[2].replace(",", "").strip()
+    """The answer in a text: everything after the last `###`, without commas, or else after the last `#` (Hao et al.,
+    "Coconut", 2024); an answer itself may contain one, such as C#."""
+    return text.rpartition("###" if "###" in text else "#")[2].replace(",", "").strip()
 
 
 _FREE_ANSWER = "what follows the first #s of the text up to an empty line, or else the last number there"

@@ -123,7 +123,7 @@ def _answer(trace: ThoughtTrace, written: int, expected: str | None) -> dict[str
     """What the model wrote from the token `start` on, and whether it is right; `None` if nobody knows."""
     pairs = zip(trace.tokens[written:], trace.special[written:])
     text = "".join(token for token, special in pairs if not special).strip()
-    own, wanted = final_answer(text), None if expected is None else final_answer(expected)
+    own, wanted = final_answer(text), None if expected is None else final_answer(f"### {expected}")
     return {"start": written, "text": text, "answer": own, "expected": wanted,
             "right": None if wanted is None else own == wanted}  # fmt: skip
 
