@@ -296,6 +296,7 @@ def _changed(section: str, **fields: Any) -> Recipe:
         (_changed("data", source="file:x.txt"), "data.source is 'builtin:stdlib' in a/x and 'file:x.txt' in b/x"),
         (_changed("data", tokenizer="bpe:512"), "data.tokenizer is 'bpe:4096' in a/x and 'bpe:512' in b/x"),
         (_changed("evaluation", tokens="all"), "evaluation.tokens is 'lexical' in a/x and 'all' in b/x"),
+        (_changed("evaluation", joined=True), "evaluation.joined is False in a/x and True in b/x"),
         (asking("b/x"), "evaluation.metric is 'perplexity' in a/x and 'accuracy' in b/x"),
         (recipe("a/x"), "recipes name 'a/x' twice"),
         (recipe("a-x"), "recipes name 'a/x' and 'a-x', whose runs have one folder: change one name"),

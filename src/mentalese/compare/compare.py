@@ -57,6 +57,7 @@ _SHARED = (
     ("data", "tokenizer"),
     ("data", "train_tokens"),
     ("evaluation", "tokens"),
+    ("evaluation", "joined"),
     ("evaluation", "metric"),
     ("evaluation", "answer_tokens"),
 )
