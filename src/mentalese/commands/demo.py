@@ -13,8 +13,8 @@ from mentalese.screen import print_table
 
 @dataclass(kw_only=True)
 class Options:
-    """Trains a small model of each family in a few minutes and writes a page: what each thinks, and what it loses
-    without its thoughts.
+    """Trains five small models in a few minutes and writes a page: what each thinks, and what it loses without its
+    thoughts.
 
     Attributes:
         jobs: trainings at once, each in a process with one thread or one GPU.

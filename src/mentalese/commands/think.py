@@ -25,7 +25,7 @@ class Options:
             the same options, without its thoughts, or with noise on them.
         out: the page's file.
         config: FIELD=VALUE ...: other values of the model's config, as far as the weights allow.
-        stage: ask at this stage instead of the one that the model was trained to.
+        stage: ask at this stage of the curriculum (default: the last one of training).
         latents: number of latent tokens after the question (default: as in training).
         max_new_tokens: the most new tokens of an answer (default: as in the model's recipe).
         fast_steps: gradient steps that infer the thoughts, for models that infer them.

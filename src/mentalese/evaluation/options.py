@@ -106,7 +106,7 @@ class PerplexityOptions(TextOptions):
         joined: score all documents joined by their ends, in blocks, instead of each by itself.
         context_length: tokens per block, or per window.
         documents: score only the first N documents.
-        stage: score questions at this stage instead of the one that the model was trained to.
+        stage: score questions at this stage of the curriculum (default: the last one of training).
         latents: number of latent tokens after the question (default: as in training).
     """
 
@@ -187,7 +187,7 @@ class AnswerOptions(TextOptions):
         seed: for shots and sampled answers.
         answer_tokens: the most new tokens of an answer.
         documents: ask only the first N questions.
-        stage: ask at this stage instead of the one that the model was trained to.
+        stage: ask at this stage of the curriculum (default: the last one of training).
         latents: number of latent tokens after the question (default: as in training).
     """
 

@@ -21,13 +21,13 @@ class GenerateOptions:
         file: a text file with one prompt per line.
         max_new_tokens: new tokens per prompt; 0: only fill in masks.
         temperature: divides the logits before a token is drawn.
-        top_k: draw from the K likeliest tokens.
-        top_p: draw from the likeliest tokens that share this probability.
+        top_k: draw from the K most likely tokens.
+        top_p: draw from the most likely tokens, as many as add up to this probability.
         num_beams: search with this many beams.
         do_sample: draw tokens; implied by temperature, top-k and top-p.
-        greedy: take the likeliest token, whatever the model's own generation settings are.
+        greedy: take the most likely token, whatever the model's own generation settings are.
         config: FIELD=VALUE ...: other values of the model's config, as far as the weights allow.
-        stage: ask at this stage instead of the one that the model was trained to.
+        stage: ask at this stage of the curriculum (default: the last one of training).
         latents: number of latent tokens after the question (default: as in training).
         fast_steps: gradient steps that infer the thoughts of the prompt, for models that infer them.
         infer_every: infer the thoughts again after this many new tokens.

@@ -79,7 +79,7 @@ class ThoughtTrace:
         links: name -> [len(thoughts), len(thoughts)], how much thought i read of thought j.
         curves: name -> [n], numbers along something else than tokens (gate by layer, ELBO by step).
         readings: name -> [length], the token ids that the model would write in the text's place; `predicted` is the
-            likeliest next token.
+            most likely next token.
         streams: columns of a table [m], a row for each candidate at each forking layer and for each stream at the end:
             `layer`, `token` (its place in the row), `parent` (the row of the table that it comes of, -1: none),
             `weight` (its score, 0 to 1), `kept` (bool, the selection kept it), `fork` (bool, it is a fork).

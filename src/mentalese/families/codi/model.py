@@ -34,7 +34,7 @@ class CodiForCausalLM(CoconutForCausalLM):
     steps_layout = "qa_pairs"
     about_thoughts = (
         "Hidden states that are fed back, through a small map, in place of tokens between a question and its answer. "
-        "Only steps and answers are trained: of a question the scores say little."
+        "Only steps and answers are trained, so scores of the question mean little."
     )
     shown = {  # noqa: RUF012 (nothing writes to it)
         "retention": Shown(

@@ -93,7 +93,7 @@ class LTMForCausalLM(LTMGeneration):
             "surprisal", "The token's cost given thoughts inferred from the whole text: not a likelihood.", "nats"
         ),
         "predicted": Shown(
-            "the likeliest next token", "The most probable token, given the thoughts and the text before it."
+            "most likely token", "The most likely token at each place, given the thoughts and the text before it."
         ),
         "elbo": Shown("ELBO", "The bound that inference raises, of the whole text.", "nats", "step"),
         "nll": Shown("negative log-likelihood", "Of the whole text under a draw of the thoughts.", "nats", "step"),
