@@ -2,10 +2,11 @@
 
     python scripts/publish.py runs/suite expressions
 
-Trained models and curves stay where they are. The repository's path is cut from commands. The figure is
+Trained models and curves stay where they are. The repository's path is cut from commands. The figures are
 redrawn by
 
     mentalese figure suite results/suite/suite.json --out results/suite/closed.svg
+    mentalese figure suite-text results/suite/suite.json --out results/suite/text.svg
 """
 
 from __future__ import annotations
