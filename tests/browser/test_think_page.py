@@ -315,6 +315,24 @@ def test_axes_start_at_zero_or_say_that_they_are_cut(opened: Open) -> None:
     assert heights == pytest.approx([100 * 7.95 / 8, 100])
 
 
+def test_bars_of_models_with_other_numbers_of_layers_stand_above_their_layer(opened: Open) -> None:
+    few, many = payloads.sentences(), payloads.sentences()
+    few["curves"]["memory_gate"]["values"] = [0.4, 0.3]
+    many |= {"name": "b/tiny", "short": "b"}
+    many["curves"]["memory_gate"]["values"] = [0.02, 0.11, 0.34, 0.29, 0.2, 0.1]
+    page = opened(page_html(page_of(few, many)))
+    axis = page.locator("figure .axis").inner_text()
+    assert " ".join(axis.split()) == "0 40% 1 30% 2 – 3 – 4 – 5 –"
+    places = "nodes => nodes.map((node) => { const box = node.getBoundingClientRect(); return [box.left, box.right]; })"
+    labels = page.locator("figure .axis > span").evaluate_all(places)
+    ours, theirs = (page.locator(f"figure rect{kind}").evaluate_all(places) for kind in (":not(.other)", ".other"))
+    for bars in (ours, theirs):
+        for (left, right), (start, end) in zip(bars, labels):
+            assert start - 5 <= left <= right <= end + 5, "a bar is above the number of its layer"
+    for (_, end), (start, _) in pairwise(sorted([*ours, *theirs])):
+        assert end <= start + 0.5, "bars do not cover each other"
+
+
 def test_a_panel_is_saved_as_it_is_shown(opened: Open, tmp_path: Path) -> None:
     trace = payloads.sentences()
     page = opened(page_html(page_of(trace)))

@@ -21,11 +21,12 @@ function curvesPanel(trace, others) {
   asTable(["curve", "values"], () => drawn.map(([, curve]) => [curve.title, curve.values.map((value) => value == null ? "–" : tidy(value)).join(", ")]))) };
 }
 
-/** The marks of a curve in a square of 100: a line, or bars where there are few points or nothing between them. */
-function marksOf(curve, others, asBars, at, up) {
+/** The marks of a curve in a square of 100: a line, or bars, a `slot` for each place, where there are few points or
+ * nothing between them. */
+function marksOf(curve, others, slot, at, up) {
   const lines = [curve.values, ...others.map(([, values]) => values)];
-  if (asBars) {
-    const slot = 100 / curve.values.length, width = Math.min(9, 0.6 * slot / lines.length);
+  if (slot) {
+    const width = Math.min(9, 0.6 * slot / lines.length);
     return lines.flatMap((values, n) => range(values.length).filter((i) => values[i] != null).map((i) => make(n ? "rect.other" : "rect", {
       x: at(i) + width * (n - lines.length / 2), y: Math.min(up(0), up(values[i])), width: 0.94 * width, height: Math.abs(up(0) - up(values[i])) })));
   }
@@ -40,7 +41,7 @@ function chart(curve, others) {
   const length = Math.max(curve.values.length, ...others.map(([, values]) => values.length));
   const asBars = length < 4 || (COUNTED.includes(curve.x) && length <= 24);
   const { low, high, cut } = axisOf(known, asBars);
-  const first = ["layer", "block"].includes(curve.x) ? 0 : 1, slot = 100 / length;
+  const first = ["layer", "block"].includes(curve.x) ? 0 : 1, slot = asBars ? 100 / length : 0;
   const at = (i) => asBars ? slot * (i + 0.5) : 100 * i / Math.max(1, length - 1);
   const up = (value) => 100 * (high - value) / (high - low);
   const hair = make("path.hair"), output = make("output");
@@ -59,11 +60,11 @@ function chart(curve, others) {
     },
     onpointerleave: () => document.activeElement === slider || calm() });
   const inside = low < 0 && high > 0 ? [make("path.zero", { d: `M0 ${up(0)}H100` })] : [];
-  const ends = asBars ? curve.values.map((value, i) => make("span", {}, `${first + i}`, ...(length < 9 ? [make("b", {}, say(value, { unit: curve.unit === "share" ? "share" : "" }))] : [])))
+  const ends = asBars ? range(length).map((i) => make("span", {}, `${first + i}`, ...(length < 9 ? [make("b", {}, say(curve.values[i], { unit: curve.unit === "share" ? "share" : "" }))] : [])))
     : [make("span", {}, `${curve.x} ${first}`.trim()), ...(cut ? [make("span.cut", {}, "axis cut, zero is outside")] : []), make("span", {}, first + length - 1)];
   return make(`figure${cut ? ".is-cut" : ""}`, {}, make("figcaption", {}, make("b", {}, curve.title, ...(asBars && !/ by /.test(curve.title) ? [make("small", {}, ` by ${curve.x || "place"}`)] : [])), output),
     make("div.chart", {}, make("span.high", {}, tidy(high)), make("span.low", {}, tidy(low)),
-      make("div.plot", {}, make("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", "aria-hidden": "true" }, ...inside, hair, ...marksOf(curve, others, asBars, at, up)), slider),
+      make("div.plot", {}, make("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", "aria-hidden": "true" }, ...inside, hair, ...marksOf(curve, others, slot, at, up)), slider),
       make(asBars ? "p.axis.slots" : "p.axis", { "--n": length }, ...ends)),
     make("p.about", {}, curve.about, ...(others.length ? [` ${asBars ? "Pale bars" : "Thin line"}: ${others[0][0]}.`] : [])));
 }
