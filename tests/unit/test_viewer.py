@@ -226,6 +226,10 @@ def test_the_texts_of_tokens_make_the_text_whatever_bytes_they_end_in(tokenizer:
     assert "".join(texts) == text
     assert texts[:4] == ["n", "é", "", ":"]
     assert "".join(token_texts(ids[:2], tokenizer)) == "n�", "half a character is shown as one that is broken"
+    end = tokenizer.eos_token_id
+    assert token_texts([*ids[:2], end, *ids[3:4]], tokenizer) == ["n", "�", tokenizer.eos_token, ":"], (
+        "also by a marker"
+    )
 
 
 @pytest.mark.parametrize("text", ["", " \n"])

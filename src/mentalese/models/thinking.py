@@ -124,9 +124,7 @@ def trace(
 
 def name_tokens(trace: ThoughtTrace, tokenizer: PreTrainedTokenizerBase) -> None:
     """Fills in a trace's `tokens`, `special` and `vocabulary`."""
-    known, ids = tokenizer.get_vocab(), trace.input_ids.tolist()
-    special = set(tokenizer.all_special_ids)
-    special |= {known[marker] for marker in (*MARKERS, *LATENT_MARKERS.values()) if marker in known}
+    ids, special = trace.input_ids.tolist(), _special(tokenizer)
     others = {token for reading in trace.readings.values() for token in reading.tolist()}
     others |= {token for thought in trace.thoughts for token, _ in thought.nearest}
     trace.tokens = token_texts(ids, tokenizer)
@@ -134,14 +132,23 @@ def name_tokens(trace: ThoughtTrace, tokenizer: PreTrainedTokenizerBase) -> None
     trace.vocabulary = {token: tokenizer.decode([token]) for token in sorted(others)}
 
 
+def _special(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """The tokens that are no text: those that the tokenizer says, markers and latents."""
+    known = tokenizer.get_vocab()
+    markers = {known[marker] for marker in (*MARKERS, *LATENT_MARKERS.values()) if marker in known}
+    return markers | set(tokenizer.all_special_ids)
+
+
 def token_texts(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The text of each token; joined, the whole text. If several tokens form one character, the first one has it."""
+    """The text of each token; joined, the whole text. If several tokens form one character, the first one has it; a
+    character that a marker interrupts is broken."""
     texts: list[str] = []
-    start = 0
+    start, special = 0, _special(tokenizer)
     for end in range(1, len(ids) + 1):
         before = list(ids[max(start - 1, 0) : start])  # some tokenizers drop a space at the start of a text
         text = tokenizer.decode([*before, *ids[start:end]])
-        if text.endswith("�") and end - start < _LONGEST_CHARACTER and end < len(ids):
+        going_on = end < len(ids) and end - start < _LONGEST_CHARACTER and ids[end] not in special
+        if text.endswith("�") and going_on:
             continue
         texts += [text.removeprefix(tokenizer.decode(before))] + [""] * (end - start - 1)
         start = end
