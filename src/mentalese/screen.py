@@ -87,8 +87,8 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str
         from rich.table import Table
 
         table = Table(title=title or None)
-        for index, name in enumerate(header):
-            table.add_column(name, justify="right" if index else "left")
+        for index, name in enumerate(header):  # on a narrow terminal a cell takes more lines; nothing is cut
+            table.add_column(name, justify="right" if index else "left", overflow="fold")
         for row in rows:
             table.add_row(*row)
         Console().print(table)

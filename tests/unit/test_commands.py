@@ -15,6 +15,7 @@ from mentalese.analyses.figures import figures
 from mentalese.commands.recipe_options import COMMON, recipe_options
 from mentalese.recipe_files import sections
 from mentalese.registry import families
+from mentalese.screen import print_table
 
 SECONDS_OF_CPU = """
 import resource, sys
@@ -108,6 +109,20 @@ def test_show_reads_files_and_settings(capsys: pytest.CaptureFixture[str], tmp_p
     assert text.startswith("mine: ")
     assert "steps = 7 " in text
     assert "warmup = 0.5 " in text
+
+
+def test_a_table_on_a_narrow_terminal_is_whole(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    names = ["recall/thought_gestalt-twin", "recall/thought_gestalt-swapped"]
+    print_table(("model", "tokens/s", "test perplexity"), [(name, "1,234,567", "12.345 ± 0.001") for name in names])
+    printed = capsys.readouterr().out
+    assert "…" not in printed
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines() if "│" in line]
+    assert "".join(cell for cell, *_ in cells) == "".join(names)
+    assert max(len(line) for line in printed.splitlines() if "│" in line) <= 40
 
 
 def test_list_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
