@@ -39,10 +39,10 @@ class _Bar(Progress):
 
         super().__init__(title, total, start)
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TaskProgressColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
         )
         self.bar = RichProgress(*columns, console=Console(stderr=True))
         self.task = self.bar.add_task(title, total=total, completed=int(start), note="")
@@ -85,12 +85,13 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table
+        from rich.text import Text  # its words are no markup
 
-        table = Table(title=title or None)
+        table = Table(title=Text(title, style="table.title") if title else None)
         for index, name in enumerate(header):  # on a narrow terminal a cell takes more lines; nothing is cut
             table.add_column(name, justify="right" if index else "left", overflow="fold")
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*map(Text, row))
         Console().print(table)
         return
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]

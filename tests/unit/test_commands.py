@@ -15,7 +15,7 @@ from mentalese.analyses.figures import figures
 from mentalese.commands.recipe_options import COMMON, recipe_options
 from mentalese.recipe_files import sections
 from mentalese.registry import families
-from mentalese.screen import print_table
+from mentalese.screen import print_table, progress
 
 SECONDS_OF_CPU = """
 import resource, sys
@@ -123,6 +123,22 @@ def test_a_table_on_a_narrow_terminal_is_whole(
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines() if "│" in line]
     assert "".join(cell for cell, *_ in cells) == "".join(names)
     assert max(len(line) for line in printed.splitlines() if "│" in line) <= 40
+
+
+def test_brackets_and_colons_on_a_terminal_are_words(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    print_table(("model", "value"), [("my[b]:book:", "1")], title="Test perplexity on file:texts/[a-z]*.txt")
+    with progress("Training my[b]", 1) as bar:
+        bar.update(1, "loss[b]")
+    printed, drawn = capsys.readouterr()
+    assert "my[b]:book:" in printed
+    assert "file:texts/[a-z]*.txt" in printed
+    assert "my[b]" in drawn
+    assert "loss[b]" in drawn
 
 
 def test_list_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
