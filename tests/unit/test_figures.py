@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -172,6 +173,33 @@ def test_learning_curves_say_where_they_are_cut(tmp_path: Path) -> None:
     content["curve"] = [{"step": 1, "tokens": 500, "loss": 10.0, "validation_perplexity": 40_000.0}, *content["curve"]]
     path.write_text(json.dumps(content))
     assert draw("curves", path, out=tmp_path / "cut.svg")["cut_at"] == {"validation_perplexity": 1600.0, "loss": 9.0}
+
+
+def test_ticks_of_close_values_have_all_their_digits(tmp_path: Path) -> None:
+    from mentalese.analyses.drawing import canvas, percent_axis
+
+    def ticks(name: str) -> list[str]:
+        left, *_ = (tmp_path / f"{name}.svg").read_text().split('id="axes_2"')
+        return re.findall(r'id="ytick_\d+">.*?<!-- (\S+) -->', left, re.DOTALL)
+
+    path = result(tmp_path, "gpt2/a", 2.16)
+    content = json.loads(path.read_text())
+    points = [{"step": step, "tokens": step, "validation_perplexity": 2.6 / step**0.1, "loss": 1} for step in (1, 2, 4)]
+    path.write_text(json.dumps(content | {"curve": points}))
+    draw("curves", path, out=tmp_path / "curves.svg")
+    assert "<!-- gpt2/a, test 2.16 -->" in (tmp_path / "curves.svg").read_text()
+    paths = [
+        result(tmp_path, name.format(size), base - size / 1e7, tokens=size)
+        for size in (10_000_000, 20_000_000, 40_000_000)
+        for name, base in (("gpt2/{}", 150.0), ("thought_gestalt/{}", 149.0))
+    ]
+    draw("thought_gestalt/scaling", *paths, out=tmp_path / "scaling.svg")
+    picture, ((panel,),) = canvas(1, 1, 4, 4)
+    panel.plot([0.501, 0.512])
+    percent_axis(panel.yaxis)
+    picture.savefig(tmp_path / "shares.svg")
+    for name in ("curves", "scaling", "shares"):
+        assert len(ticks(name)) == len({*ticks(name)}) > 2, name
 
 
 def test_learning_curves_leave_out_what_is_minimised_besides_the_next_token(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def _curves(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     ends: dict[int, set[int]] = {}  # the last steps of stages, and which
     for i, (path, result) in enumerate(zip(paths, results)):
         color, test = COLORS[i % len(COLORS)], result["test"][metric]
-        label = f"{result['recipe']}, test {f'{test:.1%}' if asked[0] else f'{test:.1f}'}"
+        label = f"{result['recipe']}, test {f'{test:.1%}' if asked[0] else f'{test:.{1 if test >= 20 else 2}f}'}"
         series: dict[str, Any] = {}
         for axes, name, style in (
             (left, f"validation_{metric}", {"marker": MARKERS[i % len(MARKERS)], "markersize": 3}),
@@ -59,7 +59,7 @@ def _curves(paths: list[str]) -> tuple[Any, dict[str, Any]]:
             axes.set_title(title if highest is None else f"{title}, cut at {highest:.3g}")
             axes.set_ylim(None, highest)
         for formatter in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
-            formatter("{x:.0f}")
+            formatter("{x:g}")
     for axes in (left, right):
         count_axis(axes.xaxis, f"training {clocks}")
     left.legend()

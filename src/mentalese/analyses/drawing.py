@@ -151,8 +151,8 @@ def count_axis(axis: Any, label: str) -> None:
 
 
 def percent_axis(axis: Any) -> None:
-    """An axis of shares: 0%, 50%, 100%."""
-    axis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    """An axis of shares: 0%, 50%, 100%, and where they are close 50.5%."""
+    axis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
 
 
 def ticks_at(axis: Any, values: Sequence[float]) -> None:

@@ -166,7 +166,7 @@ def scaling(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     left.set(xscale="log", yscale="log", title="test loss and its power law", ylabel="nats per token")
     left.yaxis.set_major_locator(MaxNLocator(6))
     left.yaxis.set_minor_locator(NullLocator())
-    left.yaxis.set_major_formatter("{x:.2g}")
+    left.yaxis.set_major_formatter("{x:g}")
     right.axhline(1, color="0.5", linewidth=1)
     right.set(xscale="log", title=f"times the {'tokens' if axis == 'D' else 'parameters'} that the baseline needs")
     right.set_ylabel(f"effective {'data' if axis == 'D' else 'parameter'} multiplier")
