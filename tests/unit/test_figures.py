@@ -341,7 +341,7 @@ def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch:
 
 
 def test_the_suite_is_drawn_from_its_file(tmp_path: Path) -> None:
-    closed = {"mean": 0.7, "interval": [0.5, 0.9], "seeds": [0.6, 0.7, 0.8]}
+    closed = {"mean": 0.7, "interval": [0.2, 1.2], "seeds": [0.5, 0.7, 0.9]}
     methods = [
         {"name": "topics/a", "role": "mechanism", "closed": closed},
         {"name": "topics/b", "role": "twin", "closed": {"mean": -3.0, "interval": None, "seeds": [-3.0]}},
@@ -356,7 +356,7 @@ def test_the_suite_is_drawn_from_its_file(tmp_path: Path) -> None:
     picture = (tmp_path / "closed.svg").read_text()
     assert picture.count("topics/") == 0
     assert picture.count("<!-- a (mechanism) -->") == picture.count("<!-- b (twin) -->") == 1
-    assert picture.count("shares below -25% are drawn there") == 1
+    assert picture.count("what lies beyond -25% and 110% is drawn there") == 1
     with pytest.raises(InputError, match=r"has no task for this figure: use the figure suite, or run"):
         write_figure("suite-text", [str(path)], tmp_path / "closed.svg")
     path.write_text("{}")

@@ -66,10 +66,13 @@ def _suite(paths: list[str]) -> tuple[Any, dict[str, Any]]:
         kept = [{"name": m["name"], "role": m["role"], "closed": m["closed"]} for m in methods]
         numbers["tasks"].append({"name": task["name"], "methods": kept})
     panels[-1][0].set_xlabel("share of the gap closed; 0%: best without the mechanism, 100%: best possible")
-    everything = [share for task in tasks for method in task["methods"] for share in method["closed"]["seeds"]]
+    closed = [method["closed"] for task in tasks for method in task["methods"]]
+    everything = [share for one in closed for share in (*one["seeds"], *(one["interval"] or ()))]
     low, high = _CUT
-    cut = f"; shares below {low:.0%} are drawn there" if min(everything) < low else ""
-    cut += f"; shares above {high:.0%} are drawn there" if max(everything) > high else ""
+    beyond = [
+        f"{edge:.0%}" for edge, is_cut in ((low, min(everything) < low), (high, max(everything) > high)) if is_cut
+    ]
+    cut = f"; what lies beyond {' and '.join(beyond)} is drawn there" if beyond else ""
     footnote(picture, f"white dots: seeds; diamonds: means with 95% intervals over seeds{cut}")
     return picture, numbers
 
