@@ -113,6 +113,15 @@ def test_a_cell_is_filled_only_for_what_beats_twin_and_control(tmp_path: Path) -
     assert 'class="filled"' not in suite_page(result(few, tmp_path))
 
 
+def test_the_page_says_what_its_dots_are_and_where_they_are_cut(tmp_path: Path) -> None:
+    page = suite_page(result(SCORES | {"gpt2-rope": [9.0, 9.0, 9.0]}, tmp_path))
+    assert (
+        page.count("dots are seeds, the bar is the 95% interval of their mean, and dashed lines are 0% and 100%.") == 1
+    )
+    assert page.count("What lies beyond -25% and 125% is drawn there.") == 1
+    assert page.count('<circle cx="0.0"') == 3, "far below -25%"
+
+
 def test_an_interval_needs_three_seeds() -> None:
     assert interval([0.1, 0.2]) is None
     low, high = interval([0.1, 0.2, 0.3]) or (0.0, 0.0)
