@@ -315,6 +315,19 @@ def test_axes_start_at_zero_or_say_that_they_are_cut(opened: Open) -> None:
     assert heights == pytest.approx([100 * 7.95 / 8, 100])
 
 
+def test_a_text_from_right_to_left_ends_at_its_left(opened: Open) -> None:
+    trace = payloads.sentences("שלום עולם .")
+    page = opened(page_html(page_of(trace)))
+    left = page.locator(".token").evaluate_all("nodes => nodes.map((node) => node.getBoundingClientRect().left)")
+    assert left == sorted(left, reverse=True)
+    end = "node => { const end = document.createRange(), text = node.firstChild; end.setStart(text, text.length - 1); "
+    end += "end.setEnd(text, text.length); return end.getBoundingClientRect().left; }"
+    start = "node => { const all = document.createRange(); all.selectNodeContents(node); "
+    start += "return all.getBoundingClientRect().left; }"
+    excerpt = page.locator(".excerpt").first
+    assert excerpt.evaluate(end) == excerpt.evaluate(start), "the full stop"
+
+
 def test_bars_of_models_with_other_numbers_of_layers_stand_above_their_layer(opened: Open) -> None:
     few, many = payloads.sentences(), payloads.sentences()
     few["curves"]["memory_gate"]["values"] = [0.4, 0.3]
