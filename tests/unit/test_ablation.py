@@ -58,6 +58,13 @@ def test_thoughts_are_swapped_whatever_the_batch_size(tmp_path: Path, corpus: Pa
     assert scores[0]["swapped"] != scores[0]["removed"]
 
 
+@pytest.mark.parametrize("name", ["thought_gestalt/tiny", "coconut/tiny"])
+def test_nothing_is_swapped_where_there_is_no_other_text(tmp_path: Path, corpus: Path, name: str) -> None:
+    model = load(saved(tmp_path / "run", shrink(get_recipe(name), corpus)))
+    result = ablation.run(model, AblationOptions(documents=1))
+    assert [part["thoughts"] for part in result["ablations"]] == ["own", "removed", "noisy"]
+
+
 def test_a_model_that_ignores_its_thoughts_does_not_change(tmp_path: Path, corpus: Path) -> None:
     recipe = shrink(get_recipe("thought_gestalt/tiny"), corpus)
     model = load(saved(tmp_path / "run", dataclasses.replace(recipe, model=recipe.model | {"context_seeding": False})))
@@ -65,7 +72,7 @@ def test_a_model_that_ignores_its_thoughts_does_not_change(tmp_path: Path, corpu
         for block in model.hugging_face.blocks:
             if getattr(block, "memory_attention", None) is not None:
                 block.memory_attention.gate.zero_()
-    result = ablation.run(model, AblationOptions(documents=4))
+    result = ablation.run(model, AblationOptions(split="train", documents=4))
     assert [part["difference"] for part in result["ablations"][1:]] == [0.0, 0.0, 0.0]
 
 

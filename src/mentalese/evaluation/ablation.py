@@ -47,8 +47,9 @@ def run(saved: Saved, options: AblationOptions | None = None, *, show: bool = Fa
     """Scores a split's texts, or asks its questions, once with the model's own thoughts and once under each control.
 
     Returns:
-        `ablations`, a list of `Ablation`s as dictionaries, own thoughts first; `unit` (`nats per token` or
-        `accuracy`), `documents` or `questions`, `protocol`, and which text it is of.
+        `ablations`, a list of `Ablation`s as dictionaries, own thoughts first, without `swapped` where there is no
+        other text; `unit` (`nats per token` or `accuracy`), `documents` or `questions`, `protocol`, and which text it
+        is of.
 
     Raises:
         InputError: the model has no thoughts; what `Saved.store` raises.
@@ -80,9 +81,13 @@ def run(saved: Saved, options: AblationOptions | None = None, *, show: bool = Fa
 
     own = scores()
     ablations = [Ablation(OWN, float(np.nanmean(own, dtype=np.float64)))]
+    found: dict[str, np.ndarray] = {}
+    alone = saved.evaluation.documents(len(split.document_bytes)) == 1
     for control in CONTROLS:
         with temporarily(config, thought_control=control):
-            other = scores()
+            other = found[control] = scores()
+        if control == "swapped" and alone and np.array_equal(other, found["removed"], equal_nan=True):
+            continue  # one row, whose thoughts could only be removed; a long text has other windows
         difference, interval = _difference(other, own) if questions else _paired(other, own, split)
         ablations.append(Ablation(control, float(np.nanmean(other, dtype=np.float64)), difference, interval))
     counted = {"questions": len(own)} if questions else {
