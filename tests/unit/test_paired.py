@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from mentalese import InputError, Recipe, Saved, TrainConfig, evaluate, load
+from mentalese import InputError, Recipe, Saved, TrainConfig, cli, evaluate, load
 from mentalese.data.layouts import layout_class
 from mentalese.evaluation import paired
 from mentalese.evaluation.options import TextOptions
@@ -121,6 +121,14 @@ def test_saved_models_with_other_layouts_compare_on_the_same_tokens(saved: dict[
     assert result["protocol"]["first_token"] != result["reference_protocol"]["first_token"]
     with pytest.raises(InputError, match="split is 'dev'"):
         paired.run(marked, packed, TextOptions(source=source, split="dev"))  # type: ignore[arg-type]
+
+
+def test_the_last_row_of_positions_says_that_it_has_all_later_ones(
+    saved: dict[str, str], corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["diff", saved["marked"], saved["packed"], "--data", f"file:{corpus}"]) == 0
+    rows = capsys.readouterr().out.splitlines()[1:]
+    assert [row.partition("  ")[0] for row in rows] == ["all", *map(str, range(1, 12)), "12 and later"]
 
 
 def test_models_with_other_tokens_are_not_paired(saved: dict[str, str], corpus: Path) -> None:

@@ -33,9 +33,10 @@ def run(words: list[str]) -> None:
 
     with only_result_on_stdout():
         result = paired.run(options.open(names[0]), load(names[1], device()), options, show=True)
+    named = {None: "all", paired.POSITIONS: f"{paired.POSITIONS} and later"}
     rows = [
         (
-            "all" if part["position"] is None else f"{part['position']}",
+            named.get(part["position"], str(part["position"])),
             f"{part['tokens']:,}",
             f"{part['difference']:+.4f}",
             "" if part["interval"] is None else "{:+.4f} to {:+.4f}".format(*part["interval"]),
