@@ -315,6 +315,18 @@ def test_axes_start_at_zero_or_say_that_they_are_cut(opened: Open) -> None:
     assert heights == pytest.approx([100 * 7.95 / 8, 100])
 
 
+def test_differences_of_rounding_have_no_colour(opened: Open) -> None:
+    payload = payloads.two()
+    for trace in payload["traces"]:
+        gain = trace["scores"]["gain"]
+        gain["values"] = [None if value is None else 6e-7 for value in gain["values"]]
+    page = opened(page_html(payload))
+    page.get_by_role("radio", name="difference", exact=True).check(force=True)
+    shades = page.locator(".token").evaluate_all("nodes => nodes.map((node) => +node.style.getPropertyValue('--v'))")
+    assert max(shades) < 0.01
+    assert "0.01 nats" in text_of(page, ".ends")
+
+
 def test_a_text_from_right_to_left_ends_at_its_left(opened: Open) -> None:
     trace = payloads.sentences("שלום עולם .")
     page = opened(page_html(page_of(trace)))

@@ -1,6 +1,6 @@
 // -- two models -------------------------------------------------------------------------------------------------------
 
-const CLEAR = 0.01; // nats; smaller differences are not listed
+const CLEAR = 0.01; // nats; smaller differences are not listed, and have little colour
 
 /** "for gpt2", "without thoughts". */
 const under = ({ short }) => page.control ? short : `for ${short}`;

@@ -39,7 +39,8 @@ function countAlike() {
   return apart < 0 ? text.length : apart;
 }
 
-/** The scale of colours: the same for both models, from the 2nd to the 98th percentile of the values. */
+/** The scale of colours: the same for both models, from the 2nd to the 98th percentile of the values; of differences at
+ * least `CLEAR` to both sides, so that rounding has no colour. */
 function scaleOf(key) {
   const scores = traces.map((trace) => trace.scores[key]).filter(Boolean);
   const values = scores.flatMap((score) => score.values).filter((value) => value !== null).sort((a, b) => a - b);
@@ -47,7 +48,7 @@ function scaleOf(key) {
   let [low, high] = [at(0.02), at(0.98)];
   if (low === high) [low, high] = [at(0), at(1)];
   const diverging = scores[0].diverging;
-  if (diverging) [low, high] = [-1, 1].map((sign) => sign * (Math.max(-low, high) || 1));
+  if (diverging) [low, high] = [-1, 1].map((sign) => sign * Math.max(-low, high, CLEAR));
   else if (low > 0) low = 0;
   if (low === high) high = low + 1;
   const place = (value) => diverging ? clamp(value / high, -1, 1) : clamp((value - low) / (high - low), 0, 1);
