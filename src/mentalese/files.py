@@ -132,10 +132,12 @@ _OWN |= {"model.safetensors"}
 
 
 def check_place(out: Path | None, name: str) -> None:
-    """Raises `InputError` where a file could not be written for want of its folder, or since it is one, or would
-    replace one of a run or of a model; `name` is what the user gave."""
+    """Raises `InputError` where a file could not be written for want of its folder or of the right to write there, or
+    since it is one, or would replace one of a run or of a model; `name` is what the user gave."""
     if out is not None and not out.parent.is_dir():
         raise InputError(f"{name} is {str(out)!r}: its folder does not exist, make it first")
+    if out is not None and not os.access(out.parent, os.W_OK | os.X_OK):
+        raise InputError(f"{name} is {str(out)!r}: its folder cannot be written, use another one")
     if out is not None and out.is_dir():
         raise InputError(f"{name} is {str(out)!r}: that is a folder, use a file in it")
     if out is not None and out.name in _OWN and out.is_file() and (out.parent / "config.json").is_file():

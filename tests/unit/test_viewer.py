@@ -468,6 +468,15 @@ def test_what_is_wrong_is_said_before_a_model_is_opened(
     assert says in capsys.readouterr().err
 
 
+def test_a_folder_that_cannot_be_written_is_refused_before_a_model_is_opened(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path)  # an administrator may write anywhere
+    page = tmp_path / "page.html"
+    assert cli.main(["think", "MODEL", "--text", "a", "--out", str(page)]) == 2
+    assert f"--out is '{page}': its folder cannot be written, use another one" in capsys.readouterr().err
+
+
 def test_the_other_model_is_opened_before_the_first_thinks(
     runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
