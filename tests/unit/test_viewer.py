@@ -323,6 +323,14 @@ def test_what_no_likelihood_is_compared_with_says_so(runs: dict[str, Path], othe
     assert "not a likelihood" in page["note"]
 
 
+def test_what_no_likelihood_is_compared_with_its_control_says_so(runs: dict[str, Path]) -> None:
+    path = runs["latent_thought"]
+    without = load(path, config={"thought_control": "removed"})
+    note = inside(think_page(load(path), TEXT, against=without))["note"]
+    assert note.startswith("Surprisal with thoughts: ")
+    assert " Surprisal without thoughts: " in note
+
+
 # -- files and notebooks -----------------------------------------------------------------------------------------------
 
 

@@ -187,7 +187,7 @@ def _add_gains(traces: Sequence[ThoughtTrace], drawn: list[dict[str, Any]], cont
     places = [torch.tensor(part[:same], device=trace.input_ids.device) for part, trace in zip(text, traces)]
     surprisals = [trace.scores["surprisal"][at].float().cpu() for trace, at in zip(traces, places)]
     unlike = [
-        f"Surprisal of {trace['short']}: {trace['scores']['surprisal']['about']}"
+        f"Surprisal {'' if control else 'of '}{trace['short']}: {trace['scores']['surprisal']['about']}"
         for trace in drawn
         if _no_likelihood(trace)
     ]
