@@ -120,6 +120,7 @@ def test_the_page_says_what_its_dots_are_and_where_they_are_cut(tmp_path: Path) 
     )
     assert page.count("What lies beyond -25% and 125% is drawn there.") == 1
     assert page.count('<circle cx="0.0"') == 3, "far below -25%"
+    assert page.count("(edge): the best learning rate is the smallest or the largest that was tried.") == 1
 
 
 def test_an_interval_needs_three_seeds() -> None:

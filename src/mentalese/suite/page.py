@@ -54,7 +54,8 @@ def _heat_map(tasks: Sequence[Mapping[str, Any]]) -> str:
         "Small numbers: the same layers without thoughts, and the control. A cell is filled only if the family is "
         "better than both, over at least three seeds with a 95% interval that excludes zero.</p>"
         "<p class=note>In the tables below, dots are seeds, the bar is the 95% interval of their mean, and dashed "
-        f"lines are 0% and 100%. What lies beyond {_share(-_MARGIN)} and {_share(1 + _MARGIN)} is drawn there.</p>"
+        f"lines are 0% and 100%. What lies beyond {_share(-_MARGIN)} and {_share(1 + _MARGIN)} is drawn there. "
+        "(edge): the best learning rate is the smallest or the largest that was tried.</p>"
     )
 
 
