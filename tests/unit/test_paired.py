@@ -127,8 +127,9 @@ def test_the_last_row_of_positions_says_that_it_has_all_later_ones(
     saved: dict[str, str], corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["diff", saved["marked"], saved["packed"], "--data", f"file:{corpus}"]) == 0
-    rows = capsys.readouterr().out.splitlines()[1:]
+    _, *rows, _, about = capsys.readouterr().out.splitlines()
     assert [row.partition("  ")[0] for row in rows] == ["all", *map(str, range(1, 12)), "12 and later"]
+    assert about.startswith(f"scored: all of file:{corpus}, ")
 
 
 def test_models_with_other_tokens_are_not_paired(saved: dict[str, str], corpus: Path) -> None:

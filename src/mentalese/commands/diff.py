@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mentalese.commands.options import read
-from mentalese.commands.shared import ResultOptions, device, only_result_on_stdout
+from mentalese.commands.shared import ResultOptions, device, only_result_on_stdout, text_read
 from mentalese.errors import InputError
 from mentalese.evaluation.options import TextOptions
 
@@ -44,4 +44,4 @@ def run(words: list[str]) -> None:
         for part in (result["overall"], *result["by_position"])
     ]
     header = ("position in sentence", "tokens", "nats per token more than OTHER", "95% over documents")
-    options.report(result, header, rows)
+    options.report(result, header, rows, text_read(result | {"tokens": result["overall"]["tokens"]}))
