@@ -1,5 +1,5 @@
 """Writes the models of this package: from the runs of a suite, of each mechanism that is better than its twin and its
-controls, the best seed by validation; or from one run.
+controls, and on text of all mechanisms and GPT-2, the best seed by validation; or from one run.
 
     python models/export.py runs/suite [--task recall]
     python models/export.py runs/families --name thought_gestalt-families
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -59,18 +60,34 @@ def export_suite(folder: Path, only: str | None) -> None:
     """The models of all tasks, or of one."""
     for task in read_json(folder / "suite.json")["tasks"]:
         for method in task["methods"] if only in (None, task["name"]) else ():
-            if not stands(method):
+            name, seeds = method["name"].partition("/")[2], task["seeds"]
+            if task["name"] == "text" and (method["role"] == "mechanism" or name == "gpt2"):
+                summary = _text_summary(method, seeds)
+            elif stands(method):
+                summary = _share_summary(method, task["spec"])
+            else:
                 continue
-            shares = method["closed"]
-            low, high = shares["interval"]
-            summary = (
-                f"Closes {shares['mean']:.0%} ({low:.0%} to {high:.0%}, {len(shares['seeds'])} seeds) of the gap on "
-                f"`{task['spec']}`; this is the best of the seeds by validation."
-            )
-            run = best_seed(folder / task["name"], method["name"], len(shares["seeds"]))
-            name = f"{method['name'].partition('/')[2]}-{task['name']}"
-            export(run, name, summary)
-            _say_of_seeds(MODELS / name / "README.md", len(shares["seeds"]))
+            name = f"{name}-{task['name']}"
+            export(best_seed(folder / task["name"], method["name"], seeds), name, summary)
+            _say_of_seeds(MODELS / name / "README.md", seeds)
+
+
+def _share_summary(method: dict[str, Any], spec: str) -> str:
+    shares = method["closed"]
+    low, high = shares["interval"]
+    return (
+        f"Closes {shares['mean']:.0%} ({low:.0%} to {high:.0%}, {len(shares['seeds'])} seeds) of the gap on "
+        f"`{spec}`; this is the best of the seeds by validation."
+    )
+
+
+def _text_summary(method: dict[str, Any], seeds: int) -> str:
+    score, tokens = method["score"], round(method["tokens"])
+    return (
+        f"Trained on {tokens:,} tokens of textbooks: {score['mean']:.3f} ± {score['std']:.3f} bits per byte ({seeds} "
+        f"seeds), with {method['parameters']:,} parameters besides the embeddings. It shows thoughts; it does not "
+        "write good text. This is the best of the seeds by validation."
+    )
 
 
 def _say_of_seeds(card: Path, seeds: int) -> None:
@@ -78,7 +95,7 @@ def _say_of_seeds(card: Path, seeds: int) -> None:
     text = card.read_text(encoding="utf-8")
     changed = text.replace(
         ": how far figures move from seed to seed was not measured.",
-        f", the best of {seeds} by validation: another may do worse, see the interval above.",
+        f", the best of {seeds} by validation: another may do worse, see above.",
     )
     if changed == text:
         raise ValueError(f"{card}: the line on seeds was not found")

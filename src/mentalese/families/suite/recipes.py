@@ -320,14 +320,19 @@ def composed(size: float) -> SuiteTask:
 
 
 def conceptlm(backbone: dict[str, Any]) -> dict[str, Any]:
-    """Concepts of 4 tokens, read from the embeddings, as in the GPT-2 of arXiv 2602.08984.
+    """Concepts of 4 tokens, read from the embeddings and added after the final norm of both, as in the authors' GPT-2.
 
-    Read before layer 2, they diverge on `text` at the rates that suit the decoder. With the paper's weights of its
-    losses, 1, or with 100 for its codes, they outweigh the tokens' in small models: on `phrases` nothing is learned in
-    the first 0.2M tokens.
+    Without the norm, concepts of other layers diverge on `text` at the rates that suit the decoder, and those of the
+    embeddings drown them on `phrases`. With the paper's weights of its losses, 1, or with 100 for its codes, they
+    outweigh the tokens' in small models: on `phrases` nothing is learned in the first 0.2M tokens.
     """
-    sizes = {"insert_depth": 0, "chunk_size": 4, "num_segments": 4, "ncp_weight": 0.1, "vq_weight": 1.0}
-    return {"model_type": "conceptlm", "backbone": backbone, **sizes}
+    sizes = {"insert_depth": 0, "fusion": "norm_sum", "chunk_size": 4, "num_segments": 4}
+    return {"model_type": "conceptlm", "backbone": backbone, **sizes, "ncp_weight": 0.1, "vq_weight": 1.0}
+
+
+def removed(model: dict[str, Any]) -> dict[str, Any]:
+    """That ConceptLM without concepts, at their cost: what the norm of the embeddings does alone."""
+    return model | {"thought_control": "removed", "ncp_weight": 0.0, "vq_weight": 0.0}
 
 
 def phrases(size: float) -> SuiteTask:
@@ -340,22 +345,19 @@ def phrases(size: float) -> SuiteTask:
     concept = conceptlm(plain)
     tokens = int(600_000 * size)
 
-    def made(method: str, description: str, model: dict[str, Any]) -> Recipe:
-        return documents(f"phrases/{method}", spec, description, model, tokens)
+    def method(role: Role, family: str, name: str, description: str, model: dict[str, Any]) -> Method:
+        return Method(documents(f"phrases/{name}", spec, description, model, tokens), role, family)
 
     return SuiteTask(
         "phrases",
         spec,
         (
-            Method(made("conceptlm", "a decoder that predicts the next concept", concept), "mechanism", "conceptlm"),
-            Method(made("conceptlm-twin", "two more token layers", deeper(plain, 2)), "twin", "conceptlm"),
-            Method(
-                made("conceptlm-swapped", "concepts predicted for another text", swapped(concept)),
-                "control",
-                "conceptlm",
-            ),
-            Method(made("mtp", "multi-token prediction", {"model_type": "mtp", "backbone": plain}), "other", "mtp"),
-            Method(made("gpt2-rope", "the decoder itself", plain), "other", "gpt2-rope"),
+            method("mechanism", "conceptlm", "conceptlm", "a decoder that predicts the next concept", concept),
+            method("twin", "conceptlm", "conceptlm-twin", "two more token layers", deeper(plain, 2)),
+            method("control", "conceptlm", "conceptlm-swapped", "another text's concepts", swapped(concept)),
+            method("control", "conceptlm", "conceptlm-removed", "normed embeddings alone", removed(concept)),
+            method("other", "mtp", "mtp", "multi-token prediction", {"model_type": "mtp", "backbone": plain}),
+            method("other", "gpt2-rope", "gpt2-rope", "the decoder itself", plain),
         ),
         "flops",
     )
@@ -439,6 +441,7 @@ def text(size: float) -> SuiteTask:
             method("mechanism", "conceptlm", "conceptlm", "predicts the next concept", concept),
             method("twin", "conceptlm", "conceptlm-twin", "two more token layers", deeper(rope, 2)),
             method("control", "conceptlm", "conceptlm-swapped", "another text's concepts", swapped(concept)),
+            method("control", "conceptlm", "conceptlm-removed", "normed embeddings alone", removed(concept)),
             method("mechanism", "latent_thought", "latent_thought", "a window of 64, and thoughts", thinking),
             method("twin", "latent_thought", "latent_thought-twin", "the window alone", plain),
             method("control", "latent_thought", "latent_thought-swapped", "another text's thoughts", swapped(thinking)),
