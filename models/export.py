@@ -82,11 +82,11 @@ def _share_summary(method: dict[str, Any], spec: str) -> str:
 
 
 def _text_summary(method: dict[str, Any], seeds: int) -> str:
-    score, tokens = method["score"], round(method["tokens"])
+    score, tokens = method["score"], f"{method['tokens'] / 1e6:.1f}M"
     return (
-        f"Trained on {tokens:,} tokens of textbooks: {score['mean']:.3f} ± {score['std']:.3f} bits per byte ({seeds} "
-        f"seeds), with {method['parameters']:,} parameters besides the embeddings. It shows thoughts; it does not "
-        "write good text. This is the best of the seeds by validation."
+        f"Trained on {tokens} tokens of OpenStax textbooks: {score['mean']:.3f} ± {score['std']:.3f} bits per byte "
+        f"({seeds} seeds; this is the best of them by validation). With {method['parameters']:,} parameters besides "
+        "the embeddings it is too small to write good text."
     )
 
 

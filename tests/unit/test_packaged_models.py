@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,9 +39,11 @@ def test_a_model_opens_reads_and_writes(name: str) -> None:
     saved = mentalese.load(f"models:{name}", "cpu")
     assert saved.recipe is not None
     assert {parameter.dtype for parameter in saved.hugging_face.parameters()} == {torch.float32}
-    split = saved.split("test")
-    segments = split.segments[:2].tolist()
-    text = saved.tokenizer.decode(split.tokens[slice(*segments)].astype("int64").tolist())
+    text = "The cell is small. It divides."
+    if saved.data.source.startswith("builtin:"):
+        split = saved.on(re.sub(r"count=\d+", "count=100", saved.data.source)).split("test")
+        segments = split.segments[:2].tolist()
+        text = saved.tokenizer.decode(split.tokens[slice(*segments)].astype("int64").tolist())
     trace = saved.think(text)
     assert torch.isfinite(trace.scores["surprisal"][1:]).any()
     assert saved.generate(text, max_new_tokens=4)[0]
