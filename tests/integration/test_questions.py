@@ -147,6 +147,8 @@ def test_an_interrupted_curriculum_resumes_bit_for_bit(
         ([(0.9, 1), (0.9, 2), (0.3, 1), (0.2, 1), (0.2, 1), (0.2, 2)], {"early_stopping_patience": 2}, 24, 20),
         # Patience ends nothing before the last stage.
         ([(0.5, 1), (0.55, 1), (0.3, 1), (0.6, 1)], {"early_stopping_patience": 1}, 24, 20),
+        # Nor does what the stage before has left of it.
+        ([(0.5, 1), (0.5, 1), (0.6, 1), (0.6, 1), (0.2, 1)], {"early_stopping_patience": 1}, 24, 20),
     ],
 )
 def test_the_best_model_is_the_best_of_the_last_stage(

@@ -330,10 +330,11 @@ class Run:
         return self.plan.position(step).epoch > self.plan.position(step - 1).epoch
 
     def _out_of_patience(self) -> bool:
-        patience = self.recipe.train.early_stopping_patience
-        if patience is None or self._layout_at(self.state.step).stage != self.recipe.layouts()[-1].stage:
+        """Whether the last stage's validations are; those of earlier stages do not count."""
+        patience, state = self.recipe.train.early_stopping_patience, self.state
+        if patience is None or state.stage != self.recipe.layouts()[-1].stage:
             return False
-        return self.state.validations_without_gain >= patience
+        return state.validations_without_gain >= patience
 
     def _validate(self, log: Any) -> None:
         state, layout = self.state, self._layout_at(self.state.step)
