@@ -22,6 +22,7 @@ from mentalese import Phase, Recipe, Saved, get_recipe
 from mentalese.data.batch import Batch
 from mentalese.data.layouts import Packed, PerDocument
 from mentalese.data.sources import open_source
+from mentalese.data.store import prepare
 from mentalese.data.tokenizers import open_tokenizer
 from mentalese.errors import InputError
 from mentalese.models.adapter import CausalLMAdapter
@@ -321,6 +322,31 @@ def test_a_finished_run_on_text_that_has_changed_is_refused(recipe: Recipe, corp
     with pytest.raises(InputError, match=r"was trained on other text than .* contains now: use another --out"):
         train(recipe, tmp_path / "run", resume=True, show=False)
     assert contents(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("kind", ["folder", "store"])
+def test_a_finished_run_on_another_tokenizer_is_refused(
+    recipe: Recipe, corpus: Path, tmp_path: Path, kind: str
+) -> None:
+    source, folder, out = open_source(f"file:{corpus}"), tmp_path / "place", tmp_path / "run"
+    data = recipe.data
+
+    def write(tokenizer: str) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        if kind == "store":
+            prepare(dataclasses.replace(data, tokenizer=tokenizer), out=folder, show=False)
+        else:
+            open_tokenizer(tokenizer, source, cache=tmp_path / "cache", show=False).save_pretrained(folder)
+
+    write("bpe:512")
+    place = {"source": f"store:{folder}"} if kind == "store" else {"tokenizer": str(folder)}
+    recipe = changed(recipe, "data", **place)
+    result = train(recipe, out, show=False)
+    write("bpe:500")
+    with pytest.raises(InputError, match=r"was trained with another tokenizer than .*place contains now: use another"):
+        train(recipe, out, resume=True, show=False)
+    write("bpe:512")
+    assert train(recipe, out, resume=True, show=False) == result
 
 
 def test_a_run_whose_start_has_been_trained_again_is_refused(recipe: Recipe, finished: Path, tmp_path: Path) -> None:

@@ -271,6 +271,16 @@ def source_fingerprint(config: DataConfig) -> str:
     return _open_source(config).fingerprint
 
 
+def tokenizer_in_folder(config: DataConfig, layout: Layout) -> str | None:
+    """`tokenizer_fingerprint` of the tokenizer in the folder that `config` names, which may be replaced; `None`: it
+    names none, or the folder has gone."""
+    stored = config.source.startswith("store:")
+    path = str(Path(config.source.removeprefix("store:")) / "tokenizer") if stored else config.tokenizer
+    if not Path(path).is_dir():  # bpe:SIZE follows from the text
+        return None
+    return tokenizer_fingerprint(add_markers(load_pretrained_tokenizer(path), latents=layout.questions))
+
+
 def tokenizer_name(config: DataConfig) -> str:
     """The tokenizer that the text of `config` is in, as it was asked for: a prepared folder brings its own."""
     if config.source.startswith("store:"):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
 
-from mentalese.data.store import TokenStore, source_fingerprint
+from mentalese.data.store import TokenStore, source_fingerprint, tokenizer_in_folder
 from mentalese.errors import InputError
 from mentalese.files import read_json
 from mentalese.models.checkpoints import saved_about
@@ -35,6 +35,10 @@ def finished_result(recipe: Recipe, out: Path) -> dict[str, Any] | None:
         return None
     if result.get("source_fingerprint") != source_fingerprint(recipe.data):
         raise InputError(f"{out} was trained on other text than {recipe.data.source} contains now: use another --out")
+    noted, now = saved_about(out).get("tokenizer_fingerprint"), tokenizer_in_folder(recipe.data, recipe.layout)
+    if noted is not None and now not in (None, noted):
+        place = recipe.data.source if recipe.data.source.startswith("store:") else recipe.data.tokenizer
+        raise InputError(f"{out} was trained with another tokenizer than {place} contains now: use another --out")
     check_init(recipe, out, result)
     return result
 
