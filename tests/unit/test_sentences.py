@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from mentalese import DataConfig, InputError
 from mentalese.data.builtin import stdlib
 from mentalese.data.documents import Document, record
+from mentalese.data.prompts import PromptEncoder
 from mentalese.data.sentences import SentenceEncoder, align, clause_ends, cut_and_merge, open_splitter
 from mentalese.data.sources import open_source
-from mentalese.data.tokenizers import corpus_encoder, open_tokenizer
+from mentalese.data.tokenizers import add_markers, corpus_encoder, open_tokenizer
 
 TEXT = "Dr. Smith  went home.\n\nHe slept!  “Did he?” she asked.\n"
 
@@ -178,6 +180,30 @@ def test_tokens_are_those_of_each_sentence_by_itself(tokenizer: PreTrainedTokeni
             assert encoded.tokens[start : start + length].tolist() == backend.encode(sentence).ids
             start += length
     assert start == len(encoded.tokens)
+
+
+@pytest.mark.parametrize("kind", ["Llama 2", "Metaspace", "ByteLevel"])
+@pytest.mark.parametrize("sentences", ["sentencex", "none"])
+def test_a_space_that_a_tokenizer_puts_before_a_text_is_not_before_each_sentence(kind: str, sentences: str) -> None:
+    text = "The cat sat down. The dog ran off.\nThey met again."
+    backend = Tokenizer(models.BPE())
+    if kind == "Llama 2":
+        steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        backend.normalizer = normalizers.Sequence(steps)  # type: ignore[assignment]
+    else:
+        backend.pre_tokenizer = getattr(pre_tokenizers, kind)()  # type: ignore[assignment]
+    backend.train_from_iterator([text], trainers.BpeTrainer(vocab_size=40, show_progress=False))
+    tokenizer = add_markers(PreTrainedTokenizerFast(tokenizer_object=backend))
+
+    def read(ids: list[int]) -> str:
+        return re.sub("[▁Ġ]", " ", "".join(tokenizer.convert_ids_to_tokens(ids))).replace("Ċ", "\n")
+
+    data = DataConfig(sentences=sentences, min_sentence_tokens=1)
+    encoder, prompts = SentenceEncoder(tokenizer, data), PromptEncoder(tokenizer, data)
+    assert read(encoder([Document(text), Document(text)]).tokens.tolist()) == f" {text} {text}"
+    row = prompts.sentences(text)
+    assert read([index for index, span in zip(row.ids, row.spans) if span is not None]) == f" {text}"
+    assert read(prompts.text(" They sat", continues=True).ids) == " They sat"
 
 
 def test_known_parts_are_kept_and_records_are_neither_cut_nor_merged(tokenizer: PreTrainedTokenizerFast) -> None:

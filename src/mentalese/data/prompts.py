@@ -14,7 +14,7 @@ import torch
 from mentalese.data.batch import Batch
 from mentalese.data.config import DataConfig
 from mentalese.data.sentences import SentenceEncoder, cut_and_merge
-from mentalese.data.tokenizers import MASK, corpus_encoder, special_token_ids
+from mentalese.data.tokenizers import MASK, continuing, corpus_encoder, special_token_ids
 from mentalese.errors import InputError
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ class PromptEncoder:
     ) -> None:
         self.tokenizer, self.data, self.mask_token_id = tokenizer, data, mask_token_id
         self.backend = corpus_encoder(tokenizer) if backend is None else backend
+        self.later = continuing(self.backend)
 
     @cached_property
     def _sentences(self) -> SentenceEncoder:
@@ -118,17 +119,17 @@ class PromptEncoder:
         other.known = len(context)
         return other
 
-    def text(self, text: str) -> TextRow:
-        """A text without anything around it."""
+    def text(self, text: str, *, continues: bool = False) -> TextRow:
+        """A text without anything around it; `continues`: it goes on from another one."""
         if self.mask_token_id is None:
-            return self._piece(text, 0)
+            return self._piece(text, 0, continues)
         row, start = TextRow([], []), 0
         *before, last = text.split(MASK)
         for piece in before:
             written, end = piece.rstrip(" "), start + len(piece) + len(MASK)
-            row += self._piece(written, start) + TextRow([self.mask_token_id], [(start + len(written), end)])
+            row += self._piece(written, start, continues) + TextRow([self.mask_token_id], [(start + len(written), end)])
             start = end
-        return row + self._piece(last, start)
+        return row + self._piece(last, start, continues)
 
     def sentences(self, text: str) -> TextRow:
         """`BOS .. EOS BOS ..`, sentences as in the store; the last one is left open, so that the model decides whether
@@ -190,8 +191,11 @@ class PromptEncoder:
         lengths = [*pieces[:-1], pieces[-1] + missing]
         return cut_and_merge(lengths, may_cut, minimum=encoder.minimum, cap=encoder.cap)[0]
 
-    def _piece(self, text: str, start: int) -> TextRow:
-        encoding = self.backend.encode(text, add_special_tokens=False)
+    def _piece(self, text: str, start: int, continues: bool = False) -> TextRow:
+        """The tokens of a part of a text that begins at this character of it."""
+        backend = self.later if start or continues else self.backend
+        backend.encode_special_tokens = self.backend.encode_special_tokens  # which may have been changed since
+        encoding = backend.encode(text, add_special_tokens=False)
         return TextRow(encoding.ids, [(start + first, start + end) for first, end in encoding.offsets])
 
 

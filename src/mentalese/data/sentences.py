@@ -15,7 +15,7 @@ import numpy as np
 
 from mentalese.data.config import DataConfig
 from mentalese.data.documents import Document, Kind
-from mentalese.data.tokenizers import corpus_encoder
+from mentalese.data.tokenizers import continuing, corpus_encoder
 from mentalese.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -122,8 +122,9 @@ class Encoded:
 class SentenceEncoder:
     """Documents -> tokens and the lengths of their sentences, as `data` asks.
 
-    Each sentence is encoded by itself, so that its tokens do not depend on its neighbours. Parts that a document
-    knows are its sentences, except with `none` and `fixed:N`; a record's parts are neither cut nor merged.
+    Each sentence is encoded by itself, so that its tokens do not depend on its neighbours; a space that the tokenizer
+    puts before a text is before a document's first one. Parts that a document knows are its sentences, except with
+    `none` and `fixed:N`; a record's parts are neither cut nor merged.
 
     Raises:
         InputError: see `open_splitter`.
@@ -134,6 +135,7 @@ class SentenceEncoder:
         self.kind, self.minimum, self.cap = kind, data.min_sentence_tokens, data.max_sentence_tokens
         self.whole, self.fixed = data.sentences == "none", fixed_length(data.sentences)
         self.backend = corpus_encoder(tokenizer)
+        self.later = continuing(self.backend)
         self.may_cut = clause_ends(tokenizer)
 
     def _segments(self, document: Document) -> Sequence[str]:
@@ -141,10 +143,19 @@ class SentenceEncoder:
             return document.segments or self.split(document.text)
         return [document.text]
 
+    def _ids(self, segments: list[Sequence[str]]) -> list[list[int]]:
+        """The tokens of all segments of all documents."""
+        if self.later is self.backend:
+            texts = list(chain.from_iterable(segments))
+            return [found.ids for found in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
+        first = self.backend.encode_batch_fast([parts[0] for parts in segments if parts], add_special_tokens=False)
+        rest = [part for parts in segments for part in parts[1:]]
+        begun, later = iter(first), iter(self.later.encode_batch_fast(rest, add_special_tokens=False))
+        return [next(later if i else begun).ids for parts in segments for i in range(len(parts))]
+
     def __call__(self, documents: Sequence[Document]) -> Encoded:
         segments = [self._segments(document) for document in documents]
-        encodings = self.backend.encode_batch_fast(list(chain.from_iterable(segments)), add_special_tokens=False)
-        ids = [encoding.ids for encoding in encodings]
+        ids = self._ids(segments)
         tokens = np.fromiter(chain.from_iterable(ids), dtype=np.int64, count=sum(map(len, ids)))
         counts = iter(map(len, ids))
         lengths: list[list[int]] = []

@@ -27,6 +27,7 @@ from mentalese.data.sentences import SentenceEncoder, fixed_length, open_splitte
 from mentalese.data.sources import open_source
 from mentalese.data.tokenizers import (
     add_markers,
+    continuing,
     load_pretrained_tokenizer,
     open_tokenizer,
     special_token_ids,
@@ -177,6 +178,8 @@ def prepare(
         "splitter": splitter,
         "settings": {name: getattr(config, name) for name in _SENTENCE_FIELDS},
     }
+    if continuing(backend := tokenizer.backend_tokenizer) is not backend:
+        inputs["prefix"] = "of documents"  # stores of earlier versions have it before each sentence
     key = _checksum(inputs)
     folder = out or cache_dir() / "stores" / key[:16]
     if not (folder / "meta.json").is_file():

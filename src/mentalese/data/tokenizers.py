@@ -10,7 +10,7 @@ import json
 import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -196,6 +196,30 @@ def corpus_encoder(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
     backend.no_truncation()
     backend.encode_special_tokens = True
     return backend
+
+
+def continuing(backend: Tokenizer) -> Tokenizer:
+    """A backend for what continues a text: without the space that some put before a text, as that of Llama 2; the same
+    object if it puts none."""
+    parts = {"normalizer": backend.normalizer, "pre_tokenizer": backend.pre_tokenizer}
+    steps = {name: part and json.loads(part.__getstate__()) for name, part in parts.items()}
+    without = {name: _without_prefix(step) for name, step in steps.items()}
+    if without == steps:
+        return backend
+    other = Tokenizer.from_str(json.dumps(json.loads(backend.to_str()) | without))
+    other.encode_special_tokens = backend.encode_special_tokens
+    return other
+
+
+def _without_prefix(step: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A normaliser or pre-tokenizer as JSON, without what puts something before a text."""
+    if step is None or step["type"] == "Prepend":
+        return None
+    if step["type"] == "Sequence":
+        [name] = step.keys() - {"type"}
+        return step | {name: [part for inner in step[name] if (part := _without_prefix(inner)) is not None]}
+    without = {"prepend_scheme": "never", "add_prefix_space": False}
+    return step | {name: value for name, value in without.items() if name in step}
 
 
 def lost_in_tokens(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> str | None:

@@ -144,7 +144,7 @@ class MentaleseTokenizer(NotCopied, PreTrainedTokenizerFast):
                 "text_pair is set: this model reads sentences between markers, which two texts may share; pass one text"
             )
         row = layout.prompt_row(text, self._reads)
-        return (row + self._reads.text(pair), len(row)) if pair else (row, len(row))
+        return (row + self._reads.text(pair, continues=True), len(row)) if pair else (row, len(row))
 
     def _encode_plus(
         self, text: Any, text_pair: Any = None, add_special_tokens: bool = True, **options: Any
