@@ -118,6 +118,12 @@ def test_a_recipe_can_be_a_file(corpus: Path, tmp_path: Path) -> None:
         ),
         ({"gradient_accumulation_steps": 2}, r"set train.gradient_accumulation_steps in it"),
         ({"num_train_epochs": 1}, r"args.num_train_epochs is 1: the recipe decides, set train.epochs in it"),
+        ({"fp16": True}, r"args.fp16 is True: the recipe decides, set train.precision in it"),
+        ({"data_seed": 3}, r"args.data_seed is 3: the recipe decides, set train.seed in it"),
+        ({"optim": "adafactor"}, r"args.optim is 'adafactor': MentaleseTrainer has AdamW alone, remove it"),
+        ({"neftune_noise_alpha": 5.0}, r"args.neftune_noise_alpha is 5.0: MentaleseTrainer has none, remove it"),
+        ({"lr_scheduler_kwargs": {"a": 1}}, r"MentaleseTrainer has the recipe's schedule alone, remove it"),
+        ({"ignore_data_skip": True}, r"MentaleseTrainer has the batch of each step alone, remove it"),
         ({"label_smoothing_factor": 0.1}, r"args.label_smoothing_factor is 0.1: MentaleseTrainer has none, remove it"),
     ],
 )

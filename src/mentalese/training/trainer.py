@@ -152,9 +152,23 @@ _RULED = {
     "gradient_checkpointing": "train.checkpointing",
     "torch_compile": "train.compile",
     "bf16": "train.precision",
+    "fp16": "train.precision",
     "seed": "train.seed",
+    "data_seed": "train.seed",
 }
 """What the recipe decides, by the name in `TrainingArguments`."""
+
+_WITHOUT = {
+    "fsdp": "no FSDP",
+    "deepspeed": "no DeepSpeed",
+    "label_smoothing_factor": "none",
+    "neftune_noise_alpha": "none",
+    "optim": "AdamW alone",
+    "optim_args": "none",
+    "lr_scheduler_kwargs": "the recipe's schedule alone",
+    "ignore_data_skip": "the batch of each step alone",
+}
+"""What it does not have, and what it has instead."""
 
 
 def _checked(recipe: Recipe, args: TrainingArguments) -> TrainingArguments:
@@ -163,9 +177,11 @@ def _checked(recipe: Recipe, args: TrainingArguments) -> TrainingArguments:
     for name, field in _RULED.items():
         if (value := getattr(args, name)) != getattr(plain, name):
             raise InputError(f"args.{name} is {value!r}: the recipe decides, set {field} in it")
-    for name in ("fsdp", "deepspeed", "label_smoothing_factor"):
-        if value := getattr(args, name):
-            raise InputError(f"args.{name} is {value!r}: MentaleseTrainer has none, remove it")
+    for name, has in _WITHOUT.items():
+        if (value := getattr(args, name)) and value != getattr(plain, name):
+            raise InputError(
+                f"args.{name} is {getattr(value, 'value', value)!r}: MentaleseTrainer has {has}, remove it"
+            )
     if train.lora_rank is not None:
         raise InputError(
             f"train.lora_rank is {train.lora_rank}: MentaleseTrainer has no adapters, use `mentalese train`"
