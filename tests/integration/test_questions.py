@@ -13,7 +13,7 @@ import torch
 from transformers import AutoTokenizer
 
 from mentalese import DataConfig, EvaluationConfig, Phase, Recipe, TrainConfig, answer, cli
-from mentalese.compare.compare import Match, _cost, compare, print_comparison
+from mentalese.compare.compare import Match, _cost, _with_flops, compare, print_comparison
 from mentalese.data.layouts import Layout, PerDocument, QuestionAnswer
 from mentalese.errors import InputError
 from mentalese.evaluation.answers import AnswerMetrics
@@ -302,6 +302,16 @@ def test_a_model_of_texts_is_asked_what_it_can_read(
 
 
 # -- comparison --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 2.0])
+def test_a_curriculum_is_as_long_as_its_flops_allow(recipe: Recipe, share: float) -> None:
+    """Its cost per token is several times higher in the last stage, so that it depends on the length."""
+    stages = tuple(dataclasses.replace(phase, start=10 * phase.start) for phase in recipe.phases)
+    layout = dataclasses.replace(recipe.layout, latents_per_step=6)
+    recipe = changed(dataclasses.replace(recipe, phases=stages, layout=layout), "train", epochs=30)
+    budget = int(share * _cost(recipe, "flops", show=False))
+    assert _cost(_with_flops(recipe, budget, show=False), "flops", show=False) == pytest.approx(budget, rel=0.03)
 
 
 @pytest.mark.parametrize("match", [None, "tokens", "flops"])

@@ -14,6 +14,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,9 +46,14 @@ from mentalese.training.run_folder import check_folder
 Match = Literal["params", "tokens", "flops"]
 
 PARAMETER_TOLERANCE = 0.01
+FLOPS_TOLERANCE = 0.02
 
 # Steps whose FLOPs are counted one by one; of a longer run, this many that are spread evenly over it.
 _COUNTED_STEPS = 10_000
+
+# The same where a length is fitted, and how many lengths are tried.
+_FITTED_STEPS = 256
+_LENGTHS_TRIED = 16
 
 # All recipes must agree on these, or their results could not be compared.
 _SHARED = (
@@ -309,13 +315,28 @@ def _cost(recipe: Recipe, match: str, show: bool) -> int:
 
 
 def _with_flops(recipe: Recipe, budget: int, show: bool) -> Recipe:
-    """The recipe at the length whose training costs `budget` FLOPs."""
+    """The recipe at the length whose training costs `budget` FLOPs, up to a step or a share of `FLOPS_TOLERANCE`."""
     model, _, store, tokenizer = _meta_model(recipe, show)
-    for _ in range(2):  # a curriculum's cost per token depends on the length, which depends on the cost
-        plan = Plan(store.splits["train"], recipe, tokenizer)
-        tokens = budget / flops_per_token(model, plan, recipe.train.gradient_accumulation_steps)
-        recipe = _with_tokens(recipe, max(1, round(tokens)))
-    return recipe
+    micros = recipe.train.gradient_accumulation_steps
+
+    def each(recipe: Recipe, samples: int) -> float:
+        return flops_per_token(model, Plan(store.splits["train"], recipe, tokenizer), micros, samples)
+
+    for _ in range(2):
+        recipe = _with_tokens(recipe, max(1, round(budget / each(recipe, 16))))
+    # A curriculum's cost per token depends on the length, which depends on the cost.
+    shortest, longest = 0.0, math.inf
+    found: list[tuple[float, Recipe]] = []
+    while len(found) < _LENGTHS_TRIED and longest - shortest > 1:
+        tokens = recipe.train.tokens or 1
+        wanted = budget / each(recipe, _FITTED_STEPS)
+        found.append((abs(tokens / wanted - 1), recipe))
+        if found[-1][0] <= FLOPS_TOLERANCE:
+            break
+        shortest, longest = (tokens, longest) if wanted > tokens else (shortest, tokens)
+        inside = shortest < wanted < longest
+        recipe = _with_tokens(recipe, max(1, round(wanted if inside else (shortest + longest) / 2)))
+    return min(found, key=itemgetter(0))[1]
 
 
 def flops_per_token(
