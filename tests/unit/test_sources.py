@@ -261,6 +261,17 @@ def test_splits_are_told_by_names_and_behind_a_prefix_only_where_no_name_is_plai
     assert found() == {"train": ["train_test.jsonl"]}
 
 
+@pytest.mark.parametrize("other", ["train.jsonl.gz", "train.json", "train.parquet"])
+def test_a_file_in_two_kinds_is_not_read_twice(other: str, tmp_path: Path) -> None:
+    jsonl(tmp_path / "train.jsonl", numbered(30))
+    jsonl(tmp_path / "train-2.jsonl", numbered(3))
+    (tmp_path / other).write_bytes(b"the same")
+    with pytest.raises(
+        InputError, match=r"contains train.json.* and train\..*, one text in two kinds: keep one of them"
+    ):
+        open_source(f"file:{tmp_path}")
+
+
 def test_malformed_files_are_named_in_one_sentence(tmp_path: Path) -> None:
     good = json.dumps({"text": "fine"}).encode() + b"\n"
     cases = {

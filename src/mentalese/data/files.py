@@ -34,7 +34,7 @@ def split_files(path: Path, suffixes: tuple[str, ...]) -> dict[str, list[Path]]:
     (`prosqa_valid.json.gz`), the same for all.
 
     Raises:
-        InputError: nothing is there, or nothing of these kinds; a file is empty.
+        InputError: nothing is there, or nothing of these kinds; a file is empty, or there in two kinds.
     """
     kinds = ", ".join(suffixes)
     if not (is_there(path) and (path.is_file() or path.is_dir())):
@@ -56,10 +56,20 @@ def split_files(path: Path, suffixes: tuple[str, ...]) -> dict[str, list[Path]]:
             sets = ", ".join(sorted(by_prefix))
             raise InputError(f"{path} contains files of several sets ({sets}): put each in a folder of its own")
         found = by_prefix.get("") or next(iter(by_prefix.values()))
+        _check_kinds(path, list(chain.from_iterable(found.values())), suffixes)
     for file in chain.from_iterable(found.values()):
         if file.stat().st_size == 0:
             raise InputError(f"{file} is empty: use a file with text")
     return found
+
+
+def _check_kinds(folder: Path, files: list[Path], suffixes: tuple[str, ...]) -> None:
+    """Raises `InputError` if two files differ in their kind alone, such as one and its gzip."""
+    kinds: dict[str, str] = {}
+    for file in files:
+        name = file.name.removesuffix(next(suffix for suffix in suffixes if file.name.endswith(suffix)))
+        if (other := kinds.setdefault(name, file.name)) != file.name:
+            raise InputError(f"{folder} contains {other} and {file.name}, one text in two kinds: keep one of them")
 
 
 def text_reader(path: Path) -> Reader:
