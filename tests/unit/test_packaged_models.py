@@ -64,6 +64,14 @@ def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"models:{name}  " in shown for name in NAMES)
 
 
+def test_the_documents_name_models_that_exist() -> None:
+    root = MODELS.parents[1]
+    pages = [root / "README.md", root / "models" / "README.md", *(root / "docs").glob("*.md")]
+    named = {name for page in pages for name in re.findall(r"models:([\w-]+)", page.read_text(encoding="utf-8"))}
+    assert named - {"NAME"} <= {*NAMES}
+    assert len(named) > 5
+
+
 def test_a_misspelt_model_is_refused() -> None:
     with pytest.raises(InputError, match=f"models:{NAMES[0]}x: no model is called that; did you mean {NAMES[0]!r}"):
         packaged(f"models:{NAMES[0]}x")
