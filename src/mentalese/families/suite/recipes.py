@@ -113,6 +113,11 @@ def swapped(model: dict[str, Any]) -> dict[str, Any]:
     return model | {"thought_control": "swapped"}
 
 
+def removed(model: dict[str, Any]) -> dict[str, Any]:
+    """No thoughts, at their cost."""
+    return model | {"thought_control": "removed"}
+
+
 def scaled(model: dict[str, Any]) -> dict[str, Any]:
     """The model with initial weights that follow its width."""
     if "backbone" in model:
@@ -330,9 +335,9 @@ def conceptlm(backbone: dict[str, Any]) -> dict[str, Any]:
     return {"model_type": "conceptlm", "backbone": backbone, **sizes, "ncp_weight": 0.1, "vq_weight": 1.0}
 
 
-def removed(model: dict[str, Any]) -> dict[str, Any]:
+def without_concepts(model: dict[str, Any]) -> dict[str, Any]:
     """That ConceptLM without concepts, at their cost: what the norm of the embeddings does alone."""
-    return model | {"thought_control": "removed", "ncp_weight": 0.0, "vq_weight": 0.0}
+    return removed(model) | {"ncp_weight": 0.0, "vq_weight": 0.0}
 
 
 def phrases(size: float) -> SuiteTask:
@@ -355,7 +360,7 @@ def phrases(size: float) -> SuiteTask:
             method("mechanism", "conceptlm", "conceptlm", "a decoder that predicts the next concept", concept),
             method("twin", "conceptlm", "conceptlm-twin", "two more token layers", deeper(plain, 2)),
             method("control", "conceptlm", "conceptlm-swapped", "another text's concepts", swapped(concept)),
-            method("control", "conceptlm", "conceptlm-removed", "normed embeddings alone", removed(concept)),
+            method("control", "conceptlm", "conceptlm-removed", "normed embeddings alone", without_concepts(concept)),
             method("other", "mtp", "mtp", "multi-token prediction", {"model_type": "mtp", "backbone": plain}),
             method("other", "gpt2-rope", "gpt2-rope", "the decoder itself", plain),
         ),
@@ -423,7 +428,6 @@ def text(size: float) -> SuiteTask:
 
     alone = without(gestalt, "gate_", memory="none")
     regular = without(bubbles, "selection", fork_layers=[])
-    constant = bubbles | {"thought_control": "removed"}
     return SuiteTask(
         "text",
         corpus,
@@ -437,11 +441,11 @@ def text(size: float) -> SuiteTask:
             ),
             method("mechanism", "thoughtbubbles", "thoughtbubbles", "forks before layers 2 and 4", bubbles),
             method("twin", "thoughtbubbles", "thoughtbubbles-twin", "the same layers without forks", regular),
-            method("control", "thoughtbubbles", "thoughtbubbles-constant", "constant scores", constant),
+            method("control", "thoughtbubbles", "thoughtbubbles-constant", "constant scores", removed(bubbles)),
             method("mechanism", "conceptlm", "conceptlm", "predicts the next concept", concept),
             method("twin", "conceptlm", "conceptlm-twin", "two more token layers", deeper(rope, 2)),
             method("control", "conceptlm", "conceptlm-swapped", "another text's concepts", swapped(concept)),
-            method("control", "conceptlm", "conceptlm-removed", "normed embeddings alone", removed(concept)),
+            method("control", "conceptlm", "conceptlm-removed", "normed embeddings alone", without_concepts(concept)),
             method("mechanism", "latent_thought", "latent_thought", "a window of 64, and thoughts", thinking),
             method("twin", "latent_thought", "latent_thought-twin", "the window alone", plain),
             method("control", "latent_thought", "latent_thought-swapped", "another text's thoughts", swapped(thinking)),
@@ -556,7 +560,6 @@ def expressions(size: float) -> SuiteTask:
         "selection": "causal",
     }
     regular = {key: value for key, value in bubbles.items() if key != "selection"} | {"fork_layers": []}
-    removed = bubbles | {"thought_control": "removed"}
     shared = {"layers_per_turn": layers // 2}
     turning = bubbles | shared | {"fork_layers": [2, 3]}
 
@@ -570,7 +573,7 @@ def expressions(size: float) -> SuiteTask:
         (
             Method(made("thoughtbubbles", "forks before layers 1 and 2", bubbles), "mechanism", "thoughtbubbles"),
             Method(made("thoughtbubbles-twin", "the same layers without forks", regular), "twin", "thoughtbubbles"),
-            Method(made("thoughtbubbles-constant", "constant scores", removed), "control", "thoughtbubbles"),
+            Method(made("thoughtbubbles-constant", "constant scores", removed(bubbles)), "control", "thoughtbubbles"),
             Method(
                 made("thoughtbubbles-swapped", "scores of another text", swapped(bubbles)), "control", "thoughtbubbles"
             ),
