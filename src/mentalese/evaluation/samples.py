@@ -29,8 +29,9 @@ from mentalese import provenance
 from mentalese.data.batch import Batch, to_device
 from mentalese.data.config import DataConfig, EvaluationConfig
 from mentalese.data.layouts import PerDocument
+from mentalese.data.prompts import PromptEncoder
 from mentalese.data.store import Split
-from mentalese.data.tokenizers import continuing, corpus_encoder, decode, decode_after
+from mentalese.data.tokenizers import corpus_encoder, decode, decode_after
 from mentalese.errors import InputError
 from mentalese.evaluation.options import Decoding, SampleOptions
 from mentalese.models.build import context_length
@@ -40,7 +41,6 @@ from mentalese.models.saved import Saved, load
 from mentalese.screen import progress
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 BATCH_SIZE = 8
@@ -298,13 +298,8 @@ def judge_texts(judge: Saved, texts: Sequence[tuple[str, str]]) -> float | None:
     Each pair is read as a document of its own. If it is longer than the judge reads at once, it is read in windows of
     half context and half new tokens. `None` if there is no text.
     """
-    first = corpus_encoder(judge.tokenizer)
-    later = continuing(first)
-
-    def ids_of(text: str, encoder: Tokenizer) -> list[int]:
-        return encoder.encode(text, add_special_tokens=False).ids
-
-    pairs = [(ids_of(prompt, first), ids_of(new, later if prompt else first)) for prompt, new in texts]
+    read = PromptEncoder(judge.tokenizer, judge.data).text
+    pairs = [(read(prompt).ids, read(new, continues=bool(prompt)).ids) for prompt, new in texts]
     parts = [(prompt, new) for prompt, new in pairs if new]
     if not parts:
         return None

@@ -25,7 +25,7 @@ from typing import Any
 import gradio as gr
 import torch
 
-from mentalese.data.tokenizers import continuing, corpus_encoder
+from mentalese.data.prompts import PromptEncoder
 from mentalese.errors import InputError
 from mentalese.formatting import model_names, short_count
 from mentalese.html import PALETTE, as_json
@@ -210,8 +210,7 @@ class Player:
             return saved.think(written, **self._steps(options))
         question = saved.encode(options.prompt)["input_ids"][0]
         answer = written.removeprefix(saved.layout.prompt_text(options.prompt[0]))
-        encoder = continuing(corpus_encoder(saved.tokenizer))
-        ids = torch.tensor(encoder.encode(answer, add_special_tokens=False).ids)
+        ids = torch.tensor(PromptEncoder(saved.tokenizer, saved.data).text(answer, continues=True).ids)
         return self._trace(saved, options, torch.cat([question, ids.to(question)]))
 
     def _trace(self, saved: Saved, options: GenerateOptions, input_ids: torch.Tensor) -> ThoughtTrace:
