@@ -12,9 +12,10 @@ import pytest
 
 from mentalese.compare.compare import compare
 from mentalese.compare.tuning import SEED, Tuned, grid, parse
+from mentalese.data.layouts import QuestionAnswer
 from mentalese.errors import InputError
 from mentalese.files import write_json
-from mentalese.recipe import DataConfig, Recipe, TrainConfig
+from mentalese.recipe import DataConfig, EvaluationConfig, Recipe, TrainConfig
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
 
@@ -93,6 +94,15 @@ def test_a_best_value_at_the_edge_is_extended_and_said(tmp_path: Path) -> None:
     assert (outside["chosen"], outside["at_edge"]) == (
         {"optimizer.learning_rate": "0.027"}, ["optimizer.learning_rate"],
     )  # fmt: skip
+
+
+def test_of_trials_with_as_many_right_answers_the_likelier_is_best(tmp_path: Path) -> None:
+    asked = recipe("a/x", layout=QuestionAnswer(), evaluation=EvaluationConfig(metric="accuracy"))
+    trials = Tuned(asked, tmp_path, lambda recipe: recipe, grid(asked, {"train.eval_every": ["1", "2", "3", "4"]}))
+    trials.jobs()
+    figures = [(0.5, 3.0), (0.5, 2.0), (0.4, 1.0), (0.5, 2.5)]
+    trials.add([{"validation": {"accuracy": accuracy, "nll": nll}} for accuracy, nll in figures])
+    assert trials.recipe.train.eval_every == 2
 
 
 def test_seeds_of_a_tuned_recipe_do_not_wait_for_the_trials_of_another(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
 """Tuning as part of a comparison: the same number of trials for every recipe, chosen on the validation split.
 
 A trial is a run with one setting of the tuned fields and a seed of its own, so that the seeds that are reported have
-not been selected. If the best value of a number is the lowest or highest one tried, the range is extended by the next
-value, at the same ratio, up to twice, but not across 1; ranges of integers and from 0 are not extended. If the same
-comparison is run again with more values and another one is best, its seeds are trained again; the runs that were
-reported before are renamed.
+not been selected. Of trials that answered as many questions the one with the likelier answers is best. If the best
+value of a number is the lowest or highest one tried, the range is extended by the next value, at the same ratio, up to
+twice, but not across 1; ranges of integers and from 0 are not extended. If the same comparison is run again with more
+values and another one is best, its seeds are trained again; the runs that were reported before are renamed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +40,7 @@ class Trial:
     Attributes:
         value: the best value of the recipe's metric on the validation split; `None` until it is known, and if the loss
             was not finite.
+        nll: of answers, nats per token there, which decides between trials that were right as often.
         extended: the setting was added because the best one was at the edge.
     """
 
@@ -46,6 +48,7 @@ class Trial:
     recipe: Recipe
     extended: bool
     value: float | None = None
+    nll: float = math.inf
 
 
 @dataclass
@@ -81,7 +84,9 @@ class Tuned:
             FloatingPointError: no trial has a finite loss.
         """
         for trial, result in zip(self.trials[-len(results) :], results):
-            trial.value = None if result is None else result["validation"][self.base.evaluation.metric]
+            if result is not None:
+                figure, metric = result["validation"], self.base.evaluation.metric
+                trial.value, trial.nll = figure[metric], figure["nll"] if metric == "accuracy" else 0.0
         beyond = self.beyond() if self.extensions < EXTENSIONS else ()
         best = self.best.settings
         # Across 1, a share becomes no value at all (a dropout), or something else (a warm-up in steps).
@@ -91,13 +96,13 @@ class Tuned:
 
     @property
     def best(self) -> Trial:
-        known = {i: trial.value for i, trial in enumerate(self.trials) if trial.value is not None}
+        sign = -1 if self.base.evaluation.metric == "accuracy" else 1
+        known = [(sign * trial.value, trial.nll, i) for i, trial in enumerate(self.trials) if trial.value is not None]
         if not known:
             raise FloatingPointError(
                 f"{self.base.name}: the loss was not finite in any of {len(self.trials)} trials: tune over lower values"
             )
-        pick = max if self.base.evaluation.metric == "accuracy" else min
-        return self.trials[pick(known, key=known.__getitem__)]
+        return self.trials[min(known)[-1]]
 
     @property
     def recipe(self) -> Recipe:
