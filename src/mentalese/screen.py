@@ -18,7 +18,12 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """One piece of long work; `update` says how much of `total` is done, with a short note such as the loss."""
+    """One piece of long work; `update` says how much of `total` is done, with a short note such as the loss.
+
+    Attributes:
+        total: may grow.
+        start: what was done before, in a run that resumes.
+    """
 
     def __init__(self, title: str, total: float, start: float) -> None:
         self.title, self.total, self.start = title, total, start
@@ -48,7 +53,7 @@ class _Bar(Progress):
         self.task = self.bar.add_task(title, total=total, completed=int(start), note="")
 
     def update(self, done: float, note: str = "") -> None:
-        self.bar.update(self.task, completed=done, note=f"{note}  {self.eta(done)} left")
+        self.bar.update(self.task, completed=done, total=self.total, note=f"{note}  {self.eta(done)} left")
 
 
 class _Lines(Progress):

@@ -59,16 +59,48 @@ def test_the_time_left_does_not_count_what_an_earlier_call_did(
 ) -> None:
     first, second = jobs(corpus, tmp_path, 2)
     run_jobs([first], show=False)
-    starts: list[float] = []
+    bar = Progress("", 0, 0)
 
     @contextmanager
-    def recorded(title: str, total: float, *, start: float = 0, show: bool = True) -> Iterator[Progress]:
-        starts.append(start)
-        yield Progress(title, total, start)
+    def recorded(*_: object, show: bool) -> Iterator[Progress]:
+        yield bar
 
     monkeypatch.setattr(jobs_module, "progress", recorded)
     run_jobs([first, second], count=1)
-    assert starts == [1.0]
+    assert (bar.start, bar.total) == (1.0, 2)
+
+
+def test_a_job_that_follows_waits_for_no_other(tmp_path: Path, corpus: Path) -> None:
+    short, following = jobs(corpus, tmp_path, 2)
+    long = Job(recipe(corpus, steps=1500), tmp_path / "long")
+    done: list[Job] = []
+
+    def then(job: Job, result: dict[str, Any] | None) -> list[Job]:
+        assert result == json.loads((job.folder / "result.json").read_text())
+        done.append(job)
+        return [following] if job is short else []
+
+    results = run_jobs([long, short], count=2, then=then, show=False)
+    assert done == [short, following, long]
+    assert [result["seed"] for result in results] == [0, 0, 1]
+    assert [result["steps"] for result in results] == [1500, 4, 4]
+
+
+def test_jobs_of_low_priority_come_last_and_a_divergence_of_before_counts(tmp_path: Path, corpus: Path) -> None:
+    wild, one, two, three = (dataclasses.replace(job, may_diverge=True) for job in jobs(corpus, tmp_path, 4))
+    wild.folder.mkdir()
+    (wild.folder / "diverged.json").write_text(json.dumps({"fingerprint": wild.recipe.fingerprint()}))
+    last = dataclasses.replace(one, priority=1)
+    follows = {wild.folder: [two], two.folder: [three]}
+    trained: list[str] = []
+
+    def train(recipe: Recipe, folder: Path, **_: object) -> dict[str, Any]:
+        trained.append(folder.name)
+        return {"name": folder.name}
+
+    found = run_jobs([last, wild], train=train, then=lambda job, _: follows.get(job.folder, []))
+    assert trained == ["seed-2", "seed-3", "seed-1"]
+    assert found == [{"name": "seed-1"}, None, {"name": "seed-2"}, {"name": "seed-3"}]
 
 
 def test_a_run_that_diverges_says_so_and_the_others_finish(tmp_path: Path, corpus: Path) -> None:
@@ -157,7 +189,9 @@ def test_processes_end_with_the_one_that_started_them(tmp_path: Path, corpus: Pa
 
 
 def test_a_cluster_trains_the_same_runs(tmp_path: Path, corpus: Path) -> None:
-    sent = run_jobs(jobs(corpus, tmp_path / "sent", 2), count=2, executor="local", show=False)
+    first, second = jobs(corpus, tmp_path / "sent", 2)
+    follows = {first.folder: [second]}
+    sent = run_jobs([first], count=2, executor="local", then=lambda job, _: follows.get(job.folder, []), show=False)
     alone = run_jobs(jobs(corpus, tmp_path / "one", 2), count=1, show=False)
     assert [result["test"] for result in sent] == [result["test"] for result in alone]
     assert {result["hardware"]["threads"] for result in sent} == {1}

@@ -105,11 +105,11 @@ def test_of_trials_with_as_many_right_answers_the_likelier_is_best(tmp_path: Pat
     assert trials.recipe.train.eval_every == 2
 
 
-def test_seeds_of_a_tuned_recipe_do_not_wait_for_the_trials_of_another(tmp_path: Path) -> None:
+def test_trials_come_before_the_seeds_of_a_recipe_that_is_tuned(tmp_path: Path) -> None:
     """`b/x` needs two more trials, one after the other; `a/x` is done after the first three."""
     _, trainer = tuned(tmp_path, {"a/x": 3e-3, "b/x": 1.0}, "1e-3,3e-3,9e-3", seeds=1)
     assert trainer.trained[6:] == [
-        ("b/x", 0.027, SEED), ("a/x", 3e-3, 0), ("b/x", 0.081, SEED), ("b/x", 0.081, 0),
+        ("b/x", 0.027, SEED), ("b/x", 0.081, SEED), ("a/x", 3e-3, 0), ("b/x", 0.081, 0),
     ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from mentalese.errors import InputError
-from mentalese.screen import Progress, progress
+from mentalese.screen import progress
 from mentalese.training.signals import stop_signals
 
 CLUSTERS = ("slurm", "local")
@@ -75,7 +75,8 @@ def check(executor: str) -> None:
 
 
 def send(
-    orders: Mapping[int, tuple[Order, Path]],
+    orders: Iterator[tuple[int, Order, Path] | None],
+    total: Callable[[], int],
     executor: str,
     count: int,
     work: Callable[[Order], Order],
@@ -85,7 +86,9 @@ def send(
     """Sends orders, at most `count` at once; yields what comes back, as it does.
 
     Args:
-        orders: number -> order, and the folder for the logs of its job.
+        orders: a number, an order, and the folder for the logs of its job; `None` while the next order depends on what
+            is still to come back.
+        total: how many orders there are, as far as is known.
         executor: see `parse`.
         work: what a job does with its order; a function of a module, which the other machine imports.
 
@@ -94,18 +97,21 @@ def send(
         KeyboardInterrupt: SIGINT or SIGTERM came; jobs are cancelled.
     """
     cluster, options = parse(executor)
-    waiting, running, done = dict(orders), dict[int, Any](), 0
-    with stop_signals() as received, progress(f"{len(orders)} runs", len(orders), show=show) as bar:
+    running, done = dict[int, Any](), 0
+    with stop_signals() as received, progress("runs", 0, show=show) as bar:
         try:
-            while waiting or running:
-                while waiting and len(running) < count:
-                    number, (order, folder) = waiting.popitem()
+            while True:
+                while len(running) < count and (item := next(orders, None)) is not None:
+                    number, order, folder = item
                     running[number] = _engine(cluster, options, folder).submit(Training(work, order))
+                if not running:
+                    return
                 for number in [number for number, job in running.items() if job.done()]:
                     outcome = _outcome(running.pop(number))
                     done += 1
                     yield number, outcome
-                _report(bar, done, running, len(orders))
+                bar.total = total()
+                bar.update(done, f"{done} of {total()} done  {len(running)} sent")
                 if received:
                     raise KeyboardInterrupt
                 if running:
@@ -139,7 +145,3 @@ def _outcome(job: Any) -> Order:
             f"job {job.job_id}: {str(error).strip().splitlines()[-1]}; see {job.paths.stderr}"
         ) from error
     return outcome
-
-
-def _report(bar: Progress, done: int, running: Mapping[int, Any], total: int) -> None:
-    bar.update(done, f"{done} of {total} done  {len(running)} sent")

@@ -23,7 +23,7 @@ import torch
 from mentalese import provenance
 from mentalese.compare import cluster
 from mentalese.compare.headline import SEEDS_FOR_A_TEST, metric, paired_test
-from mentalese.compare.jobs import Job, run_jobs
+from mentalese.compare.jobs import Job, Then, run_jobs
 from mentalese.compare.report import cells, ends_note, header, is_ablated, write_report
 from mentalese.compare.tuning import Tuned, grid, name_of, with_settings
 from mentalese.data.store import prepare, tokenizer_name
@@ -125,8 +125,8 @@ def compare(
     if tuned_fields:
         tuned = [Tuned(recipe, _folder(out, recipe.name), fit, grid(recipe, tuned_fields)) for recipe in recipes]
 
-    def run(work: Sequence[Job]) -> list[Any]:
-        return run_jobs(work, count=jobs, executor=executor, train=train, show=show)
+    def run(work: Sequence[Job], then: Then) -> list[Any]:
+        return run_jobs(work, count=jobs, executor=executor, train=train, then=then, show=show)
 
     chosen, results = _train(recipes, tuned, fit, out, seeds, run)
     matched: dict[str, Any] = {"by": match}
@@ -151,38 +151,45 @@ def _train(
     fit: Callable[[Recipe], Recipe],
     out: Path,
     seeds: int,
-    run: Callable[[Sequence[Job]], list[Any]],
+    run: Callable[[Sequence[Job], Then], list[Any]],
 ) -> tuple[list[Recipe], list[list[dict[str, Any]]]]:
     """Every recipe as it is reported, and the results of its seeds.
 
-    Once a recipe is tuned, its seeds run next to the trials of the others.
+    Once a recipe is tuned, its seeds run next to the trials of the others; no recipe waits for another.
     """
     chosen: dict[int, Recipe] = {}
-    results: dict[int, list[dict[str, Any]]] = {}
-    while len(results) < len(recipes):
-        work: dict[int, list[Job]] = {}
-        for i, recipe in enumerate(recipes):
-            if tuned and tuned[i].pending:
-                work[i] = tuned[i].jobs()
-            elif i not in results:
-                chosen[i] = tuned[i].recipe if tuned else fit(recipe)
-                work[i] = [
-                    Job(_change(chosen[i], seed=seed), run_folder(out, recipe.name, seed))
-                    for seed in _seeds(recipe, seeds)
-                ]
-                for job in work[i]:
-                    if tuned:
-                        tuned[i].set_aside(job.folder, job.recipe.train.seed)
-                    check_folder(job.recipe, job.folder, resume=True)
-        order = sorted(work, key=chosen.__contains__)  # trials first: others may follow from them
-        done = iter(run([job for i in order for job in work[i]]))
-        for i in order:
-            found = list(itertools.islice(done, len(work[i])))
-            if i in chosen:
-                results[i] = found
-            else:
-                tuned[i].add(found)
-    return [chosen[i] for i in range(len(recipes))], [results[i] for i in range(len(recipes))]
+    work: dict[int, list[Job]] = {}  # of each recipe, what it waits for: its trials, or its seeds
+    owners: dict[Path, int] = {}
+    results: dict[Path, dict[str, Any] | None] = {}
+
+    def begin(i: int) -> list[Job]:
+        if tuned and tuned[i].pending:
+            work[i] = tuned[i].jobs()
+        else:
+            chosen[i] = tuned[i].recipe if tuned else fit(recipes[i])
+            work[i] = [
+                # Trials are first, since others may follow from them.
+                Job(_change(chosen[i], seed=seed), run_folder(out, recipes[i].name, seed), priority=1)
+                for seed in _seeds(recipes[i], seeds)
+            ]
+            for job in work[i]:
+                if tuned:
+                    tuned[i].set_aside(job.folder, job.recipe.train.seed)
+                check_folder(job.recipe, job.folder, resume=True)
+        owners.update((job.folder, i) for job in work[i])
+        return work[i]
+
+    def then(job: Job, result: dict[str, Any] | None) -> list[Job]:
+        i = owners[job.folder]
+        results[job.folder] = result
+        if i in chosen or any(other.folder not in results for other in work[i]):
+            return []
+        tuned[i].add([results[other.folder] for other in work[i]])
+        return begin(i)
+
+    run([job for i in range(len(recipes)) for job in begin(i)], then)
+    reported = [[results[job.folder] or {} for job in work[i]] for i in range(len(recipes))]  # these may not diverge
+    return [chosen[i] for i in range(len(recipes))], reported
 
 
 def _fit(first: Recipe, match: str, seeds: int, show: bool) -> Callable[[Recipe], Recipe]:

@@ -1,11 +1,13 @@
 """Many trainings: one after the other in this process, or several at once, each in a process or a job of its own.
 
 A process of its own has one thread on a CPU, or one GPU, so its result does not depend on how many run at once. A
-finished run is not trained again, and an interrupted one continues.
+finished run is not trained again, and an interrupted one continues. Jobs that follow from results, such as the seeds of
+a tuned recipe, begin as soon as these are there, while others still run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -14,9 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ from mentalese.training import loop
 from mentalese.training.signals import stop_signals
 
 _POLL_SECONDS = 0.2
+_END = -1.0, -1
+"""In place of a job, before all others: none follows."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,17 @@ class Job:
     Attributes:
         folder: of the run.
         may_diverge: a loss that is not finite is a result, `None`, and not an error.
+        priority: of jobs that wait, those with the lowest number are next.
     """
 
     recipe: Recipe
     folder: Path
     may_diverge: bool = False
+    priority: int = 0
+
+
+Then = Callable[[Job, dict[str, Any] | None], Sequence[Job]]
+"""A job and its result to the jobs that follow from it."""
 
 
 def run_jobs(
@@ -54,14 +62,16 @@ def run_jobs(
     count: int | None = None,
     executor: str | None = None,
     train: Callable[..., dict[str, Any]] = loop.train,
+    then: Then = lambda *_: (),
     show: bool = True,
 ) -> list[dict[str, Any] | None]:
-    """The content of each job's `result.json`, in their order; `None` if it diverged and may.
+    """The content of each job's `result.json`, in the order in which jobs were added; `None` if it diverged and may.
 
     Args:
         count: how many run at once, each in a process of its own; `None`: all in this process, one after the other.
         executor: sends them to a cluster instead, `count` at once, see `mentalese.compare.cluster`.
         train: trains one recipe in one folder of this process.
+        then: adds jobs once a result is there, in this process.
 
     Raises:
         InputError: a job's recipe, data or folder cannot be used.
@@ -74,17 +84,63 @@ def run_jobs(
     if ranks > 1 and (executor is not None or (count or 1) > 1):  # each rank would send all jobs, as ranks of its own
         given = f"jobs is {count}" if executor is None else f"executor is {executor!r}"
         raise InputError(f"{given}, and {ranks} processes share each training: use one of both")
-    results: dict[int, dict[str, Any] | None] = {i: None for i, job in enumerate(jobs) if _has_diverged(job)}
-    waiting = [i for i in range(len(jobs)) if i not in results]
+    work = _Work(jobs, then)
     if executor is not None:
-        orders = {i: (_order(jobs[i]), jobs[i].folder.parent / "submitit") for i in waiting}
-        for i, outcome in cluster.send(orders, executor, count or 1, train_order, show=show):
-            results[i] = _result(jobs[i], outcome)
+
+        def total() -> int:
+            return len(work.jobs)
+
+        for sent, outcome in cluster.send(work.orders(), total, executor, count or 1, train_order, show=show):
+            work.finish(sent, _result(work.jobs[sent], outcome))
     elif count is None:
-        results |= {i: _in_this_process(jobs[i], train, show) for i in waiting}
+        while (index := work.take()) is not None:
+            work.finish(index, _in_this_process(work.jobs[index], train, show))
     else:
-        results |= _Pool([(i, jobs[i]) for i in waiting], count, show).run()
-    return [results[i] for i in range(len(jobs))]
+        _Pool(work, count, show).run()
+    return [work.results[i] for i in range(len(work.jobs))]
+
+
+class _Work:
+    """Jobs in the order in which they were added, their results by index, and which of them wait."""
+
+    def __init__(self, jobs: Sequence[Job], then: Then) -> None:
+        self.jobs: list[Job] = []
+        self.results: dict[int, dict[str, Any] | None] = {}
+        self.waiting: queue.PriorityQueue[tuple[float, int]] = queue.PriorityQueue()
+        self.then = then
+        self._add(jobs)
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.results) == len(self.jobs)
+
+    def take(self) -> int | None:
+        """The index of the job that is next; `None` if none waits."""
+        try:
+            return self.waiting.get_nowait()[1]
+        except queue.Empty:
+            return None
+
+    def orders(self) -> Iterator[tuple[int, dict[str, Any], Path] | None]:
+        """The next job as an order, with the folder of its log; `None` while none waits and some still run."""
+        while not self.is_done:
+            if (index := self.take()) is None:
+                yield None
+            else:
+                yield index, _order(self.jobs[index]), self.jobs[index].folder.parent / "submitit"
+
+    def finish(self, index: int, result: dict[str, Any] | None) -> None:
+        self.results[index] = result
+        self._add(self.then(self.jobs[index], result))
+
+    def _add(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            index = len(self.jobs)
+            self.jobs.append(job)
+            if _has_diverged(job):
+                self.finish(index, None)
+            else:
+                self.waiting.put((job.priority, index))
 
 
 # -- runs that diverged --------------------------------------------------------------------------------------------
@@ -118,55 +174,55 @@ def _in_this_process(job: Job, train: Callable[..., dict[str, Any]], show: bool)
 class _Pool:
     """Processes that train one job after the other; each stops, with a checkpoint, if this process ends."""
 
-    def __init__(self, jobs: Sequence[tuple[int, Job]], count: int, show: bool) -> None:
-        self.waiting, self.total, self.show = deque(jobs), len(jobs), show
+    def __init__(self, work: _Work, count: int, show: bool) -> None:
+        self.work, self.show = work, show
         self.running: dict[int, Job] = {}  # by the job's index
-        self.results: dict[int, dict[str, Any] | None] = {}
+        self.finished: queue.SimpleQueue[tuple[int, dict[str, Any] | None]] = queue.SimpleQueue()
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.threads = [threading.Thread(target=self._serve, args=(i,)) for i in range(min(count, len(jobs)))]
+        self.threads = [threading.Thread(target=self._serve, args=(i,)) for i in range(count)]
+        self.shares: dict[int, float] = {}  # of each job, how much is done
         self.error: BaseException | None = None
 
-    def run(self) -> dict[int, dict[str, Any] | None]:
-        # What was done before this call took it no time: the time left is estimated from what it adds.
-        self.shares = {index: _share(job) for index, job in self.waiting}
-        start = sum(self.shares.values())
-        with (
-            stop_signals() as received,
-            progress(f"{self.total} runs", self.total, start=start, show=self.show) as bar,
-        ):
+    def run(self) -> None:
+        with stop_signals() as received, progress("runs", 0, show=self.show) as bar:
+            self._report(bar)
             for thread in self.threads:
                 thread.start()
             try:
-                while any(thread.is_alive() for thread in self.threads) and not received and self.error is None:
-                    time.sleep(_POLL_SECONDS)
+                while not self.work.is_done and not received and self.error is None:
+                    with contextlib.suppress(queue.Empty):
+                        self.work.finish(*self.finished.get(timeout=_POLL_SECONDS))
                     self._report(bar)
             finally:
-                self.waiting.clear()
-                for process in self.processes:
-                    if process.poll() is None:
-                        process.terminate()
+                for _ in self.threads:
+                    self.work.waiting.put(_END)
+                if not self.work.is_done:
+                    for process in self.processes:
+                        if process.poll() is None:
+                            process.terminate()
                 for thread in self.threads:
                     thread.join()
         if received:
             raise Stopped(received[0])
         if self.error is not None:
             raise self.error
-        return self.results
 
     def _report(self, bar: Progress) -> None:
-        running = list(self.running.items())
-        self.shares |= {index: _share(job) for index, job in running} | dict.fromkeys(list(self.results), 1.0)
+        work, running = self.work, list(self.running.items())
+        for index in range(len(self.shares), len(work.jobs)):
+            # What an earlier call did took this one no time: the time left is estimated from what this one adds.
+            self.shares[index] = 1.0 if index in work.results else _share(work.jobs[index])
+            bar.start += self.shares[index]
+        self.shares |= {index: _share(job) for index, job in running} | dict.fromkeys(list(work.results), 1.0)
+        bar.total = len(work.jobs)
         names = ", ".join(f"{job.recipe.name} {job.folder.name} {self.shares[index]:.0%}" for index, job in running)
-        bar.update(sum(self.shares.values()), f"{len(self.results)} of {self.total} done  {names}")
-
-    def _next(self) -> tuple[int, Job] | None:
-        try:
-            return self.waiting.popleft()
-        except IndexError:
-            return None
+        bar.update(sum(self.shares.values()), f"{len(work.results)} of {len(work.jobs)} done  {names}")
 
     def _serve(self, slot: int) -> None:
-        """Hands jobs to a process until none is left."""
+        """Hands jobs to a process, which starts with the first one, until none follows."""
+        item = self.work.waiting.get()
+        if item == _END:
+            return
         # In a session of its own: Ctrl-C reaches this process alone, which stops the others in order.
         with (
             tempfile.TemporaryFile() as log,
@@ -181,11 +237,13 @@ class _Pool:
         ):
             self.processes.append(process)
             try:
-                while (item := self._next()) is not None:
-                    index, job = item
-                    self.running[index] = job
-                    self.results[index] = _hand_over(job, process)
+                while item != _END:
+                    index = item[1]
+                    self.running[index] = self.work.jobs[index]
+                    result = _hand_over(self.work.jobs[index], process)
                     del self.running[index]
+                    self.finished.put((index, result))
+                    item = self.work.waiting.get()
             except BaseException as error:
                 log.seek(0)
                 lines = log.read().decode(errors="replace").strip().splitlines()
