@@ -112,6 +112,13 @@ def test_a_tokenizer_without_markers_gets_them_and_encodes_text_as_before(source
     assert tokenizer("a b b c")["input_ids"] == plain("a b b c")["input_ids"] == [0, 1, 1, 2]
 
 
+def test_ids_with_gaps_are_refused() -> None:
+    """The next free id is the number of tokens to the `tokenizers` library, even if a token has it."""
+    backend = Tokenizer(WordLevel({"a": 0, "?": 1, "b": 5}, unk_token="?"))
+    with pytest.raises(InputError, match=r"^the tokenizer has 3 tokens and ids up to 5: number its tokens from 0"):
+        add_markers(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="?"))
+
+
 def test_gpt2_keeps_its_ids_and_gets_the_missing_markers(source: Source, shared_data: Path, tmp_path: Path) -> None:
     folder = str(shared_data / "tokenizers" / "gpt2")
     tokenizer = open_tokenizer(folder, source, cache=tmp_path)

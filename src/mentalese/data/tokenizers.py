@@ -102,7 +102,7 @@ def add_markers(tokenizer: PreTrainedTokenizerBase, *, latents: bool = False) ->
     The copy adds nothing to what it encodes (no start or end of text), and keeps spaces when it decodes.
 
     Raises:
-        InputError: the tokenizer is not backed by the `tokenizers` library.
+        InputError: the tokenizer is not backed by the `tokenizers` library, or its ids have gaps.
     """
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise InputError(f"{type(tokenizer).__name__} is not a fast tokenizer: use one that has a tokenizer.json")
@@ -111,6 +111,10 @@ def add_markers(tokenizer: PreTrainedTokenizerBase, *, latents: bool = False) ->
     backend.no_truncation()
     backend.post_processor = NOTHING_ADDED
     known = tokenizer.get_vocab()
+    if (highest := max(known.values())) >= len(known):  # markers would get ids of other tokens
+        raise InputError(
+            f"the tokenizer has {len(known)} tokens and ids up to {highest}: number its tokens from 0 without gaps"
+        )
     markers = [*MARKERS, *(marker for marker in LATENT_MARKERS.values() if latents or marker in known)]
     backend.add_special_tokens([AddedToken(marker, special=True, normalized=False) for marker in markers])
     return PreTrainedTokenizerFast(
