@@ -371,10 +371,10 @@ def test_a_trace_of_another_version_is_refused(tmp_path: Path) -> None:
         ThoughtTrace.load(tmp_path)
 
 
-def test_a_trace_keeps_its_windows_and_where_its_answer_begins(tmp_path: Path) -> None:
-    ThoughtTrace(torch.arange(9), written=7, windows=[(0, 1, 6), (3, 6, 9)]).save(tmp_path)
+def test_a_trace_keeps_its_control_its_windows_and_where_its_answer_begins(tmp_path: Path) -> None:
+    ThoughtTrace(torch.arange(9), control="noisy", written=7, windows=[(0, 1, 6), (3, 6, 9)]).save(tmp_path)
     found = ThoughtTrace.load(tmp_path)
-    assert (found.written, found.windows) == (7, [(0, 1, 6), (3, 6, 9)])
+    assert (found.control, found.written, found.windows) == ("noisy", 7, [(0, 1, 6), (3, 6, 9)])
 
 
 def test_runs_of_one_recipe_are_told_apart_by_their_folders(tmp_path: Path) -> None:
@@ -427,6 +427,8 @@ def test_a_model_is_shown_beside_itself_without_its_thoughts(
     assert own["scores"]["gain"]["title"] == "gain with thoughts"
     assert own["scores"]["gain"]["about"].startswith("Surprisal without thoughts minus that with thoughts: below zero")
     assert without["name"] == f"{own['name']}, thoughts removed"
+    instead = " This model reads a constant in place of its thoughts (thought_control=removed)."
+    assert without["about"] == own["about"] + instead
     gains = [value for value in own["scores"]["gain"]["values"] if value is not None]
     assert any(abs(gain) > 1e-6 for gain in gains)
     assert cli.main(["think", str(runs["gpt2"]), "--text", TEXT, "--against", "removed"]) == 2

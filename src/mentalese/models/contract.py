@@ -221,7 +221,7 @@ class Contract(_Module):
             hidden, head = self.final_hidden_states(batch), self.get_output_embeddings()
             return self.text_traces(ids, scored, lambda at: head(hidden[:, at]))
         nll = self.token_nll(batch | {"labels": ids.masked_fill(~scored, IGNORED)}).masked_fill(~scored, math.nan)
-        return [ThoughtTrace(row, {"surprisal": values}, model=self._model_type) for row, values in zip(ids, nll)]
+        return [ThoughtTrace(row, {"surprisal": values}, **self._told) for row, values in zip(ids, nll)]
 
     @staticmethod
     def _check_options(options: Mapping[str, Any], known: Iterable[str]) -> None:
@@ -252,14 +252,15 @@ class Contract(_Module):
         return [
             ThoughtTrace(
                 ids, {"surprisal": surprisal[row], "entropy": entropy[row]}, readings={"predicted": predicted[row]},
-                model=self._model_type,
+                **self._told,
             )
             for row, ids in enumerate(input_ids)
         ]  # fmt: skip
 
     @property
-    def _model_type(self) -> str:
-        return self.config.model_type
+    def _told(self) -> dict[str, Any]:
+        """What a trace says of its model."""
+        return {"model": self.config.model_type, "control": getattr(self.config, "thought_control", None)}
 
 
 def follows(real: Tensor) -> Tensor:

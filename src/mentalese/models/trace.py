@@ -87,6 +87,7 @@ class ThoughtTrace:
         special: which of them are no text: markers, latents.
         vocabulary: the text of other ids, those of `readings` and `Thought.nearest`.
         model: the model type.
+        control: the model's `thought_control`, what it read in place of its thoughts; `None`: these.
         written: the place of the first token that the model wrote itself, of an answer; `None`: it only read.
         windows: of a text longer than the model's context, (start, first, stop) each: the model read tokens `start` to
             `stop - 1` at once, and the trace is of those from `first` on. Empty: all of it was read at once.
@@ -105,11 +106,12 @@ class ThoughtTrace:
     special: list[bool] = field(default_factory=list)
     vocabulary: dict[int, str] = field(default_factory=dict)
     model: str = ""
+    control: str | None = None
     written: int | None = None
     windows: list[tuple[int, int, int]] = field(default_factory=list)
 
     _READ: ClassVar = (2, VERSION)  # in version 2, `surprisal` was called `surprise`
-    _PLAIN: ClassVar = ("model", "tokens", "special", "vocabulary", "written", "windows")
+    _PLAIN: ClassVar = ("model", "control", "tokens", "special", "vocabulary", "written", "windows")
     _GROUPS: ClassVar = ("scores", "links", "curves", "readings", "streams")
 
     def save(self, folder: str | Path) -> None:
@@ -163,6 +165,7 @@ class ThoughtTrace:
             special=described["special"],
             vocabulary={int(token): text for token, text in described["vocabulary"].items()},
             model=described["model"],
+            control=described.get("control"),
             written=described.get("written"),
             windows=[tuple(window) for window in described.get("windows", ())],
             **groups,

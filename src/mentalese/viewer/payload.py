@@ -22,6 +22,11 @@ from mentalese.registry import families, load
 VERSION = 1
 _LINKS = 4  # the strongest of each thought
 _WEAKEST = 0.01
+_READ_INSTEAD = {
+    "removed": "a constant in place of its thoughts",
+    "swapped": "another text's thoughts in place of its own, or a constant where there is no other text",
+    "noisy": "its thoughts with noise",
+}
 _CONTROLS = {
     "removed": ("with and without its thoughts", "without thoughts"),
     "noisy": ("with its thoughts and with noise in their place", "with noise"),
@@ -79,6 +84,13 @@ def payload(
     }
 
 
+def _about(thoughts: str, control: str | None) -> str:
+    """What a model's thoughts are, and what it reads in their place."""
+    if control is None:
+        return thoughts
+    return f"{thoughts} This model reads {_READ_INSTEAD[control]} (thought_control={control})."
+
+
 def _trace(trace: ThoughtTrace, name: str, expected: str | None) -> dict[str, Any]:
     kind = _model_class(trace.model)
     words = {**SHOWN, **kind.shown}
@@ -88,7 +100,7 @@ def _trace(trace: ThoughtTrace, name: str, expected: str | None) -> dict[str, An
         "windows": [list(window) for window in trace.windows],
         "model": trace.model,
         "parameters": None,
-        "about": kind.about_thoughts,
+        "about": _about(kind.about_thoughts, trace.control),
         "tokens": trace.tokens or [str(token) for token in trace.input_ids.tolist()],
         "special": trace.special or [False] * len(trace.input_ids),
         "scores": {
