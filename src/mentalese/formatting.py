@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,12 @@ def short_count(number: float) -> str:
     digits = 0 if scale == 0 and number == int(number) else max(0, 2 - int(math.log10(max(abs(number), 1))))
     text = f"{number:.{digits}f}"
     return (text.rstrip("0").rstrip(".") if "." in text else text) + ["", "k", "M", "G", "T", "P", "E"][scale]
+
+
+def scored_as(of: Mapping[str, Any]) -> str:
+    """What follows a score that is not the likelihood in one pass, as its `estimator` says: ` (block-not-causal)`."""
+    estimator = of.get("estimator", "exact")
+    return "" if estimator == "exact" else f" ({estimator})"
 
 
 def score_text(value: float, unit: str) -> str:

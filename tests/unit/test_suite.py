@@ -211,8 +211,11 @@ def test_text_is_compared_in_bits_per_byte_with_ends_paid_for(tmp_path: Path) ->
             run["test"] = {"bits_per_byte": 1.0, "bits_per_byte_with_ends": bits + 0.01 * i}
     for row in compared["rows"][3:]:
         for run in row["runs"]:
-            run["test"] = {"bits_per_byte": 2.2, "bits_per_byte_with_ends": None}  # a bound
+            run["test"] = {"bits_per_byte": 2.2, "bits_per_byte_with_ends": None}
+            run["test"]["protocol"] = {"estimator": "elbo-bound"}
     judged = judge(made, compared, tmp_path)
+    assert [method["estimator"] for method in judged["methods"]][2:4] == ["exact", "elbo-bound"]
+    assert suite_page(result(SCORES, tmp_path) | {"tasks": [judged]}).count("(elbo-bound)") == len(made.methods) - 3
     assert judged["levels"] == {"optimum": 0.0, "floor": pytest.approx(2.01), "chance": 8.0, "unit": "bits per byte"}
     assert judged["methods"][2]["closed"]["mean"] == pytest.approx(0.2 / 2.01)
     assert judged["methods"][-1]["score"]["mean"] == pytest.approx(2.2)

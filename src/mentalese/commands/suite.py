@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mentalese.commands.options import read
 from mentalese.commands.shared import only_result_on_stdout, print_json
+from mentalese.formatting import scored_as
 from mentalese.screen import print_table
 
 
@@ -57,7 +58,7 @@ def run(words: list[str]) -> None:
         return
     rows = [
         (
-            method["name"],
+            method["name"] + scored_as(method),
             method["role"],
             f"{method['closed']['mean']:.0%}",
             "" if method["closed"]["interval"] is None else "{:.0%} to {:.0%}".format(*method["closed"]["interval"]),

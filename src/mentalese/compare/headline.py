@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mentalese.evaluation.statistics import PairedTest, paired_t_test
-from mentalese.models.scoring import label
+from mentalese.formatting import scored_as
 
 SEEDS_FOR_A_TEST = 3
 
@@ -93,7 +93,7 @@ def perplexity_digits(row: dict[str, Any]) -> int:
 
 def estimator_label(row: dict[str, Any]) -> str:
     """What is written after a perplexity that is not an exact likelihood."""
-    return label(row["runs"][0]["test"]["protocol"])
+    return scored_as(row["runs"][0]["test"]["protocol"])
 
 
 def significance(p: float, n: int) -> str:

@@ -247,12 +247,6 @@ def _estimator(model: Contract, evaluation: EvaluationConfig) -> str:
     return evaluation.estimator or model.estimators[0]
 
 
-def label(protocol: dict[str, Any]) -> str:
-    """What follows a perplexity that is not the likelihood in one pass: ` (block-not-causal)`."""
-    estimator = protocol.get("estimator", "exact")
-    return "" if estimator == "exact" else f" ({estimator})"
-
-
 def _exp(nll: float) -> float:
     return math.exp(nll) if nll < 700 else math.inf
 

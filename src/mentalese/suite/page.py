@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mentalese.files import write_text
-from mentalese.formatting import score_text, short_count
+from mentalese.formatting import score_text, scored_as, short_count
 from mentalese.html import page
 
 _MARGIN = 0.25  # of the scale on both sides of floor and optimum
@@ -98,12 +98,13 @@ def _task(task: Mapping[str, Any]) -> str:
             for rival, test in method.get("against", {}).items()
             if test is not None
         )
+        about = f"{method['role']}: {method['description']}{scored_as(method)}"
         edge = " (edge)" if method["at_edge"] else ""
         further = method.get("further", {})
         others = "".join(f"<td>{spread(one, '{:.3f}'.format)}</td>" for one in further.values())
         rows += (
-            f'<tr class="{_ROLES[method["role"]]}"><th scope="row">{name}<small>{method["role"]}: '
-            f"{escape(method['description'])}</small></th><td>{_dots(closed)}</td><td>{_share(closed['mean'])}"
+            f'<tr class="{_ROLES[method["role"]]}"><th scope="row">{name}<small>'
+            f"{escape(about)}</small></th><td>{_dots(closed)}</td><td>{_share(closed['mean'])}"
             f"<small>{against}</small></td><td>{spread(method['score'], number)}"
             f"</td>{others}<td>{method['learning_rate']:g}{edge}<small>{_best_of(method['trials'])}</small></td><td>{short_count(method['parameters'])}</td>"
             f"<td>{short_count(method['flops'])}</td></tr>\n"

@@ -156,6 +156,7 @@ def judge(chosen: SuiteTask, comparison: Mapping[str, Any], folder: Path, size: 
                 "family": method.family,
                 "role": method.role,
                 "description": method.recipe.description,
+                "estimator": row["runs"][0]["test"].get("protocol", {}).get("estimator", "exact"),
                 "score": summary(scores),
                 "closed": summary(shares) | {"interval": interval(shares), "seeds": shares},
                 "learning_rate": row["runs"][0]["config"]["optimizer"]["learning_rate"],
