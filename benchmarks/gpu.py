@@ -44,7 +44,8 @@ import torch
 from mentalese import provenance
 from mentalese.compare.bench import Contender, measure
 from mentalese.data.store import prepare
-from mentalese.families.suite.recipes import SUITE, SuiteTask
+from mentalese.families.suite.methods import SuiteTask
+from mentalese.families.suite.recipes import SUITE
 from mentalese.files import read_json, write_json
 from mentalese.models.adapter import as_contract, hugging_face_model
 from mentalese.models.build import build_model

@@ -21,7 +21,9 @@ from mentalese.demo.run import run_demo
 from mentalese.errors import InputError
 from mentalese.evaluation.options import EvaluationOptions
 from mentalese.families.suite.demo import DEMO
-from mentalese.families.suite.recipes import DEFAULT, RECIPES, SUITE, UNSEEN, SuiteTask
+from mentalese.families.suite.methods import SuiteTask
+from mentalese.families.suite.recipes import DEFAULT, RECIPES, SUITE
+from mentalese.families.suite.texts import UNSEEN
 from mentalese.models.build import build_model
 from mentalese.recipe import Recipe
 from mentalese.suite import run as suite_run

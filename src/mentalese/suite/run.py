@@ -29,7 +29,8 @@ from mentalese.errors import InputError, nearest
 from mentalese.evaluation.options import EvaluationOptions
 from mentalese.evaluation.statistics import paired_t_test, student_t_quantile, summary
 from mentalese.evaluation.suite import run as evaluate
-from mentalese.families.suite.recipes import DEFAULT, SUITE, Further, SuiteTask
+from mentalese.families.suite.methods import Further, SuiteTask
+from mentalese.families.suite.recipes import DEFAULT, SUITE
 from mentalese.files import check_page, write_json
 from mentalese.models.saved import Saved, load
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mentalese.families.suite.latent_reasoning import RECIPES as LATENT_REASONING
+from mentalese.families.suite.methods import SuiteTask
 from mentalese.families.suite.recipes import RECIPES as SUITE_RECIPES
-from mentalese.families.suite.recipes import SUITE, SuiteTask
+from mentalese.families.suite.recipes import SUITE
 from mentalese.recipe import Recipe
 
 

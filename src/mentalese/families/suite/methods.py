@@ -1,0 +1,113 @@
+"""What a task of the suite is made of: methods and their roles, small decoders, controls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mentalese.families.baselines.recipes import gpt2_rope, initial_weights, llama
+from mentalese.families.looped.recipes import TITLES
+from mentalese.families.looped.recipes import changed as changed_loop
+from mentalese.recipe import Recipe
+
+Role = Literal["mechanism", "twin", "control", "other"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """One recipe of a task.
+
+    Attributes:
+        family: whose mechanism, twin or control it is; for `other` its own name.
+        shares: another family whose twin and controls are a mechanism's too.
+    """
+
+    recipe: Recipe
+    role: Role
+    family: str
+    shares: str | None = None
+
+
+@dataclass(frozen=True)
+class Further:
+    """A second score of every run, on what no model was trained on; it has no part in the share of the gap.
+
+    Attributes:
+        name: the column's title.
+        options: of `mentalese.evaluation.options.EvaluationOptions`, one task among them.
+    """
+
+    name: str
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SuiteTask:
+    """A task with everything that is compared on it.
+
+    Attributes:
+        spec: of `mentalese.data.suite.task`; or of a corpus, `file:..`, whose optimum nobody knows: then the first
+            method's mean is the floor, and 0 bits per byte the optimum.
+        methods: the first one's FLOPs are the budget of the others, if `match` says so.
+        match: see `mentalese.compare.compare`.
+        scored: what of a test document counts: `all`, the `answers` in a text, or the `second half` of its tokens,
+            which thoughts are not inferred from.
+        further: other scores of the same runs.
+    """
+
+    name: str
+    spec: str
+    methods: tuple[Method, ...]
+    match: Literal["flops"] | None
+    scored: Literal["all", "answers", "second half"] = "all"
+    further: tuple[Further, ...] = ()
+
+
+def width(size: float) -> int:
+    """64 channels at size 1, in steps of 16."""
+    return max(16, round(64 * size / 16) * 16)
+
+
+def decoder(size: float, layers: int, context: int) -> dict[str, Any]:
+    """A plain decoder with rotary positions."""
+    return gpt2_rope(width(size), 4, layers=layers, context=context)
+
+
+def rotary(channels: int, layers: int, context: int) -> dict[str, Any]:
+    """A small Llama."""
+    mlp, theta = 3 * channels, 10_000.0
+    return llama(channels, 4, layers=layers, mlp=mlp, key_value_heads=4, tied=True, context=context, theta=theta)
+
+
+def swapped(model: dict[str, Any]) -> dict[str, Any]:
+    """The control of most mechanisms: thoughts of another text."""
+    return model | {"thought_control": "swapped"}
+
+
+def removed(model: dict[str, Any]) -> dict[str, Any]:
+    """No thoughts, at their cost."""
+    return model | {"thought_control": "removed"}
+
+
+def scaled(model: dict[str, Any]) -> dict[str, Any]:
+    """The model with initial weights that follow its width."""
+    if "backbone" in model:
+        return model | {"backbone": scaled(model["backbone"])}
+    return model | {"initializer_range": initial_weights(model.get("hidden_size") or model["n_embd"])}
+
+
+def loops(model: dict[str, Any], made: Callable[[str, str, dict[str, Any]], Recipe]) -> tuple[Method, ...]:
+    """A looped model and its twins: without the loop, with the states of another text, and unrolled."""
+    roles: dict[str, Role] = {"once": "twin", "swapped": "control", "unrolled": "other"}
+    return (
+        Method(made("looped", "the middle layers four times", model), "mechanism", "looped"),
+        *(
+            Method(
+                made(f"looped-{name}", TITLES[name], changed_loop(model, name)),
+                role,
+                "looped-unrolled" if name == "unrolled" else "looped",
+            )
+            for name, role in roles.items()
+        ),
+    )
