@@ -24,7 +24,7 @@ class PairedTest:
 
     Attributes:
         difference: mean of `values - reference`.
-        t: the statistic, with `n - 1` degrees of freedom; `None` if all differences are equal.
+        t: the statistic, with `n - 1` degrees of freedom; `None` if all differences are equal and have no `step`.
         interval: of the mean difference, 95%.
     """
 
@@ -44,11 +44,17 @@ class PairedTest:
         return asdict(self)
 
 
-def paired_t_test(values: Sequence[float], reference: Sequence[float]) -> PairedTest:
-    """Tests pairs that share a seed (Student 1908); takes at least two pairs."""
+def paired_t_test(values: Sequence[float], reference: Sequence[float], *, step: float = 0.0) -> PairedTest:
+    """Tests pairs that share a seed (Student 1908); takes at least two pairs.
+
+    Args:
+        step: what values are whole multiples of, such as one question of an accuracy. Differences scatter by at least
+            step / sqrt(6), as two rounded numbers do: three that are one question each are equal by chance.
+    """
     differences = [a - b for a, b in zip(values, reference, strict=True)]
-    n, mean, std = len(differences), statistics.fmean(differences), statistics.stdev(differences)
-    if std == 0:
+    n, mean = len(differences), statistics.fmean(differences)
+    std = max(statistics.stdev(differences), step / math.sqrt(6))
+    if std == 0 or not any(differences):
         return PairedTest(n, mean, None, 1.0 if mean == 0 else 0.0, (mean, mean))
     error = std / math.sqrt(n)
     t, margin = mean / error, student_t_quantile(0.975, n - 1) * error

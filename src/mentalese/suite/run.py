@@ -168,11 +168,13 @@ def judge(chosen: SuiteTask, comparison: Mapping[str, Any], folder: Path, size: 
                 "further": further,
             }
         )
+    test = comparison["rows"][0]["runs"][0]["test"]
+    step = 1 / test["questions"] / abs(levels.optimum - levels.floor) if "accuracy" in test else 0.0
     for method, one in zip(chosen.methods, methods):
         families = (method.family, method.shares)
         rivals = [m["name"] for m in methods if m["family"] in families and m["role"] in ("twin", "control")]
         if one["role"] == "mechanism":
-            one["against"] = {rival: _test(closed[one["name"]], closed[rival]) for rival in rivals}
+            one["against"] = {rival: _test(closed[one["name"]], closed[rival], step) for rival in rivals}
     return {
         "name": chosen.name,
         "spec": chosen.spec,
@@ -201,10 +203,10 @@ def interval_of(score: Mapping[str, float], seeds: int) -> tuple[float, float] |
     return score["mean"] - margin, score["mean"] + margin
 
 
-def _test(values: Sequence[float], others: Sequence[float]) -> dict[str, Any] | None:
+def _test(values: Sequence[float], others: Sequence[float], step: float) -> dict[str, Any] | None:
     if len(values) < SEEDS_FOR_A_TEST:
         return None
-    test = paired_t_test(values, others)
+    test = paired_t_test(values, others, step=step)
     return test.to_dict() | {"conclusive": test.conclusive}
 
 
