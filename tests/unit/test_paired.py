@@ -49,6 +49,15 @@ def test_one_document_has_no_interval() -> None:
     assert (result.overall.difference, result.overall.interval) == (-1.0, None)
 
 
+def test_a_position_that_only_one_document_has_gets_no_interval() -> None:
+    """Drawn again and again, one document says nothing about others: the interval would be a point."""
+    split = make_split([3], [2], [1, 2])
+    gains = np.random.default_rng(0).normal(size=len(split.tokens)).astype(np.float32)
+    result = compare_scores(scores_of(split, gains), scores_of(split, 0.0), split)
+    assert [d.interval is None for d in result.by_position] == [False, False, True]
+    assert result.overall.interval is not None
+
+
 def test_other_tokens_are_refused() -> None:
     other = scores_of(SPLIT, 1.0)
     other[0] = np.nan
