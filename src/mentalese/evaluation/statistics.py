@@ -136,3 +136,22 @@ def bootstrap_ratio(
         drawn.append(np.divide(times @ numerators, below, out=np.full(below.shape, np.nan), where=below > 0))
     tail = (1 - confidence) / 2
     return np.nanquantile(np.concatenate(drawn), (tail, 1 - tail), axis=0)
+
+
+def bootstrap_questions(values: np.ndarray, least: float, most: float) -> np.ndarray | None:
+    """The same of the mean over questions, from `least` to `most`.
+
+    Where all questions have one value the bootstrap would be a point. Then up to 1 - 0.025^(1/n) of other questions may
+    have another value, which is one unit away (Clopper and Pearson, 1934).
+
+    Args:
+        values: [questions, columns], whole numbers: right or wrong, or differences of these.
+
+    Returns:
+        [2, columns], low and high; `None` for fewer than two questions.
+    """
+    interval = bootstrap_ratio(values, np.ones(values.shape))
+    if interval is None:
+        return None
+    other = np.where((values == values[0]).all(0), 1 - 0.025 ** (1 / len(values)), 0.0)
+    return np.clip(interval + np.stack((-other, other)), least, most)
