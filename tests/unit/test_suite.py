@@ -305,6 +305,10 @@ def test_a_task_may_be_compared_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
             {"names": ["topics", "recall"], "recipes": ["latent*"]},
             r"recipes are latent\*, which leaves 0 of the methods of recall: use some of thought_gestalt, ",
         ),
+        (
+            {"names": ["composition"], "recipes": ["cot", "no-cot", "coconnut"]},
+            r"recipes contains coconnut, which names no method of composition; did you mean 'coconut'\?: remove it",
+        ),
         ({"trials": 9}, "trials is 9: use 1 to 5"),
         ({"size": 0.0}, "size is 0.0: use 0.25 to 64"),
     ],

@@ -78,13 +78,15 @@ def run_suite(
     if not 0.25 <= size <= 64:
         raise InputError(f"size is {size}: use 0.25 to 64")
     check_page(out / "suite.html", "suite.json")
-    chosen_tasks = [_only(SUITE[name](size), recipes) for name in names or DEFAULT]
+    made = [SUITE[name](size) for name in names or DEFAULT]
+    chosen_tasks = [_only(one, recipes) for one in made]
+    _check_used(recipes, made)
     result: dict[str, Any] = {}
-    for name, chosen in zip(names or DEFAULT, chosen_tasks):
+    for chosen in chosen_tasks:
         rates = {"optimizer.learning_rate": [f"{rate:g}" for rate in sorted(RATES[:trials])]} if trials > 1 else None
         comparison = compare(
             [method.recipe for method in chosen.methods],
-            out / name,
+            out / chosen.name,
             match=chosen.match,
             seeds=seeds,
             tuned_fields=rates,
@@ -92,7 +94,7 @@ def run_suite(
             executor=executor,
             show=show,
         )
-        judged = judge(chosen, comparison, out / name, size)
+        judged = judge(chosen, comparison, out / chosen.name, size)
         created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         result = write_suite([judged], out, created)
     return result
@@ -130,6 +132,17 @@ def _only(chosen: SuiteTask, patterns: Sequence[str]) -> SuiteTask:
             f"{', '.join(names)}"
         )
     return dataclasses.replace(chosen, methods=tuple(kept))
+
+
+def _check_used(patterns: Sequence[str], tasks: Sequence[SuiteTask]) -> None:
+    """Raises `InputError` for a pattern that names a method of no task."""
+    names = list(dict.fromkeys(m.recipe.name.partition("/")[2] for chosen in tasks for m in chosen.methods))
+    for pattern in patterns:
+        if not any(fnmatch(name, pattern) for name in names):
+            raise InputError(
+                f"recipes contains {pattern}, which names no method of {', '.join(chosen.name for chosen in tasks)}"
+                f"{nearest(pattern, names)}: remove it"
+            )
 
 
 def judge(chosen: SuiteTask, comparison: Mapping[str, Any], folder: Path, size: float = 1.0) -> dict[str, Any]:
