@@ -83,6 +83,11 @@ def test_questions_are_asked_and_the_table_is_in_points(
     assert cli.main(["ablate", str(run), "--documents", "5", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["unit"], result["questions"]) == ("accuracy", 5)
+    own, *others = result["ablations"]
+    for part in others:  # an untrained model, five times wrong: other questions may be answered all the same
+        low, high = part["interval"]
+        assert (own["score"], part["difference"]) == (0.0, 0.0)
+        assert (low, high) == (pytest.approx(0.025**0.2 - 1), pytest.approx(1 - 0.025**0.2))
     assert len(result["ablations"]) == 4
 
 

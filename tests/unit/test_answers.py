@@ -138,6 +138,30 @@ def test_yes_and_no_are_right_as_a_whole(tmp_path: Path, said: str, expected: st
     assert ask((store, tokenizer, layout), [f"### {said}"])[0].f1 == f1
 
 
+@pytest.mark.parametrize(
+    ("said", "expected", "exact_match", "f1"),
+    [
+        ("A", "A", 1.0, 1.0),
+        ("a.", "A", 1.0, 1.0),
+        ("the", "A", 0.0, 0.0),
+        ("", "A", 0.0, 0.0),
+        ("B", "A", 0.0, 0.0),
+        ("+", "+", 1.0, 1.0),
+        ("-", "+", 0.0, 0.0),
+    ],
+)
+def test_a_letter_or_a_sign_is_an_answer(
+    tmp_path: Path, said: str, expected: str, exact_match: float, f1: float
+) -> None:
+    path = tmp_path / "questions.jsonl"
+    rows = [{"question": f"Which is {i}?", "steps": ["This is."], "answer": expected} for i in range(20)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    layout = QuestionAnswer(sequence_length=64)
+    store, tokenizer = prepare(DataConfig(source=f"file:{path}", tokenizer="bpe:320"), layout, show=False)
+    metrics = ask((store, tokenizer, layout), [f"### {said}"])[0]
+    assert (metrics.exact_match, metrics.f1) == (exact_match, f1)
+
+
 def test_each_question_is_asked_at_the_stage_and_told_from_the_others(
     prepared: tuple[TokenStore, Any, QuestionAnswer],
 ) -> None:

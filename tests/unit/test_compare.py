@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from mentalese.compare.compare import _cost, _fit, compare, flops_per_token, print_comparison
+from mentalese.compare.headline import paired_test
 from mentalese.data.layouts import Packed, QuestionAnswer
 from mentalese.data.store import prepare
 from mentalese.errors import InputError
@@ -383,6 +384,23 @@ def test_the_paired_test_finds_a_true_difference_and_is_calibrated_without_one()
 
     assert sum(p(0.0) < 0.05 for _ in range(2000)) / 2000 == pytest.approx(0.05, abs=0.015)
     assert sum(p(0.6) < 0.05 for _ in range(200)) > 180
+
+
+def test_one_question_more_with_each_seed_is_no_proof() -> None:
+    """Differences of whole questions are equal by chance: a spread of zero would make p zero."""
+    before = [70 / 100, 73 / 100, 71 / 100]
+    test = paired_t_test([value + 1 / 100 for value in before], before, step=1 / 100)
+    assert test.p == pytest.approx(0.051, abs=0.001)
+    assert not test.conclusive
+    assert paired_t_test([value + 0.2 for value in before], before, step=1 / 100).p < 0.001
+    assert paired_t_test(before, before, step=1 / 100).p == 1
+
+    def runs(values: list[float]) -> list[dict[str, Any]]:
+        return [{"test": {"accuracy": value, "questions": 100}} for value in values]
+
+    compared = paired_test(runs([value + 1 / 100 for value in before]), runs(before))
+    assert compared is not None
+    assert compared.p == pytest.approx(test.p)
 
 
 def test_a_single_value_has_no_spread() -> None:

@@ -148,7 +148,11 @@ def test_runs_that_show_no_law_are_refused(tmp_path: Path) -> None:
     larger = result(tmp_path, "gpt2/c", 80, tokens=1000, parameters=20)
     single = result(tmp_path, "llama/a", 80, tokens=1000, parameters=10)
     unknown = result(tmp_path, "gpt2/d", 80, tokens=None, parameters=10)
+    other_tokens = result(tmp_path, "gpt2/e", 80, tokens=2000, parameters=10)
+    content = json.loads(other_tokens.read_text())
+    other_tokens.write_text(json.dumps(content | {"test": content["test"] | {"tokens": 169_639, "bytes": 636_024}}))
     for paths, says in (
+        ([small, other_tokens], "were tested on different tokens"),
         ([small], "all sizes are the same"),
         ([small, more_text, larger], "both training tokens and parameters vary"),
         ([small, more_text, single], "llama: a power law needs at least two sizes, and there is 1"),

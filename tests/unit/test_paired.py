@@ -15,7 +15,7 @@ from mentalese.data.layouts import layout_class
 from mentalese.evaluation import paired
 from mentalese.evaluation.options import TextOptions
 from mentalese.evaluation.paired import compare_scores
-from mentalese.evaluation.statistics import bootstrap_ratio
+from mentalese.evaluation.statistics import bootstrap_questions, bootstrap_ratio
 from mentalese.recipe import DataConfig
 from support import EOD, make_split
 
@@ -49,6 +49,15 @@ def test_one_document_has_no_interval() -> None:
     assert (result.overall.difference, result.overall.interval) == (-1.0, None)
 
 
+def test_a_position_that_only_one_document_has_gets_no_interval() -> None:
+    """Drawn again and again, one document says nothing about others: the interval would be a point."""
+    split = make_split([3], [2], [1, 2])
+    gains = np.random.default_rng(0).normal(size=len(split.tokens)).astype(np.float32)
+    result = compare_scores(scores_of(split, gains), scores_of(split, 0.0), split)
+    assert [d.interval is None for d in result.by_position] == [False, False, True]
+    assert result.overall.interval is not None
+
+
 def test_other_tokens_are_refused() -> None:
     other = scores_of(SPLIT, 1.0)
     other[0] = np.nan
@@ -68,6 +77,18 @@ def test_the_bootstrap_covers_what_the_normal_approximation_does_and_is_seeded()
     np.testing.assert_allclose(interval[:, 0], values.mean() + 1.96 * error * np.array([-1, 1]), atol=0.15 * error)
     again = bootstrap_ratio(values, np.ones_like(values))
     np.testing.assert_array_equal(interval, again)
+
+
+def test_few_questions_of_one_outcome_leave_room_for_others() -> None:
+    """Of 10 right answers in 10: the exact interval of a share, 69.2% to 100%."""
+    answers = np.array([[1.0, 0.0, 1.0]] * 9 + [[1.0, 0.0, 0.0]])
+    interval = bootstrap_questions(answers, 0.0, 1.0)
+    assert interval is not None
+    assert interval[:, :2].T.tolist() == [[pytest.approx(0.6915, abs=1e-4), 1], [0, pytest.approx(0.3085, abs=1e-4)]]
+    plain = bootstrap_ratio(answers, np.ones(answers.shape))
+    assert plain is not None
+    np.testing.assert_array_equal(interval[:, 2], plain[:, 2])
+    assert bootstrap_questions(answers[:1], 0.0, 1.0) is None
 
 
 def test_documents_that_differ_as_a_whole_widen_the_interval() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from mentalese import Saved, load
+from mentalese import InputError, Saved, load
 from mentalese.analyses.figures import write_figure
 from mentalese.analyses.positions import nll_by_position
 from support import EOD, make_split
@@ -67,3 +67,11 @@ def test_the_figure_reads_one_text_by_all_models(
     numbers = write_figure("positions", [first, second], tmp_path / "positions.svg")
     one, other = ([span["tokens"] for span in run["spans"]] for run in numbers["runs"])
     assert one == other
+
+
+def test_models_with_other_tokens_are_refused(tokenizer: PreTrainedTokenizerFast, corpus: Path, tmp_path: Path) -> None:
+    first, second = models(tokenizer, tmp_path, 16, 32)
+    file = Path(second) / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"normalizer": {"type": "Lowercase"}}))
+    with pytest.raises(InputError, match=r"use different tokenizers on .*draw them separately"):
+        write_figure("positions", [first, second], tmp_path / "positions.svg", source=f"file:{corpus}")

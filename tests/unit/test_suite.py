@@ -115,6 +115,21 @@ def test_a_cell_is_filled_only_for_what_beats_twin_and_control(tmp_path: Path) -
     assert 'class="filled"' not in suite_page(result(few, tmp_path))
 
 
+def test_one_question_more_with_each_seed_fills_no_cell(tmp_path: Path) -> None:
+    scores = {name: [70 / 100, 73 / 100, 71 / 100] for name in ("sim-cot", "no-cot", "pause-curriculum")}
+
+    def conclusive(gain: float) -> list[bool]:
+        made = SUITE["composition"](1.0)
+        made = dataclasses.replace(made, methods=tuple(m for m in made.methods if m.recipe.name[12:] in scores))
+        compared = comparison(made, scores | {"sim-cot": [value + gain for value in scores["no-cot"]]})
+        for run in (run for row in compared["rows"] for run in row["runs"]):
+            run["test"] |= {"accuracy": run["test"]["nll"], "questions": 100}
+        return [test["conclusive"] for test in judge(made, compared, tmp_path)["methods"][0]["against"].values()]
+
+    assert conclusive(0.01) == [False, False]
+    assert conclusive(0.1) == [True, True]
+
+
 def test_the_page_says_what_its_dots_are_and_where_they_are_cut(tmp_path: Path) -> None:
     page = suite_page(result(SCORES | {"gpt2-rope": [9.0, 9.0, 9.0]}, tmp_path))
     assert (
@@ -294,6 +309,10 @@ def test_a_task_may_be_compared_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
         (
             {"names": ["topics", "recall"], "recipes": ["latent*"]},
             r"recipes are latent\*, which leaves 0 of the methods of recall: use some of thought_gestalt, ",
+        ),
+        (
+            {"names": ["composition"], "recipes": ["cot", "no-cot", "coconnut"]},
+            r"recipes contains coconnut, which names no method of composition; did you mean 'coconut'\?: remove it",
         ),
         ({"trials": 9}, "trials is 9: use 1 to 5"),
         ({"size": 0.0}, "size is 0.0: use 0.25 to 64"),

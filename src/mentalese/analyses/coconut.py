@@ -509,7 +509,7 @@ def latents(paths: list[str], *, source: str | None = None, documents: int = ANS
     """
     from matplotlib.ticker import MaxNLocator
 
-    from mentalese.evaluation.statistics import bootstrap_ratio
+    from mentalese.evaluation.statistics import bootstrap_questions
 
     models, names = _open(paths, source, documents), model_names(paths)
     for saved in models:
@@ -521,7 +521,7 @@ def latents(paths: list[str], *, source: str | None = None, documents: int = ANS
         own = _latents(saved)
         counts = range(2 * own + 1)
         right = np.array([[each.correct for each in _answered(saved, split, count)] for count in counts]).T
-        accuracy, interval = right.mean(0), bootstrap_ratio(right.astype(float), np.ones(right.shape))
+        accuracy, interval = right.mean(0), bootstrap_questions(right.astype(float), 0.0, 1.0)
         style = line_style(i)
         panel.plot(counts, accuracy, label=label, **style)
         panel.plot(own, accuracy[own], color=style["color"], marker="o", markersize=12, markerfacecolor="none")

@@ -49,13 +49,24 @@ def draw_positions(
     Args:
         source: the text; `None`: the one that the first model was trained on.
         documents: read the first N; `None`: all.
+
+    Raises:
+        InputError: models whose tokenizers split the text into different tokens, or that score none.
     """
     runs: list[dict[str, Any]] = []
+    first: np.ndarray | None = None
     read: dict[str, str | None] = {}
     for path, label in zip(paths, model_names(paths)):
         saved = load(path).on(source, **read).scored_by(max_documents=documents)
         source, split = saved.data.source, saved.split("test")
         read = {"text_column": saved.data.text_column, "detokenizer": saved.data.detokenizer}  # one text for all
+        tokens = np.delete(split.tokens, split.documents[1:] - 1)  # without each model's own end of text
+        first = tokens if first is None else first
+        if not np.array_equal(tokens, first):
+            raise InputError(
+                f"{paths[0]} and {path} use different tokenizers on {source}: their nats per token and positions are "
+                "not comparable, so draw them separately"
+            )
         window = saved.layout.window(saved.evaluation)
         length = window[0] if window else int(np.diff(split.documents).max(initial=1))
         spans = nll_by_position(saved.token_scores(split), split, length)

@@ -194,6 +194,7 @@ def _sizes(paths: list[str]) -> tuple[str, dict[str, list[dict[str, Any]]], str]
                 "loss": result["test"]["nll"],
                 "perplexity": result["test"]["perplexity"],
                 "text": result["data_hash"],
+                "scored": [result["test"].get("tokens"), result["test"].get("bytes")],
             }
         )
     varying = [axis for axis in ("D", "N") if any(len({p[axis] for p in points}) > 1 for points in models.values())]
@@ -208,6 +209,11 @@ def _sizes(paths: list[str]) -> tuple[str, dict[str, list[dict[str, Any]]], str]
     if axis == "N" and len({point["text"] for point in every}) > 1:
         raise InputError("the runs differ in parameters and were trained on different texts: use runs on one text")
     for point in every:
+        if point["scored"] != every[0]["scored"]:
+            raise InputError(
+                f"{every[0]['path']} and {point['path']} were tested on different tokens: their nats per token have no "
+                "common law, so use runs with the same tokenizer and test text"
+            )
         point["x"] = point[axis]
     return axis, models, next((name for name in models if name in baselines), next(iter(models)))
 

@@ -250,6 +250,7 @@ def attention(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     names = [name for name, known in zip(names, there) if known]
     sums, sizes = sums[:, there], sizes[:, there]
     mean, interval = sums.sum(0) / sizes.sum(0), bootstrap_ratio(sums, sizes)
+    several = (sizes > 0).sum(0) > 1  # of one document the interval would be a point
     picture, panels = canvas(2, 1, 6.5, 5.6, sharex=True, height_ratios=(sum(r == "token" for r, _ in names), 4))
     numbers: dict[str, Any] = _about(saved, label) | {
         "documents": count,
@@ -258,7 +259,7 @@ def attention(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     for column, (reader, kind) in enumerate(names):
         panel = panels[list(_KINDS).index(reader), 0]
         panel.barh(kind, mean[column], color=COLORS[_KINDS[reader][kind]], height=0.65)
-        within = None if interval is None else interval[:, column].tolist()
+        within = interval[:, column].tolist() if interval is not None and several[column] else None
         if within is not None:
             panel.plot(within, [kind, kind], color="0.2", linewidth=1)
         end = max([mean[column], *(within or ())])

@@ -25,8 +25,9 @@ def paired_test(runs: Sequence[dict[str, Any]], reference: Sequence[dict[str, An
     """
     if min(len(runs), len(reference)) < SEEDS_FOR_A_TEST or not scored_alike([*runs, *reference]):
         return None
-    name = "accuracy" if "accuracy" in runs[0]["test"] else "nll"
-    return paired_t_test(*([run["test"][name] for run in some] for some in (runs, reference)))
+    test = runs[0]["test"]
+    name, step = ("accuracy", 1 / test["questions"]) if "accuracy" in test else ("nll", 0.0)
+    return paired_t_test(*([run["test"][name] for run in some] for some in (runs, reference)), step=step)
 
 
 def scored_alike(runs: Sequence[dict[str, Any]]) -> bool:

@@ -11,7 +11,7 @@ from mentalese.errors import InputError
 from mentalese.evaluation.answers import answer_records
 from mentalese.evaluation.options import AblationOptions
 from mentalese.evaluation.paired import compare_scores
-from mentalese.evaluation.statistics import bootstrap_ratio
+from mentalese.evaluation.statistics import bootstrap_questions
 from mentalese.models.generation import seeded
 from mentalese.models.saved import Saved
 from mentalese.nn.controls import CONTROLS
@@ -109,5 +109,5 @@ def _paired(other: np.ndarray, own: np.ndarray, split: Any) -> tuple[float, tupl
 
 def _difference(other: np.ndarray, own: np.ndarray) -> tuple[float, tuple[float, float] | None]:
     gain = (other - own)[:, None]
-    interval = bootstrap_ratio(gain, np.ones_like(gain))
+    interval = bootstrap_questions(gain, -1.0, 1.0)
     return float(gain.mean()), None if interval is None else (float(interval[0, 0]), float(interval[1, 0]))

@@ -24,7 +24,7 @@ class Difference:
     Attributes:
         tokens: number of tokens that the mean is over.
         difference: mean of `scores - reference`.
-        interval: 95%, over documents drawn with replacement; `None` if there is only one.
+        interval: 95%, over documents drawn with replacement; `None` if only one has such tokens.
         position: position of the tokens in their sentence, from 1; `None` for all of them. The last position includes
             all later ones.
     """
@@ -89,11 +89,12 @@ def compare_scores(
         np.add.at(nats, (document, column), gain)
     columns = np.flatnonzero(tokens.sum(0))
     interval = bootstrap_ratio(nats[:, columns], tokens[:, columns])
+    several = (tokens[:, columns] > 0).sum(0) > 1
     differences = [
         Difference(
             tokens=int(tokens[:, column].sum()),
             difference=float(nats[:, column].sum() / tokens[:, column].sum()),
-            interval=None if interval is None else (float(interval[0, i]), float(interval[1, i])),
+            interval=(float(interval[0, i]), float(interval[1, i])) if interval is not None and several[i] else None,
             position=int(column) or None,
         )
         for i, column in enumerate(columns)

@@ -24,7 +24,7 @@ class PairedTest:
 
     Attributes:
         difference: mean of `values - reference`.
-        t: the statistic, with `n - 1` degrees of freedom; `None` if all differences are equal.
+        t: the statistic, with `n - 1` degrees of freedom; `None` if all differences are equal and have no `step`.
         interval: of the mean difference, 95%.
     """
 
@@ -44,11 +44,17 @@ class PairedTest:
         return asdict(self)
 
 
-def paired_t_test(values: Sequence[float], reference: Sequence[float]) -> PairedTest:
-    """Tests pairs that share a seed (Student 1908); takes at least two pairs."""
+def paired_t_test(values: Sequence[float], reference: Sequence[float], *, step: float = 0.0) -> PairedTest:
+    """Tests pairs that share a seed (Student 1908); takes at least two pairs.
+
+    Args:
+        step: what values are whole multiples of, such as one question of an accuracy. Differences scatter by at least
+            step / sqrt(6), as two rounded numbers do: three that are one question each are equal by chance.
+    """
     differences = [a - b for a, b in zip(values, reference, strict=True)]
-    n, mean, std = len(differences), statistics.fmean(differences), statistics.stdev(differences)
-    if std == 0:
+    n, mean = len(differences), statistics.fmean(differences)
+    std = max(statistics.stdev(differences), step / math.sqrt(6))
+    if std == 0 or not any(differences):
         return PairedTest(n, mean, None, 1.0 if mean == 0 else 0.0, (mean, mean))
     error = std / math.sqrt(n)
     t, margin = mean / error, student_t_quantile(0.975, n - 1) * error
@@ -130,3 +136,22 @@ def bootstrap_ratio(
         drawn.append(np.divide(times @ numerators, below, out=np.full(below.shape, np.nan), where=below > 0))
     tail = (1 - confidence) / 2
     return np.nanquantile(np.concatenate(drawn), (tail, 1 - tail), axis=0)
+
+
+def bootstrap_questions(values: np.ndarray, least: float, most: float) -> np.ndarray | None:
+    """The same of the mean over questions, from `least` to `most`.
+
+    Where all questions have one value the bootstrap would be a point. Then up to 1 - 0.025^(1/n) of other questions may
+    have another value, which is one unit away (Clopper and Pearson, 1934).
+
+    Args:
+        values: [questions, columns], whole numbers: right or wrong, or differences of these.
+
+    Returns:
+        [2, columns], low and high; `None` for fewer than two questions.
+    """
+    interval = bootstrap_ratio(values, np.ones(values.shape))
+    if interval is None:
+        return None
+    other = np.where((values == values[0]).all(0), 1 - 0.025 ** (1 / len(values)), 0.0)
+    return np.clip(interval + np.stack((-other, other)), least, most)

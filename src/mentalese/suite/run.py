@@ -79,13 +79,15 @@ def run_suite(
     if not 0.25 <= size <= 64:
         raise InputError(f"size is {size}: use 0.25 to 64")
     check_page(out / "suite.html", "suite.json")
-    chosen_tasks = [_only(SUITE[name](size), recipes) for name in names or DEFAULT]
+    made = [SUITE[name](size) for name in names or DEFAULT]
+    chosen_tasks = [_only(one, recipes) for one in made]
+    _check_used(recipes, made)
     result: dict[str, Any] = {}
-    for name, chosen in zip(names or DEFAULT, chosen_tasks):
+    for chosen in chosen_tasks:
         rates = {"optimizer.learning_rate": [f"{rate:g}" for rate in sorted(RATES[:trials])]} if trials > 1 else None
         comparison = compare(
             [method.recipe for method in chosen.methods],
-            out / name,
+            out / chosen.name,
             match=chosen.match,
             seeds=seeds,
             tuned_fields=rates,
@@ -93,7 +95,7 @@ def run_suite(
             executor=executor,
             show=show,
         )
-        judged = judge(chosen, comparison, out / name, size)
+        judged = judge(chosen, comparison, out / chosen.name, size)
         created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         result = write_suite([judged], out, created)
     return result
@@ -133,6 +135,17 @@ def _only(chosen: SuiteTask, patterns: Sequence[str]) -> SuiteTask:
     return dataclasses.replace(chosen, methods=tuple(kept))
 
 
+def _check_used(patterns: Sequence[str], tasks: Sequence[SuiteTask]) -> None:
+    """Raises `InputError` for a pattern that names a method of no task."""
+    names = list(dict.fromkeys(m.recipe.name.partition("/")[2] for chosen in tasks for m in chosen.methods))
+    for pattern in patterns:
+        if not any(fnmatch(name, pattern) for name in names):
+            raise InputError(
+                f"recipes contains {pattern}, which names no method of {', '.join(chosen.name for chosen in tasks)}"
+                f"{nearest(pattern, names)}: remove it"
+            )
+
+
 def judge(chosen: SuiteTask, comparison: Mapping[str, Any], folder: Path, size: float = 1.0) -> dict[str, Any]:
     """A task's levels and, by method, scores and the share of the gap that they close, each against its family's twin.
 
@@ -170,11 +183,13 @@ def judge(chosen: SuiteTask, comparison: Mapping[str, Any], folder: Path, size: 
                 "further": further,
             }
         )
+    test = comparison["rows"][0]["runs"][0]["test"]
+    step = 1 / test["questions"] / abs(levels.optimum - levels.floor) if "accuracy" in test else 0.0
     for method, one in zip(chosen.methods, methods):
         families = (method.family, method.shares)
         rivals = [m["name"] for m in methods if m["family"] in families and m["role"] in ("twin", "control")]
         if one["role"] == "mechanism":
-            one["against"] = {rival: _test(closed[one["name"]], closed[rival]) for rival in rivals}
+            one["against"] = {rival: _test(closed[one["name"]], closed[rival], step) for rival in rivals}
     return {
         "name": chosen.name,
         "spec": chosen.spec,
@@ -203,10 +218,10 @@ def interval_of(score: Mapping[str, float], seeds: int) -> tuple[float, float] |
     return score["mean"] - margin, score["mean"] + margin
 
 
-def _test(values: Sequence[float], others: Sequence[float]) -> dict[str, Any] | None:
+def _test(values: Sequence[float], others: Sequence[float], step: float) -> dict[str, Any] | None:
     if len(values) < SEEDS_FOR_A_TEST:
         return None
-    test = paired_t_test(values, others)
+    test = paired_t_test(values, others, step=step)
     return test.to_dict() | {"conclusive": test.conclusive}
 
 
