@@ -301,6 +301,35 @@ def test_an_evaluation_that_cannot_work_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "setting", "message"),
+    [
+        ("gpt2/tiny", {"dropout": 0.1}, "phases.model.dropout: CausalLMAdapter has no such training setting"),
+        ("looped/tiny", {"turn": [1, 4]}, "has no such training setting; did you mean 'turns'"),
+        ("looped/tiny", {"turns": [4, 0]}, r"phases.model.turns is \[4, 0\]: set a number of 1 or more"),
+        ("thought_gestalt/tiny", {"token_dropout": 1.5}, "phases.model.token_dropout is 1.5: set a number from 0 to 1"),
+        (
+            "thought_gestalt/tiny",
+            {"eos_weight": "0.05"},
+            "phases.model.eos_weight is '0.05': set a number of 0 or more",
+        ),
+        ("latent_thought/tiny", {"kl_weight": 1.0}, "phases.model.kl_weight: .* has no such training setting"),
+        (
+            "latent_thought/tiny-vae",
+            {"kl_weight": [0, 1, 2]},
+            r"kl_weight is \[0, 1, 2\]: set a number .* two for a ramp",
+        ),
+    ],
+)
+def test_a_phase_that_comes_late_is_refused_before_the_start(
+    name: str, setting: dict[str, Any], message: str, corpus: Path, tmp_path: Path
+) -> None:
+    recipe = dataclasses.replace(shrink(get_recipe(name), corpus, steps=9), phases=(Phase(start=8, model=setting),))
+    with pytest.raises(InputError, match=message):
+        train(recipe, tmp_path / "run", show=False)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_finished_run_returns_its_result_without_training(
     recipe: Recipe, finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
