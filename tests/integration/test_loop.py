@@ -330,6 +330,17 @@ def test_a_phase_that_comes_late_is_refused_before_the_start(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(("name", "place"), [("gpt2/tiny", "model"), ("looped/tiny", "model.backbone")])
+def test_weights_of_another_precision_are_refused(name: str, place: str, corpus: Path, tmp_path: Path) -> None:
+    """As a model's own `config.json` has it: AdamW would have moments of eight bits, which `train.precision` denies."""
+    recipe = shrink(get_recipe(name), corpus)
+    dtype = {"dtype": "bfloat16"}
+    other = dtype if place == "model" else {"backbone": recipe.model["backbone"] | dtype}
+    with pytest.raises(InputError, match=rf"^{place}.dtype is 'bfloat16': .* set train.precision=bf16"):
+        train(dataclasses.replace(recipe, model=recipe.model | other), tmp_path / "run", show=False)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_finished_run_returns_its_result_without_training(
     recipe: Recipe, finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
