@@ -183,8 +183,8 @@ class Phase:
     Attributes:
         start: when the phase begins, in units of `clock`; epochs and steps count from 0.
         layout: fields of the layout that change. They take effect at the first epoch that begins at or after `start`.
-        model: keyword settings of `training_loss`, e.g. `{"eos_weight": 0.05}`. A pair `(a, b)` is a linear
-            ramp from the phase's start to the end of the run.
+        model: settings that the model's `training_settings` names, e.g. `{"eos_weight": 0.05}`. A pair `(a, b)` is a
+            linear ramp from the phase's start to the end of the run.
         reset_optimizer: forget the optimiser's moments when the phase begins.
     """
 

@@ -19,7 +19,7 @@ import dataclasses
 import json
 import tomllib
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,9 @@ def _read(path: Path) -> dict[str, Any]:
         if path.suffix == ".toml":
             content = tomllib.loads(text)
         else:
-            content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+            content = json.loads(text, object_pairs_hook=_once) if path.suffix == ".json" else _from_yaml(text)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     except FileNotFoundError:
         raise InputError(f"{path} does not exist: use the name of a recipe or of a file") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -88,6 +90,28 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InputError(f"{path} contains {type(content).__name__}: use fields of a recipe, such as `train: ..`")
     return content
+
+
+def _once(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    """A dict of the pairs; raises `InputError` for a name that is there twice, of which readers keep the last alone."""
+    found: dict[Any, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise InputError(f"{name} is there twice in one section: keep one, or put both into one")
+        found[name] = value
+    return found
+
+
+def _from_yaml(text: str) -> Any:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)
+            _once((key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<")
+            return node
+
+    return yaml.load(text, Loader)
 
 
 def _from_content(content: dict[str, Any], path: Path) -> Recipe:
@@ -145,6 +169,8 @@ def _model_fields(model_type: str, place: str, fields: Mapping[str, Any]) -> dic
             named[name] = value
         elif own not in config.fields:
             raise InputError(f"{place}.{name}: {model_type} has no such field{nearest(name, config.names())}")
+        elif own in named:
+            raise InputError(f"{place}.{name} and {place}.{own} are one field of {model_type}: keep one")
         else:
             named[own] = _checked(f"{place}.{name}", config.fields[own].hint, value)
     return named

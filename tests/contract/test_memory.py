@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
 
 from mentalese.commands.dry_run import estimate, kept_bytes
-from mentalese.testing.runs import by_hand
+from mentalese.recipe import Phase
+from mentalese.testing.runs import by_hand, quiet_run
 from mentalese.training.memory import LiveBytes
 from support import tiny_recipes
 
@@ -23,6 +25,19 @@ def test_live_bytes_are_those_that_something_needs() -> None:
         assert (tensors.live, tensors.peak) == (40, 80)
         known.add_(1)
         assert tensors.live == 40
+
+
+def test_a_dry_run_counts_the_longest_rows_of_a_curriculum(corpus: Path) -> None:
+    """The memory of the first, shortest rows would not be enough for the last ones."""
+    short = by_hand("gpt2/tiny", corpus, steps=40).recipe.override(
+        "layout.sequence_length=16", "data.train_tokens=1000"
+    )
+    longer = dataclasses.replace(short, phases=(Phase(start=1, clock="epochs", layout={"sequence_length": 64}),))
+    long = dataclasses.replace(short, layout=dataclasses.replace(short.layout, sequence_length=64))
+    estimated = [estimate(recipe)["memory"]["activations"] for recipe in (short, longer, long)]
+    assert estimated[0] < estimated[1] == estimated[2]
+    kept = [kept_bytes(quiet_run(recipe, corpus.with_name("run"))) for recipe in (short, longer, long)]
+    assert kept[0] < kept[1] == kept[2]
 
 
 @pytest.mark.parametrize("name", tiny_recipes())

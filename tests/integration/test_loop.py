@@ -301,6 +301,46 @@ def test_an_evaluation_that_cannot_work_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "setting", "message"),
+    [
+        ("gpt2/tiny", {"dropout": 0.1}, "phases.model.dropout: CausalLMAdapter has no such training setting"),
+        ("looped/tiny", {"turn": [1, 4]}, "has no such training setting; did you mean 'turns'"),
+        ("looped/tiny", {"turns": [4, 0]}, r"phases.model.turns is \[4, 0\]: set a number of 1 or more"),
+        ("thought_gestalt/tiny", {"token_dropout": 1.5}, "phases.model.token_dropout is 1.5: set a number from 0 to 1"),
+        (
+            "thought_gestalt/tiny",
+            {"eos_weight": "0.05"},
+            "phases.model.eos_weight is '0.05': set a number of 0 or more",
+        ),
+        ("latent_thought/tiny", {"kl_weight": 1.0}, "phases.model.kl_weight: .* has no such training setting"),
+        (
+            "latent_thought/tiny-vae",
+            {"kl_weight": [0, 1, 2]},
+            r"kl_weight is \[0, 1, 2\]: set a number .* two for a ramp",
+        ),
+    ],
+)
+def test_a_phase_that_comes_late_is_refused_before_the_start(
+    name: str, setting: dict[str, Any], message: str, corpus: Path, tmp_path: Path
+) -> None:
+    recipe = dataclasses.replace(shrink(get_recipe(name), corpus, steps=9), phases=(Phase(start=8, model=setting),))
+    with pytest.raises(InputError, match=message):
+        train(recipe, tmp_path / "run", show=False)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("name", "place"), [("gpt2/tiny", "model"), ("looped/tiny", "model.backbone")])
+def test_weights_of_another_precision_are_refused(name: str, place: str, corpus: Path, tmp_path: Path) -> None:
+    """As a model's own `config.json` has it: AdamW would have moments of eight bits, which `train.precision` denies."""
+    recipe = shrink(get_recipe(name), corpus)
+    dtype = {"dtype": "bfloat16"}
+    other = dtype if place == "model" else {"backbone": recipe.model["backbone"] | dtype}
+    with pytest.raises(InputError, match=rf"^{place}.dtype is 'bfloat16': .* set train.precision=bf16"):
+        train(dataclasses.replace(recipe, model=recipe.model | other), tmp_path / "run", show=False)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_finished_run_returns_its_result_without_training(
     recipe: Recipe, finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

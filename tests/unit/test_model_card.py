@@ -108,12 +108,13 @@ def test_a_run_that_is_not_over_says_that_the_test_split_is_not_scored(
     assert "the test split has not been scored" in text
 
 
-def test_the_front_matter_names_sets_and_bases_of_the_hub(run: Path, corpus: Path) -> None:
+@pytest.mark.parametrize("place", [":wikitext-2-raw-v1", "@refs/convert/parquet", "@main:wikitext-2-raw-v1:train[:9]"])
+def test_the_front_matter_names_sets_and_bases_of_the_hub(run: Path, corpus: Path, place: str) -> None:
     result = json.loads((run / "result.json").read_text())
     recipe = Recipe.from_dict(result["config"])
     recipe = dataclasses.replace(
         recipe,
-        data=dataclasses.replace(recipe.data, source="hub:Salesforce/wikitext:wikitext-2-raw-v1"),
+        data=dataclasses.replace(recipe.data, source=f"hub:Salesforce/wikitext{place}"),
         train=dataclasses.replace(recipe.train, init="hub:openai-community/gpt2", lora_rank=8),
     )
     text = model_card(recipe, result)

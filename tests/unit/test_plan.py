@@ -27,12 +27,13 @@ def make_plan(
     ranks: int = 1,
     train_tokens: int | None = None,
     kind: str = "packed",
+    model: dict[str, Any] | None = None,
     **fields: Any,
 ) -> Plan:
     recipe = Recipe(
         name="x/y",
         description="",
-        model={"model_type": "gpt2"},
+        model={"model_type": "gpt2"} | (model or {}),
         data=DataConfig(train_tokens=train_tokens),
         layout=layout_class(kind)(**fields),
         train=train or TrainConfig(steps=100),
@@ -457,6 +458,16 @@ def test_a_batch_that_ranks_cannot_share_is_refused() -> None:
         make_plan(BOOK, train=TrainConfig(steps=1, gradient_accumulation_steps=2), ranks=4, **SHAPES[0])
     with pytest.raises(InputError, match=r"layout.batch_size is 5: set a multiple of 2"):
         make_plan(BOOK, phases=(Phase(start=9, layout={"batch_size": 5}),), ranks=2, **SHAPES[0])
+
+
+@pytest.mark.parametrize(("ranks", "micros"), [(1, 12), (12, 1), (3, 4)])
+def test_thoughts_are_swapped_between_two_rows_at_least(ranks: int, micros: int) -> None:
+    """Of one row alone they would be removed, which is another control."""
+    train, swapped = TrainConfig(steps=1, gradient_accumulation_steps=micros), {"thought_control": "swapped"}
+    with pytest.raises(InputError, match=r"layout.batch_size is 12: .* each of 12 shares .*; set at least 24"):
+        make_plan(BOOK, train=train, ranks=ranks, model=swapped, **SHAPES[0])
+    make_plan(BOOK, train=train, ranks=ranks, model={"thought_control": "removed"}, **SHAPES[0])
+    make_plan(BOOK, train=TrainConfig(steps=1, gradient_accumulation_steps=6), model=swapped, **SHAPES[0])
 
 
 def test_too_little_text_for_a_batch_is_refused() -> None:

@@ -108,6 +108,10 @@ def test_a_curriculum_comes_from_a_file(tmp_path: Path) -> None:
         ("a.yaml", "base: gpt2/tiny\nphases: [{strat: 1}]", "phases[0].strat: a phase has no such field"),
         ("a.yaml", "base: gpt2/tiny\nphases: [{layout: {stag: 1}}]", "phases[0].layout.stag: no such field"),
         ("a.yaml", "base: gpt2/tiny\nphases: [{clock: days}]", "phases[0].clock is 'days': use one of steps"),
+        ("a.yaml", "base: gpt2/tiny\ntrain: {steps: 7}\ntrain: {seed: 3}", "train is there twice in one section"),
+        ("a.yaml", "base: gpt2/tiny\nphases: [{start: 1, start: 2}]", "start is there twice in one section"),
+        ("a.json", '{"base": "gpt2/tiny", "train": {"steps": 7}, "train": {"seed": 3}}', "train is there twice"),
+        ("a.yaml", "base: gpt2/tiny\nmodel: {n_layer: 2, num_hidden_layers: 3}", "n_layer are one field of gpt2"),
         ("a.yaml", "train: {steps: 3}", "name its model_type"),
         ("a.yaml", "model: {model_type: gpt2}", "set exactly one of the three"),
     ],
@@ -118,6 +122,13 @@ def test_what_is_wrong_in_a_file_is_one_sentence(name: str, text: str, says: str
         Recipe.from_file(path)
     assert str(path) in str(refused.value)
     assert says in str(refused.value)
+
+
+def test_a_yaml_file_may_merge_sections_and_change_them(tmp_path: Path) -> None:
+    """`<<` may be there for several sections, and what is merged may be overridden: neither is a name twice."""
+    text = "base: gpt2/tiny\nphases:\n- &a {start: 1, clock: epochs}\n- &b {<<: *a, start: 2}\n- {<<: *b, start: 3}\n"
+    phases = Recipe.from_file(write(tmp_path / "a.yaml", text)).phases
+    assert [(phase.start, phase.clock) for phase in phases] == [(1, "epochs"), (2, "epochs"), (3, "epochs")]
 
 
 def test_fields_are_overridden_by_their_type() -> None:

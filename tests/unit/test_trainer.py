@@ -134,9 +134,14 @@ def test_arguments_that_the_recipe_decides_are_refused(
         MentaleseTrainer(small("gpt2/tiny", corpus), arguments(tmp_path / "run", **settings))
 
 
-def test_adapters_and_another_device_are_refused(corpus: Path, tmp_path: Path) -> None:
+def test_what_the_loop_alone_can_do_and_another_device_are_refused(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TrainingArguments, "world_size", 2)
     recipe = small("gpt2/tiny", corpus)
     for train_, says in (
+        ({"early_stopping_patience": 3}, r"patience is 3: .* no validations, by which a run could end; set None"),
+        ({"parallel": "fsdp"}, r"train.parallel is 'fsdp': MentaleseTrainer has DDP alone for 2 processes; set"),
         ({"lora_rank": 4, "init": "somewhere"}, r"MentaleseTrainer has no adapters, use `mentalese train`"),
         ({"device": "cuda"}, r"train.device is 'cuda' and args.device 'cpu': set the same in both"),
     ):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mentalese.compare.compare import flops_per_token
-from mentalese.data.batch import to_device
+from mentalese.data.batch import Batch, to_device
 from mentalese.data.store import prepare
 from mentalese.models.adapter import hugging_face_model
 from mentalese.recipe import Recipe
@@ -86,7 +86,7 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
     trained = 4 * parameters["trained"]
     layers = model.config.num_hidden_layers
     width = _ACTIVATIONS * (1 if recipe.train.precision == "bf16" else 2) * model.config.hidden_size
-    batch = max((plan.batch(0, 0, 1, micro) for micro in range(micro_batches)), key=lambda b: b["input_ids"].numel())
+    batch, _ = largest_batch(plan)
     tokens_at_once, length = batch["input_ids"].numel(), batch["input_ids"].shape[1]
     attention = 2 * length * model.config.hidden_size * layers
     plain = 2 * tokens_at_once * (parameters["non_embedding"] + model.output_weight().numel() + attention)
@@ -107,14 +107,23 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
     }
 
 
+def largest_batch(plan: Plan) -> tuple[Batch, int]:
+    """The largest micro-batch of a run's first and last step, and its step: phases may make rows longer."""
+    micro_batches = range(plan.recipe.train.gradient_accumulation_steps)
+    steps = dict.fromkeys((0, plan.total_steps - 1))
+    batches = [(plan.batch(step, 0, 1, micro), step) for step in steps for micro in micro_batches]
+    return max(batches, key=lambda found: found[0]["input_ids"].numel())
+
+
 def kept_bytes(run: Run) -> int:
-    """Bytes that the forward pass of a run's first micro-batch keeps for the backward pass, without weights."""
+    """Bytes that the forward pass of a run's largest micro-batch keeps for the backward pass, without weights."""
     run.step.train()
     run.model.before_step(0)
-    batch = to_device(run.plan.batch(0), run.parallel.device)
+    found, step = largest_batch(run.plan)
+    batch = to_device(found, run.parallel.device)
     inputs = [value for value in batch.values() if isinstance(value, Tensor)]
     with LiveBytes([*run.model.parameters(), *run.model.buffers(), *inputs]) as tensors, run.autocast():
-        output = run.step(batch, run.plan.settings(0))
+        output = run.step(batch, run.plan.settings(step))
         kept = tensors.live
     del output
     return kept

@@ -40,6 +40,13 @@ def build_config(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> 
     for name in values:
         if name not in known:
             raise InputError(f"model.{name}: {cls.model_type} has no such field{nearest(name, known)}")
+    for place, part in (("model", values), ("model.backbone", values.get("backbone"))):
+        dtype = part.get("dtype") if isinstance(part, dict) else None
+        if dtype not in (None, "float32"):
+            raise InputError(
+                f"{place}.dtype is {dtype!r}: weights are made and trained in float32; remove it, or set "
+                "train.precision=bf16, which computes in bfloat16"
+            )
     size = values.get("vocab_size", len(tokenizer))
     if isinstance(size, int) and size < len(tokenizer):
         raise InputError(

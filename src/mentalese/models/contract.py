@@ -126,6 +126,11 @@ class Contract(_Module):
             raise InputError(f"phases.model.{name}: {type(self).__name__} has no such training setting")
         return None
 
+    def training_settings(self) -> dict[str, tuple[float, float]]:
+        """The settings of `training_loss` that phases may change, each with its least and its largest value; checked
+        before a run starts."""
+        return {}
+
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
         """The mean next-token cross-entropy of a batch, in nats.
 

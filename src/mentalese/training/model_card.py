@@ -56,7 +56,7 @@ def front_matter(recipe: Recipe) -> dict[str, Any]:
     }
     fields["tags"] = list(dict.fromkeys(fields["tags"]))
     if recipe.data.source.startswith("hub:"):
-        fields["datasets"] = [recipe.data.source.split(":")[1]]
+        fields["datasets"] = [recipe.data.source.split(":")[1].partition("@")[0]]  # without its revision
     if init.startswith("hub:"):
         fields["base_model"] = init.removeprefix("hub:")
     return fields

@@ -86,8 +86,8 @@ class Plan:
         world_size: ranks that share a batch; the batches themselves do not depend on it.
 
     Raises:
-        InputError: a batch that ranks and micro-batches cannot share evenly, too little text for one batch, or
-            what `Layout.check` refuses.
+        InputError: a batch that ranks and micro-batches cannot share evenly, or cannot so that thoughts are swapped,
+            too little text for one batch, or what `Layout.check` refuses.
     """
 
     def __init__(self, split: Split, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, world_size: int = 1) -> None:
@@ -155,8 +155,16 @@ class Plan:
     def _check(self, world_size: int) -> None:
         if len(self.split.tokens) == len(self.split.document_bytes):  # nothing but ends of documents
             raise InputError(f"data.source is {self.recipe.data.source!r}: its training split has no text")
+        micro_batches = self.recipe.train.gradient_accumulation_steps
+        shares, swapped = world_size * micro_batches, self.recipe.model.get("thought_control") == "swapped"
         for layout in self.recipe.layouts():
-            layout.check(self.split, self.tokenizer, world_size, self.recipe.train.gradient_accumulation_steps)
+            layout.check(self.split, self.tokenizer, world_size, micro_batches)
+            rows = getattr(layout, "batch_size", None)
+            if swapped and rows is not None and rows < 2 * shares:
+                raise InputError(
+                    f"layout.batch_size is {rows}: with model.thought_control 'swapped' each of {shares} shares of a "
+                    f"batch needs two rows, or thoughts would be removed; set at least {2 * shares}"
+                )
 
     def _count_steps(self) -> int:
         train = self.recipe.train

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 
-from mentalese.errors import InputError
+from mentalese.errors import InputError, nearest
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model, check_context
 from mentalese.models.contract import Contract, count_parameters
 from mentalese.models.grow import start_from
 from mentalese.models.lora import add_adapters
 from mentalese.recipe import Recipe
+from mentalese.values import shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -58,13 +60,14 @@ def start_model(
         weights: read those of `train.init`; not needed to count.
 
     Raises:
-        InputError: the model, its start, its adapters or its context are not what they should be.
+        InputError: the model, its start, its adapters, its context or its phases are not what they should be.
     """
     train = recipe.train
     model = build_model(recipe.model, tokenizer, train.seed)
     if train.init is not None and weights:
         start_from(model, tokenizer, train.init)
     check_context(model.config, recipe)
+    check_phases(model, recipe)
     whole = hugging_face_model(model)
     parameters = count_parameters(whole)
     add_adapters(model, tokenizer, train)
@@ -77,3 +80,18 @@ def start_model(
         enable = getattr(whole, "activation_checkpointing_enable", None) or whole.gradient_checkpointing_enable
         enable()
     return model, parameters | {"trained": sum(p.numel() for p in whole.parameters() if p.requires_grad)}
+
+
+def check_phases(model: Contract, recipe: Recipe) -> None:
+    """Raises `InputError` if a phase sets what the model's training does not have, or a value that it cannot be."""
+    known = model.training_settings()
+    for name, value in (setting for phase in recipe.phases for setting in phase.model.items()):
+        if name not in known:
+            raise InputError(
+                f"phases.model.{name}: {type(model).__name__} has no such training setting{nearest(name, known)}"
+            )
+        least, most = known[name]
+        ends = value if isinstance(value, list | tuple) and len(value) == 2 else (value,)  # of a ramp
+        if any(isinstance(end, bool) or not isinstance(end, int | float) or not least <= end <= most for end in ends):
+            numbers = f"of {least:g} or more" if most == math.inf else f"from {least:g} to {most:g}"
+            raise InputError(f"phases.model.{name} is {shown(value)}: set a number {numbers}, or two for a ramp")

@@ -54,7 +54,7 @@ class MentaleseTrainer(Trainer):
 
     Raises:
         InputError: the recipe or its data are not what they should be, `args` set what the recipe decides, or something
-            that this trainer cannot do (adapters, FSDP, DeepSpeed).
+            that this trainer cannot do (adapters, early stopping, FSDP, DeepSpeed).
     """
 
     def __init__(
@@ -185,6 +185,16 @@ def _checked(recipe: Recipe, args: TrainingArguments) -> TrainingArguments:
     if train.lora_rank is not None:
         raise InputError(
             f"train.lora_rank is {train.lora_rank}: MentaleseTrainer has no adapters, use `mentalese train`"
+        )
+    if (patience := train.early_stopping_patience) is not None:
+        raise InputError(
+            f"train.early_stopping_patience is {patience}: MentaleseTrainer has no validations, by which a run "
+            "could end; set None, or use `mentalese train`"
+        )
+    if train.parallel == "fsdp" and args.world_size > 1:
+        raise InputError(
+            f"train.parallel is 'fsdp': MentaleseTrainer has DDP alone for {args.world_size} processes; set "
+            "train.parallel=ddp, or use `mentalese train`"
         )
     args = dataclasses.replace(
         args,

@@ -113,6 +113,11 @@ class LTMForCausalLM(LTMGeneration):
         x, packed = self.read(batch["input_ids"], batch.get("attention_mask"))
         return packed.rows.spread(self.decode(x, self.check_z(batch.get("z"), len(x)), packed))
 
+    def training_settings(self) -> dict[str, tuple[float, float]]:
+        if not self.config.num_latents:
+            return {}
+        return {"fast_learning_rate" if self.encoder is None else "kl_weight": (0, math.inf)}
+
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
         """Algorithm 1: fast learning of the batch's thoughts, then the mean cross-entropy under a draw of them.
 

@@ -299,6 +299,9 @@ class LoopedForCausalLM(LayeredDecoder):
             raise InputError(f"phases.model.turns is {mean}: set 1 or more")
         return mean
 
+    def training_settings(self) -> dict[str, tuple[float, float]]:
+        return {"turns": (1, math.inf)}
+
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
         """The mean next-token cross-entropy after r turns (section 3.3), in training mode drawn for the step.
 

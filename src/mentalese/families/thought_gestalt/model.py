@@ -365,6 +365,9 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         weights = torch.where(labels == self.config.sentence_end_token_id, eos_weight, 1.0)
         return weights.masked_fill(labels == self.config.sentence_start_token_id, 0.0)
 
+    def training_settings(self) -> dict[str, tuple[float, float]]:
+        return {"eos_weight": (0, math.inf), "token_dropout": (0, 1), "sentence_dropout": (0, 1)}
+
     def training_loss(
         self,
         batch: Batch,
