@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -188,10 +190,14 @@ def recall(size: float) -> SuiteTask:
     )
 
 
+TURNS = {"layers_per_turn": 2}
+"""A looped decoder: two layers, used again and again."""
+
+
 def composed(size: float) -> SuiteTask:
     """Two ideas at once on `RECALL`: a memory on a looped decoder, and a memory whose next vector is predicted."""
     model = gestalt(size)
-    turning = model | {"layers_per_turn": 2}
+    turning = model | TURNS
 
     def made(method: str, description: str, model: dict[str, Any]) -> Recipe:
         return sentences(f"composed/{method}", size, description, model)
@@ -256,6 +262,28 @@ def phrases(size: float) -> SuiteTask:
             method("other", "gpt2-rope", "gpt2-rope", "the decoder itself", plain),
         ),
         "flops",
+    )
+
+
+def memory_and_turns(model: dict[str, Any], alone: dict[str, Any], made: Callable[..., Method]) -> tuple[Method, ...]:
+    """Thought Gestalt's memory on a looped decoder, and a memory whose next vector is predicted."""
+    name, ahead = "thought_gestalt-looped", model | {"next_vector_weight": 0.1}
+    looping = "two layers three times"
+    return (
+        made("mechanism", "looped memory", name, f"{looping}, with a memory", model | TURNS),
+        made("twin", "looped memory", f"{name}-twin", looping, alone | TURNS),
+        made("control", "looped memory", f"{name}-swapped", "the memory of another text", swapped(model | TURNS)),
+        made("other", "next vector", "thought_gestalt-next-vector", "predicts the next sentence's vector", ahead),
+    )
+
+
+def forks_and_turns(model: dict[str, Any], regular: dict[str, Any], made: Callable[..., Method]) -> tuple[Method, ...]:
+    """Forks inside a looped decoder: one in the second turn, and one in the third."""
+    name, looping = "thoughtbubbles-looped", "two layers three times"
+    return (
+        made("mechanism", "looped forks", name, f"{looping}, with forks", model | TURNS),
+        made("twin", "looped forks", f"{name}-twin", looping, regular | TURNS),
+        made("control", "looped forks", f"{name}-constant", "constant scores", removed(model | TURNS)),
     )
 
 
@@ -341,6 +369,8 @@ def text(size: float) -> SuiteTask:
             method("twin", "latent_thought", "latent_thought-twin", "the window alone", plain),
             method("control", "latent_thought", "latent_thought-swapped", "another text's thoughts", swapped(thinking)),
             *loops(looped(rotary(channels, layers, context), 4), read),
+            *memory_and_turns(gestalt, alone, partial(method, **sentences)),
+            *forks_and_turns(bubbles, regular, method),
         ),
         "flops",
         further=UNSEEN,
