@@ -219,7 +219,8 @@ def test_text_is_compared_in_bits_per_byte_with_ends_paid_for(tmp_path: Path) ->
     made = dataclasses.replace(SUITE["text"](1.0), further=())
     assert [m.recipe.model["model_type"] for m in made.methods][:2] == ["gpt2", "gpt_neox"]
     mechanisms = [m.family for m in made.methods if m.role == "mechanism"]
-    assert mechanisms == ["thought_gestalt", "thoughtbubbles", "conceptlm", "latent_thought", "looped"]
+    alone = ["thought_gestalt", "thoughtbubbles", "conceptlm", "latent_thought", "looped"]
+    assert mechanisms == [*alone, "looped memory", "looped forks"]
     for family in mechanisms:
         assert {m.role for m in made.methods if m.family == family} == {"mechanism", "twin", "control"}
     compared = comparison(made, {m.recipe.name.partition("/")[2]: [1.0, 1.0, 1.0] for m in made.methods})
