@@ -315,7 +315,7 @@ def test_axes_start_at_zero_or_say_that_they_are_cut(opened: Open) -> None:
     assert heights == pytest.approx([100 * 7.95 / 8, 100])
 
 
-def test_differences_of_rounding_have_no_colour(opened: Open) -> None:
+def test_differences_of_rounding_have_no_colour_and_are_none(opened: Open) -> None:
     payload = payloads.two()
     for trace in payload["traces"]:
         gain = trace["scores"]["gain"]
@@ -325,6 +325,8 @@ def test_differences_of_rounding_have_no_colour(opened: Open) -> None:
     shades = page.locator(".token").evaluate_all("nodes => nodes.map((node) => +node.style.getPropertyValue('--v'))")
     assert max(shades) < 0.01
     assert "0.01 nats" in text_of(page, ".ends")
+    assert "Both find this text equally surprising" in text_of(page, ".verdict")
+    assert "lower for latent_thought on 0% of" in " ".join(page.locator("section").all_inner_texts())
 
 
 def test_a_text_from_right_to_left_ends_at_its_left(opened: Open) -> None:

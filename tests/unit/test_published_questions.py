@@ -144,6 +144,7 @@ def test_hotpotqa_gives_the_paragraphs_it_needs_and_the_sentences_in_them(tmp_pa
     [
         ({"context": []}, "no paragraph is called 'Blue Mill'"),
         ({"context": "Torven"}, "is no question of HotpotQA"),
+        ({"context": [*HOTPOT["context"], ["Torven", ["A port."]]]}, "two paragraphs are called 'Torven'"),
         ({"answer": None}, "is no question of HotpotQA"),
         ({"supporting_facts": [["Torven", 9]]}, "no supporting facts"),
         ({"supporting_facts": [["Torven", "x"]]}, "is no question of HotpotQA"),

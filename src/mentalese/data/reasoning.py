@@ -125,16 +125,20 @@ def _solution(where: str, answer: str) -> tuple[str, str]:
 
 def _hotpotqa(where: str, row: dict[str, Any]) -> Document:
     try:
-        paragraphs = {
-            _text(title): [_text(sentence).strip() for sentence in sentences]
+        context = [
+            (_text(title), [_text(sentence).strip() for sentence in sentences])
             for title, sentences in _pairs(row["context"], "sentences")
-        }
+        ]
         facts = [(_text(title), int(number)) for title, number in _pairs(row["supporting_facts"], "sent_id")]
         question, answer = _text(row["question"]), _text(row["answer"])
     except (KeyError, TypeError, ValueError):
         raise InputError(
             f"{where} is no question of HotpotQA: use question, answer, context and supporting_facts as published"
         ) from None
+    paragraphs = dict(context)
+    for title, sentences in context:
+        if paragraphs[title] != sentences:  # facts name a paragraph by its title
+            raise InputError(f"{where}: two paragraphs are called {title!r}: rename one, or remove the question")
     for title, _ in facts:
         if title not in paragraphs:
             raise InputError(f"{where}: no paragraph is called {title!r}: use the distractor setting")
