@@ -314,7 +314,10 @@ def test_a_curriculum_in_a_file_trains(
     path.write_text(CURRICULA[suffix])
     options = small({"yaml": "coconut/tiny", "toml": "thought_gestalt/tiny"}.get(suffix, "gpt2/tiny"), corpus)
     assert mentalese("train", path, "optimizer.learning_rate=2e-3", "--out", out, *options) == 0
-    assert "mine: test" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "mine: test" in said.out
+    late = "mine: the run ends before 2 of its 2 phases begin, from steps 1 (stage=1) on"
+    assert (late in said.err) == (suffix == "yaml"), "an epoch begins after more than three steps"
     config = json.loads((out / "config.json").read_text())["recipe"]
     assert config["name"] == "mine"
     assert config["optimizer"]["learning_rate"] == 2e-3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import numpy as np
@@ -422,6 +423,25 @@ def test_later_phases_override_earlier_ones_and_clocks_may_differ() -> None:
     assert plan.settings(1) == {"eos_weight": 1.0, "dropout": 0.5}
     assert plan.settings(second - 1)["eos_weight"] == 1.0
     assert plan.settings(second)["eos_weight"] == 0.05
+
+
+def test_a_run_that_ends_before_its_phases_begin_says_so() -> None:
+    """A phase of the layout waits for an epoch, one of the model for its step."""
+    phases = (
+        Phase(start=1, clock="epochs", layout={"max_sentences": 8}),
+        Phase(start=2, clock="epochs", layout={"max_sentences": 12}, model={"dropout": 0.5}),
+    )
+    epoch = make_plan(BOOK, phases=phases, train=TrainConfig(epochs=2), **SHAPES[2]).total_steps // 2
+    for steps, says in (
+        (epoch, r"before 2 of its 2 phases begin, from epochs 1 \(max_sentences=8\) on"),
+        (epoch + 1, r"before 1 of its 2 phases begin, from epochs 2 \(max_sentences=12, dropout=0\.5\)"),
+    ):
+        remark = make_plan(BOOK, phases=phases, train=TrainConfig(steps=steps), **SHAPES[2]).cut_short()
+        assert re.search(says, remark or "")
+    assert make_plan(BOOK, phases=phases, train=TrainConfig(epochs=3), **SHAPES[2]).cut_short() is None
+    late = (Phase(start=5, model={"dropout": 0.5}),)
+    assert make_plan(BOOK, phases=late, train=TrainConfig(steps=5), **SHAPES[2]).cut_short() is not None
+    assert make_plan(BOOK, phases=late, train=TrainConfig(steps=6), **SHAPES[2]).cut_short() is None
 
 
 def test_a_pair_is_a_ramp_from_the_phases_start_to_the_end_of_the_run() -> None:

@@ -58,6 +58,8 @@ def print_dry_run(recipe: Recipe, flops_per_second: float | None) -> None:
     print(f"{recipe.name}: nothing is trained or written\n")
     for name, value in rows.items():
         print(f"{name.ljust(max(map(len, rows)))}  {value}")
+    if figures["cut_short"]:
+        print(f"\n{figures['cut_short']}")
     print(
         f"\nActivations are estimated as {_ACTIVATIONS} bytes x width x layers x tokens of a micro-batch, twice that in"
         "\nfloat32: a decoder that stores no attention scores (Korthikanti et al., 2022). A model of more FLOPs (forks,"
@@ -71,7 +73,8 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
 
     Returns:
         `parameters` (total, non_embedding, trained), `steps`, `tokens`, `tokens_per_step`, `flops` (training, in
-        total), `flops_per_token`, and `memory`: bytes of weights, gradients, Adam's moments and activations.
+        total), `flops_per_token`, `cut_short` (a remark on phases that the run does not reach), and `memory`: bytes of
+        weights, gradients, Adam's moments and activations.
 
     Raises:
         InputError: the recipe or its data are not what they should be.
@@ -98,6 +101,7 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
         "tokens_per_step": tokens / plan.total_steps,
         "flops": per_token * tokens,
         "flops_per_token": per_token,
+        "cut_short": plan.cut_short(),
         "memory": {
             "weights": held,
             "gradients": trained,

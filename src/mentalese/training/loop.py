@@ -145,6 +145,8 @@ class Run:
             )
         self.store, self.tokenizer = _prepare(recipe, parallel, show)
         self.plan = Plan(self.store.splits["train"], recipe, self.tokenizer, world_size=parallel.world_size)
+        if show and (remark := self.plan.cut_short()):
+            print(f"{recipe.name}: {remark}", file=sys.stderr)
         self.init_weights = init_weights(recipe)
         self.model, self.parameters, whole = start(recipe, self.tokenizer, parallel)
         step = TrainStep(self.model)

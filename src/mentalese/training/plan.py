@@ -145,6 +145,23 @@ class Plan:
         """The layout at a step."""
         return self._layout_of(self._locate(step)[0])
 
+    def cut_short(self) -> str | None:
+        """The remark that the run ends before some of its phases begin, if it does."""
+        last = self.total_steps - 1
+        epoch_start = self._first_steps[self._locate(last)[0]]
+        late = [
+            phase
+            for phase in self.recipe.phases
+            if self._clock(epoch_start if phase.layout else last, phase.clock) < phase.start
+        ]
+        if not late:
+            return None
+        changes = ", ".join(f"{name}={value}" for name, value in (late[0].layout | late[0].model).items())
+        return (
+            f"the run ends before {len(late)} of its {len(self.recipe.phases)} phases begin, from {late[0].clock} "
+            f"{late[0].start:g} ({changes}) on; train longer, or set phases that begin earlier"
+        )
+
     def reset_optimizer(self, step: int) -> bool:
         """True at the first step of a phase that forgets the optimiser's moments, never at step 0."""
         return step > 0 and any(
