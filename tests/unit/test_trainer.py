@@ -155,25 +155,29 @@ import json, sys
 from pathlib import Path
 from transformers import TrainingArguments
 from mentalese import MentaleseTrainer, Recipe
-recipe, out = Recipe.from_dict(json.loads(Path(sys.argv[1]).read_text())), sys.argv[2]
-args = TrainingArguments(out, report_to=[], save_strategy="no", disable_tqdm=True, use_cpu=True, logging_steps=1)
-trainer = MentaleseTrainer(recipe, args)
-trainer.train()
-if trainer.is_world_process_zero():
-    Path(out, "losses.json").write_text(json.dumps([r["loss"] for r in trainer.state.log_history if "loss" in r]))
+for out in map(Path, sys.argv[1:]):
+    recipe = Recipe.from_dict(json.loads((out / "recipe.json").read_text()))
+    args = TrainingArguments(out, report_to=[], save_strategy="no", disable_tqdm=True, use_cpu=True, logging_steps=1)
+    trainer = MentaleseTrainer(recipe, args)
+    trainer.train()
+    if trainer.is_world_process_zero():
+        found = [record["loss"] for record in trainer.state.log_history if "loss" in record]
+        (out / "losses.json").write_text(json.dumps(found))
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["thought_gestalt/tiny", "coconut/tiny"])
-def test_two_processes_equal_one(name: str, corpus: Path, tmp_path: Path) -> None:
-    recipe = small(name, corpus, gradient_accumulation_steps=2)
-    train(recipe, tmp_path / "loop", show=False)
+def test_two_processes_equal_one(corpus: Path, tmp_path: Path) -> None:
+    folders = {name: tmp_path / name for name in ("thought_gestalt/tiny", "coconut/tiny")}
+    for name, folder in folders.items():
+        recipe = small(name, corpus, gradient_accumulation_steps=2)
+        train(recipe, folder / "loop", show=False)
+        (folder / "recipe.json").write_text(json.dumps(recipe.to_dict()))
     (tmp_path / "worker.py").write_text(WORKER)
-    (tmp_path / "recipe.json").write_text(json.dumps(recipe.to_dict()))
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    files = [str(tmp_path / part) for part in ("worker.py", "recipe.json", "two")]
+    files = [str(path) for path in (tmp_path / "worker.py", *folders.values())]
     done = subprocess.run([sys.executable, *torchrun, *files], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    two = json.loads((tmp_path / "two" / "losses.json").read_text())
-    assert two == pytest.approx(losses(tmp_path / "loop"), rel=2e-4)
+    for folder in folders.values():
+        two = json.loads((folder / "losses.json").read_text())
+        assert two == pytest.approx(losses(folder / "loop"), rel=2e-4)
