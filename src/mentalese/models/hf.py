@@ -56,19 +56,19 @@ class ThoughtCache(Cache):
         return self.seen_tokens
 
     def advance(self, tokens: int) -> None:
-        """The end of a call that has read so many. After the first one, keys and values of a fixed size stay where they
-        are, with room for all tokens to come."""
+        """Ends a call that read `tokens` more. After the first one, keys and values of a fixed size stay in place, with
+        room for all tokens to come."""
         self.seen_tokens += tokens
         if self.max_tokens is not None and not any(isinstance(layer, FixedKeys) for layer in self.layers):
             self.fix(self.max_tokens)
 
     def fix(self, columns: int) -> None:
-        """Makes room for so many columns in all, or as many more as there are columns without a token."""
+        """Makes room for `columns` columns in all, and for those that have no token."""
         columns += max(self.layers[0].get_seq_length() - self.seen_tokens, 0)
         self.layers = [FixedKeys(layer.keys, layer.values, columns) for layer in self.layers]
 
     def check_room(self, tokens: int) -> None:
-        """Raises `InputError` if a cache of fixed size has no room for so many more tokens."""
+        """Raises `InputError` if a cache of fixed size has no room for `tokens` more."""
         if self.max_tokens is not None and self.seen_tokens + tokens > self.max_tokens:
             raise InputError(
                 f"past_key_values has room for {self.max_tokens} tokens: with input_ids there are "
