@@ -309,7 +309,7 @@ def test_a_task_may_be_compared_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
         ({"names": ["topic"]}, r"the suite has no task 'topic': use some of .*; did you mean 'topics'"),
         (
             {"names": ["topics", "recall"], "recipes": ["latent*"]},
-            r"recipes are latent\*, which leaves 0 of the methods of recall: use some of thought_gestalt, ",
+            r"recipes are latent\*, which leaves 0 of the methods of recall: use two or more of thought_gestalt, ",
         ),
         (
             {"names": ["composition"], "recipes": ["cot", "no-cot", "coconnut"]},

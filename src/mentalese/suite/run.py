@@ -129,8 +129,8 @@ def _only(chosen: SuiteTask, patterns: Sequence[str]) -> SuiteTask:
     kept = [m for m in chosen.methods if m in named or (m.role in ("twin", "control") and m.family in families)]
     if len(kept) < 2:
         raise InputError(
-            f"recipes are {', '.join(patterns)}, which leaves {len(kept)} of the methods of {chosen.name}: use some of "
-            f"{', '.join(names)}"
+            f"recipes are {', '.join(patterns)}, which leaves {len(kept)} of the methods of {chosen.name}: use two or "
+            f"more of {', '.join(names)}"
         )
     return dataclasses.replace(chosen, methods=tuple(kept))
 
