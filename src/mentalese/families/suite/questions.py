@@ -65,20 +65,21 @@ def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
     )
 
 
-def shallow(size: float, context: int) -> dict[str, Any]:
-    """Two layers: what a task needs beyond them has to come from steps, written or latent, or from turns."""
-    return rotary(width(size), 2, context)
+def shallow(size: float, layers: int, context: int) -> dict[str, Any]:
+    """A few layers: what a task needs beyond them has to come from steps, written or latent, or from turns."""
+    return rotary(width(size), layers, context)
 
 
 def reachability(size: float) -> SuiteTask:
     """Search in a graph of three steps, whose written steps are the search.
 
     Steps are not a path, whose first edge cannot be known before the search that finds it. Facts are pairs of words:
-    two layers learn to look them up in about 1,000 steps, and sentences not in 1,900. The rate stays above 30% of its
-    height, since the last stage of the curriculum is the hardest to learn.
+    two layers learn to look them up in about 1,000 steps, and sentences not in 1,900. With three layers written steps
+    answer 99% and the answer alone 53% (one seed); two layers list the edges of a step with mistakes, and answer 88%.
+    The rate stays above 30% of its height, since the last stage of the curriculum is the hardest to learn.
     """
     spec = f"reachability:hops=3,nodes=11,steps=frontier,facts=pairs,count={int(40_000 * size)}"
-    recipe = questions("reachability", spec, shallow(size, 256), 12, 56, 144)
+    recipe = questions("reachability", spec, shallow(size, 3, 256), 12, 56, 144)
     optimizer = dataclasses.replace(recipe.optimizer, min_learning_rate_ratio=0.3)
     recipe = dataclasses.replace(recipe, optimizer=optimizer, layout=QuestionAnswer(sequence_length=144, batch_size=64))
     curriculum = Curriculum(stages=3, latents_per_step=1, epochs=3, removed_tokens=8, step_tokens=48)
@@ -92,7 +93,7 @@ def composition(size: float) -> SuiteTask:
     themselves end between 86% and 100% over seeds.
     """
     spec = f"composition:length=4-5,count={int(12_000 * size)}"
-    recipe = questions("composition", spec, shallow(size, 128), 12, 30, 128)
+    recipe = questions("composition", spec, shallow(size, 2, 128), 12, 30, 128)
     recipe = dataclasses.replace(recipe, layout=QuestionAnswer(sequence_length=128, batch_size=64))
     curriculum = Curriculum(stages=4, latents_per_step=1, epochs=1, removed_tokens=4, step_tokens=30)
     return SuiteTask("composition", spec, reasoning(recipe, curriculum), None)
