@@ -16,7 +16,7 @@ from mentalese.data.layouts import QuestionAnswer
 from mentalese.data.tokenizers import LATENT_MARKERS, special_token_ids
 from mentalese.errors import InputError
 from mentalese.families.coconut.model import CoconutForCausalLM
-from mentalese.models.build import build_model
+from mentalese.models.build import build_model, check_context
 from mentalese.models.checkpoints import load_model
 from mentalese.models.grow import grow, start_from
 from mentalese.recipe import DataConfig, EvaluationConfig, Recipe, TrainConfig
@@ -68,6 +68,19 @@ def test_a_grown_model_keeps_rows_of_its_base_that_are_no_token(base: Path, fami
     again = build_model(fields, tokenizer, 1)
     start_from(again, tokenizer, str(tmp_path / "grown"))
     assert torch.equal(again.get_input_embeddings().weight, grown.get_input_embeddings().weight)
+
+
+@pytest.mark.parametrize("family", ["coconut", "conceptlm", "looped"])
+def test_the_recipe_of_a_grown_model_fits_its_context(tokenizer: Any, family: str, tmp_path: Path) -> None:
+    for context in (128, 512):
+        sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+        config = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=context, **sizes)
+        LlamaForCausalLM(config).save_pretrained(tmp_path / f"base-{context}")
+        tokenizer.save_pretrained(tmp_path / f"base-{context}")
+        grow(str(tmp_path / f"base-{context}"), family, tmp_path / f"grown-{context}")
+        recipe = Recipe.from_file(tmp_path / f"grown-{context}" / "recipe.json")
+        assert recipe.layout.sequence_length == min(context, 256)
+        check_context(load_model(tmp_path / f"grown-{context}")[0].config, recipe)
 
 
 def test_markers_of_latents_start_as_the_beginning_of_a_calculation(base: Path, tmp_path: Path) -> None:

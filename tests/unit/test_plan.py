@@ -434,7 +434,7 @@ def test_a_run_that_ends_before_its_phases_begin_says_so() -> None:
     epoch = make_plan(BOOK, phases=phases, train=TrainConfig(epochs=2), **SHAPES[2]).total_steps // 2
     for steps, says in (
         (epoch, r"before 2 of its 2 phases begin, from epochs 1 \(max_sentences=8\) on"),
-        (epoch + 1, r"before 1 of its 2 phases begin, from epochs 2 \(max_sentences=12, dropout=0\.5\)"),
+        (epoch + 1, r"before 1 of its 2 phases begins, from epochs 2 \(max_sentences=12, dropout=0\.5\)"),
     ):
         remark = make_plan(BOOK, phases=phases, train=TrainConfig(steps=steps), **SHAPES[2]).cut_short()
         assert re.search(says, remark or "")

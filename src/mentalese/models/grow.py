@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
+from mentalese.data.layouts import Packed, QuestionAnswer
 from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS, add_markers
 from mentalese.errors import InputError
 from mentalese.files import write_json
 from mentalese.models.adapter import hugging_face_model
-from mentalese.models.build import build_model, config_class
+from mentalese.models.build import build_model, config_class, context_length
 from mentalese.models.checkpoints import load_model, save_model
 from mentalese.models.config import LatentThoughtConfig
 from mentalese.registry import families, load
@@ -62,10 +63,10 @@ def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: Any) -> 
     model = build_model(config, marked, seed)
     start_from(model, marked, base)
     save_model(out, hugging_face_model(model), marked, base=base)
-    write_json(out / RECIPE, _recipe(f"{family}/{out.name}", config, out, latents))
+    write_json(out / RECIPE, _recipe(f"{family}/{out.name}", config, out, latents, context_length(model.config)))
 
 
-def _recipe(name: str, model: dict[str, Any], out: Path, latents: bool) -> dict[str, Any]:
+def _recipe(name: str, model: dict[str, Any], out: Path, latents: bool, context: int | None) -> dict[str, Any]:
     """A recipe that trains the grown model on any text; one with latents on questions, which lose their steps epoch by
     epoch (Coconut's curriculum on GSM8K, an epoch a stage)."""
     recipe: dict[str, Any] = {
@@ -84,6 +85,9 @@ def _recipe(name: str, model: dict[str, Any], out: Path, latents: bool) -> dict[
             for epoch, stage in stages
         ]
         recipe["evaluation"] = {"metric": "accuracy"}
+    layout = QuestionAnswer() if latents else Packed()
+    if context is not None and context < layout.sequence_length:
+        recipe["layout"] = {"kind": layout.kind, **recipe.get("layout", {}), "sequence_length": context}
     return recipe
 
 

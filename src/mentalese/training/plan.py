@@ -157,8 +157,9 @@ class Plan:
         if not late:
             return None
         changes = ", ".join(f"{name}={value}" for name, value in (late[0].layout | late[0].model).items())
+        begin = "begins" if len(late) == 1 else "begin"
         return (
-            f"the run ends before {len(late)} of its {len(self.recipe.phases)} phases begin, from {late[0].clock} "
+            f"the run ends before {len(late)} of its {len(self.recipe.phases)} phases {begin}, from {late[0].clock} "
             f"{late[0].start:g} ({changes}) on; train longer, or set phases that begin earlier"
         )
 
