@@ -1,9 +1,10 @@
 """Puts tasks of a suite that has been run into results/suite: their reports, suite.json and its page.
 
     python scripts/publish.py runs/suite expressions
+    python scripts/publish.py runs/suite expressions --join
 
-Trained models and curves stay where they are. The repository's path is cut from commands. The figures are
-redrawn by
+With `--join` the methods join those that are published, as of a night on another machine. Trained models and curves
+stay where they are. The repository's path is cut from commands. The figures are redrawn by
 
     mentalese figure suite results/suite/suite.json --out results/suite/closed.svg
     mentalese figure suite-text results/suite/suite.json --out results/suite/text.svg
@@ -16,14 +17,14 @@ import json
 from pathlib import Path
 
 from mentalese.files import read_json, write_text
-from mentalese.suite.run import VERSION, write_suite
+from mentalese.suite.run import VERSION, joined, write_suite
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = ("compare.json", "report.html")
 
 
-def publish(folder: Path, names: list[str], results: Path) -> None:
-    """Replaces tasks of `results` by those of `folder`, which keep their names; other tasks stay."""
+def publish(folder: Path, names: list[str], results: Path, *, join: bool = False) -> None:
+    """Replaces tasks of `results` by those of `folder`; other tasks stay. `join`: tasks keep their other methods."""
     suites = [place / "suite.json" for place in (folder, results)]
     if (versions := {read_json(suite)["version"] for suite in suites}) != {VERSION}:
         raise SystemExit(f"suite.json has the versions {versions}: run `mentalese suite` again, which writes {VERSION}")
@@ -31,10 +32,26 @@ def publish(folder: Path, names: list[str], results: Path) -> None:
     tasks = {task["name"]: task for task in found["tasks"]}
     if missing := sorted(set(names) - set(tasks)):
         raise SystemExit(f"{suites[0]} has no {', '.join(missing)}: use some of {', '.join(tasks)}")
-    texts = {results / name / file: _portable(folder / name / file) for name in names for file in FILES}
-    write_suite([tasks[name] for name in names], results, found["created"])
+    published = {task["name"]: task for task in read_json(suites[1])["tasks"]} if join else {}
+    texts, judged = {}, []
+    for name in names:
+        [call] = tasks[name]["calls"]
+        place = name
+        if earlier := published.get(name):
+            places = {str(Path(other["report"]).parent) for other in earlier["calls"]}
+            # The first method that no earlier report has.
+            new = [m for m in call["methods"] if all(m not in other["methods"] for other in earlier["calls"])]
+            place = next((f"{name}/{m.partition('/')[2]}" for m in new), name)
+            if place in places:
+                raise SystemExit(f"{name} has a report in {place} already: publish it without --join")
+            call["report"] = f"{place}/{Path(call['report']).name}"
+            judged.append(joined(tasks[name], earlier))
+        else:
+            judged.append(tasks[name])
+        texts |= {results / place / file: _portable(folder / name / file) for file in FILES}
+    write_suite(judged, results, found["created"])
     for path, text in texts.items():
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
 
 
@@ -47,8 +64,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="of the suite's runs, with suite.json")
     parser.add_argument("tasks", nargs="+")
+    parser.add_argument("--join", action="store_true", help="keep the methods that are published and not in the folder")
     options = parser.parse_args()
-    publish(options.folder, options.tasks, ROOT / "results" / "suite")
+    publish(options.folder, options.tasks, ROOT / "results" / "suite", join=options.join)
 
 
 if __name__ == "__main__":

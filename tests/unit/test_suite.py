@@ -237,7 +237,7 @@ def test_text_is_compared_in_bits_per_byte_with_ends_paid_for(tmp_path: Path) ->
     assert judged["levels"] == {"optimum": 0.0, "floor": pytest.approx(2.01), "chance": 8.0, "unit": "bits per byte"}
     assert judged["methods"][2]["closed"]["mean"] == pytest.approx(0.2 / 2.01)
     assert judged["methods"][-1]["score"]["mean"] == pytest.approx(2.2)
-    assert "bits per byte; size 1, 3 seeds, " in suite_page(result(SCORES, tmp_path) | {"tasks": [judged]})
+    assert "bits per byte; size 1, 3 seeds; " in suite_page(result(SCORES, tmp_path) | {"tasks": [judged]})
 
 
 def test_second_halves_are_what_thoughts_of_first_halves_are_asked_for(
@@ -341,13 +341,14 @@ def test_published_tasks_join_the_others_without_this_machine(tmp_path: Path, mo
     results.mkdir()
     (runs / second["name"]).mkdir(parents=True)
     (results / "suite.json").write_text(json.dumps(published | {"tasks": [first]}))
-    made = second | {"command": f"mentalese suite x --out {tmp_path}/runs"}
+    [call] = second["calls"]
+    made = second | {"calls": [call | {"command": f"mentalese suite x --out {tmp_path}/runs"}]}
     (runs / "suite.json").write_text(json.dumps(published | {"tasks": [made]}))
     for name in ("compare.json", "report.html"):
         (runs / second["name"] / name).write_text(f"mentalese train --out {tmp_path}/runs/a")
     script.publish(runs, [second["name"]], results)
     found = json.loads((results / "suite.json").read_text())["tasks"]
-    assert found == [first, second | {"command": "mentalese suite x --out runs"}]
+    assert found == [first, second | {"calls": [call | {"command": "mentalese suite x --out runs"}]}]
     assert (results / second["name"] / "report.html").read_text() == "mentalese train --out runs/a"
     assert str(tmp_path) not in (results / "suite.html").read_text()
     with pytest.raises(SystemExit, match=f"has no {first['name']}: use some of {second['name']}"):
@@ -355,6 +356,48 @@ def test_published_tasks_join_the_others_without_this_machine(tmp_path: Path, mo
     (runs / "suite.json").write_text(json.dumps(published | {"version": 1}))
     with pytest.raises(SystemExit, match=r"suite\.json has the versions"):
         script.publish(runs, [second["name"]], results)
+
+
+def test_methods_join_those_that_are_published(tmp_path: Path) -> None:
+    script = module_at(ROOT / "scripts" / "publish.py")
+    made = dataclasses.replace(SUITE["topics"](1.0), spec="topics", scored="all")
+    runs, results, every = tmp_path / "runs", tmp_path / "results", {m.recipe.name[7:]: m for m in made.methods}
+
+    def write(folder: Path, *names: str, **scores: float) -> None:
+        chosen = dataclasses.replace(made, methods=tuple(every[name] for name in names))
+        compared = comparison(
+            chosen, {name: [scores.get(name, 3.2) + seed / 100 for seed in (0, 1, 3)] for name in names}
+        )
+        (folder / "topics").mkdir(parents=True, exist_ok=True)
+        suite_run.write_suite([judge(chosen, compared, folder)], folder, compared["created"])
+        for file in ("compare.json", "report.html"):
+            (folder / "topics" / file).write_text(", ".join(names))
+
+    write(results, "latent_thought-swapped", "gpt2-rope")
+    write(runs, "latent_thought", "latent_thought-twin", "latent_thought-swapped", latent_thought=2.6)
+    script.publish(runs, ["topics"], results, join=True)
+    [found] = json.loads((results / "suite.json").read_text())["tasks"]
+    names = [method["name"] for method in found["methods"]]
+    assert names == [f"topics/{name}" for name in every]
+    assert [(call["methods"], call["report"]) for call in found["calls"]] == [
+        (["topics/gpt2-rope"], "topics/report.html"),
+        (names[:3], "topics/latent_thought/report.html"),
+    ]
+    assert (results / "topics" / "latent_thought" / "report.html").read_text().startswith("latent_thought, ")
+    assert (results / "topics" / "report.html").read_text() == "latent_thought-swapped, gpt2-rope"
+    assert set(found["methods"][0]["against"]) == set(names[1:3])
+    page = (results / "suite.html").read_text()
+    assert '<a href="topics/report.html">curves, trials and samples</a> of gpt2-rope; ' in page
+
+    # A later call that trains a control again is what its mechanism is tested against.
+    write(runs, "latent_thought-twin", "latent_thought-swapped", **{"latent_thought-swapped": 2.6})
+    with pytest.raises(SystemExit, match="publish it without --join"):
+        script.publish(runs, ["topics"], results, join=True)
+    other = json.loads((runs / "suite.json").read_text())["tasks"][0]
+    tests = suite_run.joined(other, found)["methods"][0]["against"]
+    assert {name: test["conclusive"] for name, test in tests.items()} == {names[1]: True, names[2]: False}
+    with pytest.raises(InputError, match=r"size of topics is 1\.0, and 0\.5 in the results that it is to join"):
+        suite_run.joined(other, found | {"size": 0.5})
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def write_page(result: Mapping[str, Any], path: Path) -> None:
 def suite_page(result: Mapping[str, Any]) -> str:
     """The page as text."""
     tasks = result["tasks"]
-    commands = "\n".join(dict.fromkeys(task["command"] for task in tasks))
+    commands = "\n".join(dict.fromkeys(call["command"] for task in tasks for call in task["calls"]))
     body = (
         "<main>\n<header><p class=kind>Mentalese mechanism suite</p>"
         "<h1>Which part of the gap between floor and optimum does each family close?</h1>"
@@ -120,12 +120,21 @@ def _task(task: Mapping[str, Any]) -> str:
     return (
         f'<section id="{task["name"]}"><h2>{escape(task["name"])}</h2><p class=note>'
         f"optimum {number(levels['optimum'])}, floor {number(levels['floor'])}, chance {number(levels['chance'])} "
-        f"{unit}{_SCORED[task['scored']]}; size {task['size']:g}, {task['seeds']} seed{'s' * (task['seeds'] > 1)}, "
-        f"{_date(task['created'])}; "
-        f'<a href="{task["report"]}">curves, trials and samples</a></p>'
+        f"{unit}{_SCORED[task['scored']]}; size {task['size']:g}, {task['seeds']} seed{'s' * (task['seeds'] > 1)}; "
+        f"{_calls(task['calls'])}</p>"
         f'<div class="scroll"><table class="methods"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
         f"<details><summary>Commands of the first seeds</summary><pre>{escape(commands)}</pre></details></section>"
     )
+
+
+def _calls(calls: Sequence[Mapping[str, Any]]) -> str:
+    """When methods were trained, with links to their reports; which ones they are if there was more than one call."""
+    links = []
+    for call in calls:
+        names = ", ".join(escape(name.partition("/")[2]) for name in call["methods"])
+        of = f" of {names}" if len(calls) > 1 else ""
+        links.append(f'{_date(call["created"])}: <a href="{call["report"]}">curves, trials and samples</a>{of}')
+    return "; ".join(links)
 
 
 def _date(text: str) -> str:

@@ -36,8 +36,10 @@ from mentalese.models.saved import Saved, load
 
 RATES = (1e-3, 2.5e-3, 6.3e-3, 4e-4, 1.6e-2)
 """Learning rates in the order in which trials take them; a range is extended if the best one is at its edge."""
-VERSION = 2
+VERSION = 3
 """Of `suite.json`; one of another version is written again."""
+_SAME = ("spec", "scored", "match", "seeds", "size", "step", "levels")
+"""What two calls of a task must agree on, for their methods to be in one table."""
 
 
 def run_suite(
@@ -155,7 +157,6 @@ def judge(chosen: SuiteTask, comparison: Mapping[str, Any], folder: Path, size: 
         size: that the task was made at.
     """
     methods: list[dict[str, Any]] = []
-    closed: dict[str, list[float]] = {}
     found, others = [], []
     for method, row in zip(chosen.methods, comparison["rows"], strict=True):
         runs = [run_folder(folder, method.recipe.name, run["seed"]) for run in row["runs"]]
@@ -163,7 +164,7 @@ def judge(chosen: SuiteTask, comparison: Mapping[str, Any], folder: Path, size: 
         others.append({one.name: summary([further_score(one, path) for path in runs]) for one in chosen.further})
     levels = levels_of(chosen, statistics.fmean(found[0]))
     for method, row, scores, further in zip(chosen.methods, comparison["rows"], found, others):
-        closed[method.recipe.name] = shares = [levels.closed(value) for value in scores]
+        shares = [levels.closed(value) for value in scores]
         methods.append(
             {
                 "name": method.recipe.name,
@@ -185,11 +186,7 @@ def judge(chosen: SuiteTask, comparison: Mapping[str, Any], folder: Path, size: 
         )
     test = comparison["rows"][0]["runs"][0]["test"]
     step = 1 / test["questions"] / abs(levels.optimum - levels.floor) if "accuracy" in test else 0.0
-    for method, one in zip(chosen.methods, methods):
-        families = (method.family, method.shares)
-        rivals = [m["name"] for m in methods if m["family"] in families and m["role"] in ("twin", "control")]
-        if one["role"] == "mechanism":
-            one["against"] = {rival: _test(closed[one["name"]], closed[rival], step) for rival in rivals}
+    _add_tests(methods, chosen, step)
     return {
         "name": chosen.name,
         "spec": chosen.spec,
@@ -198,11 +195,59 @@ def judge(chosen: SuiteTask, comparison: Mapping[str, Any], folder: Path, size: 
         "match": comparison["match"],
         "seeds": comparison["seeds"],
         "size": size,
-        "created": comparison["created"],
-        "command": comparison["command"],
+        "step": step,
         "methods": methods,
-        "report": f"{chosen.name}/report.html",
+        "calls": [
+            {
+                "created": comparison["created"],
+                "command": comparison["command"],
+                "report": f"{chosen.name}/report.html",
+                "methods": [method["name"] for method in methods],
+            }
+        ],
     }
+
+
+def joined(judged: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
+    """A task with the methods that another call of it had, in the order of the suite; of one name the new one is kept.
+
+    Args:
+        judged, earlier: tasks of `suite.json`.
+
+    Raises:
+        InputError: the calls differ in the text, the length, the seeds or the levels.
+    """
+    for name in _SAME:
+        if judged[name] != earlier[name]:
+            raise InputError(
+                f"{name} of {judged['name']} is {judged[name]!r}, and {earlier[name]!r} in the results that it is to "
+                "join: run all methods again, and replace them"
+            )
+    own = {method["name"] for method in judged["methods"]}
+    kept = [method for method in earlier["methods"] if method["name"] not in own]
+    calls = [
+        call | {"methods": left}
+        for call in earlier["calls"]
+        if (left := [name for name in call["methods"] if name not in own])
+    ]
+    chosen = SUITE[judged["name"]](judged["size"])
+    order = [method.recipe.name for method in chosen.methods]
+    methods = sorted([*judged["methods"], *kept], key=lambda method: order.index(method["name"]))
+    _add_tests(methods, chosen, judged["step"])
+    return {**judged, "methods": methods, "calls": [*calls, *judged["calls"]]}
+
+
+def _add_tests(methods: Sequence[dict[str, Any]], chosen: SuiteTask, step: float) -> None:
+    """Adds to each mechanism its tests `against` the twin and the controls of its family; `step`: of a count."""
+    of = {method.recipe.name: method for method in chosen.methods}
+    for one in methods:
+        mechanism = of[one["name"]]
+        if mechanism.role == "mechanism":
+            families = (mechanism.family, mechanism.shares)
+            rivals = [m for m in methods if m["family"] in families and m["role"] in ("twin", "control")]
+            one["against"] = {
+                rival["name"]: _test(one["closed"]["seeds"], rival["closed"]["seeds"], step) for rival in rivals
+            }
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
