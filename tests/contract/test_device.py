@@ -10,10 +10,12 @@ which also writes the table of docs/training.md.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,19 +23,43 @@ import torch
 from mentalese import recipes
 from mentalese.data.batch import to_device
 from mentalese.models.adapter import hugging_face_model
-from mentalese.registry import families, load
+from mentalese.recipe import Recipe
+from mentalese.registry import families, get_recipe, load
 from mentalese.testing import MODES, contract_cache  # noqa: F401 (a fixture)
 from mentalese.testing.cases import NOT_CAUSAL, PROMPTS, write_corpus
 from mentalese.testing.device import DEVICE, Counts, PretendedDevice
-from mentalese.testing.runs import by_hand
+from mentalese.testing.runs import quiet_run, shrink
 from mentalese.training.loop import LogBuffer, Run
 from mentalese.training.parallel import Parallel
 
 TABLE = Path(__file__).with_name("device.json")
 RECIPES = [*(name for name in recipes() if name.endswith("/tiny")), *MODES]
+GPT2 = get_recipe("gpt2/tiny").model | {"num_hidden_layers": 6}
+LARGE: dict[str, tuple[str, dict[str, Any]]] = {
+    "GPT-2, 6 layers": ("gpt2/tiny", GPT2),
+    "Thought Gestalt, 6 layers, 30 sentences": ("thought_gestalt/tiny", {"num_hidden_layers": 6, "memory_size": 40}),
+    "Thoughtbubbles, 6 layers": ("thoughtbubbles/tiny", {"num_hidden_layers": 6, "fork_layers": [1, 2, 3]}),
+    "AGCLR on GPT-2, 6 layers, 6 latents": ("coconut/tiny", {"backbone": GPT2}),
+    "LTM, 6 layers, 16 fast steps": (
+        "latent_thought/tiny",
+        {"num_hidden_layers": 6, "num_latents": 6, "fast_steps": 16},
+    ),
+    "ConceptLM on GPT-2, 6 layers": ("conceptlm/tiny", {"backbone": GPT2}),
+}
+"""Training steps of models as deep as those that people train, on longer rows: a recipe, and fields of its model."""
+ROWS: dict[str, dict[str, Any]] = {
+    "packed": {"sequence_length": 256},
+    "sentence_streams": {"max_sentences": 30, "tokens_per_batch": 1600},
+    "qa": {"latents": 6, "uniform_prob": 0.0},
+}
+"""Their rows by layout: four of 256 tokens, as many streams of 30 sentences, or questions with 6 latents."""
 NEW = (2, 10)  # tokens; what a second, longer text costs beyond the first is that of the tokens between
 DOCUMENT = Path(__file__).parents[2] / "docs" / "training.md"
-HEADER = "| | waits, step | kernels, step | waits, token | kernels, token |\n|---|---|---|---|---|\n"
+HEADERS = (
+    "| | waits, step | kernels, step | waits, token | kernels, token |\n|---|---|---|---|---|\n",
+    "| | waits, step | kernels, step |\n|---|---|---|\n",
+)
+"""Of the tables of `RECIPES` and of `LARGE`."""
 ROUNDING = 0.02  # versions of torch and transformers differ by a few kernels
 
 
@@ -45,6 +71,8 @@ def counted(name: str, corpus: Path) -> dict[str, tuple[Counts, int]]:
     run, device, step = _trained(name, corpus)
     recipe, model, plain = run.recipe, run.model, hugging_face_model(run.model)
     found = {"step": (step, 1)}
+    if name in LARGE:
+        return found
 
     batch, scores = run.plan.batch(0), []
     model.eval()
@@ -68,13 +96,29 @@ def counted(name: str, corpus: Path) -> dict[str, tuple[Counts, int]]:
 
 def _trained(name: str, corpus: Path, **train: int) -> tuple[Run, PretendedDevice, Counts]:
     """A run on the device, and what its second step asks for; the first one also makes the optimiser's moments."""
-    run = by_hand(name, corpus, **train)
+    recipe = _large(name, corpus) if name in LARGE else shrink(get_recipe(name), corpus, **train)
+    run = quiet_run(recipe, corpus.with_name("run"))
     device = PretendedDevice()
     with device:
         run.model.to(DEVICE)
         run.parallel = Parallel(0, 1, 0, DEVICE)
         steps = [device.count(lambda: _one_step(run)) for _ in range(2)]
     return run, device, steps[1]
+
+
+def _large(name: str, corpus: Path) -> Recipe:
+    """One of `LARGE`, on documents of the corpus that are joined ten by ten, so that streams are long."""
+    recipe, fields = LARGE[name]
+    large = shrink(get_recipe(recipe), corpus)
+    large = dataclasses.replace(
+        large, model=large.model | fields, layout=dataclasses.replace(large.layout, **ROWS[large.layout.kind])
+    )
+    if large.layout.questions:
+        return large
+    texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
+    path = corpus.with_name("long.jsonl")
+    path.write_text("".join(json.dumps({"text": " ".join(texts[i : i + 10])}) + "\n" for i in range(0, len(texts), 10)))
+    return dataclasses.replace(large, data=dataclasses.replace(large.data, source=f"file:{path}"))
 
 
 def _one_step(run: Run) -> None:
@@ -97,7 +141,7 @@ def numbers(found: dict[str, tuple[Counts, int]]) -> dict[str, dict[str, float]]
     }
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [*RECIPES, *LARGE])
 @pytest.mark.usefixtures("contract_cache")
 def test_a_model_asks_no_more_of_a_device_than_it_did(name: str, corpus: Path) -> None:
     table = json.loads(TABLE.read_text())
@@ -116,20 +160,22 @@ def test_a_model_asks_no_more_of_a_device_than_it_did(name: str, corpus: Path) -
 
 
 def document(text: str) -> str:
-    """The text with the numbers of `device.json` in its table."""
-    before, after = text.split(HEADER)
-    rest = after[after.index("\n\n") :]
+    """The text with the numbers of `device.json` in its tables."""
     table = json.loads(TABLE.read_text())
-    lines = [
-        f"| `{name}` | "
-        + " | ".join(f"{row[work][kind]:,g}" for work in ("step", "token") for kind in row[work])
-        + " |"
-        for name, row in table.items()
-    ]
-    return before + HEADER + "\n".join(lines) + rest
+    for header, large in zip(HEADERS, (False, True)):
+        before, after = text.split(header)
+        lines = [
+            f"| {name if large else f'`{name}`'} | "
+            + " | ".join(f"{row[work][kind]:,g}" for work in ("step", "token") if work in row for kind in row[work])
+            + " |"
+            for name, row in table.items()
+            if (name in LARGE) == large
+        ]
+        text = before + header + "\n".join(lines) + after[after.index("\n\n") :]
+    return text
 
 
-def test_the_table_of_the_document_is_that_of_the_test() -> None:
+def test_the_tables_of_the_document_are_those_of_the_test() -> None:
     assert document(DOCUMENT.read_text()) == DOCUMENT.read_text(), f"run python {Path(__file__).name}"
 
 
@@ -143,10 +189,10 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         corpus = write_corpus(Path(folder))
         table = json.loads(TABLE.read_text()) if TABLE.is_file() else {}
-        for name in sys.argv[1:] or RECIPES:
+        for name in sys.argv[1:] or [*RECIPES, *LARGE]:
             table[name] = numbers(counted(name, corpus))
             print(name, table[name])
-    ordered = {name: table[name] for name in RECIPES if name in table}
+    ordered = {name: table[name] for name in [*RECIPES, *LARGE] if name in table}
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in ordered.items())
     TABLE.write_text(f"{{\n{lines}\n}}\n")
     DOCUMENT.write_text(document(DOCUMENT.read_text()))
