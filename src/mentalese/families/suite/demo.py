@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from mentalese.families.suite.latent_reasoning import RECIPES as LATENT_REASONING
 from mentalese.families.suite.methods import SuiteTask
+from mentalese.families.suite.questions import forking, questions
 from mentalese.families.suite.recipes import RECIPES as SUITE_RECIPES
 from mentalese.families.suite.recipes import SUITE
 from mentalese.recipe import Recipe
@@ -91,16 +92,10 @@ def concepts() -> Shown:
 
 
 def forks() -> Shown:
-    spec = "expressions:depth=1-2,count=6000"  # the suite's has no written steps
+    spec = "expressions:depth=1-2,count=6000"
     task = dataclasses.replace(SUITE["expressions"](1.0), spec=spec)
-    recipe = task.methods[0].recipe
-    recipe = dataclasses.replace(
-        recipe,
-        name="demo/forks",
-        data=dataclasses.replace(recipe.data, source=f"builtin:{spec}"),
-        train=dataclasses.replace(recipe.train, epochs=5),
-        evaluation=dataclasses.replace(recipe.evaluation, answer_tokens=40),
-    )
+    recipe = questions("demo/forks", spec, forking(1.0), 5, 40, 128)
+    recipe = dataclasses.replace(recipe, description="forks before layers 1 and 2")
     return Shown(
         task,
         recipe,

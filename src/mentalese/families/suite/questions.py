@@ -9,6 +9,7 @@ from mentalese.data.layouts import QuestionAnswer
 from mentalese.families.coconut.recipes import Curriculum
 from mentalese.families.coconut.recipes import method as questions_method
 from mentalese.families.codi.recipes import method as codi_method
+from mentalese.families.conceptlm.recipes import deeper
 from mentalese.families.looped.recipes import looped
 from mentalese.families.suite.methods import Method, Role, SuiteTask, loops, removed, rotary, scaled, swapped, width
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
@@ -99,47 +100,57 @@ def composition(size: float) -> SuiteTask:
     return SuiteTask("composition", spec, reasoning(recipe, curriculum), None)
 
 
-def expressions(size: float) -> SuiteTask:
-    """Arithmetic without written steps, in which forks and turns can add computation at few tokens.
-
-    With written steps at this depth, layers without forks or loops answer every question.
-    """
-    spec = f"expressions:depth=1-2,steps=0,count={int(12_000 * size)}"
-    layers = 4
-    bubbles = {
+def forking(size: float) -> dict[str, Any]:
+    """Four layers, with forks before two of them."""
+    return {
         "model_type": "thoughtbubbles",
         "hidden_size": width(size),
-        "num_hidden_layers": layers,
+        "num_hidden_layers": 4,
         "num_attention_heads": 4,
         "max_position_embeddings": 128,
         "fork_layers": [1, 2],
         "selection": "causal",
     }
+
+
+def expressions(size: float) -> SuiteTask:
+    """Values of two brackets inside each other, whose steps are the value of each.
+
+    Models of two layers learn the written steps in two epochs; from answers alone they learn what the outermost
+    operation tells, and four, seven or eight layers no more than that. So forks, and loops, are asked for it too.
+    """
+    spec = f"expressions:depth=2,count={int(12_000 * size)}"
+    recipe = questions("expressions", spec, shallow(size, 2, 128), 12, 30, 64)
+    recipe = dataclasses.replace(recipe, layout=QuestionAnswer(sequence_length=64, batch_size=64))
+    curriculum = Curriculum(stages=3, latents_per_step=1, epochs=2, removed_tokens=6, step_tokens=24)
+    bubbles = forking(size)
     regular = {key: value for key, value in bubbles.items() if key != "selection"} | {"fork_layers": []}
-    shared = {"layers_per_turn": layers // 2}
+    shared = {"layers_per_turn": 2}
     turning = bubbles | shared | {"fork_layers": [2, 3]}
 
-    def made(method: str, description: str, model: dict[str, Any]) -> Recipe:
-        recipe = questions(f"expressions/{method}", spec, model, 10, 4, 128)
-        return dataclasses.replace(recipe, description=description)
+    def method(
+        role: Role, name: str, description: str, model: dict[str, Any], family: str = "thoughtbubbles"
+    ) -> Method:
+        alone = questions_method(dataclasses.replace(recipe, model=scaled(model)), "no-cot", curriculum)
+        return Method(
+            dataclasses.replace(alone, name=f"expressions/{name}", description=description, baseline=None), role, family
+        )
 
     return SuiteTask(
         "expressions",
         spec,
         (
-            Method(made("thoughtbubbles", "forks before layers 1 and 2", bubbles), "mechanism", "thoughtbubbles"),
-            Method(made("thoughtbubbles-twin", "the same layers without forks", regular), "twin", "thoughtbubbles"),
-            Method(made("thoughtbubbles-constant", "constant scores", removed(bubbles)), "control", "thoughtbubbles"),
-            Method(
-                made("thoughtbubbles-swapped", "scores of another text", swapped(bubbles)), "control", "thoughtbubbles"
+            *reasoning(recipe, curriculum),
+            method("mechanism", "thoughtbubbles", "forks before layers 1 and 2 of four", bubbles),
+            method("twin", "thoughtbubbles-twin", "four layers without forks", regular),
+            method("control", "thoughtbubbles-constant", "constant scores", removed(bubbles)),
+            method("control", "thoughtbubbles-swapped", "scores of another text", swapped(bubbles)),
+            method("control", "thoughtbubbles-deeper", "seven layers, for the cost of forks", deeper(regular, 3)),
+            method(
+                *("mechanism", "thoughtbubbles-looped", "two layers twice, with forks in the second turn", turning),
+                family="looped forks",
             ),
-            Method(
-                made("thoughtbubbles-looped", "two layers twice, with forks in the second turn", turning),
-                "mechanism",
-                "looped forks",
-            ),
-            Method(made("thoughtbubbles-looped-twin", "two layers twice", regular | shared), "twin", "looped forks"),
-            *loops(looped(rotary(width(size), layers, 128), 4), made),
+            method("twin", "thoughtbubbles-looped-twin", "two layers twice", regular | shared, family="looped forks"),
         ),
         None,
     )
