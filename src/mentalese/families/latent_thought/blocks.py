@@ -6,6 +6,7 @@ Letters in shapes: B rows of N packed tokens, n thoughts per layer, N_z in all, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -60,14 +61,24 @@ class Past:
 
     def keep(self, name: str, new: Tensor) -> Tensor:
         """Stores new keys or values [B, heads, N, d_h]; returns those that queries read, [B, heads, m, d_h]."""
-        index = self.newest[:, None, :, None]
-        old = self.state.get(name, new.new_zeros(()))
-        slots = new.gather(2, index.clamp(min=0).expand(*new.shape[:2], -1, new.shape[3]))
-        self.state[name] = torch.where(index >= 0, slots, old)
+        old = self.state[name] if name in self.state else new.new_zeros(())
+        slots = new
+        if new.shape[2] > 1:
+            slots = new.gather(2, self._source.expand(*new.shape[:2], -1, new.shape[3]))
+        self.state[name] = torch.where(self._enters, slots, old)
         if self.visible is None:
             return new
         # One token takes the slot of the one that has just left its window; several still need those.
         return self.state[name] if new.shape[2] == 1 else torch.cat((old, new), dim=2)
+
+    @cached_property
+    def _enters(self) -> Tensor:
+        """Bool [B, 1, window, 1], the slots that a new token enters."""
+        return (self.newest >= 0)[:, None, :, None]
+
+    @cached_property
+    def _source(self) -> Tensor:
+        return self.newest.clamp(min=0)[:, None, :, None]
 
 
 def slot_positions(count: Tensor, window: int) -> Tensor:
