@@ -329,6 +329,7 @@ def test_the_demo_scores_what_it_trains_on() -> None:
     for make in DEMO.values():
         shown = make()
         assert shown.recipe.data.source == f"builtin:{shown.task.spec}"
+        assert shown.recipe.model["model_type"] == shown.task.methods[0].recipe.model["model_type"]  # its family
     assert "steps=0" not in DEMO["forks"]().task.spec  # its page says that steps are written
 
 

@@ -93,7 +93,9 @@ def concepts() -> Shown:
 
 def forks() -> Shown:
     spec = "expressions:depth=1-2,count=6000"
-    task = dataclasses.replace(SUITE["expressions"](1.0), spec=spec)
+    task = SUITE["expressions"](1.0)
+    methods = tuple(method for method in task.methods if method.family == "thoughtbubbles")
+    task = dataclasses.replace(task, spec=spec, methods=methods)
     recipe = questions("demo/forks", spec, forking(1.0), 5, 40, 128)
     recipe = dataclasses.replace(recipe, description="forks before layers 1 and 2")
     return Shown(
