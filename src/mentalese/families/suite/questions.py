@@ -11,7 +11,7 @@ from mentalese.families.coconut.recipes import method as questions_method
 from mentalese.families.codi.recipes import method as codi_method
 from mentalese.families.conceptlm.recipes import deeper
 from mentalese.families.looped.recipes import looped
-from mentalese.families.suite.methods import Method, Role, SuiteTask, loops, removed, rotary, scaled, swapped, width
+from mentalese.families.suite.methods import Method, Role, SuiteTask, loops, removed, rotary, scaled, width
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
 
 
@@ -59,6 +59,7 @@ def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
         distilled("no-distillation", "control"),
         way("no-cot", "twin", "coconut"),
         way("pause-curriculum", "control", "coconut"),
+        way("no-thoughts", "control", "coconut"),
         way("cot", "other", "cot"),
         way("icot", "other", "icot"),
         turning,
@@ -116,41 +117,42 @@ def forking(size: float) -> dict[str, Any]:
 def expressions(size: float) -> SuiteTask:
     """Values of two brackets inside each other, whose steps are the value of each.
 
-    Models of two layers learn the written steps in two epochs; from answers alone they learn what the outermost
-    operation tells, and four, seven or eight layers no more than that. So forks, and loops, are asked for it too.
+    Models of two layers learn the written steps in two epochs. From answers alone they learn little more than what the
+    outermost bracket tells, and deeper ones no more than that; so forks are asked for under Coconut's curriculum, with
+    nothing in the place of the steps: where pause tokens add streams, forks may.
     """
     spec = f"expressions:depth=2,count={int(12_000 * size)}"
     recipe = questions("expressions", spec, shallow(size, 2, 128), 12, 30, 64)
     recipe = dataclasses.replace(recipe, layout=QuestionAnswer(sequence_length=64, batch_size=64))
     curriculum = Curriculum(stages=3, latents_per_step=1, epochs=2, removed_tokens=6, step_tokens=24)
-    bubbles = forking(size)
+    bubbles = forking(size) | {"num_hidden_layers": 2, "fork_layers": [0, 1]}
     regular = {key: value for key, value in bubbles.items() if key != "selection"} | {"fork_layers": []}
-    shared = {"layers_per_turn": 2}
-    turning = bubbles | shared | {"fork_layers": [2, 3]}
+    twice = {"num_hidden_layers": 4, "layers_per_turn": 2}
 
     def method(
         role: Role, name: str, description: str, model: dict[str, Any], family: str = "thoughtbubbles"
     ) -> Method:
-        alone = questions_method(dataclasses.replace(recipe, model=scaled(model)), "no-cot", curriculum)
+        named = questions_method(dataclasses.replace(recipe, model=scaled(model)), "no-thoughts", curriculum)
         return Method(
-            dataclasses.replace(alone, name=f"expressions/{name}", description=description, baseline=None), role, family
+            dataclasses.replace(named, name=f"expressions/{name}", description=description, baseline=None), role, family
         )
+
+    def looped_forks(role: Role, name: str, description: str, model: dict[str, Any]) -> Method:
+        return method(role, f"thoughtbubbles-looped{name}", description, model | twice, "looped forks")
 
     return SuiteTask(
         "expressions",
         spec,
         (
             *reasoning(recipe, curriculum),
-            method("mechanism", "thoughtbubbles", "forks before layers 1 and 2 of four", bubbles),
-            method("twin", "thoughtbubbles-twin", "four layers without forks", regular),
+            method("mechanism", "thoughtbubbles", "two layers, each after a fork", bubbles),
+            method("twin", "thoughtbubbles-twin", "two layers without forks", regular),
             method("control", "thoughtbubbles-constant", "constant scores", removed(bubbles)),
-            method("control", "thoughtbubbles-swapped", "scores of another text", swapped(bubbles)),
-            method("control", "thoughtbubbles-deeper", "seven layers, for the cost of forks", deeper(regular, 3)),
-            method(
-                *("mechanism", "thoughtbubbles-looped", "two layers twice, with forks in the second turn", turning),
-                family="looped forks",
+            method("control", "thoughtbubbles-deeper", "four layers, for the cost of forks", deeper(regular, 2)),
+            looped_forks(
+                "mechanism", "", "two layers twice, with forks in the second turn", bubbles | {"fork_layers": [2, 3]}
             ),
-            method("twin", "thoughtbubbles-looped-twin", "two layers twice", regular | shared, family="looped forks"),
+            looped_forks("twin", "-twin", "two layers twice", regular),
         ),
         None,
     )
