@@ -400,6 +400,11 @@ def test_methods_join_those_that_are_published(tmp_path: Path) -> None:
     assert {name: test["conclusive"] for name, test in tests.items()} == {names[1]: True, names[2]: False}
     with pytest.raises(InputError, match=r"size of topics is 1\.0, and 0\.5 in the results that it is to join"):
         suite_run.joined(other, found | {"size": 0.5})
+    found["methods"][-1]["name"] = "topics/gone"
+    with pytest.raises(
+        InputError, match=r"topics no longer has topics/gone, which the results that it is to join have"
+    ):
+        suite_run.joined(other, found)
 
 
 @pytest.mark.parametrize(

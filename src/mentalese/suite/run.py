@@ -215,7 +215,7 @@ def joined(judged: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, A
         judged, earlier: tasks of `suite.json`.
 
     Raises:
-        InputError: the calls differ in the text, the length, the seeds or the levels.
+        InputError: the calls differ in the text, the length, the seeds or the levels, or a method is no longer there.
     """
     for name in _SAME:
         if judged[name] != earlier[name]:
@@ -232,6 +232,11 @@ def joined(judged: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, A
     ]
     chosen = SUITE[judged["name"]](judged["size"])
     order = [method.recipe.name for method in chosen.methods]
+    if gone := [method["name"] for method in kept if method["name"] not in order]:
+        raise InputError(
+            f"{judged['name']} no longer has {', '.join(gone)}, which the results that it is to join have: run all "
+            "methods again, and replace them"
+        )
     methods = sorted([*judged["methods"], *kept], key=lambda method: order.index(method["name"]))
     _add_tests(methods, chosen, judged["step"])
     return {**judged, "methods": methods, "calls": [*calls, *judged["calls"]]}
