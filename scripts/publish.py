@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from mentalese.files import read_json, write_text
 from mentalese.suite.run import VERSION, joined, write_suite
@@ -35,24 +36,27 @@ def publish(folder: Path, names: list[str], results: Path, *, join: bool = False
     published = {task["name"]: task for task in read_json(suites[1])["tasks"]} if join else {}
     texts, judged = {}, []
     for name in names:
-        [call] = tasks[name]["calls"]
-        place = name
+        task, place = tasks[name], name
         if earlier := published.get(name):
-            places = {str(Path(other["report"]).parent) for other in earlier["calls"]}
-            # The first method that no earlier report has.
-            new = [m for m in call["methods"] if all(m not in other["methods"] for other in earlier["calls"])]
-            place = next((f"{name}/{m.partition('/')[2]}" for m in new), name)
-            if place in places:
-                raise SystemExit(f"{name} has a report in {place} already: publish it without --join")
+            [call] = task["calls"]
+            place = _new_place(name, call, earlier)
             call["report"] = f"{place}/{Path(call['report']).name}"
-            judged.append(joined(tasks[name], earlier))
-        else:
-            judged.append(tasks[name])
+            task = joined(task, earlier)
+        judged.append(task)
         texts |= {results / place / file: _portable(folder / name / file) for file in FILES}
     write_suite(judged, results, found["created"])
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
+
+
+def _new_place(name: str, call: dict[str, Any], earlier: dict[str, Any]) -> str:
+    """The folder of a call's report: that of the first method that no earlier report of the task has."""
+    reported = {method for other in earlier["calls"] for method in other["methods"]}
+    place = next((method for method in call["methods"] if method not in reported), name)
+    if place in {str(Path(other["report"]).parent) for other in earlier["calls"]}:
+        raise SystemExit(f"{name} has a report in {place} already: publish it without --join")
+    return place
 
 
 def _portable(path: Path) -> str:

@@ -28,7 +28,7 @@ from mentalese.registry import families, get_recipe, load
 from mentalese.testing import MODES, contract_cache  # noqa: F401 (a fixture)
 from mentalese.testing.cases import NOT_CAUSAL, PROMPTS, write_corpus
 from mentalese.testing.device import DEVICE, Counts, PretendedDevice
-from mentalese.testing.runs import quiet_run, shrink
+from mentalese.testing.runs import by_hand, quiet_run, shrink
 from mentalese.training.loop import LogBuffer, Run
 from mentalese.training.parallel import Parallel
 
@@ -96,8 +96,8 @@ def counted(name: str, corpus: Path) -> dict[str, tuple[Counts, int]]:
 
 def _trained(name: str, corpus: Path, **train: int) -> tuple[Run, PretendedDevice, Counts]:
     """A run on the device, and what its second step asks for; the first one also makes the optimiser's moments."""
-    recipe = _large(name, corpus) if name in LARGE else shrink(get_recipe(name), corpus, **train)
-    run = quiet_run(recipe, corpus.with_name("run"))
+    large = name in LARGE
+    run = quiet_run(_large(name, corpus), corpus.with_name("run")) if large else by_hand(name, corpus, **train)
     device = PretendedDevice()
     with device:
         run.model.to(DEVICE)

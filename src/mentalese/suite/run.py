@@ -224,7 +224,7 @@ def joined(judged: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, A
                 "join: run all methods again, and replace them"
             )
     own = {method["name"] for method in judged["methods"]}
-    kept = [method for method in earlier["methods"] if method["name"] not in own]
+    kept = [dict(method) for method in earlier["methods"] if method["name"] not in own]
     calls = [
         call | {"methods": left}
         for call in earlier["calls"]

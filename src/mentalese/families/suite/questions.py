@@ -101,15 +101,15 @@ def composition(size: float) -> SuiteTask:
     return SuiteTask("composition", spec, reasoning(recipe, curriculum), None)
 
 
-def forking(size: float) -> dict[str, Any]:
-    """Four layers, with forks before two of them."""
+def forking(size: float, layers: int, fork_layers: list[int]) -> dict[str, Any]:
+    """Thoughtbubbles with forks before `fork_layers`."""
     return {
         "model_type": "thoughtbubbles",
         "hidden_size": width(size),
-        "num_hidden_layers": 4,
+        "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "max_position_embeddings": 128,
-        "fork_layers": [1, 2],
+        "fork_layers": fork_layers,
         "selection": "causal",
     }
 
@@ -125,7 +125,7 @@ def expressions(size: float) -> SuiteTask:
     recipe = questions("expressions", spec, shallow(size, 2, 128), 12, 30, 64)
     recipe = dataclasses.replace(recipe, layout=QuestionAnswer(sequence_length=64, batch_size=64))
     curriculum = Curriculum(stages=3, latents_per_step=1, epochs=2, removed_tokens=6, step_tokens=24)
-    bubbles = forking(size) | {"num_hidden_layers": 2, "fork_layers": [0, 1]}
+    bubbles = forking(size, 2, [0, 1])
     regular = {key: value for key, value in bubbles.items() if key != "selection"} | {"fork_layers": []}
     twice = {"num_hidden_layers": 4, "layers_per_turn": 2}
 
