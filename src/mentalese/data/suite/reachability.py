@@ -60,6 +60,7 @@ _CONCEPTS = (
     "kerpus lempus lorpus numpus quimpus rempus rompus rorpus scrompus shumpus sterpus storpus terpus timpus tumpus "
     "vumpus worpus wumpus yerpus yimpus yumpus zhorpus zumpus"
 ).split()
+_CAPITALS, _SMALL = "ABCDEF", "abcdefghijklmnop"  # people and concepts, where a fact is one word
 PARENTS = 1.4  # mean of a Poisson number, for nodes that are on no path
 _ALONE, _ONE_SIDE = 0.1, 0.7  # cumulative shares of nodes that are their own mirror image, and are below one side alone
 _FURTHER = 0.3  # chance of a further parent, for each step of the paths
@@ -74,7 +75,8 @@ class Reachability(Task):
         hops: fewest and most steps to the answer, drawn with equal chance.
         nodes: of a graph, before those without an edge are left out; at most 40.
         steps: `path` writes the edges of one of the shortest paths, `frontier` all edges at each distance.
-        facts: `sentences` as ProsQA's, or `pairs` of words, half as many tokens: `> lempus gerpus`.
+        facts: `sentences` as ProsQA's, `pairs` of words, half as many tokens: `> lempus gerpus`, or `words` of two
+            letters, a token each: `ab`. The answer is then the candidate alone.
     """
 
     hops: tuple[int, int] = (3, 4)
@@ -91,15 +93,16 @@ class Reachability(Task):
         super().__post_init__()
         self.check_range("hops", 3, 18)
         least = 2 * self.hops[1] + 5
-        self.check("nodes", least <= self.nodes <= 40, f"set {least} (for {self.hops[1]} hops) to 40")
         self.check("steps", self.steps in ("path", "frontier"), "set path or frontier")
-        self.check("facts", self.facts in ("sentences", "pairs"), "set sentences or pairs")
+        self.check("facts", self.facts in ("sentences", "pairs", "words"), "set sentences, pairs or words")
+        most = len(_SMALL) + 2 if self.facts == "words" else 40
+        self.check("nodes", least <= self.nodes <= most, f"set {least} (for {self.hops[1]} hops) to {most}")
 
     @cached_property
     def pairs(self) -> dict[str, list[tuple[str, str]]]:
         """The candidates that each split asks about."""
         found: dict[str, list[tuple[str, str]]] = {}
-        for pair in combinations(_CONCEPTS, 2):
+        for pair in combinations(_SMALL if self.facts == "words" else _CONCEPTS, 2):
             found.setdefault(self.owner(" ".join(pair)), []).append(pair)
         return found
 
@@ -229,18 +232,17 @@ class _Graph:
 
 def _question(rng: random.Random, hops: int, nodes: int, pair: Sequence[str], form: str) -> Question:
     ends = 2 * hops, 2 * hops + 1
+    capitals, small = (_CAPITALS, _SMALL) if form == "words" else (_NAMES, _CONCEPTS)
     while True:  # hardly ever twice
         graph = _Graph(rng, hops, nodes)
         edges = [(parent, node) for node, own in enumerate(graph.parents) for parent in own]
         used = sorted({node for edge in edges for node in edge}, key=graph.level.__getitem__)
         people = [node for node in used if not graph.parents[node]]
-        if len(people) <= len(_NAMES):
+        if len(people) <= len(capitals):
             break
     concepts = [node for node in used if graph.parents[node] and node not in ends]
-    word = dict(zip(people, rng.sample(_NAMES, len(people)), strict=True))
-    word |= dict(
-        zip(concepts, rng.sample([word for word in _CONCEPTS if word not in pair], len(concepts)), strict=True)
-    )
+    word = dict(zip(people, rng.sample(capitals, len(people)), strict=True))
+    word |= dict(zip(concepts, rng.sample([word for word in small if word not in pair], len(concepts)), strict=True))
     word |= dict(zip(ends, rng.sample(pair, 2)))
     root = int(rng.random() * 2)
     path = graph.path(ends[root])
@@ -255,7 +257,7 @@ def _question(rng: random.Random, hops: int, nodes: int, pair: Sequence[str], fo
         negative_target=place[ends[1 - root]],
         question=" ".join([*rng.sample(list(facts.values()), len(facts)), _asked(word[root], first, second, form)]),
         steps=tuple(facts[edge] for edge in pairwise(path)),
-        answer=_fact(word[root], word[ends[root]], form),
+        answer=word[ends[root]] if form == "words" else _fact(word[root], word[ends[root]], form),
     )
 
 
@@ -270,13 +272,15 @@ def _frontiers(rng: random.Random, question: Question, form: str) -> tuple[str, 
 
 def _fact(node: str, other: str, form: str) -> str:
     """An edge in words; people are capitalised."""
+    if form == "words":
+        return f"{node}{other}"
     if form == "pairs":
         return f"> {node} {other}"
     return f"{node if node[0].isupper() else f'Every {node}'} is a {other}."
 
 
 def _asked(root: str, first: str, second: str, form: str) -> str:
-    return f"? {root} {first} {second}" if form == "pairs" else f"Is {root} a {first} or {second}?"
+    return f"Is {root} a {first} or {second}?" if form == "sentences" else f"? {root} {first} {second}"
 
 
 def _poisson(rng: random.Random, mean: float) -> int:
