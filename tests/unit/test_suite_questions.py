@@ -6,18 +6,21 @@ import math
 import re
 from collections import Counter, defaultdict
 from itertools import islice, pairwise, permutations, product
+from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 import pytest
 
-from mentalese.data.documents import SPLITS, Document
+from mentalese.data.builtin import open_builtin
+from mentalese.data.documents import SPLITS, Document, Source
 from mentalese.data.prosqa import Question
 from mentalese.data.suite import task
 from mentalese.data.suite.composition import Composition
 from mentalese.data.suite.expressions import Expressions, distributions
 from mentalese.data.suite.reachability import RULES, Reachability, rule_accuracy
 from mentalese.data.suite.recall import Recall
+from mentalese.data.tokenizers import corpus_encoder, open_tokenizer
 
 
 def parts(document: Document) -> tuple[str, list[str], str]:
@@ -168,6 +171,31 @@ def test_pairs_of_words_are_the_same_questions() -> None:
         facts, root, first, second = re.fullmatch(r"(.*) Is (\w+) a (\w+) or (\w+)\?", asked).groups()  # type: ignore[union-attr]
         expected = f"{in_pairs(facts)} ? {root} {first} {second}", [in_pairs(step) for step in steps], in_pairs(answer)
         assert parts(short) == expected
+
+
+def test_facts_of_one_word_are_the_same_graphs_and_one_token_each(tmp_path: Path) -> None:
+    sentences, words = (task(f"reachability:hops=3,nodes=11,steps=frontier{more}") for more in ("", ",facts=words"))
+    assert isinstance(sentences, Reachability)
+    assert isinstance(words, Reachability)
+    assert sentences.levels() == words.levels()
+    spec = "reachability:hops=3,nodes=11,steps=frontier,facts=words,count=5000"
+    source = Source(f"builtin:{spec}", *open_builtin(spec))
+    encoder = corpus_encoder(open_tokenizer("bpe:640", source, cache=tmp_path, show=False))
+    for long, short in zip(islice(sentences.questions("test"), 300), words.questions("test")):
+        assert long.edges == short.edges  # names, and which of the two people is asked about, are drawn after them
+        names = short.symbols
+        facts, asked = short.question.removeprefix("> ").split(" ? ")
+        assert sorted(facts.split()) == sorted(f"{names[a]}{names[b]}" for a, b in short.edges)
+        root, *candidates = asked.split()
+        assert root == names[short.root]
+        assert sorted(candidates) == sorted(names[end] for end in (short.target, short.negative_target))
+        assert short.answer == names[short.target]
+        distances = reach(short, short.root)
+        for distance, step in enumerate(short.steps):
+            found = [f"{names[a]}{names[b]}" for a, b in short.edges if distances.get(a) == distance]
+            assert sorted(step.removeprefix("> ").split()) == sorted(found)
+        for line in (short.question, *short.steps):
+            assert encoder.encode(line).tokens == [">", *(f"Ġ{word}" for word in line.split()[1:])]
 
 
 def in_pairs(facts: str) -> str:

@@ -255,8 +255,8 @@ def _question(rng: random.Random, hops: int, nodes: int, pair: Sequence[str], fo
         root=place[root],
         target=place[ends[root]],
         negative_target=place[ends[1 - root]],
-        question=" ".join([*rng.sample(list(facts.values()), len(facts)), _asked(word[root], first, second, form)]),
-        steps=tuple(facts[edge] for edge in pairwise(path)),
+        question=f"{_line(rng.sample(list(facts.values()), len(facts)), form)} {_asked(word[root], first, second, form)}",
+        steps=tuple(_line([facts[edge]], form) for edge in pairwise(path)),
         answer=word[ends[root]] if form == "words" else _fact(word[root], word[ends[root]], form),
     )
 
@@ -266,7 +266,7 @@ def _frontiers(rng: random.Random, question: Question, form: str) -> tuple[str, 
     words, distances, steps = question.symbols, question.distances(), list[str]()
     for distance in range(distances[question.target] or 0):
         edges = [(a, b) for a, b in question.edges if distances[a] == distance]
-        steps.append(" ".join(_fact(words[a], words[b], form) for a, b in rng.sample(edges, len(edges))))
+        steps.append(_line([_fact(words[a], words[b], form) for a, b in rng.sample(edges, len(edges))], form))
     return tuple(steps)
 
 
@@ -277,6 +277,11 @@ def _fact(node: str, other: str, form: str) -> str:
     if form == "pairs":
         return f"> {node} {other}"
     return f"{node if node[0].isupper() else f'Every {node}'} is a {other}."
+
+
+def _line(facts: Sequence[str], form: str) -> str:
+    """Facts of one word follow a sign, since a word at the start of a line is another token."""
+    return " ".join([">", *facts] if form == "words" else facts)
 
 
 def _asked(root: str, first: str, second: str, form: str) -> str:

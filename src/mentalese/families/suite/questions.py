@@ -88,7 +88,7 @@ def reachability(size: float) -> SuiteTask:
         layout=QuestionAnswer(sequence_length=80, batch_size=64),
         optimizer=dataclasses.replace(recipe.optimizer, min_learning_rate_ratio=0.3),
     )
-    curriculum = Curriculum(stages=3, latents_per_step=1, epochs=1, removed_tokens=6, step_tokens=18)
+    curriculum = Curriculum(stages=3, latents_per_step=1, epochs=1, removed_tokens=7, step_tokens=21)
     return SuiteTask("reachability", spec, reasoning(recipe, curriculum), None)
 
 
