@@ -249,13 +249,14 @@ def _question(rng: random.Random, hops: int, nodes: int, pair: Sequence[str], fo
     place = {node: i for i, node in enumerate(used)}
     facts = {(a, b): _fact(word[a], word[b], form) for a, b in edges}
     first, second = rng.sample(pair, 2)
+    told = _line(rng.sample(list(facts.values()), len(facts)), form)
     return Question(
         symbols=tuple(word[node] for node in used),
         edges=tuple((place[a], place[b]) for a, b in edges),
         root=place[root],
         target=place[ends[root]],
         negative_target=place[ends[1 - root]],
-        question=f"{_line(rng.sample(list(facts.values()), len(facts)), form)} {_asked(word[root], first, second, form)}",
+        question=f"{told} {_asked(word[root], first, second, form)}",
         steps=tuple(_line([facts[edge]], form) for edge in pairwise(path)),
         answer=word[ends[root]] if form == "words" else _fact(word[root], word[ends[root]], form),
     )
