@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +113,8 @@ def pause(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved(tmp_path_factory.mktemp("pause") / "pause", recipe, "pause", speaking)
 
 
-def draw(name: str, *paths: Path, out: Path, text: str | None = None) -> dict[str, Any]:
-    write_figure(f"coconut/{name}", [str(path) for path in paths], out, text)
+def draw(name: str, *paths: Path, out: Path, text: str | None = None, **limits: int) -> dict[str, Any]:
+    write_figure(f"coconut/{name}", [str(path) for path in paths], out, text, **limits)
     assert out.stat().st_size > 5_000
     return json.loads(out.with_suffix(".json").read_text())
 
@@ -337,10 +338,11 @@ def test_accuracy_is_of_so_many_latents_up_to_twice_as_many(
     assert fewer["models"][0]["questions"] == 2
 
 
-@pytest.fixture(scope="module")
-def searcher(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["sentences", "words"])
+def searcher(request: pytest.FixtureRequest, recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An untrained model of graphs."""
-    graphs = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, source="builtin:reachability:count=200"))
+    source = f"builtin:reachability:facts={request.param},count=200"
+    graphs = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, source=source))
     roomy = {"backbone": recipe.model["backbone"] | {"n_positions": 512}}
     return saved(tmp_path_factory.mktemp("searcher") / "searcher", graphs, "coconut", speaking, **roomy)
 
@@ -352,23 +354,25 @@ def test_latents_that_contain_the_frontier_raise_the_diagonal(
     thinking = figures._thinking
 
     def planted(run: Any, split: Split, label: str) -> Any:
-        graphs = figures._graphs(run.data.source)
+        task = figures._search(run.data.source)
+        graphs = {one.question: one for one in islice(task.questions("validation"), task.size("validation"))}
         embeddings = run.hugging_face.get_input_embeddings().weight.detach()
         torch.nn.init.normal_(embeddings)
         for documents, states, thoughts in thinking(run, split, label):
             for row, document in enumerate(documents):
                 graph = graphs[figures._question(run, split, document)]
                 for t, latent in enumerate(thoughts.latents, 1):
-                    at = [graph.symbols[i] for i, d in enumerate(graph.distances()) if d == t]
+                    at = [name for i, d in enumerate(graph.distances()) if d == t for name in task.names(graph, i)]
                     ids = [run.tokenizer.encode(f" {word}", add_special_tokens=False) for word in at]
                     latent[row] = torch.stack([embeddings[own].mean(0) for own in ids]).mean(0)
             yield documents, states, thoughts
 
-    plain = draw("frontier", searcher, out=tmp_path / "plain.svg")["distances"]
+    plain = draw("frontier", searcher, out=tmp_path / "plain.svg", documents=100)["distances"]
     monkeypatch.setattr(figures, "_thinking", planted)
-    found = draw("frontier", searcher, out=tmp_path / "planted.svg")
+    found = draw("frontier", searcher, out=tmp_path / "planted.svg", documents=100)
     distances = found["distances"]
-    assert found["questions"] == distances["0"]["questions"] == distances["1"]["questions"] > 0
+    assert found["questions"] == distances["2"]["questions"] == distances["1"]["questions"] > 0
+    assert ("0" in distances) == ("sentences" in found["source"]), "no fact leads to a person"
     for t in range(1, LATENTS + 1):
         column = {name: series["mean"][t - 1] for name, series in distances.items()}
         assert max(column, key=column.__getitem__) == str(t)

@@ -39,8 +39,8 @@ from mentalese.formatting import model_names
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mentalese.data.prosqa import Question as GraphQuestion
     from mentalese.data.store import Split
+    from mentalese.data.suite.reachability import Reachability
     from mentalese.evaluation.answers import AnswerRecord
     from mentalese.families.coconut.model import Thoughts
     from mentalese.models.saved import Saved
@@ -434,7 +434,8 @@ def frontier(paths: list[str], *, source: str | None = None, documents: int = AN
     For each latent and each distance from the root: the chance that what the latent reads is closer (by cosine) to the
     name of a node at this distance than to that of another node of the same graph, averaged over questions. 50% is no
     information. In breadth-first search, the nodes at distance t stand out in latent t (Zhu et al., "Reasoning by
-    Superposition", arXiv 2505.12514, see them there). A name is the mean of its tokens' embeddings.
+    Superposition", arXiv 2505.12514, see them there). A name is the mean of its tokens' embeddings. Where a fact is one
+    word (`facts=words`), the facts into a node are its names, and their mean is compared; people have none.
 
     Args:
         source: `builtin:reachability:..`; `None`: that which the model was trained on.
@@ -445,22 +446,29 @@ def frontier(paths: list[str], *, source: str | None = None, documents: int = AN
     path = only_path(paths, "coconut/frontier")
     (saved,), (label,) = _open([path], source, documents), model_names([path])
     _check_latents(saved)
-    graphs, split = _graphs(saved.data.source), _split(saved, "validation")
+    task, split = _search(saved.data.source), _split(saved, "validation")
+    graphs = {one.question: one for one in islice(task.questions("validation"), task.size("validation"))}
     embeddings = saved.hugging_face.get_input_embeddings().weight.detach().float().cpu()
     found: dict[int | None, list[np.ndarray]] = {}
+
+    def vector(names: list[str]) -> Tensor:
+        ids = [saved.tokenizer.encode(f" {name}", add_special_tokens=False) for name in names]
+        return torch.stack([embeddings[own].mean(0) for own in ids]).mean(0)
+
     for asked, _, thoughts in _thinking(saved, split, label):
         read = torch.stack(thoughts.latents, dim=1).float().cpu()  # [B, K, d]
         for row, document in enumerate(asked):
             graph = graphs[_question(saved, split, document)]
-            ids = [saved.tokenizer.encode(f" {word}", add_special_tokens=False) for word in graph.symbols]
-            names = torch.stack([embeddings[own].mean(0) for own in ids])
-            cosine = torch.cosine_similarity(read[row][:, None], names, dim=-1).numpy()  # [K, nodes]
-            distances = graph.distances()
+            known = {node: names for node in range(len(graph.symbols)) if (names := task.names(graph, node))}
+            vectors = torch.stack([vector(names) for names in known.values()])
+            cosine = torch.cosine_similarity(read[row][:, None], vectors, dim=-1).numpy()  # [K, nodes]
+            every = graph.distances()
+            distances = [every[node] for node in known]
             for distance in set(distances):
                 inside = np.array([other == distance for other in distances])
                 a, b = cosine[:, inside, None], cosine[:, None, ~inside]
                 found.setdefault(distance, []).append(((a > b) + (a == b) / 2).mean((1, 2)))
-    numbers = _about(saved, label) | {"split": "validation", "source": saved.data.source, "questions": len(found[0])}
+    numbers = _about(saved, label) | {"split": "validation", "source": saved.data.source, "questions": len(found[1])}
     numbers["distances"] = {
         "never" if distance is None else str(distance): {"questions": len(found[distance])}
         | mean_and_std(found[distance])
@@ -469,8 +477,8 @@ def frontier(paths: list[str], *, source: str | None = None, documents: int = AN
     return _draw_frontier(numbers), numbers
 
 
-def _graphs(source: str) -> dict[str, GraphQuestion]:
-    """The validation questions of `builtin:reachability`, by their text."""
+def _search(source: str) -> Reachability:
+    """The task of a source of graphs."""
     from mentalese.data.suite import task
     from mentalese.data.suite.reachability import Reachability
 
@@ -478,7 +486,7 @@ def _graphs(source: str) -> dict[str, GraphQuestion]:
     made = task(spec) if spec.partition(":")[0] == Reachability.name else None
     if not isinstance(made, Reachability):
         raise InputError(f"the figure coconut/frontier needs graphs, and {source} has none: use builtin:reachability")
-    return {one.question: one for one in islice(made.questions("validation"), made.size("validation"))}
+    return made
 
 
 def _draw_frontier(numbers: dict[str, Any]) -> Any:

@@ -121,6 +121,13 @@ class Reachability(Task):
     def generate(self, split: str) -> Iterator[Document]:
         return (record(question.question, question.steps, question.answer) for question in self.questions(split))
 
+    def names(self, question: Question, node: int) -> list[str]:
+        """The words that a node is known by: its own, or where a fact is one word, the facts into it."""
+        words = question.symbols
+        if self.facts != "words":
+            return [words[node]]
+        return [f"{words[a]}{words[b]}" for a, b in question.edges if b == node]
+
     @staticmethod
     def group(document: Document) -> int:
         """The number of steps from the person to the answer."""
