@@ -73,7 +73,7 @@ class Reachability(Task):
 
     Attributes:
         hops: fewest and most steps to the answer, drawn with equal chance.
-        nodes: of a graph, before those without an edge are left out; at most 40.
+        nodes: of a graph, before those without an edge are left out; at most 40, or 18 where a fact is one word.
         steps: `path` writes the edges of one of the shortest paths, `frontier` all edges at each distance.
         facts: `sentences` as ProsQA's, `pairs` of words, half as many tokens: `> lempus gerpus`, or `words` of two
             letters, a token each: `ab`. The answer is then the candidate alone.
@@ -91,11 +91,11 @@ class Reachability(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_range("hops", 3, 18)
-        least = 2 * self.hops[1] + 5
         self.check("steps", self.steps in ("path", "frontier"), "set path or frontier")
         self.check("facts", self.facts in ("sentences", "pairs", "words"), "set sentences, pairs or words")
-        most = len(_SMALL) + 2 if self.facts == "words" else 40
+        most = 2 + len(_SMALL if self.facts == "words" else _CONCEPTS)
+        self.check_range("hops", 3, (most - 5) // 2)
+        least = 2 * self.hops[1] + 5
         self.check("nodes", least <= self.nodes <= most, f"set {least} (for {self.hops[1]} hops) to {most}")
 
     @cached_property
