@@ -76,9 +76,9 @@ def reachability(size: float) -> SuiteTask:
     """Search in a graph of three steps, whose written steps are the search.
 
     Steps are not a path, whose first edge cannot be known before the search that finds it. A fact is one word, and one
-    token of this vocabulary: as three words, a look-up has to be learned before the search can be, and a run takes five
-    times as long. No graph is read twice in an epoch, and four times in all. The rate stays above 30% of its height,
-    since the last stage of the curriculum is the hardest to learn.
+    token of this vocabulary: as three words, a look-up has to be learned before the search can be, and a run takes four
+    times as long. Each graph is read four times. The rate stays above 30% of its height, since the last stage of the
+    curriculum is the hardest to learn.
     """
     spec = f"reachability:hops=3,nodes=11,steps=frontier,facts=words,count={int(60_000 * size)}"
     recipe = questions("reachability", spec, shallow(size, 2, 128), 4, 30, 80)
