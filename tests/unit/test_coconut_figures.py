@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -354,8 +353,7 @@ def test_latents_that_contain_the_frontier_raise_the_diagonal(
     thinking = figures._thinking
 
     def planted(run: Any, split: Split, label: str) -> Any:
-        task = figures._search(run.data.source)
-        graphs = {one.question: one for one in islice(task.questions("validation"), task.size("validation"))}
+        task, graphs = figures._search(run.data.source)
         embeddings = run.hugging_face.get_input_embeddings().weight.detach()
         torch.nn.init.normal_(embeddings)
         for documents, states, thoughts in thinking(run, split, label):

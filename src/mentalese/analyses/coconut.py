@@ -39,6 +39,7 @@ from mentalese.formatting import model_names
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mentalese.data.prosqa import Question as GraphQuestion
     from mentalese.data.store import Split
     from mentalese.data.suite.reachability import Reachability
     from mentalese.evaluation.answers import AnswerRecord
@@ -446,8 +447,7 @@ def frontier(paths: list[str], *, source: str | None = None, documents: int = AN
     path = only_path(paths, "coconut/frontier")
     (saved,), (label,) = _open([path], source, documents), model_names([path])
     _check_latents(saved)
-    task, split = _search(saved.data.source), _split(saved, "validation")
-    graphs = {one.question: one for one in islice(task.questions("validation"), task.size("validation"))}
+    (task, graphs), split = _search(saved.data.source), _split(saved, "validation")
     embeddings = saved.hugging_face.get_input_embeddings().weight.detach().float().cpu()
     found: dict[int | None, list[np.ndarray]] = {}
 
@@ -459,11 +459,10 @@ def frontier(paths: list[str], *, source: str | None = None, documents: int = AN
         read = torch.stack(thoughts.latents, dim=1).float().cpu()  # [B, K, d]
         for row, document in enumerate(asked):
             graph = graphs[_question(saved, split, document)]
-            known = {node: names for node in range(len(graph.symbols)) if (names := task.names(graph, node))}
-            vectors = torch.stack([vector(names) for names in known.values()])
+            known = [(d, names) for node, d in enumerate(graph.distances()) if (names := task.names(graph, node))]
+            distances = [distance for distance, _ in known]
+            vectors = torch.stack([vector(names) for _, names in known])
             cosine = torch.cosine_similarity(read[row][:, None], vectors, dim=-1).numpy()  # [K, nodes]
-            every = graph.distances()
-            distances = [every[node] for node in known]
             for distance in set(distances):
                 inside = np.array([other == distance for other in distances])
                 a, b = cosine[:, inside, None], cosine[:, None, ~inside]
@@ -477,8 +476,8 @@ def frontier(paths: list[str], *, source: str | None = None, documents: int = AN
     return _draw_frontier(numbers), numbers
 
 
-def _search(source: str) -> Reachability:
-    """The task of a source of graphs."""
+def _search(source: str) -> tuple[Reachability, dict[str, GraphQuestion]]:
+    """The task of a source of graphs, and its validation questions by their text."""
     from mentalese.data.suite import task
     from mentalese.data.suite.reachability import Reachability
 
@@ -486,7 +485,7 @@ def _search(source: str) -> Reachability:
     made = task(spec) if spec.partition(":")[0] == Reachability.name else None
     if not isinstance(made, Reachability):
         raise InputError(f"the figure coconut/frontier needs graphs, and {source} has none: use builtin:reachability")
-    return made
+    return made, {one.question: one for one in islice(made.questions("validation"), made.size("validation"))}
 
 
 def _draw_frontier(numbers: dict[str, Any]) -> Any:

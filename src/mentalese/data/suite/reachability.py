@@ -60,7 +60,12 @@ _CONCEPTS = (
     "kerpus lempus lorpus numpus quimpus rempus rompus rorpus scrompus shumpus sterpus storpus terpus timpus tumpus "
     "vumpus worpus wumpus yerpus yimpus yumpus zhorpus zumpus"
 ).split()
-_CAPITALS, _SMALL = "ABCDEF", "abcdefghijklmnop"  # people and concepts, where a fact is one word
+_WORDS = {
+    "sentences": (_NAMES, _CONCEPTS),
+    "pairs": (_NAMES, _CONCEPTS),
+    "words": (list("ABCDEF"), list("abcdefghijklmnop")),
+}
+"""The people and the concepts of each form of facts."""
 PARENTS = 1.4  # mean of a Poisson number, for nodes that are on no path
 _ALONE, _ONE_SIDE = 0.1, 0.7  # cumulative shares of nodes that are their own mirror image, and are below one side alone
 _FURTHER = 0.3  # chance of a further parent, for each step of the paths
@@ -92,8 +97,8 @@ class Reachability(Task):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check("steps", self.steps in ("path", "frontier"), "set path or frontier")
-        self.check("facts", self.facts in ("sentences", "pairs", "words"), "set sentences, pairs or words")
-        most = 2 + len(_SMALL if self.facts == "words" else _CONCEPTS)
+        self.check("facts", self.facts in _WORDS, "set sentences, pairs or words")
+        most = 2 + len(_WORDS[self.facts][1])
         self.check_range("hops", 3, (most - 5) // 2)
         least = 2 * self.hops[1] + 5
         self.check("nodes", least <= self.nodes <= most, f"set {least} (for {self.hops[1]} hops) to {most}")
@@ -102,7 +107,7 @@ class Reachability(Task):
     def pairs(self) -> dict[str, list[tuple[str, str]]]:
         """The candidates that each split asks about."""
         found: dict[str, list[tuple[str, str]]] = {}
-        for pair in combinations(_SMALL if self.facts == "words" else _CONCEPTS, 2):
+        for pair in combinations(_WORDS[self.facts][1], 2):
             found.setdefault(self.owner(" ".join(pair)), []).append(pair)
         return found
 
@@ -126,7 +131,7 @@ class Reachability(Task):
         words = question.symbols
         if self.facts != "words":
             return [words[node]]
-        return [f"{words[a]}{words[b]}" for a, b in question.edges if b == node]
+        return [_fact(words[a], words[b], self.facts) for a, b in question.edges if b == node]
 
     @staticmethod
     def group(document: Document) -> int:
@@ -239,17 +244,17 @@ class _Graph:
 
 def _question(rng: random.Random, hops: int, nodes: int, pair: Sequence[str], form: str) -> Question:
     ends = 2 * hops, 2 * hops + 1
-    capitals, small = (_CAPITALS, _SMALL) if form == "words" else (_NAMES, _CONCEPTS)
+    names, known = _WORDS[form]
     while True:  # hardly ever twice
         graph = _Graph(rng, hops, nodes)
         edges = [(parent, node) for node, own in enumerate(graph.parents) for parent in own]
         used = sorted({node for edge in edges for node in edge}, key=graph.level.__getitem__)
         people = [node for node in used if not graph.parents[node]]
-        if len(people) <= len(capitals):
+        if len(people) <= len(names):
             break
     concepts = [node for node in used if graph.parents[node] and node not in ends]
-    word = dict(zip(people, rng.sample(capitals, len(people)), strict=True))
-    word |= dict(zip(concepts, rng.sample([word for word in small if word not in pair], len(concepts)), strict=True))
+    word = dict(zip(people, rng.sample(names, len(people)), strict=True))
+    word |= dict(zip(concepts, rng.sample([word for word in known if word not in pair], len(concepts)), strict=True))
     word |= dict(zip(ends, rng.sample(pair, 2)))
     root = int(rng.random() * 2)
     path = graph.path(ends[root])

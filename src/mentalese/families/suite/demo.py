@@ -96,7 +96,7 @@ def forks() -> Shown:
     task = SUITE["expressions"](1.0)
     methods = tuple(method for method in task.methods if method.family == "thoughtbubbles")
     task = dataclasses.replace(task, spec=spec, methods=methods)
-    recipe = questions("demo/forks", spec, forking(1.0, 4, [1, 2]), 5, 40, 128)
+    recipe = questions("demo/forks", spec, forking(1.0, 4, [1, 2]), 5, 40, 128, batch_size=32)
     recipe = dataclasses.replace(recipe, description="forks before layers 1 and 2")
     return Shown(
         task,

@@ -15,13 +15,23 @@ from mentalese.families.suite.methods import Method, Role, SuiteTask, loops, rem
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
 
 
-def questions(name: str, spec: str, model: dict[str, Any], epochs: float, answer_tokens: int, length: int) -> Recipe:
+def questions(
+    name: str,
+    spec: str,
+    model: dict[str, Any],
+    epochs: float,
+    answer_tokens: int,
+    length: int,
+    *,
+    batch_size: int = 64,
+    vocabulary: int = 512,
+) -> Recipe:
     return Recipe(
         name=name,
         description=f"questions of {spec.partition(':')[0]}",
         model=scaled(model),
-        data=DataConfig(source=f"builtin:{spec}", tokenizer="bpe:512"),
-        layout=QuestionAnswer(sequence_length=length, batch_size=32),
+        data=DataConfig(source=f"builtin:{spec}", tokenizer=f"bpe:{vocabulary}"),
+        layout=QuestionAnswer(sequence_length=length, batch_size=batch_size),
         optimizer=OptimizerConfig(learning_rate=2.5e-3, weight_decay=0.01, warmup=0.1),
         train=TrainConfig(epochs=epochs, log_every=20),
         evaluation=EvaluationConfig(
@@ -81,13 +91,9 @@ def reachability(size: float) -> SuiteTask:
     curriculum is the hardest to learn.
     """
     spec = f"reachability:hops=3,nodes=11,steps=frontier,facts=words,count={int(60_000 * size)}"
-    recipe = questions("reachability", spec, shallow(size, 2, 128), 4, 30, 80)
-    recipe = dataclasses.replace(
-        recipe,
-        data=dataclasses.replace(recipe.data, tokenizer="bpe:640"),
-        layout=QuestionAnswer(sequence_length=80, batch_size=64),
-        optimizer=dataclasses.replace(recipe.optimizer, min_learning_rate_ratio=0.3),
-    )
+    recipe = questions("reachability", spec, shallow(size, 2, 128), 4, 30, 80, vocabulary=640)
+    optimizer = dataclasses.replace(recipe.optimizer, min_learning_rate_ratio=0.3)
+    recipe = dataclasses.replace(recipe, optimizer=optimizer)
     curriculum = Curriculum(stages=3, latents_per_step=1, epochs=1, removed_tokens=7, step_tokens=21)
     return SuiteTask("reachability", spec, reasoning(recipe, curriculum), None)
 
@@ -100,7 +106,6 @@ def composition(size: float) -> SuiteTask:
     """
     spec = f"composition:length=4-5,count={int(12_000 * size)}"
     recipe = questions("composition", spec, shallow(size, 2, 128), 12, 30, 128)
-    recipe = dataclasses.replace(recipe, layout=QuestionAnswer(sequence_length=128, batch_size=64))
     curriculum = Curriculum(stages=4, latents_per_step=1, epochs=1, removed_tokens=4, step_tokens=30)
     return SuiteTask("composition", spec, reasoning(recipe, curriculum), None)
 
@@ -127,7 +132,6 @@ def expressions(size: float) -> SuiteTask:
     """
     spec = f"expressions:depth=2,count={int(12_000 * size)}"
     recipe = questions("expressions", spec, shallow(size, 2, 128), 12, 30, 64)
-    recipe = dataclasses.replace(recipe, layout=QuestionAnswer(sequence_length=64, batch_size=64))
     curriculum = Curriculum(stages=3, latents_per_step=1, epochs=2, removed_tokens=6, step_tokens=24)
     bubbles = forking(size, 2, [0, 1])
     regular = {key: value for key, value in bubbles.items() if key != "selection"} | {"fork_layers": []}
