@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from types import ModuleType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -204,6 +204,24 @@ def test_a_space_that_a_tokenizer_puts_before_a_text_is_not_before_each_sentence
     row = prompts.sentences(text)
     assert read([index for index, span in zip(row.ids, row.spans) if span is not None]) == f" {text}"
     assert read(prompts.text(" They sat", continues=True).ids) == " They sat"
+
+
+def test_what_ends_a_clause_is_looked_up_once_for_all_contexts(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def counted(*settings: Any) -> SentenceEncoder:
+        made.append(settings)
+        return SentenceEncoder(*settings)
+
+    monkeypatch.setattr("mentalese.data.prompts.SentenceEncoder", counted)
+    encoder = PromptEncoder(tokenizer, DataConfig(min_sentence_tokens=1))
+    assert not made  # texts that are not split need no splitter
+    contexts = ["", "This has.", "This has. Two"]
+    rows = [encoder.after(context).sentences("This has. Two sentences.") for context in contexts]
+    assert all(rows)
+    assert len(made) == 1
 
 
 def test_known_parts_are_kept_and_records_are_neither_cut_nor_merged(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -108,10 +108,8 @@ class PromptEncoder:
         self.tokenizer, self.data, self.mask_token_id = tokenizer, data, mask_token_id
         self.backend = corpus_encoder(tokenizer) if backend is None else backend
         self.later = continuing(self.backend)
-
-    @cached_property
-    def _sentences(self) -> SentenceEncoder:
-        return SentenceEncoder(self.tokenizer, self.data)
+        # Built once, for the copies of `after` too: it looks at every token of the vocabulary.
+        self._sentence_encoder = cache(partial(SentenceEncoder, tokenizer, data))
 
     def after(self, context: str) -> PromptEncoder:
         """The same for texts that begin with `context`, of which the rest changes no end of a sentence."""
@@ -147,7 +145,7 @@ class PromptEncoder:
 
     def _split(self, text: str) -> tuple[TextRow, list[int]]:
         """The tokens of a text, and of each of its sentences; the last one may count more than there are."""
-        known, encoder = self.known, self._sentences
+        known, encoder = self.known, self._sentence_encoder()
         *whole, last = (known and encoder.split(text[:known])) or [""]
         rest = encoder.split(last + text[known:])
         while len(rest) > 1 and len(rest[0]) < len(last):  # no sentence may end before the known text does
@@ -180,7 +178,7 @@ class PromptEncoder:
         Args:
             whole: no sentence ends before this many tokens.
         """
-        encoder = self._sentences
+        encoder = self._sentence_encoder()
         if encoder.whole or encoder.fixed:
             size = encoder.fixed or len(ids)
             return [size] * -(-len(ids) // size)
