@@ -331,6 +331,30 @@ def test_the_run_without_distillation_has_two_losses(tiny: Recipe) -> None:
     torch.testing.assert_close(output.loss.detach(), 2 * output.metrics["ntp"])
 
 
+def test_learned_tokens_cost_the_same_and_feed_nothing_back(tiny: Recipe) -> None:
+    twin = get_recipe("codi/tiny-pause")
+    assert twin.layout == get_recipe("codi/tiny").layout
+    assert twin.model == get_recipe("codi/tiny").model | {"thought_control": "removed"}
+    store, tokenizer = prepare(tiny.data, tiny.layout, show=False)
+    made_batch = Plan(store.splits["train"], tiny, tokenizer).batch(0)
+    model, paused = (
+        build_model(one, tokenizer, 0) for one in (tiny.model, tiny.model | {"thought_control": "removed"})
+    )
+    assert paused.training_flops(made_batch) == model.training_flops(made_batch)
+    changes = []
+    for one in (model, paused):
+        one.eval()
+        before = one.training_loss(made_batch).loss
+        with torch.no_grad():
+            one.projection[0].weight.mul_(-1)  # type: ignore[union-attr, index]
+        changes.append((one.training_loss(made_batch).loss - before).abs())
+        before.backward()
+    assert changes[0] > 0
+    assert changes[1] == 0
+    assert not paused.projection[0].weight.grad.any()  # type: ignore[union-attr, index]
+    assert paused.get_input_embeddings().weight.grad[tokenizer.convert_tokens_to_ids("<|latent|>")].any()
+
+
 def test_the_papers_recipes_have_the_papers_settings() -> None:
     gpt2, llama = get_recipe("codi/gsm8k-gpt2"), get_recipe("codi/gsm8k-llama")
     for recipe in (gpt2, llama):
@@ -340,7 +364,8 @@ def test_the_papers_recipes_have_the_papers_settings() -> None:
     assert (llama.optimizer.learning_rate, llama.train.epochs) == (8e-4, 10)
     assert llama.model["distillation_weight"] == 20.0
     assert {name for name in recipes() if name.startswith("codi/tiny")} == {
-        "codi/tiny", "codi/tiny-no-distillation", "codi/tiny-sim-cot", "codi/tiny-cot", "codi/tiny-no-cot",
+        "codi/tiny", "codi/tiny-no-distillation", "codi/tiny-pause", "codi/tiny-sim-cot", "codi/tiny-cot",
+        "codi/tiny-no-cot",
     }  # fmt: skip
 
 

@@ -4,6 +4,7 @@
 
     (none)             CODI
     -no-distillation   the same two tasks, without the distance between states (gamma 0)
+    -pause             learned tokens in the place of thoughts, at their cost: what feeding states back adds
     -sim-cot           a second decoder predicts each step from its latent in training (SIM-CoT, Wei et al.)
     -cot               the decoder alone, the steps written out: the teacher's task
     -no-cot            the decoder alone, the answer without steps or latents
@@ -25,6 +26,7 @@ from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Reci
 TITLES = {
     "": "CODI",
     "no-distillation": "CODI without distillation",
+    "pause": "CODI with learned tokens in the place of its thoughts",
     "sim-cot": "SIM-CoT on CODI",
     "cot": "the steps written out",
     "no-cot": "the answer alone",
@@ -45,6 +47,8 @@ def method(recipe: Recipe, name: str, latents: int = 6, **fields: Any) -> Recipe
     elif name != "cot":
         if name == "no-distillation":
             fields["distillation_weight"] = 0.0
+        elif name == "pause":
+            fields["thought_control"] = "removed"
         elif name == "sim-cot":
             fields["step_decoder_layers"] = layers(model)
         model = {"model_type": "codi", "backbone": model, **fields}

@@ -67,6 +67,7 @@ def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
         way("sim-cot", "mechanism", "sim-cot", shares="coconut"),
         distilled("", "mechanism"),
         distilled("no-distillation", "control"),
+        distilled("pause", "control"),
         way("no-cot", "twin", "coconut"),
         way("pause-curriculum", "control", "coconut"),
         way("no-thoughts", "control", "coconut"),
