@@ -45,13 +45,12 @@ def method(recipe: Recipe, name: str, latents: int = 6, **fields: Any) -> Recipe
     if name == "no-cot":
         layout = dataclasses.replace(layout, stage=1)
     elif name != "cot":
-        if name == "no-distillation":
-            fields["distillation_weight"] = 0.0
-        elif name == "pause":
-            fields["thought_control"] = "removed"
-        elif name == "sim-cot":
-            fields["step_decoder_layers"] = layers(model)
-        model = {"model_type": "codi", "backbone": model, **fields}
+        changes: dict[str, dict[str, Any]] = {
+            "no-distillation": {"distillation_weight": 0.0},
+            "pause": {"thought_control": "removed"},
+            "sim-cot": {"step_decoder_layers": layers(model)},
+        }
+        model = {"model_type": "codi", "backbone": model, **fields, **changes.get(name, {})}
         sizes = {field: getattr(layout, field) for field in ("sequence_length", "batch_size", "too_long")}
         layout = QuestionPairs(latents=latents, **sizes)
     return dataclasses.replace(
