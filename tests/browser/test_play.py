@@ -19,6 +19,8 @@ from support import saved, shrink
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
+# Gradio builds the settings when they are first shown, and one frame later sets them to their first values.
+TWO_FRAMES = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 PROMPT = "Anna has a <img src=x onerror=alert(1)> son & 'Paul'"
 
 
@@ -66,11 +68,15 @@ def reader(browser: Browser, address: str) -> Iterator[Callable[[], Page]]:
 
 
 def ask(page: Page, prompt: str, tokens: int, seed: int = 0) -> None:
-    if not page.get_by_label("Seed").is_visible():
+    length, number = page.get_by_label("number input for New tokens"), page.get_by_label("Seed")
+    if not number.is_visible():
         page.get_by_role("button", name="Settings and command").click()
+        length.wait_for()
+        number.wait_for()
+        page.evaluate(TWO_FRAMES)
     page.get_by_label("Prompt").fill(prompt)
-    page.get_by_label("number input for New tokens").fill(str(tokens))
-    page.get_by_label("Seed").fill(str(seed))
+    length.fill(str(tokens))
+    number.fill(str(seed))
     page.get_by_role("button", name="Write").click()
 
 
