@@ -167,14 +167,21 @@ def test_rows_are_pairs_only_if_their_questions_are_the_same() -> None:
 
 
 def test_rows_that_are_no_pairs_are_trained_without_distillation() -> None:
-    model = made().train()
+    model = made(teacher_weight=3.0, student_weight=0.5).train()
     students = {name: tensor[3:] for name, tensor in batch().items()}
     output = model.training_loss(students)
     assert output.metrics["distillation"] == 0
+    torch.testing.assert_close(output.loss, 3.5 * output.metrics["ntp"], msg="of one kind of rows: their mean")
     output.loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
     text = {"input_ids": torch.tensor([[10, 11, 12]]), "labels": torch.tensor([[10, 11, 12]])}
     model.training_loss(text).loss.backward()
+
+
+def test_a_loss_keeps_no_copy_of_all_states() -> None:
+    output = made().train().training_loss(batch())
+    assert output.encoded is not None
+    assert output.encoded().hidden_states is None
 
 
 def test_a_latent_reads_the_projected_state_before_it() -> None:

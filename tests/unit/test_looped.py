@@ -236,6 +236,13 @@ def test_a_grown_model_says_what_its_layers_do_at_any_number_of_turns(tokenizer:
             torch.testing.assert_close(grown(ids, use_cache=False).logits[..., : len(tokenizer)], expected)
 
 
+def test_a_trained_decoder_gets_no_norms_that_it_does_not_have(tokenizer: Any, tmp_path: Path) -> None:
+    base = saved_llama(tokenizer, tmp_path, layers=4)
+    with pytest.raises(InputError, match=r"looped\.norms is 'sandwich': .* set looped\.norms to own"):
+        grow(str(base), "looped", tmp_path / "grown", norms="sandwich")
+    assert not (tmp_path / "grown").exists()
+
+
 def test_trained_decoders_are_cut_as_published() -> None:
     assert (shape_of(22), shape_of(16), shape_of(12)) == ((4, 8, 4), (4, 6, 4), (3, 6, 3))
     model = grown({"num_hidden_layers": 22})

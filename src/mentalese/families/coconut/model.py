@@ -494,6 +494,11 @@ class CoconutForCausalLM(WrappedDecoder):
             output.loss = output.loss + 0.0 * sum(p.sum() for p in module.parameters())
         return output
 
+    @property
+    def own_losses(self) -> str:  # type: ignore[override]
+        """See `LatentThoughtModel`."""
+        return "" if self.step_decoder is None else "the steps that latents stand for"
+
     def start_from_backbone(self) -> None:
         """What a trained decoder inside gives to the rest."""
         if self.step_decoder is not None:

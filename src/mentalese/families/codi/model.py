@@ -50,6 +50,12 @@ class CodiForCausalLM(CoconutForCausalLM):
         )
         self.post_init()
 
+    @property
+    def own_losses(self) -> str:  # type: ignore[override]
+        """See `LatentThoughtModel`."""
+        own = "the weights of teachers and students, the distance between their states"
+        return " and ".join(filter(None, (own, super().own_losses)))
+
     def _thought(self, hidden: Tensor) -> Tensor:
         return self.projection(hidden)
 
@@ -86,6 +92,7 @@ class CodiForCausalLM(CoconutForCausalLM):
             distance = self._distances(batch, encoded).sum() * pairs
             output.metrics["distillation"] = distance.detach()
             output.loss = output.loss + config.distillation_weight * distance
+            encoded.hidden_states = None  # copies of what the backward pass keeps
         self._add_step_loss(output, batch, encoded)
         return self._all_trained(output, self.projection)
 

@@ -115,6 +115,11 @@ class LoopedForCausalLM(LayeredDecoder):
             for added in (layer.self_attn.o_proj, layer.mlp.down_proj):
                 init.normal_(added.weight, std=std)
 
+    @property
+    def own_losses(self) -> str:  # type: ignore[override]
+        """See `LatentThoughtModel`."""
+        return "" if self.config.turns_spread is None else "drawn numbers of turns"
+
     @cached_property
     def _parts(self) -> tuple[range, range, range]:
         """The numbers of the layers of prelude, block and coda."""
@@ -136,7 +141,16 @@ class LoopedForCausalLM(LayeredDecoder):
         return base
 
     def start_from_backbone(self) -> None:
-        """The block reads e alone at first: at any number of turns the model predicts what its layers do in a row."""
+        """The block reads e alone at first: at any number of turns the model predicts what its layers do in a row.
+
+        Raises:
+            InputError: `norms` is `sandwich`, whose norms and embeddings a trained decoder does not have.
+        """
+        if self.config.norms != "own":
+            raise InputError(
+                f"looped.norms is {self.config.norms!r}: a trained decoder does not have these norms, so the model "
+                "would not start as that decoder; set looped.norms to own"
+            )
         with torch.no_grad():
             width = self.config.hidden_size
             self.adapter.weight.copy_(torch.cat((torch.zeros(width, width), torch.eye(width)), dim=1))

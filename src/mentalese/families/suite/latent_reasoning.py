@@ -1,8 +1,9 @@
 """Every way of latent reasoning on GSM8K-Aug in one setting, for GPT-2 and Llama 3.2 1B: a GPU and the weights needed.
 
 `latent_reasoning/MODEL-METHOD`; `mentalese compare 'latent_reasoning/gpt2-*'` trains all of them. The setting is CODI's
-(appendix A): adapters of rank 128, 128 questions a step, and as many epochs for all. Papers train each method in its
-own, so no row is a paper's; `codi/gsm8k-*` and `coconut/table1-gsm8k-*` are.
+(appendix A): adapters of rank 128, 128 questions a step, and as many epochs for all. What a method adds to the decoder
+is trained in full at the same rate, of SIM-CoT a second decoder. Papers train each method in its own setting, so no row
+is a paper's; `codi/gsm8k-*` and `coconut/table1-gsm8k-*` are. Loops are made of Llama alone, of 14 of its 16 layers.
 """
 
 from __future__ import annotations
