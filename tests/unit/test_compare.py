@@ -298,6 +298,10 @@ def _changed(section: str, **fields: Any) -> Recipe:
         (_changed("data", tokenizer="bpe:512"), "data.tokenizer is 'bpe:4096' in a/x and 'bpe:512' in b/x"),
         (_changed("evaluation", tokens="all"), "evaluation.tokens is 'lexical' in a/x and 'all' in b/x"),
         (_changed("evaluation", joined=True), "evaluation.joined is False in a/x and True in b/x"),
+        (
+            _changed("evaluation", context_length=64, stride=1),
+            "windows of a/x have 256 tokens, 128 of them new, and those of b/x 64 and 1: set evaluation.context_length",
+        ),
         (asking("b/x"), "evaluation.metric is 'perplexity' in a/x and 'accuracy' in b/x"),
         (recipe("a/x"), "recipes name 'a/x' twice"),
         (recipe("a-x"), "recipes name 'a/x' and 'a-x', whose runs have one folder: change one name"),
@@ -347,11 +351,30 @@ def test_the_table_is_plain_and_aligned_where_there_is_no_terminal(
     result = compare([recipe("a/x"), recipe("b/x")], tmp_path, show=False, train=FakeTrainer(SCORES))
     assert capsys.readouterr().out == ""
     print_comparison(result)
-    header, first, second = capsys.readouterr().out.splitlines()
+    header, first, second, _, said = capsys.readouterr().out.splitlines()
     assert header.split("  ")[0] == "model"
     assert re.fullmatch(r"a/x +2k +1k +10 +1,000 +100\.0 +1\.661 +baseline", first)
     assert re.fullmatch(r"b/x +2k +1k +10 +1,000 +90\.0 +1\.623 +0\.900 of a/x", second)
     assert len(first) == len(second) == len(header)
+    assert said.endswith("Too few seeds to rank them.")
+
+
+def test_models_scored_on_other_tokens_have_no_ratio(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class OnMore(FakeTrainer):
+        """One recipe is scored on twice the tokens."""
+
+        def __call__(self, recipe: Recipe, out: Path, *, resume: bool, show: bool) -> dict[str, Any]:
+            result = super().__call__(recipe, out, resume=resume, show=show)
+            tokens = 100 if recipe.name == "b/x" else 50
+            return result | {"test": result["test"] | {"tokens": tokens}}
+
+    result = compare([recipe("a/x"), recipe("b/x")], tmp_path, show=False, train=OnMore(SCORES))
+    print_comparison(result)
+    assert [row["ratio"] for row in result["rows"]] == [1.0, None]
+    said = capsys.readouterr().out
+    assert "not comparable with a/x" in said
+    assert "scored on different numbers of tokens, and so are not ranked" in said
+    assert "not comparable<small>with a/x" in (tmp_path / "report.html").read_text()
 
 
 # -- statistics --------------------------------------------------------------------------------------------------------

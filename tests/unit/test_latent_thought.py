@@ -257,6 +257,18 @@ def test_noise_is_normal_and_belongs_to_a_row_and_a_draw() -> None:
 # ------------------------------------------------------------------------------------------------------ the likelihood
 
 
+def test_thoughts_that_are_not_read_cost_nothing_in_the_bound() -> None:
+    made, ids = model(), text(rows=3)
+    assert made.nll_parts(batch(ids), "elbo-bound")["kl"].sum() > 0
+    for control in ("removed", "swapped"):
+        made.config.thought_control = control
+        parts = made.nll_parts(batch(ids), "elbo-bound")
+        assert not parts["kl"].any()
+        assert torch.equal(made.token_nll(batch(ids), "elbo-bound"), parts["nll"])
+    made.config.thought_control = "noisy"
+    assert made.nll_parts(batch(ids), "elbo-bound")["kl"].sum() > 0
+
+
 @pytest.mark.parametrize("fields", [{}, VAE], ids=["", "VAE"])
 def test_the_bound_is_likelihood_plus_divergence(fields: dict[str, Any]) -> None:
     made, ids = model(**fields), text()

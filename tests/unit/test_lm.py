@@ -721,6 +721,30 @@ def test_a_saved_models_answers_are_those_of_its_scores(saved: Path, folder: Pat
 # -- refusals ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("name", "fields", "says"),
+    [
+        ("piqa_validation", {"label": -1}, r"label is -1, and its choices are 0 to 1: use a split whose labels are"),
+        ("piqa_validation", {"label": "2"}, r"label is '2', and its choices are 0 to 1"),
+        ("piqa_validation", {"goal": None}, r"line 1: goal is None, where a text is missing"),
+        ("piqa_validation", {"sol1": ""}, r"line 1: sol1 is '', where a text is missing"),
+        ("winogrande_validation", {"answer": ""}, r"answer is '', and its choices are 1 to 2"),
+        ("hellaswag_val", {"label": ""}, r"label is '', and its choices are 0 to 1"),
+        ("hellaswag_val", {"endings": ["a", None]}, r"endings is \['a', None\], where a text is missing"),
+    ],
+)
+def test_a_row_without_a_right_choice_is_refused(folder: Path, name: str, fields: dict[str, Any], says: str) -> None:
+    write(folder / f"{name}.jsonl", [ROWS[name][0] | fields])
+    with pytest.raises(InputError, match=says):
+        read_questions(name.partition("_")[0], TaskOptions(task_files=folder))
+
+
+def test_a_label_in_quotes_is_a_number(folder: Path) -> None:
+    write(folder / "piqa_validation.jsonl", [row | {"label": str(row["label"])} for row in ROWS["piqa_validation"]])
+    questions = read_questions("piqa", TaskOptions(task_files=folder))
+    assert [row["label"] for row in questions.parts["piqa_validation"]] == [r["label"] for r in ROWS["piqa_validation"]]
+
+
 def test_files_that_are_missing_or_wrong_are_named(folder: Path) -> None:
     with pytest.raises(
         InputError,

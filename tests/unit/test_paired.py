@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -10,14 +11,15 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from mentalese import InputError, Recipe, Saved, TrainConfig, cli, evaluate, load
+from mentalese import InputError, Recipe, Saved, TrainConfig, cli, evaluate, get_recipe, load
 from mentalese.data.layouts import layout_class
 from mentalese.evaluation import paired
 from mentalese.evaluation.options import TextOptions
 from mentalese.evaluation.paired import compare_scores
 from mentalese.evaluation.statistics import bootstrap_questions, bootstrap_ratio
 from mentalese.recipe import DataConfig
-from support import EOD, make_split
+from support import EOD, make_split, shrink
+from support import saved as run_of
 
 SPLIT = make_split([3, 2], [4], [2, 2, 1])
 
@@ -151,6 +153,15 @@ def test_the_last_row_of_positions_says_that_it_has_all_later_ones(
     _, *rows, _, about = capsys.readouterr().out.splitlines()
     assert [row.partition("  ")[0] for row in rows] == ["all", *map(str, range(1, 12)), "12 and later"]
     assert about.startswith(f"scored: all of file:{corpus}, ")
+
+
+def test_models_that_are_scored_by_other_rules_are_not_paired(tmp_path: Path, corpus: Path) -> None:
+    recipe = shrink(get_recipe("latent_thought/tiny"), corpus)
+    half = dataclasses.replace(recipe, evaluation=dataclasses.replace(recipe.evaluation, estimator="prefix"))
+    bound, prefix = (load(run_of(tmp_path / name, one)) for name, one in (("bound", recipe), ("prefix", half)))
+    says = r"estimator is 'elbo-bound' for .*bound and 'prefix' for .*prefix, which score different tokens"
+    with pytest.raises(InputError, match=says):
+        paired.run(bound, prefix, TextOptions(source=f"file:{corpus}"))
 
 
 def test_models_with_other_tokens_are_not_paired(saved: dict[str, str], corpus: Path) -> None:

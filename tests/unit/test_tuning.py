@@ -125,6 +125,16 @@ def test_more_values_with_another_best_one_train_the_seeds_again(tmp_path: Path)
     assert sorted(path.name for path in (tmp_path / "b-x").glob("seed*")) == ["seed-0", "seed-1"]
 
 
+def test_runs_of_an_extended_range_are_set_aside_by_a_grid_without_it(tmp_path: Path) -> None:
+    best = {"a/x": 5e-4, "b/x": 1e-3}
+    first, _ = tuned(tmp_path, best, "1e-3,2e-3")
+    assert first["rows"][0]["tuning"]["chosen"] == {"optimizer.learning_rate": "0.0005"}
+    tuned(tmp_path, best, "6e-4,1e-3,2e-3")
+    assert sorted(path.name for path in (tmp_path / "a-x").glob("seed*")) == [
+        "seed-0", "seed-0,optimizer.learning_rate=0.0005", "seed-1", "seed-1,optimizer.learning_rate=0.0005",
+    ]  # fmt: skip
+
+
 def test_a_trial_that_diverges_is_a_result_and_not_trained_again(tmp_path: Path) -> None:
     best = {"a/x": 3e-3, "b/x": 3e-3}
     result, _ = tuned(tmp_path, best, "1e-3,3e-3,1e-1", above=1e-2)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mentalese.errors import InputError
 from mentalese.files import check_place, write_json
+from mentalese.formatting import scored_as
 from mentalese.models.generate_options import config_fields
 from mentalese.screen import print_table
 
@@ -59,11 +60,13 @@ class ResultOptions:
 
 
 def text_read(result: dict[str, Any]) -> str:
-    """Which text a result is of: `scored: all of file:my.txt, 1 document, 57 tokens`."""
+    """Which text a result is of, and its scoring rule: `scored: all of file:my.txt, 1 document, 57 tokens (prefix)`."""
     part = "all" if result["split"] == "all" else f"the {result['split']} split"
     what = ("questions",) if "questions" in result else ("documents", "tokens")
     counts = (f"{result[name]:,} {name[: len(name) - (result[name] == 1)]}" for name in what)
-    return f"{'asked' if 'questions' in result else 'scored'}: {part} of {result['source']}, {', '.join(counts)}"
+    rules = [scored_as(result[name]) for name in ("protocol", "reference_protocol") if name in result]
+    rule = rules[0] if len(set(rules)) == 1 else " and OTHER".join(one or " (exact)" for one in rules)
+    return f"{'asked' if 'questions' in result else 'scored'}: {part} of {result['source']}, {', '.join(counts)}{rule}"
 
 
 def metric_rows(results: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

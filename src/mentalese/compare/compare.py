@@ -22,7 +22,7 @@ import torch
 
 from mentalese import provenance
 from mentalese.compare import cluster
-from mentalese.compare.headline import SEEDS_FOR_A_TEST, metric, paired_test
+from mentalese.compare.headline import SEEDS_FOR_A_TEST, headline, metric, paired_test, scored_alike
 from mentalese.compare.jobs import Job, Then, run_jobs
 from mentalese.compare.report import cells, ends_note, header, is_ablated, write_report
 from mentalese.compare.tuning import Tuned, grid, name_of, with_settings
@@ -264,6 +264,12 @@ def _check(recipes: list[Recipe], seeds: int, executor: str | None) -> None:
                     f"{section}.{field} is {one!r} in {first.name} and {other!r} in {recipe.name}: "
                     "runs are only comparable on the same text, tokens and protocol, so set it for both"
                 )
+        window, its_window = (r.layout.window(r.evaluation) for r in (first, recipe))
+        if window and its_window and window != its_window:
+            raise InputError(
+                f"windows of {first.name} have {window[0]} tokens, {window[1]} of them new, and those of {recipe.name} "
+                f"{its_window[0]} and {its_window[1]}: set evaluation.context_length and evaluation.stride for both"
+            )
 
 
 def _check_tuned(recipes: list[Recipe], tuned_fields: Mapping[str, Sequence[str]], match: Match | None) -> None:
@@ -417,7 +423,9 @@ def _row(
         values, reference = ([run["test"][tested] for run in some] for some in (runs, baseline_runs))
         difference = statistics.fmean(values) - statistics.fmean(reference)
         row["baseline"] = baseline
-        if metric == "accuracy":
+        if not scored_alike([*runs, *baseline_runs]):
+            row["difference" if metric == "accuracy" else "ratio"] = None
+        elif metric == "accuracy":
             row["difference"] = difference
         else:  # of the geometric means: the ratio that the test on log-perplexities tests
             row["ratio"] = math.exp(difference) if difference < 700 else math.inf
@@ -457,5 +465,6 @@ def print_comparison(comparison: dict[str, Any]) -> None:
     print_table(
         header(rows), [cells(row, ablated) for row in rows], title=f"Test {metric(rows)} on {comparison['source']}"
     )
+    print(f"\n{headline(rows)}")
     if note := ends_note(rows):
         print(f"\n{note}")

@@ -105,6 +105,8 @@ def _value(summary: dict[str, float], digits: int, runs: int) -> str:
 
 def _change(row: dict[str, Any]) -> tuple[str, str]:
     """A row relative to its baseline, and the preposition before the baseline's name."""
+    if row["difference" if "accuracy" in row else "ratio"] is None:  # scored on other tokens or questions
+        return "not comparable", "with"
     return (f"{100 * row['difference']:+.1f}", "vs") if "accuracy" in row else (f"{row['ratio']:.3f}", "of")
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from mentalese.compare.jobs import Job
 from mentalese.errors import InputError
+from mentalese.files import read_json
 from mentalese.recipe import Recipe
 from mentalese.recipe_files import field_type, override
 from mentalese.training.run_folder import same_run
@@ -109,12 +110,31 @@ class Tuned:
         return _with_seed(self.best.recipe, self.base.train.seed)
 
     def set_aside(self, folder: Path, seed: int) -> None:
-        """Renames the run in `folder` if it has a setting that was the best one when fewer were tried."""
-        for trial in self.trials:
-            if trial is not self.best and same_run(_with_seed(trial.recipe, seed), folder):
+        """Renames the run in `folder` if it has a setting that was the best one when others were tried."""
+        if same_run(_with_seed(self.best.recipe, seed), folder):
+            return
+        for settings in self._reported(folder):
+            if same_run(_with_seed(self.fit(with_settings(self.base, settings)), seed), folder):
                 with contextlib.suppress(FileNotFoundError):  # another rank was first
-                    folder.rename(folder.with_name(f"{folder.name},{_folder_name(trial.settings)}"))
+                    folder.rename(folder.with_name(f"{folder.name},{_folder_name(settings)}"))
                 return
+
+    def _reported(self, folder: Path) -> Iterator[Settings]:
+        """What the run in `folder` may have been tuned to: a setting that is tried, or one of an extended range."""
+        config = folder / "config.json"
+        if not config.is_file():
+            return
+        yield from (trial.settings for trial in self.trials)
+        stored = read_json(config).get("recipe")
+        extended: Settings = {}
+        for name in self.best.settings:
+            value: Any = stored
+            for part in name.split("."):
+                value = value.get(part) if isinstance(value, dict) else None
+            if isinstance(value, float):
+                extended[name] = repr(value)
+        if extended:
+            yield from (trial.settings | extended for trial in self.trials)
 
     def beyond(self) -> Iterator[tuple[str, str]]:
         """Fields whose range is extended, and the next value: numbers with fractions, above 0, whose best value is the

@@ -134,6 +134,13 @@ def run(saved: Saved, other: Saved, options: TextOptions | None = None, *, show:
             f"{saved.path} and {other.path} use different tokenizers on {data.source}: compare bits per byte instead"
         )
     scores, reference_scores = saved.token_scores(split, show=show), other.token_scores(reference, show=show)
+    if not np.array_equal(np.isnan(scores), np.isnan(reference_scores)):
+        one, two = (model.protocol.get("estimator", "exact") for model in (saved, other))
+        if one != two:
+            raise InputError(
+                f"estimator is {one!r} for {saved.path} and {two!r} for {other.path}, which score different tokens: "
+                "compare models that are scored alike"
+            )
     return compare_scores(scores, reference_scores, split).to_dict() | {
         "protocol": saved.protocol, "reference_protocol": other.protocol, "source": data.source,
         "split": part,

@@ -39,7 +39,7 @@ def _lines(path: Path) -> Iterator[tuple[str, Row]]:
     with open_text(path) as file:
         for i, line in enumerate(file, 1):
             if line.strip():
-                yield f"{path}, line {i}", {"text": line.rstrip("\n")}
+                yield f"{path}, line {i}", {"text": line.rstrip()}
 
 
 def _articles(path: Path) -> Iterator[tuple[str, Row]]:
@@ -56,7 +56,7 @@ def _hellaswag(path: Path) -> Iterator[tuple[str, Row]]:
             from lm_eval.tasks.hellaswag.utils import preprocess
 
             context = preprocess(f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}")
-            row = {"ctx": context, "endings": [preprocess(end) for end in row["endings"]], "label": int(row["label"])}
+            row = {"ctx": context, "endings": [preprocess(end) for end in row["endings"]], "label": row["label"]}
         yield where, row
 
 
@@ -74,6 +74,9 @@ class QuestionSet:
         parts: the number of files; the metrics are means over the files, each of which counts the same.
         premise: what comes before a choice when perplexity ranks it; `None`: the context that lm-eval asks with.
         read: the rows of a file, each with its place for messages.
+        label: the field that says which choice is right, counted from `first`.
+        choices: the field of a list of choices; `None`: there are two.
+        may_be_empty: fields of text that may have none.
     """
 
     files: str
@@ -82,6 +85,10 @@ class QuestionSet:
     parts: int = 1
     premise: Callable[[Row], str] | None = None
     read: Callable[[Path], Iterator[tuple[str, Row]]] = read_json_lines
+    label: str | None = None
+    choices: str | None = None
+    first: int = 0
+    may_be_empty: tuple[str, ...] = ()
 
 
 def _choices(context: Any, choices: Any, gold: Any, *metrics: str, delimiter: str = " ") -> dict[str, Any]:
@@ -151,6 +158,8 @@ SETS = {
         ("ctx", "endings", "label"),
         _choices("ctx", "endings", "label", "acc", "acc_norm"),
         read=_hellaswag,
+        label="label",
+        choices="endings",
     ),
     # A sentence starts its text, whereas lm-eval puts a space before it. The index of the good one is 0.
     "blimp": QuestionSet(
@@ -164,9 +173,12 @@ SETS = {
         ("goal", "sol1", "sol2", "label"),
         _choices("Question: {{goal}}\nAnswer:", lambda row: [row["sol1"], row["sol2"]], "label", "acc", "acc_norm"),
         premise=lambda row: row["goal"],
+        label="label",
     ),
-    "arc_easy": QuestionSet("arc_easy*.jsonl", ("query", "choices", "gold"), _ARC),
-    "arc_challenge": QuestionSet("arc_challenge*.jsonl", ("query", "choices", "gold"), _ARC),
+    "arc_easy": QuestionSet("arc_easy*.jsonl", ("query", "choices", "gold"), _ARC, label="gold", choices="choices"),
+    "arc_challenge": QuestionSet(
+        "arc_challenge*.jsonl", ("query", "choices", "gold"), _ARC, label="gold", choices="choices"
+    ),
     "sciq": QuestionSet(
         "sciq*.jsonl",
         ("question", "distractor1", "distractor2", "distractor3", "correct_answer", "support"),
@@ -177,17 +189,20 @@ SETS = {
             "acc",
             "acc_norm",
         ),
+        may_be_empty=("support",),
     ),
     # The choices come before what is scored (Trinh and Le, 2018); lm-eval then has text and target swapped.
     "winogrande": QuestionSet(
         "winogrande*.jsonl",
         ("sentence", "option1", "option2", "answer"),
         _choices(
-            lambda row: int(row["answer"]) - 1,
+            lambda row: row["answer"] - 1,
             lambda row: [row["sentence"].partition("_")[0] + row[f"option{i}"] for i in (1, 2)],
             lambda row: row["sentence"].partition("_")[2].strip(),
             "acc",
         ),
+        label="answer",
+        first=1,
     ),
 }
 """What `mentalese eval --tasks` reads from `--task-files`, by lm-eval's names."""
@@ -273,10 +288,30 @@ def _rows(path: Path, questions: QuestionSet, limit: int | None) -> list[Row]:
         for name in questions.fields:
             if name not in row:
                 raise InputError(f"{where} has no {name!r} (but {', '.join(row)}): use the set's own files")
-        rows.append({name: row[name] for name in questions.fields})
+        rows.append(_checked({name: row[name] for name in questions.fields}, questions, where))
     if not rows:
         raise InputError(f"{path} has no questions: download it again")
     return rows
+
+
+def _checked(row: Row, questions: QuestionSet, where: str) -> Row:
+    """The row with its label as a number; raises `InputError` if it has none of a choice, or if a text is missing."""
+    label, choices = questions.label, questions.choices
+    for name, value in row.items():
+        texts = value if name == choices else [] if name == label else [value]
+        whole = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
+        if not whole or not (name in questions.may_be_empty or all(text.strip() for text in texts)):
+            raise InputError(f"{where}: {name} is {value!r}, where a text is missing: use the set's own files")
+    if label is None:
+        return row
+    count, first = 2 if choices is None else len(row[choices]), questions.first
+    given = str(row[label]).strip()
+    if not given.isdecimal() or not first <= int(given) < first + count:
+        raise InputError(
+            f"{where}: {label} is {row[label]!r}, and its choices are {first} to {first + count - 1}: use a split "
+            "whose labels are published"
+        )
+    return row | {label: int(given)}
 
 
 def zero_shot(lm: MentaleseLM, questions: Questions) -> dict[str, Any]:

@@ -240,7 +240,9 @@ class LTMForCausalLM(LTMGeneration):
     def nll_parts(  # type: ignore[override]
         self, batch: Batch, estimator: str | None = None, *, fast_steps: int | None = None, seed: int = 0
     ) -> dict[str, Tensor]:
-        """`nll` of each label, and for a bound its share of the row's `kl`. Inference is Algorithm 1, or the encoder's.
+        """`nll` of each label, and for a bound its share of the row's `kl`, 0 where a control replaces the thoughts.
+
+        Inference is Algorithm 1, or the encoder's.
 
         Args:
             estimator: one of `estimators`.
@@ -264,7 +266,9 @@ class LTMForCausalLM(LTMGeneration):
         parts = {"nll": self._nll(self.decode(x, z, packed), targets)}
         if estimator == "elbo-bound":
             counted = targets != IGNORED
-            parts["kl"] = posterior.kl_by_layer(1) / counted.sum(1, keepdim=True).clamp(min=1) * counted
+            kl = posterior.kl_by_layer(1) / counted.sum(1, keepdim=True).clamp(min=1) * counted
+            read = self.config.thought_control not in ("removed", "swapped")  # what is not read costs nothing
+            parts["kl"] = kl if read else torch.zeros_like(kl)
         return {name: packed.rows.spread(F.pad(nats, (1, 0))) for name, nats in parts.items()}
 
     @staticmethod
