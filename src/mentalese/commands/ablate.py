@@ -24,15 +24,21 @@ def run(words: list[str]) -> None:
 
     with only_result_on_stdout():
         result = ablation.run(options.open(path), options, show=True)
-    digits = ".1%" if result["unit"] == "accuracy" else ".4f"
+    asked = result["unit"] == "accuracy"
+
+    def change(value: float) -> str:
+        return f"{100 * value:+.1f}" if asked else f"{value:+.4f}"
+
     rows = [
         (
             part["thoughts"],
-            f"{part['score']:{digits}}",
-            "" if part["difference"] is None else f"{part['difference']:+{digits}}",
-            "" if part["interval"] is None else " to ".join(f"{value:+{digits}}" for value in part["interval"]),
+            f"{part['score']:{'.1%' if asked else '.4f'}}",
+            "" if part["difference"] is None else change(part["difference"]),
+            "" if part["interval"] is None else " to ".join(map(change, part["interval"])),
         )
         for part in result["ablations"]
     ]
-    over = "questions" if result["unit"] == "accuracy" else "documents"
-    options.report(result, ("thoughts", result["unit"], "difference", f"95% over {over}"), rows, text_read(result))
+    header = ("thoughts", result["unit"], "difference", "95% over documents")
+    if asked:
+        header = ("thoughts", "accuracy", "difference in points", "95% over questions")
+    options.report(result, header, rows, text_read(result))

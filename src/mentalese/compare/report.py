@@ -147,10 +147,10 @@ def _removed(row: dict[str, Any]) -> str:
     if "ablation" not in row:
         return ""
     removed = _ablations(row)["removed"]
-    digits, unit = (".1%", "") if "accuracy" in row else (".3f", " nats/token")
+    scale, digits, unit = (100, ".1f", " points") if "accuracy" in row else (1, ".3f", " nats/token")
     interval = removed["interval"]
-    spread = "" if interval is None else f" ({interval[0]:+{digits}} to {interval[1]:+{digits}})"
-    return f"{removed['difference']:+{digits}}{unit}{spread}"
+    spread = "" if interval is None else f" ({scale * interval[0]:+{digits}} to {scale * interval[1]:+{digits}})"
+    return f"{scale * removed['difference']:+{digits}}{unit}{spread}"
 
 
 def _ablations(row: dict[str, Any]) -> dict[str, dict[str, Any]]:

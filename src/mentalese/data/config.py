@@ -83,7 +83,8 @@ class EvaluationConfig:
             first `context_length - stride` tokens of later windows are context only.
         joined: cut windows from all documents joined by their ends, as layout `packed` does in training, instead of
             from each document; with the default stride they share one token.
-        batch_size: windows or documents at once; results depend on it only where thoughts are swapped between rows.
+        batch_size: windows or documents at once; results depend on it only where thoughts are swapped between rows,
+            or get noise as large as those of the batch.
         max_documents: score only the first N documents of the split (validation during training).
         documents_seed: draw the N documents at random with this seed, for sources that are sorted; `None`: the first N.
         estimator: the scoring rule, for models that have several (`Contract.estimators`); `None`: the model's first.

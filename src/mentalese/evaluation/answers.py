@@ -248,7 +248,10 @@ def final_answer(text: str) -> str:
     return text.rpartition("###" if "###" in text else "#")[2].replace(",", "").strip()
 
 
-_FREE_ANSWER = "what follows the first #s of the text up to an empty line, or else the last number there"
+_FREE_ANSWER = (
+    "what follows the first #s of the text up to an empty line; without any, its last number if the right answer is a "
+    "number, else all of it"
+)
 
 
 def free_answer(text: str, expected: str) -> str:

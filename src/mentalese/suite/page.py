@@ -51,18 +51,24 @@ def _heat_map(tasks: Sequence[Mapping[str, Any]]) -> str:
         f'<div class="scroll"><table class="heat"><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>'
         "</div><p class=note>0% is the best that a model can do without the mechanism that the task is about, 100% the "
         "best possible; of text, whose optimum is unknown, 0% is the first model and 100% no bits at all. "
-        "Small numbers: the same layers without thoughts, and the control. A cell is filled only if the family is "
-        "better than both, over at least three seeds with a 95% interval that excludes zero.</p>"
+        "Small numbers: the same layers without thoughts, and the controls. A cell is filled only if the family has "
+        "both and is better than all of them, over at least three seeds with a 95% interval that excludes zero.</p>"
         "<p class=note>In the tables below, dots are seeds, the bar is the 95% interval of their mean, and dashed "
         f"lines are 0% and 100%. What lies beyond {_share(-_MARGIN)} and {_share(1 + _MARGIN)} is drawn there. "
         "(edge): the best learning rate is the smallest or the largest that was tried.</p>"
     )
 
 
-def stands(method: Mapping[str, Any]) -> bool:
-    """Whether a method of `suite.json` is a mechanism that is better than its twin and all of its controls."""
+def stands(method: Mapping[str, Any], rivals: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a mechanism has a twin and a control and is better than all of them.
+
+    Args:
+        method, rivals: of `suite.json`; the rivals are those that the method was tested against.
+    """
     tests = method.get("against", {}).values()
-    return bool(tests) and all(test and test["conclusive"] and test["difference"] > 0 for test in tests)
+    if not {"twin", "control"} <= {rival["role"] for rival in rivals}:
+        return False
+    return all(test and test["conclusive"] and test["difference"] > 0 for test in tests)
 
 
 def _cell(task: Mapping[str, Any], family: str) -> str:
@@ -72,7 +78,7 @@ def _cell(task: Mapping[str, Any], family: str) -> str:
     best, closed = own[0], own[0]["closed"]["mean"]
     rivals = [m for m in task["methods"] if m["name"] in best.get("against", {})]
     small = "".join(f"<small>{m['role']} {_share(m['closed']['mean'])}</small>" for m in rivals)
-    fill = f' style="--share:{min(max(closed, 0), 1):.3f}" class="filled"' if stands(best) else ""
+    fill = f' style="--share:{min(max(closed, 0), 1):.3f}" class="filled"' if stands(best, rivals) else ""
     return f"<td{fill}><b>{_share(closed)}</b>{small}</td>"
 
 
