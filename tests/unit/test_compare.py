@@ -359,6 +359,22 @@ def test_the_table_is_plain_and_aligned_where_there_is_no_terminal(
     assert said.endswith("Too few seeds to rank them.")
 
 
+def test_a_report_says_by_how_much_runs_miss_the_budget(tmp_path: Path) -> None:
+    class Coarse(FakeTrainer):
+        """A step of one recipe is a third more than what was asked for."""
+
+        def __call__(self, recipe: Recipe, out: Path, *, resume: bool, show: bool) -> dict[str, Any]:
+            result = super().__call__(recipe, out, resume=resume, show=show)
+            return result | {"tokens": result["tokens"] * 4 // 3} if recipe.name == "b/x" else result
+
+    for trainer, words in ((FakeTrainer, False), (Coarse, True)):
+        out = tmp_path / trainer.__name__
+        compare([recipe("a/x"), recipe("b/x")], out, match="tokens", show=False, train=trainer(SCORES))
+        assert (
+            "training tokens, 1k per run, which runs miss by up to 33%" in (out / "report.html").read_text()
+        ) is words
+
+
 def test_models_scored_on_other_tokens_have_no_ratio(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class OnMore(FakeTrainer):
         """One recipe is scored on twice the tokens."""

@@ -45,6 +45,8 @@ _RESULTS = {
 }
 _REMOVED = "thoughts removed"
 _MORE_IS_BETTER = ("tokens/s", *_RESULTS["accuracy"])  # sorted in descending order first
+_NAMED_MISMATCH = 0.02
+"""Of a run's cost and the budget; less is not worth a word."""
 
 
 def header(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
@@ -185,6 +187,10 @@ def _facts(comparison: dict[str, Any]) -> str:
         "tokens": f"training tokens, {short_count(match.get('budget', 0))} per run",
         "flops": f"training FLOPs, {short_count(match.get('budget', 0))} per run",
     }[match["by"]]
+    if match["by"] in ("tokens", "flops"):
+        spent = [run[match["by"]] for row in comparison["rows"] for run in row["runs"]]
+        if (off := max(abs(one / match["budget"] - 1) for one in spent)) > _NAMED_MISMATCH:
+            by += f", which runs miss by up to {off:.0%}"  # a step is a large part of a short run
     facts = {
         "text": comparison["source"],
         "tokenizer": comparison["tokenizer"],
