@@ -113,18 +113,18 @@ class Tuned:
         """Renames the run in `folder` if it has a setting that was the best one when others were tried."""
         if same_run(_with_seed(self.best.recipe, seed), folder):
             return
-        for settings in self._reported(folder):
-            if same_run(_with_seed(self.fit(with_settings(self.base, settings)), seed), folder):
+        for settings, recipe in self._reported(folder):
+            if same_run(_with_seed(recipe, seed), folder):
                 with contextlib.suppress(FileNotFoundError):  # another rank was first
                     folder.rename(folder.with_name(f"{folder.name},{_folder_name(settings)}"))
                 return
 
-    def _reported(self, folder: Path) -> Iterator[Settings]:
+    def _reported(self, folder: Path) -> Iterator[tuple[Settings, Recipe]]:
         """What the run in `folder` may have been tuned to: a setting that is tried, or one of an extended range."""
         config = folder / "config.json"
         if not config.is_file():
             return
-        yield from (trial.settings for trial in self.trials)
+        yield from ((trial.settings, trial.recipe) for trial in self.trials)
         stored = read_json(config).get("recipe")
         extended: Settings = {}
         for name in self.best.settings:
@@ -133,8 +133,9 @@ class Tuned:
                 value = value.get(part) if isinstance(value, dict) else None
             if isinstance(value, float):
                 extended[name] = repr(value)
-        if extended:
-            yield from (trial.settings | extended for trial in self.trials)
+        for trial in self.trials if extended else ():
+            settings = trial.settings | extended
+            yield settings, self.fit(with_settings(self.base, settings))
 
     def beyond(self) -> Iterator[tuple[str, str]]:
         """Fields whose range is extended, and the next value: numbers with fractions, above 0, whose best value is the
