@@ -12,13 +12,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
 import mentalese
-from mentalese import Phase, Recipe, Saved, get_recipe
+from mentalese import Phase, Recipe, Saved, TrainConfig, get_recipe
 from mentalese.data.batch import Batch
 from mentalese.data.layouts import Packed, PerDocument
 from mentalese.data.sources import open_source
@@ -32,6 +33,7 @@ from mentalese.models.scoring import Perplexity
 from mentalese.training import loop
 from mentalese.training.loop import train
 from mentalese.training.parallel import gradient_shares
+from mentalese.training.run_folder import openings
 from support import assert_same, checkpoint, checkpoint_steps, finish, launch, losses, metrics, shrink, weights
 
 
@@ -328,6 +330,26 @@ def test_a_phase_that_comes_late_is_refused_before_the_start(
     with pytest.raises(InputError, match=message):
         train(recipe, tmp_path / "run", show=False)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_later_layout_that_cannot_be_is_refused_before_the_start(recipe: Recipe, tmp_path: Path) -> None:
+    phase = Phase(start=1, clock="epochs", layout={"batch_size": 100_000})
+    late = dataclasses.replace(recipe, phases=(phase,), train=TrainConfig(steps=500, device="cpu"))
+    with pytest.raises(InputError, match="batch"):
+        train(late, tmp_path / "run", show=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_samples_begin_with_test_documents_that_begin_with_words(recipe: Recipe) -> None:
+    store, tokenizer = prepare(recipe.data, recipe.layout, show=False)
+    split, blank = store.splits["test"], tokenizer("\n")["input_ids"][0]
+    first = int(np.flatnonzero(np.diff(split.documents) > 24)[0])
+    tokens = split.tokens.copy()
+    tokens[split.documents[first] : split.documents[first] + 12] = blank
+    blanked = dataclasses.replace(store, splits=store.splits | {"test": dataclasses.replace(split, tokens=tokens)})
+    before, after = openings(store, tokenizer, 50), openings(blanked, tokenizer, 50)
+    assert before
+    assert after == (before[1:] or ["The"])
 
 
 @pytest.mark.parametrize(("name", "place"), [("gpt2/tiny", "model"), ("looped/tiny", "model.backbone")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,17 @@ def test_weights_in_pieces_and_questions_without_room_are_refused_before_anythin
 
     first = longest(63)
     assert longest(64 - first) == first + 1, "there was room at stage 0, and stage 1 brings a latent"
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_test_question_that_is_too_long_is_refused_before_anything_is_written(sums: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "sums"
+    shutil.copytree(sums, folder)
+    with (folder / "test.jsonl").open("a") as file:
+        file.write(json.dumps({"question": "+".join("123456789" * 9), "steps": ["1"], "answer": "2"}) + "\n")
+    recipe = dataclasses.replace(curriculum(folder), evaluation=EvaluationConfig(metric="perplexity"))
+    with pytest.raises(InputError, match=r"layout.sequence_length is 40"):
+        train(recipe, tmp_path / "run", show=False)
     assert not (tmp_path / "run").exists()
 
 

@@ -208,6 +208,14 @@ def test_the_text_column_is_found_or_asked_for(tmp_path: Path) -> None:
             open_source(spec, text_column="body")
 
 
+@pytest.mark.parametrize("other", [2024, ["A.", "B."]])
+def test_a_text_that_is_none_is_refused_and_no_other_column_taken(other: object, tmp_path: Path) -> None:
+    rows = [{"id": f"doc-{i}", "text": LONG} for i in range(9)]
+    rows[3]["text"] = other  # type: ignore[assignment]
+    with pytest.raises(InputError, match=r"line 4: column 'text' contains \w+, not text: choose data.text_column"):
+        open_source(f"file:{jsonl(tmp_path / 'x.jsonl', rows)}")
+
+
 def test_records_know_their_question_steps_and_answer(tmp_path: Path) -> None:
     rows = [{"question": f"What is {i} + 1 + 1?", "steps": [f"{i} + 1", "+ 1"], "answer": str(i)} for i in range(9)]
     source = open_source(f"file:{jsonl(tmp_path / 'r.jsonl', rows)}")
@@ -270,6 +278,18 @@ def test_a_file_in_two_kinds_is_not_read_twice(other: str, tmp_path: Path) -> No
         InputError, match=r"contains train.json.* and train\..*, one text in two kinds: keep one of them"
     ):
         open_source(f"file:{tmp_path}")
+
+
+def test_a_folder_called_as_a_split_is_none(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").mkdir()
+    (tmp_path / "train.jsonl").write_text(json.dumps({"text": LONG}) + "\n")
+    assert split_files(tmp_path, (".txt", ".jsonl")) == {"train": [tmp_path / "train.jsonl"]}
+
+
+def test_a_number_of_too_many_digits_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(f'[{{"text": "a", "n": {"9" * 5000}}}]')
+    with pytest.raises(InputError, match=r"x\.json is not JSON \(.*\): repair it"):
+        open_source(f"file:{tmp_path / 'x.json'}")
 
 
 def test_malformed_files_are_named_in_one_sentence(tmp_path: Path) -> None:

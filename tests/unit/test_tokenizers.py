@@ -14,6 +14,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from mentalese import InputError
+from mentalese.data import tokenizers
 from mentalese.data.documents import Source
 from mentalese.data.sources import open_source
 from mentalese.data.tokenizers import (
@@ -79,6 +80,15 @@ def test_training_is_deterministic_and_cached(source: Source, tmp_path: Path) ->
     assert tokenizer_fingerprint(open_tokenizer("bpe:351", source, cache=tmp_path, show=False)) != (
         tokenizer_fingerprint(first)
     )
+
+
+def test_one_large_document_is_enough_to_learn_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizers, "_TRAINING_BYTES", 2000)
+    for split, times in (("train", 900), ("validation", 1), ("test", 2)):
+        (tmp_path / f"{split}.txt").write_text("the cat sat on the mat " * times)
+    learned = open_tokenizer("bpe:280", open_source(f"file:{tmp_path}"), cache=tmp_path / "cache", show=False)
+    assert len(learned) > 265  # more than bytes and markers
+    assert len(learned("the cat sat")["input_ids"]) < len("the cat sat") / 2
 
 
 def test_a_saved_tokenizer_is_the_same_through_transformers(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:

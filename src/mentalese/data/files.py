@@ -47,7 +47,7 @@ def split_files(path: Path, suffixes: tuple[str, ...]) -> dict[str, list[Path]]:
         by_prefix: dict[str, dict[str, list[Path]]] = {}
         for file in sorted(path.iterdir()):
             suffix = next((suffix for suffix in suffixes if file.name.endswith(suffix)), None)
-            if suffix and (match := _SPLIT_FILE.fullmatch(file.name.removesuffix(suffix))):
+            if suffix and file.is_file() and (match := _SPLIT_FILE.fullmatch(file.name.removesuffix(suffix))):
                 split = SPLIT_ALIASES.get(match["split"], match["split"])
                 by_prefix.setdefault(match["prefix"] or "", {}).setdefault(split, []).append(file)
         if not by_prefix:
@@ -81,7 +81,7 @@ def text_reader(path: Path) -> Reader:
                         raise InputError(f"{path} is binary: use UTF-8 text")
                     yield line
         except UnicodeDecodeError as error:
-            raise InputError(f"{path} is not UTF-8 text (byte {error.start}): convert it") from error
+            raise InputError(f"{path} is not UTF-8 text: convert it") from error
 
     return lambda: join_lines(read())
 
@@ -140,7 +140,9 @@ def _read_json_list(path: Path) -> Iterator[Row]:
     try:
         with open_text(path) as file:
             rows = json.load(file)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except InputError:  # a ValueError too
+        raise
+    except (ValueError, RecursionError) as error:  # a number may have too many digits
         raise InputError(f"{path} is not JSON ({error}): repair it, or call it .jsonl if each line is a row") from error
     if not isinstance(rows, list):
         raise InputError(f"{path} is no JSON list: use a list of objects, or .jsonl with one object a line")

@@ -177,6 +177,8 @@ def _find_column(spec: str, rows: list[dict[str, Any]], text_column: str | None)
         return text_column
     if set(_RECORD) <= set(columns):
         return None
+    if "text" in columns:
+        return "text"
     lengths = {
         name: [len(row[name]) for row in rows if isinstance(row.get(name), str)]
         for name in columns
@@ -184,7 +186,7 @@ def _find_column(spec: str, rows: list[dict[str, Any]], text_column: str | None)
     }
     strings = [name for name, found in lengths.items() if found]
     long = [name for name in strings if sum(lengths[name]) >= _LONG_TEXT * len(lengths[name])]
-    for candidates in (["text"] if "text" in strings else [], strings, long):
+    for candidates in (strings, long):
         if len(candidates) == 1:
             return candidates[0]
     problem = "several columns may contain" if long or strings else "no column contains"

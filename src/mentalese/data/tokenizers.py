@@ -280,14 +280,18 @@ def _train_bpe(source: Source, size: int, show: bool) -> PreTrainedTokenizerFast
     share = min(1.0, _TRAINING_BYTES / total)
 
     def sample() -> Iterator[str]:
-        """Documents spread evenly over the training split."""
-        done = 0
+        """Documents spread evenly over the training split; of a few large ones at least the first, up to a limit."""
+        done, first = 0, None
         with progress(f"training the tokenizer bpe:{size}", total, show=show) as shown:
             for index, document in enumerate(source.documents("train")):
                 done += len(document.text)
+                first = document.text[:_TRAINING_BYTES] if index == 0 else first
                 if int((index + 1) * share) > int(index * share):
+                    first = ""
                     shown.update(min(done, total))
                     yield document.text
+        if first:
+            yield first
 
     backend.train_from_iterator(sample(), trainer)
     return add_markers(PreTrainedTokenizerFast(tokenizer_object=backend))

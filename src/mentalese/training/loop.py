@@ -145,7 +145,7 @@ class Run:
             )
         self.store, self.tokenizer = _prepare(recipe, parallel, show)
         self.plan = Plan(self.store.splits["train"], recipe, self.tokenizer, world_size=parallel.world_size)
-        if show and (remark := self.plan.cut_short()):
+        if (remark := self.plan.cut_short()) and show:
             print(f"{recipe.name}: {remark}", file=sys.stderr)
         self.init_weights = init_weights(recipe)
         self.model, self.parameters, whole = start(recipe, self.tokenizer, parallel)
@@ -396,8 +396,8 @@ class Run:
             saved = self._as_saved(layout)
             whole = saved.scored_by(max_documents=None)
             evaluation_batches(self.store.splits["validation"], layout, saved.evaluation, self.tokenizer)
+            evaluation_batches(self.store.splits["test"], layout, whole.evaluation, self.tokenizer)
             if self.asks:
-                evaluation_batches(self.store.splits["test"], layout, whole.evaluation, self.tokenizer)
                 check_room(saved, self.store.splits["validation"])
                 check_room(whole, self.store.splits["test"])
 

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -155,8 +156,9 @@ def openings(
     split = store.splits["test"]
     if questions:
         return [tokenizer.decode(split.segment(first)).strip() for first in split.document_segments[:-1][:count]]
-    starts = split.documents[:-1][split.documents[1:] - split.documents[:-1] > 2 * length][:count]
-    return [tokenizer.decode(split.tokens[start : start + length].astype("int64")) for start in starts] or ["The"]
+    starts = split.documents[:-1][split.documents[1:] - split.documents[:-1] > 2 * length]
+    texts = (tokenizer.decode(split.tokens[start : start + length].astype("int64")) for start in starts)
+    return list(islice((text for text in texts if text.strip()), count)) or ["The"]
 
 
 def learning_curve(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
