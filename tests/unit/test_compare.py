@@ -298,10 +298,6 @@ def _changed(section: str, **fields: Any) -> Recipe:
         (_changed("data", tokenizer="bpe:512"), "data.tokenizer is 'bpe:4096' in a/x and 'bpe:512' in b/x"),
         (_changed("evaluation", tokens="all"), "evaluation.tokens is 'lexical' in a/x and 'all' in b/x"),
         (_changed("evaluation", joined=True), "evaluation.joined is False in a/x and True in b/x"),
-        (
-            _changed("evaluation", context_length=64, stride=1),
-            "windows of a/x have 256 tokens, 128 of them new, and those of b/x 64 and 1: set evaluation.context_length",
-        ),
         (asking("b/x"), "evaluation.metric is 'perplexity' in a/x and 'accuracy' in b/x"),
         (recipe("a/x"), "recipes name 'a/x' twice"),
         (recipe("a-x"), "recipes name 'a/x' and 'a-x', whose runs have one folder: change one name"),

@@ -34,7 +34,7 @@ from mentalese.compare.charts import (
     stops,
 )
 from mentalese.compare.headline import headline, paired_test, winner
-from mentalese.compare.report import cells, ends_note, report, write_report
+from mentalese.compare.report import cells, contexts_note, ends_note, report, write_report
 from mentalese.evaluation.statistics import summary
 from mentalese.formatting import short_count, short_names
 
@@ -369,6 +369,17 @@ def test_models_that_are_told_where_sentences_end_are_compared_with_ends_paid_fo
     assert "family0/tiny 2.000, family1/tiny 3.000." in report(compared)
     compared["rows"][0]["runs"][0]["test"]["protocol"]["sentences"] = "sentencex"
     assert ends_note(compared["rows"]) == ""
+
+
+def test_contexts_that_differ_are_listed() -> None:
+    rows = comparison(2)["rows"]
+    protocols = [row["runs"][0]["test"]["protocol"] for row in rows]
+    for protocol in protocols:
+        protocol["context"] = "sliding windows of 64 tokens"
+    assert contexts_note(rows) == ""
+    protocols[1]["context"] = "sliding windows of 65 tokens"
+    said = "Contexts differ: family0/tiny, sliding windows of 64 tokens; family1/tiny, sliding windows of 65 tokens."
+    assert contexts_note(rows) == said
 
 
 def test_every_trial_is_shown_and_a_best_value_at_the_edge_is_said() -> None:

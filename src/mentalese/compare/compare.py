@@ -24,7 +24,7 @@ from mentalese import provenance
 from mentalese.compare import cluster
 from mentalese.compare.headline import SEEDS_FOR_A_TEST, headline, metric, paired_test, scored_alike
 from mentalese.compare.jobs import Job, Then, run_jobs
-from mentalese.compare.report import cells, ends_note, header, is_ablated, write_report
+from mentalese.compare.report import cells, contexts_note, ends_note, header, is_ablated, write_report
 from mentalese.compare.tuning import Tuned, grid, name_of, with_settings
 from mentalese.data.store import prepare, tokenizer_name
 from mentalese.errors import InputError
@@ -264,12 +264,6 @@ def _check(recipes: list[Recipe], seeds: int, executor: str | None) -> None:
                     f"{section}.{field} is {one!r} in {first.name} and {other!r} in {recipe.name}: "
                     "runs are only comparable on the same text, tokens and protocol, so set it for both"
                 )
-        window, its_window = (r.layout.window(r.evaluation) for r in (first, recipe))
-        if window and its_window and window != its_window:
-            raise InputError(
-                f"windows of {first.name} have {window[0]} tokens, {window[1]} of them new, and those of {recipe.name} "
-                f"{its_window[0]} and {its_window[1]}: set evaluation.context_length and evaluation.stride for both"
-            )
 
 
 def _check_tuned(recipes: list[Recipe], tuned_fields: Mapping[str, Sequence[str]], match: Match | None) -> None:
@@ -465,6 +459,6 @@ def print_comparison(comparison: dict[str, Any]) -> None:
     print_table(
         header(rows), [cells(row, ablated) for row in rows], title=f"Test {metric(rows)} on {comparison['source']}"
     )
-    print(f"\n{headline(rows)}")
-    if note := ends_note(rows):
-        print(f"\n{note}")
+    for note in (headline(rows), contexts_note(rows), ends_note(rows)):
+        if note:
+            print(f"\n{note}")

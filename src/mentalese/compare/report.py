@@ -159,6 +159,14 @@ def _ablations(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {part["thoughts"]: part for part in row["ablation"]["ablations"]}
 
 
+def contexts_note(rows: Sequence[dict[str, Any]]) -> str:
+    """What each model reads before a token that is scored, if they differ in it; else empty."""
+    contexts = {row["name"]: row["runs"][0]["test"]["protocol"].get("context") for row in rows}
+    if len({*contexts.values()}) < 2:
+        return ""
+    return f"Contexts differ: {'; '.join(f'{name}, {context}' for name, context in contexts.items())}."
+
+
 def ends_note(rows: Sequence[dict[str, Any]]) -> str:
     """Bits per byte with ends paid for, if only some of the models are told where sentences end; else empty."""
     told = {row["runs"][0]["test"]["protocol"].get("sentences") is not None for row in rows}
