@@ -22,7 +22,7 @@ import torch
 
 from mentalese import provenance
 from mentalese.compare import cluster
-from mentalese.compare.headline import SEEDS_FOR_A_TEST, headline, metric, paired_test, scored_alike
+from mentalese.compare.headline import FLOPS_TOLERANCE, SEEDS_FOR_A_TEST, headline, metric, paired_test, scored_alike
 from mentalese.compare.jobs import Job, Then, run_jobs
 from mentalese.compare.report import cells, contexts_note, ends_note, header, is_ablated, write_report
 from mentalese.compare.tuning import Tuned, grid, name_of, with_settings
@@ -46,7 +46,6 @@ from mentalese.training.run_folder import check_folder
 Match = Literal["params", "tokens", "flops"]
 
 PARAMETER_TOLERANCE = 0.01
-FLOPS_TOLERANCE = 0.02
 
 # Steps whose FLOPs are counted one by one; of a longer run, this many that are spread evenly over it.
 _COUNTED_STEPS = 10_000

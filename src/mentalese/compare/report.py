@@ -26,6 +26,7 @@ from mentalese.compare.charts import (
     scatter,
 )
 from mentalese.compare.headline import (
+    FLOPS_TOLERANCE,
     estimator_label,
     headline,
     metric,
@@ -45,8 +46,6 @@ _RESULTS = {
 }
 _REMOVED = "thoughts removed"
 _MORE_IS_BETTER = ("tokens/s", *_RESULTS["accuracy"])  # sorted in descending order first
-_NAMED_MISMATCH = 0.02
-"""Of a run's cost and the budget; less is not worth a word."""
 
 
 def header(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
@@ -197,7 +196,7 @@ def _facts(comparison: dict[str, Any]) -> str:
     }[match["by"]]
     if match["by"] in ("tokens", "flops"):
         spent = [run[match["by"]] for row in comparison["rows"] for run in row["runs"]]
-        if (off := max(abs(one / match["budget"] - 1) for one in spent)) > _NAMED_MISMATCH:
+        if (off := max(abs(one / match["budget"] - 1) for one in spent)) > FLOPS_TOLERANCE:
             by += f", which runs miss by up to {off:.0%}"  # a step is a large part of a short run
     facts = {
         "text": comparison["source"],

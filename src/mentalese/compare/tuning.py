@@ -133,9 +133,10 @@ class Tuned:
                 value = value.get(part) if isinstance(value, dict) else None
             if isinstance(value, float):
                 extended[name] = repr(value)
-        for trial in self.trials if extended else ():
-            settings = trial.settings | extended
-            yield settings, self.fit(with_settings(self.base, settings))
+        if extended:
+            settings = [trial.settings | extended for trial in self.trials]
+            for one in {name_of(one): one for one in settings}.values():  # a fit may take long
+                yield one, self.fit(with_settings(self.base, one))
 
     def beyond(self) -> Iterator[tuple[str, str]]:
         """Fields whose range is extended, and the next value: numbers with fractions, above 0, whose best value is the

@@ -74,14 +74,11 @@ def _check_kinds(folder: Path, files: list[Path], suffixes: tuple[str, ...]) -> 
 
 def text_reader(path: Path) -> Reader:
     def read() -> Iterator[str]:
-        try:
-            with path.open(encoding=ENCODING) as file:
-                for line in file:
-                    if "\0" in line:
-                        raise InputError(f"{path} is binary: use UTF-8 text")
-                    yield line
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path} is not UTF-8 text: convert it") from error
+        with open_text(path) as file:
+            for line in file:
+                if "\0" in line:
+                    raise InputError(f"{path} is binary: use UTF-8 text")
+                yield line
 
     return lambda: join_lines(read())
 

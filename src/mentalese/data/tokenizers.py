@@ -281,16 +281,17 @@ def _train_bpe(source: Source, size: int, show: bool) -> PreTrainedTokenizerFast
 
     def sample() -> Iterator[str]:
         """Documents spread evenly over the training split; of a few large ones at least the first, up to a limit."""
-        done, first = 0, None
+        done, first, drawn = 0, "", False
         with progress(f"training the tokenizer bpe:{size}", total, show=show) as shown:
             for index, document in enumerate(source.documents("train")):
                 done += len(document.text)
-                first = document.text[:_TRAINING_BYTES] if index == 0 else first
+                if index == 0:
+                    first = document.text[:_TRAINING_BYTES]
                 if int((index + 1) * share) > int(index * share):
-                    first = ""
+                    drawn = True
                     shown.update(min(done, total))
                     yield document.text
-        if first:
+        if not drawn:
             yield first
 
     backend.train_from_iterator(sample(), trainer)
