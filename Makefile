@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-ecosystem oldest nightly browser lint notebooks site release clean
+.PHONY: install demo test test-ecosystem oldest newest newest-install newest-contract nightly browser lint notebooks site release clean
 
 NOTEBOOKS := $(wildcard examples/notebooks/*.ipynb)
 
@@ -34,6 +34,21 @@ oldest:
 	.venv-oldest/bin/pip install --quiet --disable-pip-version-check --constraint constraints-oldest.txt --editable '.[test]' --editable ./models
 	OMP_NUM_THREADS=1 .venv-oldest/bin/pytest -W default --numprocesses auto --maxprocesses 8 --dist worksteal tests/contract tests/unit \
 		--ignore tests/contract/test_device.py --deselect tests/unit/test_masked_diffusion.py::test_a_left_padded_prompt_gives_what_it_gives_alone
+
+# The newest versions that pyproject.toml allows, as a user gets them today. Only torch is pinned, whose build depends on the machine.
+newest: newest-install newest-contract
+	OMP_NUM_THREADS=1 .venv-newest/bin/pytest -W default --numprocesses auto --maxprocesses 8 --dist worksteal tests/unit tests/docs/test_readme.py
+	folder=$$(mktemp -d) && .venv-newest/bin/mentalese demo --out "$$folder" && rm -r "$$folder"
+
+newest-install:
+	$(PYTHON) -m venv --clear .venv-newest
+	.venv-newest/bin/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	.venv-newest/bin/pip install --quiet --disable-pip-version-check --editable '.[test]' --editable ./models
+	@.venv-newest/bin/pip list --disable-pip-version-check | grep -E '^(torch|transformers|tokenizers|datasets|peft|lm_eval|accelerate|gradio) '
+
+newest-contract:
+	OMP_NUM_THREADS=1 .venv-newest/bin/pytest -W default --numprocesses auto --maxprocesses 8 --dist worksteal tests/contract tests/unit/test_seam.py \
+		--ignore tests/contract/test_device.py
 
 # The documents as a site, in build/site/html; a warning or a link to nothing is an error. Notebooks are executed first.
 site: .venv/docs-installed $(NOTEBOOKS:examples/%=build/%)
@@ -73,4 +88,4 @@ lint: install
 	$(BIN)/mypy
 
 clean:
-	rm -rf .venv runs build dist
+	rm -rf .venv .venv-oldest .venv-newest runs build dist

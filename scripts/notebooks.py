@@ -1,7 +1,7 @@
 """Executes the notebooks: python scripts/notebooks.py OUT [NAME ...]
 
 Each runs in an empty folder; OUT gets it with its output, which the site shows. A cell that fails or warns stops
-everything. Needs `pip install 'mentalese[docs]'`.
+everything. Needs `pip install '.[docs]'`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ python scripts/release.py build     check, then dist/: sdist and wheel, examined
 python scripts/release.py tag       build, then the tag vVERSION in this clone
 python scripts/release.py publish   uploads what the tag was made of, with twine's own settings and credentials
 
-Needs `pip install 'mentalese[release]'`. Push the tag by hand, after `tag` and before `publish`.
+Needs `pip install '.[release]'`. Push the tag by hand, after `tag` and before `publish`.
 """
 
 from __future__ import annotations
@@ -46,6 +46,18 @@ def run(*words: str) -> str:
     if done.returncode:
         sys.exit(f"{' '.join(words)} failed\n{done.stdout}")
     return done.stdout
+
+
+def check_names() -> None:
+    """Stop the release if the index has another project under one of our names, or is missing where it is named."""
+    from mentalese.install import OURS, PUBLISHED, owner_on_index
+
+    owners = {name: owner_on_index(name) for name in ("mentalese", "mentalese-models")}
+    strangers = {name: owner for name, owner in owners.items() if owner not in (None, OURS)}
+    if strangers:
+        sys.exit(f"the package index has other projects under our names: {strangers}")
+    if PUBLISHED and None in owners.values():
+        sys.exit(f"mentalese.install.PUBLISHED is True, and the index has {owners}")
 
 
 def check() -> str:
@@ -92,6 +104,7 @@ def tag() -> str:
 
 def publish() -> str:
     version = check()
+    check_names()
     if run("git", "rev-list", "-1", f"v{version}") != run("git", "rev-parse", "HEAD"):
         sys.exit(f"HEAD is not v{version}: check it out")
     files = [str(path) for path in sorted(DIST.glob(f"mentalese-{version}*"))]

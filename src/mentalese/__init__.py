@@ -11,15 +11,18 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from mentalese.errors import InputError
+from mentalese.install import warn_of_untested_transformers
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Phase, Recipe, TrainConfig
-from mentalese.registry import Family, get_recipe, match_recipes, recipes, register_lazily
+from mentalese.registration import register_lazily
+from mentalese.registry import Family, get_recipe, match_recipes, recipes
 
 if TYPE_CHECKING:
     from mentalese.api import answer, evaluate, think, train
     from mentalese.data.memory import as_source
+    from mentalese.models.cache import ThoughtCache
     from mentalese.models.config import LatentThoughtConfig
     from mentalese.models.contract import LossOutput, TrainStep
-    from mentalese.models.hf import LatentThoughtModel, ThoughtCache
+    from mentalese.models.hf import LatentThoughtModel
     from mentalese.models.saved import Saved, load
     from mentalese.models.trace import ThoughtTrace
     from mentalese.training.trainer import MentaleseTrainer
@@ -67,7 +70,7 @@ _PLACES = {
     "LossOutput": "mentalese.models.contract",
     "MentaleseTrainer": "mentalese.training.trainer",
     "Saved": "mentalese.models.saved",
-    "ThoughtCache": "mentalese.models.hf",
+    "ThoughtCache": "mentalese.models.cache",
     "ThoughtTrace": "mentalese.models.trace",
     "TrainStep": "mentalese.models.contract",
 }
@@ -81,3 +84,4 @@ def __getattr__(name: str) -> Any:
 
 
 register_lazily()
+warn_of_untested_transformers()

@@ -23,7 +23,7 @@ def browser() -> Iterator[Browser]:
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
-        missing("needs playwright: pip install 'mentalese[test]'")
+        missing("needs playwright: pip install '.[test]'")
     program = next(filter(None, map(shutil.which, CHROMIUM)), None)
     if program is None:
         missing("needs Chromium: `make browser`, or a browser called " + " or ".join(CHROMIUM))

@@ -14,8 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
-from transformers.pytorch_utils import Conv1D
+from transformers import AutoModelForCausalLM, Conv1D
 
 from mentalese import InputError, get_recipe
 from mentalese.data.batch import Batch

@@ -535,9 +535,9 @@ def test_two_processes_that_share_the_weights_equal_one(recipe: Recipe, tmp_path
     ("tracker", "missing", "message"),
     [
         ("trackoi", None, "no tracker is called 'trackoi'.*'trackio'"),
-        ("trackio", "trackio", r"'trackio', which is not installed: pip install 'mentalese\[trackio\]'"),
-        ("wandb", "wandb", r"'wandb', which is not installed: pip install 'mentalese\[wandb\]'"),
-        ("tensorboard", "torch.utils.tensorboard", r"not installed: pip install 'mentalese\[tensorboard\]'"),
+        ("trackio", "trackio", r"'trackio', which is not installed: pip install 'mentalese\[trackio\]"),
+        ("wandb", "wandb", r"'wandb', which is not installed: pip install 'mentalese\[wandb\]"),
+        ("tensorboard", "torch.utils.tensorboard", r"not installed: pip install 'mentalese\[tensorboard\]"),
     ],
 )
 def test_a_tracker_that_is_not_there_is_refused_before_anything_is_written(

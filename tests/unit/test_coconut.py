@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from transformers import AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.cache_utils import DynamicLayer
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from mentalese import recipes
 from mentalese.errors import InputError

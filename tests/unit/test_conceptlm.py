@@ -28,9 +28,9 @@ from mentalese.families.conceptlm.mtp import MTPForCausalLM
 from mentalese.models.adapter import as_contract
 from mentalese.models.backbone import attention_width
 from mentalese.models.build import config_class
+from mentalese.models.cache import ThoughtCache
 from mentalese.models.checkpoints import load_model
 from mentalese.models.grow import grow
-from mentalese.models.hf import ThoughtCache
 from mentalese.models.places import places
 from mentalese.training.loop import train
 from support import assert_same, finish, launch, losses, rotary_flops, shrink
@@ -580,7 +580,7 @@ def test_what_a_pass_cannot_read_is_refused() -> None:
     ids = torch.tensor([ROWS[0]])
     with pytest.raises(InputError, match=r"inputs_embeds is set: .* pass input_ids alone"):
         model(inputs_embeds=torch.zeros(1, 3, 16))
-    with pytest.raises(InputError, match=r"past_key_values is a ThoughtCache: .* needs a ConceptCache"):
+    with pytest.raises(InputError, match=r"(cache|past_key_values) is a ThoughtCache: .* needs a ConceptCache"):
         model(ids, past_key_values=ThoughtCache(3))
     cache = model(ids, use_cache=True).past_key_values
     with pytest.raises(InputError, match="output_thoughts is True with a cache in use"):

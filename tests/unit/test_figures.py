@@ -340,7 +340,7 @@ def test_runs_of_one_recipe_go_by_their_folders(tmp_path: Path) -> None:
 
 def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(InputError, match=r"pip install 'mentalese\[figures\]'"):
+    with pytest.raises(InputError, match=r"pip install 'mentalese\[figures\]"):
         write_figure("curves", [str(result(tmp_path, "gpt2/a", 100))], tmp_path / "curves.svg")
 
 

@@ -15,7 +15,7 @@ from mentalese.families.coconut.config import CoconutConfig
 from mentalese.families.coconut.model import CoconutForCausalLM
 from mentalese.families.looped.config import LoopedConfig
 from mentalese.families.looped.model import LoopedForCausalLM
-from mentalese.models.hf import ThoughtCache
+from mentalese.models.cache import ThoughtCache
 from mentalese.models.wrapped import WrappedDecoder
 
 LATENT = 2
@@ -95,12 +95,12 @@ def test_tokens_and_columns_beyond_the_room_are_refused_before_anything_is_writt
     cache = model.new_cache()
     cache.max_tokens = 10
     model(torch.full((2, 5), 9), past_key_values=cache)
-    says = r"^past_key_values has room for 10 tokens: with input_ids there are 11, so begin with a larger one, or use"
+    says = r"^(cache|past_key_values) has room for 10 tokens: with input_ids there are 11, so begin with a larger one"
     with pytest.raises(InputError, match=says):
         model(torch.full((2, 6), 9), past_key_values=cache)
     # One row's latents lie beside the other's rest: 5 tokens take 7 columns.
     apart = torch.tensor([[9, 9, 9, LATENT, 9], [LATENT, LATENT, 9, 9, 9]])
-    says = r"^past_key_values has a fixed size of 10 columns: with input_ids there are 13, so generate fewer tokens, or"
+    says = r"^(cache|past_key_values) has a fixed size of 10 columns: with input_ids there are 13, so generate fewer"
     with pytest.raises(InputError, match=says):
         model(apart, past_key_values=cache)
     assert cache.seen_tokens == cache.layers[0].written == 5
@@ -111,7 +111,9 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(InputError, match=r"\(the backbone, a opt with sdpa, takes no masks of pairs\), so remove it$"):
         coconut("opt").generate(ids, **static)
     model = looped({})
-    with pytest.raises(InputError, match=r"^past_key_values is set with cache_implementation 'static': it is used as"):
+    with pytest.raises(
+        InputError, match=r"^(cache|past_key_values) is set with cache_implementation 'static': it is used"
+    ):
         model.generate(ids, past_key_values=model.new_cache(), **static)
     with pytest.raises(InputError, match=r"^cache_implementation is 'offloaded': LoopedForCausalLM has no such cache"):
         model.generate(ids, cache_implementation="offloaded", max_new_tokens=2)

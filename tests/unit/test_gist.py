@@ -11,8 +11,8 @@ from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel
 
 from mentalese import InputError
 from mentalese.families.baselines.gist import GPT2GistConfig, GPT2GistLMHeadModel, gist_mask
+from mentalese.models.cache import ThoughtCache
 from mentalese.models.contract import count_parameters
-from mentalese.models.hf import ThoughtCache
 
 PAD, BOS, EOS, EOD = 0, 1, 2, 3
 SIZES = {"vocab_size": 40, "n_positions": 64, "n_embd": 32, "n_head": 4, "initializer_range": 0.2}
@@ -143,7 +143,7 @@ def test_what_cannot_be_masked_is_refused() -> None:
     model = build()
     with pytest.raises(InputError, match="input_ids is None"):
         model(inputs_embeds=torch.zeros(1, 2, 32))
-    with pytest.raises(InputError, match=r"past_key_values is a DynamicCache: .* needs a ThoughtCache"):
+    with pytest.raises(InputError, match=r"(cache|past_key_values) is a DynamicCache: .* needs a ThoughtCache"):
         model(IDS, past_key_values=DynamicCache())
     with pytest.raises(InputError, match=r"^cache_implementation is 'static': GPT2GistLMHeadModel has no such cache"):
         model.generate(IDS, max_new_tokens=2, cache_implementation="static")

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
-pytest.importorskip("lm_eval", reason="needs lm-eval: pip install 'mentalese[tasks]'")
+pytest.importorskip("lm_eval", reason="needs lm-eval: pip install '.[tasks]'")
 
 import datasets
 import lm_eval.tasks
@@ -776,9 +776,7 @@ def test_files_that_are_missing_or_wrong_are_named(folder: Path) -> None:
 
 def test_without_lm_eval_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    with pytest.raises(
-        InputError, match=r"task 'piqa' needs lm-eval: install it with pip install 'mentalese\[tasks\]'"
-    ):
+    with pytest.raises(InputError, match=r"task 'piqa' needs lm-eval: pip install 'mentalese\[tasks\]"):
         read_questions("piqa", TaskOptions(task_files=folder))
 
 

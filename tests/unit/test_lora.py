@@ -251,9 +251,7 @@ def test_without_peft_the_message_says_what_to_install(
     found: str | None, said: str, base: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lora, "_version", lambda: found)
-    with pytest.raises(
-        InputError, match=rf"needs PEFT 0.20 or newer and finds {said}; `pip install 'mentalese\[lora\]'`"
-    ):
+    with pytest.raises(InputError, match=rf"needs PEFT 0.20 or newer and finds {said}: pip install 'mentalese\[lora\]"):
         train(recipe(corpus, base, tmp_path, None), tmp_path / "run", show=False)
     assert not (tmp_path / "run").exists()
 

@@ -88,7 +88,7 @@ def test_every_figure_has_its_value_protocol_and_estimator(run: Path) -> None:
 def test_its_code_opens_the_model(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = card(run)[1]
     own = json.loads((run / "model" / "config.json").read_text())["model_type"] != "gpt2"
-    assert ("trust_remote_code=True" in text) == ("pip install mentalese" in text) == own
+    assert ("trust_remote_code=True" in text) == ("pip install 'mentalese @" in text) == own
     codes = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(codes) == 2
     for code in codes:

@@ -82,10 +82,10 @@ def test_without_a_package_it_says_which_one_to_install(
     installed: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     installed.clear()
-    with pytest.raises(InputError, match="no package of models is installed: pip install mentalese-models"):
+    with pytest.raises(InputError, match="no package of models is installed: pip install 'mentalese-models @"):
         mentalese.load("models:x")
     assert main(["models"]) == 0
-    assert "pip install mentalese-models" in capsys.readouterr().out
+    assert "pip install 'mentalese-models @" in capsys.readouterr().out
 
 
 def test_two_models_of_one_name_are_refused(installed: list[Any]) -> None:

@@ -274,7 +274,7 @@ def test_without_gradio_it_is_said_how_to_install_it(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
     assert cli.main(["play", "no-such-model"]) == 2
-    assert "pip install 'mentalese[play]'" in capsys.readouterr().err
+    assert "pip install 'mentalese[play] @ git+" in capsys.readouterr().err
 
 
 def test_every_option_of_the_page_is_one_of_the_command_line(player: Player) -> None:

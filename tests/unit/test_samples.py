@@ -293,7 +293,7 @@ def test_a_judge_reads_plain_text(saved: Path, tmp_path: Path) -> None:
 
 def test_without_mauve_its_extra_is_named(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mauve", None)
-    with pytest.raises(InputError, match=r"pip install 'mentalese\[mauve\]'"):
+    with pytest.raises(InputError, match=r"pip install 'mentalese\[mauve\]"):
         open_judge(SampleOptions(judge=str(saved), kind="conditional"))
     open_judge(SampleOptions(judge=str(saved)))
 

@@ -3,8 +3,9 @@
 import torch
 from torch import nn
 
+from mentalese.models.cache import ThoughtCache
 from mentalese.models.config import LatentThoughtConfig
-from mentalese.models.hf import Encoded, LatentThoughtModel, ThoughtCache
+from mentalese.models.hf import Encoded, LatentThoughtModel
 from mentalese.models.trace import Thought
 
 
@@ -15,7 +16,6 @@ class RunningMeanConfig(LatentThoughtConfig):
 class RunningMeanForCausalLM(LatentThoughtModel):
     config_class = RunningMeanConfig
     about_thoughts = "The mean of all tokens so far."
-    _tied_weights_keys = {"lm_head.weight": "embed.weight"}  # noqa: RUF012
 
     def __init__(self, config):
         super().__init__(config)

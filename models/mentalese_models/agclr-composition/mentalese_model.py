@@ -4,6 +4,9 @@ try:
     from mentalese.families.coconut.config import CoconutConfig
     from mentalese.families.coconut.model import CoconutForCausalLM
 except ImportError as error:
-    raise ImportError("this checkpoint needs the package mentalese: pip install mentalese") from error
+    raise ImportError(
+        "this checkpoint needs the package mentalese: "
+        "pip install 'mentalese @ git+https://github.com/mentalese/mentalese'"
+    ) from error
 
 __all__ = ["CoconutConfig", "CoconutForCausalLM"]

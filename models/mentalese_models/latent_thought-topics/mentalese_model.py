@@ -4,6 +4,9 @@ try:
     from mentalese.families.latent_thought.config import LTMConfig
     from mentalese.families.latent_thought.model import LTMForCausalLM
 except ImportError as error:
-    raise ImportError("this checkpoint needs the package mentalese: pip install mentalese") from error
+    raise ImportError(
+        "this checkpoint needs the package mentalese: "
+        "pip install 'mentalese @ git+https://github.com/mentalese/mentalese'"
+    ) from error
 
 __all__ = ["LTMConfig", "LTMForCausalLM"]

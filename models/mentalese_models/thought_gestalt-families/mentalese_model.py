@@ -4,6 +4,9 @@ try:
     from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
     from mentalese.families.thought_gestalt.model import ThoughtGestaltForCausalLM
 except ImportError as error:
-    raise ImportError("this checkpoint needs the package mentalese: pip install mentalese") from error
+    raise ImportError(
+        "this checkpoint needs the package mentalese: "
+        "pip install 'mentalese @ git+https://github.com/mentalese/mentalese'"
+    ) from error
 
 __all__ = ["ThoughtGestaltConfig", "ThoughtGestaltForCausalLM"]

@@ -4,6 +4,9 @@ try:
     from mentalese.families.thoughtbubbles.config import ThoughtbubblesConfig
     from mentalese.families.thoughtbubbles.model import ThoughtbubblesForCausalLM
 except ImportError as error:
-    raise ImportError("this checkpoint needs the package mentalese: pip install mentalese") from error
+    raise ImportError(
+        "this checkpoint needs the package mentalese: "
+        "pip install 'mentalese @ git+https://github.com/mentalese/mentalese'"
+    ) from error
 
 __all__ = ["ThoughtbubblesConfig", "ThoughtbubblesForCausalLM"]

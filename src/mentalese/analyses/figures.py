@@ -14,6 +14,7 @@ from mentalese.analyses.drawing import Figure
 from mentalese.analyses.suite import SUITE, SUITE_TEXT
 from mentalese.errors import InputError, nearest
 from mentalese.files import check_place, read_json
+from mentalese.install import install_command
 
 FORMATS = (".svg", ".png", ".pdf")
 
@@ -100,7 +101,7 @@ def write_figure(
     try:
         import matplotlib
     except ImportError as error:
-        raise InputError("figures need matplotlib: pip install 'mentalese[figures]'") from error
+        raise InputError(f"figures need matplotlib: {install_command('figures')}") from error
 
     from mentalese import provenance
     from mentalese.files import write_json

@@ -55,7 +55,7 @@ class Outcome:
 def run(words: list[str]) -> None:
     what, options = read_one(Options, words, "check", "FAMILY")
     if importlib.util.find_spec("pytest") is None:
-        raise InputError("`mentalese check` needs pytest: pip install pytest, or pip install 'mentalese[test]'")
+        raise InputError("`mentalese check` needs pytest: pip install pytest")
     found, root = find(what)
     names = [recipe.name for family in found.values() for recipe in load(family.recipes)]
     tiny = [name for name in names if name.endswith("/tiny")]

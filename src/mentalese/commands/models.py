@@ -9,6 +9,7 @@ from typing import Any
 from mentalese.commands.help import width
 from mentalese.commands.options import none, read
 from mentalese.commands.shared import print_json
+from mentalese.install import install_command
 
 
 @dataclass(kw_only=True)
@@ -42,7 +43,7 @@ def run(words: list[str]) -> None:
     if options.json:
         return print_json(found)
     if not found:
-        return print("No package of models is installed: pip install mentalese-models")
+        return print(f"No package of models is installed: {install_command(models=True)}")
     for name, model in found.items():
         print(f"{name}  {model['bytes'] / 1e6:.1f} MB")
         print(textwrap.fill(model["summary"], width(), initial_indent="  ", subsequent_indent="  "))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from mentalese.commands.options import read_one
 from mentalese.commands.shared import device
 from mentalese.errors import InputError
+from mentalese.install import install_command
 
 
 @dataclass(kw_only=True)
@@ -26,7 +27,7 @@ class Options:
 def run(words: list[str]) -> None:
     path, options = read_one(Options, words, "play", "MODEL")
     if importlib.util.find_spec("gradio") is None:
-        raise InputError("the page needs Gradio, which is not installed: pip install 'mentalese[play]'")
+        raise InputError(f"the page needs Gradio, which is not installed: {install_command('play')}")
     from mentalese.viewer.play import check_address, play
 
     check_address(options.host, options.port)

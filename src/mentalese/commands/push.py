@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mentalese.commands.options import read
 from mentalese.errors import InputError
+from mentalese.install import OURS, REPOSITORY, owner_on_index
 from mentalese.screen import print_table
 
 
@@ -49,7 +50,22 @@ def run(words: list[str]) -> None:
         print_table(("file", "bytes"), [*rows, ("all", f"{sum(file.stat().st_size for file in files):,}")])
         print(f"\n{(folder / NAME).read_text(encoding='utf-8')}\nNothing was uploaded to {repo}.")
     else:
+        _check_index()
         print(f"{repo} is at {_upload(folder, repo, options.private)}")
+
+
+def _check_index() -> None:
+    """Refuse to send people to a package of another project, which may have taken the name that cards mention."""
+    try:
+        owner = owner_on_index("mentalese")
+    except LookupError as reason:
+        print(f"The name mentalese on the package index was not checked: {reason}.")
+        return
+    if owner not in (None, OURS):
+        raise InputError(
+            f"mentalese on the package index is another project ({owner}), and readers of the card might install it: "
+            f"tell them to install from {REPOSITORY}, and rename this package before you push"
+        )
 
 
 def _check_name(repo: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from mentalese.errors import InputError
+from mentalese.install import install_command
 from mentalese.screen import progress
 from mentalese.training.signals import stop_signals
 
@@ -126,7 +127,7 @@ def _engine(cluster: str, options: Mapping[str, str | int], folder: Path) -> Any
     try:
         import submitit
     except ModuleNotFoundError as error:
-        raise InputError("executor needs submitit: install it with pip install 'mentalese[slurm]'") from error
+        raise InputError(f"executor needs submitit: {install_command('slurm')}") from error
     try:
         engine = submitit.AutoExecutor(folder=folder, cluster=cluster)
         engine.update_parameters(**{"timeout_min": _A_DAY, **options})

@@ -17,6 +17,7 @@ from mentalese.data.config import DataConfig
 from mentalese.data.documents import Document, Kind
 from mentalese.data.tokenizers import continuing, corpus_encoder
 from mentalese.errors import InputError, nearest
+from mentalese.install import install_command
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -47,7 +48,9 @@ def open_splitter(name: str) -> tuple[Splitter, str]:
         try:
             from syntok.segmenter import analyze
         except ImportError as error:
-            raise InputError("data.sentences is 'syntok': install it with pip install 'mentalese[syntok]'") from error
+            raise InputError(
+                f"data.sentences is 'syntok', which is not installed: {install_command('syntok')}"
+            ) from error
 
         def by_syntok(text: str) -> list[str]:
             sentences = (sentence for paragraph in analyze(text) for sentence in paragraph)
@@ -73,7 +76,7 @@ def _open_sat() -> Splitter:
     try:
         from wtpsplit import SaT
     except ImportError as error:
-        raise InputError("data.sentences is 'sat': install it with pip install 'mentalese[sat]'") from error
+        raise InputError(f"data.sentences is 'sat', not installed: {install_command('sat')}") from error
     try:
         model = SaT(SAT_MODEL)
     except (OSError, ValueError, RuntimeError) as error:

@@ -34,6 +34,7 @@ from mentalese.data.store import Split
 from mentalese.data.tokenizers import corpus_encoder, decode, decode_after
 from mentalese.errors import InputError
 from mentalese.evaluation.options import Decoding, SampleOptions
+from mentalese.install import install_command
 from mentalese.models.build import context_length
 from mentalese.models.contract import evaluation_mode
 from mentalese.models.generation import seeded
@@ -61,7 +62,7 @@ def open_judge(options: SampleOptions, device: str | torch.device | None = None)
     if name is None:
         raise InputError("judge is None: samples are scored by another model; set --judge PATH or --judge hub:NAME")
     if "conditional" in options.kinds and importlib.util.find_spec("mauve") is None:
-        raise InputError("MAUVE is not installed: install it with pip install 'mentalese[mauve]'")
+        raise InputError(f"MAUVE is not installed: {install_command('mauve')}")
     saved = load(name, device)
     if not saved.layout.plain:
         raise InputError(f"judge is {name!r}, which has layout {saved.layout.kind!r}: use a model of plain text")

@@ -19,6 +19,7 @@ from mentalese.data.files import join_lines, open_text, read_json_lines
 from mentalese.errors import InputError, nearest
 from mentalese.evaluation.options import EvaluationOptions, HubOptions, TaskOptions
 from mentalese.files import sha256
+from mentalese.install import install_command
 from mentalese.models.saved import Saved
 from mentalese.network import hub_or_cache
 
@@ -279,7 +280,7 @@ def _check_installed(name: str) -> None:
     try:
         import lm_eval  # noqa: F401
     except ImportError as error:
-        raise InputError(f"task {name!r} needs lm-eval: install it with pip install 'mentalese[tasks]'") from error
+        raise InputError(f"task {name!r} needs lm-eval: {install_command('tasks')}") from error
 
 
 def _rows(path: Path, questions: QuestionSet, limit: int | None) -> list[Row]:

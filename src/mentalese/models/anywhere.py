@@ -9,13 +9,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from mentalese.install import install_command
+
 MODULE = "mentalese_model"
 _SOURCE = '''"""Opens this checkpoint by `trust_remote_code=True`. Its code is in the package `mentalese`."""
 
 try:
     {imports}
 except ImportError as error:
-    raise ImportError("this checkpoint needs the package mentalese: pip install mentalese") from error
+    raise ImportError(
+        "this checkpoint needs the package mentalese: "
+        "{install}"
+    ) from error
 
 __all__ = {names}
 '''
@@ -26,7 +31,8 @@ def write_module(folder: Path, name: str, *classes: type) -> Path:
     imports = (f"from {cls.__module__} import {cls.__name__}" for cls in classes)
     names = ", ".join(f'"{cls.__name__}"' for cls in classes)
     path = folder / f"{name}.py"
-    path.write_text(_SOURCE.format(imports="\n    ".join(imports), names=f"[{names}]"), encoding="utf-8")
+    text = _SOURCE.format(imports="\n    ".join(imports), names=f"[{names}]", install=install_command())
+    path.write_text(text, encoding="utf-8")
     return path
 
 

@@ -7,13 +7,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.pytorch_utils import Conv1D
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    Conv1D,
+    GradientCheckpointingLayer,
+    PreTrainedModel,
+)
 
 from mentalese.errors import InputError, nearest
 from mentalese.models.config import LatentThoughtConfig
+from mentalese.models.transformers_seam import attention_of
 
 
 def decoder_config(where: str, fields: dict[str, Any]) -> Any:
@@ -25,12 +29,9 @@ def decoder_config(where: str, fields: dict[str, Any]) -> Any:
     Raises:
         InputError: no causal LM of that type, one of our own, an unknown field, or a value that its config refuses.
     """
-    # Imported here: it registers our classes too, whose configs may be what is being imported.
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
     values = dict(fields)
     kind = values.pop("model_type", None)
-    if kind not in CONFIG_MAPPING or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if kind not in CONFIG_MAPPING or CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
         hint = nearest(str(kind), CONFIG_MAPPING.keys())
         raise InputError(f"{where}.model_type is {kind!r}: use the type of a transformers decoder (gpt2, llama){hint}")
     cls = CONFIG_MAPPING[kind]
@@ -95,7 +96,7 @@ PAIRED = (*WINDOWED, "gpt2", "gpt_neox", "llama")
 
 def takes_pairs(config: Any) -> bool:
     """Whether `attention_masks` are of pairs for a decoder without windows."""
-    return config._attn_implementation in ("sdpa", "eager") and config.model_type in PAIRED
+    return attention_of(config) in ("sdpa", "eager") and config.model_type in PAIRED
 
 
 def attention_masks(
@@ -120,7 +121,7 @@ def attention_masks(
     Raises:
         InputError: windows with an implementation of attention that takes no such masks.
     """
-    window, kind = sliding_window(config), config._attn_implementation
+    window, kind = sliding_window(config), attention_of(config)
     if window is None and not takes_pairs(config):
         return mask.long()
     if kind not in ("sdpa", "eager"):

@@ -1,4 +1,4 @@
-"""Hugging Face's side of every family: the cache, and the one `forward`."""
+"""Hugging Face's side of every family: the one `forward`, and `generate`."""
 
 from __future__ import annotations
 
@@ -11,111 +11,25 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
-from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
-from transformers.cache_utils import Cache, DynamicLayer
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.utils import logging
+from transformers import logging
 
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError, nearest
 from mentalese.models.anywhere import OpensAnywhere
+from mentalese.models.cache import ThoughtCache, check_cache_kind
 from mentalese.models.config import LatentThoughtConfig
 from mentalese.models.contract import ONE_PASS, Contract, LossOutput, follows
-from mentalese.models.fixed_keys import FixedKeys
 from mentalese.models.inputs import check_kept, check_labels, check_mask, check_tokens, check_width
 from mentalese.models.peft_targets import adapt_by_default
 from mentalese.models.trace import ThoughtTrace
+from mentalese.models.transformers_seam import CACHE, LogitsOutput, StatesOutput, TransformersModel, one_cache
 
 logger = logging.get_logger(__name__)
 
 
-class ThoughtCache(Cache):
-    """Keys and values by layer, and named states by row: what generation carries from token to token.
-
-    `state[name]` is a tensor whose first dimension is the batch, so that beam search, repetition and selection of rows
-    move keys, values and thoughts together. `seen_tokens` counts tokens of the *stream*; a model whose keys and values
-    contain more (forks) or less (one sentence) than the stream keeps them in `state` and leaves the layers empty.
-    `max_tokens` is the number of tokens that a cache of fixed size has room for, `None` if it grows; it is set before
-    the first call, which finds out how many keys there are.
-    """
-
-    is_croppable = False
-    is_compileable = False  # by transformers, which would take a whole call: `compile_parts` does
-    layers: list[Any]
-
-    def __init__(self, num_hidden_layers: int = 0) -> None:
-        super().__init__(layers=[DynamicLayer() for _ in range(num_hidden_layers)])
-        self.state: dict[str, Tensor] = {}
-        self.seen_tokens = 0
-        self.max_tokens: int | None = None
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens of the stream read so far, left padding included, as `generate` counts them."""
-        return self.seen_tokens
-
-    def advance(self, tokens: int) -> None:
-        """Ends a call that read `tokens` more. After the first one, keys and values of a fixed size stay in place, with
-        room for all tokens to come."""
-        self.seen_tokens += tokens
-        if self.max_tokens is not None and not any(isinstance(layer, FixedKeys) for layer in self.layers):
-            self.fix(self.max_tokens)
-
-    def fix(self, columns: int) -> None:
-        """Makes room for `columns` columns in all, and for those that have no token."""
-        columns += max(self.layers[0].get_seq_length() - self.seen_tokens, 0)
-        self.layers = [FixedKeys(layer.keys, layer.values, columns) for layer in self.layers]
-
-    def check_room(self, tokens: int) -> None:
-        """Raises `InputError` if a cache of fixed size has no room for `tokens` more."""
-        if self.max_tokens is not None and self.seen_tokens + tokens > self.max_tokens:
-            raise InputError(
-                f"past_key_values has room for {self.max_tokens} tokens: with input_ids there are "
-                f"{self.seen_tokens + tokens}, so begin with a larger one, or use a cache that grows"
-            )
-
-    def _move(self, select: Any) -> None:
-        self.state = {name: select(value) for name, value in self.state.items()}
-
-    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        super().reorder_cache(beam_idx)
-        self._move(lambda value: value.index_select(0, beam_idx.to(value.device)))
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        super().batch_repeat_interleave(repeats)
-        self._move(lambda value: value.repeat_interleave(repeats, dim=0))
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        super().batch_select_indices(indices)
-        self._move(lambda value: value[indices.to(value.device)])
-
-    def reset(self) -> None:
-        super().reset()
-        self.state = {}
-        self.seen_tokens = 0
-
-    def crop(self, tokens_to_remove: int) -> None:
-        raise NotImplementedError(
-            "a cache of thoughts cannot be cut back: assisted and prompt-lookup decoding are not supported"
-        )
-
-
-def check_cache_kind(model: nn.Module, kind: str | None, why_no_fixed: str | None) -> None:
-    """Raises `InputError` for a `cache_implementation` that a model does not have.
-
-    Args:
-        why_no_fixed: the reason why a cache of it cannot have a fixed size; `None`: it can.
-    """
-    if kind not in ((None, "dynamic", "static") if why_no_fixed is None else (None, "dynamic")):
-        why = why_no_fixed or "it grows, or is 'static'"
-        raise InputError(
-            f"cache_implementation is {kind!r}: {type(model).__name__} has no such cache ({why}), so remove it"
-        )
-
-
 @dataclass
-class CausalLMOutputWithThoughts(CausalLMOutputWithPast):
+class CausalLMOutputWithThoughts(LogitsOutput):
     """Hugging Face's output, and one `ThoughtTrace` per row if `output_thoughts=True` was asked for."""
 
     thoughts: list[ThoughtTrace] | None = None
@@ -162,6 +76,7 @@ class Body(nn.Module):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
+        cache: ThoughtCache | None = None,
         **options: Any,
     ) -> Any:
         """`last_hidden_state` [batch, length, hidden], from which the head predicts; see `LatentThoughtModel.forward`.
@@ -179,19 +94,20 @@ class Body(nn.Module):
                 stacklevel=2,
             )
         input_ids = model._tokens(input_ids, inputs_embeds)
-        cache = model._cache(past_key_values, model._caches if use_cache is None else use_cache)
+        cache = one_cache(cache, past_key_values)
+        cache = model._cache(cache, model._caches if use_cache is None else use_cache)
         check_mask(attention_mask, input_ids, 0 if cache is None else cache.seen_tokens)
         options = model._checked(options, output_hidden_states, output_attentions)
         encoded = model.encode(input_ids, attention_mask, cache=cache, **options)
-        output = BaseModelOutputWithPast(model.states(encoded), cache, encoded.hidden_states)
+        output = StatesOutput(model.states(encoded), cache, encoded.hidden_states)
         return model._returned(output, return_dict)
 
 
-class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMixin):
+class LatentThoughtModel(OpensAnywhere, TransformersModel, Contract):
     """Base of every family's model: a Hugging Face causal LM that keeps the contract.
 
     A subclass sets `config_class`, builds its modules in `__init__` (`embed` and `lm_head` among them, ending in
-    `self.post_init()`), initialises in `_init_weights` every parameter that is not part of a plain linear, embedding
+    `self.post_init()`), initialises in `initialize` every parameter that is not part of a plain linear, embedding
     or norm, keeps whatever generation needs between tokens in a `ThoughtCache`, and writes
 
         encode          tokens to final hidden states, from where a cache left off
@@ -214,8 +130,7 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
     config_class = LatentThoughtConfig
     base_model_prefix = "model"
     accepts_loss_kwargs = False  # losses are means over the batch: `transformers.Trainer` divides by its micro-batches
-    _is_stateful = True
-    _supports_sdpa = True
+    tied_weights = {"lm_head.weight": "embed.weight"}  # noqa: RUF012 (nothing writes to it)
     cache_class: type[ThoughtCache] = ThoughtCache
     forward_options: tuple[str, ...] = ()
     keeps_hidden_states = False
@@ -237,8 +152,8 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
         if cls.lora_targets:
             adapt_by_default(cls.config_class.model_type, cls.lora_targets)
 
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
+    def initialize(self, module: nn.Module) -> None:
+        super().initialize(module)
         if isinstance(module, ResidualLinear):
             std = self.config.initializer_range / math.sqrt(2 * self.config.num_hidden_layers)
             init.normal_(module.weight, std=std)
@@ -260,20 +175,15 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
         """The model without its head; see `Body`."""
         return Body(self)
 
-    def _set_gradient_checkpointing(
-        self,
-        enable: bool = True,
-        gradient_checkpointing_func: Callable[..., Any] = checkpoint,
-        every_n_layers: int = 1,
-    ) -> None:
-        """transformers' hook for `gradient_checkpointing_enable`.
+    def set_checkpointing(self, enable: bool, run: Callable[..., Any], every_n_layers: int) -> None:
+        """See `TransformersModel.set_checkpointing`.
 
         Raises:
             InputError: the kind that only sees a block's own arguments; ours also read thoughts shared between blocks.
         """
-        if getattr(gradient_checkpointing_func, "keywords", {}).get("use_reentrant"):
+        if getattr(run, "keywords", {}).get("use_reentrant"):
             raise InputError("use_reentrant is True: gradients of shared thoughts would be lost, so set it to False")
-        super()._set_gradient_checkpointing(enable, gradient_checkpointing_func, every_n_layers)
+        super().set_checkpointing(enable, run, every_n_layers)
 
     # ------------------------------------------------------------------------------------- what a family writes
 
@@ -351,6 +261,7 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
+        cache: ThoughtCache | None = None,
         **options: Any,
     ) -> Any:
         """Logits [batch, length, vocabulary], each position's of the token after it.
@@ -360,7 +271,7 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
         Args:
             input_ids: [batch, length].
             attention_mask: [batch, length or, with a cache, all tokens so far], 0 at padding on either side.
-            past_key_values: the cache that an earlier call returned, or `new_cache()`.
+            cache, past_key_values: two names of one argument, the cache that an earlier call returned or `new_cache()`.
             use_cache: return a cache; `None` does so as `config.use_cache` says, but neither in training mode nor for a
                 trace.
             labels: [batch, length], see `Batch`; `loss` is then that of the next token, and in training mode the
@@ -382,7 +293,7 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
         input_ids = self._tokens(input_ids, inputs_embeds)
         if use_cache is None:
             use_cache = self._caches and not output_thoughts
-        cache = self._cache(past_key_values, use_cache)
+        cache = self._cache(one_cache(cache, past_key_values), use_cache)
         check_mask(attention_mask, input_ids, 0 if cache is None else cache.seen_tokens)
         check_kept(logits_to_keep, input_ids.shape[1])
         labels = check_labels(labels, input_ids, self.config.vocab_size)
@@ -412,9 +323,9 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
             encoded,
             loss=loss,
             logits=self.logits(encoded, kept),
-            past_key_values=cache,
             hidden_states=encoded.hidden_states,
             thoughts=self.trace(input_ids, attention_mask, encoded) if output_thoughts else None,
+            **{CACHE: cache},
         )
         return self._returned(output, return_dict)
 
@@ -431,10 +342,9 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
             raise InputError(f"{what}: this model finds its thoughts by tokens, so pass input_ids alone")
         return check_tokens(input_ids, self)
 
-    def _prepare_model_inputs(self, *args: Any, **kwargs: Any) -> Any:
-        """transformers' hook of `generate`; the prompt is refused as `forward` does."""
-        prompt, *rest = super()._prepare_model_inputs(*args, **kwargs)
-        return self._tokens(prompt, None), *rest
+    def check_prompt(self, input_ids: Tensor | None) -> Tensor:
+        """Return the prompt of `generate`, or raise what `forward` does."""
+        return self._tokens(input_ids, None)
 
     @property
     def _caches(self) -> bool:
@@ -449,12 +359,12 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
         """The cache of a call: the one passed to it, a new one, or none."""
         if cache is not None and not isinstance(cache, self.cache_class):
             raise InputError(
-                f"past_key_values is a {type(cache).__name__}: {type(self).__name__} needs a "
+                f"{CACHE} is a {type(cache).__name__}: {type(self).__name__} needs a "
                 f"{self.cache_class.__name__} (remove the argument, or use model.new_cache())"
             )
         if not self.can_cache:
             if cache is not None or use_cache:
-                name = "past_key_values is set" if cache is not None else "use_cache is True"
+                name = f"{CACHE} is set" if cache is not None else "use_cache is True"
                 raise InputError(f"{name}: {self.why_no_cache}, so set use_cache=False")
             return None
         if (cache is not None or use_cache) and self.training and self._checkpoints:
@@ -501,53 +411,40 @@ class LatentThoughtModel(OpensAnywhere, PreTrainedModel, Contract, GenerationMix
             )
         return options | {"output_hidden_states": True}
 
-    def _returned(self, output: BaseModelOutputWithPast | CausalLMOutputWithPast, return_dict: bool | None) -> Any:
+    def _returned(self, output: StatesOutput | LogitsOutput, return_dict: bool | None) -> Any:
         return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
 
-    def _prepare_cache_for_generation(
-        self,
-        generation_config: Any,
-        model_kwargs: dict[str, Any],
-        generation_mode: Any,
-        batch_size: int,
-        max_cache_length: int,
-    ) -> None:
-        kind = generation_config.cache_implementation
+    def cache_for_generation(self, settings: Any, cache: ThoughtCache | None, max_tokens: int) -> ThoughtCache | None:
+        """See `OwnCacheGenerationMixin`."""
+        kind = settings.cache_implementation
         check_cache_kind(self, kind, self.why_no_fixed_cache)
-        cache = model_kwargs.get("past_key_values")
         if cache is not None and kind == "static":
-            raise InputError(
-                "past_key_values is set with cache_implementation 'static': it is used as it is, remove one"
-            )
+            raise InputError(f"{CACHE} is set with cache_implementation 'static': it is used as it is, remove one")
         if not self.can_cache:
-            model_kwargs["use_cache"] = generation_config.use_cache = False
-        elif generation_config.use_cache is not False and cache is None:
-            model_kwargs["past_key_values"] = cache = self.new_cache()
+            settings.use_cache = False
+        elif settings.use_cache is not False and cache is None:
+            cache = self.new_cache()
             if kind == "static":  # as large as the largest so far, so that nothing is compiled again
-                larger = getattr(generation_config, "max_cache_len", None) or 0
-                self._static_tokens = max(max_cache_length, larger, self._static_tokens)
+                larger = getattr(settings, "max_cache_len", None) or 0
+                self._static_tokens = max(max_tokens, larger, self._static_tokens)
                 cache.max_tokens = self._static_tokens
+        return cache
 
     def prepare_inputs_for_generation(
         self,
         input_ids: Tensor,
         next_sequence_length: int | None = None,
-        past_key_values: ThoughtCache | None = None,
         attention_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """transformers' hook for each token. What `generate` has added itself is no padding, so it goes without a mask,
-        in which a model would have to look for some; padding before it is in the cache."""
+        """Return the arguments of the next call. Tokens that `generate` has added are not padding, so they go without
+        a mask, in which a model would have to look for some; padding before them is in the cache."""
         kwargs.pop("tokenizer", None)  # of `stop_strings`: transformers hands it on to the model too
-        first = kwargs.get("is_first_iteration", False)
-        if not first and past_key_values is not None and past_key_values.seen_tokens:
+        first, cache = kwargs.get("is_first_iteration", False), kwargs.get(CACHE)
+        if not first and cache is not None and cache.seen_tokens:
             attention_mask = None
         return super().prepare_inputs_for_generation(
-            input_ids,
-            next_sequence_length=next_sequence_length,
-            past_key_values=past_key_values,
-            attention_mask=attention_mask,
-            **kwargs,
+            input_ids, next_sequence_length=next_sequence_length, attention_mask=attention_mask, **kwargs
         )
 
     def trace(self, input_ids: Tensor, attention_mask: Tensor | None, encoded: Any) -> list[ThoughtTrace]:

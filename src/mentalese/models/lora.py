@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from packaging.version import Version
 from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
+from transformers import Conv1D, PreTrainedModel
 
 from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS
 from mentalese.errors import InputError, nearest
+from mentalese.install import install_command
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.contract import Contract
 from mentalese.recipe import TrainConfig
@@ -51,8 +51,8 @@ def add_adapters(model: Contract, tokenizer: PreTrainedTokenizerBase, train: Tra
     found = _version()
     if found is None or Version(found) < Version(_LEAST):
         raise InputError(
-            f"train.lora_rank is {train.lora_rank}: LoRA needs PEFT {_LEAST} or newer and finds {found or 'none'}; "
-            "`pip install 'mentalese[lora]'`"
+            f"train.lora_rank is {train.lora_rank}: LoRA needs PEFT {_LEAST} or newer and finds {found or 'none'}: "
+            f"{install_command('lora')}"
         )
     import peft
 

@@ -1,7 +1,7 @@
 """Trained models that packages bring: `models:NAME` opens one wherever the path of a model is asked for.
 
 A package names a module in the entry point group `mentalese.models`; each folder in it that contains a `config.json`
-is a model. `pip install mentalese-models` brings those of this project.
+is a model. `mentalese-models` brings those of this project.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from mentalese.errors import InputError, nearest
+from mentalese.install import install_command
 
 ENTRY_POINTS = "mentalese.models"
 PREFIX = "models:"
@@ -44,7 +45,7 @@ def packaged(path: str | Path) -> Path | None:
         return None
     name, known = str(path).removeprefix(PREFIX), packaged_models()
     if not known:
-        raise InputError(f"{path}: no package of models is installed: pip install mentalese-models")
+        raise InputError(f"{path}: no package of models is installed: {install_command(models=True)}")
     if name not in known:
         raise InputError(f"{path}: no model is called that{nearest(name, known)} (`mentalese models` lists them)")
     return known[name]

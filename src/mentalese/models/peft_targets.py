@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from mentalese.registry import when_imported
+from mentalese.registration import when_imported
 
 _MODULE = "peft.utils.constants"
 _TABLE = "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING"

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mentalese.errors import InputError
+from mentalese.models.transformers_seam import CACHE, attention_of
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def places(where: str, decoder: nn.Module) -> Places:
     """
     body: Any = decoder.base_model
     small = _small(body.config)
-    key = f"{type(decoder).__name__} {small._attn_implementation} " + small.to_json_string(use_diff=False)
+    key = f"{type(decoder).__name__} {attention_of(small)} " + small.to_json_string(use_diff=False)
     if key not in _tried:
         _tried[key] = _try(type(decoder), small)
     found = _tried[key]
@@ -84,7 +85,7 @@ def _find(body: Any) -> Places:
     if len(lists) != 1 or not norms or len(rotary) > 1:
         raise LookupError("its layers or its final norm were not found")
     takes = inspect.signature(type(children[lists[0]][0]).forward).parameters
-    cache = next((name for name in ("past_key_values", "layer_past") if name in takes), None)
+    cache = next((name for name in (CACHE, "layer_past") if name in takes), None)
     if cache is None:
         raise LookupError("its layers take no cache")
     embeds = rotary[0] if rotary and "position_embeddings" in takes else None
@@ -179,7 +180,7 @@ def _compare(body: Any, found: Places) -> None:
     if reached != [found] * len(layers):
         raise LookupError("it does not hand keywords to its layers")
     positions, mask = torch.arange(_LENGTH)[None], None
-    if body.config._attn_implementation != "sdpa":  # which makes a causal mask itself
+    if attention_of(body.config) != "sdpa":  # which makes a causal mask itself
         mask = torch.full((1, 1, _LENGTH, _LENGTH), torch.finfo(torch.float32).min).triu(1)
     for number, layer in enumerate(layers):
         options = found.positions(body, read[number], positions, len(layers))[number]

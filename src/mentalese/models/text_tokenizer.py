@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Encoding, Tokenizer, processors
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
-from transformers.tokenization_utils_base import TruncationStrategy
-from transformers.utils import PaddingStrategy
 
 from mentalese.data.config import DataConfig
 from mentalese.data.layouts import Layout, layout_class
@@ -28,6 +26,7 @@ from mentalese.data.prompts import PromptEncoder, TextRow
 from mentalese.data.tokenizers import BOS, MASK
 from mentalese.errors import InputError
 from mentalese.models.anywhere import NotCopied, write_module
+from mentalese.models.transformers_seam import PaddingStrategy, ReadingTokenizer, TruncationStrategy
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -102,7 +101,7 @@ def _template(backend: Tokenizer, before: Sequence[int], after: Sequence[int]) -
     return processors.TemplateProcessing(single=single, pair=[*single, "$B:1"], special_tokens=known)
 
 
-class MentaleseTokenizer(NotCopied, PreTrainedTokenizerFast):
+class MentaleseTokenizer(NotCopied, ReadingTokenizer):
     """A tokenizer that reads a text by a layout: `text_tokenizer` makes it, its settings are saved with it.
 
     Everywhere else it is a fast tokenizer of transformers: batches, padding, truncation, offsets, tensors.
@@ -116,9 +115,8 @@ class MentaleseTokenizer(NotCopied, PreTrainedTokenizerFast):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_reads": None, "_layout": None}  # found again; a splitter cannot be pickled
 
-    def _add_tokens(self, new_tokens: Any, special_tokens: bool = False) -> int:
+    def tokens_added(self) -> None:
         self._reads = None  # it knows the tokens that may end a clause
-        return super()._add_tokens(new_tokens, special_tokens=special_tokens)
 
     def _read_by(self) -> Layout:
         if self._layout is None:
@@ -137,7 +135,7 @@ class MentaleseTokenizer(NotCopied, PreTrainedTokenizerFast):
                 )
         if self._reads is None:
             data = DataConfig(**self.init_kwargs["text_sentences"])
-            self._reads = PromptEncoder(self, data, self.init_kwargs.get("text_mask_id"), self._tokenizer)
+            self._reads = PromptEncoder(self, data, self.init_kwargs.get("text_mask_id"), self.backend_tokenizer)
         layout = self._read_by()
         if pair and layout.markers:
             raise InputError(
@@ -146,11 +144,11 @@ class MentaleseTokenizer(NotCopied, PreTrainedTokenizerFast):
         row = layout.prompt_row(text, self._reads)
         return (row + self._reads.text(pair, continues=True), len(row)) if pair else (row, len(row))
 
-    def _encode_plus(
+    def encode_texts(
         self, text: Any, text_pair: Any = None, add_special_tokens: bool = True, **options: Any
     ) -> BatchEncoding:
         if not add_special_tokens:
-            return super()._encode_plus(text, text_pair, add_special_tokens=False, **options)
+            return super().encode_texts(text, text_pair, add_special_tokens=False, **options)
         padding = options.pop("padding_strategy", PaddingStrategy.DO_NOT_PAD)
         truncation = options.pop("truncation_strategy", TruncationStrategy.DO_NOT_TRUNCATE)
         longest = options.get("max_length")
@@ -163,7 +161,7 @@ class MentaleseTokenizer(NotCopied, PreTrainedTokenizerFast):
             PaddingStrategy.DO_NOT_PAD, TruncationStrategy.DO_NOT_TRUNCATE, 0, 0, None, None
         )
         split = options.pop("split_special_tokens", None)
-        self._tokenizer.encode_special_tokens = self.split_special_tokens if split is None else split
+        self.backend_tokenizer.encode_special_tokens = self.split_special_tokens if split is None else split
         batched = isinstance(text, list | tuple)
         texts = list(text) if batched else [text]
         pairs = (list(text_pair) if batched else [text_pair]) if text_pair else [None] * len(texts)
@@ -192,7 +190,7 @@ class MentaleseTokenizer(NotCopied, PreTrainedTokenizerFast):
         state = {
             "ids": row.ids,
             "type_ids": second,
-            "tokens": [self._tokenizer.id_to_token(index) or MASK for index in row.ids],
+            "tokens": [self.backend_tokenizer.id_to_token(index) or MASK for index in row.ids],
             "words": [None] * len(row),
             "offsets": spans,
             "special_tokens_mask": [int(span is None) for span in row.spans],
@@ -223,24 +221,22 @@ class MentaleseTokenizer(NotCopied, PreTrainedTokenizerFast):
     def _as_batch(self, encodings: list[Encoding], batched: bool, options: dict[str, Any]) -> BatchEncoding:
         names = ("token_type_ids", "attention_mask", "special_tokens_mask", "offsets_mapping", "length")
         returned = {f"return_{name}": options[f"return_{name}"] for name in names if f"return_{name}" in options}
-        parts = [self._convert_encoding(encoding, **returned)[0] for encoding in encodings]
+        parts = [self.columns(encoding, **returned) for encoding in encodings]
         columns = {name: [part[name][0] for part in parts] for name in (parts[0] if parts else self.model_input_names)}
         for ids in columns["input_ids"]:
-            self._eventual_warn_about_too_long_sequence(ids, options.get("max_length"), options.get("verbose", True))
+            self.warn_if_too_long(ids, options.get("max_length"), options.get("verbose", True))
         tensors = options.get("return_tensors")
         if not batched and tensors is None:
             return BatchEncoding({name: column[0] for name, column in columns.items()}, encodings)
         return BatchEncoding(columns, encodings, tensor_type=tensors)
 
-    def _save_pretrained(
-        self, save_directory: str | PathLike[str], file_names: tuple[str, ...], *args: Any, **kwargs: Any
-    ) -> tuple[str, ...]:
-        """Also writes the module by which the folder opens anywhere."""
+    def save_pretrained(self, save_directory: str | PathLike[str], *args: Any, **kwargs: Any) -> tuple[str, ...]:
+        """Also write the module by which the folder opens anywhere."""
+        Path(save_directory).mkdir(parents=True, exist_ok=True)
         module = write_module(Path(save_directory), MODULE, type(self))
-        return (*super()._save_pretrained(save_directory, file_names, *args, **kwargs), str(module))
+        return (*super().save_pretrained(save_directory, *args, **kwargs), str(module))
 
-    @property
-    def _auto_map(self) -> dict[str, Any]:
+    def remote_class(self) -> dict[str, Any]:
         return {"AutoTokenizer": [None, f"{MODULE}.{type(self).__name__}"]}
 
 

@@ -22,9 +22,11 @@ from mentalese.models.backbone import (
     linear_weights,
     sliding_window,
 )
+from mentalese.models.cache import ThoughtCache
 from mentalese.models.config import LatentThoughtConfig
-from mentalese.models.hf import LatentThoughtModel, ThoughtCache
+from mentalese.models.hf import LatentThoughtModel
 from mentalese.models.places import places
+from mentalese.models.transformers_seam import CACHE, attention_of, initialize_as, set_attention
 
 
 class WrappedDecoderConfig(LatentThoughtConfig):
@@ -120,16 +122,16 @@ class WrappedDecoder(LatentThoughtModel):
     """A Hugging Face decoder as `backbone`, whose embeddings and head are the model's."""
 
     config_class = WrappedDecoderConfig
-    _tied_weights_keys: ClassVar[dict[str, str]] = {}  # the backbone's own; PEFT looks for them if this is a dict
+    tied_weights: ClassVar[dict[str, str]] = {}  # the backbone's own; PEFT looks for them if this is a dict
     supports_gradient_checkpointing = True
     keeps_hidden_states = True
 
     def __init__(self, config: WrappedDecoderConfig) -> None:
-        asked = config._attn_implementation  # transformers fills it in, for this class; a backbone may not have it
+        asked = attention_of(config)  # transformers fills it in, for this class; a backbone may not have it
         super().__init__(config)
         where = f"{config.model_type}.backbone"
         self.backbone = build_decoder(where, config.backbone_config, asked)
-        config._attn_implementation = self.backbone.config._attn_implementation
+        set_attention(config, attention_of(self.backbone.config))
 
     def compiled_parts(self) -> list[nn.Module]:
         return layers_of(self)
@@ -176,19 +178,16 @@ class LayeredDecoder(WrappedDecoder):
     """A decoder in front of whose layers a family reads and adds; its initialisation is the model's."""
 
     config_class = LayeredDecoderConfig
+    initializes_containers = True  # GPT-2's rule for its attention scales the projections inside it down
 
     def __init__(self, config: LayeredDecoderConfig) -> None:
         super().__init__(config)
         self.places = places(f"{config.model_type}.backbone", self.backbone)
         self._window = sliding_window(self.backbone.config)
 
-    def _init_weights(self, module: nn.Module) -> None:
-        self.backbone._init_weights(module)
-
-    def _initialize_weights(self, module: nn.Module, *_: Any) -> None:
-        """transformers' hook for one module. Code that is not its own it lets skip modules without weights of their
-        own, to which backbones tie rules too: GPT-2's attention scales the projections inside it down."""
-        super()._initialize_weights(module)
+    def initialize(self, module: nn.Module) -> None:
+        """Initialise a module by the backbone's rule."""
+        initialize_as(self.backbone, module)
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -253,8 +252,8 @@ class LayeredDecoder(WrappedDecoder):
             **tokens,
             attention_mask=mask,
             position_ids=layout.positions,
-            past_key_values=cache,
             use_cache=cache is not None,
+            **{CACHE: cache},
             **options,
         )
         if cache is not None:

@@ -10,6 +10,7 @@ import torch
 
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
+from mentalese.models.transformers_seam import CACHE
 from mentalese.testing.cases import PROMPTS, TOLERANCE, Case
 
 
@@ -46,9 +47,12 @@ def test_a_left_padded_batch_equals_its_rows_alone(causal: Case) -> None:
         torch.testing.assert_close(logits[row], logits_alone[0], **TOLERANCE)
 
 
-def test_decoding_by_hand_with_the_returned_cache_equals_generate(causal: Case) -> None:
-    """The loop that everybody writes: a plain call, then one token at a time with what it returned."""
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_decoding_by_hand_equals_generate(causal: Case, name: str) -> None:
+    """The textbook loop: a plain call, then one token at a time with the cache that it returned, under either name."""
     inputs, model = causal.prompts(PROMPTS), causal.hugging_face
+    if name != CACHE and not (hasattr(model, "cache_for_generation") or CACHE == "cache"):
+        pytest.skip(f"another project's model, which knows {CACHE} only")
     tokens, logits = _generate(causal, PROMPTS)
     mask = inputs["attention_mask"]
     with torch.no_grad():
@@ -57,15 +61,15 @@ def test_decoding_by_hand_with_the_returned_cache_equals_generate(causal: Case) 
         output = model(inputs["input_ids"], attention_mask=mask, position_ids=_positions(mask), **given)
         for step in range(tokens.shape[1]):
             torch.testing.assert_close(output.logits[:, -1], logits[:, step], **TOLERANCE)
-            assert output.past_key_values is not None
+            assert name in output
+            assert output[name] is output.get(name) is getattr(output, name)
             mask = torch.nn.functional.pad(mask, (0, 1), value=1)
             new = tokens[:, step : step + 1]
-            output = model(
-                new, attention_mask=mask, position_ids=_positions(mask)[:, -1:], past_key_values=output.past_key_values
-            )
+            cache = {name: output[name]}
+            output = model(new, attention_mask=mask, position_ids=_positions(mask)[:, -1:], **cache)
 
 
-def test_decoding_by_hand_with_the_returned_cache_equals_one_call_on_the_whole_text(causal: Case) -> None:
+def test_decoding_by_hand_equals_one_call_on_the_whole_text(causal: Case) -> None:
     """Whatever `generate` does: a model that ignores what it is passed back predicts something else."""
     inputs, model = causal.prompts(PROMPTS), causal.hugging_face
     tokens, _ = _generate(causal, PROMPTS, use_cache=False)
@@ -85,7 +89,7 @@ def test_decoding_by_hand_with_the_returned_cache_equals_one_call_on_the_whole_t
                 whole[:, column : column + 1],
                 attention_mask=mask,
                 position_ids=_positions(mask)[:, -1:],
-                past_key_values=output.past_key_values,
+                **{CACHE: output[CACHE]},
             )
 
 

@@ -207,14 +207,14 @@ class Run:
                 if validate:
                     self._validate(log)
                 if checkpoint or stop:
-                    self._save_checkpoint(checkpoints)
+                    self._write_checkpoint(checkpoints)
                 if stop:
                     checkpoints.wait()
                     raise Interrupted(state.step, stop)
         if state.best_step is None:  # nothing was left to train, and the model on disk is another step's
             self._validate(log)
         if self.recipe.train.checkpoint_every and checkpoints.latest() != state.step:
-            self._save_checkpoint(checkpoints)
+            self._write_checkpoint(checkpoints)
 
     def one_step(self, buffer: LogBuffer) -> None:
         recipe, parallel, step = self.recipe, self.parallel, self.state.step
@@ -466,7 +466,7 @@ class Run:
             "command": provenance.command(),
         } | {name: self.store.meta[name] for name in ("left_out",) if name in self.store.meta}
 
-    def _save_checkpoint(self, checkpoints: Checkpointer) -> None:
+    def _write_checkpoint(self, checkpoints: Checkpointer) -> None:
         checkpoints.save(self.state.step, hugging_face_model(self.model), self.optimizer, dict(vars(self.state)))
 
     def _save_model(self, figure: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from mentalese.data.store import tokenizer_name
+from mentalese.install import install_command
 from mentalese.recipe import Recipe
 from mentalese.registry import families
 
@@ -84,7 +85,7 @@ def _facts(recipe: Recipe, about: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _loading(recipe: Recipe, samples: Sequence[dict[str, Any]]) -> str:
     remote = "" if _family(recipe) is None else ", trust_remote_code=True"
-    needed = "" if _family(recipe) is None else "The model's code is in the package: `pip install mentalese`.\n\n"
+    needed = "" if _family(recipe) is None else f"The model's code is in a package: `{install_command()}`.\n\n"
     return f"""{needed}```python
 import mentalese
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from mentalese.errors import InputError, nearest
 from mentalese.files import write_text
+from mentalese.install import install_command
 from mentalese.recipe import Recipe
 
 
@@ -97,7 +98,7 @@ def check_trackers(names: tuple[str, ...]) -> dict[str, Any]:
             modules[name] = importlib.import_module(_TRACKERS[name][0])
         except ImportError as error:
             raise InputError(
-                f"train.trackers names {name!r}, which is not installed: pip install 'mentalese[{name}]'"
+                f"train.trackers names {name!r}, which is not installed: {install_command(name)}"
             ) from error
     return modules
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import Dataset, SequentialSampler
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from torch.utils.data import Dataset
+from transformers import TrainerCallback, TrainingArguments
 
 from mentalese.data.batch import Batch
 from mentalese.data.store import prepare
@@ -18,6 +18,7 @@ from mentalese.errors import InputError
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.checkpoints import reading_tokenizer, write_about
 from mentalese.models.contract import TrainStep
+from mentalese.models.transformers_seam import step_trainer, use_one_gpu
 from mentalese.recipe import Recipe
 from mentalese.recipe_files import open_recipe
 from mentalese.training.optim import build_optimizer, learning_rate
@@ -42,7 +43,7 @@ class MicroBatches(Dataset[Batch]):
         return self.plan.batch(step, rank, self.world_size, micro)
 
 
-class MentaleseTrainer(Trainer):
+class MentaleseTrainer(step_trainer()):  # type: ignore[misc]
     """Trains a recipe as `mentalese train` does, by `transformers.Trainer`: equal batches, losses and updates.
 
     The recipe decides what is trained and how: text, batches, model, curriculum, optimiser, schedule, length,
@@ -79,9 +80,6 @@ class MentaleseTrainer(Trainer):
         )
         self.model_accepts_loss_kwargs = False  # losses are weighed here
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
-        return SequentialSampler(self.train_dataset)
-
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         self.optimizer = self.optimizer or build_optimizer(self.model.parameters(), self.recipe.optimizer)
         return self.optimizer
@@ -95,9 +93,8 @@ class MentaleseTrainer(Trainer):
         self.lr_scheduler = self.lr_scheduler or LambdaLR(getattr(self.optimizer, "optimizer", self.optimizer), share)
         return self.lr_scheduler
 
-    def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
-        """DDP and autocast go around the step, whose forward pass is the training loss."""
-        return self.accelerator.prepare(self.step) if training and model is self.model else model
+    def trained_module(self) -> nn.Module:
+        return self.step
 
     def training_step(self, model: nn.Module, inputs: Batch, num_items_in_batch: Any = None) -> Tensor:
         """One micro-batch; after the last, gradients of the summed losses are divided by all targets' weights."""
@@ -124,8 +121,10 @@ class MentaleseTrainer(Trainer):
         self.sums.append(((output.loss * output.weight).detach(), output.weight.detach()))
         return output.loss * output.weight * self.current_gradient_accumulation_steps  # which `Trainer` divides by
 
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        super()._save(output_dir, state_dict)
+    def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
+        super().save_model(output_dir, *args, **kwargs)
+        if not self.args.should_save:
+            return
         step, folder = self.state.global_step, Path(output_dir or self.args.output_dir)
         layout = self.plan.layout(max(step - 1, 0)) if self.recipe.layout.questions else self.recipe.layout
         recipe = dataclasses.replace(self.recipe, layout=layout)
@@ -209,8 +208,7 @@ def _checked(recipe: Recipe, args: TrainingArguments) -> TrainingArguments:
     )
     if train.device not in ("auto", args.device.type):
         raise InputError(f"train.device is {train.device!r} and args.device {args.device.type!r}: set the same in both")
-    if args.n_gpu > 1:
-        args._n_gpu = 1  # several need a process each, by `torchrun`
+    use_one_gpu(args)  # several need a process each, by `torchrun`
     return args
 
 

@@ -15,8 +15,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 
 from mentalese.errors import InputError
 from mentalese.models.anywhere import NotCopied, OpensAnywhere
-from mentalese.models.hf import ThoughtCache, check_cache_kind
+from mentalese.models.cache import ThoughtCache, check_cache_kind
 from mentalese.models.peft_targets import adapt_by_default
+from mentalese.models.transformers_seam import CACHE, LogitsOutput, OwnCacheGenerationMixin, attention_of, one_cache
 
 
 class GPT2GistConfig(NotCopied, GPT2Config):
@@ -57,6 +58,7 @@ class GPT2GistModel(GPT2Model):
         past_key_values: ThoughtCache | None = None,
         attention_mask: Tensor | None = None,
         use_cache: bool | None = None,
+        cache: ThoughtCache | None = None,
         **kwargs: Any,
     ) -> Any:
         """As `GPT2Model.forward`.
@@ -66,46 +68,70 @@ class GPT2GistModel(GPT2Model):
         """
         if input_ids is None:
             raise InputError("input_ids is None: the gist mask follows the ends of sentences, use token ids")
-        if past_key_values is not None and not isinstance(past_key_values, ThoughtCache):
+        cache = one_cache(cache, past_key_values)
+        if cache is not None and not isinstance(cache, ThoughtCache):
             raise InputError(
-                f"past_key_values is a {type(past_key_values).__name__}: {type(self).__name__} needs a ThoughtCache "
-                "(leave the argument out)"
+                f"{CACHE} is a {type(cache).__name__}: {type(self).__name__} needs a ThoughtCache, so leave it out"
             )
-        if (self.config.use_cache if use_cache is None else use_cache) and past_key_values is None:
-            past_key_values = ThoughtCache(self.config.num_hidden_layers)
+        if (self.config.use_cache if use_cache is None else use_cache) and cache is None:
+            cache = ThoughtCache(self.config.num_hidden_layers)
         ends = input_ids == self.config.sentence_end_token_id
-        if past_key_values is not None and past_key_values.seen_tokens:
-            ends = torch.cat((past_key_values.state["ends"], ends), dim=1)
+        if cache is not None and cache.seen_tokens:
+            ends = torch.cat((cache.state["ends"], ends), dim=1)
         mask = gist_mask(ends, attention_mask, input_ids.shape[1])
-        if self.config._attn_implementation == "eager":  # which adds it to the scores
+        if attention_of(self.config) == "eager":  # which adds it to the scores
             mask = torch.zeros_like(mask, dtype=self.dtype).masked_fill(~mask, torch.finfo(self.dtype).min)
-        output = super().forward(
-            input_ids, past_key_values=past_key_values, attention_mask=mask, use_cache=use_cache, **kwargs
-        )
-        if past_key_values is not None:
-            past_key_values.state["ends"] = ends
-            past_key_values.seen_tokens = ends.shape[1]
+        output = super().forward(input_ids, attention_mask=mask, use_cache=use_cache, **{CACHE: cache}, **kwargs)
+        if cache is not None:
+            cache.state["ends"] = ends
+            cache.seen_tokens = ends.shape[1]
         return output
 
 
-class GPT2GistLMHeadModel(OpensAnywhere, GPT2LMHeadModel):
+class GPT2GistLMHeadModel(OpensAnywhere, OwnCacheGenerationMixin, GPT2LMHeadModel):
     """GPT-2 with a gist mask as a causal LM over `BOS w1..wn EOS BOS ..`, a document ending in `EOD EOS`."""
 
     config_class = GPT2GistConfig
-    _is_stateful = True  # the cache cannot be cut back
-    _supports_flash_attn = False  # it takes no mask of pairs
+    supports_flash_attention = False  # it takes no mask of pairs
 
     def __init__(self, config: GPT2GistConfig) -> None:
         super().__init__(config)
         self.transformer = GPT2GistModel(config)
         self.post_init()
 
-    def _prepare_cache_for_generation(
-        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> None:
-        check_cache_kind(self, generation_config.cache_implementation, "it grows with the text")
-        if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
-            model_kwargs["past_key_values"] = ThoughtCache(self.config.num_hidden_layers)
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        past_key_values: ThoughtCache | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        cache: ThoughtCache | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """As `GPT2LMHeadModel.forward`; the cache answers to both of its names."""
+        output = super().forward(
+            input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            labels=labels,
+            use_cache=use_cache,
+            logits_to_keep=logits_to_keep,
+            **{CACHE: one_cache(cache, past_key_values)},
+            **kwargs,
+        )
+        return output if isinstance(output, tuple) else LogitsOutput(**output)
+
+    def cache_for_generation(self, settings: Any, cache: ThoughtCache | None, max_tokens: int) -> ThoughtCache | None:
+        """See `OwnCacheGenerationMixin`."""
+        check_cache_kind(self, settings.cache_implementation, "it grows with the text")
+        if cache is None and settings.use_cache is not False:
+            return ThoughtCache(self.config.num_hidden_layers)
+        return cache
 
 
 adapt_by_default(GPT2GistConfig.model_type, ("c_attn",))

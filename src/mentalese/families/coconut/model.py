@@ -25,9 +25,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from transformers import Cache, DynamicLayer
 from transformers import initialization as init
-from transformers.cache_utils import Cache, DynamicLayer
 
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
@@ -43,11 +42,12 @@ from mentalese.models.backbone import (
     sliding_window,
     takes_pairs,
 )
+from mentalese.models.cache import ThoughtCache, fixed_columns, write_at
 from mentalese.models.contract import LossOutput, follows
-from mentalese.models.fixed_keys import fixed_columns, write_at
-from mentalese.models.hf import Encoded, ThoughtCache
+from mentalese.models.hf import Encoded
 from mentalese.models.peft_targets import BACKBONE_TARGETS
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
+from mentalese.models.transformers_seam import CACHE, attention_of
 from mentalese.models.wrapped import WrappedDecoder
 from mentalese.nn.controls import controlled
 from mentalese.nn.loss import IGNORED
@@ -145,8 +145,8 @@ def _layers_run_by(layers: list[nn.Module], run: Callable[..., Any], some: list[
     """
 
     def called(number: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("past_key_values") is not None:
-            kwargs["past_key_values"] = _KeysOf(kwargs["past_key_values"].layers[number])
+        if kwargs.get(CACHE) is not None:
+            kwargs[CACHE] = _KeysOf(kwargs[CACHE].layers[number])
         if any(layers[number] is layer for layer in some):
             return run(partial(forward, **kwargs), *args)
         return forward(*args, **kwargs)
@@ -210,8 +210,8 @@ class _Reader:
             inputs_embeds=inputs,
             attention_mask=masks,
             position_ids=positions,
-            past_key_values=self.keys,
             use_cache=self.keys is not None,
+            **{CACHE: self.keys},
             **({"output_hidden_states": True} if self.keep else {}),
         )
         if self.keep:
@@ -271,33 +271,28 @@ class CoconutForCausalLM(WrappedDecoder):
         ),
     }
 
-    _gradient_checkpointing_func: Callable[..., Any]  # transformers' own
-
     def __init__(self, config: CoconutConfig) -> None:
         super().__init__(config)
         self.concept_stream = ConceptStream(config) if config.mode == "agclr" else None
         self.step_decoder = None if config.step_decoder_layers is None else StepDecoder(config)
         self.gradient_checkpointing = False
         self._checkpointed: list[nn.Module] = []
+        self._run_again: Callable[..., Any] = partial  # runs a checkpointed layer
         self._compiled = False
         self.post_init()
         if config.latent_token_id is not None:  # a latent is asked for, never said
             self.generation_config.suppress_tokens = [config.latent_token_id]
 
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
+    def initialize(self, module: nn.Module) -> None:
+        super().initialize(module)
         if isinstance(module, Gate):
             init.zeros_(module.weight)
             init.constant_(module.bias, module.bias_init)
 
-    def _set_gradient_checkpointing(
-        self,
-        enable: bool = True,
-        gradient_checkpointing_func: Callable[..., Any] = checkpoint,
-        every_n_layers: int = 1,
-    ) -> None:
+    def set_checkpointing(self, enable: bool, run: Callable[..., Any], every_n_layers: int) -> None:
         """See `LatentThoughtModel`; the backbone's layers do not know that they are checkpointed."""
-        super()._set_gradient_checkpointing(enable, gradient_checkpointing_func, every_n_layers)
+        super().set_checkpointing(enable, run, every_n_layers)
+        self._run_again = run
         self._checkpointed = [layer for layer in layers_of(self.backbone) if layer.gradient_checkpointing]
         for module in self.backbone.modules():
             if hasattr(module, "gradient_checkpointing"):
@@ -309,7 +304,7 @@ class CoconutForCausalLM(WrappedDecoder):
         config = self.backbone.config
         if takes_pairs(config):
             return None
-        return f"the backbone, a {config.model_type} with {config._attn_implementation}, takes no masks of pairs"
+        return f"the backbone, a {config.model_type} with {attention_of(config)}, takes no masks of pairs"
 
     def compiled_parts(self) -> list[nn.Module]:
         """The layers; they are told of padding from then on whether there is some or not, which is one graph less."""
@@ -376,7 +371,7 @@ class CoconutForCausalLM(WrappedDecoder):
             embedded = self._one(embedded, is_latent, state, thoughts)
         once = keys is not None and cache is None and torch.is_grad_enabled() and not checkpointed
         layers = layers_of(self.backbone) if checkpointed or self._compiled else []
-        run = self._gradient_checkpointing_func if checkpointed else partial
+        run = self._run_again if checkpointed else partial
         with _layers_run_by(layers, run, checkpointed) if layers else nullcontext():
             if layout is None:
                 hidden = read(embedded, 0)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from mentalese.data.batch import Batch
 from mentalese.families.coconut.config import LatentsConfig
 from mentalese.models.backbone import attention_masks, attention_width, build_decoder, linear_weights
+from mentalese.models.transformers_seam import attention_of
 from mentalese.nn.loss import linear_cross_entropy
 
 
@@ -30,7 +31,7 @@ class StepDecoder(nn.Module):
         if getattr(inner, "layer_types", None):
             inner.layer_types = inner.layer_types[:layers]
         where = f"{config.model_type}.backbone"
-        self.body: Any = build_decoder(where, inner, config._attn_implementation).base_model
+        self.body: Any = build_decoder(where, inner, attention_of(config)).base_model
         self.body.set_input_embeddings(nn.Identity())  # it reads vectors
 
     def forward(self, latents: Tensor, tokens: Tensor) -> Tensor:

@@ -44,10 +44,12 @@ from mentalese.families.conceptlm.codebook import (
 )
 from mentalese.families.conceptlm.config import ConceptLMConfig
 from mentalese.models.backbone import attention_width, linear_weights
+from mentalese.models.cache import ThoughtCache
 from mentalese.models.contract import LossOutput
-from mentalese.models.hf import Encoded, ThoughtCache
+from mentalese.models.hf import Encoded
 from mentalese.models.peft_targets import BACKBONE_TARGETS
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
+from mentalese.models.transformers_seam import attention_of
 from mentalese.models.wrapped import LayeredDecoder
 from mentalese.nn.controls import controlled
 
@@ -174,7 +176,7 @@ class ConceptLMForCausalLM(LayeredDecoder):
     cache_class = ConceptCache
     why_no_fixed_cache = "keys of concepts are added as rows end their chunks, and not at every token"
     own_losses = "the losses of concepts and their codes"
-    _keep_in_fp32_modules_strict = ("codebook",)
+    kept_in_float32 = ("codebook",)
     about_thoughts = (
         "Concepts: each is the mean state of a few tokens, quantised to codes, and is predicted from those before it."
     )
@@ -201,8 +203,8 @@ class ConceptLMForCausalLM(LayeredDecoder):
         self._watched: tuple[int, Tensor | None] | None = (0, None)
         self.post_init()
 
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
+    def initialize(self, module: nn.Module) -> None:
+        super().initialize(module)
         if isinstance(module, Codebook):
             module.start(self.backbone.config.initializer_range)
         if isinstance(module, ConceptHeads) and self.config.silent_start:
@@ -259,7 +261,7 @@ class ConceptLMForCausalLM(LayeredDecoder):
         keys = None if cache is None else _ConceptKeys(state, None if alike else column, width)
         # A row's concepts lie side by side from column 0 on, so that a causal mask hides what comes after them; fused
         # attention makes that itself.
-        fused = self.backbone.config._attn_implementation == "sdpa"
+        fused = attention_of(self.backbone.config) == "sdpa"
         mask = None
         if (earlier or not fused) and not (alike and count == 1):
             seen = torch.arange(max(earlier, width), device=pooled.device) <= column[..., None]

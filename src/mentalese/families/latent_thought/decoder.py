@@ -16,7 +16,9 @@ from transformers import initialization as init
 from mentalese.errors import InputError
 from mentalese.families.latent_thought.blocks import Block, Encoder, PackedBatch, Past, slot_positions
 from mentalese.families.latent_thought.config import LTMConfig
-from mentalese.models.hf import LatentThoughtModel, ThoughtCache
+from mentalese.models.cache import ThoughtCache
+from mentalese.models.hf import LatentThoughtModel
+from mentalese.models.transformers_seam import attention_of
 from mentalese.nn.packing import PackedRows
 from mentalese.nn.rotary import rotary_table
 from mentalese.nn.window import window_mask
@@ -52,10 +54,9 @@ class LTMDecoder(LatentThoughtModel):
     cache_class = LTMCache
     why_no_fixed_cache = "it is always as large as the window of tokens"
     supports_gradient_checkpointing = True
-    _supports_flex_attn = True
+    supports_flex_attention = True
     lora_targets = ("qkv", "query", "key_value")
     keeps_hidden_states = True
-    _tied_weights_keys = {"lm_head.weight": "embed.weight"}  # noqa: RUF012 (transformers' own attribute)
 
     def __init__(self, config: LTMConfig) -> None:
         super().__init__(config)
@@ -67,8 +68,8 @@ class LTMDecoder(LatentThoughtModel):
         self.compiled_layers: Callable[..., Tensor] | None = None
         self.post_init()
 
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
+    def initialize(self, module: nn.Module) -> None:
+        super().initialize(module)
         if isinstance(module, Encoder):
             init.normal_(module.queries, std=self.config.initializer_range)
 
@@ -100,7 +101,7 @@ class LTMDecoder(LatentThoughtModel):
         head = config.hidden_size // config.num_attention_heads
         apart = config.max_position_embeddings // max(config.num_latents, 1)
         latents = apart * torch.arange(config.latents_per_layer, device=device)
-        flex = config._attn_implementation == "flex_attention"
+        flex = attention_of(config) == "flex_attention"
         packed = PackedBatch(
             rows=rows,
             ids=ids,

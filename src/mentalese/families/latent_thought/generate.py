@@ -11,7 +11,7 @@ from torch import Tensor
 from mentalese.errors import InputError
 from mentalese.families.latent_thought.decoder import LTMDecoder
 from mentalese.families.latent_thought.inference import infer, prompt_batch
-from mentalese.models.hf import ThoughtCache
+from mentalese.models.transformers_seam import CACHE, one_cache
 from mentalese.nn.controls import controlled
 from mentalese.values import checked
 
@@ -78,7 +78,7 @@ class LTMGeneration(LTMDecoder):
         infer_every = checked("infer_every", int | None, infer_every)
         posterior_seed = checked("posterior_seed", int | None, posterior_seed)
         z = self.check_z(z, len(inputs))
-        cache = self._cache(kwargs.get("past_key_values"), use_cache=False)
+        cache = self._cache(one_cache(kwargs.get("cache"), kwargs.get("past_key_values")), use_cache=False)
         cached = cache is not None and cache.seen_tokens > 0
         mask = kwargs.pop("attention_mask", None)
         if mask is None and not cached:  # Hugging Face would take every padding token for padding
@@ -133,27 +133,26 @@ class LTMGeneration(LTMDecoder):
         self,
         input_ids: Tensor,
         next_sequence_length: int | None = None,
-        past_key_values: ThoughtCache | None = None,
         attention_mask: Tensor | None = None,
         z: Tensor | None = None,
         again: Reinference | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Hugging Face's hook for each token. Thoughts due `again` are inferred, and the cache is reset."""
+        cache = kwargs.get(CACHE)
         end = 0 if again is None else again.due(input_ids.shape[1])
-        if again is not None and end and (past_key_values is None or end == input_ids.shape[1]):
+        if again is not None and end and (cache is None or end == input_ids.shape[1]):
             batch = prompt_batch(input_ids[:, :end], None if attention_mask is None else attention_mask[:, :end])
             seeds = again.seeds.repeat_interleave(len(input_ids) // len(again.seeds))  # beams of a prompt share one
             z = infer(self, batch, fast_steps=again.fast_steps, seed=seeds).sample()
             z = controlled(z, self.config.thought_control)
-            if past_key_values is not None:
-                past_key_values.reset()
+            if cache is not None:
+                cache.reset()
                 next_sequence_length = None
         kwargs |= {} if z is None else {"z": z}
         return super().prepare_inputs_for_generation(
             input_ids,
             next_sequence_length=next_sequence_length,
-            past_key_values=past_key_values,
             attention_mask=attention_mask,
             **kwargs,
         )

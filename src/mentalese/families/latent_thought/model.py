@@ -408,6 +408,6 @@ class LTMForCausalLM(LTMGeneration):
         """The likeliest tokens [B, length], one after the other, after first ones [B, 1] under thoughts [B, N_z, d]."""
         tokens, cache = [first], self.new_cache()
         while len(tokens) < length:
-            logits = self(tokens[-1], past_key_values=cache, z=z).logits
+            logits = self(tokens[-1], cache=cache, z=z).logits
             tokens.append(logits[:, -1:].argmax(-1))
         return torch.cat(tokens, dim=1)

@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers import GradientCheckpointingLayer
 
-from mentalese.models.fixed_keys import FixedKeys
-from mentalese.models.hf import ThoughtCache
+from mentalese.models.cache import FixedKeys, ThoughtCache
 
 Pair = tuple[Tensor, Tensor]
 """Keys and values [B, n, m, d / n]."""

@@ -37,11 +37,12 @@ from mentalese.families.looped.grow import kept_layers
 from mentalese.families.looped.layers import Keys, LoopedCache, SandwichLayer
 from mentalese.families.looped.turns import drawn_turns, initial_state
 from mentalese.models.backbone import attention_width, linear_weights
+from mentalese.models.cache import ThoughtCache, fixed_columns, write_at
 from mentalese.models.contract import LossOutput, follows
-from mentalese.models.fixed_keys import fixed_columns, write_at
-from mentalese.models.hf import Encoded, ThoughtCache
+from mentalese.models.hf import Encoded
 from mentalese.models.peft_targets import BACKBONE_TARGETS
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
+from mentalese.models.transformers_seam import CACHE, attention_of
 from mentalese.models.wrapped import LayeredDecoder, TokenLayout
 from mentalese.nn.controls import controlled
 from mentalese.nn.noise import shared_seed
@@ -92,7 +93,7 @@ class LoopedForCausalLM(LayeredDecoder):
 
     def __init__(self, config: LoopedConfig) -> None:
         super().__init__(config)
-        kind = self.backbone.config._attn_implementation
+        kind = attention_of(self.backbone.config)
         if kind not in ("sdpa", "eager"):
             raise InputError(f"attn_implementation is {kind!r}: the turns of a looped model run on sdpa or eager")
         self.block_norm: nn.Module | None = None
@@ -104,9 +105,9 @@ class LoopedForCausalLM(LayeredDecoder):
         self._step: int | None = None  # the seed of a step of training
         self.post_init()
 
-    def _init_weights(self, module: nn.Module) -> None:
+    def initialize(self, module: nn.Module) -> None:
         """The backbone's rule; what the sandwich's layers add is smaller the deeper a token goes (section 4.1)."""
-        super()._init_weights(module)
+        super().initialize(module)
         if module is not self or self.config.norms == "own":  # it is the last: the backbone initialises its own layers
             return
         std = self.config.initializer_range / math.sqrt(2 * self.config.effective_layers)
@@ -197,7 +198,7 @@ class LoopedForCausalLM(LayeredDecoder):
         columns = None if cache is None else fixed_columns(cache.layers, end)
         if cache is not None and columns is not None:
             write_at(cache.layers, past, end)
-        options = self._options(embedded, layout, positions, past, columns) | {"past_key_values": keys}
+        options = self._options(embedded, layout, positions, past, columns) | {CACHE: keys}
         prelude, _, coda = self._parts
         injected = self._run(prelude, embedded, options)
         start = initial_state(input_ids, positions, self.config.hidden_size, self.config.state_std, seed)
@@ -215,7 +216,7 @@ class LoopedForCausalLM(LayeredDecoder):
         self, start: Tensor, injected: Tensor, options: dict[str, Any], turns: int, real: Tensor | None, trace: bool
     ) -> tuple[Tensor, LoopedEncoded]:
         """The state [B, L, d] after all turns, and what is known of them."""
-        config, keys = self.config, options["past_key_values"]
+        config, keys = self.config, options[CACHE]
         exit_distance = None if self.training else config.exit_distance
         running = torch.ones(start.shape[:2], dtype=torch.bool, device=start.device) if real is None else real
         taken, state = torch.zeros_like(running, dtype=torch.long), start
@@ -254,10 +255,10 @@ class LoopedForCausalLM(LayeredDecoder):
 
     def _run(self, numbers: range, hidden: Tensor, options: dict[str, Any]) -> Tensor:
         """[B, L, d] through these layers."""
-        keys = options["past_key_values"]
+        keys = options[CACHE]
         for number in numbers:
             own = None if keys is None else keys.of(number)
-            hidden = self.layers[number](hidden, **options | {"past_key_values": own})
+            hidden = self.layers[number](hidden, **options | {CACHE: own})
             if keys is not None:
                 keys.keep(number, own)
         return hidden
@@ -283,7 +284,7 @@ class LoopedForCausalLM(LayeredDecoder):
         """
         length, tokens = hidden.shape[1], layout.mask
         (rotary,) = self.places.positions(self.backbone.base_model, hidden, positions, 1)
-        causal = self.backbone.config._attn_implementation == "sdpa" and not past  # it makes such a mask itself
+        causal = attention_of(self.backbone.config) == "sdpa" and not past  # it makes such a mask itself
         if columns is None and tokens is None and (length == 1 or causal):
             return {"attention_mask": None, **rotary}
         column = torch.arange(columns or past + length, device=hidden.device)

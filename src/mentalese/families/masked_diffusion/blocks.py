@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers import GradientCheckpointingLayer
 
 from mentalese.families.masked_diffusion.config import MaskedDiffusionConfig
 from mentalese.models.hf import ResidualLinear

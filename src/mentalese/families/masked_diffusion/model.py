@@ -31,16 +31,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import EosTokenCriteria, MaxLengthCriteria
 from transformers import initialization as init
-from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
 from mentalese.families.masked_diffusion.blocks import FREQUENCIES, Block, Modulation, TimeEmbedding
 from mentalese.families.masked_diffusion.config import MaskedDiffusionConfig
 from mentalese.families.masked_diffusion.noise import schedule, score_entropy, training_times, uniform
+from mentalese.models.cache import ThoughtCache
 from mentalese.models.contract import LossOutput
-from mentalese.models.hf import Encoded, LatentThoughtModel, ThoughtCache
+from mentalese.models.hf import Encoded, LatentThoughtModel
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
 from mentalese.nn.noise import Noise, shared_seed
 from mentalese.nn.packing import front
@@ -87,7 +88,6 @@ class MaskedDiffusionLM(LatentThoughtModel):
     keeps_hidden_states = True
     forward_options = ("mask_probability",)
     estimators = ("elbo-bound",)
-    _tied_weights_keys = {"lm_head.weight": "embed.weight"}  # noqa: RUF012 (transformers' own attribute)
 
     def __init__(self, config: MaskedDiffusionConfig) -> None:
         super().__init__(config)
@@ -102,8 +102,8 @@ class MaskedDiffusionLM(LatentThoughtModel):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
+    def initialize(self, module: nn.Module) -> None:
+        super().initialize(module)
         if isinstance(module, Modulation):
             init.zeros_(module.weight)
             init.zeros_(module.bias)

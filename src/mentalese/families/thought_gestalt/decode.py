@@ -18,7 +18,7 @@ from torch import Tensor
 from mentalese.families.thought_gestalt.blocks import OneToken, Step
 from mentalese.families.thought_gestalt.memory import MemoryMap
 from mentalese.families.thought_gestalt.streams import find_sentences
-from mentalese.models.hf import ThoughtCache
+from mentalese.models.cache import ThoughtCache
 from mentalese.nn.controls import controlled
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
 from mentalese.families.thought_gestalt.plan import Plan, Write
 from mentalese.families.thought_gestalt.repeated import Part, in_autocast, parts
-from mentalese.models.hf import ThoughtCache
+from mentalese.models.cache import ThoughtCache
 from mentalese.nn.linear import is_plain
 from mentalese.nn.ragged import first_rows
 

@@ -43,8 +43,9 @@ from mentalese.families.thought_gestalt.memory import Memory, MemoryMap, memory_
 from mentalese.families.thought_gestalt.plan import AllSteps, Plan, StepPlan, plan_pass, sent
 from mentalese.families.thought_gestalt.repeated import Part, by_step, repeated
 from mentalese.families.thought_gestalt.streams import Layout, SentenceMarkers, find_sentences
+from mentalese.models.cache import ThoughtCache
 from mentalese.models.contract import LossOutput
-from mentalese.models.hf import Encoded, LatentThoughtModel, ThoughtCache
+from mentalese.models.hf import Encoded, LatentThoughtModel
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
 from mentalese.nn.controls import controlled
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
@@ -93,7 +94,6 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
     supports_gradient_checkpointing = True
     lora_targets = ("qkv", "query", "key_value")
     why_no_fixed_cache = "the keys of a sentence are given up when it ends"
-    _tied_weights_keys = {"lm_head.weight": "embed.weight"}  # noqa: RUF012 (transformers' own attribute)
     shard_blocks = False  # a step uses a block's weights many times, and those of `key_value` outside their module
     about_thoughts = "One vector per sentence, kept in a memory that the tokens of later sentences read."
     shown = {  # noqa: RUF012 (nothing writes to it)
@@ -116,8 +116,8 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         self.compiled_layers: Callable[..., Any] | None = None
         self.post_init()
 
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
+    def initialize(self, module: nn.Module) -> None:
+        super().initialize(module)
         if isinstance(module, CrossAttention):
             init.constant_(module.gate, self.config.gate_init)
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers import GradientCheckpointingLayer
 
 from mentalese.errors import InputError
 from mentalese.families.thoughtbubbles.config import ThoughtbubblesConfig
 from mentalese.models.hf import ResidualLinear
+from mentalese.models.transformers_seam import attention_of
 from mentalese.nn.attention import add_weighted, attend_with_scores, flex_attention_with_scores, with_scores
 from mentalese.nn.controls import controlled
 from mentalese.nn.rotary import rotate_first
@@ -61,7 +62,7 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = config.num_attention_heads
         self.overwrite = config.score_scale == "overwrite"
-        self.flex = config._attn_implementation == "flex_attention"
+        self.flex = attention_of(config) == "flex_attention"
         if self.flex and self.overwrite:
             raise InputError("score_scale is 'overwrite', which flex_attention does not support: set one of the two")
         width = config.hidden_size if config.score_scale == "model" and config.fork_layers else 0

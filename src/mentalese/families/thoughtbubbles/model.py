@@ -32,8 +32,9 @@ from mentalese.families.thoughtbubbles.config import ThoughtbubblesConfig
 from mentalese.families.thoughtbubbles.encoding import Candidates, Encoding
 from mentalese.families.thoughtbubbles.forking import Room, Streams, fork, lowest_kept, select_block, within_budget
 from mentalese.families.thoughtbubbles.readout import mixture_cross_entropy, mixture_log_probabilities
+from mentalese.models.cache import ThoughtCache
 from mentalese.models.contract import LossOutput
-from mentalese.models.hf import LatentThoughtModel, ThoughtCache
+from mentalese.models.hf import LatentThoughtModel
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
 from mentalese.nn.loss import IGNORED
 from mentalese.nn.packing import PackedRows
@@ -58,7 +59,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
     config_class = ThoughtbubblesConfig
     supports_gradient_checkpointing = True
     lora_targets = ("qkv",)
-    _keep_in_fp32_modules_strict = ("threshold",)
+    kept_in_float32 = ("threshold",)
     about_thoughts = (
         "Residual streams: if a token needs more computation, its stream forks. Streams are selected for a whole text "
         "at once (selection 'block'), so later tokens influence the choice, or token by token ('causal')."
@@ -79,8 +80,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
     }
     why_no_fixed_cache = "a token has as many keys as streams, and these differ"
     why_no_cache = "selection is 'block', so a new token may change the streams of earlier ones"
-    _supports_flex_attn = True
-    _tied_weights_keys = {"lm_head.weight": "embed.weight"}  # noqa: RUF012 (transformers' own attribute)
+    supports_flex_attention = True
 
     def __init__(self, config: ThoughtbubblesConfig) -> None:
         super().__init__(config)
@@ -91,8 +91,8 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
+    def initialize(self, module: nn.Module) -> None:
+        super().initialize(module)
         if isinstance(module, ForkDecision):
             init.normal_(module.embedding, std=self.config.hidden_size**-0.5)
             init.constant_(module.threshold, UNKNOWN)

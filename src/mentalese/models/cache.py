@@ -1,0 +1,174 @@
+"""Keys, values and named states that generation carries from token to token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, DynamicLayer
+
+from mentalese.errors import InputError
+from mentalese.models.transformers_seam import CACHE
+
+
+class FixedKeys(DynamicLayer):
+    """A layer's keys and values with room for later columns, which are written into the same tensors.
+
+    Args:
+        keys, values: [B, n, m, d / n], what there is so far.
+        columns: how many there is room for, those included.
+
+    Attributes:
+        at: int64 [L], the columns that the layer writes next, see `write_at`. It is a tensor, since a compiler would
+            take a number for a part of the program.
+        written: columns that hold something.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, columns: int) -> None:
+        super().__init__()
+        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
+        self.at = torch.arange(0, device=keys.device)
+        self.written = keys.shape[2]
+        self.keys, self.values = (_with_room(held, columns) for held in (keys, values))
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """All columns, those that hold nothing included: the mask leaves them out."""
+        self.keys.index_copy_(2, self.at, keys)
+        self.values.index_copy_(2, self.at, values)
+        return self.keys, self.values
+
+    def get_seq_length(self) -> int:
+        return self.written
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """In place: a captured graph reads these addresses."""
+        for held in (self.keys, self.values):
+            held.copy_(held.index_select(0, beam_idx.to(held.device)))
+
+    def reset(self) -> None:
+        """Empty, in the same tensors."""
+        self.keys.zero_()
+        self.values.zero_()
+        self.written = 0
+
+
+def _with_room(held: Tensor, columns: int) -> Tensor:
+    room = held.new_zeros(*held.shape[:2], columns, held.shape[3])
+    room[:, :, : held.shape[2]] = held
+    torch._dynamo.mark_static_address(room)  # or a CUDA graph would not write to it
+    return room
+
+
+def fixed_columns(layers: Sequence[Any], needed: int) -> int | None:
+    """Columns that the layers of a cache have room for; `None` if they grow.
+
+    Raises:
+        InputError: fewer than are needed.
+    """
+    if not layers or not isinstance(layers[0], FixedKeys):
+        return None
+    columns = layers[0].keys.shape[2]
+    if needed > columns:
+        raise InputError(
+            f"{CACHE} has a fixed size of {columns} columns: with input_ids there are {needed}, so generate "
+            "fewer tokens, or use a cache that grows"
+        )
+    return columns
+
+
+def write_at(layers: Sequence[FixedKeys], start: int, end: int) -> None:
+    """What layers are told next goes into the columns from `start` to `end`."""
+    at = torch.arange(start, end, device=layers[0].keys.device)
+    for layer in layers:
+        layer.at, layer.written = at, end
+
+
+class ThoughtCache(Cache):
+    """Keys and values by layer, and named states by row: what generation carries from token to token.
+
+    `state[name]` is a tensor whose first dimension is the batch, so that beam search, repetition and selection of rows
+    move keys, values and thoughts together. `seen_tokens` counts tokens of the *stream*; a model whose keys and values
+    contain more (forks) or less (one sentence) than the stream keeps them in `state` and leaves the layers empty.
+    `max_tokens` is the number of tokens that a cache of fixed size has room for, `None` if it grows; it is set before
+    the first call, which finds out how many keys there are.
+    """
+
+    is_croppable = False
+    is_compileable = False  # by transformers, which would take a whole call: `compile_parts` does
+    layers: list[Any]
+
+    def __init__(self, num_hidden_layers: int = 0) -> None:
+        super().__init__(layers=[DynamicLayer() for _ in range(num_hidden_layers)])
+        self.state: dict[str, Tensor] = {}
+        self.seen_tokens = 0
+        self.max_tokens: int | None = None
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens of the stream read so far, left padding included, as `generate` counts them."""
+        return self.seen_tokens
+
+    @property
+    def is_linear(self) -> list[bool]:
+        """`False` for each layer, and once for a cache without layers: transformers would take it for one of a model
+        with linear attention, and read the text again."""
+        return [False] * max(len(self.layers), 1)
+
+    def advance(self, tokens: int) -> None:
+        """Ends a call that read `tokens` more. After the first one, keys and values of a fixed size stay in place, with
+        room for all tokens to come."""
+        self.seen_tokens += tokens
+        if self.max_tokens is not None and not any(isinstance(layer, FixedKeys) for layer in self.layers):
+            self.fix(self.max_tokens)
+
+    def fix(self, columns: int) -> None:
+        """Makes room for `columns` columns in all, and for those that have no token."""
+        columns += max(self.layers[0].get_seq_length() - self.seen_tokens, 0)
+        self.layers = [FixedKeys(layer.keys, layer.values, columns) for layer in self.layers]
+
+    def check_room(self, tokens: int) -> None:
+        """Raises `InputError` if a cache of fixed size has no room for `tokens` more."""
+        if self.max_tokens is not None and self.seen_tokens + tokens > self.max_tokens:
+            raise InputError(
+                f"{CACHE} has room for {self.max_tokens} tokens: with input_ids there are "
+                f"{self.seen_tokens + tokens}, so begin with a larger one, or use a cache that grows"
+            )
+
+    def _move(self, select: Any) -> None:
+        self.state = {name: select(value) for name, value in self.state.items()}
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        super().reorder_cache(beam_idx)
+        self._move(lambda value: value.index_select(0, beam_idx.to(value.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)
+        self._move(lambda value: value.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        super().batch_select_indices(indices)
+        self._move(lambda value: value[indices.to(value.device)])
+
+    def reset(self) -> None:
+        super().reset()
+        self.state = {}
+        self.seen_tokens = 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        raise NotImplementedError(
+            "a cache of thoughts cannot be cut back: assisted and prompt-lookup decoding are not supported"
+        )
+
+
+def check_cache_kind(model: nn.Module, kind: str | None, why_no_fixed: str | None) -> None:
+    """Raises `InputError` for a `cache_implementation` that a model does not have.
+
+    Args:
+        why_no_fixed: the reason why a cache of it cannot have a fixed size; `None`: it can.
+    """
+    if kind not in ((None, "dynamic", "static") if why_no_fixed is None else (None, "dynamic")):
+        why = why_no_fixed or "it grows, or is 'static'"
+        raise InputError(
+            f"cache_implementation is {kind!r}: {type(model).__name__} has no such cache ({why}), so remove it"
+        )

@@ -1,0 +1,262 @@
+"""Everything of transformers that is private, or has changed between its releases, in one place.
+
+No other module overrides a private hook of transformers, reads its private attributes or imports its submodules
+(`tests/unit/test_seam.py` fails on one that does). `mentalese.registration` is the second half: it adds our classes to
+the tables of transformers without importing it. Seen with 5.17.0, 5.23.0 and 5.24.0 unless an item says otherwise:
+
+| item | what happens to it here | public alternative |
+|---|---|---|
+| name of the cache | `past_key_values` before 5.24, `cache` since: `CACHE`; both are accepted and both answer | none |
+| `_init_weights` | calls `initialize` | none: transformers' guide for new models overrides it |
+| `_initialize_weights` | initialises modules without weights of their own too, if `initializes_containers` | none |
+| `_set_gradient_checkpointing` | calls `set_checkpointing` | `activation_checkpointing_enable`, only since 5.21 |
+| `_prepare_cache_for_generation` | calls `cache_for_generation` | none: beams and a fixed size need it |
+| `_prepare_model_inputs` | calls `check_prompt` | none: a prompt is found among three arguments |
+| `_is_stateful`, `_supports_*`, `_tied_weights_keys`, `_keep_in_fp32_modules_strict` | set from `DECLARED` | none |
+| `config._attn_implementation` | `attention_of`, `set_attention` | none |
+| `_encode_plus`, `_add_tokens`, `_auto_map` and others of a tokenizer | `ReadingTokenizer` | none |
+| `PaddingStrategy`, `TruncationStrategy` | imported here only | none |
+| `Trainer._wrap_model`, `Trainer._get_train_sampler` | `step_trainer` | none |
+| `TrainingArguments._n_gpu` | `use_one_gpu` | none |
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from tokenizers import Encoding
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import SequentialSampler
+from transformers import BatchEncoding, GenerationMixin, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.tokenization_utils_base import TruncationStrategy as TruncationStrategy
+from transformers.utils import PaddingStrategy as PaddingStrategy
+
+from mentalese.errors import InputError
+
+# ------------------------------------------------------------------------------------------------ the name of a cache
+
+CACHE = "cache" if "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters else ""
+CACHE = CACHE or "past_key_values"
+"""The keyword by which this transformers passes a cache to models and layers, and its name in outputs."""
+_OTHER = "past_key_values" if CACHE == "cache" else "cache"
+
+
+def one_cache(cache: Any, past_key_values: Any) -> Any:
+    """Return the cache of a call that accepts both names.
+
+    Raises:
+        InputError: both are set.
+    """
+    if cache is not None and past_key_values is not None:
+        raise InputError("cache and past_key_values are both set: they are two names of one argument, so pass one")
+    return past_key_values if cache is None else cache
+
+
+class _BothNames:
+    """An output whose cache answers to both names, as an attribute and as a key."""
+
+    def __getitem__(self, key: Any) -> Any:
+        return super().__getitem__(CACHE if key == _OTHER else key)  # type: ignore[misc]
+
+    def __contains__(self, key: Any) -> bool:
+        return super().__contains__(CACHE if key == _OTHER else key)  # type: ignore[misc]
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """Return the value of a key, or the default."""
+        return super().get(CACHE if key == _OTHER else key, default)  # type: ignore[misc]
+
+
+setattr(_BothNames, _OTHER, property(lambda output: getattr(output, CACHE)))
+
+
+@dataclass
+class StatesOutput(_BothNames, BaseModelOutputWithPast):
+    """The output of a model without its head."""
+
+
+@dataclass
+class LogitsOutput(_BothNames, CausalLMOutputWithPast):
+    """The output of a causal LM."""
+
+
+# ---------------------------------------------------------------------------------------------------------- the hooks
+
+DECLARED: Mapping[str, str] = {
+    "tied_weights": "_tied_weights_keys",
+    "kept_in_float32": "_keep_in_fp32_modules_strict",
+    "supports_flash_attention": "_supports_flash_attn",
+    "supports_flex_attention": "_supports_flex_attn",
+}
+"""Attributes of our model classes, and transformers' names for them."""
+
+
+class OwnCacheGenerationMixin(GenerationMixin):  # transformers looks for this ending
+    """A causal LM whose `generate` uses a cache of its own class, which cannot be cut back."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._is_stateful = True  # set on each class: `PreTrainedModel`, which may come first, has False
+        for ours, theirs in DECLARED.items():
+            if ours in vars(cls):
+                setattr(cls, theirs, getattr(cls, ours))
+
+    def cache_for_generation(self, settings: Any, cache: Any, max_tokens: int) -> Any:
+        """Return the cache of a call of `generate`, or `None` for none.
+
+        Args:
+            settings: the `GenerationConfig` of the call.
+            cache: the cache that was passed to the call.
+            max_tokens: the most tokens that the cache will contain.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs cache_for_generation")
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], mode: Any, batch_size: int, max_cache_length: int
+    ) -> None:
+        passed = one_cache(model_kwargs.pop("cache", None), model_kwargs.pop("past_key_values", None))
+        cache = self.cache_for_generation(generation_config, passed, max_cache_length)
+        model_kwargs["use_cache"] = generation_config.use_cache
+        if cache is not None:
+            model_kwargs[CACHE] = cache
+
+
+class TransformersModel(PreTrainedModel, OwnCacheGenerationMixin):
+    """`PreTrainedModel` with public names for the private hooks that transformers calls.
+
+    Attributes:
+        tied_weights: target -> source, by parameter name.
+        kept_in_float32: names of modules that stay in float32 in a model of lower precision.
+        supports_flash_attention, supports_flex_attention: implementations of attention that the model can run.
+        initializes_containers: `initialize` is also called for modules whose weights all belong to modules inside.
+    """
+
+    _supports_sdpa = True
+    tied_weights: ClassVar[dict[str, str]]
+    kept_in_float32: ClassVar[tuple[str, ...]]
+    supports_flash_attention: ClassVar[bool]
+    supports_flex_attention: ClassVar[bool]
+    initializes_containers: ClassVar[bool] = False
+
+    def initialize(self, module: nn.Module) -> None:
+        """Initialise the module's own parameters; transformers calls this once for each module that has some."""
+        super()._init_weights(module)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        self.initialize(module)
+
+    def _initialize_weights(self, module: nn.Module, *options: Any) -> None:
+        # Models that are not transformers' own skip modules without weights of their own, unless no option is passed.
+        super()._initialize_weights(module, *(() if self.initializes_containers else options))
+
+    def set_checkpointing(self, enable: bool, run: Callable[..., Any], every_n_layers: int) -> None:
+        """Turn gradient checkpointing on or off.
+
+        Args:
+            run: the function that runs a layer and runs it again in the backward pass.
+        """
+        super()._set_gradient_checkpointing(enable, run, every_n_layers)
+
+    def _set_gradient_checkpointing(
+        self,
+        enable: bool = True,
+        gradient_checkpointing_func: Callable[..., Any] = checkpoint,
+        every_n_layers: int = 1,
+    ) -> None:
+        self.set_checkpointing(enable, gradient_checkpointing_func, every_n_layers)
+
+    def check_prompt(self, input_ids: Tensor | None) -> Tensor:
+        """Return the prompt of a call of `generate`, or raise `InputError`."""
+        raise NotImplementedError(f"{type(self).__name__} needs check_prompt")
+
+    def _prepare_model_inputs(self, *args: Any, **kwargs: Any) -> Any:
+        prompt, *rest = super()._prepare_model_inputs(*args, **kwargs)
+        return self.check_prompt(prompt), *rest
+
+
+def initialize_as(model: PreTrainedModel, module: nn.Module) -> None:
+    """Initialise a module's own parameters by the rule of a model of transformers."""
+    model._init_weights(module)
+
+
+def attention_of(config: Any) -> str | None:
+    """Return the name of a config's implementation of attention; `None` before a model has chosen one."""
+    return config._attn_implementation
+
+
+def set_attention(config: Any, name: str | None) -> None:
+    """Set the name of a config's implementation of attention."""
+    config._attn_implementation = name
+
+
+# -------------------------------------------------------------------------------------------------------- tokenizers
+
+
+class ReadingTokenizer(PreTrainedTokenizerFast):
+    """A fast tokenizer whose subclass encodes texts itself."""
+
+    def tokens_added(self) -> None:
+        """Forget what depends on the vocabulary, which has grown."""
+
+    def _add_tokens(self, new_tokens: Any, special_tokens: bool = False) -> int:
+        self.tokens_added()
+        return super()._add_tokens(new_tokens, special_tokens=special_tokens)
+
+    def encode_texts(
+        self, text: Any, text_pair: Any = None, add_special_tokens: bool = True, **options: Any
+    ) -> BatchEncoding:
+        """Return the tokens of a text or of several; the options are those of a call of the tokenizer, and strategies
+        of padding and truncation."""
+        return super()._encode_plus(text, text_pair, add_special_tokens=add_special_tokens, **options)
+
+    def _encode_plus(self, text: Any, text_pair: Any = None, **options: Any) -> BatchEncoding:
+        return self.encode_texts(text, text_pair, **options)
+
+    def columns(self, encoding: Encoding, **returned: bool) -> dict[str, Any]:
+        """Return the lists of a `BatchEncoding` for one row; `return_NAME` says which."""
+        return self._convert_encoding(encoding, **returned)[0]
+
+    def warn_if_too_long(self, ids: list[int], max_length: int | None, verbose: bool) -> None:
+        """Warn once of more tokens than the model reads."""
+        self._eventual_warn_about_too_long_sequence(ids, max_length, verbose)
+
+    def remote_class(self) -> dict[str, Any]:
+        """Return the class that opens the tokenizer where this package is not imported."""
+        raise NotImplementedError(f"{type(self).__name__} needs remote_class")
+
+    @property
+    def _auto_map(self) -> dict[str, Any]:
+        return self.remote_class()
+
+
+# ----------------------------------------------------------------------------------------------------------- Trainer
+
+
+def step_trainer() -> Any:
+    """Return `transformers.Trainer` with a hook for the module that is wrapped in place of the model.
+
+    It is made when it is needed: importing `Trainer` takes as long as importing everything else.
+    """
+    from transformers import Trainer
+
+    class StepTrainer(Trainer):
+        def trained_module(self) -> nn.Module:
+            """Return the module whose forward pass is the training loss: DDP and autocast go around it."""
+            raise NotImplementedError(f"{type(self).__name__} needs trained_module")
+
+        def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
+            return self.accelerator.prepare(self.trained_module()) if training and model is self.model else model
+
+        def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
+            return SequentialSampler(self.train_dataset)
+
+    return StepTrainer
+
+
+def use_one_gpu(arguments: Any) -> None:
+    """Make `TrainingArguments` of a machine with several GPUs use the first one in this process."""
+    arguments._n_gpu = min(arguments.n_gpu, 1)
