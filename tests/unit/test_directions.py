@@ -9,11 +9,12 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[2] / "src" / "mentalese"
 LAYERS = (
     ("errors",),
-    ("files", "screen", "html", "values", "docstrings", "formatting", "network"),
+    ("files", "screen", "html", "values", "docstrings", "formatting", "network", "install"),
     ("nn",),
     ("data",),
     ("recipe",),
     ("registry",),
+    ("registration",),
     ("config_source",),
     ("recipe_files",),
     ("models",),

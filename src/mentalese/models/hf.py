@@ -298,10 +298,8 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, Contract):
         check_kept(logits_to_keep, input_ids.shape[1])
         labels = check_labels(labels, input_ids, self.config.vocab_size)
         options = self._checked(options, output_hidden_states, output_attentions)
-        if output_thoughts and not self.causal:
-            raise InputError(f"output_thoughts is True: {type(self).__name__} reads in both directions and has none")
-        if output_thoughts and not self.traces_continue and cache is not None and cache.seen_tokens:
-            raise InputError("output_thoughts is True with a cache in use: pass the whole text in one call")
+        if output_thoughts:
+            self._check_traced(cache)
         if labels is not None and self.training and "output_hidden_states" in options:
             raise InputError(
                 "output_hidden_states is True with labels in training mode: a model's own loss keeps none of them, so "
@@ -345,6 +343,13 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, Contract):
     def check_prompt(self, input_ids: Tensor | None) -> Tensor:
         """Return the prompt of `generate`, or raise what `forward` does."""
         return self._tokens(input_ids, None)
+
+    def _check_traced(self, cache: ThoughtCache | None) -> None:
+        """Raise `InputError` if a call with this cache cannot return traces."""
+        if not self.causal:
+            raise InputError(f"output_thoughts is True: {type(self).__name__} reads in both directions and has none")
+        if not self.traces_continue and cache is not None and cache.seen_tokens:
+            raise InputError("output_thoughts is True with a cache in use: pass the whole text in one call")
 
     @property
     def _caches(self) -> bool:
