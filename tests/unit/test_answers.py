@@ -93,7 +93,7 @@ def ask(
         ("### C#", "C#"),
         ("count 3\n#### 7", "7"),
         ("count 3\n# 7", "7"),
-        ("no mark, none", "no mark none"),
+        ("no mark, none", "no mark, none"),
         ("### ", ""),
         ("", ""),
     ],
@@ -183,8 +183,8 @@ def test_each_question_is_asked_at_the_stage_and_told_from_the_others(
     model = Scripted(["no"] * count, tokenizer)
     result = answer_metrics(opened(model, tokenizer, layout, **vars(SETTINGS)), store.splits["validation"])
     assert result.protocol == {
-        "decoding": "greedy", "answer": "the text after the last ###, without commas", "stage": 2, "latents": 2,
-        "answer_tokens": 24, "documents": count,
+        "decoding": "greedy", "answer": "the text after the last ###, without separators of thousands",
+        "answer_rule": "text", "stage": 2, "latents": 2, "answer_tokens": 24, "documents": count,
     }  # fmt: skip
 
 
@@ -334,7 +334,7 @@ def test_a_model_of_texts_reads_a_question_as_it_reads_texts(
     settings = dataclasses.replace(SETTINGS, max_documents=2)
     model = Scripted(["So #### 7\nmore\n\n### 8", "it is 3, or 4"], tokenizer)
     given = answer_metrics(opened(model, tokenizer, layout, **vars(settings)), store.splits["train"])
-    assert given.protocol["answer"].startswith("what follows the first #s")
+    assert given.protocol["answer"].startswith("what follows the longest run of #s")
     assert "stage" not in given.protocol
     start = special["eos_token_id" if layout.plain else "sentence_start_token_id"]
     for row in model.asked:

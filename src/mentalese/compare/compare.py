@@ -65,6 +65,7 @@ _SHARED = (
     ("evaluation", "joined"),
     ("evaluation", "metric"),
     ("evaluation", "answer_tokens"),
+    ("evaluation", "answer_rule"),
 )
 
 # What is set for all runs if tokens or FLOPs are matched.

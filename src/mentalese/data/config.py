@@ -14,6 +14,7 @@ import numpy as np
 from mentalese.errors import InputError, require
 from mentalese.values import check_fields, shown
 
+AnswerRuleName = Literal["text", "number", "choice"]
 AS_IT_IS: dict[str, Any] = {"text_column": None, "detokenizer": None}
 """Of `DataConfig`, where another source takes the place of a recipe's: these say how its own text is read."""
 Detokenizer = Literal["wikitext", "ptb", "lm1b", "lambada", "scientific_papers"]
@@ -75,6 +76,9 @@ class EvaluationConfig:
             questions (`qa` and others), which are asked at the stage that training has reached; the best model is the
             best of the last stage reached.
         answer_tokens: the most new tokens of an answer, steps included.
+        answer_rule: how answers are compared with the right ones: `text` to the letter, `number` by value where the
+            right answer is a number, `choice` by the letter of the choice. `None`: the rule of a published set, `text`
+            for generated tasks, and for other sources `number` if any right answer is a number.
         tokens: `lexical` scores the text alone; `all` also scores the end of each document and, for models of
             sentences, the end of each sentence.
         context_length: tokens per window; `None` takes `layout.sequence_length`. Layouts that read whole documents
@@ -95,6 +99,7 @@ class EvaluationConfig:
 
     metric: Literal["perplexity", "accuracy"] = "perplexity"
     answer_tokens: int = 64
+    answer_rule: AnswerRuleName | None = None
     tokens: Literal["lexical", "all"] = "lexical"
     context_length: int | None = None
     stride: int | None = None

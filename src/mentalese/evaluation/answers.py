@@ -5,10 +5,7 @@ compared with the record's own.
 from __future__ import annotations
 
 import dataclasses
-import re
 import statistics
-import string
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,8 +16,18 @@ import torch
 from mentalese.data.batch import Batch
 from mentalese.data.evaluation import question_batches
 from mentalese.data.layouts import Packed
+from mentalese.data.store import source_name
 from mentalese.data.tokenizers import decode
 from mentalese.errors import InputError
+from mentalese.evaluation.answer_rule import (
+    FINAL_ANSWER,
+    FREE_ANSWER,
+    AnswerRule,
+    exact_match,
+    f1,
+    final_answer,
+    free_answer,
+)
 from mentalese.evaluation.options import AnswerOptions
 from mentalese.models.build import context_length
 from mentalese.models.generation import seeded
@@ -31,11 +38,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from mentalese.data.store import Split
-
-_WHOLE = ("yes", "no", "noanswer")
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 GREEDILY = AnswerOptions()
 """One greedy answer per question, without examples."""
@@ -50,7 +52,7 @@ class AnswerRecord:
         text: the model's whole output.
         answer: the part of it that counts.
         expected: the record's own answer, by `final_answer`.
-        correct: whether the two are the same.
+        correct: whether the two are equal by the rule of the protocol.
         attempts: the sampled answers, or those of the beams.
     """
 
@@ -67,10 +69,9 @@ class AnswerMetrics:
     """How often a model answers correctly.
 
     Attributes:
-        accuracy: the share of questions whose greedy answer equals the record's.
-        exact_match: the same without capitals, punctuation and articles (Rajpurkar et al., "SQuAD", 2016).
-        f1: of the answers' words, normalised in the same way; the mean over questions. `yes`, `no` and `noanswer` are
-            right or wrong as a whole (Yang et al., "HotpotQA", 2018).
+        accuracy: the share of questions whose greedy answer equals the record's, by the rule of the protocol.
+        exact_match: the share of questions with `answer_rule.exact_match`.
+        f1: the mean of `answer_rule.f1` over questions.
         questions: the number of questions.
         protocol: how they were asked.
         pass_at_k: the share of questions for which any of the k attempts of `protocol` equals the record's answer;
@@ -91,6 +92,33 @@ class AnswerMetrics:
         return metrics
 
 
+@dataclass(frozen=True)
+class Answers:
+    """The answers to a split's questions.
+
+    Attributes:
+        records: one per question, in the split's order.
+        rule: how they are compared with the right ones.
+        protocol: how the questions were asked.
+    """
+
+    records: list[AnswerRecord]
+    rule: AnswerRule
+    protocol: dict[str, Any]
+
+    def metrics(self) -> AnswerMetrics:
+        records = self.records
+        passed = [any(self.rule.equal(other, r.expected) for other in r.attempts) for r in records]
+        return AnswerMetrics(
+            accuracy=statistics.fmean(record.correct for record in records),
+            exact_match=statistics.fmean(exact_match(record.answer, record.expected) for record in records),
+            f1=statistics.fmean(f1(record.answer, record.expected) for record in records),
+            questions=len(records),
+            protocol=self.protocol,
+            pass_at_k=statistics.fmean(passed) if "attempts" in self.protocol else None,
+        )
+
+
 def run(saved: Saved, options: AnswerOptions = GREEDILY, *, show: bool = False) -> dict[str, Any]:
     """Asks the questions of a split.
 
@@ -101,7 +129,9 @@ def run(saved: Saved, options: AnswerOptions = GREEDILY, *, show: bool = False) 
         InputError: the source has texts and no questions; what `answer_records` and `Saved.store` raise.
     """
     saved = options.read_by(saved).at(options.stage, options.latents)
-    changes = {"max_documents": options.documents, "answer_tokens": options.answer_tokens}
+    changes = {"max_documents": options.documents} | {
+        name: getattr(options, name) for name in ("answer_tokens", "answer_rule")
+    }
     saved = saved.scored_by(**{name: value for name, value in changes.items() if value is not None})
     # A model of texts reads questions as text; the store separates their parts all the same.
     part = options.part(saved)
@@ -126,29 +156,8 @@ def answer_metrics(
     examples: Split | None = None,
     show: bool = False,
 ) -> AnswerMetrics:
-    """How often the model answers a split's questions correctly. Takes and raises what `answer_records` does."""
-    records = answer_records(saved, split, options, examples=examples, show=show)
-    protocol: dict[str, Any] = {
-        "decoding": "greedy",
-        "answer": "the text after the last ###, without commas" if saved.layout.questions else _FREE_ANSWER,
-        **saved.layout.asked(),
-        "answer_tokens": saved.evaluation.answer_tokens,
-        **saved.evaluation.how_many(len(split.document_bytes)),
-    }
-    if options.shots:
-        protocol["shots"] = {"records": options.shots, "seed": options.seed}
-    if options.attempts:
-        sampling = {"temperature": options.temperature, "seed": options.seed, "batch_size": saved.evaluation.batch_size}
-        how = {"decoding": "sampled"} | sampling if options.answer_samples else {"decoding": "beams"}
-        protocol["attempts"] = {"k": options.attempts} | how
-    return AnswerMetrics(
-        accuracy=statistics.fmean(record.correct for record in records),
-        exact_match=statistics.fmean(_words(record.answer) == _words(record.expected) for record in records),
-        f1=statistics.fmean(_f1(_words(record.answer), _words(record.expected)) for record in records),
-        questions=len(records),
-        protocol=protocol,
-        pass_at_k=statistics.fmean(r.expected in r.attempts for r in records) if options.attempts else None,
-    )
+    """The shares of a split's questions that the model answers correctly. Takes and raises what `ask` does."""
+    return ask(saved, split, options, examples=examples, show=show).metrics()
 
 
 def answer_records(
@@ -159,7 +168,19 @@ def answer_records(
     examples: Split | None = None,
     show: bool = False,
 ) -> list[AnswerRecord]:
-    """A model's answer to each question of a split, in the split's order.
+    """A model's answer to each question of a split, in the split's order. Takes and raises what `ask` does."""
+    return ask(saved, split, options, examples=examples, show=show).records
+
+
+def ask(
+    saved: Saved,
+    split: Split,
+    options: AnswerOptions = GREEDILY,
+    *,
+    examples: Split | None = None,
+    show: bool = False,
+) -> Answers:
+    """A model's answers to the questions of a split.
 
     The greedy answers do not depend on the batch size; sampled ones do. A model that was not trained on questions
     continues the question as text, see `free_answer`.
@@ -180,27 +201,54 @@ def answer_records(
     special = saved.layout.special_ids(saved.tokenizer)
     generation: dict[str, Any] = {name: special[name] for name in ("pad_token_id", "eos_token_id")}
     generation |= {"max_new_tokens": saved.evaluation.answer_tokens}
+    wanted = _right_answers(saved, split)
+    rule = AnswerRule.of(source_name(saved.data), wanted.values(), saved.evaluation.answer_rule)
     records: list[AnswerRecord] = []
-    count = saved.evaluation.documents(len(split.document_bytes))
     with (
         seeded(saved.hugging_face, options.seed),
         torch.no_grad(),
-        progress("Answering", count, show=show) as bar,
+        progress("Answering", len(wanted), show=show) as bar,
     ):
         for batch in batches:
             rows = {name: batch[name].to(saved.device) for name in ("input_ids", "attention_mask")}
             texts = _continued(saved, rows, generation | {"do_sample": False, "num_beams": 1})
             attempts = _attempts(saved, rows, generation, options)
             for i, document in enumerate(batch["documents"].tolist()):
-                last = split.document_segments[document + 1] - 1
-                expected = final_answer(_segment(split, last, saved.tokenizer))
+                expected = wanted[document]
                 answer, *others = (
                     final_answer(text) if saved.layout.questions else free_answer(text, expected)
                     for text in (texts[i], *attempts[i])
                 )
-                records.append(AnswerRecord(document, texts[i], answer, expected, answer == expected, tuple(others)))
+                correct = rule.equal(answer, expected)
+                records.append(AnswerRecord(document, texts[i], answer, expected, correct, tuple(others)))
             bar.update(len(records), f"accuracy {statistics.fmean(record.correct for record in records):.1%}")
-    return sorted(records, key=lambda record: record.document)
+    records.sort(key=lambda record: record.document)
+    return Answers(records, rule, _protocol(saved, split, options, rule))
+
+
+def _right_answers(saved: Saved, split: Split) -> dict[int, str]:
+    """The right answer to each question that is asked, by its number in the split."""
+    numbers = saved.evaluation.chosen(len(split.document_bytes)).tolist()
+    last = {number: int(split.document_segments[number + 1]) - 1 for number in numbers}
+    return {number: final_answer(_segment(split, segment, saved.tokenizer)) for number, segment in last.items()}
+
+
+def _protocol(saved: Saved, split: Split, options: AnswerOptions, rule: AnswerRule) -> dict[str, Any]:
+    protocol: dict[str, Any] = {
+        "decoding": "greedy",
+        "answer": FINAL_ANSWER if saved.layout.questions else FREE_ANSWER,
+        "answer_rule": rule.name,
+        **saved.layout.asked(),
+        "answer_tokens": saved.evaluation.answer_tokens,
+        **saved.evaluation.how_many(len(split.document_bytes)),
+    }
+    if options.shots:
+        protocol["shots"] = {"records": options.shots, "seed": options.seed}
+    if options.attempts:
+        sampling = {"temperature": options.temperature, "seed": options.seed, "batch_size": saved.evaluation.batch_size}
+        how = {"decoding": "sampled"} | sampling if options.answer_samples else {"decoding": "beams"}
+        protocol["attempts"] = {"k": options.attempts} | how
+    return protocol
 
 
 def _continued(saved: Saved, rows: dict[str, torch.Tensor], generation: dict[str, Any]) -> list[str]:
@@ -240,31 +288,6 @@ def _check_longest(saved: Saved, longest: int) -> None:
             f"evaluation.answer_tokens is {answer_tokens}: the longest question has {longest} tokens and "
             f"the model's context is {context}, {remedy}"
         )
-
-
-def final_answer(text: str) -> str:
-    """The answer in a text: everything after the last `###`, without commas, or else after the last `#` (Hao et al.,
-    "Coconut", 2024); an answer itself may contain one, such as C#."""
-    return text.rpartition("###" if "###" in text else "#")[2].replace(",", "").strip()
-
-
-_FREE_ANSWER = (
-    "what follows the first #s of the text up to an empty line; without any, its last number if the right answer is a "
-    "number, else all of it"
-)
-
-
-def free_answer(text: str, expected: str) -> str:
-    """The same for a model that was not trained to end an answer.
-
-    In the text up to an empty line, which ends a shot: what follows the first `#`s, to the end of their line; or, if
-    there are none and a number is expected, the last number; without commas.
-    """
-    first = text.strip().partition("\n\n")[0].replace(",", "")
-    if "#" in first:
-        return first.partition("#")[2].lstrip("#").strip().partition("\n")[0].strip()
-    numbers = _NUMBER.findall(first) if _NUMBER.fullmatch(expected) else [first]
-    return numbers[-1] if numbers else ""
 
 
 # -- prompts -----------------------------------------------------------------------------------------------------------
@@ -325,21 +348,5 @@ def _segment(split: Split, segment: int, tokenizer: PreTrainedTokenizerBase) -> 
     return decode(torch.from_numpy(split.segment(segment)), tokenizer)
 
 
-def _tokens(split: Split, start: int, stop: int) -> torch.Tensor:
-    return torch.from_numpy(split.tokens[start:stop].astype("int64"))
-
-
-# -- comparing answers -------------------------------------------------------------------------------------------------
-
-
-def _words(text: str) -> list[str]:
-    """Without capitals, punctuation and articles, unless nothing else is there: an answer may be A, or +."""
-    plain = text.lower().translate(_NO_PUNCTUATION)
-    return _ARTICLES.sub(" ", plain).split() or plain.split() or text.lower().split()
-
-
-def _f1(words: list[str], expected: list[str]) -> float:
-    if words != expected and any(" ".join(answer) in _WHOLE for answer in (words, expected)):
-        return 0.0
-    common = (Counter(words) & Counter(expected)).total()
-    return 2 * common / (len(words) + len(expected)) if common else 0.0
+def _tokens(split: Split, start: int, end: int) -> torch.Tensor:
+    return torch.from_numpy(split.tokens[start:end].astype("int64"))
