@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -120,6 +121,36 @@ def test_a_model_that_has_learnt_the_answer_says_it_and_stops(recipe: Recipe, tm
     assert json.loads(out.read_text())["accuracy"] == 1.0
 
 
+def test_long_steps_raise_the_limit_of_answers(
+    recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = dataclasses.replace(changed(recipe, "evaluation", answer_tokens=3), phases=())
+    run = loop.Run(recipe, tmp_path / "never", Parallel(0, 1, 0, torch.device("cpu")), show=True)
+    longest = max(int(recipe.layout.answer_lengths(split).max()) for split in run.store.splits.values())
+    assert longest > 10
+    assert f"the longest steps and answer have {longest} tokens" in capsys.readouterr().err
+    recipe = changed(recipe, "train", steps=1, epochs=None, eval_every=1)
+    assert cli.main(["train", str(written(recipe, tmp_path)), "--out", str(tmp_path / "run")]) == 0
+    shown = capsys.readouterr().out
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    for figure in (result["validation"], result["test"]):
+        assert figure["protocol"]["answer_tokens"] == longest
+        assert figure["unfinished"] == 8
+    assert "questions, 8 unfinished" in shown
+    # Questions without steps are answered with as many tokens as in training.
+    saved = saved_recipe(tmp_path / "run")
+    assert saved is not None
+    assert saved.evaluation.answer_tokens == longest
+    assert "test unfinished | 8" in (tmp_path / "run/model/README.md").read_text()
+
+
+def written(recipe: Recipe, folder: Path) -> Path:
+    """The recipe as a file."""
+    path = folder / "recipe.json"
+    path.write_text(json.dumps(recipe.to_dict()))
+    return path
+
+
 def test_an_interrupted_curriculum_resumes_bit_for_bit(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,14 +194,15 @@ def test_the_best_model_is_the_best_of_the_last_stage(
 ) -> None:
     asked: list[Layout] = []
 
-    def answers(saved: Saved, split: Any, **options: Any) -> AnswerMetrics:
+    def answers(saved: Saved, split: Any, **options: Any) -> Any:
         asked.append(saved.layout)
-        return AnswerMetrics(figures[min(len(asked), len(figures)) - 1][0], 0.0, 0.0, 8, {})
+        metrics = AnswerMetrics(figures[min(len(asked), len(figures)) - 1][0], 0.0, 0.0, 8, {})
+        return SimpleNamespace(metrics=lambda: metrics, records=[])
 
     def perplexity(*args: Any, **options: Any) -> Perplexity:
         return Perplexity(figures[min(len(asked), len(figures) - 1)][1], 1, 1, 9.0, 1.0, {})
 
-    monkeypatch.setattr(loop, "answer_metrics", answers)
+    monkeypatch.setattr(loop, "ask", answers)
     monkeypatch.setattr(Saved, "perplexity", perplexity)
     result = train(changed(recipe, "train", **options), tmp_path / "run", show=False)
     assert (result["steps"], result["best_step"]) == (end, best)
@@ -278,7 +310,7 @@ def test_another_set_of_questions_needs_nothing_to_train_on(
         ("answer --estimators exact", "--estimators: `mentalese answer` has no such option"),
         ("eval --tasks perplexity --answer-tokens 4", "--answer-tokens: `mentalese eval` has no such option"),
         ("answer --latents -1", "layout.latents is -1: set 0 or more"),
-        ("answer --latents 50", "evaluation.answer_tokens is 6: the longest question has"),
+        ("answer --latents 50", "answer_tokens is 6: the shortest question has"),
     ],
 )
 def test_what_evaluation_cannot_use_is_refused(

@@ -18,7 +18,14 @@ from mentalese.data.layouts import Layout, Packed, QuestionAnswer, SentenceStrea
 from mentalese.data.store import TokenStore, prepare
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
-from mentalese.evaluation.answers import AnswerMetrics, answer_metrics, answer_records, final_answer, free_answer
+from mentalese.evaluation.answers import (
+    AnswerMetrics,
+    answer_metrics,
+    answer_records,
+    check_room,
+    final_answer,
+    free_answer,
+)
 from mentalese.evaluation.options import AnswerOptions
 from mentalese.models.adapter import CausalLMAdapter
 from mentalese.recipe import DataConfig, EvaluationConfig
@@ -60,6 +67,7 @@ class Scripted(nn.Module):
         self.said, self.tokenizer = list(said), tokenizer
         self.asked: list[list[int]] = []
         self.options: list[dict[str, Any]] = []
+        self.limits: list[int] = []
         self.config, self.device = SimpleNamespace(max_position_embeddings=context), torch.device("cpu")
 
     def generate(self, input_ids: Tensor, attention_mask: Tensor, **options: Any) -> Tensor:
@@ -68,7 +76,9 @@ class Scripted(nn.Module):
         self.options.append(options)
         input_ids = input_ids.repeat_interleave(options.get("num_return_sequences", 1), 0)
         end, pad = options["eos_token_id"], options["pad_token_id"]
-        rows = [[*self.tokenizer(self.said.pop(0))["input_ids"], end] for _ in input_ids]
+        limit = options["max_new_tokens"]
+        self.limits += [limit] * len(input_ids)
+        rows = [[*self.tokenizer(self.said.pop(0))["input_ids"], end][:limit] for _ in input_ids]
         longest = max(map(len, rows))
         return torch.cat([input_ids, torch.tensor([row + [pad] * (longest - len(row)) for row in rows])], dim=1)
 
@@ -208,20 +218,68 @@ def test_answers_do_not_depend_on_the_batch_size(prepared: tuple[TokenStore, Any
     assert model.model.training
 
 
-def test_a_question_without_room_for_its_answer_is_refused_before_any_is_asked(
-    prepared: tuple[TokenStore, Any, QuestionAnswer],
-) -> None:
+def test_training_refuses_a_question_without_room(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:
     store, tokenizer, layout = prepared
     [longest] = (max(map(len, ask(prepared, ["no"] * 20)[1].asked)),)
     settings = dataclasses.replace(SETTINGS, max_documents=20)
     for context, remedy in ((longest + 23, "set at most 23"), (longest, "remove the longest questions")):
-        model = Scripted([], tokenizer, context)
+        saved = opened(Scripted([], tokenizer, context), tokenizer, layout, **vars(settings))
         says = f"evaluation.answer_tokens is 24: the longest question has {longest} tokens and the model's context is"
         with pytest.raises(InputError, match=f"{says} {context}, {remedy}"):
-            answer_metrics(opened(model, tokenizer, layout, **vars(settings)), store.splits["train"])
-        assert not model.asked
-    model = Scripted(["no"] * 20, tokenizer, longest + 24)
-    answer_metrics(opened(model, tokenizer, layout, **vars(settings)), store.splits["train"])
+            check_room(saved, store.splits["train"])
+    check_room(
+        opened(Scripted([], tokenizer, longest + 24), tokenizer, layout, **vars(settings)), store.splits["train"]
+    )
+
+
+def test_a_long_question_does_not_stop_the_others(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:
+    options = AnswerOptions(answer_tokens=6)
+    lengths = sorted(map(len, ask(prepared, ["no"] * 40)[1].asked), reverse=True)
+    longest, shortest = lengths[0], lengths[-1]
+    assert ask(prepared, ["### no"] * 40, options=options, context=longest + 6)[0].not_asked == ()
+    result, model = ask(prepared, ["### no"] * 40, options=options, context=longest)
+    assert result.questions == 40
+    assert len(result.not_asked) == lengths.count(longest) == 40 - len(model.asked)
+    # Others that leave less room than the limit are asked each by itself, with the room that there is.
+    assert [min(6, longest - len(row)) for row in model.asked] == model.limits
+    assert ask(prepared, ["### no"] * 40, options=options, context=shortest + 6)[0].questions == 40
+    with pytest.raises(InputError, match="answer_tokens is 6: the shortest question has"):
+        ask(prepared, ["no"] * 40, options=options, context=shortest + 5)
+
+
+def test_the_limit_of_an_answer_follows_from_the_data(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:
+    store, tokenizer, layout = prepared
+    split = store.splits["train"]
+    answers = [split.documents[i + 1] - split.segments[split.document_segments[i] + 1] for i in range(100)]
+    settings = dataclasses.replace(SETTINGS, answer_tokens=2, max_documents=3)
+    model = Scripted(["no"] * 3, tokenizer)
+    result = answer_metrics(opened(model, tokenizer, layout, **vars(settings)), split)
+    assert result.protocol["answer_tokens"] == model.options[0]["max_new_tokens"] >= max(answers)
+    removed = dataclasses.replace(layout, stage=1)
+    model = Scripted(["no"] * 3, tokenizer)
+    shorter = answer_metrics(opened(model, tokenizer, removed, **vars(settings)), split)
+    assert 2 < shorter.protocol["answer_tokens"] < result.protocol["answer_tokens"]
+    model = Scripted(["no"] * 3, tokenizer)
+    asked = AnswerOptions(answer_tokens=2)
+    exact = answer_metrics(opened(model, tokenizer, layout, **vars(settings)), split, asked)
+    assert exact.protocol["answer_tokens"] == 2
+
+
+def test_unfinished_answers_are_counted(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:
+    store, tokenizer, layout = prepared
+    words = "count 2 and so on " * 8
+    assert len(tokenizer(words)["input_ids"]) > 24
+    given = ask(prepared, [words, "### 7", words])[0]
+    assert (given.unfinished, given.questions, given.to_dict()["unfinished"]) == (2, 3, 2)
+    settings = dataclasses.replace(SETTINGS, max_documents=3)
+    model = Scripted(["### 7", words, words + "\n\n"], tokenizer)
+    records = answer_records(opened(model, tokenizer, layout, **vars(settings)), store.splits["train"])
+    finished = {record.text: record for record in records if record.finished}
+    assert finished["### 7"].tokens == len(tokenizer("### 7")["input_ids"]) + 1
+    assert {record.tokens for record in records if not record.finished} == {24}
+    # A model of texts has answered where an empty line follows, whatever it writes then.
+    model = Scripted(["It is 7.\n\n" + words, words, words], tokenizer)
+    assert answer_metrics(opened(model, tokenizer, Packed(), **vars(settings)), store.splits["train"]).unfinished == 2
 
 
 # -- several attempts, and examples ------------------------------------------------------------------------------------

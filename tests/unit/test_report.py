@@ -34,7 +34,7 @@ from mentalese.compare.charts import (
     stops,
 )
 from mentalese.compare.headline import headline, paired_test, winner
-from mentalese.compare.report import cells, contexts_note, ends_note, report, write_report
+from mentalese.compare.report import cells, contexts_note, ends_note, report, unfinished_note, write_report
 from mentalese.evaluation.statistics import summary
 from mentalese.formatting import short_count, short_names
 
@@ -417,6 +417,18 @@ def test_a_comparison_of_answers_speaks_of_accuracy_alone() -> None:
     assert "perplexity" not in page.text[page.text.index("Mentalese comparison") :].partition("command and recipe")[0]
     assert "bits" not in page.text
     assert not re.search(r"\bnan\b|\binf\b", text)
+
+
+def test_unfinished_answers_are_named_with_their_limit() -> None:
+    compared = questions(2, 2)
+    assert unfinished_note(compared["rows"]) == ""  # results of earlier versions
+    for row, cut in zip(compared["rows"], (40, 0)):
+        for each in row["runs"]:
+            each["test"] |= {"unfinished": cut, "protocol": {"answer_tokens": 64}}
+    note = "family0/tiny 80 of 1,000 (limit 64 tokens); family1/tiny 0 of 1,000 (limit 64 tokens)."
+    assert unfinished_note(compared["rows"]).endswith(note)
+    assert note in Page(report(compared)).text
+    assert unfinished_note(comparison()["rows"]) == ""
 
 
 def test_stages_are_where_the_curriculum_changes() -> None:

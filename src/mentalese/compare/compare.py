@@ -24,7 +24,15 @@ from mentalese import provenance
 from mentalese.compare import cluster
 from mentalese.compare.headline import FLOPS_TOLERANCE, SEEDS_FOR_A_TEST, headline, metric, paired_test, scored_alike
 from mentalese.compare.jobs import Job, Then, run_jobs
-from mentalese.compare.report import cells, contexts_note, ends_note, header, is_ablated, write_report
+from mentalese.compare.report import (
+    cells,
+    contexts_note,
+    ends_note,
+    header,
+    is_ablated,
+    unfinished_note,
+    write_report,
+)
 from mentalese.compare.tuning import Tuned, grid, name_of, with_settings
 from mentalese.data.store import prepare, tokenizer_name
 from mentalese.errors import InputError
@@ -459,6 +467,6 @@ def print_comparison(comparison: dict[str, Any]) -> None:
     print_table(
         header(rows), [cells(row, ablated) for row in rows], title=f"Test {metric(rows)} on {comparison['source']}"
     )
-    for note in (headline(rows), contexts_note(rows), ends_note(rows)):
+    for note in (headline(rows), unfinished_note(rows), contexts_note(rows), ends_note(rows)):
         if note:
             print(f"\n{note}")

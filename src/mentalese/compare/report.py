@@ -166,6 +166,19 @@ def contexts_note(rows: Sequence[dict[str, Any]]) -> str:
     return f"Contexts differ: {'; '.join(f'{name}, {context}' for name, context in contexts.items())}."
 
 
+def unfinished_note(rows: Sequence[dict[str, Any]]) -> str:
+    """Each model's answers that were cut at the limit of new tokens; empty without answers."""
+    tests = [(row["name"], [run["test"] for run in row["runs"]]) for row in rows if "accuracy" in row]
+    counts = []
+    for name, runs in tests:
+        if any("unfinished" not in test for test in runs):  # of an earlier version
+            continue
+        cut, questions = (sum(test[field] for test in runs) for field in ("unfinished", "questions"))
+        limits = sorted({test["protocol"]["answer_tokens"] for test in runs})
+        counts.append(f"{name} {cut:,} of {questions:,} (limit {', '.join(map(str, limits))} tokens)")
+    return f"Unfinished answers, cut at the limit of new tokens: {'; '.join(counts)}." if counts else ""
+
+
 def ends_note(rows: Sequence[dict[str, Any]]) -> str:
     """Bits per byte with ends paid for, if only some of the models are told where sentences end; else empty."""
     told = {row["runs"][0]["test"]["protocol"].get("sentences") is not None for row in rows}
@@ -233,6 +246,8 @@ def _table(rows: list[dict[str, Any]]) -> str:
         body += f'<tr class="m{index}"><th scope="row">{label}<small>{escape(row["description"])}</small></th>'
         body += "".join(_cell(values[i], numbers[i]) for i in order[1:]) + "</tr>\n"
     notes = ["± is the standard deviation over seeds."] if len(rows[0]["runs"]) > 1 else []
+    if unfinished := unfinished_note(rows):
+        notes.append(escape(unfinished))
     if ablated:
         notes.append(
             "Thoughts removed: how the first seed's score changes if its thoughts are taken away after training,"

@@ -75,7 +75,8 @@ class EvaluationConfig:
         metric: the score that selects the best model and that `compare` reports. `accuracy` is for layouts of
             questions (`qa` and others), which are asked at the stage that training has reached; the best model is the
             best of the last stage reached.
-        answer_tokens: the most new tokens of an answer, steps included.
+        answer_tokens: new tokens that an answer may have, steps included. If the longest steps and answer of the data
+            have more, an answer may have as many as these; answers that end at the limit are counted as `unfinished`.
         answer_rule: how answers are compared with the right ones: `text` to the letter, `number` by value where the
             right answer is a number, `choice` by the letter of the choice. `None`: the rule of a published set, `text`
             for generated tasks, and for other sources `number` if any right answer is a number.

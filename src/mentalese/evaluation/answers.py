@@ -5,16 +5,18 @@ compared with the record's own.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from mentalese.data.batch import Batch
-from mentalese.data.evaluation import question_batches
+from mentalese.data.evaluation import by_length, question_batches
 from mentalese.data.layouts import Packed
 from mentalese.data.store import source_name
 from mentalese.data.tokenizers import decode
@@ -27,6 +29,7 @@ from mentalese.evaluation.answer_rule import (
     f1,
     final_answer,
     free_answer,
+    free_answer_ended,
 )
 from mentalese.evaluation.options import AnswerOptions
 from mentalese.models.build import context_length
@@ -53,14 +56,26 @@ class AnswerRecord:
         answer: the part of it that counts.
         expected: the record's own answer, by `final_answer`.
         correct: whether the two are equal by the rule of the protocol.
+        question: its text.
+        asked: `False` for a question that leaves no room for an answer in the model's context, which counts as wrong.
+        finished: whether the answer ended before the limit of new tokens.
+        tokens: new tokens, the end included.
+        latents: latents after the question; `None` without any.
+        seconds: the time of its batch, divided by the questions of the batch.
         attempts: the sampled answers, or those of the beams.
     """
 
     document: int
-    text: str
-    answer: str
+    question: str
     expected: str
-    correct: bool
+    text: str = ""
+    answer: str = ""
+    correct: bool = False
+    asked: bool = True
+    finished: bool = False
+    tokens: int = 0
+    latents: int | None = None
+    seconds: float = field(default=0.0, compare=False)
     attempts: tuple[str, ...] = ()
 
 
@@ -76,6 +91,9 @@ class AnswerMetrics:
         protocol: how they were asked.
         pass_at_k: the share of questions for which any of the k attempts of `protocol` equals the record's answer;
             `None` without attempts.
+        unfinished: the number of greedy answers that were cut at the limit of new tokens.
+        not_asked: the numbers of the questions that leave no room for an answer in the model's context; they count as
+            wrong.
     """
 
     accuracy: float
@@ -84,9 +102,11 @@ class AnswerMetrics:
     questions: int
     protocol: dict[str, Any]
     pass_at_k: float | None = None
+    unfinished: int = 0
+    not_asked: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        metrics = dataclasses.asdict(self)
+        metrics = dataclasses.asdict(self) | {"not_asked": list(self.not_asked)}
         if self.pass_at_k is None:
             del metrics["pass_at_k"]
         return metrics
@@ -116,6 +136,8 @@ class Answers:
             questions=len(records),
             protocol=self.protocol,
             pass_at_k=statistics.fmean(passed) if "attempts" in self.protocol else None,
+            unfinished=sum(record.asked and not record.finished for record in records),
+            not_asked=tuple(record.document for record in records if not record.asked),
         )
 
 
@@ -123,7 +145,8 @@ def run(saved: Saved, options: AnswerOptions = GREEDILY, *, show: bool = False) 
     """Asks the questions of a split.
 
     Returns:
-        `AnswerMetrics.to_dict()` with `split`, `source`, `detokenizer` and `data_hash` of the questions.
+        `AnswerMetrics.to_dict()` with `split`, `source`, `detokenizer` and `data_hash` of the questions, and `left_out`
+        where `layout.too_long` is `skip` and some were left out.
 
     Raises:
         InputError: the source has texts and no questions; what `answer_records` and `Saved.store` raise.
@@ -145,7 +168,8 @@ def run(saved: Saved, options: AnswerOptions = GREEDILY, *, show: bool = False) 
     # A set without splits has no other questions than its own; a question is never an example for itself.
     examples = split if part == "all" else store.splits.get("train")
     metrics = answer_metrics(saved, split, options, examples=examples, show=show)
-    return metrics.to_dict() | options.origin(saved, store)
+    left_out = store.meta.get("left_out", {}).get("test" if part == "all" else part, 0)
+    return metrics.to_dict() | ({"left_out": left_out} if left_out else {}) | options.origin(saved, store)
 
 
 def answer_metrics(
@@ -194,36 +218,89 @@ def ask(
 
     Raises:
         InputError: documents without questions, latents for which the tokenizer has no tokens, too few records for
-            the shots, or questions that leave no room for an answer in the model's context; nothing has been asked
+            the shots, or no question that leaves room for an answer in the model's context; nothing has been asked
             then.
     """
-    batches = _batches(saved, split, options, examples)
+    limit = options.answer_tokens or answer_limit(saved, split)
+    context = context_length(saved.model.config)
+    batches = list(_batches(saved, split, options, examples, limit))
+    shortest = int(batches[-1]["attention_mask"].sum(1).min())
+    _check_shortest(shortest, options.answer_tokens or saved.evaluation.answer_tokens, context)
     special = saved.layout.special_ids(saved.tokenizer)
     generation: dict[str, Any] = {name: special[name] for name in ("pad_token_id", "eos_token_id")}
-    generation |= {"max_new_tokens": saved.evaluation.answer_tokens}
-    wanted = _right_answers(saved, split)
+    questions, wanted = _questions(saved, split), _right_answers(saved, split)
     rule = AnswerRule.of(source_name(saved.data), wanted.values(), saved.evaluation.answer_rule)
+    latents = saved.layout.asked().get("latents")
     records: list[AnswerRecord] = []
+
+    def record(document: int, found: _Found, attempts: list[str], seconds: float) -> AnswerRecord:
+        expected = wanted[document]
+        answer, *others = (
+            final_answer(text) if saved.layout.questions else free_answer(text, expected)
+            for text in (found.text, *attempts)
+        )
+        return AnswerRecord(
+            document=document,
+            question=questions[document],
+            expected=expected,
+            text=found.text,
+            answer=answer,
+            correct=rule.equal(answer, expected),
+            finished=found.ended or (not saved.layout.questions and free_answer_ended(found.text)),
+            tokens=found.tokens,
+            latents=latents,
+            seconds=seconds,
+            attempts=tuple(others),
+        )
+
     with (
         seeded(saved.hugging_face, options.seed),
         torch.no_grad(),
         progress("Answering", len(wanted), show=show) as bar,
     ):
         for batch in batches:
+            documents, began = batch["documents"].tolist(), time.perf_counter()
+            room = limit if context is None else min(limit, context - batch["input_ids"].shape[1])
+            if room < 1:
+                records += [AnswerRecord(i, questions[i], wanted[i], asked=False) for i in documents]
+                continue
             rows = {name: batch[name].to(saved.device) for name in ("input_ids", "attention_mask")}
-            texts = _continued(saved, rows, generation | {"do_sample": False, "num_beams": 1})
-            attempts = _attempts(saved, rows, generation, options)
-            for i, document in enumerate(batch["documents"].tolist()):
-                expected = wanted[document]
-                answer, *others = (
-                    final_answer(text) if saved.layout.questions else free_answer(text, expected)
-                    for text in (texts[i], *attempts[i])
-                )
-                correct = rule.equal(answer, expected)
-                records.append(AnswerRecord(document, texts[i], answer, expected, correct, tuple(others)))
-            bar.update(len(records), f"accuracy {statistics.fmean(record.correct for record in records):.1%}")
+            found = _continued(saved, rows, generation | {"max_new_tokens": room, "do_sample": False, "num_beams": 1})
+            seconds = (time.perf_counter() - began) / len(documents)
+            attempts = _attempts(saved, rows, generation | {"max_new_tokens": room}, options)
+            records += map(record, documents, found, attempts, itertools.repeat(seconds))
+            bar.update(len(records), _progress(records))
     records.sort(key=lambda record: record.document)
-    return Answers(records, rule, _protocol(saved, split, options, rule))
+    return Answers(records, rule, _protocol(saved, split, options, rule, limit))
+
+
+def _check_shortest(shortest: int, answer_tokens: int, context: int | None) -> None:
+    """Raises `InputError` if not even the shortest question leaves room for its answer in the model's context."""
+    if context is not None and shortest + answer_tokens > context:
+        remedy = f"set at most {context - shortest}" if shortest < context else "use shorter questions"
+        raise InputError(
+            f"answer_tokens is {answer_tokens}: the shortest question has {shortest} tokens and the model's context is "
+            f"{context}, {remedy}"
+        )
+
+
+def answer_limit(saved: Saved, split: Split) -> int:
+    """New tokens that an answer to a split's questions may have: those of the model's protocol, or as many as the
+    longest steps and answer of the split have, if these are more."""
+    return max(saved.evaluation.answer_tokens, int(saved.layout.answer_lengths(split).max(initial=0)))
+
+
+def _progress(records: list[AnswerRecord]) -> str:
+    unfinished = sum(record.asked and not record.finished for record in records)
+    accuracy = f"accuracy {statistics.fmean(record.correct for record in records):.1%}"
+    return f"{accuracy}, {unfinished:,} unfinished" if unfinished else accuracy
+
+
+def _questions(saved: Saved, split: Split) -> dict[int, str]:
+    """The questions that are asked, by their number in the split."""
+    numbers = saved.evaluation.chosen(len(split.document_bytes)).tolist()
+    first = {number: int(split.document_segments[number]) for number in numbers}
+    return {number: _segment(split, segment, saved.tokenizer) for number, segment in first.items()}
 
 
 def _right_answers(saved: Saved, split: Split) -> dict[int, str]:
@@ -233,13 +310,13 @@ def _right_answers(saved: Saved, split: Split) -> dict[int, str]:
     return {number: final_answer(_segment(split, segment, saved.tokenizer)) for number, segment in last.items()}
 
 
-def _protocol(saved: Saved, split: Split, options: AnswerOptions, rule: AnswerRule) -> dict[str, Any]:
+def _protocol(saved: Saved, split: Split, options: AnswerOptions, rule: AnswerRule, limit: int) -> dict[str, Any]:
     protocol: dict[str, Any] = {
         "decoding": "greedy",
         "answer": FINAL_ANSWER if saved.layout.questions else FREE_ANSWER,
         "answer_rule": rule.name,
         **saved.layout.asked(),
-        "answer_tokens": saved.evaluation.answer_tokens,
+        "answer_tokens": limit,
         **saved.evaluation.how_many(len(split.document_bytes)),
     }
     if options.shots:
@@ -251,10 +328,24 @@ def _protocol(saved: Saved, split: Split, options: AnswerOptions, rule: AnswerRu
     return protocol
 
 
-def _continued(saved: Saved, rows: dict[str, torch.Tensor], generation: dict[str, Any]) -> list[str]:
+@dataclass(frozen=True)
+class _Found:
+    """The new text after a question: its number of tokens, and whether the model ended it."""
+
+    text: str
+    tokens: int
+    ended: bool
+
+
+def _continued(saved: Saved, rows: dict[str, torch.Tensor], generation: dict[str, Any]) -> list[_Found]:
     """The new text after each row."""
     new = saved.hugging_face.generate(**rows, **generation)[:, rows["input_ids"].shape[1] :]
-    return [decode(ids, saved.tokenizer) for ids in new]
+    found = []
+    for ids in new:
+        ends = (ids == generation["eos_token_id"]).nonzero()
+        tokens = int(ends[0]) + 1 if len(ends) else len(ids)
+        found.append(_Found(decode(ids, saved.tokenizer), tokens, len(ends) > 0))
+    return found
 
 
 def _attempts(
@@ -264,21 +355,19 @@ def _attempts(
     if options.num_beams:
         width = options.num_beams
         beams = {"do_sample": False, "num_beams": width, "num_return_sequences": width}
-        texts = _continued(saved, rows, generation | beams)
+        texts = [found.text for found in _continued(saved, rows, generation | beams)]
         return [texts[i : i + width] for i in range(0, len(texts), width)]
     # The whole distribution, whatever the model's own generation settings cut off.
     sampling = {"do_sample": True, "num_beams": 1, "temperature": options.temperature, "top_k": 0, "top_p": 1.0}
     calls = [_continued(saved, rows, generation | sampling) for _ in range(options.attempts)]
-    return [[texts[i] for texts in calls] for i in range(len(rows["input_ids"]))]
+    return [[found[i].text for found in calls] for i in range(len(rows["input_ids"]))]
 
 
 def check_room(saved: Saved, split: Split) -> None:
-    """Raises `InputError` if a question of the split leaves no room for its answer in the model's context."""
+    """Raises `InputError` if a question of the split leaves no room for `evaluation.answer_tokens` in the model's
+    context."""
     batches = question_batches(split, saved.layout, saved.evaluation, saved.tokenizer)
-    _check_longest(saved, next(batches)["input_ids"].shape[1])
-
-
-def _check_longest(saved: Saved, longest: int) -> None:
+    longest = next(batches)["input_ids"].shape[1]
     context, answer_tokens = context_length(saved.model.config), saved.evaluation.answer_tokens
     if context is not None and longest + answer_tokens > context:
         remedy = f"set at most {context - longest}" if longest < context else "remove the longest questions"
@@ -293,30 +382,34 @@ def _check_longest(saved: Saved, longest: int) -> None:
 # -- prompts -----------------------------------------------------------------------------------------------------------
 
 
-def _batches(saved: Saved, split: Split, options: AnswerOptions, examples: Split | None) -> Iterator[Batch]:
-    """What `question_batches` returns; as text for models of text and with shots."""
+def _batches(saved: Saved, split: Split, options: AnswerOptions, examples: Split | None, limit: int) -> Iterator[Batch]:
+    """The batches of `question_batches`; as text for models of text and with shots. A question that leaves less room
+    than the limit is in a batch of its own."""
+    context = context_length(saved.model.config)
+    longest = None if context is None else context - limit
     if saved.layout.questions and not options.shots:
-        check_room(saved, split)
-        return question_batches(split, saved.layout, saved.evaluation, saved.tokenizer)
-    numbers = saved.evaluation.chosen(len(split.document_bytes))
-    texts = [_segment(split, split.document_segments[i], saved.tokenizer) for i in numbers]
+        return question_batches(split, saved.layout, saved.evaluation, saved.tokenizer, longest=longest)
+    questions = _questions(saved, split)
+    numbers, texts = np.array([*questions]), [*questions.values()]
     if options.shots:
-        texts = _after_shots(dict(zip(numbers.tolist(), texts)), saved, split, options, examples)
+        texts = _after_shots(questions, saved, split, options, examples, limit)
     encoded = saved.layout.encode_prompts(texts, saved.tokenizer, saved.data)
-    _check_longest(saved, encoded["input_ids"].shape[1])
-    lengths = encoded["attention_mask"].sum(1)
-    order = lengths.argsort(descending=True, stable=True)
+    lengths = encoded["attention_mask"].sum(1).numpy()
 
-    def batch(rows: torch.Tensor) -> Batch:
-        longest = int(lengths[rows[0]])
-        asked = {name: tensor[rows, -longest:] for name, tensor in encoded.items()}
-        return asked | {"documents": torch.from_numpy(numbers)[rows]}
+    def batch(rows: np.ndarray) -> Batch:
+        asked = {name: tensor[rows, -int(lengths[rows[0]]) :] for name, tensor in encoded.items()}
+        return asked | {"documents": torch.from_numpy(numbers[rows])}
 
-    return map(batch, order.split(saved.evaluation.batch_size))
+    return map(batch, by_length(lengths, saved.evaluation.batch_size, longest))
 
 
 def _after_shots(
-    questions: dict[int, str], saved: Saved, split: Split, options: AnswerOptions, examples: Split | None
+    questions: dict[int, str],
+    saved: Saved,
+    split: Split,
+    options: AnswerOptions,
+    examples: Split | None,
+    limit: int,
 ) -> list[str]:
     """Each question, by its number in the split, after examples of its own, with an empty line after each."""
     if examples is None:
@@ -324,9 +417,12 @@ def _after_shots(
     tokenizer, context = saved.tokenizer, context_length(saved.model.config)
     sizes, usable = np.diff(examples.documents), len(examples.document_bytes)
     if context is not None:
-        longest = saved.layout.encode_prompts([*questions.values()], tokenizer, saved.data)["input_ids"].shape[1]
+        encoded = saved.layout.encode_prompts([*questions.values()], tokenizer, saved.data)
+        lengths = encoded["attention_mask"].sum(1)
+        # A question that leaves no room by itself takes none from the others.
+        longest = int(lengths[lengths <= context - limit].max()) if (lengths <= context - limit).any() else context
         # The end of a document, which its size includes, and one more token make an empty line.
-        share = (context - saved.evaluation.answer_tokens - longest) // options.shots
+        share = (context - limit - longest) // options.shots
         fitting = np.flatnonzero(sizes + 1 <= share)
     else:
         fitting = np.arange(usable)

@@ -185,7 +185,8 @@ class AnswerOptions(TextOptions):
         num_beams: use all beams of a search of this width as the answers instead.
         temperature: of sampled answers.
         seed: for shots and sampled answers.
-        answer_tokens: the most new tokens of an answer.
+        answer_tokens: the most new tokens of an answer (default: as in training, or as many as the longest steps and
+            answer have).
         answer_rule: compare answers to the letter (text), by value where the right answer is a number (number), or by
             the letter of a choice (choice).
         documents: ask only the first N questions.

@@ -30,7 +30,7 @@ from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Layout
 from mentalese.data.store import TokenStore, prepare, report
 from mentalese.errors import InputError
-from mentalese.evaluation.answers import answer_metrics, check_room
+from mentalese.evaluation.answers import ask, check_room
 from mentalese.files import read_json, remove_remains, write_json, write_text
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import context_length
@@ -38,7 +38,7 @@ from mentalese.models.checkpoints import save_model, saved_about
 from mentalese.models.contract import Contract, LossOutput, TrainStep
 from mentalese.models.lora import merged_weights
 from mentalese.models.saved import Saved, load
-from mentalese.recipe import Recipe
+from mentalese.recipe import EvaluationConfig, Recipe
 from mentalese.screen import progress
 from mentalese.training.checkpoint import Checkpointer
 from mentalese.training.memory import forget_peak_memory, peak_memory
@@ -88,6 +88,7 @@ class State:
     Attributes:
         stage: of the last validation; the bests are those of this stage.
         best, best_nll: the recipe's metric and the likelihood at `best_step`.
+        unfinished: answers of the validation at `best_step` that were cut at the limit of new tokens.
         to_beat: the metric that early stopping compares with.
     """
 
@@ -96,6 +97,7 @@ class State:
     best_step: int | None = None
     best: float | None = None
     best_nll: float | None = None
+    unfinished: int = 0
     to_beat: float | None = None
     validations_without_gain: int = 0
     flops: int = 0
@@ -155,6 +157,7 @@ class Run:
         self.step = wrap(step, parallel, recipe.train.parallel, whole)
         self.optimizer = build_optimizer(self.model.parameters(), recipe.optimizer)
         self.prompts, self.sample_tokens = self._sample_prompts()
+        self._limits: dict[Layout, int] = {}
         self._check_evaluation()
         forget_peak_memory(parallel.device)
         self.peak_memory: int | None = None
@@ -302,7 +305,8 @@ class Run:
         buffer.clear()
         best = self.state.best
         shown = "" if best is None else f"accuracy {best:.1%}" if self.asks else f"perplexity {best:.1f}"
-        validated = f"  best {shown}" if shown else ""
+        cut = f", {self.state.unfinished:,} unfinished" if self.state.unfinished else ""
+        validated = f"  best {shown}{cut}" if shown else ""
         apart = f" (next token {metrics['ntp']:.3f})" if "ntp" in metrics else ""
         return f"loss {metrics['loss']:.3f}{apart}{validated}  {rate:,.0f} tokens/s"
 
@@ -358,6 +362,7 @@ class Run:
             state.validations_without_gain += 1
         if self._gains(value, state.best) or (self.asks and value == state.best and nll < (state.best_nll or 0.0)):
             state.best, state.best_nll, state.best_step = value, nll, state.step
+            state.unfinished = figure.get("unfinished", 0)
             self._save_model(figure)
 
     def _gains(self, value: float, before: float | None, by: float = 0.0) -> bool:
@@ -376,9 +381,20 @@ class Run:
             tokenizer=self.tokenizer,
             data=self.recipe.data,
             layout=layout,
-            evaluation=self.recipe.evaluation,
+            evaluation=self._evaluation(layout),
             recipe=self.recipe,
         )
+
+    def _evaluation(self, layout: Layout) -> EvaluationConfig:
+        """The recipe's protocol; if it asks questions, answers may be as long as the longest steps and answer of all
+        splits."""
+        evaluation = self.recipe.evaluation
+        if not self.asks:
+            return evaluation
+        if layout not in self._limits:
+            lengths = (int(layout.answer_lengths(split).max()) for split in self.store.splits.values())
+            self._limits[layout] = max(evaluation.answer_tokens, *lengths)
+        return dataclasses.replace(evaluation, answer_tokens=self._limits[layout])
 
     def _figure(self, name: str, saved: Saved, scorer: Saved, *, show: bool = False) -> dict[str, Any]:
         """The perplexity of a split under `scorer`; if the recipe asks questions, also how many `saved` answered
@@ -387,7 +403,7 @@ class Run:
         scored = scorer.perplexity(split, show=show).to_dict()
         if not self.asks:
             return scored
-        asked = answer_metrics(saved, split, show=show).to_dict()
+        asked = ask(saved, split, show=show).metrics().to_dict()
         return scored | asked | {"stage": saved.layout.stage, "protocol": scored["protocol"] | asked["protocol"]}
 
     def _check_evaluation(self) -> None:
@@ -398,8 +414,16 @@ class Run:
             evaluation_batches(self.store.splits["validation"], layout, saved.evaluation, self.tokenizer)
             evaluation_batches(self.store.splits["test"], layout, whole.evaluation, self.tokenizer)
             if self.asks:
-                check_room(saved, self.store.splits["validation"])
-                check_room(whole, self.store.splits["test"])
+                least = {"answer_tokens": self.recipe.evaluation.answer_tokens}
+                check_room(saved.scored_by(**least), self.store.splits["validation"])
+                check_room(whole.scored_by(**least), self.store.splits["test"])
+        limit, longest = self.recipe.evaluation.answer_tokens, max(self._limits.values(), default=0)
+        if self.show and longest > limit:
+            print(
+                f"{self.recipe.name}: evaluation.answer_tokens is {limit}, and the longest steps and answer have "
+                f"{longest} tokens, so answers may have {longest}",
+                file=sys.stderr,
+            )
 
     def _layouts(self) -> list[Layout]:
         """The layouts that evaluation may come to use: one for text, one per phase for questions."""
@@ -481,7 +505,8 @@ class Run:
             if weights is not None:
                 model = AutoModelForCausalLM.from_config(model.config)
                 model.load_state_dict(weights)
-            recipe = dataclasses.replace(self.recipe, layout=self._layout_at(self.state.step))
+            layout = self._layout_at(self.state.step)
+            recipe = dataclasses.replace(self.recipe, layout=layout, evaluation=self._evaluation(layout))
             about = {"recipe": recipe.to_dict(), "step": self.state.step}
             about["source_fingerprint"] = self.store.meta["source_fingerprint"]
             card = self._card(validation=figure)

@@ -135,6 +135,12 @@ class QuestionAnswer(RowLayout):
         assert rows.rest is not None
         return dataclasses.replace(rows, stop=rows.rest)
 
+    def answer_lengths(self, split: Split) -> np.ndarray:
+        """Without the steps that the stage leaves out."""
+        rows = self._rows(split, len(split.document_bytes), None)
+        assert rows.rest is not None
+        return rows.stop - rows.rest
+
     def rows(self, split: Split, documents: int, generator: np.random.Generator | None = None) -> Rows:
         """The first documents, each a row of its own at `stage`.
 

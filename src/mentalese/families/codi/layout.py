@@ -116,6 +116,9 @@ class QuestionPairs(RowLayout):
     def question_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
         return self.student.question_rows(split, evaluation)
 
+    def answer_lengths(self, split: Split) -> np.ndarray:
+        return self.student.answer_lengths(split)
+
     def assemble(
         self,
         split: Split,
