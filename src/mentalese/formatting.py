@@ -32,8 +32,8 @@ def unanswered(figure: Mapping[str, Any]) -> str:
     """
     counts = [f"{figure['unfinished']:,} unfinished"] if "unfinished" in figure else []
     if not_asked := figure.get("not_asked"):
-        which = ", ".join(f"{number:,}" for number in not_asked[:3]) + (", .." if len(not_asked) > 3 else "")
-        counts.append(f"{len(not_asked):,} not asked, as long as the model's context (number {which})")
+        which = ", ".join(f"{number + 1:,}" for number in not_asked[:3]) + (", .." if len(not_asked) > 3 else "")
+        counts.append(f"{len(not_asked):,} not asked, as long as the model's context (question {which})")
     if left_out := figure.get("left_out"):
         counts.append(f"{left_out:,} left out, longer than layout.sequence_length")
     return "".join(f", {count}" for count in counts)

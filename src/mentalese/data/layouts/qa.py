@@ -226,7 +226,7 @@ class QuestionAnswer(RowLayout):
 
     def protocol(self, evaluation: EvaluationConfig, data: DataConfig) -> dict[str, Any]:
         return {
-            "context": "whole records: steps and answer after the question, whose bytes count in bits per byte",
+            "context": "whole records: steps and answer after the question",
             "first_token": "the first token after the question is scored given the question",
             "sentences": None,
         }
