@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -265,6 +266,23 @@ def test_the_limit_of_an_answer_follows_from_the_data(prepared: tuple[TokenStore
     assert exact.protocol["answer_tokens"] == 2
 
 
+@pytest.mark.parametrize("stage", [0, 1])
+def test_bits_per_byte_divide_by_the_bytes_of_answers(
+    prepared: tuple[TokenStore, Any, QuestionAnswer], stage: int
+) -> None:
+    store, tokenizer, layout = prepared
+    split = store.splits["validation"]
+    texts = []
+    for first, end in zip(split.document_segments, split.document_segments[1:]):
+        parts = [tokenizer.decode(split.segment(i), skip_special_tokens=True) for i in range(first, end)]
+        texts.append("".join(parts[1 + stage :]))
+    saved = opened(gpt2(tokenizer), tokenizer, dataclasses.replace(layout, stage=stage), **vars(SETTINGS))
+    scored = saved.perplexity(split)
+    assert all(text.startswith("### The" if stage else "count") for text in texts)
+    assert scored.bytes == len("".join(texts).encode()) < split.document_bytes.sum()
+    assert scored.bits_per_byte == pytest.approx(scored.nll * scored.tokens / math.log(2) / scored.bytes)
+
+
 def test_unfinished_answers_are_counted(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:
     store, tokenizer, layout = prepared
     words = "count 2 and so on " * 8
@@ -368,6 +386,25 @@ def test_shots_are_other_records_before_the_question(prepared: tuple[TokenStore,
         assert not any(shot.startswith(question) for shot in shots)
     assert ask(prepared, ["no"] * 8, options=AnswerOptions(shots=2, seed=3))[1].asked == model.asked
     assert ask(prepared, ["no"] * 8, options=AnswerOptions(shots=2, seed=4))[1].asked != model.asked
+
+
+def test_shots_are_never_the_question_itself(tmp_path: Path) -> None:
+    rows = [{"question": f"How many  are {i % 5}?", "steps": ["so"], "answer": str(i)} for i in range(40)]
+    for row in rows[20:]:
+        row["question"] = str(row["question"]).lower().replace("  ", " ")
+    path = tmp_path / "questions.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    layout = QuestionAnswer(sequence_length=64)
+    prepared = *prepare(DataConfig(source=f"file:{path}", tokenizer="bpe:300"), layout, show=False), layout
+    count = len(prepared[0].splits["train"].document_bytes)
+    _, model = ask(prepared, ["no"] * count, options=AnswerOptions(shots=3))
+    for row in model.asked:
+        *shots, question = prepared[1].decode(row).split("\n\n")
+        assert len(shots) == 3
+        asked = {shot.partition("?")[0].lower().replace("  ", " ") for shot in shots}
+        assert question.partition("?")[0].lower().replace("  ", " ") not in asked
+    with pytest.raises(InputError, match=r"shots is \d+: only \d+ training records have another question than"):
+        ask(prepared, ["no"] * count, options=AnswerOptions(shots=count - 2))
 
 
 def test_shots_leave_room_for_question_and_answer(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:

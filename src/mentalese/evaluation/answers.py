@@ -36,6 +36,7 @@ from mentalese.models.build import context_length
 from mentalese.models.generation import seeded
 from mentalese.models.saved import Saved
 from mentalese.screen import progress
+from mentalese.values import shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -434,10 +435,39 @@ def _after_shots(
     texts = []
     for document, question in questions.items():
         others = fitting[fitting != document] if examples is split else fitting
-        chosen = np.random.default_rng([options.seed, document]).choice(others, options.shots, replace=False)
+        chosen = _drawn(others, question, examples, tokenizer, options, document)
         shots = (decode(_tokens(examples, *examples.documents[[i, i + 1]] - [0, 1]), tokenizer) for i in chosen)
         texts.append("\n\n".join([*shots, question]))
     return texts
+
+
+def _drawn(
+    others: np.ndarray,
+    question: str,
+    examples: Split,
+    tokenizer: PreTrainedTokenizerBase,
+    options: AnswerOptions,
+    document: int,
+) -> np.ndarray:
+    """The shots of a question; records of the same question, in whatever capitals and spaces, are drawn again."""
+    generator = np.random.default_rng([options.seed, document])
+    while True:
+        if len(others) < options.shots:
+            raise InputError(
+                f"shots is {options.shots}: only {len(others)} training records have another question than "
+                f"{shown(question.strip())}; set fewer"
+            )
+        chosen = generator.choice(others, options.shots, replace=False)
+        asked = (_segment(examples, examples.document_segments[i], tokenizer) for i in chosen)
+        same = [number for number, text in zip(chosen, asked) if _alike(text) == _alike(question)]
+        if not same:
+            return chosen
+        others = np.setdiff1d(others, same)
+
+
+def _alike(question: str) -> str:
+    """A question without capitals, and with single spaces."""
+    return " ".join(question.casefold().split())
 
 
 def _segment(split: Split, segment: int, tokenizer: PreTrainedTokenizerBase) -> str:
