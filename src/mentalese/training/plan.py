@@ -163,6 +163,17 @@ class Plan:
             f"{late[0].start:g} ({changes}) on; train longer, or set phases that begin earlier"
         )
 
+    def without_steps(self) -> int:
+        """Training questions that are read for their steps, and that have none."""
+        return max(layout.without_steps(self.split) for layout in self.recipe.layouts())
+
+    def remarks(self) -> list[str]:
+        """Facts to know before the run starts, in sentences."""
+        found = [remark] if (remark := self.cut_short()) else []
+        if count := self.without_steps():
+            found.append(f"{count:,} of {len(self.split.document_bytes):,} training questions have no steps")
+        return found
+
     def reset_optimizer(self, step: int) -> bool:
         """True at the first step of a phase that forgets the optimiser's moments, never at step 0."""
         return step > 0 and any(

@@ -143,6 +143,10 @@ class Layout(ABC):
         """Sentence steps that each row takes, int64 [rows]."""
         return np.ones_like(rows.start)
 
+    def without_steps(self, split: Split) -> int:
+        """Questions that this layout reads for their steps, and that have none."""
+        return 0
+
     def check(self, split: Split, tokenizer: PreTrainedTokenizerBase, ranks: int, micro_batches: int) -> None:
         """Raises `InputError` if a run cannot train on this split, found before it starts.
 

@@ -135,6 +135,9 @@ class QuestionAnswer(RowLayout):
         assert rows.rest is not None
         return dataclasses.replace(rows, stop=rows.rest)
 
+    def without_steps(self, split: Split) -> int:
+        return 0 if self.stage > self.stages else int((np.diff(split.document_segments) == 2).sum())
+
     def answer_lengths(self, split: Split) -> np.ndarray:
         """Without the steps that the stage leaves out."""
         rows = self._rows(split, len(split.document_bytes), None)
