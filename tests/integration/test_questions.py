@@ -119,6 +119,19 @@ def test_a_model_that_has_learnt_the_answer_says_it_and_stops(recipe: Recipe, tm
     out = tmp_path / "steps.json"
     assert mentalese("answer", tmp_path / "run", "--out", out) == 0
     assert json.loads(out.read_text())["accuracy"] == 1.0
+    lines = [json.loads(line) for line in (tmp_path / "steps.answers.jsonl").read_text().splitlines()]
+    assert len(lines) == result["test"]["questions"]
+    assert lines[0].items() >= {
+        "question": result["samples"][0]["prompt"] + "\n", "expected": "Yes, sir", "answer": "Yes, sir",
+        "text": "### Yes, sir", "correct": True, "asked": True, "finished": True, "latents": 1,
+    }.items()  # fmt: skip
+    assert lines[0]["seconds"] > 0
+    kept = [json.loads(line) for line in (tmp_path / "run/answers.jsonl").read_text().splitlines()]
+    assert [line | {"seconds": 0} for line in kept] == [line | {"seconds": 0} for line in lines]
+    only = tmp_path / "only.jsonl"
+    answer(tmp_path / "run", out=only, show=False)
+    assert len(only.read_text().splitlines()) == len(lines)
+    assert not (tmp_path / "only.json").exists()
 
 
 def test_long_steps_raise_the_limit_of_answers(
@@ -197,7 +210,7 @@ def test_the_best_model_is_the_best_of_the_last_stage(
     def answers(saved: Saved, split: Any, **options: Any) -> Any:
         asked.append(saved.layout)
         metrics = AnswerMetrics(figures[min(len(asked), len(figures)) - 1][0], 0.0, 0.0, 8, {})
-        return SimpleNamespace(metrics=lambda: metrics, records=[])
+        return SimpleNamespace(metrics=lambda: metrics, write=lambda path: None)
 
     def perplexity(*args: Any, **options: Any) -> Perplexity:
         return Perplexity(figures[min(len(asked), len(figures) - 1)][1], 1, 1, 9.0, 1.0, {})

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +34,7 @@ from mentalese.evaluation.answer_rule import (
     free_answer_ended,
 )
 from mentalese.evaluation.options import AnswerOptions
+from mentalese.files import write_json, write_text
 from mentalese.models.build import context_length
 from mentalese.models.generation import seeded
 from mentalese.models.saved import Saved
@@ -127,6 +130,11 @@ class Answers:
     rule: AnswerRule
     protocol: dict[str, Any]
 
+    def write(self, path: Path) -> None:
+        """Writes each record as a line of JSON, see `AnswerRecord`."""
+        lines = (json.dumps(dataclasses.asdict(record), ensure_ascii=False) for record in self.records)
+        write_text(path, "".join(f"{line}\n" for line in lines))
+
     def metrics(self) -> AnswerMetrics:
         records = self.records
         passed = [any(self.rule.equal(other, r.expected) for other in r.attempts) for r in records]
@@ -142,8 +150,13 @@ class Answers:
         )
 
 
-def run(saved: Saved, options: AnswerOptions = GREEDILY, *, show: bool = False) -> dict[str, Any]:
+def run(
+    saved: Saved, options: AnswerOptions = GREEDILY, *, out: Path | None = None, show: bool = False
+) -> dict[str, Any]:
     """Asks the questions of a split.
+
+    Args:
+        out: the files of the result, see `places`.
 
     Returns:
         `AnswerMetrics.to_dict()` with `split`, `source`, `detokenizer` and `data_hash` of the questions, and `left_out`
@@ -168,9 +181,22 @@ def run(saved: Saved, options: AnswerOptions = GREEDILY, *, show: bool = False) 
     split = store.splits[part]
     # A set without splits has no other questions than its own; a question is never an example for itself.
     examples = split if part == "all" else store.splits.get("train")
-    metrics = answer_metrics(saved, split, options, examples=examples, show=show)
+    answers = ask(saved, split, options, examples=examples, show=show)
     left_out = store.meta.get("left_out", {}).get("test" if part == "all" else part, 0)
-    return metrics.to_dict() | ({"left_out": left_out} if left_out else {}) | options.origin(saved, store)
+    counts = {"left_out": left_out} if left_out else {}
+    result = answers.metrics().to_dict() | counts | options.origin(saved, store)
+    if out is not None:
+        *place, file = places(out)
+        for path in place:
+            write_json(path, result)
+        answers.write(file)
+    return result
+
+
+def places(out: Path) -> list[Path]:
+    """The files that `run` writes: the result, `NAME.json`, and the answers, `NAME.answers.jsonl`; if `out` ends in
+    `.jsonl`, it has the answers and is the only one."""
+    return [out] if out.suffix == ".jsonl" else [out, out.with_name(f"{out.stem}.answers.jsonl")]
 
 
 def answer_metrics(

@@ -70,6 +70,7 @@ from mentalese.training.start import start
 from mentalese.training.tracking import check_trackers, open_trackers, read_metrics
 
 SAMPLES = 2  # without evaluation.sample_prompts
+ANSWERS = "answers.jsonl"  # to the questions of the test split
 TRIED = 50  # openings, until enough of them leave room for an answer
 
 
@@ -396,14 +397,23 @@ class Run:
             self._limits[layout] = max(evaluation.answer_tokens, *lengths)
         return dataclasses.replace(evaluation, answer_tokens=self._limits[layout])
 
-    def _figure(self, name: str, saved: Saved, scorer: Saved, *, show: bool = False) -> dict[str, Any]:
+    def _figure(
+        self, name: str, saved: Saved, scorer: Saved, *, show: bool = False, out: Path | None = None
+    ) -> dict[str, Any]:
         """The perplexity of a split under `scorer`; if the recipe asks questions, also how many `saved` answered
-        correctly, and at which stage."""
+        correctly, and at which stage.
+
+        Args:
+            out: a file for the answers, see `Answers.write`.
+        """
         split = self.store.splits[name]
         scored = scorer.perplexity(split, show=show).to_dict()
         if not self.asks:
             return scored
-        asked = ask(saved, split, show=show).metrics().to_dict()
+        answers = ask(saved, split, show=show)
+        asked = answers.metrics().to_dict()
+        if out is not None:
+            answers.write(out)
         return scored | asked | {"stage": saved.layout.stage, "protocol": scored["protocol"] | asked["protocol"]}
 
     def _check_evaluation(self) -> None:
@@ -532,7 +542,7 @@ class Run:
         recipe, state = self.recipe, self.state
         saved = load(self.out, self.parallel.device)
         # In float32 whatever the run's precision, as `mentalese eval` scores.
-        test = self._figure("test", saved, saved, show=self.show)
+        test = self._figure("test", saved, saved, show=self.show, out=self.out / ANSWERS)
         # Greedy decoding of a small model repeats itself, but an answer is what the model is most certain of.
         sampling = {"do_sample": False} if self.asks else {"do_sample": True, "top_p": 0.9}
         texts = saved.generate(self.prompts, max_new_tokens=self.sample_tokens, seed=recipe.train.seed, **sampling)
