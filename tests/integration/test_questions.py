@@ -391,10 +391,14 @@ def test_curricula_are_compared_by_their_answers(
         assert second[match]["mean"] == pytest.approx(first[match]["mean"], rel=0.15)
     page = (tmp_path / "out" / "report.html").read_text()
     assert "Validation accuracy by training steps" in page
+    assert first["answers"] == ["sums-latents/seed-0/answers.jsonl"]
+    assert 'href="sums-latents/seed-0/answers.jsonl"' in page
     assert page.count('<path class="stage m0"') == 2 * 3
     assert '<path class="stage m1"' not in page
     print_comparison(compared)
-    assert "test accuracy, %" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "test accuracy, %" in printed
+    assert "Unfinished answers, cut at the limit of new tokens: sums/latents " in printed
 
 
 @pytest.mark.slow

@@ -14,7 +14,8 @@ from mentalese.data.batch import Batch, to_device
 from mentalese.data.store import prepare
 from mentalese.models.adapter import hugging_face_model
 from mentalese.recipe import Recipe
-from mentalese.training.loop import LogBuffer, Run
+from mentalese.training.log_buffer import LogBuffer
+from mentalese.training.loop import Run
 from mentalese.training.memory import LiveBytes, peak_memory
 from mentalese.training.parallel import setup, teardown
 from mentalese.training.plan import Plan

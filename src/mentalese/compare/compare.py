@@ -386,7 +386,9 @@ def _judge(recipes: list[Recipe], results: list[list[dict[str, Any]]], out: Path
         baseline = own or recipes[0].name
         alone = [(_change(recipe, seed=run["seed"]), run_folder(out, recipe.name, run["seed"])) for run in runs]
         commands = [provenance.train_command(*run) for run in alone]
-        rows.append(_row(recipe, runs, baseline, runs_by_name[baseline]) | {"commands": commands})
+        files = [folder / loop.ANSWERS for _, folder in alone if (folder / loop.ANSWERS).is_file()]
+        answers = {"answers": [file.relative_to(out).as_posix() for file in files]} if files else {}
+        rows.append(_row(recipe, runs, baseline, runs_by_name[baseline]) | {"commands": commands} | answers)
     return {
         "version": 1,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

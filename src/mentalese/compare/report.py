@@ -13,6 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from mentalese.compare.answers import answers_section
 from mentalese.compare.charts import (
     ACCURACY,
     COLOURS,
@@ -60,11 +61,11 @@ def is_ablated(rows: Sequence[dict[str, Any]]) -> bool:
 
 def write_report(comparison: dict[str, Any], path: Path) -> None:
     """Writes the page of a comparison (the content of `compare.json`) to `path`, atomically."""
-    write_text(path, report(comparison))
+    write_text(path, report(comparison, path.parent))
 
 
-def report(comparison: dict[str, Any]) -> str:
-    """The page as text."""
+def report(comparison: dict[str, Any], folder: Path | None = None) -> str:
+    """The page as text; `folder`: that of the comparison, whose runs have files with their answers."""
     rows = comparison["rows"]
     names = short_names([row["name"] for row in rows])
     curves, readings = _charts(rows, names)
@@ -77,6 +78,7 @@ def report(comparison: dict[str, Any]) -> str:
         _section("Result", _table(rows)),
         f'<div class="figures" style="--label-width:{width}ch">{drawn}</div>' if drawn else "",
         _section("Tuning", _tuning(rows)),
+        _section("Answers", answers_section(rows, folder) if folder else ""),
         _section("Generated text", _samples(rows)),
         _section("Protocol", _protocol(rows)),
         _section("Provenance", _provenance(comparison)),

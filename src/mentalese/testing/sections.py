@@ -22,7 +22,8 @@ from mentalese.recipe_files import change, section_fields
 from mentalese.testing.cases import MODES, Case
 from mentalese.testing.options import idle_options, others
 from mentalese.testing.runs import metrics
-from mentalese.training.loop import LogBuffer, Run
+from mentalese.training.log_buffer import LogBuffer
+from mentalese.training.loop import Run
 from mentalese.training.parallel import setup
 from mentalese.training.plan import Plan
 

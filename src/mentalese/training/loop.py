@@ -16,16 +16,16 @@ import math
 import statistics
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from mentalese import provenance
-from mentalese.data.batch import Batch, to_device
+from mentalese.data.batch import to_device
 from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Layout
 from mentalese.data.store import TokenStore, prepare, report
@@ -35,12 +35,13 @@ from mentalese.files import read_json, remove_remains, write_json, write_text
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import context_length
 from mentalese.models.checkpoints import save_model, saved_about
-from mentalese.models.contract import Contract, LossOutput, TrainStep
+from mentalese.models.contract import LossOutput, TrainStep
 from mentalese.models.lora import merged_weights
 from mentalese.models.saved import Saved, load
 from mentalese.recipe import EvaluationConfig, Recipe
 from mentalese.screen import progress
 from mentalese.training.checkpoint import Checkpointer
+from mentalese.training.log_buffer import LogBuffer
 from mentalese.training.memory import forget_peak_memory, peak_memory
 from mentalese.training.model_card import NAME as CARD
 from mentalese.training.model_card import model_card
@@ -67,6 +68,7 @@ from mentalese.training.run_folder import (
 )
 from mentalese.training.signals import stop_signals
 from mentalese.training.start import start
+from mentalese.training.step_scorer import StepScorer
 from mentalese.training.tracking import check_trackers, open_trackers, read_metrics
 
 SAMPLES = 2  # without evaluation.sample_prompts
@@ -348,7 +350,7 @@ class Run:
         # Every rank scores the whole split: sharded parameters need all ranks, and rank 0's result decides for all.
         with self.autocast():
             saved = self._as_saved(layout)
-            scorer = dataclasses.replace(saved, model=_Scorer(self.step, self.model, self.parallel.device))
+            scorer = dataclasses.replace(saved, model=StepScorer(self.step, self.model, self.parallel.device))
             figure = self._figure("validation", saved, scorer)
         figure = self.parallel.broadcast_object(figure)
         position = self.plan.position(state.step)
@@ -568,59 +570,6 @@ class Run:
             "curve": learning_curve(records),
             "config": recipe.to_dict(),
         } | self._provenance()
-
-
-class _Scorer(Contract, nn.Module):
-    """Scores through the wrapped step: sharded parameters are gathered only inside its forward."""
-
-    def __init__(self, step: nn.Module, model: Contract, device: torch.device) -> None:
-        super().__init__()
-        self.step, self.model, self.device, self.estimators = step, model, device, model.estimators
-
-    def scored_labels(self, batch: Batch, estimator: str) -> Tensor:
-        return self.model.scored_labels(batch, estimator)
-
-    def scoring_protocol(self, estimator: str) -> dict[str, Any]:
-        return self.model.scoring_protocol(estimator)
-
-    def nll_parts(self, batch: Batch, **scoring: Any) -> dict[str, Tensor]:
-        return self.step(batch, None, scoring)
-
-
-@dataclass
-class LogBuffer:
-    """The steps since the last log line; their figures stay on the device until then, so that no step waits."""
-
-    started: float = 0.0
-    steps: list[int] = field(default_factory=list)
-    losses: list[Tensor] = field(default_factory=list)
-    norms: list[Tensor] = field(default_factory=list)
-    learning_rate: float = 0.0
-    metrics: list[tuple[list[str], Tensor]] = field(default_factory=list)
-
-    def start(self) -> None:
-        if not self.steps:
-            self.started = time.perf_counter()
-
-    def add(self, step: int, learning_rate: float, loss: Tensor, norm: Tensor, metrics: dict[str, Tensor]) -> None:
-        self.steps.append(step)
-        self.losses.append(loss)
-        self.norms.append(norm)
-        self.learning_rate = learning_rate
-        if metrics:  # stacked, and so copied: some are views of parameters, which the next step changes
-            values = [value.float().to(loss.device) for value in metrics.values()]  # a metric may be on the CPU
-            self.metrics.append((list(metrics), torch.stack(values)))
-
-    def means(self) -> dict[str, float]:
-        """Each metric's mean over the steps that measured it."""
-        values: dict[str, list[float]] = {}
-        for names, step in self.metrics:
-            for name, value in zip(names, step.tolist()):
-                values.setdefault(name, []).append(value)
-        return {name: statistics.fmean(of_steps) for name, of_steps in values.items()}
-
-    def clear(self) -> None:
-        self.steps, self.losses, self.norms, self.metrics = [], [], [], []
 
 
 def _prepare(recipe: Recipe, parallel: Parallel, show: bool) -> tuple[TokenStore, PreTrainedTokenizerBase]:
