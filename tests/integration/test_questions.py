@@ -134,6 +134,18 @@ def test_a_model_that_has_learnt_the_answer_says_it_and_stops(recipe: Recipe, tm
     assert not (tmp_path / "only.json").exists()
 
 
+def test_the_test_after_training_can_be_bounded(recipe: Recipe, tmp_path: Path) -> None:
+    recipe = changed(recipe, "train", epochs=None, steps=2)
+    recipe = dataclasses.replace(changed(recipe, "evaluation", max_documents=2, max_test_documents=3), phases=())
+    result = train(recipe, tmp_path / "run", show=False)
+    for split, count in (("validation", 2), ("test", 3)):
+        assert result[split]["questions"] == result[split]["protocol"]["documents"] == count
+    assert len((tmp_path / "run/answers.jsonl").read_text().splitlines()) == 3
+    assert answer(tmp_path / "run", show=False)["questions"] == 8
+    with pytest.raises(InputError, match=r"evaluation.max_test_documents is 0: set at least 1, or None"):
+        changed(recipe, "evaluation", max_test_documents=0)
+
+
 def test_long_steps_raise_the_limit_of_answers(
     recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

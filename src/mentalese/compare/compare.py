@@ -38,6 +38,7 @@ from mentalese.data.store import prepare, tokenizer_name
 from mentalese.errors import InputError
 from mentalese.evaluation import ablation
 from mentalese.evaluation.ablation import has_own_thoughts
+from mentalese.evaluation.options import AblationOptions
 from mentalese.evaluation.statistics import summary
 from mentalese.files import check_page, read_json, write_json
 from mentalese.models.adapter import hugging_face_model
@@ -74,6 +75,7 @@ _SHARED = (
     ("evaluation", "metric"),
     ("evaluation", "answer_tokens"),
     ("evaluation", "answer_rule"),
+    ("evaluation", "max_test_documents"),
 )
 
 # What is set for all runs if tokens or FLOPs are matched.
@@ -449,7 +451,9 @@ def _add_ablations(rows: Sequence[dict[str, Any]], out: Path, show: bool) -> Non
             saved = load(folder)
             if not has_own_thoughts(saved):
                 continue
-            found = ablation.run(saved, show=show)
+            protocol = Recipe.from_dict(run["config"]).evaluation.of_test()
+            saved = saved.scored_by(documents_seed=protocol.documents_seed)
+            found = ablation.run(saved, AblationOptions(documents=protocol.max_documents), show=show)
             if not path.exists():
                 write_json(path, found)
         row["ablation"] = found

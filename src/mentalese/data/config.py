@@ -91,6 +91,7 @@ class EvaluationConfig:
         batch_size: windows or documents at once; results depend on it only where thoughts are swapped between rows,
             or get noise as large as those of the batch.
         max_documents: score only the first N documents of the split (validation during training).
+        max_test_documents: score only the first N documents of the test split after training; `None`: all of them.
         documents_seed: draw the N documents at random with this seed, for sources that are sorted; `None`: the first N.
         estimator: the scoring rule, for models that have several (`Contract.estimators`); `None`: the model's first.
         sample_prompts: prompts of the samples in `result.json`; empty: the beginnings of two test documents, or two
@@ -107,6 +108,7 @@ class EvaluationConfig:
     joined: bool = False
     batch_size: int = 16
     max_documents: int | None = None
+    max_test_documents: int | None = None
     documents_seed: int | None = None
     estimator: str | None = None
     sample_prompts: tuple[str, ...] = ()
@@ -114,7 +116,8 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "evaluation")
-        for name, least in (("context_length", 2), ("stride", 1), ("max_documents", 1), ("documents_seed", 0)):
+        at_least = {"context_length": 2, "stride": 1, "max_documents": 1, "max_test_documents": 1, "documents_seed": 0}
+        for name, least in at_least.items():
             value = getattr(self, name)
             require(value is None or value >= least, f"evaluation.{name}", value, f"set at least {least}, or None")
         for name in ("batch_size", "sample_tokens", "answer_tokens"):
@@ -136,6 +139,11 @@ class EvaluationConfig:
         alone = dataclasses.replace(self, max_documents=None)
         # The stride of joined documents belongs to them.
         return dataclasses.replace(alone, joined=False, stride=None) if self.joined else alone
+
+    def of_test(self) -> EvaluationConfig:
+        """The same for the test split after training."""
+        seed = None if self.max_test_documents is None else self.documents_seed
+        return dataclasses.replace(self, max_documents=self.max_test_documents, documents_seed=seed)
 
     def chosen(self, available: int) -> np.ndarray:
         """Their numbers, int64, in the split's order."""

@@ -9,7 +9,7 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ import torch
 
 from mentalese.data.batch import Batch
 from mentalese.data.evaluation import by_length, question_batches
-from mentalese.data.layouts import Packed
+from mentalese.data.layouts import Layout, Packed
 from mentalese.data.store import source_name
 from mentalese.data.tokenizers import decode
 from mentalese.errors import InputError
@@ -44,6 +44,7 @@ from mentalese.values import shown
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from mentalese.data.config import EvaluationConfig
     from mentalese.data.store import Split
 
 GREEDILY = AnswerOptions()
@@ -248,7 +249,7 @@ def ask(
             the shots, or no question that leaves room for an answer in the model's context; nothing has been asked
             then.
     """
-    limit = options.answer_tokens or answer_limit(saved, split)
+    limit = options.answer_tokens or answer_limit(saved.evaluation, saved.layout, [split])
     context = context_length(saved.model.config)
     batches = list(_batches(saved, split, options, examples, limit))
     shortest = int(batches[-1]["attention_mask"].sum(1).min())
@@ -311,10 +312,10 @@ def _check_shortest(shortest: int, answer_tokens: int, context: int | None) -> N
         )
 
 
-def answer_limit(saved: Saved, split: Split) -> int:
-    """New tokens that an answer to a split's questions may have: those of the model's protocol, or as many as the
-    longest steps and answer of the split have, if these are more."""
-    return max(saved.evaluation.answer_tokens, int(saved.layout.answer_lengths(split).max(initial=0)))
+def answer_limit(evaluation: EvaluationConfig, layout: Layout, splits: Iterable[Split]) -> int:
+    """New tokens that an answer may have: those of the protocol, or as many as the longest steps and answer of the
+    splits have, if these are more."""
+    return max(evaluation.answer_tokens, *(int(layout.answer_lengths(split).max(initial=0)) for split in splits))
 
 
 def _progress(records: list[AnswerRecord]) -> str:

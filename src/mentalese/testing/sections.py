@@ -41,6 +41,7 @@ IDLE: dict[str, str] = {
     "train.checkpoint_every": "files: what a run that was stopped continues from",
     "train.keep_checkpoints": "files",
     "evaluation.batch_size": "speed: results do not depend on it",
+    "evaluation.max_test_documents": "the test after training: tests/integration/test_questions.py",
     "evaluation.answer_rule": "a rule: equal words are equal by each of them",
     "evaluation.sample_prompts": "output: the samples in `result.json`",
     "evaluation.sample_tokens": "output: the samples in `result.json`",

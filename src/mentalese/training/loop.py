@@ -30,7 +30,7 @@ from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Layout
 from mentalese.data.store import TokenStore, prepare, report
 from mentalese.errors import InputError
-from mentalese.evaluation.answers import ask, check_room
+from mentalese.evaluation.answers import answer_limit, ask, check_room
 from mentalese.files import read_json, remove_remains, write_json, write_text
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import context_length
@@ -150,7 +150,8 @@ class Run:
             )
         self.store, self.tokenizer = _prepare(recipe, parallel, show)
         self.plan = Plan(self.store.splits["train"], recipe, self.tokenizer, world_size=parallel.world_size)
-        for remark in self.plan.remarks() if show else ():
+        remarks = self.plan.remarks()  # which builds every epoch, and so finds a phase that cannot be
+        for remark in remarks if show else ():
             print(f"{recipe.name}: {remark}", file=sys.stderr)
         self.init_weights = init_weights(recipe)
         self.model, self.parameters, whole = start(recipe, self.tokenizer, parallel)
@@ -204,7 +205,7 @@ class Run:
             while state.step < total and not self._out_of_patience():
                 self.one_step(buffer)
                 state.step += 1
-                validate = self._is_validation(state.step)
+                validate = self.plan.is_validation(state.step)
                 checkpoint = self._is_checkpoint(state.step)
                 stop = self.parallel.max(received[0] if received else 0)
                 if self._is_logged(state.step) or stop:
@@ -323,20 +324,11 @@ class Run:
 
     def _is_logged(self, step: int) -> bool:
         """Every `log_every` steps, and whenever a validation or a checkpoint is due."""
-        return step % self.recipe.train.log_every == 0 or self._is_validation(step) or self._is_checkpoint(step)
+        return step % self.recipe.train.log_every == 0 or self.plan.is_validation(step) or self._is_checkpoint(step)
 
     def _is_checkpoint(self, step: int) -> bool:
         every = self.recipe.train.checkpoint_every
         return every > 0 and step % every == 0
-
-    def _is_validation(self, step: int) -> bool:
-        """Every `eval_every` steps or at each epoch's end, and at the end of the run."""
-        every = self.recipe.train.eval_every
-        if step == self.plan.total_steps:
-            return True
-        if every is not None:
-            return step % every == 0
-        return self.plan.position(step).epoch > self.plan.position(step - 1).epoch
 
     def _out_of_patience(self) -> bool:
         """Whether the last stage's validations are; those of earlier stages do not count."""
@@ -395,8 +387,7 @@ class Run:
         if not self.asks:
             return evaluation
         if layout not in self._limits:
-            lengths = (int(layout.answer_lengths(split).max()) for split in self.store.splits.values())
-            self._limits[layout] = max(evaluation.answer_tokens, *lengths)
+            self._limits[layout] = answer_limit(evaluation, layout, self.store.splits.values())
         return dataclasses.replace(evaluation, answer_tokens=self._limits[layout])
 
     def _figure(
@@ -422,13 +413,13 @@ class Run:
         """Refuses now, rather than after training, what evaluation would refuse."""
         for layout in self._layouts():
             saved = self._as_saved(layout)
-            whole = saved.scored_by(max_documents=None)
+            test = dataclasses.replace(saved, evaluation=saved.evaluation.of_test())
             evaluation_batches(self.store.splits["validation"], layout, saved.evaluation, self.tokenizer)
-            evaluation_batches(self.store.splits["test"], layout, whole.evaluation, self.tokenizer)
+            evaluation_batches(self.store.splits["test"], layout, test.evaluation, self.tokenizer)
             if self.asks:
                 least = {"answer_tokens": self.recipe.evaluation.answer_tokens}
                 check_room(saved.scored_by(**least), self.store.splits["validation"])
-                check_room(whole.scored_by(**least), self.store.splits["test"])
+                check_room(test.scored_by(**least), self.store.splits["test"])
         limit, longest = self.recipe.evaluation.answer_tokens, max(self._limits.values(), default=0)
         if self.show and longest > limit:
             print(
@@ -542,7 +533,8 @@ class Run:
 
     def _result(self) -> dict[str, Any]:
         recipe, state = self.recipe, self.state
-        saved = load(self.out, self.parallel.device)
+        saved, bounded = load(self.out, self.parallel.device), recipe.evaluation.of_test()
+        saved = saved.scored_by(max_documents=bounded.max_documents, documents_seed=bounded.documents_seed)
         # In float32 whatever the run's precision, as `mentalese eval` scores.
         test = self._figure("test", saved, saved, show=self.show, out=self.out / ANSWERS)
         # Greedy decoding of a small model repeats itself, but an answer is what the model is most certain of.
