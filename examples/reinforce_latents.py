@@ -23,7 +23,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 import mentalese
 from mentalese.data.tokenizers import decode
-from mentalese.evaluation.answers import final_answer
+from mentalese.evaluation.answer_rule import AnswerRule, final_answer
 from mentalese.models.checkpoints import save_model
 from mentalese.models.text_tokenizer import text_tokenizer
 from mentalese.values import temporarily
@@ -59,7 +59,8 @@ def questions(saved: mentalese.Saved) -> Dataset:
 
 def reward(completions: list[str], right: list[str], **_: Any) -> list[float]:
     """1 for the right answer."""
-    return [float(final_answer(text) == answer) for text, answer in zip(completions, right)]
+    rule = AnswerRule.of("", right)
+    return [float(rule.equal(final_answer(text), answer)) for text, answer in zip(completions, right)]
 
 
 def trainer(saved: mentalese.Saved, out: Path, **settings: Any) -> GRPOTrainer:

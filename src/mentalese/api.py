@@ -116,7 +116,8 @@ def answer(
     Args:
         model: an opened model, or what `load` takes. A model that was not trained on questions reads them as text.
         data: the questions, as `evaluate` takes a text.
-        out: a JSON file for the result.
+        out: `NAME.json` for the result, beside which `NAME.answers.jsonl` has a line per question, see `AnswerRecord`;
+            or `NAME.jsonl` for these lines only.
         show: progress on standard error.
         options: fields of `AnswerOptions`: `source`, `split`, `shots`, `answer_samples`, `num_beams`, `temperature`,
             `seed`, `answer_tokens`, `documents`, `stage`, `latents`, ..
@@ -133,10 +134,9 @@ def answer(
 
     wanted = _options(AnswerOptions, _with_source(options, data))
     place = _place(out)
-    metrics = answers.run(_opened(model), wanted, show=show)
-    if place is not None:
-        write_json(place, metrics)
-    return metrics
+    for written in answers.places(place) if place else ():
+        check_place(written, "out")
+    return answers.run(_opened(model), wanted, out=place, show=show)
 
 
 def think(model: str | Path | Saved, text: str, **options: Any) -> ThoughtTrace:

@@ -127,7 +127,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 _OWN = {"config.json", "result.json", "metrics.jsonl", "mentalese.json", "README.md", "further.json", "suite.json"}
 _OWN |= {"ablation.json", "diverged.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
-_OWN |= {"model.safetensors"}
+_OWN |= {"model.safetensors", "answers.jsonl"}
 """Files of runs and of saved models, next to a `config.json`."""
 
 

@@ -25,6 +25,20 @@ def scored_as(of: Mapping[str, Any]) -> str:
     return "" if estimator == "exact" else f" ({estimator})"
 
 
+def unanswered(figure: Mapping[str, Any]) -> str:
+    """Answers cut at the limit of new tokens, and questions that were not asked or left out: `, 3 unfinished`.
+
+    Results of earlier versions have no such counts.
+    """
+    counts = [f"{figure['unfinished']:,} unfinished"] if "unfinished" in figure else []
+    if not_asked := figure.get("not_asked"):
+        which = ", ".join(f"{number + 1:,}" for number in not_asked[:3]) + (", .." if len(not_asked) > 3 else "")
+        counts.append(f"{len(not_asked):,} not asked, as long as the model's context (question {which})")
+    if left_out := figure.get("left_out"):
+        counts.append(f"{left_out:,} left out, longer than layout.sequence_length")
+    return "".join(f", {count}" for count in counts)
+
+
 def score_text(value: float, unit: str) -> str:
     """A score of the mechanism suite: a share as percent, nats and bits with three decimals."""
     return f"{value:.1%}" if unit == "accuracy" else f"{value:.3f}"

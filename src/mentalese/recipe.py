@@ -243,7 +243,8 @@ class Recipe:
                 )
         for layout in self.layouts():
             layout.check_evaluation(self.evaluation)
-        if (seed := self.evaluation.documents_seed) is not None and self.evaluation.max_documents is None:
+        bounds = self.evaluation.max_documents, self.evaluation.max_test_documents
+        if (seed := self.evaluation.documents_seed) is not None and bounds == (None, None):
             raise InputError(f"evaluation.documents_seed is {seed}: set evaluation.max_documents too")
 
     def layouts(self) -> list[Layout]:

@@ -13,7 +13,8 @@ from mentalese import InputError, Recipe, load
 from mentalese.data.batch import Batch
 from mentalese.registry import get_recipe
 from mentalese.testing.runs import quiet_run, shrink
-from mentalese.training.loop import LogBuffer, Run
+from mentalese.training.log_buffer import LogBuffer
+from mentalese.training.loop import Run
 from support import saved, tiny_recipes
 
 # Other modes of a family's tiny recipe: their graphs are counted, but not lowered, which takes longest.

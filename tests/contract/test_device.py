@@ -29,7 +29,8 @@ from mentalese.testing import MODES, contract_cache  # noqa: F401 (a fixture)
 from mentalese.testing.cases import NOT_CAUSAL, PROMPTS, write_corpus
 from mentalese.testing.device import DEVICE, Counts, PretendedDevice
 from mentalese.testing.runs import by_hand, quiet_run, shrink
-from mentalese.training.loop import LogBuffer, Run
+from mentalese.training.log_buffer import LogBuffer
+from mentalese.training.loop import Run
 from mentalese.training.parallel import Parallel
 
 TABLE = Path(__file__).with_name("device.json")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mentalese.testing.runs import by_hand
-from mentalese.training.loop import LogBuffer
+from mentalese.training.log_buffer import LogBuffer
 from mentalese.training.optim import build_optimizer
 from support import tiny_recipes
 

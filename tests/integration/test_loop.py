@@ -34,6 +34,7 @@ from mentalese.training import loop
 from mentalese.training.loop import train
 from mentalese.training.parallel import gradient_shares
 from mentalese.training.run_folder import openings
+from mentalese.training.step_scorer import StepScorer
 from support import assert_same, checkpoint, checkpoint_steps, finish, launch, losses, metrics, shrink, weights
 
 
@@ -116,7 +117,7 @@ class Script:
 
     def perplexity(self, saved: Saved, *args: Any, **kwargs: Any) -> Perplexity:
         scorer = saved.model
-        if not isinstance(scorer, loop._Scorer):  # the test split, at the end
+        if not isinstance(scorer, StepScorer):  # the test split, at the end
             return Perplexity(1.0, 1, 1, math.e, 1.0, {})
         state = scorer.step.model.model.state_dict()
         self.seen.append({name: value.clone() for name, value in state.items()})

@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -118,6 +119,61 @@ def test_a_model_that_has_learnt_the_answer_says_it_and_stops(recipe: Recipe, tm
     out = tmp_path / "steps.json"
     assert mentalese("answer", tmp_path / "run", "--out", out) == 0
     assert json.loads(out.read_text())["accuracy"] == 1.0
+    lines = [json.loads(line) for line in (tmp_path / "steps.answers.jsonl").read_text().splitlines()]
+    assert len(lines) == result["test"]["questions"]
+    assert lines[0].items() >= {
+        "question": result["samples"][0]["prompt"] + "\n", "expected": "Yes, sir", "answer": "Yes, sir",
+        "text": "### Yes, sir", "correct": True, "asked": True, "finished": True, "latents": 1,
+    }.items()  # fmt: skip
+    assert lines[0]["seconds"] > 0
+    kept = [json.loads(line) for line in (tmp_path / "run/answers.jsonl").read_text().splitlines()]
+    assert [line | {"seconds": 0} for line in kept] == [line | {"seconds": 0} for line in lines]
+    only = tmp_path / "only.jsonl"
+    answer(tmp_path / "run", out=only, show=False)
+    assert len(only.read_text().splitlines()) == len(lines)
+    assert not (tmp_path / "only.json").exists()
+
+
+def test_the_test_after_training_can_be_bounded(recipe: Recipe, tmp_path: Path) -> None:
+    recipe = changed(recipe, "train", epochs=None, steps=2)
+    recipe = dataclasses.replace(changed(recipe, "evaluation", max_documents=2, max_test_documents=3), phases=())
+    result = train(recipe, tmp_path / "run", show=False)
+    for split, count in (("validation", 2), ("test", 3)):
+        assert result[split]["questions"] == result[split]["protocol"]["documents"] == count
+    assert len((tmp_path / "run/answers.jsonl").read_text().splitlines()) == 3
+    assert answer(tmp_path / "run", show=False)["questions"] == 8
+    with pytest.raises(InputError, match=r"evaluation.max_test_documents is 0: set at least 1, or None"):
+        changed(recipe, "evaluation", max_test_documents=0)
+
+
+def test_long_steps_raise_the_limit_of_answers(
+    recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = dataclasses.replace(changed(recipe, "evaluation", answer_tokens=3), phases=())
+    run = loop.Run(recipe, tmp_path / "never", Parallel(0, 1, 0, torch.device("cpu")), show=True)
+    longest = max(int(recipe.layout.answer_lengths(split).max()) for split in run.store.splits.values())
+    assert longest > 10
+    assert f"the longest steps and answer have {longest} tokens" in capsys.readouterr().err
+    recipe = changed(recipe, "train", steps=1, epochs=None, eval_every=1)
+    assert cli.main(["train", str(written(recipe, tmp_path)), "--out", str(tmp_path / "run")]) == 0
+    shown = capsys.readouterr().out
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    for figure in (result["validation"], result["test"]):
+        assert figure["protocol"]["answer_tokens"] == longest
+        assert figure["unfinished"] == 8
+    assert "questions, 8 unfinished" in shown
+    # Questions without steps are answered with as many tokens as in training.
+    saved = saved_recipe(tmp_path / "run")
+    assert saved is not None
+    assert saved.evaluation.answer_tokens == longest
+    assert "test unfinished | 8" in (tmp_path / "run/model/README.md").read_text()
+
+
+def written(recipe: Recipe, folder: Path) -> Path:
+    """The recipe as a file."""
+    path = folder / "recipe.json"
+    path.write_text(json.dumps(recipe.to_dict()))
+    return path
 
 
 def test_an_interrupted_curriculum_resumes_bit_for_bit(
@@ -163,14 +219,15 @@ def test_the_best_model_is_the_best_of_the_last_stage(
 ) -> None:
     asked: list[Layout] = []
 
-    def answers(saved: Saved, split: Any, **options: Any) -> AnswerMetrics:
+    def answers(saved: Saved, split: Any, **options: Any) -> Any:
         asked.append(saved.layout)
-        return AnswerMetrics(figures[min(len(asked), len(figures)) - 1][0], 0.0, 0.0, 8, {})
+        metrics = AnswerMetrics(figures[min(len(asked), len(figures)) - 1][0], 0.0, 0.0, 8, {})
+        return SimpleNamespace(metrics=lambda: metrics, write=lambda path: None)
 
     def perplexity(*args: Any, **options: Any) -> Perplexity:
         return Perplexity(figures[min(len(asked), len(figures) - 1)][1], 1, 1, 9.0, 1.0, {})
 
-    monkeypatch.setattr(loop, "answer_metrics", answers)
+    monkeypatch.setattr(loop, "ask", answers)
     monkeypatch.setattr(Saved, "perplexity", perplexity)
     result = train(changed(recipe, "train", **options), tmp_path / "run", show=False)
     assert (result["steps"], result["best_step"]) == (end, best)
@@ -278,7 +335,7 @@ def test_another_set_of_questions_needs_nothing_to_train_on(
         ("answer --estimators exact", "--estimators: `mentalese answer` has no such option"),
         ("eval --tasks perplexity --answer-tokens 4", "--answer-tokens: `mentalese eval` has no such option"),
         ("answer --latents -1", "layout.latents is -1: set 0 or more"),
-        ("answer --latents 50", "evaluation.answer_tokens is 6: the longest question has"),
+        ("answer --latents 50", "answer_tokens is 6: the shortest question has"),
     ],
 )
 def test_what_evaluation_cannot_use_is_refused(
@@ -346,10 +403,14 @@ def test_curricula_are_compared_by_their_answers(
         assert second[match]["mean"] == pytest.approx(first[match]["mean"], rel=0.15)
     page = (tmp_path / "out" / "report.html").read_text()
     assert "Validation accuracy by training steps" in page
+    assert first["answers"] == ["sums-latents/seed-0/answers.jsonl"]
+    assert 'href="sums-latents/seed-0/answers.jsonl"' in page
     assert page.count('<path class="stage m0"') == 2 * 3
     assert '<path class="stage m1"' not in page
     print_comparison(compared)
-    assert "test accuracy, %" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "test accuracy, %" in printed
+    assert "Unfinished answers, cut at the limit of new tokens: sums/latents " in printed
 
 
 @pytest.mark.slow

@@ -32,7 +32,8 @@ from mentalese.data.store import prepare
 from mentalese.data.suite import TASKS
 from mentalese.data.suite.base import HELD_OUT
 from mentalese.recipe import TrainConfig
-from mentalese.training.loop import LogBuffer, Run
+from mentalese.training.log_buffer import LogBuffer
+from mentalese.training.loop import Run
 from mentalese.training.parallel import setup
 from mentalese.training.start import start_model
 

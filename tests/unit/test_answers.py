@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,14 @@ from mentalese.data.layouts import Layout, Packed, QuestionAnswer, SentenceStrea
 from mentalese.data.store import TokenStore, prepare
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
-from mentalese.evaluation.answers import AnswerMetrics, answer_metrics, answer_records, final_answer, free_answer
+from mentalese.evaluation.answers import (
+    AnswerMetrics,
+    answer_metrics,
+    answer_records,
+    check_room,
+    final_answer,
+    free_answer,
+)
 from mentalese.evaluation.options import AnswerOptions
 from mentalese.models.adapter import CausalLMAdapter
 from mentalese.recipe import DataConfig, EvaluationConfig
@@ -60,6 +68,7 @@ class Scripted(nn.Module):
         self.said, self.tokenizer = list(said), tokenizer
         self.asked: list[list[int]] = []
         self.options: list[dict[str, Any]] = []
+        self.limits: list[int] = []
         self.config, self.device = SimpleNamespace(max_position_embeddings=context), torch.device("cpu")
 
     def generate(self, input_ids: Tensor, attention_mask: Tensor, **options: Any) -> Tensor:
@@ -68,7 +77,9 @@ class Scripted(nn.Module):
         self.options.append(options)
         input_ids = input_ids.repeat_interleave(options.get("num_return_sequences", 1), 0)
         end, pad = options["eos_token_id"], options["pad_token_id"]
-        rows = [[*self.tokenizer(self.said.pop(0))["input_ids"], end] for _ in input_ids]
+        limit = options["max_new_tokens"]
+        self.limits += [limit] * len(input_ids)
+        rows = [[*self.tokenizer(self.said.pop(0))["input_ids"], end][:limit] for _ in input_ids]
         longest = max(map(len, rows))
         return torch.cat([input_ids, torch.tensor([row + [pad] * (longest - len(row)) for row in rows])], dim=1)
 
@@ -93,7 +104,7 @@ def ask(
         ("### C#", "C#"),
         ("count 3\n#### 7", "7"),
         ("count 3\n# 7", "7"),
-        ("no mark, none", "no mark none"),
+        ("no mark, none", "no mark, none"),
         ("### ", ""),
         ("", ""),
     ],
@@ -183,8 +194,8 @@ def test_each_question_is_asked_at_the_stage_and_told_from_the_others(
     model = Scripted(["no"] * count, tokenizer)
     result = answer_metrics(opened(model, tokenizer, layout, **vars(SETTINGS)), store.splits["validation"])
     assert result.protocol == {
-        "decoding": "greedy", "answer": "the text after the last ###, without commas", "stage": 2, "latents": 2,
-        "answer_tokens": 24, "documents": count,
+        "decoding": "greedy", "answer": "the text after the last ###, without separators of thousands",
+        "answer_rule": "text", "stage": 2, "latents": 2, "answer_tokens": 24, "documents": count,
     }  # fmt: skip
 
 
@@ -208,20 +219,85 @@ def test_answers_do_not_depend_on_the_batch_size(prepared: tuple[TokenStore, Any
     assert model.model.training
 
 
-def test_a_question_without_room_for_its_answer_is_refused_before_any_is_asked(
-    prepared: tuple[TokenStore, Any, QuestionAnswer],
-) -> None:
+def test_training_refuses_a_question_without_room(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:
     store, tokenizer, layout = prepared
     [longest] = (max(map(len, ask(prepared, ["no"] * 20)[1].asked)),)
     settings = dataclasses.replace(SETTINGS, max_documents=20)
     for context, remedy in ((longest + 23, "set at most 23"), (longest, "remove the longest questions")):
-        model = Scripted([], tokenizer, context)
+        saved = opened(Scripted([], tokenizer, context), tokenizer, layout, **vars(settings))
         says = f"evaluation.answer_tokens is 24: the longest question has {longest} tokens and the model's context is"
         with pytest.raises(InputError, match=f"{says} {context}, {remedy}"):
-            answer_metrics(opened(model, tokenizer, layout, **vars(settings)), store.splits["train"])
-        assert not model.asked
-    model = Scripted(["no"] * 20, tokenizer, longest + 24)
-    answer_metrics(opened(model, tokenizer, layout, **vars(settings)), store.splits["train"])
+            check_room(saved, store.splits["train"])
+    check_room(
+        opened(Scripted([], tokenizer, longest + 24), tokenizer, layout, **vars(settings)), store.splits["train"]
+    )
+
+
+def test_a_long_question_does_not_stop_the_others(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:
+    options = AnswerOptions(answer_tokens=6)
+    lengths = sorted(map(len, ask(prepared, ["no"] * 40)[1].asked), reverse=True)
+    longest, shortest = lengths[0], lengths[-1]
+    assert ask(prepared, ["### no"] * 40, options=options, context=longest + 6)[0].not_asked == ()
+    result, model = ask(prepared, ["### no"] * 40, options=options, context=longest)
+    assert result.questions == 40
+    assert len(result.not_asked) == lengths.count(longest) == 40 - len(model.asked)
+    # Others that leave less room than the limit are asked each by itself, with the room that there is.
+    assert [min(6, longest - len(row)) for row in model.asked] == model.limits
+    assert ask(prepared, ["### no"] * 40, options=options, context=shortest + 6)[0].questions == 40
+    with pytest.raises(InputError, match="answer_tokens is 6: the shortest question has"):
+        ask(prepared, ["no"] * 40, options=options, context=shortest + 5)
+
+
+def test_the_limit_of_an_answer_follows_from_the_data(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:
+    store, tokenizer, layout = prepared
+    split = store.splits["train"]
+    answers = [split.documents[i + 1] - split.segments[split.document_segments[i] + 1] for i in range(100)]
+    settings = dataclasses.replace(SETTINGS, answer_tokens=2, max_documents=3)
+    model = Scripted(["no"] * 3, tokenizer)
+    result = answer_metrics(opened(model, tokenizer, layout, **vars(settings)), split)
+    assert result.protocol["answer_tokens"] == model.options[0]["max_new_tokens"] >= max(answers)
+    removed = dataclasses.replace(layout, stage=1)
+    model = Scripted(["no"] * 3, tokenizer)
+    shorter = answer_metrics(opened(model, tokenizer, removed, **vars(settings)), split)
+    assert 2 < shorter.protocol["answer_tokens"] < result.protocol["answer_tokens"]
+    model = Scripted(["no"] * 3, tokenizer)
+    asked = AnswerOptions(answer_tokens=2)
+    exact = answer_metrics(opened(model, tokenizer, layout, **vars(settings)), split, asked)
+    assert exact.protocol["answer_tokens"] == 2
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_bits_per_byte_divide_by_the_bytes_of_answers(
+    prepared: tuple[TokenStore, Any, QuestionAnswer], stage: int
+) -> None:
+    store, tokenizer, layout = prepared
+    split = store.splits["validation"]
+    texts = []
+    for first, end in zip(split.document_segments, split.document_segments[1:]):
+        parts = [tokenizer.decode(split.segment(i), skip_special_tokens=True) for i in range(first, end)]
+        texts.append("".join(parts[1 + stage :]))
+    saved = opened(gpt2(tokenizer), tokenizer, dataclasses.replace(layout, stage=stage), **vars(SETTINGS))
+    scored = saved.perplexity(split)
+    assert all(text.startswith("### The" if stage else "count") for text in texts)
+    assert scored.bytes == len("".join(texts).encode()) < split.document_bytes.sum()
+    assert scored.bits_per_byte == pytest.approx(scored.nll * scored.tokens / math.log(2) / scored.bytes)
+
+
+def test_unfinished_answers_are_counted(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:
+    store, tokenizer, layout = prepared
+    words = "count 2 and so on " * 8
+    assert len(tokenizer(words)["input_ids"]) > 24
+    given = ask(prepared, [words, "### 7", words])[0]
+    assert (given.unfinished, given.questions, given.to_dict()["unfinished"]) == (2, 3, 2)
+    settings = dataclasses.replace(SETTINGS, max_documents=3)
+    model = Scripted(["### 7", words, words + "\n\n"], tokenizer)
+    records = answer_records(opened(model, tokenizer, layout, **vars(settings)), store.splits["train"])
+    finished = {record.text: record for record in records if record.finished}
+    assert finished["### 7"].tokens == len(tokenizer("### 7")["input_ids"]) + 1
+    assert {record.tokens for record in records if not record.finished} == {24}
+    # A model of texts has answered where an empty line follows, whatever it writes then.
+    model = Scripted(["It is 7.\n\n" + words, words, words], tokenizer)
+    assert answer_metrics(opened(model, tokenizer, Packed(), **vars(settings)), store.splits["train"]).unfinished == 2
 
 
 # -- several attempts, and examples ------------------------------------------------------------------------------------
@@ -312,6 +388,25 @@ def test_shots_are_other_records_before_the_question(prepared: tuple[TokenStore,
     assert ask(prepared, ["no"] * 8, options=AnswerOptions(shots=2, seed=4))[1].asked != model.asked
 
 
+def test_shots_are_never_the_question_itself(tmp_path: Path) -> None:
+    rows = [{"question": f"How many  are {i % 5}?", "steps": ["so"], "answer": str(i)} for i in range(40)]
+    for row in rows[20:]:
+        row["question"] = str(row["question"]).lower().replace("  ", " ")
+    path = tmp_path / "questions.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    layout = QuestionAnswer(sequence_length=64)
+    prepared = *prepare(DataConfig(source=f"file:{path}", tokenizer="bpe:300"), layout, show=False), layout
+    count = len(prepared[0].splits["train"].document_bytes)
+    _, model = ask(prepared, ["no"] * count, options=AnswerOptions(shots=3))
+    for row in model.asked:
+        *shots, question = prepared[1].decode(row).split("\n\n")
+        assert len(shots) == 3
+        asked = {shot.partition("?")[0].lower().replace("  ", " ") for shot in shots}
+        assert question.partition("?")[0].lower().replace("  ", " ") not in asked
+    with pytest.raises(InputError, match=r"shots is \d+: only \d+ training records have another question than"):
+        ask(prepared, ["no"] * count, options=AnswerOptions(shots=count - 2))
+
+
 def test_shots_leave_room_for_question_and_answer(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:
     _, plain = ask(prepared, ["no"] * 8, options=AnswerOptions(shots=2))
     free = max(map(len, plain.asked))
@@ -334,7 +429,7 @@ def test_a_model_of_texts_reads_a_question_as_it_reads_texts(
     settings = dataclasses.replace(SETTINGS, max_documents=2)
     model = Scripted(["So #### 7\nmore\n\n### 8", "it is 3, or 4"], tokenizer)
     given = answer_metrics(opened(model, tokenizer, layout, **vars(settings)), store.splits["train"])
-    assert given.protocol["answer"].startswith("what follows the first #s")
+    assert given.protocol["answer"].startswith("what follows the longest run of #s")
     assert "stage" not in given.protocol
     start = special["eos_token_id" if layout.plain else "sentence_start_token_id"]
     for row in model.asked:

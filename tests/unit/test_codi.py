@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -406,3 +407,25 @@ def test_coconuts_plain_form_is_not_codis() -> None:
     """The map matters: without it latents would be Coconut's."""
     model, [_, student, *_] = made(), PAIRS[0]
     assert not torch.allclose(coconut_plain.hidden_states(model, student), plain.states(model, student)[-1], atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["codi/tiny", "codi/tiny-sim-cot", "coconut/tiny-sim-cot"])
+def test_questions_without_steps_are_refused_or_counted(name: str, tmp_path: Path) -> None:
+    def planned(without: int) -> Plan:
+        rows = [
+            {"question": f"{i}+1?", "steps": [f"{i}+1={i + 1}"] * (i >= without), "answer": i + 1} for i in range(60)
+        ]
+        path = tmp_path / f"{without}.jsonl"
+        path.write_text("".join(json.dumps(row | {"answer": str(row["answer"])}) + "\n" for row in rows))
+        recipe = get_recipe(name).override(f"data.source=file:{path}", "data.train_tokens=None", "layout.batch_size=4")
+        store, tokenizer = prepare(recipe.data, recipe.layout, show=False)
+        return Plan(store.splits["train"], recipe, tokenizer)
+
+    with pytest.raises(InputError, match=r"learns from written steps: none of the \d+ training questions has any"):
+        planned(60)
+    some = planned(30)
+    assert 0 < some.without_steps() < len(some.split.document_bytes)
+    assert (
+        f"{some.without_steps()} of {len(some.split.document_bytes)} training questions have no steps" in some.remarks()
+    )
+    assert planned(0).without_steps() == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -215,6 +216,10 @@ def test_a_dry_run_says_what_a_run_costs_and_writes_nothing(
     assert ("the run ends before" in said) == (name == "coconut/tiny"), "its curriculum is longer"
     rows = dict(line.split("  ", 1) for line in said.splitlines() if "  " in line)
     assert rows["steps"].strip() == "20"
+    assert re.fullmatch(
+        r"\d, each of \d+ of \d+ (documents|questions, at most \d+ new tokens each)", rows["validations"].strip()
+    )
+    assert re.fullmatch(r"(\d+) of \1 (documents|questions, .*)", rows["test"].strip())
     assert ("peak memory" in rows) == (not speed)
     assert ("as given" in rows["speed"]) == bool(speed)
     assert {"parameters", "tokens", "training FLOPs", "time", "weights", "gradients", "memory in all"} <= rows.keys()

@@ -15,7 +15,7 @@ from mentalese.families.codi.recipes import gsm8k
 from mentalese.families.looped.grow import grown
 from mentalese.families.suite.latent_reasoning import loops, ways
 from mentalese.testing.runs import quiet_run
-from mentalese.training.loop import LogBuffer
+from mentalese.training.log_buffer import LogBuffer
 from support import shrink
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")  # PEFT asks for it

@@ -425,6 +425,22 @@ def test_later_phases_override_earlier_ones_and_clocks_may_differ() -> None:
     assert plan.settings(second)["eos_weight"] == 0.05
 
 
+@pytest.mark.parametrize(
+    "train",
+    [
+        {"steps": 10, "eval_every": 3},
+        {"steps": 9, "eval_every": 3},
+        {"steps": 1, "eval_every": 3},
+        {"epochs": 2},
+        {"epochs": 2.5},
+        {"epochs": 0.5},
+    ],
+)
+def test_validations_are_counted_before_they_happen(train: dict[str, Any]) -> None:
+    plan = make_plan(BOOK, train=TrainConfig(**train), **SHAPES[2])
+    assert plan.validations() == sum(map(plan.is_validation, range(1, plan.total_steps + 1))) > 0
+
+
 def test_a_run_that_ends_before_its_phases_begin_says_so() -> None:
     """A phase of the layout waits for an epoch, one of the model for its step."""
     phases = (

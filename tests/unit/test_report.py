@@ -34,7 +34,7 @@ from mentalese.compare.charts import (
     stops,
 )
 from mentalese.compare.headline import headline, paired_test, winner
-from mentalese.compare.report import cells, contexts_note, ends_note, report, write_report
+from mentalese.compare.report import cells, contexts_note, ends_note, report, unfinished_note, write_report
 from mentalese.evaluation.statistics import summary
 from mentalese.formatting import short_count, short_names
 
@@ -417,6 +417,37 @@ def test_a_comparison_of_answers_speaks_of_accuracy_alone() -> None:
     assert "perplexity" not in page.text[page.text.index("Mentalese comparison") :].partition("command and recipe")[0]
     assert "bits" not in page.text
     assert not re.search(r"\bnan\b|\binf\b", text)
+
+
+def test_wrong_answers_are_shown_first(tmp_path: Path) -> None:
+    compared = questions(2, 1)
+    line = {"text": "### 4", "answer": "4", "asked": True, "finished": True}
+    lines = [line | {"question": f"<b>{i}+1?", "expected": str(i + 1), "correct": i == 3} for i in range(30)]
+    (tmp_path / "a b").mkdir()
+    lines = [lines[3], *lines[:3], *lines[4:-1], lines[-1] | {"finished": False}]
+    (tmp_path / "a b/answers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    compared["rows"][0]["answers"] = ["a b/answers.jsonl"]
+    compared["rows"][1]["answers"] = ["gone/answers.jsonl"]
+    write_report(compared, tmp_path / "report.html")
+    page = Page((tmp_path / "report.html").read_text())
+    assert "family0/tiny: 29 of 30 wrong" in page.text
+    assert [about["href"] for tag, about in page.elements if tag == "a"] == ["a%20b/answers.jsonl"]
+    shown = page.text.partition("Answers")[2]
+    assert "<b>0+1?" in shown
+    assert "<b>3+1?" not in shown  # the only right one
+    assert "family1/tiny: 29" not in page.text
+
+
+def test_unfinished_answers_are_named_with_their_limit() -> None:
+    compared = questions(2, 2)
+    assert unfinished_note(compared["rows"]) == ""  # results of earlier versions
+    for row, cut in zip(compared["rows"], (40, 0)):
+        for each in row["runs"]:
+            each["test"] |= {"unfinished": cut, "protocol": {"answer_tokens": 64}}
+    note = "family0/tiny 80 of 1,000 (limit 64 tokens); family1/tiny 0 of 1,000 (limit 64 tokens)."
+    assert unfinished_note(compared["rows"]).endswith(note)
+    assert note in Page(report(compared)).text
+    assert unfinished_note(comparison()["rows"]) == ""
 
 
 def test_stages_are_where_the_curriculum_changes() -> None:

@@ -8,6 +8,7 @@ from typing import ClassVar
 from mentalese.commands.options import read_one
 from mentalese.commands.shared import ResultOptions, only_result_on_stdout, text_read
 from mentalese.evaluation.options import AblationOptions
+from mentalese.formatting import unanswered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ def run(words: list[str]) -> None:
     rows = [
         (
             part["thoughts"],
-            f"{part['score']:{'.1%' if asked else '.4f'}}",
+            f"{part['score']:{'.1%' if asked else '.4f'}}" + (unanswered(part) if asked else ""),
             "" if part["difference"] is None else change(part["difference"]),
             "" if part["interval"] is None else " to ".join(map(change, part["interval"])),
         )

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
 from mentalese.commands.options import read_one
 from mentalese.commands.shared import ResultOptions, metric_rows, only_result_on_stdout, text_read
 from mentalese.evaluation.options import AnswerOptions
+from mentalese.files import check_place
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(ResultOptions, AnswerOptions):
-    """Asks a saved model questions, and compares its answers with the right ones."""
+    """Asks a saved model questions, and compares its answers with the right ones.
+
+    Attributes:
+        out: NAME.json for the results, beside which NAME.answers.jsonl has a line per question: the right answer, the
+            text, the answer read from it, ..; or NAME.jsonl for these lines only.
+    """
 
     RARE: ClassVar[tuple[str, ...]] = ("config", "text_column", "detokenizer")
 
@@ -22,6 +29,9 @@ def run(words: list[str]) -> None:
     options.check()
     from mentalese.evaluation import answers
 
+    for place in answers.places(options.out) if options.out else ():
+        check_place(place, "--out")
     with only_result_on_stdout():
-        metrics = answers.run(options.open(path), options, show=True)
+        metrics = answers.run(options.open(path), options, out=options.out, show=True)
+    options = dataclasses.replace(options, out=None)  # written
     options.report(metrics, ("metric", "value"), list(metric_rows(metrics)), text_read(metrics))

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from mentalese.compare.compare import flops_per_token
 from mentalese.data.batch import Batch, to_device
-from mentalese.data.store import prepare
+from mentalese.data.store import TokenStore, prepare
+from mentalese.evaluation.answers import answer_limit
 from mentalese.models.adapter import hugging_face_model
-from mentalese.recipe import Recipe
-from mentalese.training.loop import LogBuffer, Run
+from mentalese.recipe import EvaluationConfig, Recipe
+from mentalese.training.log_buffer import LogBuffer
+from mentalese.training.loop import Run
 from mentalese.training.memory import LiveBytes, peak_memory
 from mentalese.training.parallel import setup, teardown
 from mentalese.training.plan import Plan
@@ -43,6 +45,7 @@ def print_dry_run(recipe: Recipe, flops_per_second: float | None) -> None:
         "steps": f"{figures['steps']:,}",
         "tokens": f"{figures['tokens']:,} ({figures['tokens_per_step']:,.0f} per step)",
         "training FLOPs": f"{figures['flops']:.3g} ({figures['flops_per_token']:.3g} per token)",
+        **figures["evaluation"],
         "speed": f"{speed:.3g} FLOPs per second, {'as given' if flops_per_second else 'measured here in a few steps'}",
         "time": f"{seconds / 3600:,.2f} hours",
         "weights": _size(memory["weights"]),
@@ -58,8 +61,8 @@ def print_dry_run(recipe: Recipe, flops_per_second: float | None) -> None:
     print(f"{recipe.name}: nothing is trained or written\n")
     for name, value in rows.items():
         print(f"{name.ljust(max(map(len, rows)))}  {value}")
-    if figures["cut_short"]:
-        print(f"\n{figures['cut_short']}")
+    for remark in figures["remarks"]:
+        print(f"\n{remark}")
     print(
         f"\nActivations are estimated as {_ACTIVATIONS} bytes x width x layers x tokens of a micro-batch, twice that in"
         "\nfloat32: a decoder that stores no attention scores (Korthikanti et al., 2022). A model of more FLOPs (forks,"
@@ -73,8 +76,8 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
 
     Returns:
         `parameters` (total, non_embedding, trained), `steps`, `tokens`, `tokens_per_step`, `flops` (training, in
-        total), `flops_per_token`, `cut_short` (a remark on phases that the run does not reach), and `memory`: bytes of
-        weights, gradients, Adam's moments and activations.
+        total), `flops_per_token`, `remarks` (see `Plan.remarks`), `evaluation` (how often and on what, in words), and
+        `memory`: bytes of weights, gradients, Adam's moments and activations.
 
     Raises:
         InputError: the recipe or its data are not what they should be.
@@ -101,13 +104,31 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
         "tokens_per_step": tokens / plan.total_steps,
         "flops": per_token * tokens,
         "flops_per_token": per_token,
-        "cut_short": plan.cut_short(),
+        "remarks": plan.remarks(),
+        "evaluation": _evaluation(recipe, store, plan),
         "memory": {
             "weights": held,
             "gradients": trained,
             "adam": 2 * trained,
             "activations": width * (layers if not recipe.train.checkpointing else 1 + _KEPT * layers),
         },
+    }
+
+
+def _evaluation(recipe: Recipe, store: TokenStore, plan: Plan) -> dict[str, str]:
+    """How many validations there are, and the documents or questions of each of them and of the test."""
+    evaluation, what, limit = recipe.evaluation, "documents", ""
+    if evaluation.metric == "accuracy":
+        limits = (answer_limit(evaluation, layout, store.splits.values()) for layout in recipe.layouts())
+        what, limit = "questions", f", at most {max(limits)} new tokens each"
+
+    def count(split: str, evaluation: EvaluationConfig) -> str:
+        available = len(store.splits[split].document_bytes)
+        return f"{evaluation.documents(available):,} of {available:,} {what}{limit}"
+
+    return {
+        "validations": f"{plan.validations():,}, each of {count('validation', evaluation)}",
+        "test": count("test", evaluation.of_test()),
     }
 
 

@@ -19,7 +19,7 @@ T = TypeVar("T")
 SHORT = {("data", "source"): "--data", ("train", "seed"): "--seed"}
 """Fields whose option has a name of its own."""
 COMMON = {"source", "tokenizer", "sequence_length", "batch_size", "learning_rate", "steps", "epochs", "tokens", "init"}
-COMMON |= {"precision", "device", "eval_every", "seed", "max_documents"}
+COMMON |= {"precision", "device", "eval_every", "seed", "max_documents", "max_test_documents"}
 """Fields, of whatever section, that `--help` shows; of a model those that the recipe sets."""
 _RARE = {("evaluation", "batch_size"), ("evaluation", "tokens")}
 """Fields of the same name as one in `COMMON` that one seldom sets."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mentalese.errors import InputError
 from mentalese.files import check_place, write_json
-from mentalese.formatting import scored_as
+from mentalese.formatting import scored_as, unanswered
 from mentalese.models.generate_options import config_fields
 from mentalese.screen import print_table
 
@@ -66,7 +66,8 @@ def text_read(result: dict[str, Any]) -> str:
     counts = (f"{result[name]:,} {name[: len(name) - (result[name] == 1)]}" for name in what)
     rules = [scored_as(result[name]) for name in ("protocol", "reference_protocol") if name in result]
     rule = rules[0] if len(set(rules)) == 1 else " and OTHER".join(one or " (exact)" for one in rules)
-    return f"{'asked' if 'questions' in result else 'scored'}: {part} of {result['source']}, {', '.join(counts)}{rule}"
+    verb, cut = ("asked", unanswered(result)) if "questions" in result else ("scored", "")
+    return f"{verb}: {part} of {result['source']}, {', '.join(counts)}{cut}{rule}"
 
 
 def metric_rows(results: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -24,12 +24,21 @@ from mentalese import provenance
 from mentalese.compare import cluster
 from mentalese.compare.headline import FLOPS_TOLERANCE, SEEDS_FOR_A_TEST, headline, metric, paired_test, scored_alike
 from mentalese.compare.jobs import Job, Then, run_jobs
-from mentalese.compare.report import cells, contexts_note, ends_note, header, is_ablated, write_report
+from mentalese.compare.report import (
+    cells,
+    contexts_note,
+    ends_note,
+    header,
+    is_ablated,
+    unfinished_note,
+    write_report,
+)
 from mentalese.compare.tuning import Tuned, grid, name_of, with_settings
 from mentalese.data.store import prepare, tokenizer_name
 from mentalese.errors import InputError
 from mentalese.evaluation import ablation
 from mentalese.evaluation.ablation import has_own_thoughts
+from mentalese.evaluation.options import AblationOptions
 from mentalese.evaluation.statistics import summary
 from mentalese.files import check_page, read_json, write_json
 from mentalese.models.adapter import hugging_face_model
@@ -65,6 +74,8 @@ _SHARED = (
     ("evaluation", "joined"),
     ("evaluation", "metric"),
     ("evaluation", "answer_tokens"),
+    ("evaluation", "answer_rule"),
+    ("evaluation", "max_test_documents"),
 )
 
 # What is set for all runs if tokens or FLOPs are matched.
@@ -377,7 +388,9 @@ def _judge(recipes: list[Recipe], results: list[list[dict[str, Any]]], out: Path
         baseline = own or recipes[0].name
         alone = [(_change(recipe, seed=run["seed"]), run_folder(out, recipe.name, run["seed"])) for run in runs]
         commands = [provenance.train_command(*run) for run in alone]
-        rows.append(_row(recipe, runs, baseline, runs_by_name[baseline]) | {"commands": commands})
+        files = [folder / loop.ANSWERS for _, folder in alone if (folder / loop.ANSWERS).is_file()]
+        answers = {"answers": [file.relative_to(out).as_posix() for file in files]} if files else {}
+        rows.append(_row(recipe, runs, baseline, runs_by_name[baseline]) | {"commands": commands} | answers)
     return {
         "version": 1,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -438,7 +451,9 @@ def _add_ablations(rows: Sequence[dict[str, Any]], out: Path, show: bool) -> Non
             saved = load(folder)
             if not has_own_thoughts(saved):
                 continue
-            found = ablation.run(saved, show=show)
+            protocol = Recipe.from_dict(run["config"]).evaluation.of_test()
+            saved = saved.scored_by(documents_seed=protocol.documents_seed)
+            found = ablation.run(saved, AblationOptions(documents=protocol.max_documents), show=show)
             if not path.exists():
                 write_json(path, found)
         row["ablation"] = found
@@ -458,6 +473,6 @@ def print_comparison(comparison: dict[str, Any]) -> None:
     print_table(
         header(rows), [cells(row, ablated) for row in rows], title=f"Test {metric(rows)} on {comparison['source']}"
     )
-    for note in (headline(rows), contexts_note(rows), ends_note(rows)):
+    for note in (headline(rows), unfinished_note(rows), contexts_note(rows), ends_note(rows)):
         if note:
             print(f"\n{note}")

@@ -13,6 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from mentalese.compare.answers import answers_section
 from mentalese.compare.charts import (
     ACCURACY,
     COLOURS,
@@ -60,11 +61,11 @@ def is_ablated(rows: Sequence[dict[str, Any]]) -> bool:
 
 def write_report(comparison: dict[str, Any], path: Path) -> None:
     """Writes the page of a comparison (the content of `compare.json`) to `path`, atomically."""
-    write_text(path, report(comparison))
+    write_text(path, report(comparison, path.parent))
 
 
-def report(comparison: dict[str, Any]) -> str:
-    """The page as text."""
+def report(comparison: dict[str, Any], folder: Path | None = None) -> str:
+    """The page as text; `folder`: that of the comparison, whose runs have files with their answers."""
     rows = comparison["rows"]
     names = short_names([row["name"] for row in rows])
     curves, readings = _charts(rows, names)
@@ -77,6 +78,7 @@ def report(comparison: dict[str, Any]) -> str:
         _section("Result", _table(rows)),
         f'<div class="figures" style="--label-width:{width}ch">{drawn}</div>' if drawn else "",
         _section("Tuning", _tuning(rows)),
+        _section("Answers", answers_section(rows, folder) if folder else ""),
         _section("Generated text", _samples(rows)),
         _section("Protocol", _protocol(rows)),
         _section("Provenance", _provenance(comparison)),
@@ -166,6 +168,19 @@ def contexts_note(rows: Sequence[dict[str, Any]]) -> str:
     return f"Contexts differ: {'; '.join(f'{name}, {context}' for name, context in contexts.items())}."
 
 
+def unfinished_note(rows: Sequence[dict[str, Any]]) -> str:
+    """Each model's answers that were cut at the limit of new tokens; empty without answers."""
+    tests = [(row["name"], [run["test"] for run in row["runs"]]) for row in rows if "accuracy" in row]
+    counts = []
+    for name, runs in tests:
+        if any("unfinished" not in test for test in runs):  # of an earlier version
+            continue
+        cut, questions = (sum(test[field] for test in runs) for field in ("unfinished", "questions"))
+        limits = sorted({test["protocol"]["answer_tokens"] for test in runs})
+        counts.append(f"{name} {cut:,} of {questions:,} (limit {', '.join(map(str, limits))} tokens)")
+    return f"Unfinished answers, cut at the limit of new tokens: {'; '.join(counts)}." if counts else ""
+
+
 def ends_note(rows: Sequence[dict[str, Any]]) -> str:
     """Bits per byte with ends paid for, if only some of the models are told where sentences end; else empty."""
     told = {row["runs"][0]["test"]["protocol"].get("sentences") is not None for row in rows}
@@ -233,6 +248,8 @@ def _table(rows: list[dict[str, Any]]) -> str:
         body += f'<tr class="m{index}"><th scope="row">{label}<small>{escape(row["description"])}</small></th>'
         body += "".join(_cell(values[i], numbers[i]) for i in order[1:]) + "</tr>\n"
     notes = ["± is the standard deviation over seeds."] if len(rows[0]["runs"]) > 1 else []
+    if unfinished := unfinished_note(rows):
+        notes.append(escape(unfinished))
     if ablated:
         notes.append(
             "Thoughts removed: how the first seed's score changes if its thoughts are taken away after training,"

@@ -14,6 +14,7 @@ import numpy as np
 from mentalese.errors import InputError, require
 from mentalese.values import check_fields, shown
 
+AnswerRuleName = Literal["text", "number", "choice"]
 AS_IT_IS: dict[str, Any] = {"text_column": None, "detokenizer": None}
 """Of `DataConfig`, where another source takes the place of a recipe's: these say how its own text is read."""
 Detokenizer = Literal["wikitext", "ptb", "lm1b", "lambada", "scientific_papers"]
@@ -74,7 +75,11 @@ class EvaluationConfig:
         metric: the score that selects the best model and that `compare` reports. `accuracy` is for layouts of
             questions (`qa` and others), which are asked at the stage that training has reached; the best model is the
             best of the last stage reached.
-        answer_tokens: the most new tokens of an answer, steps included.
+        answer_tokens: new tokens that an answer may have, steps included. If the longest steps and answer of the data
+            have more, an answer may have as many as these; answers that end at the limit are counted as `unfinished`.
+        answer_rule: how answers are compared with the right ones: `text` to the letter, `number` by value where the
+            right answer is a number, `choice` by the letter of the choice. `None`: the rule of a published set, `text`
+            for generated tasks, and for other sources `number` if any right answer is a number.
         tokens: `lexical` scores the text alone; `all` also scores the end of each document and, for models of
             sentences, the end of each sentence.
         context_length: tokens per window; `None` takes `layout.sequence_length`. Layouts that read whole documents
@@ -86,6 +91,7 @@ class EvaluationConfig:
         batch_size: windows or documents at once; results depend on it only where thoughts are swapped between rows,
             or get noise as large as those of the batch.
         max_documents: score only the first N documents of the split (validation during training).
+        max_test_documents: score only the first N documents of the test split after training; `None`: all of them.
         documents_seed: draw the N documents at random with this seed, for sources that are sorted; `None`: the first N.
         estimator: the scoring rule, for models that have several (`Contract.estimators`); `None`: the model's first.
         sample_prompts: prompts of the samples in `result.json`; empty: the beginnings of two test documents, or two
@@ -95,12 +101,14 @@ class EvaluationConfig:
 
     metric: Literal["perplexity", "accuracy"] = "perplexity"
     answer_tokens: int = 64
+    answer_rule: AnswerRuleName | None = None
     tokens: Literal["lexical", "all"] = "lexical"
     context_length: int | None = None
     stride: int | None = None
     joined: bool = False
     batch_size: int = 16
     max_documents: int | None = None
+    max_test_documents: int | None = None
     documents_seed: int | None = None
     estimator: str | None = None
     sample_prompts: tuple[str, ...] = ()
@@ -108,7 +116,8 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "evaluation")
-        for name, least in (("context_length", 2), ("stride", 1), ("max_documents", 1), ("documents_seed", 0)):
+        at_least = {"context_length": 2, "stride": 1, "max_documents": 1, "max_test_documents": 1, "documents_seed": 0}
+        for name, least in at_least.items():
             value = getattr(self, name)
             require(value is None or value >= least, f"evaluation.{name}", value, f"set at least {least}, or None")
         for name in ("batch_size", "sample_tokens", "answer_tokens"):
@@ -130,6 +139,11 @@ class EvaluationConfig:
         alone = dataclasses.replace(self, max_documents=None)
         # The stride of joined documents belongs to them.
         return dataclasses.replace(alone, joined=False, stride=None) if self.joined else alone
+
+    def of_test(self) -> EvaluationConfig:
+        """The same for the test split after training."""
+        seed = None if self.max_test_documents is None else self.documents_seed
+        return dataclasses.replace(self, max_documents=self.max_test_documents, documents_seed=seed)
 
     def chosen(self, available: int) -> np.ndarray:
         """Their numbers, int64, in the split's order."""

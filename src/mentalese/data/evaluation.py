@@ -51,9 +51,17 @@ def evaluation_batches(
 
 
 def question_batches(
-    split: Split, layout: Layout, evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase
+    split: Split,
+    layout: Layout,
+    evaluation: EvaluationConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    longest: int | None = None,
 ) -> Iterator[Batch]:
     """A split's questions, with their latents if the layout has some, for `generate` to continue.
+
+    Args:
+        longest: questions of more tokens are each in a batch of their own.
 
     Returns:
         Batches of `input_ids`, `attention_mask`, int64 [rows, length], padded on the left, and `documents` int64
@@ -65,7 +73,6 @@ def question_batches(
     split, numbers, _ = _drawn(as_arrays(split), evaluation)
     layout.special_ids(tokenizer)  # checks
     rows = layout.question_rows(split, evaluation)
-    order = np.argsort(-rows.lengths, kind="stable")
 
     def batch(documents: np.ndarray) -> Batch:
         assembled = layout.assemble(split, rows[documents], tokenizer, left=True)
@@ -73,8 +80,16 @@ def question_batches(
         mask = assembled.get("attention_mask", torch.ones_like(ids))
         return {"input_ids": ids, "attention_mask": mask, "documents": torch.from_numpy(numbers[documents])}
 
-    size = evaluation.batch_size
-    return (batch(order[i : i + size]) for i in range(0, len(order), size))
+    return map(batch, by_length(rows.lengths, evaluation.batch_size, longest))
+
+
+def by_length(lengths: np.ndarray, size: int, longest: int | None = None) -> list[np.ndarray]:
+    """Numbers of rows in groups of at most `size`, the longest row first; rows of more than `longest` tokens are each a
+    group of their own."""
+    order = np.argsort(-lengths, kind="stable")
+    alone = 0 if longest is None else int((lengths > longest).sum())
+    groups = [order[i : i + size] for i in range(alone, len(order), size)]
+    return [*(order[i : i + 1] for i in range(alone)), *groups]
 
 
 def _drawn(split: Split, evaluation: EvaluationConfig) -> tuple[Split, np.ndarray, torch.Tensor | None]:

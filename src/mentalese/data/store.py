@@ -291,6 +291,13 @@ def tokenizer_name(config: DataConfig) -> str:
     return config.tokenizer
 
 
+def source_name(config: DataConfig) -> str:
+    """The source of the text of `config`, also if that is in a prepared folder."""
+    if config.source.startswith("store:"):
+        return str(open_store(config.source.removeprefix("store:"), verify=False).meta["source"])
+    return config.source
+
+
 def _open_source(config: DataConfig, whole: bool = False) -> Source:
     return open_source(config.source, text_column=config.text_column, detokenizer=config.detokenizer, whole=whole)
 

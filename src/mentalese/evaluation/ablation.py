@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mentalese.errors import InputError
-from mentalese.evaluation.answers import answer_records
+from mentalese.evaluation.answers import ask
 from mentalese.evaluation.options import AblationOptions
 from mentalese.evaluation.paired import compare_scores
 from mentalese.evaluation.statistics import bootstrap_questions
@@ -29,12 +29,14 @@ class Ablation:
         score: nats per token, or the share of questions that are answered correctly.
         difference: from the score with its own thoughts; `None` for these.
         interval: of the difference, 95%, over documents or questions; `None` with too few of them.
+        unfinished: answers that were cut at the limit of new tokens; `None` for texts.
     """
 
     thoughts: str
     score: float
     difference: float | None = None
     interval: tuple[float, float] | None = None
+    unfinished: int | None = None
 
 
 def has_own_thoughts(saved: Saved) -> bool:
@@ -71,25 +73,28 @@ def run(saved: Saved, options: AblationOptions | None = None, *, show: bool = Fa
     if questions and store.meta["kind"] != "records":
         raise InputError(f"{saved.path} answers questions and {saved.data.source} contains none: use another --data")
 
-    def scores() -> np.ndarray:
-        """A value per token [tokens], or per question."""
+    def scores() -> tuple[np.ndarray, int | None]:
+        """A value per token [tokens], or per question, and the number of unfinished answers."""
         if questions:
-            records = answer_records(saved, split, show=show)
-            return np.array([record.correct for record in records], dtype=np.float64)
+            answers = ask(saved, split, show=show)
+            right = [record.correct for record in answers.records]
+            return np.array(right, dtype=np.float64), answers.metrics().unfinished
         with seeded(saved.hugging_face, 0):
-            return saved.token_scores(split, show=show)
+            return saved.token_scores(split, show=show), None
 
-    own = scores()
-    ablations = [Ablation(OWN, float(np.nanmean(own, dtype=np.float64)))]
+    own, unfinished = scores()
+    ablations = [Ablation(OWN, float(np.nanmean(own, dtype=np.float64)), unfinished=unfinished)]
     found: dict[str, np.ndarray] = {}
     alone = saved.evaluation.documents(len(split.document_bytes)) == 1
     for control in CONTROLS:
         with temporarily(config, thought_control=control):
-            other = found[control] = scores()
+            other, unfinished = scores()
+            found[control] = other
         if control == "swapped" and alone and np.array_equal(other, found["removed"], equal_nan=True):
             continue  # one row, whose thoughts could only be removed; a long text has other windows
         difference, interval = _difference(other, own) if questions else _paired(other, own, split)
-        ablations.append(Ablation(control, float(np.nanmean(other, dtype=np.float64)), difference, interval))
+        score = float(np.nanmean(other, dtype=np.float64))
+        ablations.append(Ablation(control, score, difference, interval, unfinished))
     counted = {"questions": len(own)} if questions else {
         "documents": saved.evaluation.documents(len(split.document_bytes)), "tokens": int((~np.isnan(own)).sum()),
     }  # fmt: skip

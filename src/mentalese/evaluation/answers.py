@@ -5,37 +5,47 @@ compared with the record's own.
 from __future__ import annotations
 
 import dataclasses
-import re
+import itertools
+import json
 import statistics
-import string
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from mentalese.data.batch import Batch
-from mentalese.data.evaluation import question_batches
-from mentalese.data.layouts import Packed
+from mentalese.data.evaluation import by_length, question_batches
+from mentalese.data.layouts import Layout, Packed
+from mentalese.data.store import source_name
 from mentalese.data.tokenizers import decode
 from mentalese.errors import InputError
+from mentalese.evaluation.answer_rule import (
+    FINAL_ANSWER,
+    FREE_ANSWER,
+    AnswerRule,
+    exact_match,
+    f1,
+    final_answer,
+    free_answer,
+    free_answer_ended,
+)
 from mentalese.evaluation.options import AnswerOptions
+from mentalese.files import write_json, write_text
 from mentalese.models.build import context_length
 from mentalese.models.generation import seeded
 from mentalese.models.saved import Saved
 from mentalese.screen import progress
+from mentalese.values import shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from mentalese.data.config import EvaluationConfig
     from mentalese.data.store import Split
-
-_WHOLE = ("yes", "no", "noanswer")
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 GREEDILY = AnswerOptions()
 """One greedy answer per question, without examples."""
@@ -50,15 +60,27 @@ class AnswerRecord:
         text: the model's whole output.
         answer: the part of it that counts.
         expected: the record's own answer, by `final_answer`.
-        correct: whether the two are the same.
+        correct: whether the two are equal by the rule of the protocol.
+        question: its text.
+        asked: `False` for a question that leaves no room for an answer in the model's context, which counts as wrong.
+        finished: whether the answer ended before the limit of new tokens.
+        tokens: new tokens, the end included.
+        latents: latents after the question; `None` without any.
+        seconds: the time of its batch, divided by the questions of the batch.
         attempts: the sampled answers, or those of the beams.
     """
 
     document: int
-    text: str
-    answer: str
+    question: str
     expected: str
-    correct: bool
+    text: str = ""
+    answer: str = ""
+    correct: bool = False
+    asked: bool = True
+    finished: bool = False
+    tokens: int = 0
+    latents: int | None = None
+    seconds: float = field(default=0.0, compare=False)
     attempts: tuple[str, ...] = ()
 
 
@@ -67,14 +89,16 @@ class AnswerMetrics:
     """How often a model answers correctly.
 
     Attributes:
-        accuracy: the share of questions whose greedy answer equals the record's.
-        exact_match: the same without capitals, punctuation and articles (Rajpurkar et al., "SQuAD", 2016).
-        f1: of the answers' words, normalised in the same way; the mean over questions. `yes`, `no` and `noanswer` are
-            right or wrong as a whole (Yang et al., "HotpotQA", 2018).
+        accuracy: the share of questions whose greedy answer equals the record's, by the rule of the protocol.
+        exact_match: the share of questions with `answer_rule.exact_match`.
+        f1: the mean of `answer_rule.f1` over questions.
         questions: the number of questions.
         protocol: how they were asked.
         pass_at_k: the share of questions for which any of the k attempts of `protocol` equals the record's answer;
             `None` without attempts.
+        unfinished: the number of greedy answers that were cut at the limit of new tokens.
+        not_asked: the numbers of the questions that leave no room for an answer in the model's context; they count as
+            wrong.
     """
 
     accuracy: float
@@ -83,25 +107,69 @@ class AnswerMetrics:
     questions: int
     protocol: dict[str, Any]
     pass_at_k: float | None = None
+    unfinished: int = 0
+    not_asked: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        metrics = dataclasses.asdict(self)
+        metrics = dataclasses.asdict(self) | {"not_asked": list(self.not_asked)}
         if self.pass_at_k is None:
             del metrics["pass_at_k"]
         return metrics
 
 
-def run(saved: Saved, options: AnswerOptions = GREEDILY, *, show: bool = False) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Answers:
+    """The answers to a split's questions.
+
+    Attributes:
+        records: one per question, in the split's order.
+        rule: how they are compared with the right ones.
+        protocol: how the questions were asked.
+    """
+
+    records: list[AnswerRecord]
+    rule: AnswerRule
+    protocol: dict[str, Any]
+
+    def write(self, path: Path) -> None:
+        """Writes each record as a line of JSON, see `AnswerRecord`."""
+        lines = (json.dumps(dataclasses.asdict(record), ensure_ascii=False) for record in self.records)
+        write_text(path, "".join(f"{line}\n" for line in lines))
+
+    def metrics(self) -> AnswerMetrics:
+        records = self.records
+        passed = [any(self.rule.equal(other, r.expected) for other in r.attempts) for r in records]
+        return AnswerMetrics(
+            accuracy=statistics.fmean(record.correct for record in records),
+            exact_match=statistics.fmean(exact_match(record.answer, record.expected) for record in records),
+            f1=statistics.fmean(f1(record.answer, record.expected) for record in records),
+            questions=len(records),
+            protocol=self.protocol,
+            pass_at_k=statistics.fmean(passed) if "attempts" in self.protocol else None,
+            unfinished=sum(record.asked and not record.finished for record in records),
+            not_asked=tuple(record.document for record in records if not record.asked),
+        )
+
+
+def run(
+    saved: Saved, options: AnswerOptions = GREEDILY, *, out: Path | None = None, show: bool = False
+) -> dict[str, Any]:
     """Asks the questions of a split.
 
+    Args:
+        out: the files of the result, see `places`.
+
     Returns:
-        `AnswerMetrics.to_dict()` with `split`, `source`, `detokenizer` and `data_hash` of the questions.
+        `AnswerMetrics.to_dict()` with `split`, `source`, `detokenizer` and `data_hash` of the questions, and `left_out`
+        where `layout.too_long` is `skip` and some were left out.
 
     Raises:
         InputError: the source has texts and no questions; what `answer_records` and `Saved.store` raise.
     """
     saved = options.read_by(saved).at(options.stage, options.latents)
-    changes = {"max_documents": options.documents, "answer_tokens": options.answer_tokens}
+    changes = {"max_documents": options.documents} | {
+        name: getattr(options, name) for name in ("answer_tokens", "answer_rule")
+    }
     saved = saved.scored_by(**{name: value for name, value in changes.items() if value is not None})
     # A model of texts reads questions as text; the store separates their parts all the same.
     part = options.part(saved)
@@ -114,8 +182,22 @@ def run(saved: Saved, options: AnswerOptions = GREEDILY, *, show: bool = False) 
     split = store.splits[part]
     # A set without splits has no other questions than its own; a question is never an example for itself.
     examples = split if part == "all" else store.splits.get("train")
-    metrics = answer_metrics(saved, split, options, examples=examples, show=show)
-    return metrics.to_dict() | options.origin(saved, store)
+    answers = ask(saved, split, options, examples=examples, show=show)
+    left_out = store.meta.get("left_out", {}).get("test" if part == "all" else part, 0)
+    counts = {"left_out": left_out} if left_out else {}
+    result = answers.metrics().to_dict() | counts | options.origin(saved, store)
+    if out is not None:
+        *place, file = places(out)
+        for path in place:
+            write_json(path, result)
+        answers.write(file)
+    return result
+
+
+def places(out: Path) -> list[Path]:
+    """The files that `run` writes: the result, `NAME.json`, and the answers, `NAME.answers.jsonl`; if `out` ends in
+    `.jsonl`, it has the answers and is the only one."""
+    return [out] if out.suffix == ".jsonl" else [out, out.with_name(f"{out.stem}.answers.jsonl")]
 
 
 def answer_metrics(
@@ -126,29 +208,8 @@ def answer_metrics(
     examples: Split | None = None,
     show: bool = False,
 ) -> AnswerMetrics:
-    """How often the model answers a split's questions correctly. Takes and raises what `answer_records` does."""
-    records = answer_records(saved, split, options, examples=examples, show=show)
-    protocol: dict[str, Any] = {
-        "decoding": "greedy",
-        "answer": "the text after the last ###, without commas" if saved.layout.questions else _FREE_ANSWER,
-        **saved.layout.asked(),
-        "answer_tokens": saved.evaluation.answer_tokens,
-        **saved.evaluation.how_many(len(split.document_bytes)),
-    }
-    if options.shots:
-        protocol["shots"] = {"records": options.shots, "seed": options.seed}
-    if options.attempts:
-        sampling = {"temperature": options.temperature, "seed": options.seed, "batch_size": saved.evaluation.batch_size}
-        how = {"decoding": "sampled"} | sampling if options.answer_samples else {"decoding": "beams"}
-        protocol["attempts"] = {"k": options.attempts} | how
-    return AnswerMetrics(
-        accuracy=statistics.fmean(record.correct for record in records),
-        exact_match=statistics.fmean(_words(record.answer) == _words(record.expected) for record in records),
-        f1=statistics.fmean(_f1(_words(record.answer), _words(record.expected)) for record in records),
-        questions=len(records),
-        protocol=protocol,
-        pass_at_k=statistics.fmean(r.expected in r.attempts for r in records) if options.attempts else None,
-    )
+    """The shares of a split's questions that the model answers correctly. Takes and raises what `ask` does."""
+    return ask(saved, split, options, examples=examples, show=show).metrics()
 
 
 def answer_records(
@@ -159,7 +220,19 @@ def answer_records(
     examples: Split | None = None,
     show: bool = False,
 ) -> list[AnswerRecord]:
-    """A model's answer to each question of a split, in the split's order.
+    """A model's answer to each question of a split, in the split's order. Takes and raises what `ask` does."""
+    return ask(saved, split, options, examples=examples, show=show).records
+
+
+def ask(
+    saved: Saved,
+    split: Split,
+    options: AnswerOptions = GREEDILY,
+    *,
+    examples: Split | None = None,
+    show: bool = False,
+) -> Answers:
+    """A model's answers to the questions of a split.
 
     The greedy answers do not depend on the batch size; sampled ones do. A model that was not trained on questions
     continues the question as text, see `free_answer`.
@@ -173,40 +246,134 @@ def answer_records(
 
     Raises:
         InputError: documents without questions, latents for which the tokenizer has no tokens, too few records for
-            the shots, or questions that leave no room for an answer in the model's context; nothing has been asked
+            the shots, or no question that leaves room for an answer in the model's context; nothing has been asked
             then.
     """
-    batches = _batches(saved, split, options, examples)
+    limit = options.answer_tokens or answer_limit(saved.evaluation, saved.layout, [split])
+    context = context_length(saved.model.config)
+    batches = list(_batches(saved, split, options, examples, limit))
+    shortest = int(batches[-1]["attention_mask"].sum(1).min())
+    _check_shortest(shortest, options.answer_tokens or saved.evaluation.answer_tokens, context)
     special = saved.layout.special_ids(saved.tokenizer)
     generation: dict[str, Any] = {name: special[name] for name in ("pad_token_id", "eos_token_id")}
-    generation |= {"max_new_tokens": saved.evaluation.answer_tokens}
+    questions, wanted = _questions(saved, split), _right_answers(saved, split)
+    rule = AnswerRule.of(source_name(saved.data), wanted.values(), saved.evaluation.answer_rule)
+    latents = saved.layout.asked().get("latents")
     records: list[AnswerRecord] = []
-    count = saved.evaluation.documents(len(split.document_bytes))
+
+    def record(document: int, found: _Found, attempts: list[str], seconds: float) -> AnswerRecord:
+        expected = wanted[document]
+        answer, *others = (
+            final_answer(text) if saved.layout.questions else free_answer(text, expected)
+            for text in (found.text, *attempts)
+        )
+        return AnswerRecord(
+            document=document,
+            question=questions[document],
+            expected=expected,
+            text=found.text,
+            answer=answer,
+            correct=rule.equal(answer, expected),
+            finished=found.ended or (not saved.layout.questions and free_answer_ended(found.text)),
+            tokens=found.tokens,
+            latents=latents,
+            seconds=seconds,
+            attempts=tuple(others),
+        )
+
     with (
         seeded(saved.hugging_face, options.seed),
         torch.no_grad(),
-        progress("Answering", count, show=show) as bar,
+        progress("Answering", len(wanted), show=show) as bar,
     ):
         for batch in batches:
+            documents, began = batch["documents"].tolist(), time.perf_counter()
+            room = limit if context is None else min(limit, context - batch["input_ids"].shape[1])
+            if room < 1:
+                records += [AnswerRecord(i, questions[i], wanted[i], asked=False) for i in documents]
+                continue
             rows = {name: batch[name].to(saved.device) for name in ("input_ids", "attention_mask")}
-            texts = _continued(saved, rows, generation | {"do_sample": False, "num_beams": 1})
-            attempts = _attempts(saved, rows, generation, options)
-            for i, document in enumerate(batch["documents"].tolist()):
-                last = split.document_segments[document + 1] - 1
-                expected = final_answer(_segment(split, last, saved.tokenizer))
-                answer, *others = (
-                    final_answer(text) if saved.layout.questions else free_answer(text, expected)
-                    for text in (texts[i], *attempts[i])
-                )
-                records.append(AnswerRecord(document, texts[i], answer, expected, answer == expected, tuple(others)))
-            bar.update(len(records), f"accuracy {statistics.fmean(record.correct for record in records):.1%}")
-    return sorted(records, key=lambda record: record.document)
+            found = _continued(saved, rows, generation | {"max_new_tokens": room, "do_sample": False, "num_beams": 1})
+            seconds = (time.perf_counter() - began) / len(documents)
+            attempts = _attempts(saved, rows, generation | {"max_new_tokens": room}, options)
+            records += map(record, documents, found, attempts, itertools.repeat(seconds))
+            bar.update(len(records), _progress(records))
+    records.sort(key=lambda record: record.document)
+    return Answers(records, rule, _protocol(saved, split, options, rule, limit))
 
 
-def _continued(saved: Saved, rows: dict[str, torch.Tensor], generation: dict[str, Any]) -> list[str]:
+def _check_shortest(shortest: int, answer_tokens: int, context: int | None) -> None:
+    """Raises `InputError` if not even the shortest question leaves room for its answer in the model's context."""
+    if context is not None and shortest + answer_tokens > context:
+        remedy = f"set at most {context - shortest}" if shortest < context else "use shorter questions"
+        raise InputError(
+            f"answer_tokens is {answer_tokens}: the shortest question has {shortest} tokens and the model's context is "
+            f"{context}, {remedy}"
+        )
+
+
+def answer_limit(evaluation: EvaluationConfig, layout: Layout, splits: Iterable[Split]) -> int:
+    """New tokens that an answer may have: those of the protocol, or as many as the longest steps and answer of the
+    splits have, if these are more."""
+    return max(evaluation.answer_tokens, *(int(layout.answer_lengths(split).max(initial=0)) for split in splits))
+
+
+def _progress(records: list[AnswerRecord]) -> str:
+    unfinished = sum(record.asked and not record.finished for record in records)
+    accuracy = f"accuracy {statistics.fmean(record.correct for record in records):.1%}"
+    return f"{accuracy}, {unfinished:,} unfinished" if unfinished else accuracy
+
+
+def _questions(saved: Saved, split: Split) -> dict[int, str]:
+    """The questions that are asked, by their number in the split."""
+    numbers = saved.evaluation.chosen(len(split.document_bytes)).tolist()
+    first = {number: int(split.document_segments[number]) for number in numbers}
+    return {number: _segment(split, segment, saved.tokenizer) for number, segment in first.items()}
+
+
+def _right_answers(saved: Saved, split: Split) -> dict[int, str]:
+    """The right answer to each question that is asked, by its number in the split."""
+    numbers = saved.evaluation.chosen(len(split.document_bytes)).tolist()
+    last = {number: int(split.document_segments[number + 1]) - 1 for number in numbers}
+    return {number: final_answer(_segment(split, segment, saved.tokenizer)) for number, segment in last.items()}
+
+
+def _protocol(saved: Saved, split: Split, options: AnswerOptions, rule: AnswerRule, limit: int) -> dict[str, Any]:
+    protocol: dict[str, Any] = {
+        "decoding": "greedy",
+        "answer": FINAL_ANSWER if saved.layout.questions else FREE_ANSWER,
+        "answer_rule": rule.name,
+        **saved.layout.asked(),
+        "answer_tokens": limit,
+        **saved.evaluation.how_many(len(split.document_bytes)),
+    }
+    if options.shots:
+        protocol["shots"] = {"records": options.shots, "seed": options.seed}
+    if options.attempts:
+        sampling = {"temperature": options.temperature, "seed": options.seed, "batch_size": saved.evaluation.batch_size}
+        how = {"decoding": "sampled"} | sampling if options.answer_samples else {"decoding": "beams"}
+        protocol["attempts"] = {"k": options.attempts} | how
+    return protocol
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The new text after a question: its number of tokens, and whether the model ended it."""
+
+    text: str
+    tokens: int
+    ended: bool
+
+
+def _continued(saved: Saved, rows: dict[str, torch.Tensor], generation: dict[str, Any]) -> list[_Found]:
     """The new text after each row."""
     new = saved.hugging_face.generate(**rows, **generation)[:, rows["input_ids"].shape[1] :]
-    return [decode(ids, saved.tokenizer) for ids in new]
+    found = []
+    for ids in new:
+        ends = (ids == generation["eos_token_id"]).nonzero()
+        tokens = int(ends[0]) + 1 if len(ends) else len(ids)
+        found.append(_Found(decode(ids, saved.tokenizer), tokens, len(ends) > 0))
+    return found
 
 
 def _attempts(
@@ -216,21 +383,19 @@ def _attempts(
     if options.num_beams:
         width = options.num_beams
         beams = {"do_sample": False, "num_beams": width, "num_return_sequences": width}
-        texts = _continued(saved, rows, generation | beams)
+        texts = [found.text for found in _continued(saved, rows, generation | beams)]
         return [texts[i : i + width] for i in range(0, len(texts), width)]
     # The whole distribution, whatever the model's own generation settings cut off.
     sampling = {"do_sample": True, "num_beams": 1, "temperature": options.temperature, "top_k": 0, "top_p": 1.0}
     calls = [_continued(saved, rows, generation | sampling) for _ in range(options.attempts)]
-    return [[texts[i] for texts in calls] for i in range(len(rows["input_ids"]))]
+    return [[found[i].text for found in calls] for i in range(len(rows["input_ids"]))]
 
 
 def check_room(saved: Saved, split: Split) -> None:
-    """Raises `InputError` if a question of the split leaves no room for its answer in the model's context."""
+    """Raises `InputError` if a question of the split leaves no room for `evaluation.answer_tokens` in the model's
+    context."""
     batches = question_batches(split, saved.layout, saved.evaluation, saved.tokenizer)
-    _check_longest(saved, next(batches)["input_ids"].shape[1])
-
-
-def _check_longest(saved: Saved, longest: int) -> None:
+    longest = next(batches)["input_ids"].shape[1]
     context, answer_tokens = context_length(saved.model.config), saved.evaluation.answer_tokens
     if context is not None and longest + answer_tokens > context:
         remedy = f"set at most {context - longest}" if longest < context else "remove the longest questions"
@@ -242,58 +407,37 @@ def _check_longest(saved: Saved, longest: int) -> None:
         )
 
 
-def final_answer(text: str) -> str:
-    """The answer in a text: everything after the last `###`, without commas, or else after the last `#` (Hao et al.,
-    "Coconut", 2024); an answer itself may contain one, such as C#."""
-    return text.rpartition("###" if "###" in text else "#")[2].replace(",", "").strip()
-
-
-_FREE_ANSWER = (
-    "what follows the first #s of the text up to an empty line; without any, its last number if the right answer is a "
-    "number, else all of it"
-)
-
-
-def free_answer(text: str, expected: str) -> str:
-    """The same for a model that was not trained to end an answer.
-
-    In the text up to an empty line, which ends a shot: what follows the first `#`s, to the end of their line; or, if
-    there are none and a number is expected, the last number; without commas.
-    """
-    first = text.strip().partition("\n\n")[0].replace(",", "")
-    if "#" in first:
-        return first.partition("#")[2].lstrip("#").strip().partition("\n")[0].strip()
-    numbers = _NUMBER.findall(first) if _NUMBER.fullmatch(expected) else [first]
-    return numbers[-1] if numbers else ""
-
-
 # -- prompts -----------------------------------------------------------------------------------------------------------
 
 
-def _batches(saved: Saved, split: Split, options: AnswerOptions, examples: Split | None) -> Iterator[Batch]:
-    """What `question_batches` returns; as text for models of text and with shots."""
+def _batches(saved: Saved, split: Split, options: AnswerOptions, examples: Split | None, limit: int) -> Iterator[Batch]:
+    """The batches of `question_batches`; as text for models of text and with shots. A question that leaves less room
+    than the limit is in a batch of its own."""
+    context = context_length(saved.model.config)
+    longest = None if context is None else context - limit
     if saved.layout.questions and not options.shots:
-        check_room(saved, split)
-        return question_batches(split, saved.layout, saved.evaluation, saved.tokenizer)
-    numbers = saved.evaluation.chosen(len(split.document_bytes))
-    texts = [_segment(split, split.document_segments[i], saved.tokenizer) for i in numbers]
+        return question_batches(split, saved.layout, saved.evaluation, saved.tokenizer, longest=longest)
+    questions = _questions(saved, split)
+    numbers, texts = np.array([*questions]), [*questions.values()]
     if options.shots:
-        texts = _after_shots(dict(zip(numbers.tolist(), texts)), saved, split, options, examples)
+        texts = _after_shots(questions, saved, split, options, examples, limit)
     encoded = saved.layout.encode_prompts(texts, saved.tokenizer, saved.data)
-    _check_longest(saved, encoded["input_ids"].shape[1])
-    lengths = encoded["attention_mask"].sum(1)
-    order = lengths.argsort(descending=True, stable=True)
+    lengths = encoded["attention_mask"].sum(1).numpy()
 
-    def batch(rows: torch.Tensor) -> Batch:
-        longest = int(lengths[rows[0]])
-        asked = {name: tensor[rows, -longest:] for name, tensor in encoded.items()}
-        return asked | {"documents": torch.from_numpy(numbers)[rows]}
+    def batch(rows: np.ndarray) -> Batch:
+        asked = {name: tensor[rows, -int(lengths[rows[0]]) :] for name, tensor in encoded.items()}
+        return asked | {"documents": torch.from_numpy(numbers[rows])}
 
-    return map(batch, order.split(saved.evaluation.batch_size))
+    return map(batch, by_length(lengths, saved.evaluation.batch_size, longest))
 
 
 def _after_shots(
-    questions: dict[int, str], saved: Saved, split: Split, options: AnswerOptions, examples: Split | None
+    questions: dict[int, str],
+    saved: Saved,
+    split: Split,
+    options: AnswerOptions,
+    examples: Split | None,
+    limit: int,
 ) -> list[str]:
     """Each question, by its number in the split, after examples of its own, with an empty line after each."""
     if examples is None:
@@ -301,9 +445,12 @@ def _after_shots(
     tokenizer, context = saved.tokenizer, context_length(saved.model.config)
     sizes, usable = np.diff(examples.documents), len(examples.document_bytes)
     if context is not None:
-        longest = saved.layout.encode_prompts([*questions.values()], tokenizer, saved.data)["input_ids"].shape[1]
+        encoded = saved.layout.encode_prompts([*questions.values()], tokenizer, saved.data)
+        lengths = encoded["attention_mask"].sum(1)
+        # A question that leaves no room by itself takes none from the others.
+        longest = int(lengths[lengths <= context - limit].max()) if (lengths <= context - limit).any() else context
         # The end of a document, which its size includes, and one more token make an empty line.
-        share = (context - saved.evaluation.answer_tokens - longest) // options.shots
+        share = (context - limit - longest) // options.shots
         fitting = np.flatnonzero(sizes + 1 <= share)
     else:
         fitting = np.arange(usable)
@@ -315,31 +462,44 @@ def _after_shots(
     texts = []
     for document, question in questions.items():
         others = fitting[fitting != document] if examples is split else fitting
-        chosen = np.random.default_rng([options.seed, document]).choice(others, options.shots, replace=False)
+        chosen = _drawn(others, question, examples, tokenizer, options, document)
         shots = (decode(_tokens(examples, *examples.documents[[i, i + 1]] - [0, 1]), tokenizer) for i in chosen)
         texts.append("\n\n".join([*shots, question]))
     return texts
+
+
+def _drawn(
+    others: np.ndarray,
+    question: str,
+    examples: Split,
+    tokenizer: PreTrainedTokenizerBase,
+    options: AnswerOptions,
+    document: int,
+) -> np.ndarray:
+    """The shots of a question; records of the same question, in whatever capitals and spaces, are drawn again."""
+    generator = np.random.default_rng([options.seed, document])
+    while True:
+        if len(others) < options.shots:
+            raise InputError(
+                f"shots is {options.shots}: only {len(others)} training records have another question than "
+                f"{shown(question.strip())}; set fewer"
+            )
+        chosen = generator.choice(others, options.shots, replace=False)
+        asked = (_segment(examples, examples.document_segments[i], tokenizer) for i in chosen)
+        same = [number for number, text in zip(chosen, asked) if _alike(text) == _alike(question)]
+        if not same:
+            return chosen
+        others = np.setdiff1d(others, same)
+
+
+def _alike(question: str) -> str:
+    """A question without capitals, and with single spaces."""
+    return " ".join(question.casefold().split())
 
 
 def _segment(split: Split, segment: int, tokenizer: PreTrainedTokenizerBase) -> str:
     return decode(torch.from_numpy(split.segment(segment)), tokenizer)
 
 
-def _tokens(split: Split, start: int, stop: int) -> torch.Tensor:
-    return torch.from_numpy(split.tokens[start:stop].astype("int64"))
-
-
-# -- comparing answers -------------------------------------------------------------------------------------------------
-
-
-def _words(text: str) -> list[str]:
-    """Without capitals, punctuation and articles, unless nothing else is there: an answer may be A, or +."""
-    plain = text.lower().translate(_NO_PUNCTUATION)
-    return _ARTICLES.sub(" ", plain).split() or plain.split() or text.lower().split()
-
-
-def _f1(words: list[str], expected: list[str]) -> float:
-    if words != expected and any(" ".join(answer) in _WHOLE for answer in (words, expected)):
-        return 0.0
-    common = (Counter(words) & Counter(expected)).total()
-    return 2 * common / (len(words) + len(expected)) if common else 0.0
+def _tokens(split: Split, start: int, end: int) -> torch.Tensor:
+    return torch.from_numpy(split.tokens[start:end].astype("int64"))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mentalese.data.config import Detokenizer
+from mentalese.data.config import AnswerRuleName, Detokenizer
 from mentalese.errors import InputError, require
 from mentalese.values import check_fields
 
@@ -185,7 +185,10 @@ class AnswerOptions(TextOptions):
         num_beams: use all beams of a search of this width as the answers instead.
         temperature: of sampled answers.
         seed: for shots and sampled answers.
-        answer_tokens: the most new tokens of an answer.
+        answer_tokens: the most new tokens of an answer (default: as in training, or as many as the longest steps and
+            answer have).
+        answer_rule: compare answers to the letter (text), by value where the right answer is a number (number), or by
+            the letter of a choice (choice).
         documents: ask only the first N questions.
         stage: ask at this stage of the curriculum (default: the last one of training).
         latents: number of latent tokens after the question (default: as in training).
@@ -197,6 +200,7 @@ class AnswerOptions(TextOptions):
     temperature: float = 1.0
     seed: int = 0
     answer_tokens: int | None = None
+    answer_rule: AnswerRuleName | None = None
     documents: int | None = None
     stage: int | None = None
     latents: int | None = None

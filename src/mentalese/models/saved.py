@@ -290,7 +290,7 @@ def load(path: str | Path, device: str | torch.device | None = None, *, config: 
         tokenizer=tokenizer,
         data=dataclasses.replace(data, tokenizer=str(model_folder(path))),
         layout=layout,
-        evaluation=dataclasses.replace(evaluation, max_documents=None, documents_seed=None),
+        evaluation=dataclasses.replace(evaluation, max_documents=None, max_test_documents=None, documents_seed=None),
         recipe=recipe,
     )
 

@@ -17,7 +17,7 @@ from mentalese.data.batch import Batch, to_device
 from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Layout
 from mentalese.data.store import Split
-from mentalese.data.tokenizers import lost_in_tokens
+from mentalese.data.tokenizers import decode, lost_in_tokens
 from mentalese.errors import InputError
 from mentalese.models.contract import ONE_PASS, Contract, evaluation_mode
 from mentalese.nn.loss import IGNORED
@@ -35,7 +35,7 @@ class Perplexity:
     Attributes:
         nll: mean negative log-likelihood, nats per scored token.
         tokens: scored tokens.
-        bytes: UTF-8 bytes of the scored documents' text.
+        bytes: UTF-8 bytes of the scored text: whole documents, or of records the steps and the answer that are scored.
         perplexity: `exp(nll)`; depends on the tokenizer.
         bits_per_byte: total bits over `bytes`; comparable across tokenizers. `None` if the estimator scores only a
             part of the text, or its tokens lost something of it (`lost` in the protocol).
@@ -122,7 +122,7 @@ def perplexity(
     Args:
         model: an `nn.Module` that scores as `Contract` describes, by the first of its `estimators` or the one that
             `evaluation` names; left in the mode it came in.
-        split: what is scored; its documents' bytes are the denominator of bits per byte.
+        split: what is scored; bits per byte divide by the bytes of its documents, or of their steps and answers.
         data: how the text is split into sentences, for the protocol.
         layout: how documents become rows.
         evaluation: which tokens count and how far a model may look back.
@@ -132,13 +132,15 @@ def perplexity(
         FloatingPointError: a batch's likelihood is not finite; the message names the batch.
     """
     totals: Counter[str] = Counter()
-    tokens = left_out = 0
+    tokens = left_out = answers = 0
     ends = 0.0
     apart = _estimator(model, evaluation) in ONE_PASS
     read = dataclasses.replace(evaluation, tokens="all") if apart else evaluation
     end = layout.special_ids(tokenizer)["eos_token_id"]
     for batch, labels, parts in _scored(model, tokenizer, split, layout, read, device, show):
         asked = batch["labels"][:, 1:] != IGNORED
+        if layout.questions:
+            answers += _text_bytes(batch, end, tokenizer)
         if evaluation.tokens == "lexical":
             text = (batch["store_index"] >= 0) & (batch["labels"] != end)
             ends += sum(float(nats.masked_fill(text, 0.0).sum()) for nats in parts.values())
@@ -152,7 +154,7 @@ def perplexity(
     chosen = evaluation.chosen(available)
     if not tokens:
         raise _nothing(len(chosen))
-    total, size = totals.total(), int(split.document_bytes[chosen].sum())
+    total, size = totals.total(), answers if layout.questions else int(split.document_bytes[chosen].sum())
     spans = zip(split.documents[chosen], split.documents[np.asarray(chosen) + 1])
     lost = lost_in_tokens(tokenizer, np.concatenate([split.tokens[start:stop] for start, stop in spans]))
     told = {} if lost is None else {"lost": lost}
@@ -166,6 +168,12 @@ def perplexity(
         protocol=protocol(model, data, layout, evaluation) | evaluation.how_many(available) | told,
         parts={name: nats / tokens for name, nats in totals.items()} if len(totals) > 1 else {},
     )
+
+
+def _text_bytes(batch: Batch, end: int, tokenizer: PreTrainedTokenizerBase) -> int:
+    """UTF-8 bytes of the text that has labels in a batch."""
+    text = (batch["store_index"] >= 0) & (batch["labels"] != end)
+    return sum(len(decode(ids[own], tokenizer).encode()) for ids, own in zip(batch["labels"], text))
 
 
 def token_scores(

@@ -22,7 +22,8 @@ from mentalese.recipe_files import change, section_fields
 from mentalese.testing.cases import MODES, Case
 from mentalese.testing.options import idle_options, others
 from mentalese.testing.runs import metrics
-from mentalese.training.loop import LogBuffer, Run
+from mentalese.training.log_buffer import LogBuffer
+from mentalese.training.loop import Run
 from mentalese.training.parallel import setup
 from mentalese.training.plan import Plan
 
@@ -40,6 +41,8 @@ IDLE: dict[str, str] = {
     "train.checkpoint_every": "files: what a run that was stopped continues from",
     "train.keep_checkpoints": "files",
     "evaluation.batch_size": "speed: results do not depend on it",
+    "evaluation.max_test_documents": "the test after training: tests/integration/test_questions.py",
+    "evaluation.answer_rule": "a rule: equal words are equal by each of them",
     "evaluation.sample_prompts": "output: the samples in `result.json`",
     "evaluation.sample_tokens": "output: the samples in `result.json`",
 }

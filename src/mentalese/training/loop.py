@@ -16,31 +16,32 @@ import math
 import statistics
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from mentalese import provenance
-from mentalese.data.batch import Batch, to_device
+from mentalese.data.batch import to_device
 from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Layout
 from mentalese.data.store import TokenStore, prepare, report
 from mentalese.errors import InputError
-from mentalese.evaluation.answers import answer_metrics, check_room
+from mentalese.evaluation.answers import answer_limit, ask, check_room
 from mentalese.files import read_json, remove_remains, write_json, write_text
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import context_length
 from mentalese.models.checkpoints import save_model, saved_about
-from mentalese.models.contract import Contract, LossOutput, TrainStep
+from mentalese.models.contract import LossOutput, TrainStep
 from mentalese.models.lora import merged_weights
 from mentalese.models.saved import Saved, load
-from mentalese.recipe import Recipe
+from mentalese.recipe import EvaluationConfig, Recipe
 from mentalese.screen import progress
 from mentalese.training.checkpoint import Checkpointer
+from mentalese.training.log_buffer import LogBuffer
 from mentalese.training.memory import forget_peak_memory, peak_memory
 from mentalese.training.model_card import NAME as CARD
 from mentalese.training.model_card import model_card
@@ -67,9 +68,11 @@ from mentalese.training.run_folder import (
 )
 from mentalese.training.signals import stop_signals
 from mentalese.training.start import start
+from mentalese.training.step_scorer import StepScorer
 from mentalese.training.tracking import check_trackers, open_trackers, read_metrics
 
 SAMPLES = 2  # without evaluation.sample_prompts
+ANSWERS = "answers.jsonl"  # to the questions of the test split
 TRIED = 50  # openings, until enough of them leave room for an answer
 
 
@@ -88,6 +91,7 @@ class State:
     Attributes:
         stage: of the last validation; the bests are those of this stage.
         best, best_nll: the recipe's metric and the likelihood at `best_step`.
+        unfinished: answers of the validation at `best_step` that were cut at the limit of new tokens.
         to_beat: the metric that early stopping compares with.
     """
 
@@ -96,6 +100,7 @@ class State:
     best_step: int | None = None
     best: float | None = None
     best_nll: float | None = None
+    unfinished: int = 0
     to_beat: float | None = None
     validations_without_gain: int = 0
     flops: int = 0
@@ -145,7 +150,8 @@ class Run:
             )
         self.store, self.tokenizer = _prepare(recipe, parallel, show)
         self.plan = Plan(self.store.splits["train"], recipe, self.tokenizer, world_size=parallel.world_size)
-        if (remark := self.plan.cut_short()) and show:
+        remarks = self.plan.remarks()  # which builds every epoch, and so finds a phase that cannot be
+        for remark in remarks if show else ():
             print(f"{recipe.name}: {remark}", file=sys.stderr)
         self.init_weights = init_weights(recipe)
         self.model, self.parameters, whole = start(recipe, self.tokenizer, parallel)
@@ -155,6 +161,7 @@ class Run:
         self.step = wrap(step, parallel, recipe.train.parallel, whole)
         self.optimizer = build_optimizer(self.model.parameters(), recipe.optimizer)
         self.prompts, self.sample_tokens = self._sample_prompts()
+        self._limits: dict[Layout, int] = {}
         self._check_evaluation()
         forget_peak_memory(parallel.device)
         self.peak_memory: int | None = None
@@ -198,7 +205,7 @@ class Run:
             while state.step < total and not self._out_of_patience():
                 self.one_step(buffer)
                 state.step += 1
-                validate = self._is_validation(state.step)
+                validate = self.plan.is_validation(state.step)
                 checkpoint = self._is_checkpoint(state.step)
                 stop = self.parallel.max(received[0] if received else 0)
                 if self._is_logged(state.step) or stop:
@@ -302,7 +309,8 @@ class Run:
         buffer.clear()
         best = self.state.best
         shown = "" if best is None else f"accuracy {best:.1%}" if self.asks else f"perplexity {best:.1f}"
-        validated = f"  best {shown}" if shown else ""
+        cut = f", {self.state.unfinished:,} unfinished" if self.state.unfinished else ""
+        validated = f"  best {shown}{cut}" if shown else ""
         apart = f" (next token {metrics['ntp']:.3f})" if "ntp" in metrics else ""
         return f"loss {metrics['loss']:.3f}{apart}{validated}  {rate:,.0f} tokens/s"
 
@@ -316,20 +324,11 @@ class Run:
 
     def _is_logged(self, step: int) -> bool:
         """Every `log_every` steps, and whenever a validation or a checkpoint is due."""
-        return step % self.recipe.train.log_every == 0 or self._is_validation(step) or self._is_checkpoint(step)
+        return step % self.recipe.train.log_every == 0 or self.plan.is_validation(step) or self._is_checkpoint(step)
 
     def _is_checkpoint(self, step: int) -> bool:
         every = self.recipe.train.checkpoint_every
         return every > 0 and step % every == 0
-
-    def _is_validation(self, step: int) -> bool:
-        """Every `eval_every` steps or at each epoch's end, and at the end of the run."""
-        every = self.recipe.train.eval_every
-        if step == self.plan.total_steps:
-            return True
-        if every is not None:
-            return step % every == 0
-        return self.plan.position(step).epoch > self.plan.position(step - 1).epoch
 
     def _out_of_patience(self) -> bool:
         """Whether the last stage's validations are; those of earlier stages do not count."""
@@ -343,7 +342,7 @@ class Run:
         # Every rank scores the whole split: sharded parameters need all ranks, and rank 0's result decides for all.
         with self.autocast():
             saved = self._as_saved(layout)
-            scorer = dataclasses.replace(saved, model=_Scorer(self.step, self.model, self.parallel.device))
+            scorer = dataclasses.replace(saved, model=StepScorer(self.step, self.model, self.parallel.device))
             figure = self._figure("validation", saved, scorer)
         figure = self.parallel.broadcast_object(figure)
         position = self.plan.position(state.step)
@@ -358,6 +357,7 @@ class Run:
             state.validations_without_gain += 1
         if self._gains(value, state.best) or (self.asks and value == state.best and nll < (state.best_nll or 0.0)):
             state.best, state.best_nll, state.best_step = value, nll, state.step
+            state.unfinished = figure.get("unfinished", 0)
             self._save_model(figure)
 
     def _gains(self, value: float, before: float | None, by: float = 0.0) -> bool:
@@ -376,30 +376,57 @@ class Run:
             tokenizer=self.tokenizer,
             data=self.recipe.data,
             layout=layout,
-            evaluation=self.recipe.evaluation,
+            evaluation=self._evaluation(layout),
             recipe=self.recipe,
         )
 
-    def _figure(self, name: str, saved: Saved, scorer: Saved, *, show: bool = False) -> dict[str, Any]:
+    def _evaluation(self, layout: Layout) -> EvaluationConfig:
+        """The recipe's protocol; if it asks questions, answers may be as long as the longest steps and answer of all
+        splits."""
+        evaluation = self.recipe.evaluation
+        if not self.asks:
+            return evaluation
+        if layout not in self._limits:
+            self._limits[layout] = answer_limit(evaluation, layout, self.store.splits.values())
+        return dataclasses.replace(evaluation, answer_tokens=self._limits[layout])
+
+    def _figure(
+        self, name: str, saved: Saved, scorer: Saved, *, show: bool = False, out: Path | None = None
+    ) -> dict[str, Any]:
         """The perplexity of a split under `scorer`; if the recipe asks questions, also how many `saved` answered
-        correctly, and at which stage."""
+        correctly, and at which stage.
+
+        Args:
+            out: a file for the answers, see `Answers.write`.
+        """
         split = self.store.splits[name]
         scored = scorer.perplexity(split, show=show).to_dict()
         if not self.asks:
             return scored
-        asked = answer_metrics(saved, split, show=show).to_dict()
+        answers = ask(saved, split, show=show)
+        asked = answers.metrics().to_dict()
+        if out is not None:
+            answers.write(out)
         return scored | asked | {"stage": saved.layout.stage, "protocol": scored["protocol"] | asked["protocol"]}
 
     def _check_evaluation(self) -> None:
         """Refuses now, rather than after training, what evaluation would refuse."""
         for layout in self._layouts():
             saved = self._as_saved(layout)
-            whole = saved.scored_by(max_documents=None)
+            test = dataclasses.replace(saved, evaluation=saved.evaluation.of_test())
             evaluation_batches(self.store.splits["validation"], layout, saved.evaluation, self.tokenizer)
-            evaluation_batches(self.store.splits["test"], layout, whole.evaluation, self.tokenizer)
+            evaluation_batches(self.store.splits["test"], layout, test.evaluation, self.tokenizer)
             if self.asks:
-                check_room(saved, self.store.splits["validation"])
-                check_room(whole, self.store.splits["test"])
+                least = {"answer_tokens": self.recipe.evaluation.answer_tokens}
+                check_room(saved.scored_by(**least), self.store.splits["validation"])
+                check_room(test.scored_by(**least), self.store.splits["test"])
+        limit, longest = self.recipe.evaluation.answer_tokens, max(self._limits.values(), default=0)
+        if self.show and longest > limit:
+            print(
+                f"{self.recipe.name}: evaluation.answer_tokens is {limit}, and the longest steps and answer have "
+                f"{longest} tokens, so answers may have {longest}",
+                file=sys.stderr,
+            )
 
     def _layouts(self) -> list[Layout]:
         """The layouts that evaluation may come to use: one for text, one per phase for questions."""
@@ -481,7 +508,8 @@ class Run:
             if weights is not None:
                 model = AutoModelForCausalLM.from_config(model.config)
                 model.load_state_dict(weights)
-            recipe = dataclasses.replace(self.recipe, layout=self._layout_at(self.state.step))
+            layout = self._layout_at(self.state.step)
+            recipe = dataclasses.replace(self.recipe, layout=layout, evaluation=self._evaluation(layout))
             about = {"recipe": recipe.to_dict(), "step": self.state.step}
             about["source_fingerprint"] = self.store.meta["source_fingerprint"]
             card = self._card(validation=figure)
@@ -505,9 +533,10 @@ class Run:
 
     def _result(self) -> dict[str, Any]:
         recipe, state = self.recipe, self.state
-        saved = load(self.out, self.parallel.device)
+        saved, bounded = load(self.out, self.parallel.device), recipe.evaluation.of_test()
+        saved = saved.scored_by(max_documents=bounded.max_documents, documents_seed=bounded.documents_seed)
         # In float32 whatever the run's precision, as `mentalese eval` scores.
-        test = self._figure("test", saved, saved, show=self.show)
+        test = self._figure("test", saved, saved, show=self.show, out=self.out / ANSWERS)
         # Greedy decoding of a small model repeats itself, but an answer is what the model is most certain of.
         sampling = {"do_sample": False} if self.asks else {"do_sample": True, "top_p": 0.9}
         texts = saved.generate(self.prompts, max_new_tokens=self.sample_tokens, seed=recipe.train.seed, **sampling)
@@ -521,6 +550,7 @@ class Run:
             "best_step": state.best_step,
             "tokens": tokens,
             "train_tokens": len(self.plan.split.tokens) - len(self.plan.split.document_bytes),
+            **({"without_steps": count} if (count := self.plan.without_steps()) else {}),
             "flops": state.flops,
             "train_flops_per_token": state.flops / tokens,
             "seconds": state.seconds,
@@ -532,59 +562,6 @@ class Run:
             "curve": learning_curve(records),
             "config": recipe.to_dict(),
         } | self._provenance()
-
-
-class _Scorer(Contract, nn.Module):
-    """Scores through the wrapped step: sharded parameters are gathered only inside its forward."""
-
-    def __init__(self, step: nn.Module, model: Contract, device: torch.device) -> None:
-        super().__init__()
-        self.step, self.model, self.device, self.estimators = step, model, device, model.estimators
-
-    def scored_labels(self, batch: Batch, estimator: str) -> Tensor:
-        return self.model.scored_labels(batch, estimator)
-
-    def scoring_protocol(self, estimator: str) -> dict[str, Any]:
-        return self.model.scoring_protocol(estimator)
-
-    def nll_parts(self, batch: Batch, **scoring: Any) -> dict[str, Tensor]:
-        return self.step(batch, None, scoring)
-
-
-@dataclass
-class LogBuffer:
-    """The steps since the last log line; their figures stay on the device until then, so that no step waits."""
-
-    started: float = 0.0
-    steps: list[int] = field(default_factory=list)
-    losses: list[Tensor] = field(default_factory=list)
-    norms: list[Tensor] = field(default_factory=list)
-    learning_rate: float = 0.0
-    metrics: list[tuple[list[str], Tensor]] = field(default_factory=list)
-
-    def start(self) -> None:
-        if not self.steps:
-            self.started = time.perf_counter()
-
-    def add(self, step: int, learning_rate: float, loss: Tensor, norm: Tensor, metrics: dict[str, Tensor]) -> None:
-        self.steps.append(step)
-        self.losses.append(loss)
-        self.norms.append(norm)
-        self.learning_rate = learning_rate
-        if metrics:  # stacked, and so copied: some are views of parameters, which the next step changes
-            values = [value.float().to(loss.device) for value in metrics.values()]  # a metric may be on the CPU
-            self.metrics.append((list(metrics), torch.stack(values)))
-
-    def means(self) -> dict[str, float]:
-        """Each metric's mean over the steps that measured it."""
-        values: dict[str, list[float]] = {}
-        for names, step in self.metrics:
-            for name, value in zip(names, step.tolist()):
-                values.setdefault(name, []).append(value)
-        return {name: statistics.fmean(of_steps) for name, of_steps in values.items()}
-
-    def clear(self) -> None:
-        self.steps, self.losses, self.norms, self.metrics = [], [], [], []
 
 
 def _prepare(recipe: Recipe, parallel: Parallel, show: bool) -> tuple[TokenStore, PreTrainedTokenizerBase]:

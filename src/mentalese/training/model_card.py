@@ -23,6 +23,7 @@ _FIGURES = {
     "exact_match": "{:.1%}",
     "f1": "{:.1%}",
     "pass_at_k": "{:.1%}",
+    "unfinished": "{:,}",
 }
 """Figures of an evaluation, as a card writes them."""
 _LIKELIHOODS = ("perplexity", "bits_per_byte", "bits_per_byte_with_ends")

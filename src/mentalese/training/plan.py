@@ -163,6 +163,34 @@ class Plan:
             f"{late[0].start:g} ({changes}) on; train longer, or set phases that begin earlier"
         )
 
+    def is_validation(self, step: int) -> bool:
+        """Every `eval_every` steps or at each epoch's end, and at the end of the run."""
+        every = self.recipe.train.eval_every
+        if step == self.total_steps:
+            return True
+        if every is not None:
+            return step % every == 0
+        return self.position(step).epoch > self.position(step - 1).epoch
+
+    def validations(self) -> int:
+        """The number of validations, if the run does not end early."""
+        every, last = self.recipe.train.eval_every, self.total_steps
+        if every is not None:
+            return -(-last // every)
+        ends = self.position(last).epoch
+        return ends + (self.position(last - 1).epoch == ends)
+
+    def without_steps(self) -> int:
+        """Training questions that are read for their steps, and that have none."""
+        return max(layout.without_steps(self.split) for layout in self.recipe.layouts())
+
+    def remarks(self) -> list[str]:
+        """Facts to know before the run starts, in sentences."""
+        found = [remark] if (remark := self.cut_short()) else []
+        if count := self.without_steps():
+            found.append(f"{count:,} of {len(self.split.document_bytes):,} training questions have no steps")
+        return found
+
     def reset_optimizer(self, step: int) -> bool:
         """True at the first step of a phase that forgets the optimiser's moments, never at step 0."""
         return step > 0 and any(

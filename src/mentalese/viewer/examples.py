@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from mentalese.data.sources import open_source
-from mentalese.evaluation.answers import final_answer
+from mentalese.evaluation.answer_rule import final_answer
 from mentalese.models.saved import Saved
 
 _WORDS = 16  # of a text's beginning

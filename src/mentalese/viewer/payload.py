@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mentalese.evaluation.answers import final_answer
+from mentalese.evaluation.answer_rule import AnswerRule, final_answer
 from mentalese.formatting import short_names
 from mentalese.models.contract import Contract
 from mentalese.models.trace import SHOWN, Shown, ThoughtTrace
@@ -53,7 +53,7 @@ def payload(
         parameters: of the models, if known.
         text: that was read; `None`: the first trace's tokens.
         expected: the right answer to the question that the text is; each trace's own one is compared with it, see
-            `mentalese.evaluation.answers.final_answer`.
+            `mentalese.evaluation.answer_rule.final_answer`.
         command: that made the page.
     """
     names = names or [trace.model for trace in traces]
@@ -132,12 +132,12 @@ def _trace(trace: ThoughtTrace, name: str, expected: str | None) -> dict[str, An
 
 
 def _answer(trace: ThoughtTrace, written: int, expected: str | None) -> dict[str, Any]:
-    """What the model wrote from the token `start` on, and whether it is right; `None` if nobody knows."""
+    """The text from the token `start` on, and whether it is right; `None` without a right answer."""
     pairs = zip(trace.tokens[written:], trace.special[written:])
     text = "".join(token for token, special in pairs if not special).strip()
     own, wanted = final_answer(text), None if expected is None else final_answer(f"### {expected}")
     return {"start": written, "text": text, "answer": own, "expected": wanted,
-            "right": None if wanted is None else own == wanted}  # fmt: skip
+            "right": None if wanted is None else AnswerRule.of("", [wanted]).equal(own, wanted)}  # fmt: skip
 
 
 def _model_class(model_type: str) -> type[Contract]:

@@ -132,9 +132,20 @@ class Layout(ABC):
         """
         raise InputError(f"the layout {self.kind!r} has no questions: use a model trained on layout 'qa'")
 
+    def answer_lengths(self, split: Split) -> np.ndarray:
+        """Tokens that a model writes after each question of records if it answers as the record does: steps and answer
+        with the end, int64 [documents]."""
+        parts = np.diff(split.document_segments)
+        answers = split.documents[1:] - split.segments[split.document_segments[:-1] + 1]
+        return answers + (2 * parts if self.markers else 0)
+
     def passes(self, rows: Rows) -> np.ndarray:
         """Sentence steps that each row takes, int64 [rows]."""
         return np.ones_like(rows.start)
+
+    def without_steps(self, split: Split) -> int:
+        """Questions that this layout reads for their steps, and that have none."""
+        return 0
 
     def check(self, split: Split, tokenizer: PreTrainedTokenizerBase, ranks: int, micro_batches: int) -> None:
         """Raises `InputError` if a run cannot train on this split, found before it starts.

@@ -135,6 +135,15 @@ class QuestionAnswer(RowLayout):
         assert rows.rest is not None
         return dataclasses.replace(rows, stop=rows.rest)
 
+    def without_steps(self, split: Split) -> int:
+        return 0 if self.stage > self.stages else int((np.diff(split.document_segments) == 2).sum())
+
+    def answer_lengths(self, split: Split) -> np.ndarray:
+        """Without the steps that the stage leaves out."""
+        rows = self._rows(split, len(split.document_bytes), None)
+        assert rows.rest is not None
+        return rows.stop - rows.rest
+
     def rows(self, split: Split, documents: int, generator: np.random.Generator | None = None) -> Rows:
         """The first documents, each a row of its own at `stage`.
 
@@ -220,7 +229,7 @@ class QuestionAnswer(RowLayout):
 
     def protocol(self, evaluation: EvaluationConfig, data: DataConfig) -> dict[str, Any]:
         return {
-            "context": "whole records: steps and answer after the question, whose bytes count in bits per byte",
+            "context": "whole records: steps and answer after the question",
             "first_token": "the first token after the question is scored given the question",
             "sentences": None,
         }

@@ -38,6 +38,11 @@ class QuestionSteps(QuestionAnswer):
         if self.removal == "tokens":
             raise InputError("layout.removal is 'tokens': latents replace whole steps; set 'steps', or use layout 'qa'")
 
+    def check(self, split: Split, tokenizer: PreTrainedTokenizerBase, ranks: int, micro_batches: int) -> None:
+        super().check(split, tokenizer, ranks, micro_batches)
+        if (np.diff(split.document_segments) == 2).all():
+            raise no_steps(self.kind, split)
+
     def assemble(
         self,
         split: Split,
@@ -55,6 +60,14 @@ class QuestionSteps(QuestionAnswer):
         assert rows.gap is not None
         per_step = 1 if self.latents is not None else self.latents_per_step or 1
         return batch | written_steps(split, rows.target, rows.rest, rows.gap - 2, per_step)
+
+
+def no_steps(kind: str, split: Split) -> InputError:
+    """The error for a layout that learns from written steps, where no question has any."""
+    return InputError(
+        f"layout is {kind!r}, which learns from written steps: none of the {len(split.document_bytes):,} training "
+        "questions has any; use questions with steps, or a recipe that learns from answers, such as coconut/tiny-no-cot"
+    )
 
 
 def written_steps(

@@ -18,7 +18,7 @@ import numpy as np
 from mentalese.data.layouts import Layout, QuestionAnswer, RowLayout
 from mentalese.data.rows import Rows
 from mentalese.errors import InputError, require
-from mentalese.families.coconut.questions import written_steps
+from mentalese.families.coconut.questions import no_steps, written_steps
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -99,12 +99,17 @@ class QuestionPairs(RowLayout):
         super().check(split, tokenizer, ranks, micro_batches)
         for layout in (self.teacher, self.student):
             layout.check(split, tokenizer, ranks, micro_batches)
+        if self.without_steps(split) == len(split.document_bytes):
+            raise no_steps(self.kind, split)
         first = tokenizer.decode([int(split.tokens[split.segments[split.document_segments[1] - 1]])]).strip()
         if first != MARK:
             raise InputError(
                 f"layout is 'qa_pairs': the tokenizer begins an answer with {first!r}, and CODI distils the state of "
                 f"one token {MARK!r} before it; use a data.tokenizer that has it, such as one trained on the questions"
             )
+
+    def without_steps(self, split: Split) -> int:
+        return self.teacher.without_steps(split)
 
     def training_rows(self, split: Split, generator: np.random.Generator) -> Rows:
         """A question with all of its steps each; `assemble` makes the pair of it."""
@@ -115,6 +120,9 @@ class QuestionPairs(RowLayout):
 
     def question_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
         return self.student.question_rows(split, evaluation)
+
+    def answer_lengths(self, split: Split) -> np.ndarray:
+        return self.student.answer_lengths(split)
 
     def assemble(
         self,

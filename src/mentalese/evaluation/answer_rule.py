@@ -1,0 +1,268 @@
+"""Answers as they are read from a model's text, and the rule by which they are compared with the right ones.
+
+`math-verify` was tried for the rule `number`: it reads 5e3 as 5, 1,2,3 as 1.2 and 1-2 as -1, and neither U+2212, +5 nor
+-$5 at all.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+
+from mentalese.data.config import AnswerRuleName
+
+_MINUS_SIGNS = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d", "-"))
+_SPACES = "\u00a0\u2009\u202f"  # that may separate thousands: no-break, thin and narrow no-break
+_CURRENCY = r"\\?[$¢£¤¥\u20a0-\u20cf]"
+_GROUPED = rf"[1-9]\d{{0,2}}(?:[,{_SPACES}]\d{{3}})+"
+_EXPONENT = r"(?:[eE]|\s?[x×*·]\s?10\^)(?P<exponent>[+-]?\d{1,3})"
+_NUMBER = re.compile(
+    rf"(?P<sign>[+-]?)(?:{_CURRENCY}\s?)?(?P<inner>[+-]?)"
+    rf"(?:(?:(?P<whole>\d+)\s+)?(?P<top>\d+)\s?/\s?(?P<bottom>\d+)"
+    rf"|(?P<digits>(?:{_GROUPED}|\d+)(?:\.\d*)?|\.\d+)(?:{_EXPONENT})?)"
+    rf"(?:\s?(?:{_CURRENCY}|\\?%))?\.?"
+)
+_RUN = re.compile(
+    rf"(?:(?<![\w)])-)?(?:{_CURRENCY}\s?-?)?"
+    rf"(?:\d+\s\d+/\d+|(?:\d|\.\d)[\d.,/{_SPACES}]*(?:{_EXPONENT.replace('?P<exponent>', '')})?)"
+)
+"""Digits of a text that belong together, with their sign, whether they are a number (1,234) or not (1,2,3)."""
+_THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\d)")
+_LONGEST = 300
+"""Characters of the longest text that is read as a number; Python refuses integers of 4,300 digits."""
+_ROUNDING = Fraction(1, 10**12)
+"""The relative difference of two numbers that are written as floats, such as 0.1 + 0.2 and 0.3."""
+
+_CHOICE = re.compile(r"[(\[]?([A-Za-z])[)\].:]?|[(\[]?([A-Z])[)\].:]+\s.*", re.DOTALL)
+_CHOICE_IN_TEXT = re.compile(r"\b(?i:answer|option|choice)(?:\s+is)?\s*:?\s*[(\[]?([A-Z])\b(?!['’]|\s+[a-z])")
+
+_WHOLE = ("yes", "no", "noanswer")
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = f"[{re.escape(string.punctuation)}]"
+_DROPPED = re.compile(
+    rf"(?!(?<=\d){_PUNCTUATION}\d)(?!(?<!\w)-\.?\d)(?!\.\d){_PUNCTUATION}"  # not inside a number, nor its sign or point
+)
+_AROUND = "()[]{}\"'`,;:!?*_"
+
+_MARK = re.compile(r"(#+)[ \t]*([^\n]*)")
+_ENDED = re.compile(r"\S[^\n]*\n[ \t]*\n|#+[ \t]*[^\s#][^\n]*\n")
+
+_OF_SETS: dict[str, AnswerRuleName] = {
+    "builtin": "text",
+    "clutrr": "text",
+    "hotpotqa": "text",
+    "gsm8k": "number",
+    "gsm8k-aug": "number",
+    "commonsenseqa": "choice",
+}
+"""The rule of a source, by its kind: published sets have the rule of their papers."""
+
+
+@dataclass(frozen=True)
+class AnswerRule:
+    """How an answer is compared with the right one.
+
+    Attributes:
+        name: `text`: to the letter; `number`: by value where the right answer is a number (`number_in`), else to the
+            letter; `choice`: by the letter of the choice where the right answer has one, else to the letter.
+    """
+
+    name: AnswerRuleName
+
+    @classmethod
+    def of(cls, source: str, answers: Iterable[str], chosen: AnswerRuleName | None = None) -> AnswerRule:
+        """The rule that was chosen, or else that of the source.
+
+        Sources without a rule of their own, such as files, have `number` if any of their right answers is a number.
+        """
+        rule = chosen or _OF_SETS.get(source.partition(":")[0])
+        if rule is None:
+            rule = "number" if any(number_in(answer) is not None for answer in answers) else "text"
+        return cls(rule)
+
+    def equal(self, answer: str, expected: str) -> bool:
+        """Whether an answer is right."""
+        if self.name == "number" and (wanted := number_in(expected)) is not None:
+            found = number_in(answer)
+            return found is not None and _same_number(found, wanted)
+        if self.name == "choice" and (letter := _choice_in(expected)) is not None:
+            return _choice_in(answer) == letter
+        return answer == expected
+
+
+def number_in(text: str) -> Fraction | None:
+    """The number that a text is, `None` if it is something else.
+
+    A number may have a sign (also U+2212), a decimal point, an exponent (5e3, 5 × 10^3), separated thousands, a sign of
+    currency or percent and a full stop, and be a fraction (1/2, 1 1/2, ½). A comma separates thousands only.
+    """
+    match = _number_match(text)
+    if match is None:
+        return None
+    sign = -1 if "-" in (match["sign"], match["inner"]) else 1
+    if match["digits"] is None:
+        return sign * (int(match["whole"] or 0) + Fraction(int(match["top"]), int(match["bottom"])))
+    return sign * Fraction(_digits(match["digits"])) * Fraction(10) ** int(match["exponent"] or 0)
+
+
+FINAL_ANSWER = "the text after the last ###, without separators of thousands"
+
+
+def final_answer(text: str) -> str:
+    """The answer in a text: everything after the last `###`, or else after the last `#` (Hao et al., "Coconut", 2024);
+    an answer itself may contain one, such as C#. Separators of thousands are removed."""
+    return _without_thousands(text.rpartition("###" if "###" in text else "#")[2]).strip()
+
+
+FREE_ANSWER = (
+    "what follows the longest run of #s in the text up to an empty line, for a number the first that a number follows; "
+    "without any, its last number if the right answer is a number, else all of it"
+)
+
+
+def free_answer(text: str, expected: str) -> str:
+    """The answer of a model that was not trained to end one.
+
+    It is read from the text up to an empty line, which ends a shot: what follows the longest run of `#`s, to the end of
+    the line. If a number is expected, it is the first such number, or without any the last number of the text, written
+    with digits, sign and point (5e3 as 5000); headings, such as `## Step 1`, are no answers.
+    """
+    parts = re.split(r"\n[ \t]*\n", text.strip())
+    if number_in(expected) is None:
+        marked = _longest_marks(parts[0])
+        return _without_thousands(marked[0] if marked else parts[0]).strip()
+    for part in parts:
+        if (answer := _free_number(part)) is not None:
+            return answer
+        if not _MARK.search(part):
+            break
+    return ""
+
+
+def free_answer_ended(text: str) -> bool:
+    """Whether a text goes on after the answer that `free_answer` reads from it."""
+    return _ENDED.search(text.lstrip()) is not None
+
+
+def exact_match(answer: str, expected: str) -> bool:
+    """Equal without capitals, punctuation and articles, and with numbers by value (Rajpurkar et al., "SQuAD", 2016)."""
+    return _words(answer) == _words(expected)
+
+
+def f1(answer: str, expected: str) -> float:
+    """The F1 of the answers' words, normalised in the same way.
+
+    `yes`, `no` and `noanswer` are right or wrong as a whole (Yang et al., "HotpotQA", 2018).
+    """
+    found, wanted = _words(answer), _words(expected)
+    if found != wanted and any(" ".join(words) in _WHOLE for words in (found, wanted)):
+        return 0.0
+    common = (Counter(found) & Counter(wanted)).total()
+    return 2 * common / (len(found) + len(wanted)) if common else 0.0
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def _number_match(text: str) -> re.Match[str] | None:
+    match = _NUMBER.fullmatch(_plain(text).strip()) if len(text) <= _LONGEST else None
+    if match is None or (match["sign"] and match["inner"]) or (match["bottom"] and not int(match["bottom"])):
+        return None
+    return match
+
+
+def _plain(text: str) -> str:
+    """A text with one kind of minus, and ½ as 1/2."""
+    text = text.translate(_MINUS_SIGNS)
+    for character in set(text):
+        if unicodedata.decomposition(character).startswith("<fraction>"):
+            written = unicodedata.normalize("NFKC", character).replace("\u2044", "/")
+            text = re.sub(rf"(?<=\d){character}", f" {written}", text).replace(character, written)
+    return text
+
+
+def _digits(text: str) -> str:
+    return re.sub(rf"[,{_SPACES}]", "", text).rstrip(".")
+
+
+def _same_number(one: Fraction, other: Fraction) -> bool:
+    """Integers to the last digit, others up to the rounding of floats."""
+    if one.denominator == other.denominator == 1:
+        return one == other
+    return abs(one - other) <= _ROUNDING * max(abs(one), abs(other))
+
+
+def _written(text: str) -> str | None:
+    """A number with digits, sign and point, or as a fraction; `None` for another text."""
+    match = _number_match(text)
+    if match is None:
+        return None
+    sign = "-" if "-" in (match["sign"], match["inner"]) else ""
+    if match["digits"] is None:
+        return sign + " ".join(filter(None, (match["whole"], f"{match['top']}/{match['bottom']}")))
+    return sign + format(Decimal(f"{_digits(match['digits'])}e{match['exponent'] or 0}"), "f")
+
+
+def _without_thousands(text: str) -> str:
+    return _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
+
+
+# -- free text ---------------------------------------------------------------------------------------------------------
+
+
+def _free_number(part: str) -> str | None:
+    """The answer to a question for a number, in a text without an empty line; `None` if only headings are in it."""
+    longest = _longest_marks(part)
+    every = [match[2] for match in _MARK.finditer(part)]
+    for marked in [*longest, *every]:
+        if (number := _written(marked)) is not None:
+            return number
+    if longest and part.count("###"):
+        return _without_thousands(longest[0]).strip()
+    runs = [match[0].rstrip(f".,/{_SPACES}") for match in _RUN.finditer(_plain(_MARK.sub("", part)))]
+    return (_written(runs[-1]) or runs[-1]) if runs else None
+
+
+def _longest_marks(text: str) -> list[str]:
+    """What follows each of the longest runs of `#`s, to the end of its line."""
+    found = [(len(match[1]), match[2]) for match in _MARK.finditer(text)]
+    longest = max((length for length, _ in found), default=0)
+    return [marked for length, marked in found if length == longest]
+
+
+# -- choices and words -------------------------------------------------------------------------------------------------
+
+
+def _choice_in(text: str) -> str | None:
+    """The letter of a choice: B, (b), B., B) a dog, or `the answer is B`; `None` without one."""
+    whole, named = _CHOICE.fullmatch(text.strip()), _CHOICE_IN_TEXT.findall(text)
+    if whole is None:
+        return named[-1] if named else None
+    return str(whole[1] or whole[2]).upper()
+
+
+def _words(text: str) -> list[str]:
+    """Words without capitals, punctuation and articles, unless nothing else is there: an answer may be A, or +.
+
+    Numbers are written by their value. In digits that are no number, punctuation stays: 1,5 is not 15.
+    """
+    if (number := number_in(text)) is not None:
+        return [_by_value(number)]
+    text = text.lower().translate(_MINUS_SIGNS)
+    plain = " ".join(map(_word, text.split()))
+    return _ARTICLES.sub(" ", plain).split() or plain.split() or text.split()
+
+
+def _word(word: str) -> str:
+    number = number_in(word.strip(_AROUND))
+    return _DROPPED.sub("", word) if number is None else _by_value(number)
+
+
+def _by_value(number: Fraction) -> str:
+    return str(number) if number.denominator == 1 else f"{float(number):.12g}"
