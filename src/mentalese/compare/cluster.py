@@ -99,7 +99,7 @@ def send(
     """
     cluster, options = parse(executor)
     running, done = dict[int, Any](), 0
-    with stop_signals() as received, progress("runs", 0, show=show) as bar:
+    with stop_signals() as signals, progress("runs", 0, show=show) as bar:
         try:
             while True:
                 while len(running) < count and (item := next(orders, None)) is not None:
@@ -113,7 +113,7 @@ def send(
                     yield number, outcome
                 bar.total = total()
                 bar.update(done, f"{done} of {total()} done  {len(running)} sent")
-                if received:
+                if signals.first:
                     raise KeyboardInterrupt
                 if running:
                     time.sleep(_POLL_SECONDS)

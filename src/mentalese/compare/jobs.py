@@ -184,12 +184,12 @@ class _Pool:
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        with stop_signals() as received, progress("runs", 0, show=self.show) as bar:
+        with stop_signals() as signals, progress("runs", 0, show=self.show) as bar:
             self._report(bar)
             for thread in self.threads:
                 thread.start()
             try:
-                while not self.work.is_done and not received and self.error is None:
+                while not self.work.is_done and not signals.first and self.error is None:
                     with contextlib.suppress(queue.Empty):
                         self.work.finish(*self.finished.get(timeout=_POLL_SECONDS))
                     self._report(bar)
@@ -202,8 +202,8 @@ class _Pool:
                             process.terminate()
                 for thread in self.threads:
                     thread.join()
-        if received:
-            raise Stopped(received[0])
+        if signals.first:
+            raise Stopped(signals.first)
         if self.error is not None:
             raise self.error
 

@@ -26,9 +26,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.recipe import Recipe, TrainConfig
 from mentalese.registry import get_recipe
-from mentalese.training.loop import Interrupted, Run, train
+from mentalese.training.loop import Run, train
 from mentalese.training.parallel import Parallel
 from mentalese.training.plan import Plan
+from mentalese.training.signals import Interrupted
 
 DEVICE: Any = os.environ.get("MENTALESE_TEST_DEVICE", "cpu")
 """Where contract tests run models: `cpu`, or `cuda`."""

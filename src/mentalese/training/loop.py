@@ -16,9 +16,10 @@ import math
 import statistics
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -66,7 +67,7 @@ from mentalese.training.run_folder import (
     learning_curve,
     openings,
 )
-from mentalese.training.signals import stop_signals
+from mentalese.training.signals import Interrupted, Stop, stop_signals
 from mentalese.training.start import start
 from mentalese.training.step_scorer import StepScorer
 from mentalese.training.tracking import check_trackers, open_trackers, read_metrics
@@ -74,14 +75,6 @@ from mentalese.training.tracking import check_trackers, open_trackers, read_metr
 SAMPLES = 2  # without evaluation.sample_prompts
 ANSWERS = "answers.jsonl"  # to the questions of the test split
 TRIED = 50  # openings, until enough of them leave room for an answer
-
-
-class Interrupted(KeyboardInterrupt):
-    """SIGINT or SIGTERM came; the run was saved and `resume=True` continues from there."""
-
-    def __init__(self, step: int, signum: int) -> None:
-        super().__init__(f"stopped at step {step}; --resume continues from there")
-        self.exit_code = 128 + signum
 
 
 @dataclass
@@ -93,6 +86,7 @@ class State:
         best, best_nll: the recipe's metric and the likelihood at `best_step`.
         unfinished: answers of the validation at `best_step` that were cut at the limit of new tokens.
         to_beat: the metric that early stopping compares with.
+        validation_due: the step's validation is still to be made.
     """
 
     step: int = 0
@@ -103,6 +97,7 @@ class State:
     unfinished: int = 0
     to_beat: float | None = None
     validations_without_gain: int = 0
+    validation_due: bool = False
     flops: int = 0
     seconds: float = 0.0
 
@@ -188,39 +183,56 @@ class Run:
             for tracker in trackers:
                 tracker.log(metrics)
 
-        try:
-            with stop_signals() as received:
-                self._steps(checkpoints, log, received)
-            self.peak_memory = peak_memory(self.parallel.device)
-        finally:
-            checkpoints.wait()
-            for tracker in trackers:
-                tracker.close()
-        return self._finish()
+        with stop_signals() as self.signals:
+            try:
+                self._steps(checkpoints, log)
+                self.peak_memory = peak_memory(self.parallel.device)
+            finally:
+                checkpoints.wait()
+                for tracker in trackers:
+                    tracker.close()
+            try:
+                with self.signals.at_once():
+                    return self._finish()
+            except Stop as stop:
+                self._stop(checkpoints, stop.signum)
 
-    def _steps(self, checkpoints: Checkpointer, log: Any, received: list[int]) -> None:
+    def _stop_together(self) -> None:
+        """Raise `Stop` in all processes if a signal came to one of several."""
+        if self.parallel.world_size > 1 and (signum := self.parallel.max(self.signals.first)):
+            raise Stop(signum)
+
+    def _stop(self, checkpoints: Checkpointer, signum: int) -> NoReturn:
+        """Write a checkpoint, if the last one is of an earlier step, and end the run."""
+        if checkpoints.latest() != self.state.step:
+            self._write_checkpoint(checkpoints)
+        checkpoints.wait()
+        raise Interrupted(self.state.step, signum)
+
+    def _steps(self, checkpoints: Checkpointer, log: Any) -> None:
         total, state = self.plan.total_steps, self.state
         buffer = LogBuffer()
+        if state.validation_due:
+            self._validate(checkpoints, log)
         with progress(f"Training {self.recipe.name}", total, start=state.step, show=self.show) as bar:
             while state.step < total and not self._out_of_patience():
                 self.one_step(buffer)
                 state.step += 1
-                validate = self.plan.is_validation(state.step)
-                checkpoint = self._is_checkpoint(state.step)
-                stop = self.parallel.max(received[0] if received else 0)
+                state.validation_due = self.plan.is_validation(state.step)
+                stop = self.parallel.max(self.signals.first)
                 if self._is_logged(state.step) or stop:
                     note = self._log(buffer, log)
                     bar.update(state.step, note)
-                if validate:
-                    self._validate(log)
-                if checkpoint or stop:
-                    self._write_checkpoint(checkpoints)
                 if stop:
-                    checkpoints.wait()
-                    raise Interrupted(state.step, stop)
+                    self._stop(checkpoints, stop)
+                if state.validation_due:
+                    self._validate(checkpoints, log)
+                if self._is_checkpoint(state.step):
+                    self._write_checkpoint(checkpoints)
         if state.best_step is None:  # nothing was left to train, and the model on disk is another step's
-            self._validate(log)
-        if self.recipe.train.checkpoint_every and checkpoints.latest() != state.step:
+            self._validate(checkpoints, log)
+        # Several processes cannot write one while the first of them scores the test split.
+        if (self.recipe.train.checkpoint_every or self.parallel.world_size > 1) and checkpoints.latest() != state.step:
             self._write_checkpoint(checkpoints)
 
     def one_step(self, buffer: LogBuffer) -> None:
@@ -337,16 +349,26 @@ class Run:
             return False
         return state.validations_without_gain >= patience
 
-    def _validate(self, log: Any) -> None:
+    def _validate(self, checkpoints: Checkpointer, log: Any) -> None:
+        """Validate, or stop at a signal with a checkpoint from which the same validation is made again."""
+        before = dict(vars(self.state))
+        try:
+            # Of several processes, each goes on to where all can stop, see `_stop_together`.
+            with self.signals.at_once() if self.parallel.world_size == 1 else nullcontext():
+                self._validated(log)
+        except Stop as stop:
+            vars(self.state).update(before, validation_due=True)
+            self._stop(checkpoints, stop.signum)
+
+    def _validated(self, log: Any) -> None:
         state, layout = self.state, self._layout_at(self.state.step)
         # Every rank scores the whole split: sharded parameters need all ranks, and rank 0's result decides for all.
         with self.autocast():
             saved = self._as_saved(layout)
-            scorer = dataclasses.replace(saved, model=StepScorer(self.step, self.model, self.parallel.device))
+            through_step = StepScorer(self.step, self.model, self.parallel.device, self._stop_together)
+            scorer = dataclasses.replace(saved, model=through_step)
             figure = self._figure("validation", saved, scorer)
         figure = self.parallel.broadcast_object(figure)
-        position = self.plan.position(state.step)
-        log({"step": state.step, "tokens": position.tokens, "flops": state.flops, "validation": figure})
         if layout.stage != state.stage:  # the best of another stage does not count at this one
             state.stage, state.validations_without_gain = layout.stage, 0
             state.best_step = state.best = state.best_nll = state.to_beat = None
@@ -359,6 +381,9 @@ class Run:
             state.best, state.best_nll, state.best_step = value, nll, state.step
             state.unfinished = figure.get("unfinished", 0)
             self._save_model(figure)
+        position = self.plan.position(state.step)
+        log({"step": state.step, "tokens": position.tokens, "flops": state.flops, "validation": figure})
+        state.validation_due = False
 
     def _gains(self, value: float, before: float | None, by: float = 0.0) -> bool:
         """Whether the metric is better than it was, by more than `by`."""

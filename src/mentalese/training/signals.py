@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM, taken between steps."""
+"""SIGINT and SIGTERM: kept until a step ends, or raised at once where nothing would be lost."""
 
 from __future__ import annotations
 
@@ -6,19 +6,67 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
+
+
+class Stop(KeyboardInterrupt):
+    """A signal that came where work can be given up at once."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__()
+        self.signum = signum
+        self.exit_code = 128 + signum
+
+
+class Interrupted(KeyboardInterrupt):
+    """SIGINT or SIGTERM came; the run was saved and `resume=True` continues from there."""
+
+    def __init__(self, step: int, signum: int) -> None:
+        super().__init__(f"stopped at step {step}; --resume continues from there")
+        self.exit_code = 128 + signum
+
+
+class StopSignals:
+    """The signals of a block of code.
+
+    Attributes:
+        first: the number of the first signal; 0: none came.
+    """
+
+    def __init__(self) -> None:
+        self.first = 0
+        self._raises = False
+
+    def handle(self, signum: int, frame: FrameType | None = None) -> None:
+        """Keep a signal, or raise it inside `at_once`."""
+        self.first = self.first or signum
+        if self._raises:
+            self._raises = False  # what cleans up is not interrupted again
+            raise Stop(signum)
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Raise `Stop` as soon as a signal comes, or now if one has come."""
+        self._raises = True
+        try:
+            if self.first:
+                self.handle(self.first)
+            yield
+        finally:
+            self._raises = False
 
 
 @contextmanager
-def stop_signals() -> Iterator[list[int]]:
-    """Collects SIGINT and SIGTERM while the block runs, so that nothing in it is interrupted."""
-    received: list[int] = []
+def stop_signals() -> Iterator[StopSignals]:
+    """Keep SIGINT and SIGTERM while the block runs, so that nothing in it is interrupted outside `at_once`."""
+    signals = StopSignals()
     if threading.current_thread() is not threading.main_thread():
-        yield received
+        yield signals
         return
     handled = (signal.SIGINT, signal.SIGTERM)
-    before = {s: signal.signal(s, lambda signum, _: received.append(signum)) for s in handled}
+    before = {signum: signal.signal(signum, signals.handle) for signum in handled}
     try:
-        yield received
+        yield signals
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
