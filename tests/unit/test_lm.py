@@ -267,11 +267,17 @@ def test_generation_goes_on_until_the_first_stop(lm: MentaleseLM) -> None:
     free = [text[len(context) :] for context, text in zip(contexts, texts)]
     assert [len(text) for text in free] == [8, 8]
     options = {"max_gen_toks": 8, "temperature": 0.0, **chosen}
+    cut = lm.unfinished
     assert lm.generate_until([request(context, options) for context in contexts]) == free
+    assert lm.unfinished == cut + 2
     stops = [free[0][5:], free[0][2:4]]
     stopped = lm.generate_until([request(contexts[0], options | {"until": stops}), request(contexts[1], options)])
     assert stopped == [free[0].partition(stops[1])[0].partition(stops[0])[0], free[1]]
     assert len(stopped[0]) <= 2
+    assert lm.unfinished == cut + 3
+    ended = {"suppress_tokens": [i for i in range(len(lm.tokenizer)) if i != lm.special_ids["eos_token_id"]]}
+    lm.generate_until([request(contexts[0], {"max_gen_toks": 8, "do_sample": False} | ended)])
+    assert lm.unfinished == cut + 3
 
 
 def test_the_protocol_says_how_the_model_scores_and_what_it_reads(tokenizer: PreTrainedTokenizerFast) -> None:

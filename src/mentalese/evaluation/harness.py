@@ -21,13 +21,16 @@ from lm_eval.api.metrics import mean
 from lm_eval.api.model import LM
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator import evaluate
+from transformers import PreTrainedModel
 
 from mentalese.data.batch import Batch, to_device
 from mentalese.data.prompts import PromptEncoder, check_prompts
+from mentalese.data.tokenizers import decode_after
 from mentalese.errors import InputError
 from mentalese.models import hf
 from mentalese.models.build import context_length
 from mentalese.models.contract import evaluation_mode
+from mentalese.models.generation import continuations
 from mentalese.models.saved import Saved
 from mentalese.nn.loss import IGNORED
 from mentalese.screen import progress
@@ -62,6 +65,9 @@ class MentaleseLM(LM):
 
     Results do not depend on the batch size, which is that of `saved.evaluation`.
 
+    Attributes:
+        unfinished: generated texts so far that were cut at the limit of new tokens.
+
     Args:
         saved: the model; left in the mode it came in.
         max_length: the most tokens read at once; `None`: as its recipe scores, or else the model's context. Models of
@@ -85,6 +91,7 @@ class MentaleseLM(LM):
         context = max_length or (window[0] if window else context_length(self.model.config))
         self.max_length = None if self.layout.sequential else context
         self.batch_size = saved.evaluation.batch_size
+        self.unfinished = 0
         self._encoder = PromptEncoder(self.tokenizer, saved.data)
 
     def protocol(self, *, blocks: bool = False) -> dict[str, Any]:
@@ -115,19 +122,22 @@ class MentaleseLM(LM):
         return self.score([request.args for request in requests])
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """How the model continues each (context, options), up to the first of `options["until"]`."""
-        texts = []
+        """How the model continues each (context, options), up to the first of `options["until"]`; `unfinished` counts
+        the texts that end before any of these, at the limit of new tokens."""
+        texts, ends = [], _end_ids(self.saved.hugging_face)
         for settings, group in groupby(requests, key=lambda request: request.args[1]):
             contexts = [request.args[0] for request in group]
             options = {"max_gen_toks": 256, "until": [], "do_sample": False} | settings
             new, until = options.pop("max_gen_toks"), options.pop("until")
             if not options["do_sample"]:  # lm-eval means this by a temperature of 0, which transformers warns of
                 options.pop("temperature", None)
-            continued = self.saved.generate(contexts, max_new_tokens=new, batch_size=self.batch_size, **options)
-            for context, text in zip(contexts, continued):
-                text = text[len(context) :]
+            reading = self.saved.data, self.layout
+            options |= {"max_new_tokens": new, "batch_size": self.batch_size}
+            for _, ids, start in continuations(self.model, self.tokenizer, contexts, *reading, **options):
+                text = whole = decode_after(ids, start, self.tokenizer)
                 for stop in [until] if isinstance(until, str) else until:
                     text = text.partition(stop)[0]
+                self.unfinished += text == whole and ends.isdisjoint(ids[start:].tolist())
                 texts.append(text)
         return texts
 
@@ -327,6 +337,12 @@ def _by_name(metrics: dict[str, Any]) -> dict[str, float | None]:
             name = metric.removesuffix("_stderr") + ("" if kept == "none" else f".{kept}")
             values[name + metric[len(metric.removesuffix("_stderr")) :]] = None if value == "N/A" else float(value)
     return values
+
+
+def _end_ids(model: PreTrainedModel) -> set[int]:
+    """The tokens that end a text of the model's."""
+    ends = model.generation_config.eos_token_id
+    return set() if ends is None else {*ends} if isinstance(ends, list) else {ends}
 
 
 @contextmanager

@@ -396,14 +396,15 @@ def hub_task(lm: MentaleseLM, asked: HubTask) -> dict[str, Any]:
 
     Returns:
         Each of lm-eval's metrics of the task or group with its standard error, as in `zero_shot`, `items`, and
-        `subsets`: the same for each task of a group. A tag has no metrics of its own: `{task: metrics}`. Then
-        `protocol`.
+        `subsets`: the same for each task of a group. A tag has no metrics of its own: `{task: metrics}`. Then, for
+        generated answers, `unfinished`, those that were cut at the limit of new tokens, and `protocol`.
 
     Raises:
         InputError: a metric of the task needs a package that is not installed.
     """
     from mentalese.evaluation.harness import ask_loaded
 
+    before = lm.unfinished
     try:
         metrics, about = ask_loaded(lm, asked.tasks, asked.limit, asked.shots)
     except ModuleNotFoundError as error:
@@ -421,9 +422,12 @@ def hub_task(lm: MentaleseLM, asked: HubTask) -> dict[str, Any]:
         result = metrics[asked.name] | {"items": sum(items.values()), "subsets": parts}
     else:
         result = parts
+    generated = any(task.OUTPUT_TYPE == "generate_until" for task in asked.tasks["tasks"].values())
+    unfinished = {"unfinished": lm.unfinished - before} if generated else {}
     shots = {name: about["n-shot"][name] for name in items}
     blocks = all(task.OUTPUT_TYPE == "loglikelihood_rolling" for task in asked.tasks["tasks"].values())
-    return result | {"protocol": {"limit": asked.limit, "shots": shots, **lm.protocol(blocks=blocks)}}
+    protocol = {"limit": asked.limit, "shots": shots, **lm.protocol(blocks=blocks)}
+    return result | unfinished | {"protocol": protocol}
 
 
 def _mean(parts: list[dict[str, float | None]]) -> dict[str, Any]:

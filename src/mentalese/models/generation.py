@@ -52,13 +52,37 @@ def generate_text(
     Raises:
         InputError: an empty prompt, or one that leaves no room for `max_new_tokens` in the model's context.
     """
+    plain, texts = hugging_face_model(model), []
+    settings = {"max_new_tokens": max_new_tokens, "seed": seed, "batch_size": batch_size, **generation_kwargs}
+    for number, ids, length in continuations(model, tokenizer, prompts, data, layout, **settings):
+        prompt = prompts[number]
+        filled = MASK in prompt and mask_token_id(plain) is not None
+        begins = decode(ids[:length], tokenizer) if filled else layout.prompt_text(prompt)
+        texts.append(begins + decode_after(ids, length, tokenizer))
+    return texts
+
+
+def continuations(
+    model: Contract | PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    data: DataConfig,
+    layout: Layout,
+    /,
+    *,
+    max_new_tokens: int,
+    seed: int = 0,
+    batch_size: int = 32,
+    **generation_kwargs: Any,
+) -> Iterator[tuple[int, torch.Tensor, int]]:
+    """The rows of which `generate_text` makes texts: the number of the prompt, the tokens [length] of prompt and new
+    text, and where the new ones begin. Takes and raises what `generate_text` does."""
     if not prompts:
-        return []
+        return
     check_settings(max_new_tokens=max_new_tokens, seed=seed, batch_size=batch_size, **generation_kwargs)
     plain = hugging_face_model(model)
     everything = _encode(plain, tokenizer, prompts, data, layout, max_new_tokens)
     options = _options(plain, tokenizer, max_new_tokens, generation_kwargs)
-    texts = []
     with seeded(plain, seed):
         for start in range(0, len(prompts), batch_size):
             rows = {name: tensor[start : start + batch_size] for name, tensor in everything.items()}
@@ -68,11 +92,7 @@ def generate_text(
                 output = plain.generate(**rows, **options)
             each = len(output) // len(rows["input_ids"])
             for i, ids in enumerate(output):
-                prompt = prompts[start + i // each]
-                filled = MASK in prompt and mask_token_id(plain) is not None
-                begins = decode(ids[:length], tokenizer) if filled else layout.prompt_text(prompt)
-                texts.append(begins + decode_after(ids, length, tokenizer))
-    return texts
+                yield start + i // each, ids, length
 
 
 def stream_text(
