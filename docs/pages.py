@@ -42,6 +42,7 @@ NAV: dict[str, Any] = {
         "Compare honestly": "docs/comparing.md",
         "Tasks with known levels": "docs/tasks.md",
         "Hugging Face": "docs/hugging_face.md",
+        "Serving": "docs/serving.md",
     },
     "Gallery": "docs/gallery.md",
     "Results": "results/README.md",
