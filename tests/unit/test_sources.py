@@ -19,7 +19,7 @@ from mentalese import InputError, network
 from mentalese.commands.shared import read_text
 from mentalese.data.documents import SPLITS, Document, Source, record
 from mentalese.data.files import split_files
-from mentalese.data.sources import open_source
+from mentalese.data.sources import is_one_text, open_source
 from mentalese.data.store import prepare
 from mentalese.recipe import DataConfig
 
@@ -394,6 +394,18 @@ def test_a_hub_set_without_a_training_split_has_the_splits_it_has(monkeypatch: p
         else:
             with pytest.raises(InputError, match="it has no train, validation, test split, only all"):
                 open_source("hub:someone/stories")
+
+
+def test_a_hub_set_with_only_a_train_split_is_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    splits = {"train": datasets.Dataset.from_list(numbered(20))}
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, config, **where: splits)
+    assert is_one_text("hub:someone/unsplit")
+    assert len(list(open_source("hub:someone/unsplit", whole=True).documents("test"))) == 20
+    splits = splits | {"test": datasets.Dataset.from_list(numbered(3))}
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, config, **where: splits)
+    assert not is_one_text("hub:someone/split")
 
 
 def test_a_hub_set_that_cannot_be_had_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

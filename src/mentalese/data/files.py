@@ -18,6 +18,9 @@ from mentalese.files import is_there
 
 Row = tuple[str, dict[str, Any]]
 """Where a row stands (for messages), and its columns."""
+RowReader = Callable[[], Iterator[Row]]
+
+ROW_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 
 SPLIT_ALIASES = {"valid": "validation", "val": "validation", "dev": "validation"}
 _SPLIT_FILE = re.compile(r"(?:(?P<prefix>.*?)[-_])??(?P<split>train|validation|valid|val|dev|test)(?:[-_.].*)?")
@@ -97,8 +100,8 @@ def join_lines(lines: Iterable[str]) -> Iterator[Document]:
             held.append(line)
 
 
-def row_reader(path: Path) -> Callable[[], Iterator[Row]]:
-    """What reads a parquet, jsonl or json file, the latter two in gzip too."""
+def row_reader(path: Path) -> RowReader:
+    """A reader of a parquet, jsonl or json file, the latter two in gzip too."""
     if path.suffix == ".parquet":
         return lambda: _read_parquet(path)
     return lambda: (_read_json_list if path.name.endswith((".json", ".json.gz")) else read_json_lines)(path)

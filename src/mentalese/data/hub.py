@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from mentalese.data.documents import SPLITS
-from mentalese.data.files import SPLIT_ALIASES, Row, read_json_lines
-from mentalese.data.memory import RowReader, text_fields
+from mentalese.data.files import SPLIT_ALIASES, Row, RowReader, read_json_lines
+from mentalese.data.memory import text_fields
 from mentalese.errors import InputError
 from mentalese.files import cache_dir, whole_folder
 from mentalese.network import hub_or_cache

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mentalese.data.documents import SPLITS
-from mentalese.data.files import SPLIT_ALIASES, Row
+from mentalese.data.files import SPLIT_ALIASES, Row, RowReader
 from mentalese.errors import InputError, nearest
 
-RowReader = Callable[[], Iterator[Row]]
 KIND = "python"
 _READERS: dict[str, dict[str, RowReader]] = {}
 

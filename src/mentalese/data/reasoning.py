@@ -21,75 +21,60 @@ import io
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from mentalese.data.documents import Document, Source, record
-from mentalese.data.files import open_text, row_reader, split_files
+from mentalese.data.documents import Document, Reader, record
+from mentalese.data.files import ROW_SUFFIXES, Row, RowReader, open_text, row_reader, split_files
 from mentalese.errors import InputError
 
-_ROWS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 _LINES = (".txt", ".txt.gz")
 _EQUATION = re.compile(r"<<[^<>]+>>")
 _QUERY = re.compile(r"""\((['"])(?P<of>[^'"]+)\1, (['"])(?P<who>[^'"]+)\3\)""")
 _COLUMNS = ("story", "query", "target")
 _REMEDY = "use the zip of a CLUTRR task, as it was published"
 
+AnswerRule = Literal["text", "number", "choice"]
 
-def open_gsm8k(spec: str, path: Path) -> Source:
-    """Records whose steps are the lines of the solution, whose answer is the number, without its commas.
 
-    Args:
-        path: a file, jsonl, json or parquet, or a folder with train.jsonl, test.jsonl and the like.
+def row_files(path: Path) -> dict[str, list[RowReader]]:
+    """Find the files of rows of each split; a lone file is train."""
+    return {split: [row_reader(file) for file in files] for split, files in split_files(path, ROW_SUFFIXES).items()}
 
-    Raises:
-        InputError: no such file, or a row that is no question.
+
+@dataclass(frozen=True)
+class PublishedSet:
+    """A published set of questions.
+
+    Attributes:
+        record: turns a row into a record; its first argument is the row's place, for messages.
+        answer_rule: the rule by which its answers are compared with right ones.
+        files: finds what reads the rows of each split at a path.
     """
-    return _open(spec, path, _ROWS, lambda file: (_gsm8k(*row) for row in row_reader(file)()))
 
+    record: Callable[[str, dict[str, Any]], Document]
+    answer_rule: AnswerRule
+    files: Callable[[Path], dict[str, list[RowReader]]] = row_files
 
-def open_gsm8k_aug(spec: str, path: Path) -> Source:
-    """Records whose steps are equations, `<<48/2=24>>`, whose answer is the number, without its commas.
+    def readers(self, place: str) -> dict[str, Reader]:
+        """Readers of the records of each split in the files at `place`.
 
-    About one published question in a hundred has no equations, and so no steps.
+        Raises:
+            InputError: no such file; reading them raises it for a row that is not a question.
+        """
 
-    Args:
-        path: a file, txt or txt.gz, or a folder with train.txt, valid.txt and test.txt, or icot_train.txt and so on.
+        def reader(parts: list[RowReader]) -> Iterator[Document]:
+            for part in parts:
+                for where, row in part():
+                    yield self.record(where, row)
 
-    Raises:
-        InputError: no such file, or a line that is no question.
-    """
-    return _open(spec, path, _LINES, _read_gsm8k_aug)
-
-
-def open_hotpotqa(spec: str, path: Path) -> Source:
-    """Records whose question follows the paragraphs it needs, whose steps are the sentences it needs.
-
-    Paragraphs are in the order of the context, sentences in that of the supporting facts. A fact that points at no
-    sentence of its paragraph, or at an empty one, is left out.
-
-    Args:
-        path: a file, or a folder with train and validation: the JSON list of the distractor setting as published
-            (hotpot_train_v1.1.json, hotpot_dev_distractor_v1.json), or the hub's parquet or jsonl files of it.
-
-    Raises:
-        InputError: no such file, or a row that is no question.
-    """
-    return _open(spec, path, _ROWS, lambda file: (_hotpotqa(*row) for row in row_reader(file)()))
-
-
-def _open(spec: str, path: Path, suffixes: tuple[str, ...], read: Callable[[Path], Iterator[Document]]) -> Source:
-    def reader(files: list[Path]) -> Iterator[Document]:
-        for file in files:
-            yield from read(file)
-
-    return Source(
-        spec, "records", {split: partial(reader, files) for split, files in split_files(path, suffixes).items()}
-    )
+        return {split: partial(reader, parts) for split, parts in self.files(Path(place).expanduser()).items()}
 
 
 def _gsm8k(where: str, row: dict[str, Any]) -> Document:
+    """A record whose steps are the lines of the solution and whose answer is the number, without its commas."""
     question, answer = row.get("question"), row.get("answer")
     if not isinstance(question, str) or not isinstance(answer, str):
         raise InputError(f"{where} is no question of GSM8K: question and answer must be texts")
@@ -100,7 +85,16 @@ def _gsm8k(where: str, row: dict[str, Any]) -> Document:
     return _checked(where, question, steps, number)
 
 
-def _read_gsm8k_aug(path: Path) -> Iterator[Document]:
+def _gsm8k_aug_files(path: Path) -> dict[str, list[RowReader]]:
+    files = split_files(path, _LINES)
+    return {split: [partial(_gsm8k_aug_rows, file) for file in found] for split, found in files.items()}
+
+
+def _gsm8k_aug_rows(path: Path) -> Iterator[Row]:
+    """Lines as rows of question, steps (the equations, `<<48/2=24>>`) and answer, without the commas of numbers.
+
+    About one published question in a hundred has no equations, and so no steps.
+    """
     with open_text(path) as file:
         for i, line in enumerate(file, 1):
             if not line.strip():
@@ -112,7 +106,11 @@ def _read_gsm8k_aug(path: Path) -> Iterator[Document]:
                 raise InputError(
                     f"{where} is no question of GSM8K-Aug: write question||<<equation>> <<equation>> #### answer"
                 )
-            yield _checked(where, question, _EQUATION.findall(solution), number)
+            yield where, {"question": question, "steps": _EQUATION.findall(solution), "answer": number}
+
+
+def _gsm8k_aug(where: str, row: dict[str, Any]) -> Document:
+    return _checked(where, row["question"], row["steps"], row["answer"])
 
 
 def _solution(where: str, answer: str) -> tuple[str, str]:
@@ -124,6 +122,11 @@ def _solution(where: str, answer: str) -> tuple[str, str]:
 
 
 def _hotpotqa(where: str, row: dict[str, Any]) -> Document:
+    """A record whose question follows the paragraphs it needs, and whose steps are the sentences it needs.
+
+    Paragraphs are in the order of the context, sentences in the order of the supporting facts. A fact that points at no
+    sentence of its paragraph, or at an empty one, is left out.
+    """
     try:
         context = [
             (_text(title), [_text(sentence).strip() for sentence in sentences])
@@ -170,17 +173,8 @@ def _checked(where: str, question: str, steps: list[str], answer: str, before: I
     return record(" ".join([*before, question]), steps, answer)
 
 
-def open_clutrr(spec: str, path: Path) -> Source:
-    """Records whose question is a story and `How is [B] related to [A]?`, whose answer is the relation, `aunt`.
-
-    All `*_train.csv` of the zip are train, of which validation is taken, all `*_test.csv` are test.
-
-    Args:
-        path: the zip, or a folder that contains it alone.
-
-    Raises:
-        InputError: no zip, one without these files, or a row that is no question.
-    """
+def _clutrr_files(path: Path) -> dict[str, list[RowReader]]:
+    """Find the files in the zip, or in the only zip of a folder: all `*_train.csv` are train, all `*_test.csv` test."""
     if path.is_dir():
         found = sorted(path.glob("*.zip"))
         if len(found) != 1:
@@ -198,14 +192,10 @@ def open_clutrr(spec: str, path: Path) -> Source:
         if not parts:
             raise InputError(f"{path} contains no *_{split}.csv: {_REMEDY}")
 
-    def reader(split: str) -> Iterator[Document]:
-        for name in files[split]:
-            yield from _read(path, name)
-
-    return Source(spec, "records", {split: partial(reader, split) for split in files})
+    return {split: [partial(_csv_in_zip, path, name) for name in parts] for split, parts in files.items()}
 
 
-def _read(path: Path, name: str) -> Iterator[Document]:
+def _csv_in_zip(path: Path, name: str) -> Iterator[Row]:
     file = f"{path}/{name}"
     try:
         with zipfile.ZipFile(path) as archive, archive.open(name) as binary:
@@ -214,12 +204,13 @@ def _read(path: Path, name: str) -> Iterator[Document]:
             if missing:
                 raise InputError(f"{file} has no column {missing[0]!r}: {_REMEDY}")
             for row in rows:
-                yield _question(f"{file}, line {rows.line_num}", row)
+                yield f"{file}, line {rows.line_num}", row
     except (csv.Error, UnicodeDecodeError, zipfile.BadZipFile) as error:
         raise InputError(f"{file} cannot be read ({error}): fetch the zip again") from error
 
 
-def _question(where: str, row: dict[str, str | None]) -> Document:
+def _clutrr(where: str, row: dict[str, Any]) -> Document:
+    """A record whose question is a story and `How is [B] related to [A]?`, and whose answer is the relation, `aunt`."""
     story, query, target = ((row[column] or "").strip() for column in _COLUMNS)
     pair = _QUERY.fullmatch(query)
     if pair is None:
@@ -234,9 +225,9 @@ def _question(where: str, row: dict[str, str | None]) -> Document:
     return record(f"{story} How is [{pair['who']}] related to [{pair['of']}]?", [], target)
 
 
-PUBLISHED: dict[str, Callable[[str, Path], Source]] = {
-    "clutrr": open_clutrr,
-    "gsm8k": open_gsm8k,
-    "gsm8k-aug": open_gsm8k_aug,
-    "hotpotqa": open_hotpotqa,
+PUBLISHED: dict[str, PublishedSet] = {
+    "clutrr": PublishedSet(_clutrr, "text", _clutrr_files),
+    "gsm8k": PublishedSet(_gsm8k, "number"),
+    "gsm8k-aug": PublishedSet(_gsm8k_aug, "number", _gsm8k_aug_files),
+    "hotpotqa": PublishedSet(_hotpotqa, "text"),
 }

@@ -7,7 +7,7 @@ every document's split is known: given splits stay, missing ones are taken out o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from mentalese.data.builtin import open_builtin
 from mentalese.data.detokenizers import check_detokenizer, detokenize
 from mentalese.data.documents import SPLITS, Document, Kind, Reader, Source, record
-from mentalese.data.files import HEADING, Row, join_lines, row_reader, split_files, text_reader
+from mentalese.data.files import HEADING, ROW_SUFFIXES, RowReader, join_lines, row_reader, split_files, text_reader
 from mentalese.data.hub import hub_rows
 from mentalese.data.memory import KIND, row_readers
 from mentalese.data.reasoning import PUBLISHED
@@ -23,7 +23,7 @@ from mentalese.errors import InputError
 from mentalese.files import is_there
 from mentalese.values import shown
 
-_SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
+_SUFFIXES = (".txt", *ROW_SUFFIXES)
 _RECORD = ("question", "steps", "answer")
 _LONG_TEXT = 100
 
@@ -59,32 +59,32 @@ def open_source(
         raise InputError(f"data.source is {spec!r}: use a name in Unicode, without the character 0")
     if detokenizer is not None:
         check_detokenizer(detokenizer)
-    kind, _, rest = spec.partition(":")
+    kind = spec.partition(":")[0]
     if text_column is not None and kind in ("builtin", *PUBLISHED):
         raise InputError(f"data.text_column is {text_column!r}: {spec} has no choice of columns, leave it out")
-    if rest and kind in PUBLISHED:
-        _check_text(spec, "records", detokenizer)
-        if whole:
-            raise InputError(f"split is 'all': {spec} has splits of its own, set one of {', '.join(SPLITS)}")
-        return PUBLISHED[kind](spec, Path(rest).expanduser())
     holds, readers = _open(spec, text_column)
     _check_text(spec, holds, detokenizer)
     if detokenizer is not None:
         readers = {split: _detokenized(reader, detokenizer) for split, reader in readers.items()}
     if whole:
         if len(readers) > 1:
-            raise InputError(f"split is 'all': {spec} has splits of its own, set one of {', '.join(readers)}")
+            splits = ", ".join(split for split in SPLITS if split in readers)
+            raise InputError(f"split is 'all': {spec} has splits of its own, set one of {splits}")
         readers = {"test": next(iter(readers.values()))}
     return Source(spec, holds, readers)
 
 
 def is_one_text(spec: str) -> bool:
-    """Whether a source is one file, or one set of texts from Python, and has no splits of its own."""
+    """Test if a source is one file, or one set of texts from Python or the hub, and has no splits of its own."""
     kind, _, rest = spec.partition(":")
-    if kind != "file":
-        return kind == KIND and set(row_readers(spec)) == {"train"}
+    if kind == KIND:
+        return set(row_readers(spec)) == {"train"}
+    if kind == "hub" and rest:
+        return set(hub_rows(spec)) == {"train"}
     path = Path(rest).expanduser()
-    return is_there(path) and path.is_file()
+    if not (is_there(path) and path.is_file()):
+        return False
+    return kind == "file" or (kind in PUBLISHED and set(PUBLISHED[kind].readers(rest)) == {"train"})
 
 
 def _check_text(spec: str, kind: Kind, detokenizer: str | None) -> None:
@@ -100,6 +100,8 @@ def _open(spec: str, text_column: str | None) -> tuple[Kind, dict[str, Reader]]:
     kind, _, rest = spec.partition(":")
     if kind == "builtin":
         return open_builtin(rest)
+    if kind in PUBLISHED and rest:
+        return "records", PUBLISHED[kind].readers(rest)
     if kind == "file" and rest:
         return _open_files(spec, Path(rest).expanduser(), text_column)
     if kind == "hub" and rest:
@@ -132,15 +134,13 @@ def _chain(readers: Iterable[Reader]) -> Reader:
     return lambda: (document for part in parts for document in part())
 
 
-def _open_rows(
-    spec: str, rows: dict[str, list[Callable[[], Iterator[Row]]]], text_column: str | None
-) -> tuple[Kind, dict[str, Reader]]:
+def _open_rows(spec: str, rows: dict[str, list[RowReader]], text_column: str | None) -> tuple[Kind, dict[str, Reader]]:
     first = list(islice(next(rows[split] for split in SPLITS if split in rows)[0](), 100))
     column = _find_column(spec, [row for _, row in first], text_column)
     if column is not None and _are_lines([_text(where, row, column).text for where, row in first]):
         return "text", {split: _line_reader(parts, column) for split, parts in rows.items()}
 
-    def reader(part: Callable[[], Iterator[Row]]) -> Reader:
+    def reader(part: RowReader) -> Reader:
         def read() -> Iterator[Document]:
             for where, row in part():
                 yield _record(where, row) if column is None else _text(where, row, column)
@@ -156,7 +156,7 @@ def _are_lines(texts: list[str]) -> bool:
     return any(map(HEADING.fullmatch, texts)) and not any("\n" in text.strip() for text in texts)
 
 
-def _line_reader(parts: list[Callable[[], Iterator[Row]]], column: str) -> Reader:
+def _line_reader(parts: list[RowReader], column: str) -> Reader:
     def read() -> Iterator[str]:
         for where, row in chain.from_iterable(part() for part in parts):
             # The hub's WikiText leaves nothing of the blank lines, which are " \n" in the files it was made from.
