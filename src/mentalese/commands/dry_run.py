@@ -58,8 +58,8 @@ def print_dry_run(recipe: Recipe, flops_per_second: float | None) -> None:
     print(f"{recipe.name}: nothing is trained or written\n")
     for name, value in rows.items():
         print(f"{name.ljust(max(map(len, rows)))}  {value}")
-    if figures["cut_short"]:
-        print(f"\n{figures['cut_short']}")
+    for remark in figures["remarks"]:
+        print(f"\n{remark}")
     print(
         f"\nActivations are estimated as {_ACTIVATIONS} bytes x width x layers x tokens of a micro-batch, twice that in"
         "\nfloat32: a decoder that stores no attention scores (Korthikanti et al., 2022). A model of more FLOPs (forks,"
@@ -73,7 +73,7 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
 
     Returns:
         `parameters` (total, non_embedding, trained), `steps`, `tokens`, `tokens_per_step`, `flops` (training, in
-        total), `flops_per_token`, `cut_short` (a remark on phases that the run does not reach), and `memory`: bytes of
+        total), `flops_per_token`, `remarks` (what the run leaves out), and `memory`: bytes of
         weights, gradients, Adam's moments and activations.
 
     Raises:
@@ -101,7 +101,7 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
         "tokens_per_step": tokens / plan.total_steps,
         "flops": per_token * tokens,
         "flops_per_token": per_token,
-        "cut_short": plan.cut_short(),
+        "remarks": plan.remarks(),
         "memory": {
             "weights": held,
             "gradients": trained,

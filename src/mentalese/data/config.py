@@ -14,8 +14,9 @@ import numpy as np
 from mentalese.errors import InputError, require
 from mentalese.values import check_fields, shown
 
-AS_IT_IS: dict[str, Any] = {"text_column": None, "detokenizer": None}
-"""Of `DataConfig`, where another source takes the place of a recipe's: these say how its own text is read."""
+AS_IT_IS: dict[str, Any] = {"text_column": None, "detokenizer": None, "train_tokens": None}
+"""Fields of `DataConfig` where another source replaces a recipe's: they describe how the recipe's own text is read, and
+how much of it."""
 Detokenizer = Literal["wikitext", "ptb", "lm1b", "lambada", "scientific_papers"]
 
 
@@ -36,7 +37,8 @@ class DataConfig:
             `none`.
         min_sentence_tokens: shorter sentences are merged with the next one.
         max_sentence_tokens: longer sentences are cut, after punctuation if there is any.
-        train_tokens: train on the first whole documents that contain this many tokens; `None`: on all of them.
+        train_tokens: train on the first whole documents that contain this many tokens; `None`: on all of them. Another
+            source than the recipe's is read whole, unless this is set too.
     """
 
     source: str = "builtin:stdlib"

@@ -145,7 +145,7 @@ class Run:
             )
         self.store, self.tokenizer = _prepare(recipe, parallel, show)
         self.plan = Plan(self.store.splits["train"], recipe, self.tokenizer, world_size=parallel.world_size)
-        if (remark := self.plan.cut_short()) and show:
+        for remark in self.plan.remarks() if show else ():
             print(f"{recipe.name}: {remark}", file=sys.stderr)
         self.init_weights = init_weights(recipe)
         self.model, self.parameters, whole = start(recipe, self.tokenizer, parallel)
@@ -520,7 +520,7 @@ class Run:
             "steps": state.step,
             "best_step": state.best_step,
             "tokens": tokens,
-            "train_tokens": len(self.plan.split.tokens) - len(self.plan.split.document_bytes),
+            **self.plan.text_read(),
             "flops": state.flops,
             "train_flops_per_token": state.flops / tokens,
             "seconds": state.seconds,

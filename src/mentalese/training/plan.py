@@ -93,6 +93,7 @@ class Plan:
     def __init__(self, split: Split, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, world_size: int = 1) -> None:
         limit = recipe.data.train_tokens
         self.split = as_arrays(split if limit is None else split.head(limit))
+        self.available_documents = len(split.document_bytes)
         self.recipe, self.tokenizer = recipe, tokenizer
         self._check(world_size)
         self._first_steps = [0]  # of each epoch that is counted, and of the next one
@@ -144,6 +145,29 @@ class Plan:
     def layout(self, step: int) -> Layout:
         """The layout at a step."""
         return self._layout_of(self._locate(step)[0])
+
+    def text_read(self) -> dict[str, int]:
+        """Count the tokens and documents that the run trains on, and the documents that there are."""
+        documents = len(self.split.document_bytes)
+        return {
+            "train_tokens": len(self.split.tokens) - documents,
+            "train_documents": documents,
+            "available_documents": self.available_documents,
+        }
+
+    def remarks(self) -> list[str]:
+        """List what the run leaves out: documents of its text, phases of its recipe."""
+        return [remark for remark in (self.unread(), self.cut_short()) if remark is not None]
+
+    def unread(self) -> str | None:
+        """The remark that the run trains on some of the documents only, if it does."""
+        read, available = len(self.split.document_bytes), self.available_documents
+        if read == available:
+            return None
+        return (
+            f"the run trains on the first {read:,} of {available:,} documents (data.train_tokens is "
+            f"{self.recipe.data.train_tokens:,}); for all of them set data.train_tokens=none"
+        )
 
     def cut_short(self) -> str | None:
         """The remark that the run ends before some of its phases begin, if it does."""
