@@ -225,7 +225,7 @@ def test_records_know_their_question_steps_and_answer(tmp_path: Path) -> None:
     assert document.segments == (f"What is {number} + 1 + 1?\n", f"{number} + 1\n", "+ 1\n", f"### {number}")
     assert document.text == "".join(document.segments)
 
-    for wrong in ({"steps": "none"}, {"steps": ["1", " "]}, {"question": ""}, {"answer": " "}, {"answer": 3}):
+    for wrong in ({"steps": "none"}, {"steps": ["1", " "]}, {"question": ""}, {"answer": " "}, {"answer": True}):
         with pytest.raises(InputError, match="line 5 is no record"):
             open_source(f"file:{jsonl(tmp_path / 'r.jsonl', [*rows[:4], rows[4] | wrong])}")
     lacking = {name: value for name, value in rows[4].items() if name != "steps"}
@@ -313,7 +313,10 @@ def test_malformed_files_are_named_in_one_sentence(tmp_path: Path) -> None:
         "lines.json": (good * 2, "call it .jsonl"),
         "object.json": (good, "is no JSON list"),
         "items.json": (b'[{"text": "fine"}, 1]', "row 2 is not a JSON object"),
-        "what.csv": (good, "no known kind"),
+        "what.xml": (good, "no known kind"),
+        "short.csv": (b"text,id\nfine,1\nfine\n", "line 3 has 1 cells, the header has 2"),
+        "twice.csv": (b"text,text\na,b\n", "two columns of one name"),
+        "open.csv": (b'text,id\n"fine,1\n', "line 2 cannot be read"),
     }
     for name, (content, message) in cases.items():
         (tmp_path / name).write_bytes(content)

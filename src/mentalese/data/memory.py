@@ -16,6 +16,7 @@ from mentalese.data.files import SPLIT_ALIASES, Row, RowReader
 from mentalese.errors import InputError, nearest
 
 KIND = "python"
+_TEXTUAL = (str, int, float, list, tuple, dict, type(None))
 _READERS: dict[str, dict[str, RowReader]] = {}
 
 
@@ -107,6 +108,7 @@ def _is_iterable(items: Any) -> bool:
 
 
 def text_fields(row: Mapping[str, Any]) -> bytes:
-    """A line of JSON with what may be text in a row: strings, lists of them, and fields that are missing."""
-    texts = {name: value for name, value in row.items() if isinstance(value, str | list | tuple | None)}
+    """A line of JSON with what may be text or an answer in a row: strings, numbers, lists and dicts of them, and fields
+    that are missing."""
+    texts = {name: value for name, value in row.items() if isinstance(value, _TEXTUAL)}
     return json.dumps(texts, sort_keys=True, default=lambda value: type(value).__name__).encode() + b"\n"

@@ -27,10 +27,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mentalese.data.documents import Document, Reader, record
-from mentalese.data.files import ROW_SUFFIXES, Row, RowReader, open_text, row_reader, split_files
+from mentalese.data.files import ROW_SUFFIXES, TEXT_SUFFIXES, Row, RowReader, open_text, row_reader, split_files
 from mentalese.errors import InputError
 
-_LINES = (".txt", ".txt.gz")
 _EQUATION = re.compile(r"<<[^<>]+>>")
 _QUERY = re.compile(r"""\((['"])(?P<of>[^'"]+)\1, (['"])(?P<who>[^'"]+)\3\)""")
 _COLUMNS = ("story", "query", "target")
@@ -51,11 +50,13 @@ class PublishedSet:
     Attributes:
         record: turns a row into a record; its first argument is the row's place, for messages.
         answer_rule: the rule by which its answers are compared with right ones.
+        columns: names of columns by which a row of the set is recognised, for messages.
         files: finds what reads the rows of each split at a path.
     """
 
     record: Callable[[str, dict[str, Any]], Document]
     answer_rule: AnswerRule
+    columns: tuple[tuple[str, ...], ...] = ()
     files: Callable[[Path], dict[str, list[RowReader]]] = row_files
 
     def readers(self, place: str) -> dict[str, Reader]:
@@ -86,7 +87,7 @@ def _gsm8k(where: str, row: dict[str, Any]) -> Document:
 
 
 def _gsm8k_aug_files(path: Path) -> dict[str, list[RowReader]]:
-    files = split_files(path, _LINES)
+    files = split_files(path, TEXT_SUFFIXES)
     return {split: [partial(_gsm8k_aug_rows, file) for file in found] for split, found in files.items()}
 
 
@@ -226,8 +227,8 @@ def _clutrr(where: str, row: dict[str, Any]) -> Document:
 
 
 PUBLISHED: dict[str, PublishedSet] = {
-    "clutrr": PublishedSet(_clutrr, "text", _clutrr_files),
+    "clutrr": PublishedSet(_clutrr, "text", files=_clutrr_files),
     "gsm8k": PublishedSet(_gsm8k, "number"),
-    "gsm8k-aug": PublishedSet(_gsm8k_aug, "number", _gsm8k_aug_files),
-    "hotpotqa": PublishedSet(_hotpotqa, "text"),
+    "gsm8k-aug": PublishedSet(_gsm8k_aug, "number", files=_gsm8k_aug_files),
+    "hotpotqa": PublishedSet(_hotpotqa, "text", columns=(("question", "context", "supporting_facts"),)),
 }
