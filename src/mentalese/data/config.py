@@ -25,10 +25,11 @@ class DataConfig:
     """Which text, in which tokens and sentences.
 
     Attributes:
-        source: `builtin:NAME`, `file:PATH` (txt, jsonl, json or parquet, or a folder with train, validation and test
-            files), `hub:NAME[@REVISION][:CONFIG[:SPLIT]]`, `store:PATH` (what `mentalese data prepare` wrote), or a
-            published set of questions: `gsm8k:PATH`, `gsm8k-aug:PATH`, `hotpotqa:PATH`, `clutrr:PATH`. Texts from
-            Python are `python:HASH`, see `mentalese.as_source`.
+        source: `builtin:NAME`, `file:PATH` (txt, jsonl, json, csv or parquet, or a folder with train, validation and
+            test files), `hub:NAME[@REVISION][:CONFIG[:SPLIT]]`, `store:PATH` (what `mentalese data prepare` wrote), or
+            a published set of questions: `gsm8k`, `gsm8k-aug`, `gsm8k-aug-nl`, `gsm-hard`, `svamp`, `multiarith`,
+            `prontoqa`, `commonsenseqa`, `hotpotqa` or `clutrr`, as `gsm8k:PATH` or `gsm8k:hub:NAME`. Texts from Python
+            are `python:HASH`, see `mentalese.as_source`.
         text_column: the column that contains the text; `None`: `text`, or the only candidate.
         detokenizer: the format of a set published as tokens, which is then read as running text
             (`mentalese.data.detokenizers`); bits per byte refer to that text. `None`: read as it is.

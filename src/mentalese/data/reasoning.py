@@ -1,4 +1,4 @@
-"""Published sets of questions, in the files they come in, as records of question, steps and answer.
+"""Rows of published sets of questions with solutions, as records of question, steps and answer.
 
 - GSM8K (Cobbe et al., "Training Verifiers to Solve Math Word Problems", 2021): rows of question and answer, a solution
   in sentences and, after `####`, a number.
@@ -20,13 +20,12 @@ import csv
 import io
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from mentalese.data.documents import Document, Reader, record
+from mentalese.data.documents import Document, answer_text, record, steps_of
 from mentalese.data.files import ROW_SUFFIXES, TEXT_SUFFIXES, Row, RowReader, open_text, row_reader, split_files
 from mentalese.errors import InputError
 
@@ -35,46 +34,8 @@ _QUERY = re.compile(r"""\((['"])(?P<of>[^'"]+)\1, (['"])(?P<who>[^'"]+)\3\)""")
 _COLUMNS = ("story", "query", "target")
 _REMEDY = "use the zip of a CLUTRR task, as it was published"
 
-AnswerRule = Literal["text", "number", "choice"]
 
-
-def row_files(path: Path) -> dict[str, list[RowReader]]:
-    """Find the files of rows of each split; a lone file is train."""
-    return {split: [row_reader(file) for file in files] for split, files in split_files(path, ROW_SUFFIXES).items()}
-
-
-@dataclass(frozen=True)
-class PublishedSet:
-    """A published set of questions.
-
-    Attributes:
-        record: turns a row into a record; its first argument is the row's place, for messages.
-        answer_rule: the rule by which its answers are compared with right ones.
-        columns: names of columns by which a row of the set is recognised, for messages.
-        files: finds what reads the rows of each split at a path.
-    """
-
-    record: Callable[[str, dict[str, Any]], Document]
-    answer_rule: AnswerRule
-    columns: tuple[tuple[str, ...], ...] = ()
-    files: Callable[[Path], dict[str, list[RowReader]]] = row_files
-
-    def readers(self, place: str) -> dict[str, Reader]:
-        """Readers of the records of each split in the files at `place`.
-
-        Raises:
-            InputError: no such file; reading them raises it for a row that is not a question.
-        """
-
-        def reader(parts: list[RowReader]) -> Iterator[Document]:
-            for part in parts:
-                for where, row in part():
-                    yield self.record(where, row)
-
-        return {split: partial(reader, parts) for split, parts in self.files(Path(place).expanduser()).items()}
-
-
-def _gsm8k(where: str, row: dict[str, Any]) -> Document:
+def gsm8k(where: str, row: dict[str, Any]) -> Document:
     """A record whose steps are the lines of the solution and whose answer is the number, without its commas."""
     question, answer = row.get("question"), row.get("answer")
     if not isinstance(question, str) or not isinstance(answer, str):
@@ -83,12 +44,16 @@ def _gsm8k(where: str, row: dict[str, Any]) -> Document:
     steps = [line for line in solution.splitlines() if line.strip()]
     if not steps:
         raise InputError(f"{where}: there is no solution before ####: repair or remove it")
-    return _checked(where, question, steps, number)
+    return checked(where, question, steps, number)
 
 
-def _gsm8k_aug_files(path: Path) -> dict[str, list[RowReader]]:
-    files = split_files(path, TEXT_SUFFIXES)
-    return {split: [partial(_gsm8k_aug_rows, file) for file in found] for split, found in files.items()}
+def gsm8k_aug_files(path: Path) -> dict[str, list[RowReader]]:
+    """Find files of lines as they were published or, where there are none, files of rows."""
+    found = path.iterdir() if path.is_dir() else [path]
+    if any(file.name.endswith(TEXT_SUFFIXES) for file in found):
+        files = split_files(path, TEXT_SUFFIXES)
+        return {split: [partial(_gsm8k_aug_rows, file) for file in parts] for split, parts in files.items()}
+    return {split: [row_reader(file) for file in parts] for split, parts in split_files(path, ROW_SUFFIXES).items()}
 
 
 def _gsm8k_aug_rows(path: Path) -> Iterator[Row]:
@@ -110,8 +75,17 @@ def _gsm8k_aug_rows(path: Path) -> Iterator[Row]:
             yield where, {"question": question, "steps": _EQUATION.findall(solution), "answer": number}
 
 
-def _gsm8k_aug(where: str, row: dict[str, Any]) -> Document:
-    return _checked(where, row["question"], row["steps"], row["answer"])
+def gsm8k_aug(where: str, row: dict[str, Any]) -> Document:
+    """A record whose steps are a list, `steps`, or the equations, lines or sentences of a text, `cot`."""
+    question, steps, answer = row.get("question"), row.get("steps"), answer_text(row.get("answer"))
+    if steps is None and isinstance(cot := row.get("cot"), str):
+        steps = steps_of(cot)
+    texts = [question, answer, *(steps if isinstance(steps, list) else [None])]
+    if not all(isinstance(text, str) for text in texts):
+        raise InputError(
+            f"{where} is no question of GSM8K-Aug: use question, steps (a list) or cot (a text), and answer"
+        )
+    return checked(where, str(question), [step for step in steps or () if step.strip()], str(answer).replace(",", ""))
 
 
 def _solution(where: str, answer: str) -> tuple[str, str]:
@@ -122,7 +96,7 @@ def _solution(where: str, answer: str) -> tuple[str, str]:
     return solution, number.replace(",", "")
 
 
-def _hotpotqa(where: str, row: dict[str, Any]) -> Document:
+def hotpotqa(where: str, row: dict[str, Any]) -> Document:
     """A record whose question follows the paragraphs it needs, and whose steps are the sentences it needs.
 
     Paragraphs are in the order of the context, sentences in the order of the supporting facts. A fact that points at no
@@ -151,7 +125,7 @@ def _hotpotqa(where: str, row: dict[str, Any]) -> Document:
     steps = [paragraphs[title][number] for title, number in facts if 0 <= number < len(paragraphs[title])]
     if not any(steps):
         raise InputError(f"{where}: there are no supporting facts: repair or remove it")
-    return _checked(where, question, [step for step in steps if step], answer, before=told)
+    return checked(where, question, [step for step in steps if step], answer, before=told)
 
 
 def _pairs(column: Any, second: str) -> list[tuple[Any, Any]]:
@@ -167,14 +141,14 @@ def _text(value: Any) -> str:
     return value
 
 
-def _checked(where: str, question: str, steps: list[str], answer: str, before: Iterable[str] = ()) -> Document:
+def checked(where: str, question: str, steps: list[str], answer: str, before: Iterable[str] = ()) -> Document:
     for name, text in (("question", question), ("answer", answer)):
         if not text.strip():
             raise InputError(f"{where}: the {name} is empty: repair or remove it")
     return record(" ".join([*before, question]), steps, answer)
 
 
-def _clutrr_files(path: Path) -> dict[str, list[RowReader]]:
+def clutrr_files(path: Path) -> dict[str, list[RowReader]]:
     """Find the files in the zip, or in the only zip of a folder: all `*_train.csv` are train, all `*_test.csv` test."""
     if path.is_dir():
         found = sorted(path.glob("*.zip"))
@@ -210,9 +184,11 @@ def _csv_in_zip(path: Path, name: str) -> Iterator[Row]:
         raise InputError(f"{file} cannot be read ({error}): fetch the zip again") from error
 
 
-def _clutrr(where: str, row: dict[str, Any]) -> Document:
+def clutrr(where: str, row: dict[str, Any]) -> Document:
     """A record whose question is a story and `How is [B] related to [A]?`, and whose answer is the relation, `aunt`."""
-    story, query, target = ((row[column] or "").strip() for column in _COLUMNS)
+    if not all(isinstance(row.get(column), str) for column in _COLUMNS):
+        raise InputError(f"{where} is no question of CLUTRR: {_REMEDY}")
+    story, query, target = (row[column].strip() for column in _COLUMNS)
     pair = _QUERY.fullmatch(query)
     if pair is None:
         raise InputError(
@@ -224,11 +200,3 @@ def _clutrr(where: str, row: dict[str, Any]) -> Document:
     if not target:
         raise InputError(f"{where}: there is no target, the relation asked for: repair or remove it")
     return record(f"{story} How is [{pair['who']}] related to [{pair['of']}]?", [], target)
-
-
-PUBLISHED: dict[str, PublishedSet] = {
-    "clutrr": PublishedSet(_clutrr, "text", files=_clutrr_files),
-    "gsm8k": PublishedSet(_gsm8k, "number"),
-    "gsm8k-aug": PublishedSet(_gsm8k_aug, "number", files=_gsm8k_aug_files),
-    "hotpotqa": PublishedSet(_hotpotqa, "text", columns=(("question", "context", "supporting_facts"),)),
-}

@@ -11,7 +11,7 @@ from typing import Any
 
 from mentalese.data.documents import Document, Kind, answer_text, record, steps_of
 from mentalese.data.files import Row
-from mentalese.data.reasoning import PUBLISHED
+from mentalese.data.published import PUBLISHED
 from mentalese.errors import InputError
 
 _RECORD = ("question", "steps", "answer")

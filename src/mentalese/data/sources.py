@@ -21,7 +21,7 @@ from mentalese.data.files import ROW_SUFFIXES, TEXT_SUFFIXES, Row, RowReader, is
 from mentalese.data.hub import hub_rows
 from mentalese.data.memory import KIND, row_readers
 from mentalese.data.plain_text import HEADING, cut_documents, join_lines, length_of_few, read_documents
-from mentalese.data.reasoning import PUBLISHED
+from mentalese.data.published import PUBLISHED
 from mentalese.data.row_formats import FIRST_ROWS, column_text, find_format
 from mentalese.errors import InputError
 from mentalese.files import is_there
@@ -37,9 +37,8 @@ def open_source(
 
     Args:
         spec: `builtin:NAME`, `file:PATH` or `hub:NAME[@REVISION][:CONFIG[:SPLIT]]`, CONFIG empty for the only one, all
-            splits unless one is named (`train[:N]`: its first N rows); for published sets of questions (`reasoning.py`)
-            `gsm8k:PATH`, `gsm8k-aug:PATH`, `hotpotqa:PATH` or `clutrr:PATH`; or what `as_source` returns for texts
-            from Python.
+            splits unless one is named (`train[:N]`: its first N rows); for published sets of questions (`published.py`)
+            `gsm8k:PATH` and the like, or `gsm8k:hub:NAME[..]`; or what `as_source` returns for texts from Python.
             PATH is a txt, jsonl, json (a list of rows), csv, tsv or parquet file, all but the last in gzip too, or a
             folder with files or sub-folders called train, validation and test (`valid`, `val`, `dev`,
             `train-00000.parquet`; where none is called so, `prosqa_valid.json.gz` too). A folder without train has the
@@ -93,10 +92,13 @@ def is_one_text(spec: str) -> bool:
         return set(row_readers(spec)) == {"train"}
     if kind == "hub" and rest:
         return set(hub_rows(spec)) == {"train"}
-    path = Path(rest).expanduser()
-    if kind == "file":
-        return is_undivided(path, _SUFFIXES)
-    return kind in PUBLISHED and is_undivided(path, _SUFFIXES) and set(PUBLISHED[kind].readers(rest)) == {"train"}
+    if kind in PUBLISHED and rest.startswith("hub:"):
+        return set(PUBLISHED[kind].rows(rest)) == {"train"}
+    if kind != "file" and kind not in PUBLISHED:
+        return False
+    if not is_undivided(Path(rest).expanduser(), _SUFFIXES):
+        return False
+    return kind == "file" or set(PUBLISHED[kind].rows(rest)) == {"train"}
 
 
 def _check_text(spec: str, kind: Kind, detokenizer: str | None) -> None:
@@ -123,7 +125,7 @@ def _open(spec: str, text_column: str | None, whole: bool) -> _Opened:
     if kind == "builtin":
         return _Opened(*open_builtin(rest))
     if kind in PUBLISHED and rest:
-        return _Opened("records", PUBLISHED[kind].readers(rest))
+        return _Opened("records", *PUBLISHED[kind].readers(spec, rest))
     if kind == "file" and rest:
         return _open_files(spec, Path(rest).expanduser(), text_column, whole)
     if kind == "hub" and rest:
