@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 from mentalese.errors import InputError
 from mentalese.files import is_there
+from mentalese.values import shown
 
 Row = tuple[str, dict[str, Any]]
 """Where a row stands (for messages), and its columns."""
@@ -199,8 +200,8 @@ def _read_table(path: Path) -> Iterator[Row]:
         rows = csv.reader(chain([header], file), delimiter=separator, strict=True)
         try:
             names = next(rows, [])
-            if len(set(names)) < len(names):
-                raise InputError(f"{path} has two columns of one name ({', '.join(names)}): rename one")
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise InputError(f"{path} has two columns of one name ({shown(twice[0])}): rename one")
             for cells in rows:
                 where = f"{path}, line {rows.line_num}"
                 if not cells:

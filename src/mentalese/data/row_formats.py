@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -18,7 +18,8 @@ _RECORD = ("question", "steps", "answer")
 _LONG_TEXT = 100
 FIRST_ROWS = 100
 """Rows of a source that tell its format."""
-_SHOWN = 60  # characters of a cell in an example
+_SHOWN = 60  # characters of a cell or a name in a message
+_LISTED = 15  # columns in a message
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 
 Columns = dict[str, Any]
@@ -58,7 +59,7 @@ def find_format(spec: str, every_row: Callable[[], Iterator[Row]], text_column: 
     columns = list(dict.fromkeys(name for row in rows for name in row))
     if text_column is not None:
         if text_column not in columns:
-            raise InputError(f"data.text_column is {text_column!r}: {spec} has only {', '.join(columns)}")
+            raise InputError(f"data.text_column is {text_column!r}: {spec} has only {_listed(columns)}")
         return _chats_as_text(text_column) if _is_chat(rows[0].get(text_column)) else _column(text_column)
     if set(_RECORD) <= set(columns):
         return RowFormat("records", _record)
@@ -85,7 +86,7 @@ def _column(name: str) -> RowFormat:
 def column_text(where: str, row: Columns, column: str) -> Document:
     """The text in a column; nothing is an empty text. Raises `InputError` for another type, or no such column."""
     if column not in row:
-        raise InputError(f"{where} has no column {column!r} (it has {', '.join(row)}): add it, or set data.text_column")
+        raise InputError(f"{where} has no column {column!r} (it has {_listed(row)}): add it, or set data.text_column")
     value = row[column]
     if not isinstance(value, str | None):
         kind = type(value).__name__
@@ -106,7 +107,7 @@ def _longest_text(spec: str, rows: list[Columns], columns: list[str]) -> str:
             return candidates[0]
     problem = "several columns may contain" if long or strings else "no column contains"
     raise InputError(
-        f"{spec}: {problem} the text; name one by data.text_column (it has {', '.join(columns)}), or use rows of "
+        f"{spec}: {problem} the text; name one by data.text_column (it has {_listed(columns)}), or use rows of "
         "question, steps and answer"
     )
 
@@ -117,9 +118,7 @@ def _longest_text(spec: str, rows: list[Columns], columns: list[str]) -> str:
 def _record(where: str, row: Columns) -> Document:
     missing = [name for name in _RECORD if row.get(name) is None]
     if missing:
-        raise InputError(
-            f"{where} is no record: it has {', '.join(row)}, and {_missing(missing)}, e.g. {_example(row)}"
-        )
+        raise InputError(f"{where} is no record: it has {_listed(row)}, and {_missing(missing)}, e.g. {_example(row)}")
     question, steps, answer = row["question"], row["steps"], answer_text(row["answer"])
     texts = [question, answer, *(steps if isinstance(steps, list) else [None])]
     if not all(isinstance(text, str) and text.strip() for text in texts):
@@ -155,6 +154,12 @@ def _example(row: Columns) -> str:
     return json.dumps(example, ensure_ascii=False)
 
 
+def _listed(columns: Iterable[str]) -> str:
+    """Names of columns for a message, as many as one can read."""
+    names = list(map(_short, columns))
+    return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+
+
 def _short(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}.."
 
@@ -170,7 +175,7 @@ def _check_questions(spec: str, row: Columns, columns: list[str]) -> None:
     missing = [name for name in _RECORD if name not in columns]
     known = f"; for rows of a published set write {' or '.join(f'{name}:PATH' for name in names)}" if names else ""
     raise InputError(
-        f"{spec} has questions (its columns are {', '.join(columns)}), but {_missing(missing)}, e.g. {_example(row)}"
+        f"{spec} has questions (its columns are {_listed(columns)}), but {_missing(missing)}, e.g. {_example(row)}"
         f"{known}; to read one column as text, name it by data.text_column"
     )
 
