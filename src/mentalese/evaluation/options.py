@@ -172,6 +172,13 @@ class EvaluationOptions(TaskOptions, HubOptions, PerplexityOptions):
 
     tasks: tuple[str, ...] = field(default=("perplexity",), metadata={"commas": True})
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("tasks", "estimators"):
+            names = getattr(self, name)
+            twice = [one for one in names if names.count(one) > 1]
+            require(not twice, name, ",".join(names), f"name {twice[0] if twice else ''} once")
+
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerOptions(TextOptions):
