@@ -70,11 +70,12 @@ release: install
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[release]'
 	$(BIN)/python scripts/release.py build
 
-# What takes too long for the gate: ten thousand cases of the fuzz tests, drawn again each time, and ten runs of each tiny recipe
-# killed at random moments.
+# What takes too long for the gate: ten thousand cases of the fuzz tests, drawn again each time, ten runs of each tiny recipe
+# killed at random moments, and texts of 100 MB.
 nightly: install
 	HYPOTHESIS_PROFILE=nightly OMP_NUM_THREADS=1 $(BIN)/pytest tests/fuzz
 	$(BIN)/python benchmarks/kill.py
+	$(BIN)/python benchmarks/large_text.py --megabytes 100 --line 50 --limit 1500
 
 # Pages are tested in Chromium, and where CI is true they must be; elsewhere these tests are skipped without it.
 browser:

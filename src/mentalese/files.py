@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -132,15 +133,25 @@ _OWN |= {"model.safetensors", "answers.jsonl"}
 
 
 def check_place(out: Path | None, name: str) -> None:
-    """Raises `InputError` where a file could not be written for want of its folder or of the right to write there, or
-    since it is one, or would replace one of a run or of a model; `name` is what the user gave."""
-    if out is not None and not out.parent.is_dir():
+    """Check the place of a file that will be written, which is `name` to the user.
+
+    Raises:
+        InputError: its folder is missing, or the right to write there; it is a folder, or a file of a run or model.
+    """
+    if out is None:
+        return
+    if is_special(out):
+        if not os.access(out, os.W_OK):
+            raise InputError(f"{name} is {str(out)!r}: it cannot be written, use another file")
+        return
+    place = Path(os.path.realpath(out))
+    if not place.parent.is_dir():
         raise InputError(f"{name} is {str(out)!r}: its folder does not exist, make it first")
-    if out is not None and not os.access(out.parent, os.W_OK | os.X_OK):
+    if not os.access(place.parent, os.W_OK | os.X_OK):
         raise InputError(f"{name} is {str(out)!r}: its folder cannot be written, use another one")
-    if out is not None and out.is_dir():
+    if place.is_dir():
         raise InputError(f"{name} is {str(out)!r}: that is a folder, use a file in it")
-    if out is not None and out.name in _OWN and out.is_file() and (out.parent / "config.json").is_file():
+    if place.name in _OWN and place.is_file() and (place.parent / "config.json").is_file():
         raise InputError(f"{name} is {str(out)!r}, which belongs to the run or model in that folder: use another name")
 
 
@@ -150,13 +161,70 @@ def check_page(page: Path, data: str) -> None:
         raise InputError(f"--out is {str(page.parent)!r}, which has another {page.name}: use another folder")
 
 
+_DESCRIPTOR = re.compile(r"/(?:dev/fd|proc/self/fd)/(?P<number>\d+)|/dev/std(?P<name>out|err)")
+
+
+def _descriptor(path: Path) -> int | None:
+    """The open file that a path such as /dev/stdout stands for, also through links."""
+    for _ in range(40):  # as many links as Linux follows
+        if match := _DESCRIPTOR.fullmatch(os.path.normpath(path.absolute())):
+            return int(match["number"] or {"out": 1, "err": 2}[match["name"]])
+        if not path.is_symlink():
+            return None
+        path = path.parent / path.readlink()
+    return None
+
+
+def is_special(path: Path) -> bool:
+    """Test if a path is a device, a pipe or an open file such as /dev/stdout, also through links: nothing may take its
+    place."""
+    return path.exists() and (_descriptor(path) is not None or not (path.is_file() or path.is_dir()))
+
+
+def temporary_name(path: Path) -> Path:
+    """The file beside `path` that is written before it takes its name."""
+    return path.with_name(f".{path.name}.tmp")
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Yields a temporary file beside `path`, to be written; it takes its name when the block ends well.
+
+    So `path` never holds half of it. A link stays, and what it points at is written. A device or a pipe is yielded
+    itself.
+
+    Raises:
+        InputError: the disk is full, or the place cannot be written.
+    """
+    special = is_special(path)
+    target = path if special else Path(os.path.realpath(path))
+    temporary = target if special else temporary_name(target)
+    try:
+        yield temporary
+        if not special:
+            temporary.replace(target)
+    except OSError as error:
+        if error.errno not in _REFUSALS:
+            raise
+        if not special:
+            temporary.unlink(missing_ok=True)
+        reason = os.strerror(error.errno).lower()
+        raise InputError(f"{path} cannot be written ({reason}): make room or choose another file") from error
+
+
 def write_text(path: Path, text: str) -> None:
-    """Writes through a temporary file beside it, so that `path` never holds half of it."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    """Writes a text as `whole_file` does."""
+    descriptor = _descriptor(path)
+    with whole_file(path) as place:
+        if descriptor is None:
+            place.write_text(text, encoding="utf-8")
+            return
+        sys.stdout.flush()  # lines that were printed come first
+        # Opened again by its name, a file would be written from its start.
+        with os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as file:
+            file.write(text)
 
 
 def write_json(path: Path, content: Any) -> None:
-    """JSON, indented, written whole or not at all."""
+    """Writes JSON, indented, as `whole_file` does."""
     write_text(path, json.dumps(content, indent=2) + "\n")

@@ -27,6 +27,7 @@ import mentalese
 from mentalese import InputError, Recipe, Saved, as_source, get_recipe, load
 from mentalese.cli import main
 from mentalese.config_source import read_config
+from mentalese.data.published import PUBLISHED
 from mentalese.data.sources import open_source
 from mentalese.evaluation.options import AnswerOptions, EvaluationOptions
 from mentalese.models.build import build_config
@@ -246,10 +247,12 @@ def test_a_config_takes_a_value_or_refuses_it(tokenizer: Any, drawn: st.DataObje
 
 # -- texts -------------------------------------------------------------------------------------------------------------
 
-suffixes = st.sampled_from([".txt", ".jsonl", ".json", ".jsonl.gz", ".parquet", ".csv", ""])
-rows = st.lists(
-    st.dictionaries(st.sampled_from(["text", "question", "steps", "answer", "x"]), data, max_size=4), max_size=4
-)
+suffixes = st.sampled_from([".txt", ".jsonl", ".json", ".jsonl.gz", ".parquet", ".csv", ".tsv", ".txt.gz", ""])
+_COLUMNS = ["text", "question", "steps", "answer", "x", "cot", "prompt", "completion", "messages", "conversations"]
+_COLUMNS += sorted({column for found in PUBLISHED.values() for names in found.columns for column in names})
+chats = st.lists(st.fixed_dictionaries({"role": data | st.just("user"), "content": data | st.just("How many?")}))
+rows = st.lists(st.dictionaries(st.sampled_from(_COLUMNS), data | chats | st.just("12.0"), max_size=6), max_size=4)
+sets = st.sampled_from(["file", "file", *PUBLISHED])
 
 
 @st.composite
@@ -265,14 +268,16 @@ def text_files(draw: Any) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in content).encode()
 
 
-@given(suffixes, text_files(), st.booleans())
+@given(sets, suffixes, text_files(), st.booleans())
 @cases(0.4)
-def test_files_of_texts_are_read_or_refused(tmp_path: Path, suffix: str, content: bytes, whole: bool) -> None:
+def test_files_of_texts_are_read_or_refused(
+    tmp_path: Path, kind: str, suffix: str, content: bytes, whole: bool
+) -> None:
     path = tmp_path / f"mine{suffix}"
     path.write_bytes(content)
 
     def work() -> None:
-        source = open_source(f"file:{path}", whole=whole)
+        source = open_source(f"{kind}:{path}", whole=whole)
         for split in source.splits:
             for document in source.documents(split):
                 document.text.encode()
@@ -281,9 +286,7 @@ def test_files_of_texts_are_read_or_refused(tmp_path: Path, suffix: str, content
     path.unlink()
 
 
-kinds = st.sampled_from(
-    ["", "file:", "builtin:", "gsm8k:", "gsm8k-aug:", "hotpotqa:", "clutrr:", "python:", "store:", "x:"]
-)
+kinds = st.sampled_from(["", "file:", "builtin:", *(f"{name}:" for name in PUBLISHED), "python:", "store:", "x:"])
 
 
 @given(st.builds(str.__add__, kinds, text), anything)

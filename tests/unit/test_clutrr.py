@@ -13,7 +13,7 @@ import pytest
 from mentalese import InputError
 from mentalese.data.documents import Source
 from mentalese.data.layouts import QuestionAnswer
-from mentalese.data.sources import open_source
+from mentalese.data.sources import is_one_text, open_source
 from mentalese.data.store import prepare
 from mentalese.nn.loss import IGNORED
 from mentalese.recipe import DataConfig
@@ -115,3 +115,10 @@ def test_the_published_zip_is_read_whole(shared_data: Path) -> None:
     source = open_source(f"clutrr:{shared_data}/reasoning/clutrr")
     assert len(texts(source, "train")) + len(texts(source, "validation")) == 10_094
     assert len(texts(source, "test")) == 1_146
+
+
+def test_the_zip_has_splits_and_is_not_read_whole(tmp_path: Path) -> None:
+    spec = f"clutrr:{archive(tmp_path)}"
+    assert not is_one_text(spec)
+    with pytest.raises(InputError, match=r"split is 'all': .* has splits of its own, set one of train, test"):
+        open_source(spec, whole=True)

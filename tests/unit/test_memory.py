@@ -180,9 +180,8 @@ def test_a_models_own_text_and_texts_with_splits_are_not_scored_as_a_whole(folde
     parts = {"train": TEXTS[3:], "test": TEXTS[:3]}
     assert evaluate(folder, data=parts, show=False)["perplexity"]["documents"] == 3
     assert evaluate(folder, source=f"file:{corpus}", split="all", show=False)["perplexity"]["documents"] == 120
-    for data, split in ((parts, "train, test"), ("gsm8k:nowhere", "train, validation, test")):
-        with pytest.raises(InputError, match=f"split is 'all': .* has splits of its own, set one of {split}"):
-            evaluate(folder, data=data, split="all", show=False)
+    with pytest.raises(InputError, match=r"split is 'all': .* has splits of its own, set one of train, test"):
+        evaluate(folder, data=parts, split="all", show=False)
     with pytest.raises(InputError, match="source is 'builtin:stdlib', and data is set too"):
         evaluate(folder, data=TEXTS, source="builtin:stdlib", show=False)
 

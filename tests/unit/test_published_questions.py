@@ -13,7 +13,8 @@ import pytest
 
 from mentalese import InputError
 from mentalese.data.documents import Source
-from mentalese.data.sources import open_source
+from mentalese.data.sources import is_one_text, open_source
+from mentalese.evaluation.options import TextOptions
 
 
 def segments(source: Source, split: str) -> list[tuple[str, ...] | None]:
@@ -172,3 +173,35 @@ def test_the_published_files_are_read_whole(shared_data: Path) -> None:
         assert sum(found.values()) + sum(source.dropped.values()) == sum(given.values())
         assert found["test"] == given["test"]
         assert source.kind == "records"
+
+
+def aug_line(number: int) -> str:
+    return f"{number} and 1?||<<{number}+1={number + 1}>> #### {number + 1}\n"
+
+
+def one_file(folder: Path, kind: str) -> Path:
+    """A file of 20 questions, called like the test split of a set."""
+    if kind == "gsm8k-aug":
+        path = folder / "test.txt"
+        path.write_text("".join(map(aug_line, range(20))))
+        return path
+    row = GSM8K if kind == "gsm8k" else HOTPOT
+    return jsonl(folder / "test.jsonl", [row | {"question": f"Question {i}?"} for i in range(20)])
+
+
+@pytest.mark.parametrize("kind", ["gsm8k", "gsm8k-aug", "hotpotqa"])
+def test_one_file_of_a_set_is_read_whole(kind: str, tmp_path: Path) -> None:
+    spec = f"{kind}:{one_file(tmp_path, kind)}"
+    assert is_one_text(spec)
+    assert TextOptions(source=spec).part() == "all"
+    assert len(segments(open_source(spec, whole=True), "test")) == 20
+    assert not is_one_text(f"{kind}:{tmp_path}")
+    assert TextOptions(source=f"{kind}:{tmp_path}").part() == "test"
+    assert len(segments(open_source(f"{kind}:{tmp_path}"), "test")) == 20
+
+
+def test_a_set_with_splits_is_not_read_whole(tmp_path: Path) -> None:
+    jsonl(tmp_path / "train.jsonl", [GSM8K | {"question": f"Question {i}?"} for i in range(9)])
+    jsonl(tmp_path / "test.jsonl", [GSM8K])
+    with pytest.raises(InputError, match=r"split is 'all': .* has splits of its own, set one of train, test"):
+        open_source(f"gsm8k:{tmp_path}", whole=True)

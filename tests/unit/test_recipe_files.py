@@ -159,6 +159,14 @@ def test_another_source_is_read_as_it_is() -> None:
     assert recipe.override("data.source=file:a.jsonl", "data.text_column=body").data.text_column == "body"
 
 
+def test_another_source_is_read_whole() -> None:
+    recipe = get_recipe("coconut/tiny")
+    assert recipe.data.train_tokens == 40_000
+    assert recipe.override("data.source=file:a.jsonl").data.train_tokens is None
+    assert recipe.override("data.source=file:a.jsonl", "data.train_tokens=40000").data.train_tokens == 40_000
+    assert recipe.override(f"data.source={recipe.data.source}").data.train_tokens == 40_000
+
+
 def test_a_store_has_its_own_tokenizer() -> None:
     recipe = get_recipe("gpt2/tiny")
     assert recipe.override("data.source=store:here").data.source == "store:here"

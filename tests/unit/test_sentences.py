@@ -206,6 +206,28 @@ def test_a_space_that_a_tokenizer_puts_before_a_text_is_not_before_each_sentence
     assert read(prompts.text(" They sat", continues=True).ids) == " They sat"
 
 
+def test_segments_are_encoded_some_at_a_time(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = [Document(f"{TEXT} Number {number}. " * 20) for number in range(5)]
+    encoder = SentenceEncoder(tokenizer, DataConfig())
+    at_once = encoder(documents)
+    batches: list[int] = []
+    original = SentenceEncoder._ids
+
+    def counting(self: SentenceEncoder, parts: list[tuple[str, bool]]) -> list[list[int]]:
+        batches.append(sum(len(part) for part, _ in parts))
+        return original(self, parts)
+
+    monkeypatch.setattr(SentenceEncoder, "_ids", counting)
+    monkeypatch.setattr("mentalese.data.sentences._BATCH_CHARACTERS", 100)
+    some = encoder(documents)
+    assert len(batches) > 20
+    assert max(batches) < 200
+    assert np.array_equal(some.tokens, at_once.tokens)
+    assert some.lengths == at_once.lengths
+
+
 def test_what_ends_a_clause_is_looked_up_once_for_all_contexts(
     tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from mentalese import InputError, network
 from mentalese.commands.shared import read_text
 from mentalese.data.documents import SPLITS, Document, Source, record
 from mentalese.data.files import split_files
-from mentalese.data.sources import open_source
+from mentalese.data.sources import is_one_text, open_source
 from mentalese.data.store import prepare
 from mentalese.recipe import DataConfig
 
@@ -225,7 +225,7 @@ def test_records_know_their_question_steps_and_answer(tmp_path: Path) -> None:
     assert document.segments == (f"What is {number} + 1 + 1?\n", f"{number} + 1\n", "+ 1\n", f"### {number}")
     assert document.text == "".join(document.segments)
 
-    for wrong in ({"steps": "none"}, {"steps": ["1", " "]}, {"question": ""}, {"answer": " "}, {"answer": 3}):
+    for wrong in ({"steps": "none"}, {"steps": ["1", " "]}, {"question": ""}, {"answer": " "}, {"answer": True}):
         with pytest.raises(InputError, match="line 5 is no record"):
             open_source(f"file:{jsonl(tmp_path / 'r.jsonl', [*rows[:4], rows[4] | wrong])}")
     lacking = {name: value for name, value in rows[4].items() if name != "steps"}
@@ -313,7 +313,10 @@ def test_malformed_files_are_named_in_one_sentence(tmp_path: Path) -> None:
         "lines.json": (good * 2, "call it .jsonl"),
         "object.json": (good, "is no JSON list"),
         "items.json": (b'[{"text": "fine"}, 1]', "row 2 is not a JSON object"),
-        "what.csv": (good, "no known kind"),
+        "what.xml": (good, "no known kind"),
+        "short.csv": (b"text,id\nfine,1\nfine\n", "line 3 has 1 cells, the header has 2"),
+        "twice.csv": (b"text,text\na,b\n", "two columns of one name"),
+        "open.csv": (b'text,id\n"fine,1\n', "line 2 cannot be read"),
     }
     for name, (content, message) in cases.items():
         (tmp_path / name).write_bytes(content)
@@ -394,6 +397,18 @@ def test_a_hub_set_without_a_training_split_has_the_splits_it_has(monkeypatch: p
         else:
             with pytest.raises(InputError, match="it has no train, validation, test split, only all"):
                 open_source("hub:someone/stories")
+
+
+def test_a_hub_set_with_only_a_train_split_is_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    splits = {"train": datasets.Dataset.from_list(numbered(20))}
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, config, **where: splits)
+    assert is_one_text("hub:someone/unsplit")
+    assert len(list(open_source("hub:someone/unsplit", whole=True).documents("test"))) == 20
+    splits = splits | {"test": datasets.Dataset.from_list(numbered(3))}
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, config, **where: splits)
+    assert not is_one_text("hub:someone/split")
 
 
 def test_a_hub_set_that_cannot_be_had_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,15 +104,14 @@ def write_figure(
         raise InputError(f"figures need matplotlib: {install_command('figures')}") from error
 
     from mentalese import provenance
-    from mentalese.files import write_json
+    from mentalese.files import whole_file, write_json
 
     options = asked | ({"text": text} if figure.reads_text else {})
     with matplotlib.rc_context(_STYLE):
         picture, numbers = figure.draw(list(paths), **options)
-        temporary = out.with_name(f".{out.stem}{out.suffix}")
         metadata = {"Date": None} if out.suffix == ".svg" else None
-        picture.savefig(temporary, dpi=150, metadata=metadata)
-        temporary.replace(out)
+        with whole_file(out) as place:
+            picture.savefig(place, dpi=150, metadata=metadata, format=out.suffix.removeprefix("."))
     about = {"figure": name, "paths": list(paths), "commit": provenance.commit(), "command": provenance.command()}
     write_json(out.with_suffix(".json"), about | numbers)
     return numbers

@@ -24,6 +24,8 @@ class Options(GenerateOptions):
 def run(words: list[str]) -> None:
     path, options = read_one(Options, words, "generate", "MODEL")
     kwargs = options.generation()
+    if options.prompt and options.file:
+        raise InputError("--prompt and --file are both given: use one of them")
     prompts = list(options.prompt) + (_lines(options.file) if options.file else [])
     if not prompts:
         raise InputError("there is no prompt: use --prompt TEXT or --file FILE")

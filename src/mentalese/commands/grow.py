@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mentalese.commands.options import read_one
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
 from mentalese.models.generate_options import config_fields
 
 
@@ -36,6 +36,7 @@ def run(words: list[str]) -> None:
     if options.family is None or options.out is None:
         missing = "--family NAME" if options.family is None else "--out DIR"
         raise InputError(f"`mentalese grow` needs {missing}")
+    require(options.seed >= 0, "--seed", options.seed, "set at least 0")
     fields = config_fields(options.config) | ({} if options.mode is None else {"mode": options.mode})
     fields |= {"silent_start": True} if options.silent_start else {}
 

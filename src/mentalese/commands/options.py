@@ -120,7 +120,10 @@ def parse(
 def _given(option: Option, first: list[str], rest: list[str]) -> Any:
     """The value of an option, of the word after its `=` and of those that it takes from `rest`."""
     if option.commas:
-        return values.parse(option.hint, _value(str, first or _take(str, rest)))
+        names = values.parse(option.hint, _value(str, first or _take(str, rest)))
+        if not names:
+            raise ValueError("use one or more names, joined by commas")
+        return names
     more = _take(option.hint, rest) if not first or values.is_list(option.hint) else []
     return _value(option.hint, [*first, *more])
 

@@ -15,8 +15,9 @@ from mentalese.errors import InputError, require
 from mentalese.values import check_fields, shown
 
 AnswerRuleName = Literal["text", "number", "choice"]
-AS_IT_IS: dict[str, Any] = {"text_column": None, "detokenizer": None}
-"""Of `DataConfig`, where another source takes the place of a recipe's: these say how its own text is read."""
+AS_IT_IS: dict[str, Any] = {"text_column": None, "detokenizer": None, "train_tokens": None}
+"""Fields of `DataConfig` where another source replaces a recipe's: they describe how the recipe's own text is read, and
+how much of it."""
 Detokenizer = Literal["wikitext", "ptb", "lm1b", "lambada", "scientific_papers"]
 
 
@@ -25,10 +26,11 @@ class DataConfig:
     """Which text, in which tokens and sentences.
 
     Attributes:
-        source: `builtin:NAME`, `file:PATH` (txt, jsonl, json or parquet, or a folder with train, validation and test
-            files), `hub:NAME[@REVISION][:CONFIG[:SPLIT]]`, `store:PATH` (what `mentalese data prepare` wrote), or a
-            published set of questions: `gsm8k:PATH`, `gsm8k-aug:PATH`, `hotpotqa:PATH`, `clutrr:PATH`. Texts from
-            Python are `python:HASH`, see `mentalese.as_source`.
+        source: `builtin:NAME`, `file:PATH` (txt, jsonl, json, csv or parquet, or a folder with train, validation and
+            test files), `hub:NAME[@REVISION][:CONFIG[:SPLIT]]`, `store:PATH` (what `mentalese data prepare` wrote), or
+            a published set of questions: `gsm8k`, `gsm8k-aug`, `gsm8k-aug-nl`, `gsm-hard`, `svamp`, `multiarith`,
+            `prontoqa`, `commonsenseqa`, `hotpotqa` or `clutrr`, as `gsm8k:PATH` or `gsm8k:hub:NAME`. Texts from Python
+            are `python:HASH`, see `mentalese.as_source`.
         text_column: the column that contains the text; `None`: `text`, or the only candidate.
         detokenizer: the format of a set published as tokens, which is then read as running text
             (`mentalese.data.detokenizers`); bits per byte refer to that text. `None`: read as it is.
@@ -37,7 +39,8 @@ class DataConfig:
             `none`.
         min_sentence_tokens: shorter sentences are merged with the next one.
         max_sentence_tokens: longer sentences are cut, after punctuation if there is any.
-        train_tokens: train on the first whole documents that contain this many tokens; `None`: on all of them.
+        train_tokens: train on the first whole documents that contain this many tokens; `None`: on all of them. Another
+            source than the recipe's is read whole, unless this is set too.
     """
 
     source: str = "builtin:stdlib"

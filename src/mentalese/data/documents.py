@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +20,7 @@ HELD_OUT_SHARE = 0.05
 
 Kind = Literal["text", "records"]
 _BREAK = re.compile(r"\s*[\r\n]\s*")
+_EQUATION = re.compile(r"<<[^<>]+>>")
 _DUPLICATE, _EMPTY = -1, -2  # instead of the number of a document's split
 
 
@@ -47,16 +49,18 @@ class Source:
         name: as it was asked for.
         kind: `text`, or `records` (question, steps and answer as segments).
         fingerprint: sha256 of every document and its split; the file's name and place do not count.
+        count: the number of documents that were read, with those that are left out.
         splits: those there are of `train`, `validation` and `test`.
         dropped: documents of each split that were left out because a later split has them, or their question, too.
         empty: documents of each split that were left out because they contain nothing but white space.
+        remarks: how the documents were found, where a user may expect another way; one line each.
 
     Raises:
         InputError: a split contains no document, or there are too few to take validation and test from.
     """
 
-    def __init__(self, name: str, kind: Kind, readers: dict[str, Reader]) -> None:
-        self.name, self.kind, self._readers = name, kind, readers
+    def __init__(self, name: str, kind: Kind, readers: dict[str, Reader], remarks: tuple[str, ...] = ()) -> None:
+        self.name, self.kind, self._readers, self.remarks = name, kind, readers, remarks
         digest = hashlib.sha256(f"{VERSION} {kind}".encode())
         questions: dict[str, np.ndarray] = {}
         keys: dict[str, np.ndarray] = {}
@@ -68,6 +72,7 @@ class Source:
             keys = questions
             digest.update(b"by question")
         self.fingerprint = digest.hexdigest()
+        self.count = sum(map(len, keys.values()))
         self._owner = _assign(name, keys, {split: size == 0 for split, size in sizes.items()})
         self.splits = SPLITS if "train" in readers else tuple(keys)
         self._sizes = {
@@ -160,3 +165,26 @@ def record(question: str, steps: Iterable[str], answer: str) -> Document:
     """
     question, answer, *steps = (_BREAK.sub(" ", text.strip()) for text in (question, answer, *steps))
     return Document.join([f"{question}\n", *(f"{step}\n" for step in steps), f"### {answer}"])
+
+
+def answer_text(answer: object) -> str | None:
+    """An answer as text, a whole number without decimals (12.0 is 12); `None` if it is neither text nor number."""
+    if isinstance(answer, float) and math.isfinite(answer) and answer.is_integer():
+        answer = int(answer)
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float):
+        return None
+    return str(answer)
+
+
+def steps_of(solution: str) -> list[str]:
+    """The steps of a written solution: its equations `<<..>>` if it has nothing else, else its lines, or the sentences
+    of its only line."""
+    equations = _EQUATION.findall(solution)
+    if equations and not _EQUATION.sub("", solution).strip():
+        return equations
+    lines = [line.strip() for line in solution.splitlines() if line.strip()]
+    if len(lines) != 1:
+        return lines
+    import sentencex
+
+    return [sentence.strip() for sentence in sentencex.segment("en", lines[0]) if sentence.strip()]

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from mentalese.data.documents import SPLITS
-from mentalese.data.files import SPLIT_ALIASES, Row, read_json_lines
-from mentalese.data.memory import RowReader, text_fields
+from mentalese.data.files import SPLIT_ALIASES, Row, RowReader, read_json_lines
+from mentalese.data.memory import text_fields
 from mentalese.errors import InputError
 from mentalese.files import cache_dir, whole_folder
 from mentalese.network import hub_or_cache
@@ -26,23 +26,30 @@ from mentalese.network import hub_or_cache
 _SPLIT = re.compile(r"([\w.-]*)(?:\[:(\d+)\])?")
 
 
-def hub_rows(spec: str) -> dict[str, RowReader]:
-    """By split, what reads the rows of `hub:NAME[@REVISION][:CONFIG[:SPLIT]]`.
+def hub_rows(spec: str, *, answers: bool = False) -> dict[str, RowReader]:
+    """Readers of the rows of each split of `hub:NAME[@REVISION][:CONFIG[:SPLIT]]`.
 
     SPLIT may end in `[:N]`: only the first N rows are streamed. Without the network, what `datasets` has in its
     own cache is read.
+
+    Args:
+        answers: numbers and choices are needed, which earlier versions did not keep: such a cache is read again.
 
     Raises:
         InputError: the set cannot be had, or has none of the splits.
     """
     folder = cache_dir() / "hub" / hashlib.sha256(spec.encode()).hexdigest()[:16]
-    if not (folder / "meta.json").is_file():
+    if not (folder / "meta.json").is_file() or (answers and not _meta(folder).get("answers")):
         print(f"{spec}: read once, the text is kept in {folder}", file=sys.stderr)
-        with whole_folder(folder) as temporary:
+        with whole_folder(folder, replace=(folder / "meta.json").is_file()) as temporary:
             counts = {split: _keep(rows, temporary / f"{split}.jsonl.gz") for split, rows in _stream(spec).items()}
-            (temporary / "meta.json").write_text(json.dumps({"source": spec, "rows": counts}))
-    kept = json.loads((folder / "meta.json").read_text())["rows"]
+            (temporary / "meta.json").write_text(json.dumps({"source": spec, "rows": counts, "answers": True}))
+    kept = _meta(folder)["rows"]
     return {split: _reader(spec, split, folder / f"{split}.jsonl.gz") for split in SPLITS if split in kept}
+
+
+def _meta(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "meta.json").read_text())
 
 
 def _stream(spec: str) -> dict[str, Iterable[Mapping[str, Any]]]:

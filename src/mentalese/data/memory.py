@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mentalese.data.documents import SPLITS
-from mentalese.data.files import SPLIT_ALIASES, Row
+from mentalese.data.files import SPLIT_ALIASES, Row, RowReader
 from mentalese.errors import InputError, nearest
 
-RowReader = Callable[[], Iterator[Row]]
 KIND = "python"
+_TEXTUAL = (str, int, float, list, tuple, dict, type(None))
 _READERS: dict[str, dict[str, RowReader]] = {}
 
 
@@ -108,6 +108,7 @@ def _is_iterable(items: Any) -> bool:
 
 
 def text_fields(row: Mapping[str, Any]) -> bytes:
-    """A line of JSON with what may be text in a row: strings, lists of them, and fields that are missing."""
-    texts = {name: value for name, value in row.items() if isinstance(value, str | list | tuple | None)}
+    """A line of JSON with what may be text or an answer in a row: strings, numbers, lists and dicts of them, and fields
+    that are missing."""
+    texts = {name: value for name, value in row.items() if isinstance(value, _TEXTUAL)}
     return json.dumps(texts, sort_keys=True, default=lambda value: type(value).__name__).encode() + b"\n"

@@ -1,4 +1,4 @@
-"""Published sets of questions, in the files they come in, as records of question, steps and answer.
+"""Rows of published sets of questions with solutions, as records of question, steps and answer.
 
 - GSM8K (Cobbe et al., "Training Verifiers to Solve Math Word Problems", 2021): rows of question and answer, a solution
   in sentences and, after `####`, a number.
@@ -20,76 +20,23 @@ import csv
 import io
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mentalese.data.documents import Document, Source, record
-from mentalese.data.files import open_text, row_reader, split_files
+from mentalese.data.documents import Document, answer_text, record, steps_of
+from mentalese.data.files import ROW_SUFFIXES, TEXT_SUFFIXES, Row, RowReader, open_text, row_reader, split_files
 from mentalese.errors import InputError
 
-_ROWS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
-_LINES = (".txt", ".txt.gz")
 _EQUATION = re.compile(r"<<[^<>]+>>")
 _QUERY = re.compile(r"""\((['"])(?P<of>[^'"]+)\1, (['"])(?P<who>[^'"]+)\3\)""")
 _COLUMNS = ("story", "query", "target")
 _REMEDY = "use the zip of a CLUTRR task, as it was published"
 
 
-def open_gsm8k(spec: str, path: Path) -> Source:
-    """Records whose steps are the lines of the solution, whose answer is the number, without its commas.
-
-    Args:
-        path: a file, jsonl, json or parquet, or a folder with train.jsonl, test.jsonl and the like.
-
-    Raises:
-        InputError: no such file, or a row that is no question.
-    """
-    return _open(spec, path, _ROWS, lambda file: (_gsm8k(*row) for row in row_reader(file)()))
-
-
-def open_gsm8k_aug(spec: str, path: Path) -> Source:
-    """Records whose steps are equations, `<<48/2=24>>`, whose answer is the number, without its commas.
-
-    About one published question in a hundred has no equations, and so no steps.
-
-    Args:
-        path: a file, txt or txt.gz, or a folder with train.txt, valid.txt and test.txt, or icot_train.txt and so on.
-
-    Raises:
-        InputError: no such file, or a line that is no question.
-    """
-    return _open(spec, path, _LINES, _read_gsm8k_aug)
-
-
-def open_hotpotqa(spec: str, path: Path) -> Source:
-    """Records whose question follows the paragraphs it needs, whose steps are the sentences it needs.
-
-    Paragraphs are in the order of the context, sentences in that of the supporting facts. A fact that points at no
-    sentence of its paragraph, or at an empty one, is left out.
-
-    Args:
-        path: a file, or a folder with train and validation: the JSON list of the distractor setting as published
-            (hotpot_train_v1.1.json, hotpot_dev_distractor_v1.json), or the hub's parquet or jsonl files of it.
-
-    Raises:
-        InputError: no such file, or a row that is no question.
-    """
-    return _open(spec, path, _ROWS, lambda file: (_hotpotqa(*row) for row in row_reader(file)()))
-
-
-def _open(spec: str, path: Path, suffixes: tuple[str, ...], read: Callable[[Path], Iterator[Document]]) -> Source:
-    def reader(files: list[Path]) -> Iterator[Document]:
-        for file in files:
-            yield from read(file)
-
-    return Source(
-        spec, "records", {split: partial(reader, files) for split, files in split_files(path, suffixes).items()}
-    )
-
-
-def _gsm8k(where: str, row: dict[str, Any]) -> Document:
+def gsm8k(where: str, row: dict[str, Any]) -> Document:
+    """A record whose steps are the lines of the solution and whose answer is the number, without its commas."""
     question, answer = row.get("question"), row.get("answer")
     if not isinstance(question, str) or not isinstance(answer, str):
         raise InputError(f"{where} is no question of GSM8K: question and answer must be texts")
@@ -97,10 +44,23 @@ def _gsm8k(where: str, row: dict[str, Any]) -> Document:
     steps = [line for line in solution.splitlines() if line.strip()]
     if not steps:
         raise InputError(f"{where}: there is no solution before ####: repair or remove it")
-    return _checked(where, question, steps, number)
+    return checked(where, question, steps, number)
 
 
-def _read_gsm8k_aug(path: Path) -> Iterator[Document]:
+def gsm8k_aug_files(path: Path) -> dict[str, list[RowReader]]:
+    """Find files of lines as they were published or, where there are none, files of rows."""
+    found = path.iterdir() if path.is_dir() else [path]
+    if any(file.name.endswith(TEXT_SUFFIXES) for file in found):
+        files = split_files(path, TEXT_SUFFIXES)
+        return {split: [partial(_gsm8k_aug_rows, file) for file in parts] for split, parts in files.items()}
+    return {split: [row_reader(file) for file in parts] for split, parts in split_files(path, ROW_SUFFIXES).items()}
+
+
+def _gsm8k_aug_rows(path: Path) -> Iterator[Row]:
+    """Lines as rows of question, steps (the equations, `<<48/2=24>>`) and answer, without the commas of numbers.
+
+    About one published question in a hundred has no equations, and so no steps.
+    """
     with open_text(path) as file:
         for i, line in enumerate(file, 1):
             if not line.strip():
@@ -112,7 +72,20 @@ def _read_gsm8k_aug(path: Path) -> Iterator[Document]:
                 raise InputError(
                     f"{where} is no question of GSM8K-Aug: write question||<<equation>> <<equation>> #### answer"
                 )
-            yield _checked(where, question, _EQUATION.findall(solution), number)
+            yield where, {"question": question, "steps": _EQUATION.findall(solution), "answer": number}
+
+
+def gsm8k_aug(where: str, row: dict[str, Any]) -> Document:
+    """A record whose steps are a list, `steps`, or the equations, lines or sentences of a text, `cot`."""
+    question, steps, answer = row.get("question"), row.get("steps"), answer_text(row.get("answer"))
+    if steps is None and isinstance(cot := row.get("cot"), str):
+        steps = steps_of(cot)
+    texts = [question, answer, *(steps if isinstance(steps, list) else [None])]
+    if not all(isinstance(text, str) for text in texts):
+        raise InputError(
+            f"{where} is no question of GSM8K-Aug: use question, steps (a list) or cot (a text), and answer"
+        )
+    return checked(where, str(question), [step for step in steps or () if step.strip()], str(answer).replace(",", ""))
 
 
 def _solution(where: str, answer: str) -> tuple[str, str]:
@@ -123,7 +96,12 @@ def _solution(where: str, answer: str) -> tuple[str, str]:
     return solution, number.replace(",", "")
 
 
-def _hotpotqa(where: str, row: dict[str, Any]) -> Document:
+def hotpotqa(where: str, row: dict[str, Any]) -> Document:
+    """A record whose question follows the paragraphs it needs, and whose steps are the sentences it needs.
+
+    Paragraphs are in the order of the context, sentences in the order of the supporting facts. A fact that points at no
+    sentence of its paragraph, or at an empty one, is left out.
+    """
     try:
         context = [
             (_text(title), [_text(sentence).strip() for sentence in sentences])
@@ -147,7 +125,7 @@ def _hotpotqa(where: str, row: dict[str, Any]) -> Document:
     steps = [paragraphs[title][number] for title, number in facts if 0 <= number < len(paragraphs[title])]
     if not any(steps):
         raise InputError(f"{where}: there are no supporting facts: repair or remove it")
-    return _checked(where, question, [step for step in steps if step], answer, before=told)
+    return checked(where, question, [step for step in steps if step], answer, before=told)
 
 
 def _pairs(column: Any, second: str) -> list[tuple[Any, Any]]:
@@ -163,24 +141,15 @@ def _text(value: Any) -> str:
     return value
 
 
-def _checked(where: str, question: str, steps: list[str], answer: str, before: Iterable[str] = ()) -> Document:
+def checked(where: str, question: str, steps: list[str], answer: str, before: Iterable[str] = ()) -> Document:
     for name, text in (("question", question), ("answer", answer)):
         if not text.strip():
             raise InputError(f"{where}: the {name} is empty: repair or remove it")
     return record(" ".join([*before, question]), steps, answer)
 
 
-def open_clutrr(spec: str, path: Path) -> Source:
-    """Records whose question is a story and `How is [B] related to [A]?`, whose answer is the relation, `aunt`.
-
-    All `*_train.csv` of the zip are train, of which validation is taken, all `*_test.csv` are test.
-
-    Args:
-        path: the zip, or a folder that contains it alone.
-
-    Raises:
-        InputError: no zip, one without these files, or a row that is no question.
-    """
+def clutrr_files(path: Path) -> dict[str, list[RowReader]]:
+    """Find the files in the zip, or in the only zip of a folder: all `*_train.csv` are train, all `*_test.csv` test."""
     if path.is_dir():
         found = sorted(path.glob("*.zip"))
         if len(found) != 1:
@@ -198,14 +167,10 @@ def open_clutrr(spec: str, path: Path) -> Source:
         if not parts:
             raise InputError(f"{path} contains no *_{split}.csv: {_REMEDY}")
 
-    def reader(split: str) -> Iterator[Document]:
-        for name in files[split]:
-            yield from _read(path, name)
-
-    return Source(spec, "records", {split: partial(reader, split) for split in files})
+    return {split: [partial(_csv_in_zip, path, name) for name in parts] for split, parts in files.items()}
 
 
-def _read(path: Path, name: str) -> Iterator[Document]:
+def _csv_in_zip(path: Path, name: str) -> Iterator[Row]:
     file = f"{path}/{name}"
     try:
         with zipfile.ZipFile(path) as archive, archive.open(name) as binary:
@@ -214,13 +179,16 @@ def _read(path: Path, name: str) -> Iterator[Document]:
             if missing:
                 raise InputError(f"{file} has no column {missing[0]!r}: {_REMEDY}")
             for row in rows:
-                yield _question(f"{file}, line {rows.line_num}", row)
+                yield f"{file}, line {rows.line_num}", row
     except (csv.Error, UnicodeDecodeError, zipfile.BadZipFile) as error:
         raise InputError(f"{file} cannot be read ({error}): fetch the zip again") from error
 
 
-def _question(where: str, row: dict[str, str | None]) -> Document:
-    story, query, target = ((row[column] or "").strip() for column in _COLUMNS)
+def clutrr(where: str, row: dict[str, Any]) -> Document:
+    """A record whose question is a story and `How is [B] related to [A]?`, and whose answer is the relation, `aunt`."""
+    if not all(isinstance(row.get(column), str) for column in _COLUMNS):
+        raise InputError(f"{where} is no question of CLUTRR: {_REMEDY}")
+    story, query, target = (row[column].strip() for column in _COLUMNS)
     pair = _QUERY.fullmatch(query)
     if pair is None:
         raise InputError(
@@ -232,11 +200,3 @@ def _question(where: str, row: dict[str, str | None]) -> Document:
     if not target:
         raise InputError(f"{where}: there is no target, the relation asked for: repair or remove it")
     return record(f"{story} How is [{pair['who']}] related to [{pair['of']}]?", [], target)
-
-
-PUBLISHED: dict[str, Callable[[str, Path], Source]] = {
-    "clutrr": open_clutrr,
-    "gsm8k": open_gsm8k,
-    "gsm8k-aug": open_gsm8k_aug,
-    "hotpotqa": open_hotpotqa,
-}

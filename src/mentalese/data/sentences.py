@@ -5,7 +5,7 @@ Splitting loses nothing: the sentences, each with the white space before it, joi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SPLITTERS = ("sentencex", "syntok", "sat", "none", "fixed:N")
+_BATCH_CHARACTERS = 1_000_000
 SAT_MODEL, SAT_THRESHOLD = "sat-3l-sm", 0.15
 
 Splitter = Callable[[str], list[str]]
@@ -146,21 +147,33 @@ class SentenceEncoder:
             return document.segments or self.split(document.text)
         return [document.text]
 
-    def _ids(self, segments: list[Sequence[str]]) -> list[list[int]]:
-        """The tokens of all segments of all documents."""
-        if self.later is self.backend:
-            texts = list(chain.from_iterable(segments))
-            return [found.ids for found in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
-        first = self.backend.encode_batch_fast([parts[0] for parts in segments if parts], add_special_tokens=False)
-        rest = [part for parts in segments for part in parts[1:]]
-        begun, later = iter(first), iter(self.later.encode_batch_fast(rest, add_special_tokens=False))
-        return [next(later if i else begun).ids for parts in segments for i in range(len(parts))]
+    def _tokens(self, segments: list[Sequence[str]]) -> tuple[np.ndarray, list[int]]:
+        """The tokens of all segments of all documents, joined, and how many each segment has.
+
+        Segments are encoded some at a time: what the tokenizer returns takes far more memory than the tokens.
+        """
+        parts = ((part, i > 0) for document in segments for i, part in enumerate(document))
+        tokens, counts = [np.empty(0, dtype=np.int32)], list[int]()
+        for some in _batches(parts):
+            ids = self._ids(some)
+            counts += map(len, ids)
+            tokens.append(np.fromiter(chain.from_iterable(ids), dtype=np.int32, count=sum(map(len, ids))))
+        return np.concatenate(tokens), counts
+
+    def _ids(self, parts: list[tuple[str, bool]]) -> list[list[int]]:
+        """The tokens of segments, each with a flag: it continues a document."""
+        begun, later = (
+            iter(
+                backend.encode_batch_fast([part for part, inside in parts if inside == flag], add_special_tokens=False)
+            )
+            for backend, flag in ((self.backend, False), (self.later, True))
+        )
+        return [next(later if inside else begun).ids for _, inside in parts]
 
     def __call__(self, documents: Sequence[Document]) -> Encoded:
         segments = [self._segments(document) for document in documents]
-        ids = self._ids(segments)
-        tokens = np.fromiter(chain.from_iterable(ids), dtype=np.int64, count=sum(map(len, ids)))
-        counts = iter(map(len, ids))
+        tokens, sizes = self._tokens(segments)
+        counts = iter(sizes)
         lengths: list[list[int]] = []
         start = cut = merged = 0
         for parts in segments:
@@ -175,6 +188,20 @@ class SentenceEncoder:
             lengths.append(own)
             start += total
         return Encoded(tokens, lengths, cut, merged)
+
+
+def _batches(parts: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
+    """Segments in lists of about a million characters."""
+    some: list[tuple[str, bool]] = []
+    characters = 0
+    for part in parts:
+        some.append(part)
+        characters += len(part[0])
+        if characters >= _BATCH_CHARACTERS:
+            yield some
+            some, characters = [], 0
+    if some:
+        yield some
 
 
 def clause_ends(tokenizer: PreTrainedTokenizerBase) -> Callable[[np.ndarray], np.ndarray]:

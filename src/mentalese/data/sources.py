@@ -7,25 +7,27 @@ every document's split is known: given splits stay, missing ones are taken out o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 from mentalese.data.builtin import open_builtin
 from mentalese.data.detokenizers import check_detokenizer, detokenize
-from mentalese.data.documents import SPLITS, Document, Kind, Reader, Source, record
-from mentalese.data.files import HEADING, Row, join_lines, row_reader, split_files, text_reader
+from mentalese.data.documents import SPLITS, Document, Kind, Reader, Source
+from mentalese.data.files import ROW_SUFFIXES, TEXT_SUFFIXES, Row, RowReader, is_undivided, row_reader, split_files
 from mentalese.data.hub import hub_rows
 from mentalese.data.memory import KIND, row_readers
-from mentalese.data.reasoning import PUBLISHED
+from mentalese.data.plain_text import HEADING, cut_documents, join_lines, length_of_few, read_documents
+from mentalese.data.published import PUBLISHED
+from mentalese.data.row_formats import FIRST_ROWS, column_text, find_format
 from mentalese.errors import InputError
 from mentalese.files import is_there
 from mentalese.values import shown
 
-_SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
-_RECORD = ("question", "steps", "answer")
-_LONG_TEXT = 100
+_SUFFIXES = (*TEXT_SUFFIXES, *ROW_SUFFIXES)
 
 
 def open_source(
@@ -35,17 +37,19 @@ def open_source(
 
     Args:
         spec: `builtin:NAME`, `file:PATH` or `hub:NAME[@REVISION][:CONFIG[:SPLIT]]`, CONFIG empty for the only one, all
-            splits unless one is named (`train[:N]`: its first N rows); for published sets of questions (`reasoning.py`)
-            `gsm8k:PATH`, `gsm8k-aug:PATH`, `hotpotqa:PATH` or `clutrr:PATH`; or what `as_source` returns for texts
-            from Python.
-            PATH is a txt, jsonl, json (a list of rows) or parquet file, the JSON ones in gzip too, or a folder with
-            files called train, validation and test (`valid`, `val`, `dev`, `train-00000.parquet`; where none is
-            called so, `prosqa_valid.json.gz` too). A folder without train has the splits it has.
+            splits unless one is named (`train[:N]`: its first N rows); for published sets of questions (`published.py`)
+            `gsm8k:PATH` and the like, or `gsm8k:hub:NAME[..]`; or what `as_source` returns for texts from Python.
+            PATH is a txt, jsonl, json (a list of rows), csv, tsv or parquet file, all but the last in gzip too, or a
+            folder with files or sub-folders called train, validation and test (`valid`, `val`, `dev`,
+            `train-00000.parquet`; where none is called so, `prosqa_valid.json.gz` too). A folder without train has the
+            splits it has; a folder without any of these names is one text, of all files in it and below.
             In a txt file a document begins at each level-one heading (`= Title =`, as WikiText writes it) and after
-            each line `<|endoftext|>`; a file with neither is one document.
-            A row with `question`, `steps` and `answer` is a record. Other rows are documents, or lines of a text as
-            above where one of the first 100 is a level-one heading and none has more lines than one (the hub's
-            WikiText); such lines are joined over all files of a split.
+            each line `<|endoftext|>`; a file with neither is one document. A text without splits that has too few
+            documents to be split is cut at blank lines, or by length.
+            A row with `question`, `steps` and `answer` is a record; other rows of questions, prompts and chats are
+            described in `row_formats.py`. All else are documents, or lines of a text as above where one of the first
+            100 is a level-one heading and none has more lines than one (the hub's WikiText); such lines are joined over
+            all files of a split.
         text_column: the column that contains the text. By default `text`, or else the only one with strings, or else
             the only one with long strings (100 characters and more on average).
         detokenizer: the format of texts that are to be read as running text, one of `DETOKENIZERS`.
@@ -59,32 +63,42 @@ def open_source(
         raise InputError(f"data.source is {spec!r}: use a name in Unicode, without the character 0")
     if detokenizer is not None:
         check_detokenizer(detokenizer)
-    kind, _, rest = spec.partition(":")
+    kind = spec.partition(":")[0]
     if text_column is not None and kind in ("builtin", *PUBLISHED):
         raise InputError(f"data.text_column is {text_column!r}: {spec} has no choice of columns, leave it out")
-    if rest and kind in PUBLISHED:
-        _check_text(spec, "records", detokenizer)
-        if whole:
-            raise InputError(f"split is 'all': {spec} has splits of its own, set one of {', '.join(SPLITS)}")
-        return PUBLISHED[kind](spec, Path(rest).expanduser())
-    holds, readers = _open(spec, text_column)
-    _check_text(spec, holds, detokenizer)
+    opened = _open(spec, text_column, whole)
+    readers = opened.readers
+    _check_text(spec, opened.kind, detokenizer)
     if detokenizer is not None:
         readers = {split: _detokenized(reader, detokenizer) for split, reader in readers.items()}
     if whole:
         if len(readers) > 1:
-            raise InputError(f"split is 'all': {spec} has splits of its own, set one of {', '.join(readers)}")
+            splits = ", ".join(split for split in SPLITS if split in readers)
+            raise InputError(f"split is 'all': {spec} has splits of its own, set one of {splits}")
         readers = {"test": next(iter(readers.values()))}
-    return Source(spec, holds, readers)
+    source = Source(spec, opened.kind, readers, opened.remarks)
+    if opened.cut:
+        source.remarks += (
+            f"{spec}: no headings and no lines <|endoftext|> divide it, so that it is cut into {source.count:,} "
+            "documents at blank lines, or by length where there are none",
+        )
+    return source
 
 
 def is_one_text(spec: str) -> bool:
-    """Whether a source is one file, or one set of texts from Python, and has no splits of its own."""
+    """Test if a source is one file, or one set of texts from Python or the hub, and has no splits of its own."""
     kind, _, rest = spec.partition(":")
-    if kind != "file":
-        return kind == KIND and set(row_readers(spec)) == {"train"}
-    path = Path(rest).expanduser()
-    return is_there(path) and path.is_file()
+    if kind == KIND:
+        return set(row_readers(spec)) == {"train"}
+    if kind == "hub" and rest:
+        return set(hub_rows(spec)) == {"train"}
+    if kind in PUBLISHED and rest.startswith("hub:"):
+        return set(PUBLISHED[kind].rows(rest)) == {"train"}
+    if kind != "file" and kind not in PUBLISHED:
+        return False
+    if not is_undivided(Path(rest).expanduser(), _SUFFIXES):
+        return False
+    return kind == "file" or set(PUBLISHED[kind].rows(rest)) == {"train"}
 
 
 def _check_text(spec: str, kind: Kind, detokenizer: str | None) -> None:
@@ -96,12 +110,24 @@ def _detokenized(reader: Reader, detokenizer: str) -> Reader:
     return lambda: (Document(detokenize(document.text, detokenizer)) for document in reader())
 
 
-def _open(spec: str, text_column: str | None) -> tuple[Kind, dict[str, Reader]]:
+@dataclass(frozen=True)
+class _Opened:
+    """Documents by split as they are in a source, and how they were found; `cut`: of a text without their ends."""
+
+    kind: Kind
+    readers: dict[str, Reader]
+    remarks: tuple[str, ...] = ()
+    cut: bool = False
+
+
+def _open(spec: str, text_column: str | None, whole: bool) -> _Opened:
     kind, _, rest = spec.partition(":")
     if kind == "builtin":
-        return open_builtin(rest)
+        return _Opened(*open_builtin(rest))
+    if kind in PUBLISHED and rest:
+        return _Opened("records", *PUBLISHED[kind].readers(spec, rest))
     if kind == "file" and rest:
-        return _open_files(spec, Path(rest).expanduser(), text_column)
+        return _open_files(spec, Path(rest).expanduser(), text_column, whole)
     if kind == "hub" and rest:
         return _open_rows(spec, {split: [rows] for split, rows in hub_rows(spec).items()}, text_column)
     if kind == KIND:
@@ -113,101 +139,55 @@ def _open(spec: str, text_column: str | None) -> tuple[Kind, dict[str, Reader]]:
     raise InputError(f"data.source is {shown(spec)}: {f'write file:{spec}' if is_there(Path(spec)) else remedy}")
 
 
-def _open_files(spec: str, path: Path, text_column: str | None) -> tuple[Kind, dict[str, Reader]]:
+def _open_files(spec: str, path: Path, text_column: str | None, whole: bool) -> _Opened:
     found = split_files(path, _SUFFIXES)
     files = [file for paths in found.values() for file in paths]
-    plain = [file for file in files if file.suffix == ".txt"]
+    plain = [file for file in files if file.name.endswith(TEXT_SUFFIXES)]
     if plain and len(plain) < len(files):
         raise InputError(f"{path} mixes .txt and other files: keep one kind")
-    if plain:
-        if text_column is not None:
-            raise InputError(f"data.text_column is {text_column!r}: a txt file has no columns, leave it out")
-        return "text", {split: _chain(map(text_reader, paths)) for split, paths in found.items()}
-    rows = {split: [row_reader(file) for file in paths] for split, paths in found.items()}
-    return _open_rows(spec, rows, text_column)
+    remarks: tuple[str, ...] = ()
+    if len(files) > 1 and is_undivided(path, _SUFFIXES):
+        remarks = (f"{spec}: no file is called train, so that all {len(files):,} in it and below are one text",)
+    if not plain:
+        rows = {split: [row_reader(file) for file in paths] for split, paths in found.items()}
+        opened = _open_rows(spec, rows, text_column)
+        return dataclasses.replace(opened, remarks=remarks + opened.remarks)
+    if text_column is not None:
+        raise InputError(f"data.text_column is {text_column!r}: a txt file has no columns, leave it out")
+    if not whole and is_undivided(path, _SUFFIXES) and (characters := length_of_few(files)) is not None:
+        return _Opened("text", {"train": partial(cut_documents, files, characters)}, remarks, cut=True)
+    return _Opened("text", {split: partial(read_documents, paths) for split, paths in found.items()}, remarks)
 
 
-def _chain(readers: Iterable[Reader]) -> Reader:
-    parts = list(readers)
-    return lambda: (document for part in parts for document in part())
+def _open_rows(spec: str, rows: dict[str, list[RowReader]], text_column: str | None) -> _Opened:
+    def every_row() -> Iterator[Row]:
+        return chain.from_iterable(part() for split in SPLITS for part in rows.get(split, ()))
 
+    row_format = find_format(spec, every_row, text_column)
+    column, remarks = row_format.column, tuple(filter(None, [row_format.remark]))
+    if column is not None:
+        first = [column_text(where, row, column).text for where, row in islice(every_row(), FIRST_ROWS)]
+        if _are_lines(first):
+            return _Opened("text", {split: _line_reader(parts, column) for split, parts in rows.items()}, remarks)
 
-def _open_rows(
-    spec: str, rows: dict[str, list[Callable[[], Iterator[Row]]]], text_column: str | None
-) -> tuple[Kind, dict[str, Reader]]:
-    first = list(islice(next(rows[split] for split in SPLITS if split in rows)[0](), 100))
-    column = _find_column(spec, [row for _, row in first], text_column)
-    if column is not None and _are_lines([_text(where, row, column).text for where, row in first]):
-        return "text", {split: _line_reader(parts, column) for split, parts in rows.items()}
-
-    def reader(part: Callable[[], Iterator[Row]]) -> Reader:
-        def read() -> Iterator[Document]:
+    def reader(parts: list[RowReader]) -> Iterator[Document]:
+        for part in parts:
             for where, row in part():
-                yield _record(where, row) if column is None else _text(where, row, column)
+                yield row_format.document(where, row)
 
-        return read
-
-    kind: Kind = "records" if column is None else "text"
-    return kind, {split: _chain(map(reader, parts)) for split, parts in rows.items()}
+    return _Opened(row_format.kind, {split: partial(reader, parts) for split, parts in rows.items()}, remarks)
 
 
 def _are_lines(texts: list[str]) -> bool:
-    """Whether rows are the lines of a text with headings, and no documents."""
+    """Test if rows are the lines of a text with headings, and not documents."""
     return any(map(HEADING.fullmatch, texts)) and not any("\n" in text.strip() for text in texts)
 
 
-def _line_reader(parts: list[Callable[[], Iterator[Row]]], column: str) -> Reader:
+def _line_reader(parts: list[RowReader], column: str) -> Reader:
     def read() -> Iterator[str]:
         for where, row in chain.from_iterable(part() for part in parts):
             # The hub's WikiText leaves nothing of the blank lines, which are " \n" in the files it was made from.
-            line = _text(where, row, column).text or " "
+            line = column_text(where, row, column).text or " "
             yield line if line.endswith("\n") else line + "\n"
 
     return lambda: join_lines(read())
-
-
-def _find_column(spec: str, rows: list[dict[str, Any]], text_column: str | None) -> str | None:
-    """The column that holds the text; `None` for records."""
-    if not rows:
-        raise InputError(f"{spec} is empty: use a file with text")
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    if text_column is not None:
-        if text_column not in columns:
-            raise InputError(f"data.text_column is {text_column!r}: {spec} has only {', '.join(columns)}")
-        return text_column
-    if set(_RECORD) <= set(columns):
-        return None
-    if "text" in columns:
-        return "text"
-    lengths = {
-        name: [len(row[name]) for row in rows if isinstance(row.get(name), str)]
-        for name in columns
-        if all(isinstance(row.get(name), str | None) for row in rows)
-    }
-    strings = [name for name, found in lengths.items() if found]
-    long = [name for name in strings if sum(lengths[name]) >= _LONG_TEXT * len(lengths[name])]
-    for candidates in (strings, long):
-        if len(candidates) == 1:
-            return candidates[0]
-    problem = "several columns may contain" if long or strings else "no column contains"
-    raise InputError(f"{spec}: {problem} the text; name one by data.text_column (it has {', '.join(columns)})")
-
-
-def _text(where: str, row: dict[str, Any], column: str) -> Document:
-    if column not in row:
-        raise InputError(f"{where} has no column {column!r} (it has {', '.join(row)}): add it, or set data.text_column")
-    value = row[column]
-    if not isinstance(value, str | None):
-        kind = type(value).__name__
-        raise InputError(f"{where}: column {column!r} contains {kind}, not text: choose data.text_column")
-    return Document(value or "")
-
-
-def _record(where: str, row: dict[str, Any]) -> Document:
-    question, steps, answer = (row.get(name) for name in _RECORD)
-    texts = [question, answer, *(steps if isinstance(steps, list) else [None])]
-    if not all(isinstance(text, str) and text.strip() for text in texts):
-        raise InputError(
-            f"{where} is no record: question and answer must be texts and steps a list of texts, none of them empty"
-        )
-    return record(str(question), [str(step) for step in steps or ()], str(answer))

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -167,6 +169,8 @@ def prepare(
         raise InputError(f"data.sentences is {config.sentences!r}: set at most data.max_sentence_tokens ({cap})")
     _, splitter = open_splitter(config.sentences)
     source = _open_source(config, whole)
+    for remark in source.remarks if show else ():
+        _say_once(remark)
     _check_kind(config, layout, source.kind)
     if to_train:
         source.size("train")  # checks
@@ -194,6 +198,11 @@ def prepare(
         raise InputError(f"{folder} contains a token store of other data or settings: choose another folder")
     _check_parts(store, config, layout)
     return _fitting(store, layout), add_markers(tokenizer, latents=layout.questions)
+
+
+@cache
+def _say_once(remark: str) -> None:
+    print(remark, file=sys.stderr)
 
 
 def _fitting(store: TokenStore, layout: Layout) -> TokenStore:

@@ -16,6 +16,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 from mentalese.data.config import AnswerRuleName
+from mentalese.data.published import PUBLISHED
 
 _MINUS_SIGNS = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d", "-"))
 _SPACES = "\u00a0\u2009\u202f"  # that may separate thousands: no-break, thin and narrow no-break
@@ -53,16 +54,6 @@ _AROUND = "()[]{}\"'`,;:!?*_"
 _MARK = re.compile(r"(#+)[ \t]*([^\n]*)")
 _ENDED = re.compile(r"\S[^\n]*\n[ \t]*\n|#+[ \t]*[^\s#][^\n]*\n")
 
-_OF_SETS: dict[str, AnswerRuleName] = {
-    "builtin": "text",
-    "clutrr": "text",
-    "hotpotqa": "text",
-    "gsm8k": "number",
-    "gsm8k-aug": "number",
-    "commonsenseqa": "choice",
-}
-"""The rule of a source, by its kind: published sets have the rule of their papers."""
-
 
 @dataclass(frozen=True)
 class AnswerRule:
@@ -77,11 +68,13 @@ class AnswerRule:
 
     @classmethod
     def of(cls, source: str, answers: Iterable[str], chosen: AnswerRuleName | None = None) -> AnswerRule:
-        """The rule that was chosen, or else that of the source.
+        """Return the rule that was chosen, or else the rule of the source: `text` for generated questions, and for a
+        published set the rule of its paper.
 
         Sources without a rule of their own, such as files, have `number` if any of their right answers is a number.
         """
-        rule = chosen or _OF_SETS.get(source.partition(":")[0])
+        kind = source.partition(":")[0]
+        rule = chosen or ("text" if kind == "builtin" else PUBLISHED[kind].answer_rule if kind in PUBLISHED else None)
         if rule is None:
             rule = "number" if any(number_in(answer) is not None for answer in answers) else "text"
         return cls(rule)

@@ -79,11 +79,11 @@ def _own_text(reader: Saved) -> bool:
 
 
 def _same(source: str, other: str) -> bool:
-    """Whether two sources are one; of files also if they are written in two ways."""
-    if not (source.startswith("file:") and other.startswith("file:")):
+    """Test if two sources are one; of files also if they are written in two ways."""
+    (kind, _, place), (other_kind, _, other_place) = source.partition(":"), other.partition(":")
+    if kind != other_kind or kind in ("builtin", "hub", "python"):
         return source == other
-    places = (Path(spec.removeprefix("file:")).expanduser().resolve() for spec in (source, other))
-    return next(places) == next(places)
+    return Path(place).expanduser().resolve() == Path(other_place).expanduser().resolve()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +171,13 @@ class EvaluationOptions(TaskOptions, HubOptions, PerplexityOptions):
     """
 
     tasks: tuple[str, ...] = field(default=("perplexity",), metadata={"commas": True})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("tasks", "estimators"):
+            names = getattr(self, name)
+            twice = [one for one in names if names.count(one) > 1]
+            require(not twice, name, ",".join(names), f"name {twice[0] if twice else ''} once")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mentalese.data.files import join_lines, open_text, read_json_lines
+from mentalese.data.files import open_text, read_json_lines
+from mentalese.data.plain_text import join_lines
 from mentalese.errors import InputError, nearest
 from mentalese.evaluation.options import EvaluationOptions, HubOptions, TaskOptions
 from mentalese.files import sha256

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -203,7 +202,7 @@ def _options(
 _SETTINGS: dict[str, tuple[Any, float]] = {
     "max_new_tokens": (int, 0),
     "batch_size": (int, 1),
-    "seed": (int, -math.inf),
+    "seed": (int, 0),
     "num_beams": (int, 1),
     "num_return_sequences": (int | None, 1),
     "top_k": (int | None, 0),

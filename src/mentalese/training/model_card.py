@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -57,8 +58,8 @@ def front_matter(recipe: Recipe) -> dict[str, Any]:
         "tags": ["mentalese", recipe.model["model_type"], *([family] if family else [])],
     }
     fields["tags"] = list(dict.fromkeys(fields["tags"]))
-    if recipe.data.source.startswith("hub:"):
-        fields["datasets"] = [recipe.data.source.split(":")[1].partition("@")[0]]  # without its revision
+    if match := re.match(r"(?:[\w-]+:)?hub:([^:@]+)", recipe.data.source):  # svamp:hub:NAME too
+        fields["datasets"] = [match[1]]
     if init.startswith("hub:"):
         fields["base_model"] = init.removeprefix("hub:")
     return fields
@@ -148,6 +149,6 @@ def _family(recipe: Recipe) -> str | None:
 def _short(place: str) -> str:
     """A source, tokenizer or model without the folders that it is in here: `file:/home/me/a.txt` -> `file:a.txt`."""
     kind, colon, rest = place.partition(":")
-    if kind == "hub" or (colon and "/" not in rest):
+    if kind == "hub" or rest.startswith("hub:") or (colon and "/" not in rest):
         return place
     return kind + colon + PurePath(rest).name if colon else PurePath(place).name

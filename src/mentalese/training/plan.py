@@ -93,6 +93,7 @@ class Plan:
     def __init__(self, split: Split, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, world_size: int = 1) -> None:
         limit = recipe.data.train_tokens
         self.split = as_arrays(split if limit is None else split.head(limit))
+        self.available_documents = len(split.document_bytes)
         self.recipe, self.tokenizer = recipe, tokenizer
         self._check(world_size)
         self._first_steps = [0]  # of each epoch that is counted, and of the next one
@@ -145,6 +146,27 @@ class Plan:
         """The layout at a step."""
         return self._layout_of(self._locate(step)[0])
 
+    def text_read(self) -> dict[str, int]:
+        """Count the tokens and documents that the run trains on, the documents that there are, and questions without
+        steps if some have none."""
+        documents = len(self.split.document_bytes)
+        without_steps = {"without_steps": count} if (count := self.without_steps()) else {}
+        return without_steps | {
+            "train_tokens": len(self.split.tokens) - documents,
+            "train_documents": documents,
+            "available_documents": self.available_documents,
+        }
+
+    def unread(self) -> str | None:
+        """The remark that the run trains on some of the documents only, if it does."""
+        read, available = len(self.split.document_bytes), self.available_documents
+        if read == available:
+            return None
+        return (
+            f"the run trains on the first {read:,} of {available:,} documents (data.train_tokens is "
+            f"{self.recipe.data.train_tokens:,}); for all of them set data.train_tokens=none"
+        )
+
     def cut_short(self) -> str | None:
         """The remark that the run ends before some of its phases begin, if it does."""
         last = self.total_steps - 1
@@ -185,8 +207,8 @@ class Plan:
         return max(layout.without_steps(self.split) for layout in self.recipe.layouts())
 
     def remarks(self) -> list[str]:
-        """Facts to know before the run starts, in sentences."""
-        found = [remark] if (remark := self.cut_short()) else []
+        """List facts to know before the run starts: what it leaves out of its text and recipe, and what it lacks."""
+        found = [remark for remark in (self.unread(), self.cut_short()) if remark is not None]
         if count := self.without_steps():
             found.append(f"{count:,} of {len(self.split.document_bytes):,} training questions have no steps")
         return found

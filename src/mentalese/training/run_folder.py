@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mentalese.data.store import TokenStore, source_fingerprint, tokenizer_in_folder
 from mentalese.errors import InputError
-from mentalese.files import read_json
+from mentalese.files import read_json, temporary_name
 from mentalese.models.checkpoints import saved_about
 from mentalese.recipe import Recipe
 
@@ -78,9 +78,10 @@ def check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
     """Raises `InputError` if `out` contains something that this run would destroy."""
     if out.exists() and not out.is_dir():
         raise InputError(f"--out is {str(out)!r}, which is a file: use a folder")
-    if not out.is_dir() or not any(path.name != LOCK for path in out.iterdir()):
-        return
     path = out / "config.json"
+    own = (LOCK, temporary_name(path).name)  # all that a run has that was killed as it began
+    if not out.is_dir() or all(found.name in own for found in out.iterdir()):
+        return
     if not path.is_file():
         raise InputError(f"--out is {str(out)!r}, which is not empty and contains no run: use another folder")
     saved = read_json(path)

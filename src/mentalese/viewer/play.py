@@ -379,6 +379,8 @@ def check_address(host: str, port: int) -> None:
     """Raises `InputError` if a page cannot be served there."""
     if not 1 <= port <= 65535:
         raise InputError(f"--port is {port}: use a port from 1 to 65535")
+    if not host:  # a socket would take it for all addresses
+        raise InputError("--host is '': use an address of this machine, or remove it")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
