@@ -14,7 +14,7 @@ import torch
 from mentalese.data.batch import Batch
 from mentalese.data.config import DataConfig
 from mentalese.data.sentences import SentenceEncoder, cut_and_merge
-from mentalese.data.tokenizers import MASK, continuing, corpus_encoder, special_token_ids
+from mentalese.data.tokenizers import MASK, beginning, continuing, corpus_encoder, special_token_ids
 from mentalese.errors import InputError
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ class PromptEncoder:
         backend: encodes text; `None`: one that reads a marker's name as plain text.
 
     Attributes:
+        beginning: what the tokenizer itself puts before a text, see `mentalese.data.tokenizers.beginning`.
         known: characters at the beginning of a text whose sentences are found without the rest of it.
     """
 
@@ -108,6 +109,7 @@ class PromptEncoder:
         self.tokenizer, self.data, self.mask_token_id = tokenizer, data, mask_token_id
         self.backend = corpus_encoder(tokenizer) if backend is None else backend
         self.later = continuing(self.backend)
+        self.beginning = TextRow.of_markers(*beginning(tokenizer))
         # Built once, for the copies of `after` too: it looks at every token of the vocabulary.
         self._sentence_encoder = cache(partial(SentenceEncoder, tokenizer, data))
 
@@ -136,10 +138,11 @@ class PromptEncoder:
         bos, eos = special["sentence_start_token_id"], special["sentence_end_token_id"]
         row, lengths = self._split(text)
         if not len(row):
-            return TextRow.of_markers(bos)
+            return TextRow.of_markers(bos) + self.beginning
         stream, start = TextRow([], []), 0
         for length in lengths:
-            stream += TextRow.of_markers(bos) + row[start : start + length] + TextRow.of_markers(eos)
+            before = TextRow.of_markers(bos) if start else TextRow.of_markers(bos) + self.beginning
+            stream += before + row[start : start + length] + TextRow.of_markers(eos)
             start += length
         return stream[:-1]
 

@@ -36,7 +36,7 @@ from mentalese.evaluation.answer_rule import (
 from mentalese.evaluation.options import AnswerOptions
 from mentalese.files import write_json, write_text
 from mentalese.models.build import context_length
-from mentalese.models.generation import seeded
+from mentalese.models.generation import seeded, stops
 from mentalese.models.saved import Saved
 from mentalese.screen import progress
 from mentalese.values import shown
@@ -254,8 +254,7 @@ def ask(
     batches = list(_batches(saved, split, options, examples, limit))
     shortest = int(batches[-1]["attention_mask"].sum(1).min())
     _check_shortest(shortest, options.answer_tokens or saved.evaluation.answer_tokens, context)
-    special = saved.layout.special_ids(saved.tokenizer)
-    generation: dict[str, Any] = {name: special[name] for name in ("pad_token_id", "eos_token_id")}
+    generation = stops(saved.hugging_face, saved.layout.special_ids(saved.tokenizer))
     questions, wanted = _questions(saved, split), _right_answers(saved, split)
     rule = AnswerRule.of(source_name(saved.data), wanted.values(), saved.evaluation.answer_rule)
     latents = saved.layout.asked().get("latents")
@@ -368,9 +367,10 @@ class _Found:
 def _continued(saved: Saved, rows: dict[str, torch.Tensor], generation: dict[str, Any]) -> list[_Found]:
     """The new text after each row."""
     new = saved.hugging_face.generate(**rows, **generation)[:, rows["input_ids"].shape[1] :]
+    last = torch.tensor(generation["eos_token_id"], device=new.device)
     found = []
     for ids in new:
-        ends = (ids == generation["eos_token_id"]).nonzero()
+        ends = torch.isin(ids, last).nonzero()
         tokens = int(ends[0]) + 1 if len(ends) else len(ids)
         found.append(_Found(decode(ids, saved.tokenizer), tokens, len(ends) > 0))
     return found

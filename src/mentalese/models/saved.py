@@ -17,7 +17,7 @@ from mentalese.data.batch import Batch, to_device
 from mentalese.data.config import AS_IT_IS, DataConfig, EvaluationConfig
 from mentalese.data.layouts import Layout, Packed
 from mentalese.data.store import Split, TokenStore, prepare, split_of
-from mentalese.data.tokenizers import MARKERS, add_markers, special_token_ids, tokenizer_fingerprint
+from mentalese.data.tokenizers import add_markers, tokenizer_fingerprint
 from mentalese.errors import InputError
 from mentalese.models import generation, scoring, thinking
 from mentalese.models.adapter import hugging_face_model
@@ -229,8 +229,7 @@ class Saved:
         store, prepared = prepare(self.data, layout or self.layout, to_train=False, whole=whole, show=show)
         if whole:
             store = dataclasses.replace(store, splits={split: store.splits["test"]})
-        known = MARKERS[0] in self.tokenizer.get_vocab()
-        marked = self.tokenizer if known else add_markers(self.tokenizer)
+        marked = add_markers(self.tokenizer, latents=(layout or self.layout).questions)
         if tokenizer_fingerprint(prepared) != tokenizer_fingerprint(marked):
             raise InputError(
                 f"the text was tokenised with {self.data.tokenizer}, which is not the checkpoint's tokenizer: "
@@ -238,13 +237,7 @@ class Saved:
             )
         if split not in store.splits:
             raise InputError(f"split is {split!r}: {self.data.source} has {', '.join(store.splits)}")
-        end = special_token_ids(prepared)["eos_token_id"]
-        own_end = self.layout.special_ids(self.tokenizer)["eos_token_id"]
-        if end == own_end:
-            return store
-        tokens = store.splits[split].tokens
-        ended = dataclasses.replace(store.splits[split], tokens=np.where(tokens == end, own_end, tokens))
-        return dataclasses.replace(store, splits=store.splits | {split: ended})
+        return store
 
     def split(self, name: str = "test", *, show: bool = False) -> Split:
         """A split of the text in the model's own tokens. Raises what `store` does."""

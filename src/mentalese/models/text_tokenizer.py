@@ -23,7 +23,7 @@ from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 from mentalese.data.config import DataConfig
 from mentalese.data.layouts import Layout, layout_class
 from mentalese.data.prompts import PromptEncoder, TextRow
-from mentalese.data.tokenizers import BOS, MASK
+from mentalese.data.tokenizers import BEGINNING, BOS, MASK, beginning
 from mentalese.errors import InputError
 from mentalese.models.anywhere import NotCopied, write_module
 from mentalese.models.transformers_seam import PaddingStrategy, ReadingTokenizer, TruncationStrategy
@@ -84,7 +84,8 @@ def text_tokenizer(
         "model_max_length": model_max_length,
         "padding_side": "left",
         "clean_up_tokenization_spaces": False,
-        "chat_template": layout.chat_template(tokenizer),
+        "chat_template": layout.chat_template(tokenizer) or tokenizer.chat_template,
+        BEGINNING: tokenizer.convert_ids_to_tokens(beginning(tokenizer)),
         ABOUT: about,
     }
     settings = {name: value for name, value in settings.items() if value is not None}

@@ -192,6 +192,12 @@ class Layout(ABC):
         labels = np.where(real & (column >= context[:, None]), ids, IGNORED)
         if scored or self.sequential:  # the start of a sentence is given
             labels[index == BOS] = IGNORED
+        if split.beginning:  # given too
+            document = np.searchsorted(split.documents, index, side="right") - 1
+            labels[(index >= 0) & (index - split.documents[document] < split.beginning)] = IGNORED
+        elif self.plain and special["bos_token_id"] != special["eos_token_id"]:
+            # A document follows the end of the one before it, instead of which a row begins as a text does.
+            ids[:, 0] = np.where(ids[:, 0] == special["eos_token_id"], special["bos_token_id"], ids[:, 0])
         if scored == "lexical":
             labels[(index < 0) | (ids == special["eos_token_id"])] = IGNORED
         batch: Batch = {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
@@ -240,8 +246,8 @@ class Layout(ABC):
         own beginning of a text)."""
         from mentalese.data.prompts import TextRow
 
-        start = self.special_ids(encoder.tokenizer)["bos_token_id"]
-        return TextRow.of_markers(start) + encoder.text(self.prompt_text(text))
+        start = TextRow.of_markers(self.special_ids(encoder.tokenizer)["bos_token_id"])
+        return (encoder.beginning or start) + encoder.text(self.prompt_text(text))
 
     def chat_template(self, tokenizer: PreTrainedTokenizerBase) -> str | None:
         """The template of `tokenizer.apply_chat_template`, for layouts of which a prompt is a message."""

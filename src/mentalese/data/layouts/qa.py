@@ -27,7 +27,7 @@ _CHAT_TEMPLATE = """\
 {%- if message['role'] != ('user', 'assistant')[loop.index0] -%}
 {{- raise_exception('this model answers one question: pass one message of the user, and perhaps its answer') -}}
 {%- elif message['role'] == 'user' -%}
-{{- message['content'].rstrip() + '\\n' -}}
+{{- 'BEGINNING' + message['content'].rstrip() + '\\n' -}}
 {%- else -%}
 {{- 'LATENTS' -}}{%- generation -%}{{- message['content'] + 'END' -}}{%- endgeneration -%}
 {%- endif -%}
@@ -219,13 +219,25 @@ class QuestionAnswer(RowLayout):
     def prompt_row(self, text: str, encoder: PromptEncoder) -> TextRow:
         from mentalese.data.prompts import TextRow
 
-        return encoder.text(self.prompt_text(text)) + TextRow.of_markers(*self._latents(encoder.tokenizer))
+        return (
+            encoder.beginning
+            + encoder.text(self.prompt_text(text))
+            + TextRow.of_markers(*self._latents(encoder.tokenizer))
+        )
 
     def chat_template(self, tokenizer: PreTrainedTokenizerBase) -> str:
         """A question from the user, the latents, and the assistant's steps and answer, as in training."""
-        latents = "".join(tokenizer.convert_ids_to_tokens(self._latents(tokenizer)))
-        end = tokenizer.convert_ids_to_tokens(self.special_ids(tokenizer)["eos_token_id"])
-        return _CHAT_TEMPLATE.replace("LATENTS", latents).replace("END", end)
+        from mentalese.data.tokenizers import beginning
+
+        parts = {
+            "BEGINNING": beginning(tokenizer),
+            "LATENTS": self._latents(tokenizer),
+            "END": [self.special_ids(tokenizer)["eos_token_id"]],
+        }
+        template = _CHAT_TEMPLATE
+        for name, ids in parts.items():
+            template = template.replace(name, "".join(tokenizer.convert_ids_to_tokens(ids)))
+        return template
 
     def protocol(self, evaluation: EvaluationConfig, data: DataConfig) -> dict[str, Any]:
         return {
