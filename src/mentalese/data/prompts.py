@@ -13,6 +13,7 @@ import torch
 
 from mentalese.data.batch import Batch
 from mentalese.data.config import DataConfig
+from mentalese.data.documents import line_places, one_line
 from mentalese.data.sentences import SentenceEncoder, cut_and_merge
 from mentalese.data.tokenizers import MASK, beginning, continuing, corpus_encoder, special_token_ids
 from mentalese.errors import InputError
@@ -130,6 +131,14 @@ class PromptEncoder:
             row += self._piece(written, start, continues) + TextRow([self.mask_token_id], [(start + len(written), end)])
             start = end
         return row + self._piece(last, start, continues)
+
+    def question(self, text: str) -> TextRow:
+        """A question on a line of its own, after the `known` characters, which are read as they are."""
+        before, question = text[: self.known], text[self.known :]
+        row = self.text(f"{before}{one_line(question)}\n")
+        places = [*range(len(before)), *(len(before) + place for place in line_places(question)), len(text)]
+        ends = [0, *(place + 1 for place in places)]
+        return TextRow(row.ids, [span and (places[span[0]], ends[span[1]]) for span in row.spans])
 
     def sentences(self, text: str) -> TextRow:
         """`BOS .. EOS BOS ..`, sentences as in the store; the last one is left open, so that the model decides whether

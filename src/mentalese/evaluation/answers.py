@@ -419,9 +419,8 @@ def _batches(saved: Saved, split: Split, options: AnswerOptions, examples: Split
         return question_batches(split, saved.layout, saved.evaluation, saved.tokenizer, longest=longest)
     questions = _questions(saved, split)
     numbers, texts = np.array([*questions]), [*questions.values()]
-    if options.shots:
-        texts = _after_shots(questions, saved, split, options, examples, limit)
-    encoded = saved.layout.encode_prompts(texts, saved.tokenizer, saved.data)
+    shots = _shots(questions, saved, split, options, examples, limit) if options.shots else None
+    encoded = saved.layout.encode_prompts(texts, saved.tokenizer, saved.data, before=shots)
     lengths = encoded["attention_mask"].sum(1).numpy()
 
     def batch(rows: np.ndarray) -> Batch:
@@ -431,7 +430,7 @@ def _batches(saved: Saved, split: Split, options: AnswerOptions, examples: Split
     return map(batch, by_length(lengths, saved.evaluation.batch_size, longest))
 
 
-def _after_shots(
+def _shots(
     questions: dict[int, str],
     saved: Saved,
     split: Split,
@@ -439,7 +438,7 @@ def _after_shots(
     examples: Split | None,
     limit: int,
 ) -> list[str]:
-    """Each question, by its number in the split, after examples of its own, with an empty line after each."""
+    """The examples before each question, an empty line after each example."""
     if examples is None:
         raise InputError(f"shots is {options.shots}: the source has no train split to draw them from; remove it")
     tokenizer, context = saved.tokenizer, context_length(saved.model.config)
@@ -464,7 +463,7 @@ def _after_shots(
         others = fitting[fitting != document] if examples is split else fitting
         chosen = _drawn(others, question, examples, tokenizer, options, document)
         shots = (decode(_tokens(examples, *examples.documents[[i, i + 1]] - [0, 1]), tokenizer) for i in chosen)
-        texts.append("\n\n".join([*shots, question]))
+        texts.append("".join(f"{shot}\n\n" for shot in shots))
     return texts
 
 

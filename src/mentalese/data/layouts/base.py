@@ -219,6 +219,8 @@ class Layout(ABC):
         tokenizer: PreTrainedTokenizerBase,
         data: DataConfig,
         mask_token_id: int | None = None,
+        *,
+        before: Sequence[str] | None = None,
     ) -> Batch:
         """Prompts as a model of this layout reads them, to be continued. A marker's name in a prompt is plain text.
 
@@ -226,6 +228,7 @@ class Layout(ABC):
             data: how texts are split into sentences.
             mask_token_id: what each `<|mask|>` in a prompt becomes, with the spaces before it (they belong to its
                 word); `None`: plain text.
+            before: a text in front of each prompt that is read as it is, such as shots; `None`: nothing.
 
         Returns:
             `input_ids` and `attention_mask`, int64 [texts, length], padded on the left.
@@ -239,7 +242,10 @@ class Layout(ABC):
         special = self.special_ids(tokenizer)
         check_prompts(texts, whole_sentences=self.markers and mask_token_id is not None)
         encoder = PromptEncoder(tokenizer, data, mask_token_id)
-        return pad_left([self.prompt_row(text, encoder).ids for text in texts], special["pad_token_id"])
+        rows = []
+        for text, first in zip(texts, before or [""] * len(texts), strict=True):
+            rows.append(self.prompt_row(first + text, encoder.after(first) if self.questions else encoder).ids)
+        return pad_left(rows, special["pad_token_id"])
 
     def prompt_row(self, text: str, encoder: PromptEncoder) -> TextRow:
         """A row of `encode_prompts`: a document starts after EOD, as in training (another project's model reads its
