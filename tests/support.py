@@ -141,7 +141,8 @@ PAD, BOS, EOS, EOD = 0, 1, 2, 3
 class Markers:
     """A tokenizer that knows nothing but the ids of its markers."""
 
-    eos_token_id = bos_token_id = None
+    eos_token_id = bos_token_id = pad_token_id = None
+    init_kwargs: dict[str, Any] = {}  # noqa: RUF012 (never changed)
     backend_tokenizer = Tokenizer(WordLevel({}))
 
     def __init__(self, **ids: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
 from mentalese import Recipe, TrainConfig
 from mentalese.data.layouts import Layout, Packed, QuestionAnswer, SentenceStreams
@@ -69,6 +69,7 @@ class Scripted(nn.Module):
         self.asked: list[list[int]] = []
         self.options: list[dict[str, Any]] = []
         self.limits: list[int] = []
+        self.generation_config = GenerationConfig()
         self.config, self.device = SimpleNamespace(max_position_embeddings=context), torch.device("cpu")
 
     def generate(self, input_ids: Tensor, attention_mask: Tensor, **options: Any) -> Tensor:
@@ -76,7 +77,7 @@ class Scripted(nn.Module):
         self.asked += [ids[mask.bool()].tolist() for ids, mask in zip(input_ids, attention_mask)]
         self.options.append(options)
         input_ids = input_ids.repeat_interleave(options.get("num_return_sequences", 1), 0)
-        end, pad = options["eos_token_id"], options["pad_token_id"]
+        [end], pad = options["eos_token_id"], options["pad_token_id"]
         limit = options["max_new_tokens"]
         self.limits += [limit] * len(input_ids)
         rows = [[*self.tokenizer(self.said.pop(0))["input_ids"], end][:limit] for _ in input_ids]

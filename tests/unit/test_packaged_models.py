@@ -49,6 +49,21 @@ def test_a_model_opens_reads_and_writes(name: str) -> None:
     assert saved.generate(text, max_new_tokens=4)[0]
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_saved_again_reads_as_packaged(name: str, tmp_path: Path) -> None:
+    first = mentalese.load(f"models:{name}", "cpu")
+    first.hugging_face.save_pretrained(tmp_path)
+    first.tokenizer.save_pretrained(tmp_path)
+    again = mentalese.load(tmp_path, "cpu")
+    assert again.recipe == first.recipe
+    text = "  The cell is small.\nIt divides."
+    assert torch.equal(again.encode(text)["input_ids"], first.encode(text)["input_ids"])
+    if first.layout.questions:
+        chat = [{"role": "user", "content": text}]
+        ids = first.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+        assert ids == first.encode(text)["input_ids"][0].tolist()
+
+
 def test_weights_are_small_and_in_bfloat16() -> None:
     files = list(MODELS.rglob("*.safetensors"))
     assert len(files) == len(NAMES) > 0

@@ -158,12 +158,27 @@ def _assign(name: str, keys: dict[str, np.ndarray], empty: dict[str, np.ndarray]
     return owner
 
 
+def one_line(text: str) -> str:
+    """A text without white space around it, and with a space for each break of a line: how questions are read."""
+    return _BREAK.sub(" ", text.strip())
+
+
+def line_places(text: str) -> list[int]:
+    """The place in `text` of each character of `one_line(text)`."""
+    start, stop = len(text) - len(text.lstrip()), len(text.rstrip())
+    places: list[int] = []
+    for found in _BREAK.finditer(text, start, stop):
+        places += range(start, found.start() + 1)
+        start = found.end()
+    return [*places, *range(start, stop)]
+
+
 def record(question: str, steps: Iterable[str], answer: str) -> Document:
     """A document of kind `records`: the question and each step on a line of its own, then `### answer`.
 
     Line breaks within one of them become spaces.
     """
-    question, answer, *steps = (_BREAK.sub(" ", text.strip()) for text in (question, answer, *steps))
+    question, answer, *steps = map(one_line, (question, answer, *steps))
     return Document.join([f"{question}\n", *(f"{step}\n" for step in steps), f"### {answer}"])
 
 

@@ -13,8 +13,9 @@ import torch
 
 from mentalese.data.batch import Batch
 from mentalese.data.config import DataConfig
+from mentalese.data.documents import line_places, one_line
 from mentalese.data.sentences import SentenceEncoder, cut_and_merge
-from mentalese.data.tokenizers import MASK, continuing, corpus_encoder, special_token_ids
+from mentalese.data.tokenizers import MASK, beginning, continuing, corpus_encoder, special_token_ids
 from mentalese.errors import InputError
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class PromptEncoder:
         backend: encodes text; `None`: one that reads a marker's name as plain text.
 
     Attributes:
+        beginning: what the tokenizer itself puts before a text, see `mentalese.data.tokenizers.beginning`.
         known: characters at the beginning of a text whose sentences are found without the rest of it.
     """
 
@@ -108,6 +110,7 @@ class PromptEncoder:
         self.tokenizer, self.data, self.mask_token_id = tokenizer, data, mask_token_id
         self.backend = corpus_encoder(tokenizer) if backend is None else backend
         self.later = continuing(self.backend)
+        self.beginning = TextRow.of_markers(*beginning(tokenizer))
         # Built once, for the copies of `after` too: it looks at every token of the vocabulary.
         self._sentence_encoder = cache(partial(SentenceEncoder, tokenizer, data))
 
@@ -129,6 +132,14 @@ class PromptEncoder:
             start = end
         return row + self._piece(last, start, continues)
 
+    def question(self, text: str) -> TextRow:
+        """A question on a line of its own, after the `known` characters, which are read as they are."""
+        before, question = text[: self.known], text[self.known :]
+        row = self.text(f"{before}{one_line(question)}\n")
+        places = [*range(len(before)), *(len(before) + place for place in line_places(question)), len(text)]
+        ends = [0, *(place + 1 for place in places)]
+        return TextRow(row.ids, [span and (places[span[0]], ends[span[1]]) for span in row.spans])
+
     def sentences(self, text: str) -> TextRow:
         """`BOS .. EOS BOS ..`, sentences as in the store; the last one is left open, so that the model decides whether
         it continues."""
@@ -136,10 +147,11 @@ class PromptEncoder:
         bos, eos = special["sentence_start_token_id"], special["sentence_end_token_id"]
         row, lengths = self._split(text)
         if not len(row):
-            return TextRow.of_markers(bos)
+            return TextRow.of_markers(bos) + self.beginning
         stream, start = TextRow([], []), 0
         for length in lengths:
-            stream += TextRow.of_markers(bos) + row[start : start + length] + TextRow.of_markers(eos)
+            before = TextRow.of_markers(bos) if start else TextRow.of_markers(bos) + self.beginning
+            stream += before + row[start : start + length] + TextRow.of_markers(eos)
             start += length
         return stream[:-1]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -52,17 +52,18 @@ class Rows:
         return self.target - self.start + self.gap + self.stop - self.rest
 
     def lexical_targets(self, split: Split) -> np.ndarray:
-        """Targets per row that are text: neither EOD nor sentence markers."""
+        """Targets per row that are text: neither sentence markers nor what is around documents."""
         start, stop = self.target if self.rest is None else self.rest, self.stop
         if self.first is not None:
             start, stop = tokens_before(split, start), tokens_before(split, stop)
-        ends = split.documents[1:] - 1
-        return stop - start - (np.searchsorted(ends, stop) - np.searchsorted(ends, start))
+        around = [split.documents[1:] - 1, *(split.documents[:-1] + i for i in range(split.beginning))]
+        return stop - start - sum(np.searchsorted(places, stop) - np.searchsorted(places, start) for places in around)
 
 
 def as_arrays(split: Split) -> Split:
     """The same memory without the class of memory maps, whose own indexing is slow."""
-    return dataclasses.replace(split, **{name: np.asarray(array) for name, array in vars(split).items()})
+    arrays: dict[str, Any] = {name: np.asarray(a) for name, a in vars(split).items() if isinstance(a, np.ndarray)}
+    return dataclasses.replace(split, **arrays)
 
 
 def ordinals(counts: np.ndarray) -> np.ndarray:
@@ -73,17 +74,17 @@ def ordinals(counts: np.ndarray) -> np.ndarray:
 # -- windows -----------------------------------------------------------------------------------------------------------
 
 
-def document_windows(begin: np.ndarray, end: np.ndarray, length: int, stride: int) -> Rows:
+def document_windows(begin: np.ndarray, end: np.ndarray, length: int, stride: int, given: int = 1) -> Rows:
     """Windows of at most `length` tokens over stretches `tokens[begin:end]`; each token is a target exactly once.
 
-    The first window of a stretch starts with the token before it (an EOD). Later windows repeat `length - stride`
-    tokens as context.
+    The first window of a stretch starts with the `given` tokens before it (an EOD, or what a tokenizer puts before a
+    text). Later windows repeat `length - stride` tokens as context.
     """
-    windows = np.where(end > begin, 1 + np.maximum(-(-(end - begin + 1 - length) // stride), 0), 0)
+    windows = np.where(end > begin, 1 + np.maximum(-(-(end - begin + given - length) // stride), 0), 0)
     which = np.repeat(np.arange(len(begin)), windows)
     window = ordinals(windows)
-    start = begin[which] - 1 + window * stride
-    target = np.where(window == 0, start + 1, start + length - stride)
+    start = begin[which] - given + window * stride
+    target = np.where(window == 0, start + given, start + length - stride)
     return Rows(start, target, np.minimum(start + length, end[which]))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from mentalese.data.config import DataConfig
 from mentalese.data.documents import Document, Kind
-from mentalese.data.tokenizers import continuing, corpus_encoder
+from mentalese.data.tokenizers import beginning, continuing, corpus_encoder
 from mentalese.errors import InputError, nearest
 from mentalese.install import install_command
 
@@ -136,7 +136,9 @@ class SentenceEncoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, data: DataConfig, kind: Kind = "text") -> None:
         self.split, _ = open_splitter(data.sentences)
-        self.kind, self.minimum, self.cap = kind, data.min_sentence_tokens, data.max_sentence_tokens
+        self.kind, self.minimum = kind, data.min_sentence_tokens
+        # A document's first sentence also has what the tokenizer puts before a text.
+        self.cap = max(self.minimum, data.max_sentence_tokens - len(beginning(tokenizer)))
         self.whole, self.fixed = data.sentences == "none", fixed_length(data.sentences)
         self.backend = corpus_encoder(tokenizer)
         self.later = continuing(self.backend)

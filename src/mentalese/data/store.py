@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -28,7 +28,9 @@ from mentalese.data.layouts import Layout, Packed
 from mentalese.data.sentences import SentenceEncoder, fixed_length, open_splitter
 from mentalese.data.sources import open_source
 from mentalese.data.tokenizers import (
+    EOD,
     add_markers,
+    beginning,
     continuing,
     load_pretrained_tokenizer,
     open_tokenizer,
@@ -56,6 +58,8 @@ class Split:
             to its document's last segment.
         document_segments: int64 [n + 1], index in `segments` of each document's first segment.
         document_bytes: int64 [n], UTF-8 bytes of each document's text.
+        beginning: tokens at the start of each document that are no text of it: what another project's tokenizer puts
+            before a text. They belong to its first segment.
     """
 
     tokens: np.ndarray
@@ -63,6 +67,7 @@ class Split:
     segments: np.ndarray
     document_segments: np.ndarray
     document_bytes: np.ndarray
+    beginning: int = 0
 
     def select(self, documents: np.ndarray) -> Split:
         """The documents of this mask, bool [n]; a copy in memory."""
@@ -75,6 +80,7 @@ class Split:
             segments=np.concatenate([starts, np.cumsum(np.diff(self.segments)[kept])]),
             document_segments=np.concatenate([starts, np.cumsum(segments[documents])]),
             document_bytes=self.document_bytes[documents],
+            beginning=self.beginning,
         )
 
     def segment(self, number: int) -> np.ndarray:
@@ -91,7 +97,12 @@ class Split:
             segments=self.segments[: segments + 1],
             document_segments=self.document_segments[: count + 1],
             document_bytes=self.document_bytes[:count],
+            beginning=self.beginning,
         )
+
+
+ARRAYS = ("tokens", "documents", "segments", "document_segments", "document_bytes")
+"""The arrays of a split."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +143,8 @@ def open_store(folder: Path | str, *, verify: bool = True) -> TokenStore:
             raise InputError(f"{path} is missing or cut short: {remedy}")
         if verify and _describe(path) != expected:
             raise InputError(f"{path} has changed since it was written (checksum): {remedy}")
-    return TokenStore(folder, meta, {split: _open_split(folder / split, dtype) for split in meta["counts"]})
+    first = meta.get("beginning", 0)
+    return TokenStore(folder, meta, {split: _open_split(folder / split, dtype, first) for split in meta["counts"]})
 
 
 def prepare(
@@ -184,6 +196,9 @@ def prepare(
     }
     if continuing(backend := tokenizer.backend_tokenizer) is not backend:
         inputs["prefix"] = "of documents"  # stores of earlier versions have it before each sentence
+    around = (beginning(tokenizer), special_token_ids(tokenizer)["eos_token_id"])
+    if (names := tokenizer.convert_ids_to_tokens([*around[0], around[1]])) != [EOD]:
+        inputs["around"] = names
     key = _checksum(inputs)
     folder = out or cache_dir() / "stores" / key[:16]
     if not (folder / "meta.json").is_file():
@@ -192,7 +207,8 @@ def prepare(
             tokenizer.save_pretrained(temporary / "tokenizer")
             meta = inputs | {"key": key, "kind": source.kind}
             meta |= {name: getattr(config, name) for name in ("source", "detokenizer", "tokenizer")}
-            _write(temporary, meta, source, encoder, special_token_ids(tokenizer)["eos_token_id"], len(tokenizer), show)
+            meta |= {"beginning": len(around[0])} if around[0] else {}
+            _write(temporary, meta, source, encoder, around, len(tokenizer), show)
     store = open_store(folder)
     if store.meta["key"] != key:
         raise InputError(f"{folder} contains a token store of other data or settings: choose another folder")
@@ -247,12 +263,13 @@ def _check_parts(store: TokenStore, config: DataConfig, layout: Layout) -> None:
 
 def split_of(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: DataConfig, end: int) -> Split:
     """Texts as a split in memory, each a document that ends in the token `end`, in sentences as `config` has them."""
-    encoder = SentenceEncoder(tokenizer, config)
+    encoder, first = SentenceEncoder(tokenizer, config), beginning(tokenizer)
     dtype = np.dtype("<u4")
     with TemporaryDirectory() as folder:
-        _write_split(Path(folder) / "texts", map(Document, texts), encoder, end, dtype)
-        split = _open_split(Path(folder) / "texts", dtype)
-        return Split(**{name: np.array(array) for name, array in vars(split).items()})
+        _write_split(Path(folder) / "texts", map(Document, texts), encoder, (first, end), dtype)
+        split = _open_split(Path(folder) / "texts", dtype, len(first))
+        arrays: dict[str, Any] = {name: np.array(getattr(split, name)) for name in ARRAYS}
+        return replace(split, **arrays)
 
 
 def report(store: TokenStore, *, sentences: bool) -> list[str]:
@@ -340,7 +357,13 @@ def _checksum(content: dict[str, Any]) -> str:
 
 
 def _write(
-    folder: Path, meta: dict[str, Any], source: Source, encoder: SentenceEncoder, eod: int, vocabulary: int, show: bool
+    folder: Path,
+    meta: dict[str, Any],
+    source: Source,
+    encoder: SentenceEncoder,
+    around: tuple[list[int], int],
+    vocabulary: int,
+    show: bool,
 ) -> None:
     dtype = np.dtype("<u2" if vocabulary < 2**16 else "<u4")
     counts, done = {}, 0
@@ -354,7 +377,7 @@ def _write(
                 shown.update(done, split)
 
         for split in source.splits:
-            counts[split] = _write_split(folder / split, report(source.documents(split)), encoder, eod, dtype)
+            counts[split] = _write_split(folder / split, report(source.documents(split)), encoder, around, dtype)
             counts[split]["dropped_documents"] = source.dropped.get(split, 0)
             counts[split]["empty_documents"] = source.empty.get(split, 0)
     files = {path.relative_to(folder).as_posix(): _describe(path) for path in sorted(folder.rglob("*.*"))}
@@ -364,12 +387,18 @@ def _write(
 
 
 def _write_split(
-    folder: Path, documents: Iterator[Document], encoder: SentenceEncoder, eod: int, dtype: np.dtype
+    folder: Path,
+    documents: Iterator[Document],
+    encoder: SentenceEncoder,
+    around: tuple[list[int], int],
+    dtype: np.dtype,
 ) -> dict[str, int]:
+    """Writes a split; `around`: the tokens before each document, and the one after it."""
+    first, end = around
     counts = dict.fromkeys(("documents", "segments", "tokens", "bytes", "cut_sentences", "merged_sentences"), 0)
     folder.mkdir()
     with ExitStack() as stack:
-        opened = {name: stack.enter_context((folder / f"{name}.bin").open("wb")) for name in Split.__annotations__}
+        opened = {name: stack.enter_context((folder / f"{name}.bin").open("wb")) for name in ARRAYS}
 
         def append(name: str, values: Any) -> None:
             opened[name].write(np.asarray(values).astype(dtype if name == "tokens" else _OFFSET).tobytes())
@@ -378,10 +407,12 @@ def _write_split(
             append(name, [0])
         for chunk in _chunks(documents):
             encoded = encoder(chunk)
-            lengths = [[*own[:-1], own[-1] + 1] if own else [1] for own in encoded.lengths]
+            lengths = [_with_around(own, len(first)) for own in encoded.lengths]
             ends = np.cumsum([sum(own) for own in lengths])
             sizes = [len(document.text.encode()) for document in chunk]
-            append("tokens", np.insert(encoded.tokens, ends - np.arange(1, len(chunk) + 1), eod))
+            text_ends = ends - np.arange(1, len(chunk) + 1) * (len(first) + 1)
+            places = np.stack([*[np.append(0, text_ends[:-1])] * len(first), text_ends], axis=1)
+            append("tokens", np.insert(encoded.tokens, places.ravel(), [*first, end] * len(chunk)))
             append("documents", counts["tokens"] + ends)
             append("segments", counts["tokens"] + np.cumsum(list(chain.from_iterable(lengths))))
             append("document_segments", counts["segments"] + np.cumsum([len(own) for own in lengths]))
@@ -393,6 +424,12 @@ def _write_split(
             counts["cut_sentences"] += encoded.cut
             counts["merged_sentences"] += encoded.merged
     return counts
+
+
+def _with_around(lengths: list[int], first: int) -> list[int]:
+    """Tokens of each segment of a document with those before its text and the one after it."""
+    own = lengths or [0]
+    return [length + (i == 0) * first + (i == len(own) - 1) for i, length in enumerate(own)]
 
 
 def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
@@ -413,7 +450,7 @@ def _describe(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
-def _open_split(folder: Path, dtype: np.dtype) -> Split:
+def _open_split(folder: Path, dtype: np.dtype, beginning: int) -> Split:
     def array(name: str, kind: np.dtype) -> np.ndarray:
         return np.memmap(folder / f"{name}.bin", dtype=kind, mode="r")
 
@@ -423,4 +460,5 @@ def _open_split(folder: Path, dtype: np.dtype) -> Split:
         segments=array("segments", _OFFSET),
         document_segments=array("document_segments", _OFFSET),
         document_bytes=array("document_bytes", _OFFSET),
+        beginning=beginning,
     )

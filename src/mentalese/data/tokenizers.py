@@ -14,9 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Encoding, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
-from transformers import AutoTokenizer, GPT2TokenizerFast, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    GPT2TokenizerFast,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from mentalese.errors import InputError
 from mentalese.files import whole_folder
@@ -45,6 +51,9 @@ MASK = "<|mask|>"
 NOTHING_ADDED = processors.TemplateProcessing(single="$A", pair="$A $B:1", special_tokens=[])
 """The post-processor of a tokenizer that adds nothing to a text."""
 
+BEGINNING = "text_beginning"
+"""The key in a tokenizer's settings for the tokens that another project's tokenizer puts before a text."""
+
 _TRAINING_VERSION = 1
 _TRAINING_BYTES = 20_000_000
 
@@ -52,38 +61,76 @@ _TRAINING_BYTES = 20_000_000
 def special_token_ids(tokenizer: PreTrainedTokenizerBase, *, sentences: bool = True) -> dict[str, int]:
     """The markers' ids, by the names that model configs use.
 
-    `bos_token_id` and `eos_token_id` are the end of a *document* (Hugging Face's `generate` stops there);
-    `sentence_start_token_id` and `sentence_end_token_id` are the sentence markers.
+    `bos_token_id` and `eos_token_id` are the beginning and the end of a *document* (Hugging Face's `generate` stops
+    at the end). Another project's tokenizer has its own; in ours both are EOD. `sentence_start_token_id` and
+    `sentence_end_token_id` are the sentence markers.
 
     Args:
-        sentences: whether the text has sentence markers. If it has none, another project's tokenizer will do: its own
-            beginning and end of a text replace ours, the end is also the padding, and all the rest is the end as well.
+        sentences: whether the text has sentence markers. If it has none and the tokenizer lacks them, or padding, the
+            end of a document takes their places.
 
     Raises:
         InputError: the tokenizer lacks a marker.
     """
     found = {marker: _marker_id(tokenizer, marker) for marker in MARKERS}
-    missing = [marker for marker in MARKERS if found[marker] is None]
-    end = tokenizer.eos_token_id if missing else None
-    if not sentences and {PAD, BOS, EOS} <= set(missing) and end is not None:
-        start = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-        names = ("pad_token_id", "eos_token_id", "sentence_start_token_id", "sentence_end_token_id")
-        return {"bos_token_id": start} | dict.fromkeys(names, end)
-    if missing:
+    end = found[EOD] if tokenizer.eos_token_id is None else tokenizer.eos_token_id
+    pad = found[PAD] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    needed = {PAD: pad, BOS: found[BOS], EOS: found[EOS], EOD: end}
+    missing = [marker for marker, index in needed.items() if index is None]
+    if EOD in missing or (sentences and missing):
         raise InputError(
             f"the tokenizer lacks the markers {', '.join(missing)}: "
             "add them with mentalese.data.tokenizers.add_markers(tokenizer) and resize the model's embeddings"
         )
-    latent = {name: _marker_id(tokenizer, marker) for name, marker in LATENT_MARKERS.items()}
+    assert end is not None
+    start = tokenizer.bos_token_id
+    if start is None or (start == found[BOS] and _is_marked(tokenizer)):  # saved for a layout of sentences
+        start = [end, *beginning(tokenizer)][-1]
     own = {
-        "pad_token_id": PAD,
-        "bos_token_id": EOD,
-        "eos_token_id": EOD,
-        "sentence_start_token_id": BOS,
-        "sentence_end_token_id": EOS,
+        "pad_token_id": pad,
+        "bos_token_id": start,
+        "eos_token_id": end,
+        "sentence_start_token_id": found[BOS],
+        "sentence_end_token_id": found[EOS],
     }
-    ids = latent | {name: found[marker] for name, marker in own.items()}
-    return {name: index for name, index in ids.items() if index is not None}
+    latent = {name: _marker_id(tokenizer, marker) for name, marker in LATENT_MARKERS.items()}
+    ids = {name: index for name, index in latent.items() if index is not None}
+    return ids | {name: end if index is None else index for name, index in own.items()}
+
+
+def beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The tokens that another project's tokenizer puts before each text (such as its beginning of a text); none for
+    ours, and for those that add nothing."""
+    if (tokens := tokenizer.init_kwargs.get(BEGINNING)) is not None:
+        return list(tokenizer.convert_tokens_to_ids(tokens))
+    if _is_marked(tokenizer):
+        return []
+    backend = tokenizer.backend_tokenizer
+    if backend.post_processor is None:
+        return []
+    around = backend.post_processor.process(_one_token())
+    return around.ids[: around.special_tokens_mask.index(0)]
+
+
+def _one_token() -> Encoding:
+    """A text of one token, of any vocabulary."""
+    columns = ("ids", "type_ids", "special_tokens_mask")
+    state = {name: [0] for name in columns} | {"tokens": ["a"], "words": [None], "offsets": [[0, 1]]}
+    state |= {"attention_mask": [1], "overflowing": [], "sequence_ranges": {}}
+    encoding = Encoding()
+    encoding.__setstate__(json.dumps(state).encode())
+    return encoding
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """All tokens that are no text: markers, and what the tokenizer itself calls special."""
+    added = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return {*special_token_ids(tokenizer, sentences=False).values(), *tokenizer.all_special_ids, *added}
+
+
+def _is_marked(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether `add_markers` has been here: no other project's tokenizer has both markers of sentences."""
+    return None not in (_marker_id(tokenizer, BOS), _marker_id(tokenizer, EOS))
 
 
 def _marker_id(tokenizer: PreTrainedTokenizerBase, marker: str) -> int | None:
@@ -99,32 +146,43 @@ def add_markers(tokenizer: PreTrainedTokenizerBase, *, latents: bool = False) ->
     Args:
         latents: those of latent positions too.
 
-    The copy adds nothing to what it encodes (no start or end of text), and keeps spaces when it decodes.
+    The copy adds nothing to what it encodes (no start or end of text), and keeps spaces when it decodes. The beginning,
+    the end and the padding of another project's tokenizer stay what they are, and so does its chat template; padding
+    that also begins or ends a text is replaced. `beginning` returns what the tokenizer put before a text.
 
     Raises:
         InputError: the tokenizer is not backed by the `tokenizers` library, or its ids have gaps.
     """
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise InputError(f"{type(tokenizer).__name__} is not a fast tokenizer: use one that has a tokenizer.json")
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    backend.no_padding()
-    backend.no_truncation()
-    backend.post_processor = NOTHING_ADDED
     known = tokenizer.get_vocab()
     if (highest := max(known.values())) >= len(known):  # markers would get ids of other tokens
         raise InputError(
             f"the tokenizer has {len(known)} tokens and ids up to {highest}: number its tokens from 0 without gaps"
         )
-    markers = [*MARKERS, *(marker for marker in LATENT_MARKERS.values() if latents or marker in known)]
+    first = tokenizer.convert_ids_to_tokens(beginning(tokenizer))
+    start, end, pad = tokenizer.bos_token, tokenizer.eos_token or EOD, tokenizer.pad_token
+    if start is None or (start == BOS and _is_marked(tokenizer)):
+        start = first[-1] if first else EOD if end == EOD else None
+    if pad is None or pad in (*first, end):
+        pad = PAD
+    latent = [marker for marker in LATENT_MARKERS.values() if latents or marker in known]
+    markers = [marker for marker in (*MARKERS, *latent) if marker in {*known, pad, BOS, EOS, end, *latent}]
+    named = {"bos_token": start, "eos_token": end, "pad_token": pad, "unk_token": tokenizer.unk_token}
+    extra = dict.fromkeys([*tokenizer.all_special_tokens, *markers])
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_padding()
+    backend.no_truncation()
+    backend.post_processor = NOTHING_ADDED
     backend.add_special_tokens([AddedToken(marker, special=True, normalized=False) for marker in markers])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        bos_token=EOD,
-        eos_token=EOD,
-        pad_token=PAD,
-        extra_special_tokens=[marker for marker in markers if marker not in (PAD, EOD)],
-        clean_up_tokenization_spaces=False,
-    )
+    settings = named | {
+        "extra_special_tokens": [token for token in extra if token not in named.values()],
+        BEGINNING: first or None,
+        # That of a saved model of questions belongs to its layout.
+        "chat_template": None if "text_layout" in tokenizer.init_kwargs else tokenizer.chat_template,
+    }
+    settings = {name: value for name, value in settings.items() if value is not None}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **settings)
 
 
 def open_tokenizer(spec: str, source: Source, *, cache: Path, show: bool = True) -> PreTrainedTokenizerFast:
@@ -154,7 +212,8 @@ def open_tokenizer(spec: str, source: Source, *, cache: Path, show: bool = True)
 
 
 def load_pretrained_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """A tokenizer as it was saved: a folder, or `hub:NAME`.
+    """A tokenizer as it was saved: a folder, or `hub:NAME`. A beginning, an end or padding that the model's config next
+    to it names, and the tokenizer does not, gets its name.
 
     Raises:
         InputError: the folder contains none, or the hub's cannot be fetched.
@@ -172,13 +231,31 @@ def load_pretrained_tokenizer(path: str) -> PreTrainedTokenizerBase:
     try:
         if path.startswith("hub:"):
             with hub_or_cache("tokenizer", path):
-                return AutoTokenizer.from_pretrained(path.removeprefix("hub:"))
-        return AutoTokenizer.from_pretrained(path)
+                return _named_by_config(AutoTokenizer.from_pretrained(path.removeprefix("hub:")))
+        return _named_by_config(AutoTokenizer.from_pretrained(path))
     except InputError:
         raise
     except (OSError, ValueError, ImportError) as error:
         first_line = str(error).strip().splitlines()[0]
         raise InputError(f"the tokenizer {path!r} cannot be opened: {first_line}") from error
+
+
+def _named_by_config(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """The tokenizer, whose unnamed beginning, end and padding get their names from the model's config next to it."""
+    unnamed = [name for name in ("bos_token", "eos_token", "pad_token") if getattr(tokenizer, name) is None]
+    if not unnamed:
+        return tokenizer
+    try:
+        config, _ = PreTrainedConfig.get_config_dict(tokenizer.name_or_path)
+    except OSError:  # a tokenizer without a model
+        return tokenizer
+    config = config.get("text_config", {}) | config  # of models that also read images
+    for name in unnamed:
+        index = config.get(f"{name}_id")
+        index = index[0] if isinstance(index, list) and index else index
+        if isinstance(index, int) and 0 <= index < len(tokenizer):
+            setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(index))
+    return tokenizer
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -241,7 +318,7 @@ def lost_in_tokens(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> str |
 
 
 def _without_markers(ids: Sequence[int] | Tensor, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    markers = set(special_token_ids(tokenizer, sentences=False).values())
+    markers = special_ids(tokenizer)
     return [i for i in torch.as_tensor(ids).tolist() if i not in markers]
 
 

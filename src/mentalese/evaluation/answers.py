@@ -36,7 +36,7 @@ from mentalese.evaluation.answer_rule import (
 from mentalese.evaluation.options import AnswerOptions
 from mentalese.files import write_json, write_text
 from mentalese.models.build import context_length
-from mentalese.models.generation import seeded
+from mentalese.models.generation import seeded, stops
 from mentalese.models.saved import Saved
 from mentalese.screen import progress
 from mentalese.values import shown
@@ -254,8 +254,7 @@ def ask(
     batches = list(_batches(saved, split, options, examples, limit))
     shortest = int(batches[-1]["attention_mask"].sum(1).min())
     _check_shortest(shortest, options.answer_tokens or saved.evaluation.answer_tokens, context)
-    special = saved.layout.special_ids(saved.tokenizer)
-    generation: dict[str, Any] = {name: special[name] for name in ("pad_token_id", "eos_token_id")}
+    generation = stops(saved.hugging_face, saved.layout.special_ids(saved.tokenizer))
     questions, wanted = _questions(saved, split), _right_answers(saved, split)
     rule = AnswerRule.of(source_name(saved.data), wanted.values(), saved.evaluation.answer_rule)
     latents = saved.layout.asked().get("latents")
@@ -368,9 +367,10 @@ class _Found:
 def _continued(saved: Saved, rows: dict[str, torch.Tensor], generation: dict[str, Any]) -> list[_Found]:
     """The new text after each row."""
     new = saved.hugging_face.generate(**rows, **generation)[:, rows["input_ids"].shape[1] :]
+    last = torch.tensor(generation["eos_token_id"], device=new.device)
     found = []
     for ids in new:
-        ends = (ids == generation["eos_token_id"]).nonzero()
+        ends = torch.isin(ids, last).nonzero()
         tokens = int(ends[0]) + 1 if len(ends) else len(ids)
         found.append(_Found(decode(ids, saved.tokenizer), tokens, len(ends) > 0))
     return found
@@ -419,9 +419,8 @@ def _batches(saved: Saved, split: Split, options: AnswerOptions, examples: Split
         return question_batches(split, saved.layout, saved.evaluation, saved.tokenizer, longest=longest)
     questions = _questions(saved, split)
     numbers, texts = np.array([*questions]), [*questions.values()]
-    if options.shots:
-        texts = _after_shots(questions, saved, split, options, examples, limit)
-    encoded = saved.layout.encode_prompts(texts, saved.tokenizer, saved.data)
+    shots = _shots(questions, saved, split, options, examples, limit) if options.shots else None
+    encoded = saved.layout.encode_prompts(texts, saved.tokenizer, saved.data, before=shots)
     lengths = encoded["attention_mask"].sum(1).numpy()
 
     def batch(rows: np.ndarray) -> Batch:
@@ -431,7 +430,7 @@ def _batches(saved: Saved, split: Split, options: AnswerOptions, examples: Split
     return map(batch, by_length(lengths, saved.evaluation.batch_size, longest))
 
 
-def _after_shots(
+def _shots(
     questions: dict[int, str],
     saved: Saved,
     split: Split,
@@ -439,7 +438,7 @@ def _after_shots(
     examples: Split | None,
     limit: int,
 ) -> list[str]:
-    """Each question, by its number in the split, after examples of its own, with an empty line after each."""
+    """The examples before each question, an empty line after each example."""
     if examples is None:
         raise InputError(f"shots is {options.shots}: the source has no train split to draw them from; remove it")
     tokenizer, context = saved.tokenizer, context_length(saved.model.config)
@@ -464,7 +463,7 @@ def _after_shots(
         others = fitting[fitting != document] if examples is split else fitting
         chosen = _drawn(others, question, examples, tokenizer, options, document)
         shots = (decode(_tokens(examples, *examples.documents[[i, i + 1]] - [0, 1]), tokenizer) for i in chosen)
-        texts.append("\n\n".join([*shots, question]))
+        texts.append("".join(f"{shot}\n\n" for shot in shots))
     return texts
 
 

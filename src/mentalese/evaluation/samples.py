@@ -31,7 +31,7 @@ from mentalese.data.config import DataConfig, EvaluationConfig
 from mentalese.data.layouts import PerDocument
 from mentalese.data.prompts import PromptEncoder
 from mentalese.data.store import Split
-from mentalese.data.tokenizers import corpus_encoder, decode, decode_after
+from mentalese.data.tokenizers import beginning, corpus_encoder, decode, decode_after
 from mentalese.errors import InputError
 from mentalese.evaluation.options import Decoding, SampleOptions
 from mentalese.install import install_command
@@ -119,11 +119,12 @@ def unconditional(saved: Saved, options: SampleOptions, judge: Saved, *, show: b
         InputError: a model of questions, or `sample_tokens` above the model's context.
     """
     special = _special_ids(saved)
+    start = [special["sentence_start_token_id"]] if saved.layout.markers else []
+    start = [*start, *beginning(saved.tokenizer)] or [special["bos_token_id"]]
     context = context_length(saved.model.config)
-    tokens = options.sample_tokens or min(_LONGEST, _LONGEST if context is None else context - 1)
-    _check_room(context, 1, tokens)
-    start = special["sentence_start_token_id" if saved.layout.markers else "bos_token_id"]
-    first = torch.full((options.samples or 64, 1), start)
+    tokens = options.sample_tokens or min(_LONGEST, _LONGEST if context is None else context - len(start))
+    _check_room(context, len(start), tokens)
+    first = torch.tensor([start]).repeat(options.samples or 64, 1)
     prompts = {"input_ids": first, "attention_mask": torch.ones_like(first)}
 
     results: dict[str, Any] = {}
@@ -268,7 +269,7 @@ def _beginnings(
 ) -> tuple[list[str], list[str]]:
     """The first tokens of documents that are long enough, and the same with those that follow."""
     length = options.prompt_tokens + tokens
-    long_enough = np.flatnonzero(np.diff(split.documents) > length)
+    long_enough = np.flatnonzero(np.diff(split.documents) - split.beginning > length)
     count = options.samples or min(1000, len(long_enough))
     if count > len(long_enough) or count < _FEWEST_TEXTS:
         raise InputError(
@@ -280,7 +281,7 @@ def _beginnings(
     def text(start: int, size: int) -> str:
         return decode(torch.from_numpy(split.tokens[start : start + size].astype("int64")), tokenizer)
 
-    starts = split.documents[long_enough[:count]].tolist()
+    starts = (split.documents[long_enough[:count]] + split.beginning).tolist()
     return [text(start, options.prompt_tokens) for start in starts], [text(start, length) for start in starts]
 
 
@@ -304,8 +305,8 @@ def judge_texts(judge: Saved, texts: Sequence[tuple[str, str]]) -> float | None:
     parts = [(prompt, new) for prompt, new in pairs if new]
     if not parts:
         return None
-    end = judge.layout.special_ids(judge.tokenizer)["eos_token_id"]
-    ids = [[*prompt, *new, end] for prompt, new in parts]
+    first, end = beginning(judge.tokenizer), judge.layout.special_ids(judge.tokenizer)["eos_token_id"]
+    ids = [[*first, *prompt, *new, end] for prompt, new in parts]
     bounds = np.cumsum([0, *map(len, ids)])
     split = Split(
         tokens=np.concatenate(ids).astype(np.uint32),
@@ -313,10 +314,11 @@ def judge_texts(judge: Saved, texts: Sequence[tuple[str, str]]) -> float | None:
         segments=bounds,
         document_segments=np.arange(len(bounds)),
         document_bytes=np.ones(len(ids), dtype=np.int64),
+        beginning=len(first),
     )
     scores = judge.token_scores(split)
     for start, (prompt, _) in zip(bounds.tolist(), parts):
-        scores[start : start + len(prompt)] = np.nan
+        scores[start : start + len(first) + len(prompt)] = np.nan
     return math.exp(np.nanmean(scores.astype(np.float64)))
 
 
@@ -324,7 +326,9 @@ def text_features(judge: Saved, texts: Sequence[str]) -> np.ndarray:
     """[texts, hidden] float32: the judge's last hidden state at the last token of each text that it reads at once."""
     encode, pad = corpus_encoder(judge.tokenizer), judge.layout.special_ids(judge.tokenizer)["pad_token_id"]
     length = judge.layout.sequence_length
-    rows = [torch.tensor(encode.encode(text, add_special_tokens=False).ids[:length]) for text in texts]
+    first = beginning(judge.tokenizer)
+    read = ([*first, *encode.encode(text, add_special_tokens=False).ids] for text in texts)
+    rows = [torch.tensor(ids[:length]) for ids in read]
     features = []
     for start in range(0, len(rows), BATCH_SIZE):
         part = rows[start : start + BATCH_SIZE]

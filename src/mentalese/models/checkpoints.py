@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, logging
 
 from mentalese.data.config import DataConfig
@@ -21,9 +23,10 @@ from mentalese.models.contract import Contract
 from mentalese.models.lora import FOLDER, add_adapters, merged_weights, save_adapter
 from mentalese.models.packaged import packaged
 from mentalese.models.tensor_files import is_checkpoint, load_weights
-from mentalese.models.text_tokenizer import mask_token_id, text_tokenizer
+from mentalese.models.text_tokenizer import ABOUT, mask_token_id, text_tokenizer
 from mentalese.network import hub_or_cache
 from mentalese.recipe import Recipe
+from mentalese.values import shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -65,7 +68,7 @@ def save_model(
     """
     with whole_folder(folder, replace=True) as temporary, quiet_transformers():
         model.save_pretrained(temporary)
-        reading_tokenizer(tokenizer, model, about.get("recipe")).save_pretrained(temporary)
+        reading_tokenizer(tokenizer, model, about).save_pretrained(temporary)
         if adapted is not None:
             save_adapter(temporary / FOLDER, adapted, str(about["recipe"]["train"]["init"]))
         if card is not None:
@@ -83,17 +86,18 @@ def write_about(folder: Path, tokenizer: PreTrainedTokenizerBase, about: dict[st
 
 
 def reading_tokenizer(
-    tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, recipe: dict[str, Any] | None
+    tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, about: dict[str, Any]
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer by which `load` would read texts for this model."""
+    """The tokenizer by which `load` would read texts for this model. It carries `about`, so that a model that
+    transformers saves again is still read as it was trained."""
     layout: Layout = Packed()
     data = DataConfig()
-    if recipe is not None:
-        own = Recipe.from_dict(recipe)
+    if "recipe" in about:
+        own = Recipe.from_dict(about["recipe"])
         layout, data = own.layout, own.data
-    context = context_length(model.config) or (layout.sequence_length if recipe else None)
+    context = context_length(model.config) or (layout.sequence_length if "recipe" in about else None)
     mask = mask_token_id(model)
-    return text_tokenizer(tokenizer, layout, data, mask_token_id=mask, model_max_length=context)
+    return text_tokenizer(tokenizer, layout, data, mask_token_id=mask, model_max_length=context, about=about)
 
 
 def model_folder(path: str | Path) -> Path:
@@ -105,9 +109,30 @@ def model_folder(path: str | Path) -> Path:
 
 
 def saved_about(path: str | Path) -> dict[str, Any]:
-    """The content of `mentalese.json` next to a model's weights; empty for models saved by another project."""
-    file = model_folder(path) / "mentalese.json"
-    return read_json(file) if file.is_file() else {}
+    """Facts about a saved model: the content of `mentalese.json` next to its weights; if the model was saved again
+    without that file, what its tokenizer carries; empty for models of another project."""
+    if (file := _saved_file(path, "mentalese.json")) is not None:
+        return read_json(file)
+    if (file := _saved_file(path, "tokenizer_config.json")) is None:
+        return {}
+    about = read_json(file).get(ABOUT, {})
+    if not isinstance(about, dict):
+        raise InputError(f"{file}: {ABOUT} is {shown(about)}: use an intact copy")
+    return about
+
+
+def _saved_file(path: str | Path, name: str) -> Path | None:
+    """A file in a saved model's folder or in its repository at the hub; `None` if there is none."""
+    if not str(path).startswith("hub:"):
+        file = model_folder(path) / name
+        return file if file.is_file() else None
+    with hub_or_cache("MODEL", str(path)) as reachable:
+        try:
+            return Path(hf_hub_download(str(path).removeprefix("hub:"), name))
+        except EntryNotFoundError as error:
+            if reachable and isinstance(error, LocalEntryNotFoundError):  # the connection broke
+                raise
+            return None
 
 
 def saved_recipe(path: str | Path) -> Recipe | None:
@@ -118,6 +143,8 @@ def saved_recipe(path: str | Path) -> Recipe | None:
 
 def check_weights(path: str | Path) -> None:
     """Raises `InputError` if weights next to a `mentalese.json` are not those that were saved."""
+    if str(path).startswith("hub:"):
+        return
     noted = saved_about(path).get("weights", {})
     if not isinstance(noted, dict):
         raise InputError(f"{model_folder(path) / 'mentalese.json'}: weights is {noted!r}: use an intact copy")
@@ -164,13 +191,13 @@ def load_model(
             f"{name} contains no model (no config.json): use the folder of a run or of a saved model, models:NAME or "
             "hub:NAME"
         )
-    about = saved_about(path)
     if not checkpoint:
         check_weights(path)
     try:
         with quiet_transformers(), hub_or_cache("MODEL", name) if at_hub else nullcontext():
             config = with_fields(AutoConfig.from_pretrained(source), fields or {})
             tokenizer = load_pretrained_tokenizer(name if at_hub else source)
+            about = saved_about(path)
             if checkpoint:
                 model = _from_checkpoint(Path(name), config, tokenizer)
             else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -189,14 +189,32 @@ def _options(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int, asked: dict[str, Any]
 ) -> dict[str, Any]:
     special = special_token_ids(tokenizer, sentences=False)
-    stops = asked.get("stop_strings") or model.generation_config.stop_strings
+    words = asked.get("stop_strings") or model.generation_config.stop_strings
     return {
         "max_new_tokens": max_new_tokens,
-        "pad_token_id": special["pad_token_id"],
         "return_dict_in_generate": False,  # whatever the model's own generation settings are
-        **({"tokenizer": tokenizer} if stops else {}),
+        **stops(model, special),
+        **({"tokenizer": tokenizer} if words else {}),
         **asked,
     }
+
+
+def stops(model: PreTrainedModel, special: Mapping[str, int]) -> dict[str, Any]:
+    """Keywords of `generate`: the padding, and every end of a text that the model or its tokenizer has.
+
+    Args:
+        special: ids of `Layout.special_ids`.
+    """
+    return {
+        "pad_token_id": special["pad_token_id"],
+        "eos_token_id": sorted({*ends(model), special["eos_token_id"]}),
+    }
+
+
+def ends(model: PreTrainedModel) -> list[int]:
+    """The tokens at which the model's own settings end a text."""
+    own = model.generation_config.eos_token_id
+    return [] if own is None else own if isinstance(own, list) else [own]
 
 
 _SETTINGS: dict[str, tuple[Any, float]] = {

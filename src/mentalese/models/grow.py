@@ -7,12 +7,13 @@ saved model, grown or not. A family that grows declares `Family.grow`, which mak
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from mentalese.data.layouts import Packed, QuestionAnswer
 from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS, add_markers
@@ -22,6 +23,7 @@ from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model, config_class, context_length
 from mentalese.models.checkpoints import load_model, save_model
 from mentalese.models.config import LatentThoughtConfig
+from mentalese.models.generation import ends
 from mentalese.registry import families, load
 
 if TYPE_CHECKING:
@@ -106,7 +108,8 @@ def start_from(model: nn.Module, tokenizer: PreTrainedTokenizerBase, path: str) 
 
     Embeddings are copied token by token, and rows of no token as they are. A token that the saved model lacks starts
     as the mean of all, a latent marker as the token that begins a calculation, `<<`. Parts that the saved model lacks
-    stay as they are, or start as the model's `start_from_backbone` sets them.
+    stay as they are, or start as the model's `start_from_backbone` sets them. If the saved model's texts have several
+    ends, generation stops at each of them.
 
     Raises:
         InputError: what `load_model` refuses, another tokenizer, another class, weights of other sizes, or a decoder
@@ -147,6 +150,15 @@ def start_from(model: nn.Module, tokenizer: PreTrainedTokenizerBase, path: str) 
             parameters[name].copy_(_embeddings(value, rows) if id(value) in tables else value)
         if target is not whole and hasattr(whole, "start_from_backbone"):
             whole.start_from_backbone()
+    ids, tokens = tokenizer.get_vocab(), own_tokenizer.convert_ids_to_tokens(range(len(own_tokenizer)))
+    names = {tokens[index] for index in ends(hugging_face_model(loaded)) if index < len(tokens)}
+    end_at(whole, {tokenizer.eos_token_id, *(ids[name] for name in names if name in ids)})
+
+
+def end_at(model: PreTrainedModel, tokens: Collection[int]) -> None:
+    """Makes these tokens the model's ends of a text, if there are several; one is the tokenizer's and known."""
+    if len(tokens) > 1:
+        model.config.eos_token_id = model.generation_config.eos_token_id = sorted(tokens)
 
 
 _FREE = {"vocab_size", "n_positions", "max_position_embeddings", "head_dim", "use_cache", "initializer_range"}

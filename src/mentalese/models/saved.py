@@ -17,15 +17,15 @@ from mentalese.data.batch import Batch, to_device
 from mentalese.data.config import AS_IT_IS, DataConfig, EvaluationConfig
 from mentalese.data.layouts import Layout, Packed
 from mentalese.data.store import Split, TokenStore, prepare, split_of
-from mentalese.data.tokenizers import MARKERS, add_markers, special_token_ids, tokenizer_fingerprint
+from mentalese.data.tokenizers import add_markers, tokenizer_fingerprint
 from mentalese.errors import InputError
 from mentalese.models import generation, scoring, thinking
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import context_length
-from mentalese.models.checkpoints import load_model, model_folder, saved_recipe
+from mentalese.models.checkpoints import load_model, model_folder, saved_about, saved_recipe
 from mentalese.models.contract import Contract, compile_parts
 from mentalese.models.inputs import check_tokens
-from mentalese.models.text_tokenizer import mask_token_id
+from mentalese.models.text_tokenizer import mask_token_id, saved_reading
 from mentalese.models.trace import ThoughtTrace
 from mentalese.recipe import Recipe
 from mentalese.values import checked, replaced, shown
@@ -229,8 +229,7 @@ class Saved:
         store, prepared = prepare(self.data, layout or self.layout, to_train=False, whole=whole, show=show)
         if whole:
             store = dataclasses.replace(store, splits={split: store.splits["test"]})
-        known = MARKERS[0] in self.tokenizer.get_vocab()
-        marked = self.tokenizer if known else add_markers(self.tokenizer)
+        marked = add_markers(self.tokenizer, latents=(layout or self.layout).questions)
         if tokenizer_fingerprint(prepared) != tokenizer_fingerprint(marked):
             raise InputError(
                 f"the text was tokenised with {self.data.tokenizer}, which is not the checkpoint's tokenizer: "
@@ -238,13 +237,7 @@ class Saved:
             )
         if split not in store.splits:
             raise InputError(f"split is {split!r}: {self.data.source} has {', '.join(store.splits)}")
-        end = special_token_ids(prepared)["eos_token_id"]
-        own_end = self.layout.special_ids(self.tokenizer)["eos_token_id"]
-        if end == own_end:
-            return store
-        tokens = store.splits[split].tokens
-        ended = dataclasses.replace(store.splits[split], tokens=np.where(tokens == end, own_end, tokens))
-        return dataclasses.replace(store, splits=store.splits | {split: ended})
+        return store
 
     def split(self, name: str = "test", *, show: bool = False) -> Split:
         """A split of the text in the model's own tokens. Raises what `store` does."""
@@ -273,17 +266,13 @@ def load(path: str | Path, device: str | torch.device | None = None, *, config: 
         config: other values of fields of the model's config, as far as the weights allow.
 
     Raises:
-        InputError: there is no model, its weights are damaged, its tokenizer is not the one it was trained with, or
-            its config has no such field.
+        InputError: there is no model, its weights are damaged, its tokenizer is not the one it was trained with, its
+            config has no such field, or nothing says how its text is laid out.
     """
     model, tokenizer = load_model(path, device or default_device(), fields=config)
     recipe = saved_recipe(path)
-    if recipe:
-        data, layout, evaluation = recipe.data, recipe.layout, recipe.evaluation
-    else:
-        length = Packed().sequence_length
-        layout = Packed(sequence_length=min(length, context_length(model.config) or length))
-        data, evaluation = DataConfig(), EvaluationConfig()
+    evaluation = recipe.evaluation if recipe else EvaluationConfig()
+    layout, data = (recipe.layout, recipe.data) if recipe else _reading(str(path), model, tokenizer)
     return Saved(
         path=str(path),
         model=model,
@@ -293,6 +282,25 @@ def load(path: str | Path, device: str | torch.device | None = None, *, config: 
         evaluation=dataclasses.replace(evaluation, max_documents=None, max_test_documents=None, documents_seed=None),
         recipe=recipe,
     )
+
+
+def _reading(path: str, model: Contract, tokenizer: PreTrainedTokenizerBase) -> tuple[Layout, DataConfig]:
+    """The layout and the sentences of a model without a recipe.
+
+    Raises:
+        InputError: a model of sentences or latents, and nothing says where a text has them.
+    """
+    if (reading := saved_reading(tokenizer)) is not None:
+        return reading
+    if not saved_about(path):
+        for name, parts in (("sentence_start_token_id", "sentences"), ("latent_token_id", "latents")):
+            if getattr(model.config, name, None) is not None:
+                raise InputError(
+                    f"{path}: the model reads {parts}, and neither mentalese.json nor the tokenizer's settings say how "
+                    "its text is laid out: save the tokenizer of the run's model/ with it"
+                )
+    length = Packed().sequence_length
+    return Packed(sequence_length=min(length, context_length(model.config) or length)), DataConfig()
 
 
 def default_device() -> torch.device:

@@ -17,7 +17,7 @@ from mentalese.data.batch import Batch, to_device
 from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Layout
 from mentalese.data.store import Split
-from mentalese.data.tokenizers import decode, lost_in_tokens
+from mentalese.data.tokenizers import beginning, decode, lost_in_tokens
 from mentalese.errors import InputError
 from mentalese.models.contract import ONE_PASS, Contract, evaluation_mode
 from mentalese.nn.loss import IGNORED
@@ -158,6 +158,8 @@ def perplexity(
     spans = zip(split.documents[chosen], split.documents[np.asarray(chosen) + 1])
     lost = lost_in_tokens(tokenizer, np.concatenate([split.tokens[start:stop] for start, stop in spans]))
     told = {} if lost is None else {"lost": lost}
+    if split.beginning:
+        told["beginning"] = "".join(tokenizer.convert_ids_to_tokens(beginning(tokenizer)))
     return Perplexity(
         nll=total / tokens,
         tokens=tokens,

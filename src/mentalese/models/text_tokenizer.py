@@ -23,7 +23,7 @@ from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 from mentalese.data.config import DataConfig
 from mentalese.data.layouts import Layout, layout_class
 from mentalese.data.prompts import PromptEncoder, TextRow
-from mentalese.data.tokenizers import BOS, MASK
+from mentalese.data.tokenizers import BEGINNING, BOS, MASK, beginning
 from mentalese.errors import InputError
 from mentalese.models.anywhere import NotCopied, write_module
 from mentalese.models.transformers_seam import PaddingStrategy, ReadingTokenizer, TruncationStrategy
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from os import PathLike
 
 MODULE = "mentalese_tokenizer"
+ABOUT = "mentalese"
+"""The key in a saved tokenizer's settings under which it carries facts about its model, such as the recipe."""
 _SENTENCES = ("sentences", "min_sentence_tokens", "max_sentence_tokens")
 
 
@@ -47,6 +49,7 @@ def text_tokenizer(
     *,
     mask_token_id: int | None = None,
     model_max_length: int | None = None,
+    about: dict[str, Any] | None = None,
 ) -> PreTrainedTokenizerFast:
     """A copy of `tokenizer` that reads texts as a model of this layout does, padded on the left.
 
@@ -55,6 +58,7 @@ def text_tokenizer(
     Args:
         mask_token_id: that of models that fill in `<|mask|>`.
         model_max_length: the most tokens that the model reads; `None`: any number.
+        about: facts about the model that are saved with the tokenizer, JSON-ready.
 
     Raises:
         InputError: the tokenizer lacks a marker of the layout, or is not backed by the `tokenizers` library.
@@ -80,7 +84,9 @@ def text_tokenizer(
         "model_max_length": model_max_length,
         "padding_side": "left",
         "clean_up_tokenization_spaces": False,
-        "chat_template": layout.chat_template(tokenizer),
+        "chat_template": layout.chat_template(tokenizer) or tokenizer.chat_template,
+        BEGINNING: tokenizer.convert_ids_to_tokens(beginning(tokenizer)),
+        ABOUT: about,
     }
     settings = {name: value for name, value in settings.items() if value is not None}
     if own and mask_token_id is None:
@@ -101,6 +107,16 @@ def _template(backend: Tokenizer, before: Sequence[int], after: Sequence[int]) -
     return processors.TemplateProcessing(single=single, pair=[*single, "$B:1"], special_tokens=known)
 
 
+def saved_reading(tokenizer: PreTrainedTokenizerBase) -> tuple[Layout, DataConfig] | None:
+    """The layout and the settings of sentences that a saved tokenizer carries; `None` if it carries none."""
+    if "text_layout" not in tokenizer.init_kwargs:
+        return None
+    fields = dict(tokenizer.init_kwargs["text_layout"])
+    kind = fields.pop("kind")
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    return layout_class(kind)(**values), DataConfig(**tokenizer.init_kwargs["text_sentences"])
+
+
 class MentaleseTokenizer(NotCopied, ReadingTokenizer):
     """A tokenizer that reads a text by a layout: `text_tokenizer` makes it, its settings are saved with it.
 
@@ -118,13 +134,14 @@ class MentaleseTokenizer(NotCopied, ReadingTokenizer):
     def tokens_added(self) -> None:
         self._reads = None  # it knows the tokens that may end a clause
 
-    def _read_by(self) -> Layout:
-        if self._layout is None:
-            fields = dict(self.init_kwargs["text_layout"])
-            kind = fields.pop("kind")
-            values = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-            self._layout = layout_class(kind)(**values)
-        return self._layout
+    def _reading(self) -> tuple[Layout, PromptEncoder]:
+        if self._layout is None or self._reads is None:
+            reading = saved_reading(self)
+            if reading is None:
+                raise InputError("the tokenizer's settings lack text_layout: use an intact copy of its folder")
+            self._layout, data = reading
+            self._reads = PromptEncoder(self, data, self.init_kwargs.get("text_mask_id"), self.backend_tokenizer)
+        return self._layout, self._reads
 
     def _row(self, text: Any, pair: Any) -> tuple[TextRow, int]:
         """The tokens of a text and of what continues it, and how many are the first's."""
@@ -133,16 +150,13 @@ class MentaleseTokenizer(NotCopied, ReadingTokenizer):
                 raise InputError(
                     f"text is {value!r}: this tokenizer splits texts into sentences by itself, so pass whole texts"
                 )
-        if self._reads is None:
-            data = DataConfig(**self.init_kwargs["text_sentences"])
-            self._reads = PromptEncoder(self, data, self.init_kwargs.get("text_mask_id"), self.backend_tokenizer)
-        layout = self._read_by()
+        layout, reads = self._reading()
         if pair and layout.markers:
             raise InputError(
                 "text_pair is set: this model reads sentences between markers, which two texts may share; pass one text"
             )
-        row = layout.prompt_row(text, self._reads)
-        return (row + self._reads.text(pair, continues=True), len(row)) if pair else (row, len(row))
+        row = layout.prompt_row(text, reads)
+        return (row + reads.text(pair, continues=True), len(row)) if pair else (row, len(row))
 
     def encode_texts(
         self, text: Any, text_pair: Any = None, add_special_tokens: bool = True, **options: Any

@@ -13,12 +13,12 @@ from torch import Tensor
 from mentalese.data.config import DataConfig, EvaluationConfig
 from mentalese.data.layouts import Layout, Packed
 from mentalese.data.rows import document_windows
-from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS
+from mentalese.data.tokenizers import special_ids
 from mentalese.errors import InputError
 from mentalese.models.adapter import as_contract, hugging_face_model
 from mentalese.models.build import context_length
 from mentalese.models.contract import Contract
-from mentalese.models.generation import seeded
+from mentalese.models.generation import seeded, stops
 from mentalese.models.trace import ALONG_TEXT, ThoughtTrace
 from mentalese.models.windows import joined
 from mentalese.values import checked
@@ -87,8 +87,7 @@ def think(
             "max_new_tokens"
         )
     with seeded(plain, 0), torch.no_grad():
-        new: dict[str, Any] = {"do_sample": False, "pad_token_id": special["pad_token_id"]}
-        new["max_new_tokens"] = max_new_tokens
+        new: dict[str, Any] = {"do_sample": False, "max_new_tokens": max_new_tokens, **stops(plain, special)}
         ids = plain.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **new)
     return dataclasses.replace(trace(model, tokenizer, ids[0], **options), written=length)
 
@@ -124,7 +123,7 @@ def trace(
 
 def name_tokens(trace: ThoughtTrace, tokenizer: PreTrainedTokenizerBase) -> None:
     """Fills in a trace's `tokens`, `special` and `vocabulary`."""
-    ids, special = trace.input_ids.tolist(), _special(tokenizer)
+    ids, special = trace.input_ids.tolist(), special_ids(tokenizer)
     others = {token for reading in trace.readings.values() for token in reading.tolist()}
     others |= {token for thought in trace.thoughts for token, _ in thought.nearest}
     trace.tokens = token_texts(ids, tokenizer)
@@ -132,18 +131,11 @@ def name_tokens(trace: ThoughtTrace, tokenizer: PreTrainedTokenizerBase) -> None
     trace.vocabulary = {token: tokenizer.decode([token]) for token in sorted(others)}
 
 
-def _special(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """The tokens that are no text: those that the tokenizer says, markers and latents."""
-    known = tokenizer.get_vocab()
-    markers = {known[marker] for marker in (*MARKERS, *LATENT_MARKERS.values()) if marker in known}
-    return markers | set(tokenizer.all_special_ids)
-
-
 def token_texts(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """The text of each token; joined, the whole text. If several tokens form one character, the first one has it; a
     character that a marker interrupts is broken."""
     texts: list[str] = []
-    start, special = 0, _special(tokenizer)
+    start, special = 0, special_ids(tokenizer)
     for end in range(1, len(ids) + 1):
         before = list(ids[max(start - 1, 0) : start])  # some tokenizers drop a space at the start of a text
         text = tokenizer.decode([*before, *ids[start:end]])

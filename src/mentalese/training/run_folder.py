@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedTokenizerBase
 
 from mentalese.data.store import TokenStore, source_fingerprint, tokenizer_in_folder
+from mentalese.data.tokenizers import decode
 from mentalese.errors import InputError
 from mentalese.files import read_json, temporary_name
 from mentalese.models.checkpoints import saved_about
@@ -156,9 +157,11 @@ def openings(
     """The first words of some test documents, or of records the questions: prompts that fit any corpus."""
     split = store.splits["test"]
     if questions:
-        return [tokenizer.decode(split.segment(first)).strip() for first in split.document_segments[:-1][:count]]
-    starts = split.documents[:-1][split.documents[1:] - split.documents[:-1] > 2 * length]
-    texts = (tokenizer.decode(split.tokens[start : start + length].astype("int64")) for start in starts)
+        return [
+            decode(split.segment(first).tolist(), tokenizer).strip() for first in split.document_segments[:-1][:count]
+        ]
+    starts = split.documents[:-1][split.documents[1:] - split.documents[:-1] > 2 * length] + split.beginning
+    texts = (decode(split.tokens[start : start + length].tolist(), tokenizer) for start in starts)
     return list(islice((text for text in texts if text.strip()), count)) or ["The"]
 
 

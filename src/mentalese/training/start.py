@@ -11,7 +11,8 @@ from mentalese.errors import InputError, nearest
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model, check_context
 from mentalese.models.contract import Contract, count_parameters
-from mentalese.models.grow import start_from
+from mentalese.models.generation import ends
+from mentalese.models.grow import end_at, start_from
 from mentalese.models.lora import add_adapters
 from mentalese.recipe import Recipe
 from mentalese.values import shown
@@ -48,6 +49,8 @@ def start(
         raise error
     with torch.device("meta"):
         model, parameters = start_model(recipe, tokenizer, weights=False)
+    found = [] if whole is None else ends(hugging_face_model(whole))
+    end_at(hugging_face_model(model), parallel.broadcast_object(found))
     return model, parameters, whole
 
 

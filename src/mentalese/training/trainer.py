@@ -129,9 +129,7 @@ class MentaleseTrainer(step_trainer()):  # type: ignore[misc]
         layout = self.plan.layout(max(step - 1, 0)) if self.recipe.layout.questions else self.recipe.layout
         recipe = dataclasses.replace(self.recipe, layout=layout)
         about = {"recipe": recipe.to_dict(), "step": step}
-        reading_tokenizer(self.processing_class, hugging_face_model(self.model), about["recipe"]).save_pretrained(
-            folder
-        )
+        reading_tokenizer(self.processing_class, hugging_face_model(self.model), about).save_pretrained(folder)
         write_about(folder, self.processing_class, about)
 
 

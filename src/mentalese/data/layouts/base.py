@@ -192,6 +192,12 @@ class Layout(ABC):
         labels = np.where(real & (column >= context[:, None]), ids, IGNORED)
         if scored or self.sequential:  # the start of a sentence is given
             labels[index == BOS] = IGNORED
+        if split.beginning:  # given too
+            document = np.searchsorted(split.documents, index, side="right") - 1
+            labels[(index >= 0) & (index - split.documents[document] < split.beginning)] = IGNORED
+        elif self.plain and special["bos_token_id"] != special["eos_token_id"]:
+            # A document follows the end of the one before it, instead of which a row begins as a text does.
+            ids[:, 0] = np.where(ids[:, 0] == special["eos_token_id"], special["bos_token_id"], ids[:, 0])
         if scored == "lexical":
             labels[(index < 0) | (ids == special["eos_token_id"])] = IGNORED
         batch: Batch = {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
@@ -213,6 +219,8 @@ class Layout(ABC):
         tokenizer: PreTrainedTokenizerBase,
         data: DataConfig,
         mask_token_id: int | None = None,
+        *,
+        before: Sequence[str] | None = None,
     ) -> Batch:
         """Prompts as a model of this layout reads them, to be continued. A marker's name in a prompt is plain text.
 
@@ -220,6 +228,7 @@ class Layout(ABC):
             data: how texts are split into sentences.
             mask_token_id: what each `<|mask|>` in a prompt becomes, with the spaces before it (they belong to its
                 word); `None`: plain text.
+            before: a text in front of each prompt that is read as it is, such as shots; `None`: nothing.
 
         Returns:
             `input_ids` and `attention_mask`, int64 [texts, length], padded on the left.
@@ -233,15 +242,18 @@ class Layout(ABC):
         special = self.special_ids(tokenizer)
         check_prompts(texts, whole_sentences=self.markers and mask_token_id is not None)
         encoder = PromptEncoder(tokenizer, data, mask_token_id)
-        return pad_left([self.prompt_row(text, encoder).ids for text in texts], special["pad_token_id"])
+        rows = []
+        for text, first in zip(texts, before or [""] * len(texts), strict=True):
+            rows.append(self.prompt_row(first + text, encoder.after(first) if self.questions else encoder).ids)
+        return pad_left(rows, special["pad_token_id"])
 
     def prompt_row(self, text: str, encoder: PromptEncoder) -> TextRow:
         """A row of `encode_prompts`: a document starts after EOD, as in training (another project's model reads its
         own beginning of a text)."""
         from mentalese.data.prompts import TextRow
 
-        start = self.special_ids(encoder.tokenizer)["bos_token_id"]
-        return TextRow.of_markers(start) + encoder.text(self.prompt_text(text))
+        start = TextRow.of_markers(self.special_ids(encoder.tokenizer)["bos_token_id"])
+        return (encoder.beginning or start) + encoder.text(self.prompt_text(text))
 
     def chat_template(self, tokenizer: PreTrainedTokenizerBase) -> str | None:
         """The template of `tokenizer.apply_chat_template`, for layouts of which a prompt is a message."""

@@ -35,7 +35,8 @@ class Packed(RowLayout):
     def evaluation_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
         documents = evaluation.documents(len(split.document_bytes))
         bounds = split.documents[[0, documents]] if evaluation.joined else split.documents[: documents + 1]
-        return document_windows(bounds[:-1], bounds[1:] - (evaluation.tokens == "lexical"), *self.window(evaluation))
+        ends = bounds[1:] - (evaluation.tokens == "lexical")
+        return document_windows(bounds[:-1] + split.beginning, ends, *self.window(evaluation), split.beginning or 1)
 
     def window(self, evaluation: EvaluationConfig) -> tuple[int, int]:
         length = evaluation.context_length or self.sequence_length
@@ -72,8 +73,8 @@ class PerDocument(Packed):
     kind = "per_document"
 
     def training_rows(self, split: Split, generator: np.random.Generator) -> Rows:
-        begin, end = split.documents[:-1], split.documents[1:]
-        return document_windows(begin, end, self.sequence_length, self.sequence_length - 1)
+        begin, end = split.documents[:-1] + split.beginning, split.documents[1:]
+        return document_windows(begin, end, self.sequence_length, self.sequence_length - 1, split.beginning or 1)
 
 
 @dataclass(frozen=True, kw_only=True)

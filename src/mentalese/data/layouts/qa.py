@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from mentalese.data.documents import one_line
 from mentalese.data.layouts.base import RowLayout
 from mentalese.data.rows import Rows
 from mentalese.errors import InputError, require
@@ -27,7 +28,8 @@ _CHAT_TEMPLATE = """\
 {%- if message['role'] != ('user', 'assistant')[loop.index0] -%}
 {{- raise_exception('this model answers one question: pass one message of the user, and perhaps its answer') -}}
 {%- elif message['role'] == 'user' -%}
-{{- message['content'].rstrip() + '\\n' -}}
+{%- set lines = message['content'].replace('\\r', '\\n').split('\\n') | map('trim') | select -%}
+{{- 'BEGINNING' + lines | join(' ') + '\\n' -}}
 {%- else -%}
 {{- 'LATENTS' -}}{%- generation -%}{{- message['content'] + 'END' -}}{%- endgeneration -%}
 {%- endif -%}
@@ -205,9 +207,9 @@ class QuestionAnswer(RowLayout):
         return batch | {"question_lengths": torch.from_numpy(rows.target - rows.start)}
 
     def prompt_text(self, prompt: str) -> str:
-        """A question is on a line of its own. Its line breaks stay, for records before it are shots; those of a
-        record's question became spaces."""
-        return f"{prompt.rstrip()}\n"
+        """A question is on a line of its own, as that of a record: without white space around it, and with a space for
+        each break of a line."""
+        return f"{one_line(prompt)}\n"
 
     def _latents(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """The latents of a question between their markers, if there are any."""
@@ -219,13 +221,21 @@ class QuestionAnswer(RowLayout):
     def prompt_row(self, text: str, encoder: PromptEncoder) -> TextRow:
         from mentalese.data.prompts import TextRow
 
-        return encoder.text(self.prompt_text(text)) + TextRow.of_markers(*self._latents(encoder.tokenizer))
+        return encoder.beginning + encoder.question(text) + TextRow.of_markers(*self._latents(encoder.tokenizer))
 
     def chat_template(self, tokenizer: PreTrainedTokenizerBase) -> str:
         """A question from the user, the latents, and the assistant's steps and answer, as in training."""
-        latents = "".join(tokenizer.convert_ids_to_tokens(self._latents(tokenizer)))
-        end = tokenizer.convert_ids_to_tokens(self.special_ids(tokenizer)["eos_token_id"])
-        return _CHAT_TEMPLATE.replace("LATENTS", latents).replace("END", end)
+        from mentalese.data.tokenizers import beginning
+
+        parts = {
+            "BEGINNING": beginning(tokenizer),
+            "LATENTS": self._latents(tokenizer),
+            "END": [self.special_ids(tokenizer)["eos_token_id"]],
+        }
+        template = _CHAT_TEMPLATE
+        for name, ids in parts.items():
+            template = template.replace(name, "".join(tokenizer.convert_ids_to_tokens(ids)))
+        return template
 
     def protocol(self, evaluation: EvaluationConfig, data: DataConfig) -> dict[str, Any]:
         return {

@@ -1,0 +1,320 @@
+"""Another project's own beginning, end and padding of a text: in rows, prompts and generation, grown or not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+import mentalese
+from mentalese import Recipe
+from mentalese.data.layouts import Layout, Marked, Packed, PerDocument, QuestionAnswer, SentenceStreams
+from mentalese.data.store import open_store, prepare
+from mentalese.data.tokenizers import add_markers, beginning, decode, load_pretrained_tokenizer, special_token_ids
+from mentalese.evaluation import answers
+from mentalese.families.coconut.questions import QuestionSteps
+from mentalese.families.codi.layout import QuestionPairs
+from mentalese.models.grow import grow
+from mentalese.recipe import DataConfig, EvaluationConfig, TrainConfig
+from mentalese.training.loop import train
+
+START, END, TURN = "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"
+QUESTION = "Pat has 12 pens. How many?"
+TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{{ eos_token }}{% endfor %}"
+
+
+def trained(special: list[str], *, like_sentencepiece: bool = False) -> Tokenizer:
+    """BPE of a few words, of bytes or with the space that SentencePiece puts before a text."""
+    backend = Tokenizer(models.BPE(unk_token="<unk>" if like_sentencepiece else None))
+    if like_sentencepiece:
+        backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    else:
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+    alphabet = [] if like_sentencepiece else pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=330, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator([QUESTION, "\n### 0123456789 abcdefghijklmnopqrstuvwxyz <<+*=>>. The"] * 9, trainer)
+    return backend
+
+
+def llama_3(folder: Path) -> None:
+    """Its post-processor adds the beginning; there is no padding, and there are two ends."""
+    backend = trained([START, END, TURN])
+    single, known = [f"{START}:0", "$A:0"], [(START, 0)]
+    pair = [*single, f"{START}:1", "$B:1"]
+    backend.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=known)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=START, eos_token=END)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+
+
+def llama_2(folder: Path) -> None:
+    """Its setting `add_bos_token` adds the beginning; padding is a token of its own."""
+    backend = trained(["<unk>", "<s>", "</s>", "<pad>"], like_sentencepiece=True)
+    names = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    PreTrainedTokenizerFast(tokenizer_object=backend, add_bos_token=True, **names).save_pretrained(folder)
+
+
+def chat_glm(folder: Path) -> None:
+    """Two tokens come before a text, and neither is named."""
+    backend = trained(["[gMASK]", "<sop>", "<|user|>", "</s>"])
+    known = [("[gMASK]", 0), ("<sop>", 1)]
+    single = ["[gMASK]:0", "<sop>:0", "$A:0"]
+    backend.post_processor = processors.TemplateProcessing(single=single, pair=[*single, "$B:1"], special_tokens=known)
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>").save_pretrained(folder)
+
+
+def qwen(folder: Path) -> None:
+    """It adds nothing and has no beginning; its end is not the token that GPT-2 calls so, which is its padding."""
+    backend = trained(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    PreTrainedTokenizerFast(tokenizer_object=backend, **names).save_pretrained(folder)
+
+
+def gpt_2(folder: Path) -> None:
+    """It adds nothing; one token is its beginning and its end."""
+    backend = trained(["<|endoftext|>"])
+    names = dict.fromkeys(("bos_token", "eos_token"), "<|endoftext|>")
+    PreTrainedTokenizerFast(tokenizer_object=backend, **names).save_pretrained(folder)
+
+
+def unnamed(folder: Path) -> None:
+    """It adds the beginning, and the model's config names it and the ends."""
+    backend = trained([START, END, TURN])
+    single = [f"{START}:0", "$A:0"]
+    known = [(START, 0)]
+    backend.post_processor = processors.TemplateProcessing(single=single, pair=[*single, "$B:1"], special_tokens=known)
+    PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(folder)
+
+
+KINDS = {kind.__name__: kind for kind in (llama_3, llama_2, chat_glm, qwen, gpt_2, unnamed)}
+FIRST = {"llama_3": [START], "llama_2": ["<s>"], "chat_glm": ["[gMASK]", "<sop>"], "unnamed": [START]}
+"""What each adds."""
+ENDS = {"llama_3": [1, 2], "unnamed": [1, 2], "chat_glm": [2, 3], "llama_2": [2], "qwen": [0, 2], "gpt_2": [0]}
+"""Where each model's text ends."""
+ADDERS = [*FIRST]
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def base(kind: str, tmp_path: Path) -> Path:
+    """A small model as another project saves it; an unnamed end is in its config alone, further ones in its settings of
+    generation."""
+    folder = tmp_path / kind
+    KINDS[kind](folder)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(
+        vocab_size=400, max_position_embeddings=256, bos_token_id=0, eos_token_id=ENDS[kind][0], **sizes
+    )
+    model = LlamaForCausalLM(config)
+    model.generation_config = GenerationConfig(eos_token_id=ENDS[kind])
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    path = tmp_path / "questions.jsonl"
+    rows = [
+        {
+            "question": f"Pat has {i} pens. How many?",
+            "steps": [f"<<{i}+1={i + 1}>>", f"<<{i}*2={2 * i}>>"],
+            "answer": f"{i}",
+        }
+        for i in range(60)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    path = tmp_path / "texts.jsonl"
+    rows = [{"text": f"Pat has {i} pens. How many pens has Pat? The answer is {i}."} for i in range(60)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def names(tokenizer: Any, ids: Any) -> list[str]:
+    return tokenizer.convert_ids_to_tokens([int(index) for index in ids])
+
+
+def test_the_beginning_is_what_the_tokenizer_adds(kind: str, base: Path) -> None:
+    plain = load_pretrained_tokenizer(str(base))
+    whole, bare = (plain(QUESTION, add_special_tokens=added)["input_ids"] for added in (True, False))
+    assert names(plain, whole) == FIRST.get(kind, []) + names(plain, bare)
+    for tokenizer in (plain, add_markers(plain), add_markers(add_markers(plain))):
+        assert names(tokenizer, beginning(tokenizer)) == FIRST.get(kind, [])
+
+
+def test_a_grown_model_reads_and_ends_as_its_base(kind: str, base: Path, tmp_path: Path) -> None:
+    grow(str(base), "coconut", tmp_path / "grown")
+    first, grown = mentalese.load(base, "cpu"), mentalese.load(tmp_path / "grown", "cpu")
+    ids = grown.encode(QUESTION)["input_ids"]
+    assert torch.equal(ids, first.encode(QUESTION)["input_ids"])
+    plain = AutoTokenizer.from_pretrained(base)
+    if kind in ADDERS:
+        assert ids[0].tolist() == plain(QUESTION)["input_ids"]
+    assert AutoTokenizer.from_pretrained(tmp_path / "grown")(QUESTION)["input_ids"] == ids[0].tolist()
+    known = len(plain)
+    assert torch.equal(grown.hugging_face(ids).logits[..., :known], first.hugging_face(ids).logits[..., :known])
+    settings = grown.hugging_face.generation_config.eos_token_id
+    assert (settings if isinstance(settings, list) else [settings]) == ENDS[kind]
+    for name in ("bos_token", "eos_token"):
+        if (token := getattr(plain, name)) is not None:
+            assert getattr(grown.tokenizer, name) == token
+    assert grown.tokenizer.chat_template == plain.chat_template
+    padding = {"llama_2": "<pad>", "qwen": "<|endoftext|>"}
+    assert grown.tokenizer.pad_token == padding.get(kind, "<|pad|>")
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("kind", ["llama_3"])
+def test_generation_stops_at_every_end(base: Path, number: int, tmp_path: Path) -> None:
+    """The grown model's head is made to say an end at once."""
+    grow(str(base), "coconut", tmp_path / "grown")
+    for path in (base, tmp_path / "grown"):
+        saved = mentalese.load(path, "cpu")
+        head = torch.nn.Linear(32, 400)
+        torch.nn.init.zeros_(head.weight)
+        torch.nn.init.zeros_(head.bias)
+        head.bias.data[ENDS["llama_3"][number]] = 9.0
+        saved.hugging_face.set_output_embeddings(head)
+        assert saved.generate(QUESTION, max_new_tokens=5) == [QUESTION]
+        assert "".join(saved.stream(QUESTION, max_new_tokens=5)) == ""
+
+
+LAYOUTS: list[Layout] = [
+    QuestionAnswer(stage=1, stages=2, latents_per_step=2),
+    QuestionAnswer(),
+    QuestionSteps(stage=1, stages=2, latents_per_step=1),
+    QuestionPairs(latents=2),
+    Packed(sequence_length=64),
+    PerDocument(sequence_length=64),
+    Marked(sequence_length=64),
+    SentenceStreams(),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout.kind}-{layout.has_latents}")
+def test_rows_and_prompts_begin_alike(kind: str, base: Path, layout: Layout, records: Path, texts: Path) -> None:
+    data = DataConfig(source=f"file:{records if layout.questions else texts}", tokenizer=str(base))
+    store, tokenizer = prepare(data, layout, show=False)
+    test, first, special = store.splits["test"], FIRST.get(kind, []), layout.special_ids(tokenizer)
+    document = test.tokens[test.documents[0] : test.documents[1]].tolist()
+    assert names(tokenizer, document[: len(first)]) == first
+    assert document[-1] == special["eos_token_id"]
+    text = decode(test.segment(0) if layout.questions else document, tokenizer)
+    prompt = layout.encode_prompts([text], tokenizer, data)["input_ids"][0].tolist()
+    rows = layout.evaluation_rows(test, EvaluationConfig())
+    batch = layout.assemble(test, rows[np.array([0])], tokenizer, "lexical")
+    assert batch["input_ids"][0, : len(prompt)].tolist() == prompt
+    opening = [special["sentence_start_token_id"]] if layout.markers else []
+    opening += [] if first or layout.questions or layout.markers else [special["bos_token_id"]]
+    opening += tokenizer.convert_tokens_to_ids(first)
+    assert prompt[: len(opening)] == opening
+    around = {*special.values(), *beginning(tokenizer)}
+    assert prompt[len(opening)] not in around
+    everything = layout.assemble(test, rows, tokenizer, "lexical")
+    scored = everything["labels"][everything["labels"] != -100].tolist()
+    assert not set(scored) & around
+    assert int(rows.lexical_targets(test).sum()) == len(scored)
+
+
+@pytest.mark.parametrize("layout", [Packed(sequence_length=64), Marked(sequence_length=64)], ids=lambda x: x.kind)
+def test_joined_documents_keep_their_beginnings(kind: str, base: Path, layout: Any, texts: Path) -> None:
+    data = DataConfig(source=f"file:{texts}", tokenizer=str(base))
+    store, tokenizer = prepare(data, layout, show=False)
+    split = store.splits["train"]
+    rows = layout.training_rows(split, np.random.default_rng(0))
+    batch = layout.assemble(split, rows, tokenizer)
+    first, end = beginning(tokenizer), special_token_ids(tokenizer)["eos_token_id"]
+    ids, labels = batch["input_ids"].tolist(), batch["labels"].tolist()
+    found = 0
+    for row, targets in zip(ids, labels):
+        for place in range(1, len(row) - 4):
+            if row[place] == end and first:
+                after = row[place + 1 :] if layout.kind == "packed" else row[place + 3 :]  # EOS BOS are between
+                assert after[: len(first)] == first[: len(after)]
+                found += 1
+        assert not {target for target in targets if target in first}
+    assert found > 3 or not first
+
+
+@pytest.mark.parametrize("kind", [*ADDERS, "qwen"])
+def test_a_text_is_scored_after_its_beginning(base: Path, kind: str) -> None:
+    """As the base's own tokenizer and model do."""
+    saved, tokenizer = mentalese.load(base, "cpu"), AutoTokenizer.from_pretrained(base)
+    text = "Pat has 12 pens"
+    ids = torch.tensor([[*([] if kind in ADDERS else [0]), *tokenizer(text)["input_ids"]]])
+    logits = saved.hugging_face(ids).logits.log_softmax(-1)
+    given = len(FIRST.get(kind, [END]))
+    likelihood = logits[0, :-1].gather(1, ids[0, 1:, None])[given - 1 :].sum()
+    [score] = saved.score(text)
+    assert score.nll == pytest.approx(-likelihood.item(), rel=1e-5)
+    assert score.tokens == ids.shape[1] - given
+
+
+@pytest.mark.parametrize("kind", ["llama_3", "chat_glm", "qwen"])
+@pytest.mark.parametrize("layout", LAYOUTS[:2] + LAYOUTS[3:5], ids=lambda layout: f"{layout.kind}-{layout.has_latents}")
+def test_a_run_of_a_grown_model_keeps_the_beginning(
+    kind: str, base: Path, layout: Layout, records: Path, tmp_path: Path
+) -> None:
+    """Training, answers, thoughts, the saved tokenizer and its chat template begin a text in one way."""
+    grow(str(base), "coconut", tmp_path / "grown")
+    fields = json.loads((tmp_path / "grown" / "recipe.json").read_text())["model"]
+    recipe = Recipe(
+        name="coconut/test", description="", model=fields, layout=layout,
+        data=DataConfig(source=f"file:{records}", tokenizer=str(tmp_path / "grown")),
+        train=TrainConfig(steps=1, init=str(tmp_path / "grown"), device="cpu"),
+        evaluation=EvaluationConfig(max_documents=2, sample_tokens=2, batch_size=2, answer_tokens=4),
+    )  # fmt: skip
+    train(recipe, tmp_path / "run", show=False)
+    saved, plain = mentalese.load(tmp_path / "run", "cpu"), AutoTokenizer.from_pretrained(base)
+    prompt = saved.encode(QUESTION)["input_ids"][0].tolist()
+    first = plain.convert_tokens_to_ids(FIRST.get(kind, []))
+    words = plain(QUESTION + "\n" * layout.questions, add_special_tokens=False)["input_ids"]
+    start = [] if first or layout.questions else [plain.convert_tokens_to_ids("<|endoftext|>")]
+    assert prompt[: len(first + start + words)] == first + start + words
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
+    assert tokenizer(QUESTION)["input_ids"] == prompt
+    settings = saved.hugging_face.generation_config.eos_token_id
+    assert settings == ENDS[kind]
+    assert saved.hugging_face.config.eos_token_id == ENDS[kind]
+    trace = saved.think(QUESTION, **({"max_new_tokens": 1} if layout.questions else {}))
+    assert trace.input_ids[: len(prompt)].tolist() == prompt
+    if layout.questions:
+        asked = [{"role": "user", "content": QUESTION}]
+        chat = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
+        assert chat == prompt
+        assert answers.run(saved)["questions"] > 0
+        assert not any(START in text["prompt"] for text in saved_samples(tmp_path / "run"))
+    else:
+        assert tokenizer.chat_template == plain.chat_template
+    again = open_store(saved.store("test").folder)
+    assert again.meta.get("beginning", 0) == len(first)
+
+
+def saved_samples(run: Path) -> list[dict[str, str]]:
+    return json.loads((run / "result.json").read_text())["samples"]
+
+
+def test_our_own_tokenizers_begin_as_before(tokenizer: Any) -> None:
+    special = special_token_ids(tokenizer)
+    assert special["bos_token_id"] == special["eos_token_id"] == tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    assert special["pad_token_id"] == tokenizer.convert_tokens_to_ids("<|pad|>")
+    assert beginning(tokenizer) == []
+    assert AddedToken("<|pad|>", special=True, normalized=False) in tokenizer.added_tokens_decoder.values()
