@@ -126,7 +126,9 @@ Pages of `mentalese think` (`python docs/gallery.py RUN ...` makes these picture
 trained on a CPU, each on a task made for its kind of thought; the texts are from test splits. `mentalese think
 models:thought_gestalt-recall --text "..."` writes such a page for a model of the package of trained models, and
 `mentalese demo` trains five such models and writes their pages. The pages themselves are interactive: pointing at a
-token, sentence, stream or chunk highlights what belongs to it in every panel."""
+token, sentence, stream or chunk highlights what belongs to it in every panel.
+
+Pictures show what a model computes, not that it helps: see [what is withdrawn](../results/README.md#withdrawn)."""
 
 
 if __name__ == "__main__":

@@ -129,7 +129,8 @@ def expressions(size: float) -> SuiteTask:
 
     Models of two layers learn the written steps in two epochs. From answers alone they learn little more than what the
     outermost bracket tells, and deeper ones no more than that; so forks are asked for under Coconut's curriculum, with
-    nothing in the place of the steps: where pause tokens add streams, forks may.
+    nothing in the place of the steps: where pause tokens add streams, forks may. Streams fork before the first layer
+    and are selected causally; the paper's fork after a few layers and are selected in a block.
     """
     spec = f"expressions:depth=2,count={int(12_000 * size)}"
     recipe = questions("expressions", spec, shallow(size, 2, 128), 12, 30, 64)
