@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from mentalese import Recipe, TrainConfig
-from mentalese.data.documents import Document
+from mentalese.data.documents import Document, one_line
 from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Layout, Marked, Packed, PerDocument, QuestionAnswer, SentenceStreams, layout_class
 from mentalese.data.sentences import SentenceEncoder
@@ -288,7 +288,7 @@ def test_a_prompts_text_is_kept_with_markers_names_as_plain_text(tokenizer: Any,
                 layout.encode_prompts([text], tokenizer, SENTENCES)
             continue
         ids = layout.encode_prompts([text], tokenizer, SENTENCES)["input_ids"][0]
-        read = f"{text.rstrip()}\n" if layout.questions else text
+        read = f"{one_line(text)}\n" if layout.questions else text
         assert decode(ids, tokenizer) == decode(ids.tolist(), tokenizer) == read
         if layout.markers:
             special = special_token_ids(tokenizer)
