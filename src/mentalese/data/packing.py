@@ -33,8 +33,8 @@ def pack_streams(
 
     Streams are grouped by number of sentences, shuffled inside their group and dealt, longest group first, into
     preallocated batches: each goes to the next batch in turn that keeps within `budget` lexical tokens and the maximum
-    number of streams, which is `budget` over the mean stream's tokens, rounded up (ours; the paper has none). What
-    fits nowhere opens a new batch; a stream above the budget has a batch of its own.
+    number of streams. B.1 has such a maximum and no value; ours is `budget` over the mean stream's tokens, rounded up.
+    What fits nowhere opens a new batch; a stream above the budget has a batch of its own.
 
     Args:
         sizes, sentences: lexical tokens and sentences per stream, int64 [streams].

@@ -22,7 +22,10 @@ from mentalese.nn.loss import linear_cross_entropy
 
 
 class StepDecoder(nn.Module):
-    """Layers of the backbone's kind over latents and the tokens of their step, with the model's embeddings and head."""
+    """Layers of the backbone's kind over latents and the tokens of their step, with the model's embeddings and head.
+
+    Positions count from 0; the release's count from 1, which differs for learned positions (README).
+    """
 
     def __init__(self, config: LatentsConfig) -> None:
         super().__init__()

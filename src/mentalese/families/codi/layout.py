@@ -133,7 +133,10 @@ class QuestionPairs(RowLayout):
         *,
         left: bool = False,
     ) -> Batch:
-        """To train on: the pairs of rows, and the steps that the students' latents stand for (`written_steps`)."""
+        """To train on: the pairs of rows, and the steps that the students' latents stand for (`written_steps`).
+
+        All steps are explained, by N latents; SIM-CoT's release has N + 1 and leaves the last step out (README).
+        """
         if scored is not None or left:
             return self.student.assemble(split, rows, tokenizer, scored, left=left)
         import torch

@@ -14,7 +14,9 @@ class LTMConfig(LatentThoughtConfig):
 
     Attributes:
         intermediate_size: channels of SwiGLU; `None`: 8/3 of `hidden_size`, rounded up to a multiple of 32.
-        max_position_embeddings: training length; the positions of thoughts are spread over it.
+        max_position_embeddings: training length. Thoughts of a layer are at the positions 0, s, 2 s, .. with s this
+            length over `num_latents`, the same in each layer, so that they cover its first 1 / `num_hidden_layers`;
+            the paper says that they are rotary, not where (the release).
         window_size: number of tokens that a token attends to, including itself.
         num_latents: N_z, thought vectors in all, split evenly over the layers; 0: the same blocks without
             cross-attention, an autoregressive baseline.
@@ -33,8 +35,8 @@ class LTMConfig(LatentThoughtConfig):
             of all fast steps, as in the release.
         tolerance: a row's inference stops if a step improves the ELBO by less, in nats per target; `None`: never.
         langevin_step_size: s of Eq. 4.
-        initial_log_variance: where fast learning starts log variances. At the paper's -5 a thought costs 2 nats per
-            channel before the first step; at 0, the prior's, it costs nothing.
+        initial_log_variance: where fast learning starts log variances. At -5, the release's (Algorithm 1 does not
+            state it), a thought costs 2 nats per channel before the first step; at 0, the prior's, it costs nothing.
     """
 
     model_type = "ltm"

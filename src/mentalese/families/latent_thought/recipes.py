@@ -4,8 +4,8 @@
 row: `table1-ar` has as many parameters as Large (the paper's AR-Retrained), `table1-large-ar` has Large's blocks.
 Figures 1 and 4 vary T_fast and N_z, `figure1-SIZE-tT-zN`; table 4 compares ways to infer thoughts.
 
-The warm-up and weight decay of `optimizer` are the release's, the rest is the paper's. The paper only gives a training
-length for Table 1. Likelihoods are of non-overlapping blocks.
+The weight decay of `optimizer` is the release's, the rest is the paper's (appendix A.2). The paper only gives a
+training length for Table 1. Likelihoods are of non-overlapping blocks.
 """
 
 from __future__ import annotations

@@ -106,7 +106,10 @@ class LoopedForCausalLM(LayeredDecoder):
         self.post_init()
 
     def initialize(self, module: nn.Module) -> None:
-        """The backbone's rule; what the sandwich's layers add is smaller the deeper a token goes (section 4.1)."""
+        """The backbone's rule; what the sandwich's layers add is smaller the deeper a token goes (section 4.1).
+
+        The release also draws the MLP's up map smaller, which the paper does not say (README).
+        """
         super().initialize(module)
         if module is not self or self.config.norms == "own":  # it is the last: the backbone initialises its own layers
             return

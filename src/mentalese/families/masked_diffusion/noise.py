@@ -14,7 +14,10 @@ from mentalese.nn.transfer import send
 
 
 def schedule(kind: str, t: Tensor) -> tuple[Tensor, Tensor]:
-    """p(t) and p'(t) / p(t) of times in (0, 1]; see `MaskedDiffusionConfig.noise_schedule`."""
+    """p(t) and p'(t) / p(t) of times in (0, 1]; see `MaskedDiffusionConfig.noise_schedule`.
+
+    p(1) is 1. The releases of MDLM and SEDD have 0.999 t, that of MD4 goes from 0.0001 to 0.9999.
+    """
     if kind == "cosine":
         angle = 0.5 * math.pi * t
         return angle.sin(), 0.5 * math.pi / angle.tan()

@@ -142,9 +142,10 @@ def ablation(name: str, description: str, *, paper: str | None = "Table 1", **ch
 
 
 def spans(length: int, millions: int) -> Recipe:
-    """Fixed spans of tokens instead of sentences; nothing else changes, as in the paper (Table 4).
+    """Fixed spans of tokens instead of sentences; nothing else changes (Table 4).
 
-    A document is then encoded whole and not sentence by sentence: a token at the seam of two sentences may differ.
+    The release also switches context seeding off (`model.context_seeding=false`), of which the paper says nothing. A
+    document is then encoded whole and not sentence by sentence: a token at the seam of two sentences may differ.
     """
     recipe = paper_recipe(f"{millions}m", "", 768, 12, millions=millions)
     return dataclasses.replace(

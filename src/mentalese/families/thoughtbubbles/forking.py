@@ -42,7 +42,10 @@ class Streams:
     held: list[int] | None = None
 
     def positions(self) -> Tensor:
-        """[B, N]: token i with c streams has the positions i + 1/c, .., i + 1 (Eq. 13)."""
+        """[B, N]: token i with c streams has the positions i + 1/c, .., i + 1 (Eq. 13).
+
+        Eq. 13's q is taken as the number of streams; the paper calls it the number of forks, one less (README).
+        """
         counts = self.counts.gather(1, self.token)
         first = (self.counts.cumsum(1) - self.counts).gather(1, self.token)
         place = torch.arange(self.token.shape[1], device=self.token.device) - first

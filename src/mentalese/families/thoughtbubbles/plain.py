@@ -85,7 +85,7 @@ def fork_reference(
 
 
 def positions_reference(streams: list[Stream]) -> list[float]:
-    """Eq. 13: token i with c streams has the positions i + 1/c, .., i + 1."""
+    """Eq. 13 with q as the number of streams c: token i has the positions i + 1/c, .., i + 1 (README)."""
     positions = []
     for i, s in enumerate(streams):
         count = sum(other.token == s.token for other in streams)
