@@ -155,8 +155,26 @@ def check_place(out: Path | None, name: str) -> None:
         raise InputError(f"{name} is {str(out)!r}, which belongs to the run or model in that folder: use another name")
 
 
+def check_folder_place(folder: Path, name: str) -> None:
+    """Check the place of a folder that will be made, or written into, which is `name` to the user.
+
+    Raises:
+        InputError: the folder, or one above it, is a file or cannot be written.
+    """
+    place = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+    if not place.is_dir():
+        raise InputError(f"{name} is {str(folder)!r}: {place} is a file, use a folder")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise InputError(f"{name} is {str(folder)!r}: {place} cannot be written, use another folder")
+
+
 def check_page(page: Path, data: str) -> None:
-    """Raises `InputError` if a page would replace one that is not ours: ours has the file `data` beside it."""
+    """Check the place of a page and its folder.
+
+    Raises:
+        InputError: a folder that cannot be written, or has a page of others: ours has the file `data` beside it.
+    """
+    check_folder_place(page.parent, "--out")
     if page.exists() and not page.with_name(data).is_file():
         raise InputError(f"--out is {str(page.parent)!r}, which has another {page.name}: use another folder")
 

@@ -128,15 +128,22 @@ def _parse_one(hint: Any, options: tuple[Any, ...], text: str) -> Any:
     if str in options:
         return text
     if Path in options:
-        return Path(text)
+        return _path(text)
     if any(not is_simple(member) for member in options):
         return check(hint, _json(hint, text))
     raise ValueError(f"use {describe(hint)}")
 
 
+def _path(text: str) -> Path:
+    if "\0" in text:
+        raise ValueError("use a path, which has no character 0")
+    return Path(text)
+
+
 def _number(kind: type, text: str) -> Any:
     try:
-        return kind(text)
+        number = kind(text)
+        return number if kind is int or math.isfinite(number) else None
     except ValueError:
         pass
     try:  # 1e9 tokens are an integer
@@ -271,7 +278,7 @@ def _conform_one(member: Any, value: Any) -> Any:
             value.encode()
         except UnicodeEncodeError:
             raise ValueError("use text in Unicode") from None
-        return value if kind is str else Path(value)
+        return value if kind is str else _path(value)
     return value if isinstance(value, kind) else _NO
 
 

@@ -142,7 +142,7 @@ def test_gpt2_keeps_its_ids_and_gets_the_missing_markers(source: Source, shared_
 
 def test_bad_tokenizers_say_what_would_do(source: Source, tmp_path: Path) -> None:
     for spec in ("bpe:", "bpe:many", "bpe:100"):
-        with pytest.raises(InputError, match="at least 260"):
+        with pytest.raises(InputError, match="a SIZE of 260 to"):
             open_tokenizer(spec, source, cache=tmp_path)
     for spec in ("nowhere", str(tmp_path)):
         with pytest.raises(InputError, match="contains no tokenizer"):

@@ -21,9 +21,8 @@ from typing import Any, Literal
 import torch
 
 from mentalese import provenance
-from mentalese.compare import cluster
 from mentalese.compare.headline import FLOPS_TOLERANCE, SEEDS_FOR_A_TEST, headline, metric, paired_test, scored_alike
-from mentalese.compare.jobs import Job, Then, run_jobs
+from mentalese.compare.jobs import Job, Then, check_jobs, run_jobs
 from mentalese.compare.report import (
     cells,
     contexts_note,
@@ -123,7 +122,8 @@ def compare(
         InputError: recipes that cannot be compared, or a folder with other runs or another `report.html`.
         FloatingPointError: the loss of a reported run, or of all trials of a recipe, was not finite.
     """
-    _check(recipes, seeds, executor)
+    check_jobs(jobs, executor)
+    _check(recipes, seeds)
     check_page(out / "report.html", "compare.json")
     _check_tuned(recipes, tuned_fields or {}, match)
     if match in ("tokens", "flops"):
@@ -246,9 +246,7 @@ def run_folder(out: Path, name: str, seed: int) -> Path:
 # -- before training -------------------------------------------------------------------------------------------------
 
 
-def _check(recipes: list[Recipe], seeds: int, executor: str | None) -> None:
-    if executor is not None:
-        cluster.check(executor)
+def _check(recipes: list[Recipe], seeds: int) -> None:
     if len(recipes) < 2:
         raise InputError(f"recipes are {[r.name for r in recipes]}: use at least two")
     if seeds < 1:

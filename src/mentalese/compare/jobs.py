@@ -78,12 +78,7 @@ def run_jobs(
         Stopped, Interrupted: SIGINT or SIGTERM came; running jobs have saved a checkpoint.
         FloatingPointError: a job diverged that may not.
     """
-    if count is not None and count < 1:
-        raise InputError(f"jobs is {count}: use at least 1")
-    ranks = int(os.environ.get("WORLD_SIZE", 1))
-    if ranks > 1 and (executor is not None or (count or 1) > 1):  # each rank would send all jobs, as ranks of its own
-        given = f"jobs is {count}" if executor is None else f"executor is {executor!r}"
-        raise InputError(f"{given}, and {ranks} processes share each training: use one of both")
+    check_jobs(count, executor)
     work = _Work(jobs, then)
     if executor is not None:
 
@@ -98,6 +93,18 @@ def run_jobs(
     else:
         _Pool(work, count, show).run()
     return [work.results[i] for i in range(len(work.jobs))]
+
+
+def check_jobs(count: int | None, executor: str | None) -> None:
+    """Raise `InputError` for a number of jobs or an executor that `run_jobs` cannot use."""
+    if count is not None and count < 1:
+        raise InputError(f"jobs is {count}: use at least 1")
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    if ranks > 1 and (executor is not None or (count or 1) > 1):  # each rank would send all jobs, as ranks of its own
+        given = f"jobs is {count}" if executor is None else f"executor is {executor!r}"
+        raise InputError(f"{given}, and {ranks} processes share each training: use one of both")
+    if executor is not None:
+        cluster.check(executor)
 
 
 class _Work:

@@ -300,8 +300,8 @@ def open_builtin(spec: str) -> tuple[Kind, dict[str, Reader]]:
         known = [*BUILTIN, *TASKS]
         remedy = nearest(name, known) or f"; use one of {', '.join(known)}"
         raise InputError(f"data.source is 'builtin:{spec}': no such built-in data{remedy}")
-    if options:
-        raise InputError(f"data.source is 'builtin:{spec}': builtin:{name} has no options, remove {options!r}")
+    if ":" in spec:
+        raise InputError(f"data.source is 'builtin:{spec}': builtin:{name} has no options, remove {(options or ':')!r}")
     builtin = BUILTIN[name]
     return builtin.kind, {"train": lambda: iter(builtin.documents())}
 

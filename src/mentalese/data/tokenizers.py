@@ -28,6 +28,7 @@ from mentalese.errors import InputError
 from mentalese.files import whole_folder
 from mentalese.network import hub_or_cache
 from mentalese.screen import progress
+from mentalese.values import shown
 
 if TYPE_CHECKING:
     from mentalese.data.documents import Source
@@ -56,6 +57,7 @@ BEGINNING = "text_beginning"
 
 _TRAINING_VERSION = 1
 _TRAINING_BYTES = 20_000_000
+_MOST_TOKENS = 2**32  # stores keep ids of 32 bits
 
 
 def special_token_ids(tokenizer: PreTrainedTokenizerBase, *, sentences: bool = True) -> dict[str, int]:
@@ -195,13 +197,14 @@ def open_tokenizer(spec: str, source: Source, *, cache: Path, show: bool = True)
         cache: where trained tokenizers are kept, by source, size and version.
 
     Raises:
-        InputError: no such tokenizer, or a size that is not a number of at least 260 (256 bytes, 4 markers).
+        InputError: no such tokenizer, or a size that is not a number from 260 (256 bytes, 4 markers) to 2^32.
     """
     kind, _, size = spec.partition(":")
     if kind != "bpe":
         return add_markers(load_pretrained_tokenizer(spec))
-    if not size.isdecimal() or int(size) < 256 + len(MARKERS):
-        raise InputError(f"data.tokenizer is {spec!r}: use bpe:SIZE with a SIZE of at least {256 + len(MARKERS)}")
+    least = 256 + len(MARKERS)
+    if not size.isdecimal() or len(size) > len(str(_MOST_TOKENS)) or not least <= int(size) <= _MOST_TOKENS:
+        raise InputError(f"data.tokenizer is {shown(spec)}: use bpe:SIZE with a SIZE of {least} to {_MOST_TOKENS}")
     key = hashlib.sha256(f"{_TRAINING_VERSION} {size} {source.fingerprint}".encode()).hexdigest()[:16]
     folder = cache / "tokenizers" / f"bpe-{size}-{key}"
     if not folder.exists():

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from mentalese.data.store import TokenStore, source_fingerprint, tokenizer_in_folder
 from mentalese.data.tokenizers import decode
 from mentalese.errors import InputError
-from mentalese.files import read_json, temporary_name
+from mentalese.files import check_folder_place, read_json, temporary_name
 from mentalese.models.checkpoints import saved_about
 from mentalese.recipe import Recipe
 
@@ -77,8 +77,7 @@ def same_run(recipe: Recipe, out: Path) -> bool:
 
 def check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
     """Raises `InputError` if `out` contains something that this run would destroy."""
-    if out.exists() and not out.is_dir():
-        raise InputError(f"--out is {str(out)!r}, which is a file: use a folder")
+    check_folder_place(out, "--out")
     path = out / "config.json"
     own = (LOCK, temporary_name(path).name)  # all that a run has that was killed as it began
     if not out.is_dir() or all(found.name in own for found in out.iterdir()):
@@ -115,6 +114,8 @@ def claimed(recipe: Recipe, out: Path, resume: bool, parallel: Parallel) -> Iter
                 check_folder(recipe, out, resume)  # again: another process may have been here since
             except InputError as refused:
                 error = refused
+            except OSError as refused:
+                error = InputError(f"--out is {str(out)!r}: it cannot be made ({refused.strerror}), use another folder")
         if (error := parallel.broadcast_object(error)) is not None:
             raise error
         yield

@@ -27,7 +27,9 @@ def task(spec: str) -> Task:
     Raises:
         InputError: no such task or option, or a value that an option cannot have.
     """
-    name, _, options = spec.partition(":")
+    name, colon, options = spec.partition(":")
     if name not in TASKS:
         raise InputError(f"the task is {name!r}: use one of {', '.join(TASKS)}{nearest(name, TASKS)}")
+    if colon and not options:
+        raise InputError(f"the task is {spec!r}: name options after the colon, or remove it")
     return with_options(TASKS[name], options)

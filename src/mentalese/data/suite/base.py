@@ -212,7 +212,7 @@ def with_options(task: type[Task], options: str) -> Task:
     """
     fields = {field.name: field for field in dataclasses.fields(task)}
     values: dict[str, Any] = {}
-    for written in filter(None, options.split(",")):
+    for written in options.split(",") if options else ():
         name, _, value = (part.strip() for part in written.partition("="))
         where = f"data.source has the option {written!r}"
         if name not in fields:

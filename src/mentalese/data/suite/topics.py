@@ -59,7 +59,7 @@ class Topics(MarkovText):
         self.check("length", self.length >= 2, "set at least 2")
         self.check("table", self.table in ("unigram", "bigram"), "set unigram or bigram")
         self.check_range("spread", 1, 8)
-        self.check_range("window", 0, self.length)
+        self.check_range("window", 1, self.length)
 
     @property
     def vocabulary(self) -> tuple[str, ...]:

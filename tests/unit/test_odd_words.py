@@ -1,0 +1,47 @@
+"""Odd command lines end in one sentence that names the field, before any work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mentalese.cli import main
+
+FILE = "{file}"
+DRY_RUN = ("train", "gpt2/tiny", "--dry-run")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["suite", "--out", FILE], "--out is '{file}': {file} is a file, use a folder"),
+        (["suite", "topics", "--out", f"{FILE}/runs"], "--out is '{file}/runs': {file} is a file, use a folder"),
+        (["demo", "--out", FILE], "--out is '{file}': {file} is a file, use a folder"),
+        (["demo", "--out", f"{FILE}/runs"], "--out is '{file}/runs': {file} is a file, use a folder"),
+        (["suite", "topics", "--jobs", "0", "--out", f"{FILE}-runs"], "jobs is 0: use at least 1"),
+        (["demo", "--jobs", "0", "--out", f"{FILE}-runs"], "jobs is 0: use at least 1"),
+        (["compare", "gpt2/tiny", "gpt2-gist/tiny", "--out", f"{FILE}/runs"], "{file} is a file, use a folder"),
+        (["train", "gpt2/tiny", "--out", f"{FILE}/run"], "--out is '{file}/run': {file} is a file, use a folder"),
+        (["new", "family", "fresh", "--out", "a\0b"], "--out is 'a\\x00b': use a path, which has no character 0"),
+        (["train", "gpt2/tiny", "--out", "a\0b"], "--out is 'a\\x00b': use a path, which has no character 0"),
+        ([*DRY_RUN, "--flops-per-second", "nan"], "--flops-per-second is 'nan': use a number"),
+        ([*DRY_RUN, "--flops-per-second", "inf"], "--flops-per-second is 'inf': use a number"),
+        ([*DRY_RUN, "data.tokenizer=bpe:9" + 20 * "9"], "use bpe:SIZE with a SIZE of 260 to 4294967296"),
+        ([*DRY_RUN, "data.tokenizer=bpe:" + 5000 * "9"], "use bpe:SIZE with a SIZE of 260 to 4294967296"),
+        ([*DRY_RUN, "--data", "builtin:topics:window=0"], "window of builtin:topics is 0: set 1 to 64"),
+        ([*DRY_RUN, "--data", "builtin:recall:"], "the task is 'recall:': name options after the colon, or remove it"),
+        ([*DRY_RUN, "--data", "builtin:stdlib:"], "builtin:stdlib has no options, remove ':'"),
+        ([*DRY_RUN, "--data", "builtin:recall:keys=4,"], "data.source has the option ''"),
+    ],
+)
+def test_odd_words_are_refused_in_one_sentence(
+    words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert main([word.replace(FILE, str(file)) for word in words]) == 2
+    errors = capsys.readouterr().err
+    assert sentence.format(file=file) in errors
+    assert errors.count("\n") == 1
+    assert [*tmp_path.iterdir()] == [file]
