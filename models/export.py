@@ -63,7 +63,7 @@ def export_suite(folder: Path, only: str | None) -> None:
             name, seeds = method["name"].partition("/")[2], task["seeds"]
             if task["name"] == "text" and (method["role"] == "mechanism" or name == "gpt2"):
                 summary = _text_summary(method, seeds)
-            elif stands(method):
+            elif stands(method, task["methods"]):
                 summary = _share_summary(method, task["spec"])
             else:
                 continue

@@ -27,7 +27,7 @@ from mentalese.families.suite.texts import UNSEEN
 from mentalese.models.build import build_model
 from mentalese.recipe import Recipe
 from mentalese.suite import run as suite_run
-from mentalese.suite.page import suite_page
+from mentalese.suite.page import stands, suite_page
 from mentalese.suite.run import answer_levels, further_score, interval, judge, levels_of, part_nats, run_suite
 from support import module_at
 
@@ -427,3 +427,11 @@ def test_a_page_of_somebody_else_is_not_replaced(
     with pytest.raises(InputError, match=f"which has another {page}: use another folder"):
         run(tmp_path)
     assert (tmp_path / page).read_text() == "mine"
+
+
+def test_published_methods_stand_against_twin_and_control() -> None:
+    """`models/export.py` and the page read the same rule from suite.json."""
+    tasks = json.loads((ROOT / "results" / "suite" / "suite.json").read_text())["tasks"]
+    standing = {method["name"] for task in tasks for method in task["methods"] if stands(method, task["methods"])}
+    assert {"composition/coconut", "recall/thought_gestalt", "reachability/sim-cot"} <= standing
+    assert "expressions/thoughtbubbles" not in standing

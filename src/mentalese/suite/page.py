@@ -59,16 +59,16 @@ def _heat_map(tasks: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def stands(method: Mapping[str, Any], rivals: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a mechanism has a twin and a control and is better than all of them.
+def stands(method: Mapping[str, Any], methods: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a mechanism has a twin and a control and is better than all of them.
 
     Args:
-        method, rivals: of `suite.json`; the rivals are those that the method was tested against.
+        method, methods: one method and all methods of a task in `suite.json`.
     """
-    tests = method.get("against", {}).values()
-    if not {"twin", "control"} <= {rival["role"] for rival in rivals}:
+    tests = method.get("against", {})
+    if not {"twin", "control"} <= {rival["role"] for rival in methods if rival["name"] in tests}:
         return False
-    return all(test and test["conclusive"] and test["difference"] > 0 for test in tests)
+    return all(test and test["conclusive"] and test["difference"] > 0 for test in tests.values())
 
 
 def _cell(task: Mapping[str, Any], family: str) -> str:
@@ -78,7 +78,7 @@ def _cell(task: Mapping[str, Any], family: str) -> str:
     best, closed = own[0], own[0]["closed"]["mean"]
     rivals = [m for m in task["methods"] if m["name"] in best.get("against", {})]
     small = "".join(f"<small>{m['role']} {_share(m['closed']['mean'])}</small>" for m in rivals)
-    fill = f' style="--share:{min(max(closed, 0), 1):.3f}" class="filled"' if stands(best, rivals) else ""
+    fill = f' style="--share:{min(max(closed, 0), 1):.3f}" class="filled"' if stands(best, task["methods"]) else ""
     return f"<td{fill}><b>{_share(closed)}</b>{small}</td>"
 
 
