@@ -195,3 +195,10 @@ def test_training_rows_are_never_longer_than_they_may_be(documents: Any, length:
             assert plan.batch(step)["input_ids"].shape[1] <= (layout.sequence_length or 10**9), layout.kind
             step += 1
         assert step
+
+
+def test_a_stage_after_the_last_is_refused() -> None:
+    layout = QuestionAnswer(stages=2, latents_per_step=1)
+    assert layout.at(3, None).stage == 3
+    with pytest.raises(InputError, match=r"^stage is 99: set 0 to 3, at which all steps are left out$"):
+        layout.at(99, None)

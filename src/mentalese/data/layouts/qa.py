@@ -100,6 +100,8 @@ class QuestionAnswer(RowLayout):
         return {"stage": self.stage, "latents": self.latents_at(self.stage) if self.has_latents else None}
 
     def at(self, stage: int | None, latents: int | None) -> QuestionAnswer:
+        if stage is not None and stage > self.stages + 1:
+            raise InputError(f"stage is {stage}: set 0 to {self.stages + 1}, at which all steps are left out")
         changes: dict[str, Any] = {
             name: value for name, value in (("stage", stage), ("latents", latents)) if value is not None
         }
