@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from mentalese.errors import InputError
 
 _REFUSALS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
+_REFUSALS |= {errno.EEXIST}  # a file where a folder would be
 
 _LONGEST_NAME = 255  # bytes, of a file or folder, on the usual disks
 

@@ -2,12 +2,14 @@
 
 import errno
 import hashlib
+import io
 import json
 import os
 import pickle
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -183,15 +185,26 @@ def test_a_damaged_only_checkpoint_means_to_start_again(tmp_path: Path) -> None:
         checkpoints.load(*new())
 
 
+class FullDisk(io.BufferedWriter):
+    """A file on a disk that has room for some more bytes."""
+
+    room = 0
+
+    def write(self, data: Any) -> int:
+        FullDisk.room -= len(data)
+        if FullDisk.room < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(data)
+
+
+@pytest.mark.parametrize("room", [0, 64, 600, 700, 1100, 4000])
 def test_a_full_disk_is_one_sentence_and_leaves_nothing_half_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("needs /dev/full, a device that has no space left")
     checkpoints = saved(tmp_path, 1)
-    create_stream = FileSystem.create_stream
     with monkeypatch.context() as patch:
-        patch.setattr(FileSystem, "create_stream", lambda self, path, mode: create_stream(self, "/dev/full", mode))
+        patch.setattr(FullDisk, "room", room)
+        patch.setattr(FileSystem, "create_stream", lambda self, path, mode: FullDisk(io.FileIO(path, mode)))
         checkpoints.save(2, *new(), {})
         with pytest.raises(InputError, match=r"no space left .* \(the newest whole one is step 1\): free some") as full:
             checkpoints.wait()

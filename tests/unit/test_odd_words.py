@@ -22,6 +22,8 @@ DRY_RUN = ("train", "gpt2/tiny", "--dry-run")
         (["suite", "topics", "--jobs", "0", "--out", f"{FILE}-runs"], "jobs is 0: use at least 1"),
         (["demo", "--jobs", "0", "--out", f"{FILE}-runs"], "jobs is 0: use at least 1"),
         (["compare", "gpt2/tiny", "gpt2-gist/tiny", "--out", f"{FILE}/runs"], "{file} is a file, use a folder"),
+        (["suite", "topics", "--seeds", "9" * 20, "--out", f"{FILE}-runs"], "use 1 to 1,000"),
+        (["new", "family", "fresh", "--out", f"{FILE}/x"], "--out is '{file}/x': {file} is a file, use a folder"),
         (["train", "gpt2/tiny", "--out", f"{FILE}/run"], "--out is '{file}/run': {file} is a file, use a folder"),
         (["new", "family", "fresh", "--out", "a\0b"], "--out is 'a\\x00b': use a path, which has no character 0"),
         (["train", "gpt2/tiny", "--out", "a\0b"], "--out is 'a\\x00b': use a path, which has no character 0"),

@@ -11,16 +11,15 @@ from torch import Tensor
 
 from mentalese.compare.compare import flops_per_token
 from mentalese.data.batch import Batch, to_device
-from mentalese.data.store import TokenStore, prepare
+from mentalese.data.store import TokenStore
 from mentalese.evaluation.answers import answer_limit
 from mentalese.models.adapter import hugging_face_model
 from mentalese.recipe import EvaluationConfig, Recipe
 from mentalese.training.log_buffer import LogBuffer
 from mentalese.training.loop import Run
 from mentalese.training.memory import LiveBytes, peak_memory
-from mentalese.training.parallel import setup, teardown
+from mentalese.training.parallel import Parallel, setup, teardown
 from mentalese.training.plan import Plan
-from mentalese.training.start import start_model
 
 WARM_UP, TIMED = 1, 3
 _ACTIVATIONS = 34
@@ -31,10 +30,15 @@ _KEPT = 2 / _ACTIVATIONS
 
 
 def print_dry_run(recipe: Recipe, flops_per_second: float | None) -> None:
-    """Prints size, length, cost, memory and time of a run in one process, and writes no run folder.
+    """Print size, length, cost, memory and time of a run in one process, and write no run folder.
 
     Args:
-        flops_per_second: the speed to assume; without it a few training steps are timed on this machine.
+        flops_per_second: the speed to assume, of whatever machine; without it a few training steps are timed on this
+            one, whose memory has to be enough.
+
+    Raises:
+        InputError: the recipe or its data are refused, as the run would refuse them.
+        FloatingPointError: the loss or a gradient of the first steps is not finite.
     """
     figures = estimate(recipe)
     speed, kept, peak = (flops_per_second, None, None) if flops_per_second else _measure(recipe)
@@ -82,10 +86,8 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
     Raises:
         InputError: the recipe or its data are not what they should be.
     """
-    store, tokenizer = prepare(recipe.data, recipe.layout)
-    plan = Plan(store.splits["train"], recipe, tokenizer)
-    with torch.device("meta"):
-        model, parameters = start_model(recipe, tokenizer, weights=False)
+    run = Run(recipe, Path("dry-run"), Parallel(0, 1, 0, torch.device("cpu")), show=False, weights=False)
+    plan, model, parameters = run.plan, run.model, run.parameters
     micro_batches = recipe.train.gradient_accumulation_steps
     tokens, per_token = plan.position(plan.total_steps).tokens, flops_per_token(model, plan, micro_batches)
     held = 4 * sum(p.numel() for p in hugging_face_model(model).parameters())  # with adapters; always float32
@@ -105,7 +107,7 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
         "flops": per_token * tokens,
         "flops_per_token": per_token,
         "remarks": plan.remarks(),
-        "evaluation": _evaluation(recipe, store, plan),
+        "evaluation": _evaluation(recipe, run.store, plan),
         "memory": {
             "weights": held,
             "gradients": trained,
@@ -160,15 +162,17 @@ def _measure(recipe: Recipe) -> tuple[float, int, int | None]:
     parallel = setup(recipe.train.device)
     try:
         run = Run(recipe, Path("dry-run"), parallel, show=False)  # its folder is made when training starts
-        kept = kept_bytes(run)
+        kept, buffer = kept_bytes(run), LogBuffer()
         for step in range(min(WARM_UP + TIMED, run.plan.total_steps)):
             if step <= WARM_UP:
                 _synchronise(parallel.device)
                 began, flops = time.perf_counter(), run.flops
-            run.one_step(LogBuffer())
+            run.one_step(buffer)
             run.state.step += 1
         _synchronise(parallel.device)
-        return (run.flops - flops) / (time.perf_counter() - began), kept, peak_memory(parallel.device)
+        seconds = time.perf_counter() - began
+        run.check_finite(buffer)
+        return (run.flops - flops) / seconds, kept, peak_memory(parallel.device)
     finally:
         teardown()
 

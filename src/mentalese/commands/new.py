@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mentalese.commands.options import read
 from mentalese.errors import InputError
-from mentalese.files import whole_folder
+from mentalese.files import check_folder_place, whole_folder
 from mentalese.registry import families, recipes
 
 TEMPLATE = Path(__file__).parents[1] / "templates" / "family"
@@ -35,6 +35,7 @@ def run(words: list[str]) -> None:
         raise InputError(f"`mentalese new` is followed by {names}: use `mentalese new family NAME`")
     name = names[1]
     out = options.out or Path(name)
+    check_folder_place(out, "--out")
     if out.exists():
         raise InputError(f"{out} exists: choose another name, or another folder by --out")
     _check_name(name)

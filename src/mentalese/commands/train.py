@@ -42,11 +42,13 @@ def run(words: list[str]) -> None:
             raise InputError(f"--flops-per-second is {options.flops_per_second:g}: it is for --dry-run, remove it")
         if options.flops_per_second <= 0:
             raise InputError(f"--flops-per-second is {options.flops_per_second:g}: use a positive number")
+    out = options.out or Path("runs") / recipe.name.replace("/", "-")
     if options.dry_run:
         from mentalese.commands.dry_run import print_dry_run
+        from mentalese.training.run_folder import check_folder
 
+        check_folder(recipe, out, options.resume)
         return print_dry_run(recipe, options.flops_per_second)
-    out = options.out or Path("runs") / recipe.name.replace("/", "-")
 
     from mentalese.training.loop import train
     from mentalese.training.parallel import is_main_process

@@ -54,6 +54,7 @@ from mentalese.training.run_folder import check_folder
 Match = Literal["params", "tokens", "flops"]
 
 PARAMETER_TOLERANCE = 0.01
+MOST_SEEDS = 1000
 
 # Steps whose FLOPs are counted one by one; of a longer run, this many that are spread evenly over it.
 _COUNTED_STEPS = 10_000
@@ -249,8 +250,8 @@ def run_folder(out: Path, name: str, seed: int) -> Path:
 def _check(recipes: list[Recipe], seeds: int) -> None:
     if len(recipes) < 2:
         raise InputError(f"recipes are {[r.name for r in recipes]}: use at least two")
-    if seeds < 1:
-        raise InputError(f"seeds is {seeds}: use at least 1")
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise InputError(f"seeds is {seeds}: use 1 to {MOST_SEEDS:,}")
     names = [recipe.name for recipe in recipes]
     for name in names:
         if names.count(name) > 1:

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from mentalese.errors import InputError, nearest
-from mentalese.models.config import LatentThoughtConfig
+from mentalese.models.config import LatentThoughtConfig, check_numbers
 from mentalese.models.transformers_seam import attention_of
 
 
@@ -41,6 +41,7 @@ def decoder_config(where: str, fields: dict[str, Any]) -> Any:
     for name in values:
         if name not in known:
             raise InputError(f"{where}.{name}: {kind} has no such field{nearest(name, known)}")
+    check_numbers(where, cls, values)
     try:
         config = cls(**values)
     except (ValueError, TypeError) as error:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from mentalese.data.sentences import fixed_length
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError, nearest
 from mentalese.models.adapter import as_contract
+from mentalese.models.config import MOST_TENSORS, check_numbers
 from mentalese.models.contract import Contract
 from mentalese.recipe import Recipe
 
@@ -39,6 +44,7 @@ def build_config(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> 
     for name in values:
         if name not in known:
             raise InputError(f"model.{name}: {cls.model_type} has no such field{nearest(name, known)}")
+    check_numbers("model", cls, values)
     for place, part in (("model", values), ("model.backbone", values.get("backbone"))):
         dtype = part.get("dtype") if isinstance(part, dict) else None
         if dtype not in (None, "float32"):
@@ -72,7 +78,8 @@ def build_model(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, seed
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            model = AutoModelForCausalLM.from_config(config)
+            with _bounded():
+                model = AutoModelForCausalLM.from_config(config)
         except InputError:
             raise
         except (ValueError, ArithmeticError, RuntimeError) as error:  # a class refuses its sizes
@@ -80,6 +87,24 @@ def build_model(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, seed
         except KeyError as error:  # a class looks a name up
             raise InputError(f"model: {fields['model_type']} knows no {error}: use a name that it knows") from error
         return as_contract(model)
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """Refuse a model, while it is built, that has more tensors of weights than `MOST_TENSORS`."""
+    count = 0
+
+    def counted(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        nonlocal count
+        count += 1
+        if count > MOST_TENSORS:
+            raise InputError(f"model has more than {MOST_TENSORS:,} tensors of weights: use fewer layers or parts")
+
+    hook = register_module_parameter_registration_hook(counted)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def context_length(config: Any) -> int | None:

@@ -108,6 +108,18 @@ def model_folder(path: str | Path) -> Path:
     return inside if (inside / "config.json").is_file() else Path(path)
 
 
+def check_model(path: str | Path) -> None:
+    """Raise `InputError` if a folder contains no model; what is at the hub is not looked at."""
+    if str(path).startswith("hub:") or (model_folder(path) / "config.json").is_file():
+        return
+    if is_checkpoint(path):
+        raise InputError(f"{path} is in a run that has no model/ yet: wait for its first validation")
+    raise InputError(
+        f"{path} contains no model (no config.json): use the folder of a run or of a saved model, models:NAME or "
+        "hub:NAME"
+    )
+
+
 def saved_about(path: str | Path) -> dict[str, Any]:
     """Facts about a saved model: the content of `mentalese.json` next to its weights; if the model was saved again
     without that file, what its tokenizer carries; empty for models of another project."""
@@ -184,13 +196,7 @@ def load_model(
     name, checkpoint = str(path), is_checkpoint(path)
     at_hub = name.startswith("hub:")
     source = name.removeprefix("hub:") if at_hub else str(model_folder(path))
-    if not at_hub and not (Path(source) / "config.json").is_file():
-        if checkpoint:
-            raise InputError(f"{name} is in a run that has no model/ yet: wait for its first validation")
-        raise InputError(
-            f"{name} contains no model (no config.json): use the folder of a run or of a saved model, models:NAME or "
-            "hub:NAME"
-        )
+    check_model(path)
     if not checkpoint:
         check_weights(path)
     try:

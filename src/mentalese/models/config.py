@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
 from huggingface_hub.dataclasses import type_validator
 from transformers import PreTrainedConfig
 
-from mentalese.errors import InputError, nearest
+from mentalese.errors import InputError, nearest, require
 from mentalese.models.anywhere import NotCopied
 from mentalese.nn.controls import ThoughtControl
 
@@ -23,6 +24,36 @@ _HANDED_BY_TRANSFORMERS = {
     "per_layer_config",
     "torch_dtype",
 }
+
+
+MOST_TENSORS = 50_000
+"""Tensors of weights that a model may have: a step runs several kernels for each."""
+_SIZES = {"hidden_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers", "vocab_size"}
+_SIZES |= {"intermediate_size", "n_inner"}
+"""Sizes that most configs have, under these names or their own."""
+
+
+def check_numbers(where: str, cls: type[PreTrainedConfig], values: Mapping[str, Any]) -> None:
+    """Check numbers of a config before it is made: transformers takes most of them as they come.
+
+    Args:
+        where: the section that contains the fields, for messages.
+        values: fields of `cls`, under any of their names.
+
+    Raises:
+        InputError: a size below 1, more layers than `MOST_TENSORS`, or a number below 0 whose default is not.
+    """
+    usual = {own: name for name, own in cls.attribute_map.items()}
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or name.endswith("_token_id"):
+            continue
+        default = getattr(cls, cls.attribute_map.get(name, name), None)
+        if usual.get(name, name) in _SIZES:
+            require(value >= 1, f"{where}.{name}", value, "set 1 or more")
+        elif not isinstance(default, int | float) or default >= 0:
+            require(value >= 0, f"{where}.{name}", value, "set 0 or more")
+        if usual.get(name, name) == "num_hidden_layers":
+            require(value <= MOST_TENSORS, f"{where}.{name}", value, f"set at most {MOST_TENSORS:,}")
 
 
 class LatentThoughtConfig(NotCopied, PreTrainedConfig):

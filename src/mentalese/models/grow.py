@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from mentalese.data.layouts import Packed, QuestionAnswer
 from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS, add_markers
 from mentalese.errors import InputError
-from mentalese.files import write_json
+from mentalese.files import check_folder_place, write_json
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model, config_class, context_length
 from mentalese.models.checkpoints import load_model, save_model
@@ -53,7 +53,8 @@ def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: Any) -> 
     growing = [name for name, declared in known.items() if declared.grow is not None]
     if family not in growing:
         raise InputError(f"family is {family!r}: use one that grows on a trained model ({', '.join(growing)})")
-    if out.exists() and (out.is_file() or any(out.iterdir())):
+    check_folder_place(out, "out")
+    if out.exists() and any(out.iterdir()):
         raise InputError(f"out is {str(out)!r}, which is not empty: use another folder")
     grown, tokenizer = load_model(base)
     inner = hugging_face_model(grown)

@@ -208,7 +208,7 @@ class Saved:
     @property
     def estimator(self) -> str:
         """The scoring rule."""
-        return self.evaluation.estimator or self.model.estimators[0]
+        return scoring.check_estimator(self.model, self.evaluation)
 
     @property
     def protocol(self) -> dict[str, Any]:

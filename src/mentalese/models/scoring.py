@@ -134,7 +134,7 @@ def perplexity(
     totals: Counter[str] = Counter()
     tokens = left_out = answers = 0
     ends = 0.0
-    apart = _estimator(model, evaluation) in ONE_PASS
+    apart = check_estimator(model, evaluation) in ONE_PASS
     read = dataclasses.replace(evaluation, tokens="all") if apart else evaluation
     end = layout.special_ids(tokenizer)["eos_token_id"]
     for batch, labels, parts in _scored(model, tokenizer, split, layout, read, device, show):
@@ -219,7 +219,7 @@ def _scored(
     """Every evaluation batch with the labels that were scored, and their nats by part: float64 [rows, length], on the
     CPU, 0 without a label.
     """
-    documents, estimator = evaluation.chosen(len(split.document_bytes)), _estimator(model, evaluation)
+    documents, estimator = evaluation.chosen(len(split.document_bytes)), check_estimator(model, evaluation)
     settings = {} if estimator == model.estimators[0] else {"estimator": estimator}
     total, tokens = 0.0, 0
     with progress("Scoring", int(np.diff(split.documents)[documents].sum()), show=show) as bar:
@@ -247,8 +247,8 @@ def _nothing(documents: int) -> InputError:
     return InputError(f"the split has {documents} documents and no tokens to score: use one with text")
 
 
-def _estimator(model: Contract, evaluation: EvaluationConfig) -> str:
-    """The scoring rule, by name."""
+def check_estimator(model: Contract, evaluation: EvaluationConfig) -> str:
+    """Return the name of the scoring rule; raises `InputError` for one that the model does not have."""
     if evaluation.estimator not in (None, *model.estimators):
         raise InputError(
             f"evaluation.estimator is {evaluation.estimator!r}: this model has {', '.join(model.estimators)}; use one "
@@ -264,7 +264,7 @@ def _exp(nll: float) -> float:
 def protocol(model: Contract, data: DataConfig, layout: Layout, evaluation: EvaluationConfig) -> dict[str, Any]:
     """How a perplexity was measured, in words to publish with it; without the batch size, which changes nothing."""
     layout.check_evaluation(evaluation)
-    estimator = _estimator(model, evaluation)
+    estimator = check_estimator(model, evaluation)
     return {
         "tokens": evaluation.tokens,
         **layout.protocol(evaluation, data),

@@ -30,7 +30,10 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from mentalese.errors import InputError
 from mentalese.files import sha256
@@ -142,7 +145,7 @@ class Checkpointer:
         final = self._path(step)
         temporary = final.with_name(f".{final.name}.tmp")
         try:
-            writer = dcp.FileSystemWriter(temporary)
+            writer = _Writer(temporary)
             dcp.save(snapshot, storage_writer=writer, process_group=self._group, no_dist=self._alone)
             mine = f"__{self.parallel.rank}_*"  # each rank reads back its own files: hashing is spread over ranks
             sums = self._agreed(lambda: {file.name: sha256(file) for file in temporary.glob(mine)})
@@ -170,7 +173,7 @@ class Checkpointer:
         """The error, or the one sentence for a full disk; DCP's own exception contains what happened on which rank."""
         if isinstance(error, CheckpointException):
             error = next(cause for cause, _ in error.failures.values())
-        if not (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)):
+        if not _is_full(error):
             return error
         steps = self._steps()
         kept = f"the newest whole one is step {steps[-1]}" if steps else "there is none yet"
@@ -214,6 +217,27 @@ class Checkpointer:
             if isinstance(each, Exception):
                 raise each
         return outcomes  # type: ignore[return-value]
+
+
+class _Writer(dcp.FileSystemWriter):
+    """Writes tensors; a disk that is full is an `OSError` wherever in a tensor it is found out.
+
+    torch's own writer of a tensor hides it behind a `RuntimeError` ("unexpected pos"), whose cause is lost on the way
+    to other ranks.
+    """
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:
+            cause: BaseException | None = error
+            while cause is not None and not _is_full(cause):
+                cause = cause.__cause__ or cause.__context__
+            raise cause or error from error
+
+
+def _is_full(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -17,7 +17,6 @@ import statistics
 import sys
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,16 +33,17 @@ from mentalese.errors import InputError
 from mentalese.evaluation.answers import answer_limit, ask, check_room
 from mentalese.files import read_json, remove_remains, write_json, write_text
 from mentalese.models.adapter import hugging_face_model
-from mentalese.models.build import context_length
+from mentalese.models.build import check_length, context_length
 from mentalese.models.checkpoints import save_model, saved_about
 from mentalese.models.contract import LossOutput, TrainStep
 from mentalese.models.lora import merged_weights
 from mentalese.models.saved import Saved, load
+from mentalese.models.scoring import check_estimator
 from mentalese.recipe import EvaluationConfig, Recipe
 from mentalese.screen import progress
 from mentalese.training.checkpoint import Checkpointer
 from mentalese.training.log_buffer import LogBuffer
-from mentalese.training.memory import forget_peak_memory, peak_memory
+from mentalese.training.memory import check_memory, forget_peak_memory, peak_memory
 from mentalese.training.model_card import NAME as CARD
 from mentalese.training.model_card import model_card
 from mentalese.training.optim import build_optimizer, learning_rate
@@ -68,38 +68,14 @@ from mentalese.training.run_folder import (
     openings,
 )
 from mentalese.training.signals import Interrupted, Stop, stop_signals
-from mentalese.training.start import start
+from mentalese.training.start import outline, start
+from mentalese.training.state import State
 from mentalese.training.step_scorer import StepScorer
 from mentalese.training.tracking import check_trackers, open_trackers, read_metrics
 
 SAMPLES = 2  # without evaluation.sample_prompts
 ANSWERS = "answers.jsonl"  # to the questions of the test split
 TRIED = 50  # openings, until enough of them leave room for an answer
-
-
-@dataclass
-class State:
-    """What a checkpoint keeps in addition to tensors; everything else follows from the step.
-
-    Attributes:
-        stage: of the last validation; the bests are those of this stage.
-        best, best_nll: the recipe's metric and the likelihood at `best_step`.
-        unfinished: answers of the validation at `best_step` that were cut at the limit of new tokens.
-        to_beat: the metric that early stopping compares with.
-        validation_due: the step's validation is still to be made.
-    """
-
-    step: int = 0
-    stage: int = 0
-    best_step: int | None = None
-    best: float | None = None
-    best_nll: float | None = None
-    unfinished: int = 0
-    to_beat: float | None = None
-    validations_without_gain: int = 0
-    validation_due: bool = False
-    flops: int = 0
-    seconds: float = 0.0
 
 
 def train(recipe: Recipe, out: Path, *, resume: bool = False, show: bool = True) -> dict[str, Any]:
@@ -123,7 +99,6 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, show: bool = True)
     if resume and (finished := finished_result(recipe, out)) is not None:
         return finished
     check_folder(recipe, out, resume)
-    check_trackers(recipe.train.trackers)
     parallel = setup(recipe.train.device)
     try:
         with torch.random.fork_rng(devices=[parallel.device] if parallel.device.type == "cuda" else []):
@@ -133,10 +108,20 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, show: bool = True)
 
 
 class Run:
-    """A recipe with everything that training it needs; `run` trains it, `one_step` does one step of that."""
+    """A recipe with everything that training it needs; `run` trains it, `one_step` does one step of that.
 
-    def __init__(self, recipe: Recipe, out: Path, parallel: Parallel, *, show: bool) -> None:
+    All that a run refuses is refused here, on a model without weights, before these are made.
+
+    Args:
+        weights: make weights and optimiser; without them, a run can be counted and no more, on any machine.
+
+    Raises:
+        InputError: the recipe or its data cannot be used, or training needs more memory than the device has.
+    """
+
+    def __init__(self, recipe: Recipe, out: Path, parallel: Parallel, *, show: bool, weights: bool = True) -> None:
         self.recipe, self.out, self.parallel, self.show = recipe, out, parallel, show
+        check_trackers(recipe.train.trackers)
         self.asks = recipe.evaluation.metric == "accuracy"
         if self.asks and parallel.world_size > 1 and recipe.train.parallel == "fsdp":
             raise InputError(
@@ -149,19 +134,26 @@ class Run:
         for remark in remarks if show else ():
             print(f"{recipe.name}: {remark}", file=sys.stderr)
         self.init_weights = init_weights(recipe)
+        self.model, self.parameters = outline(recipe, self.tokenizer)
+        self.prompts, self.sample_tokens = self._sample_prompts()
+        self._limits: dict[Layout, int] = {}
+        self._check_evaluation()
+        if weights:
+            check_memory(self.model, recipe, parallel)
+            self._make_weights()
+        forget_peak_memory(parallel.device)
+        self.peak_memory: int | None = None
+        self.flops = 0  # of this rank, since the last log line
+        self.state = State()
+
+    def _make_weights(self) -> None:
+        recipe, parallel = self.recipe, self.parallel
         self.model, self.parameters, whole = start(recipe, self.tokenizer, parallel)
         step = TrainStep(self.model)
         if recipe.train.compile:
             step.compile()
         self.step = wrap(step, parallel, recipe.train.parallel, whole)
         self.optimizer = build_optimizer(self.model.parameters(), recipe.optimizer)
-        self.prompts, self.sample_tokens = self._sample_prompts()
-        self._limits: dict[Layout, int] = {}
-        self._check_evaluation()
-        forget_peak_memory(parallel.device)
-        self.peak_memory: int | None = None
-        self.flops = 0  # of this rank, since the last log line
-        self.state = State()
 
     # -- the run ---------------------------------------------------------------------------------------------------
 
@@ -293,12 +285,7 @@ class Run:
 
     def _log(self, buffer: LogBuffer, log: Any) -> str:
         """Logs the buffer's last step; a loss or gradient that is not finite ends the run before anything is saved."""
-        losses, norms = [float(loss) for loss in buffer.losses], [float(norm) for norm in buffer.norms]
-        for step, loss, norm in zip(buffer.steps, losses, norms):
-            if not math.isfinite(loss):
-                self._raise_not_finite(step, f"the loss is {loss}")
-            if not math.isfinite(norm):
-                self._raise_not_finite(step, f"the gradients' norm is {norm}")
+        losses, norms = self.check_finite(buffer)
         seconds = time.perf_counter() - buffer.started
         position = self.plan.position(self.state.step)
         rate = (position.tokens - self.plan.position(buffer.steps[0]).tokens) / seconds
@@ -325,6 +312,16 @@ class Run:
         validated = f"  best {shown}{cut}" if shown else ""
         apart = f" (next token {metrics['ntp']:.3f})" if "ntp" in metrics else ""
         return f"loss {metrics['loss']:.3f}{apart}{validated}  {rate:,.0f} tokens/s"
+
+    def check_finite(self, buffer: LogBuffer) -> tuple[list[float], list[float]]:
+        """The buffer's losses and norms of gradients; raises `FloatingPointError` if one is not finite."""
+        losses, norms = [float(loss) for loss in buffer.losses], [float(norm) for norm in buffer.norms]
+        for step, loss, norm in zip(buffer.steps, losses, norms):
+            if not math.isfinite(loss):
+                self._raise_not_finite(step, f"the loss is {loss}")
+            if not math.isfinite(norm):
+                self._raise_not_finite(step, f"the gradients' norm is {norm}")
+        return losses, norms
 
     def _raise_not_finite(self, step: int, what: str) -> None:
         position = self.plan.position(step)
@@ -438,6 +435,7 @@ class Run:
         """Refuses now, rather than after training, what evaluation would refuse."""
         for layout in self._layouts():
             saved = self._as_saved(layout)
+            check_estimator(self.model, saved.evaluation)
             test = dataclasses.replace(saved, evaluation=saved.evaluation.of_test())
             evaluation_batches(self.store.splits["validation"], layout, saved.evaluation, self.tokenizer)
             evaluation_batches(self.store.splits["test"], layout, test.evaluation, self.tokenizer)
@@ -481,6 +479,7 @@ class Run:
         recipe, model = self.recipe, hugging_face_model(self.model)
         questions = recipe.layout.questions
         context = context_length(model.config) or math.inf
+        check_length(model.config, "evaluation.sample_tokens", recipe.evaluation.sample_tokens)
 
         def lengths(prompts: list[str]) -> list[int]:
             """Tokens of each prompt in the layout that adds most to it."""

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import weakref
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from mentalese.errors import InputError
+from mentalese.models.adapter import hugging_face_model
+from mentalese.models.contract import Contract
+from mentalese.recipe import Recipe
+
+if TYPE_CHECKING:
+    from mentalese.training.parallel import Parallel
 
 
 class LiveBytes(TorchDispatchMode):
@@ -47,6 +56,40 @@ class LiveBytes(TorchDispatchMode):
         self.live += size
         self.peak = max(self.peak, self.live)
         self._seen[key] = weakref.ref(storage, gone)
+
+
+def check_memory(model: Contract, recipe: Recipe, parallel: Parallel) -> None:
+    """Check that weights, gradients and Adam's moments fit into a device's memory, before they are made.
+
+    Args:
+        model: the model, which may be on the meta device.
+
+    Raises:
+        InputError: they do not fit.
+    """
+    parameters = list(hugging_face_model(model).parameters())
+    needed = 4 * sum(p.numel() + 3 * p.numel() * p.requires_grad for p in parameters)
+    if recipe.train.parallel == "fsdp":
+        needed //= parallel.world_size
+    room = device_memory(parallel.device)
+    if room is not None and needed > room:
+        raise InputError(
+            f"model has {sum(p.numel() for p in parameters):,} parameters, whose weights, gradients and Adam's moments "
+            f"take {needed / 2**30:,.1f} GiB of the {room / 2**30:,.1f} GiB that this device has: use a smaller model, "
+            "adapters (train.lora_rank) or several devices (train.parallel=fsdp)"
+        )
+
+
+def device_memory(device: torch.device) -> int | None:
+    """Bytes of a GPU's memory, or of this machine's that this process may use; `None` where it is unknown."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    if not hasattr(os, "sysconf"):
+        return None
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")  # of a container
+    text = limit.read_text().strip() if limit.is_file() else ""
+    return min(machine, int(text)) if text.isdecimal() else machine
 
 
 def forget_peak_memory(device: torch.device) -> None:

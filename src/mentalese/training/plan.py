@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+MOST_EPOCHS = 1_000_000
+"""Epochs of a run, whose batches are counted before it starts."""
+
+
 @dataclass(frozen=True)
 class Epoch:
     """Batch i has rows `order[bounds[i]:bounds[i + 1]]`, the longest first."""
@@ -102,6 +106,7 @@ class Plan:
         self._epoch = lru_cache(maxsize=2)(self._build)
         self._phase_starts: dict[int, float] = {}
         self._extend()
+        self._check_epochs()
         self.total_steps = self._count_steps()
         self._total_tokens = 0 if recipe.train.steps is not None else self._clock(self.total_steps, "tokens")
 
@@ -232,6 +237,18 @@ class Plan:
                 raise InputError(
                     f"layout.batch_size is {rows}: with model.thought_control 'swapped' each of {shares} shares of a "
                     f"batch needs two rows, or thoughts would be removed; set at least {2 * shares}"
+                )
+
+    def _check_epochs(self) -> None:
+        """Refuse a run of more epochs, each like the first one, than could be counted."""
+        train = self.recipe.train
+        of_epoch = {"steps": self._first_steps[1], "epochs": 1, "tokens": int(self._counted[0])}
+        for name, each in of_epoch.items():
+            length = getattr(train, name)
+            if length is not None and length > MOST_EPOCHS * each:
+                raise InputError(
+                    f"train.{name} is {length}, and the text has {each:,} in an epoch: set at most {MOST_EPOCHS:,} "
+                    "epochs"
                 )
 
     def _count_steps(self) -> int:

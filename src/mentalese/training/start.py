@@ -10,6 +10,7 @@ import torch
 from mentalese.errors import InputError, nearest
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model, check_context
+from mentalese.models.checkpoints import check_model
 from mentalese.models.contract import Contract, count_parameters
 from mentalese.models.generation import ends
 from mentalese.models.grow import end_at, start_from
@@ -47,11 +48,18 @@ def start(
             error = refused
     if (error := parallel.broadcast_object(error)) is not None:
         raise error
-    with torch.device("meta"):
-        model, parameters = start_model(recipe, tokenizer, weights=False)
+    model, parameters = outline(recipe, tokenizer)
     found = [] if whole is None else ends(hugging_face_model(whole))
     end_at(hugging_face_model(model), parallel.broadcast_object(found))
     return model, parameters, whole
+
+
+def outline(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> tuple[Contract, dict[str, int]]:
+    """The model on the meta device, where it takes no memory, and its parameters, as `start_model` returns them."""
+    if recipe.train.init is not None:
+        check_model(recipe.train.init)
+    with torch.device("meta"):
+        return start_model(recipe, tokenizer, weights=False)
 
 
 def start_model(
