@@ -16,6 +16,7 @@ from mentalese import get_recipe
 from mentalese.analyses import coconut as figures
 from mentalese.analyses.drawing import drawable_token
 from mentalese.analyses.figures import write_figure
+from mentalese.data.documents import one_line
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.data.store import Split, prepare
 from mentalese.data.tokenizers import special_token_ids
@@ -222,7 +223,8 @@ def test_the_nearest_tokens_are_those_with_the_largest_cosine(agclr: Path, tmp_p
     model, tokenizer = load_model(agclr)
     special = special_token_ids(tokenizer)
     thought = [special["latent_start_token_id"], *[special["latent_token_id"]] * 3, special["latent_end_token_id"]]
-    row = torch.tensor([*tokenizer(f"{QUESTION}\n", add_special_tokens=False)["input_ids"], *thought])
+    question = f"{one_line(QUESTION)}\n"
+    row = torch.tensor([*tokenizer(question, add_special_tokens=False)["input_ids"], *thought])
     _, read, memory = passes(agclr, row)
     for name, vectors in (("latent", read), ("concept", memory)):
         expected = cosines(vectors, model.get_input_embeddings().weight.detach())
