@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 import warnings
 from importlib.metadata import requires, version
 
-from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 OURS = "ours"
 REPOSITORY = "https://github.com/mentalese/mentalese"
@@ -50,6 +48,9 @@ def owner_on_index(name: str) -> str | None:
 
 def _metadata_on_index(name: str) -> dict[str, list[str]] | None:
     """Return the metadata of the newest wheel of a project; `None` if pip finds none."""
+    import json
+    import subprocess
+
     options = ["--dry-run", "--ignore-installed", "--no-deps", "--only-binary", ":all:", "--quiet", "--report", "-"]
     command = [sys.executable, "-m", "pip", "--retries", "0", "install", *options, name]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -59,10 +60,11 @@ def _metadata_on_index(name: str) -> dict[str, list[str]] | None:
 def warn_of_untested_transformers() -> None:
     """Warn if the installed transformers is newer than the versions that this package was tested with."""
     name, installed = "transformers", version("transformers")
-    needs = next(need for need in map(Requirement, requires("mentalese") or ()) if need.name == name)
-    if not needs.specifier.contains(installed, prereleases=True):
+    needs = next(need.partition(";")[0].strip() for need in requires("mentalese") or () if need.startswith(name))
+    tested = SpecifierSet(needs.removeprefix(name))
+    if not tested.contains(installed, prereleases=True):
         warnings.warn(
-            f"transformers is {installed}, and mentalese {version('mentalese')} was tested with {needs.specifier}: "
-            f"if something fails, pip install '{needs}'",
+            f"transformers is {installed}, and mentalese {version('mentalese')} was tested with {tested}: "
+            f"if something fails, pip install '{name}{tested}'",
             stacklevel=3,
         )

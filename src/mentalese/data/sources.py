@@ -66,6 +66,8 @@ def open_source(
     kind = spec.partition(":")[0]
     if text_column is not None and kind in ("builtin", *PUBLISHED):
         raise InputError(f"data.text_column is {text_column!r}: {spec} has no choice of columns, leave it out")
+    if kind in PUBLISHED:
+        _check_text(spec, "records", detokenizer)  # before anything is read
     opened = _open(spec, text_column, whole)
     readers = opened.readers
     _check_text(spec, opened.kind, detokenizer)
