@@ -366,10 +366,10 @@ BAD_TRAINING = {
     "no such source": ("--data builtin:stdlip", "did you mean 'stdlib'"),
     "no such tokenizer": ("--data file:good.jsonl --data.tokenizer nowhere", "nowhere"),
     "a size that heads do not divide": ("--data file:good.jsonl --model.hidden-size 66", "66"),
-    "a size of nothing": ("--data file:good.jsonl --model.hidden-size 0", "change its sizes"),
+    "a size of nothing": ("--data file:good.jsonl --model.hidden-size 0", "n_embd is 0: set 1 or more"),
     "too long for the model": ("--data file:good.jsonl --layout.sequence-length 512", "512"),
     "a tracker that is not there": ("--data file:good.jsonl --train.trackers wandbb", "did you mean 'wandb'"),
-    "a file as the run's folder": ("--data file:good.jsonl --out good.jsonl", "which is a file"),
+    "a file as the run's folder": ("--data file:good.jsonl --out good.jsonl", "is a file, use a folder"),
     "a folder that is no run": ("--data file:good.jsonl --out full", "contains no run"),
 }
 
