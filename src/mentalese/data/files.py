@@ -58,7 +58,7 @@ def split_files(path: Path, suffixes: tuple[str, ...]) -> dict[str, list[Path]]:
 
 def is_undivided(path: Path, suffixes: tuple[str, ...]) -> bool:
     """Test if a path is one file, or a folder in which no name is that of a split."""
-    if not is_there(path) or path.is_file():
+    if not is_there(path) or not path.is_dir():
         return is_there(path)
     return not (_named_splits(path, suffixes) or _split_folders(path, suffixes))
 

@@ -19,6 +19,7 @@ from mentalese.errors import InputError, nearest
 from mentalese.files import as_path, read_json, sha256, whole_folder, write_json
 from mentalese.models.adapter import as_contract
 from mentalese.models.build import context_length
+from mentalese.models.config import check_numbers
 from mentalese.models.contract import Contract
 from mentalese.models.lora import FOLDER, add_adapters, merged_weights, save_adapter
 from mentalese.models.packaged import packaged
@@ -174,6 +175,7 @@ def with_fields(config: Any, fields: dict[str, Any]) -> Any:
     for name in fields:
         if name not in known:
             raise InputError(f"config.{name}: {config.model_type} has no such field{nearest(name, known)}")
+    check_numbers("config", type(config), fields)
     return type(config).from_dict(config.to_dict() | fields) if fields else config
 
 

@@ -19,11 +19,17 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import gradio as gr
 import torch
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mentalese.data.prompts import PromptEncoder
 from mentalese.errors import InputError
@@ -387,10 +393,47 @@ def check_address(host: str, port: int) -> None:
             probe.bind((host, port))
         except PermissionError:
             raise InputError(f"--port is {port}: only an administrator may use it, use a port from 1024 on") from None
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
+        except (OSError, TypeError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
                 raise InputError(f"--port is {port}: another program uses it, use another port") from None
             raise InputError(f"--host is {host!r}: this machine has no such IPv4 address, remove it") from None
+
+
+class OwnRequests:
+    """Refuses requests that another page sent, or that reached this one under a name that is not this machine's.
+
+    Both are ways for a page of the web to use a server that only this machine can reach: requests across origins, and
+    a name of the web that resolves to 127.0.0.1 (DNS rebinding).
+
+    Args:
+        host: the address that the page is served at. At one that other machines reach, its own addresses and names of
+            this machine are as good.
+    """
+
+    def __init__(self, app: ASGIApp, host: str) -> None:
+        self.app = app
+        self.local = ip_address(socket.gethostbyname(host)).is_loopback
+        self.names = {"localhost", host} | (set() if self.local else {socket.gethostname(), socket.getfqdn()})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refused = self._refusal(Headers(scope=scope)) if scope["type"] in ("http", "websocket") else None
+        answer = self.app if refused is None else PlainTextResponse(refused, 403)
+        await answer(scope, receive, send)
+
+    def _refusal(self, headers: Headers) -> str | None:
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if not self._is_own(urlsplit(f"//{host}").hostname or ""):
+            return f"{host} is no name of this page\n"
+        if origin is not None and urlsplit(origin).netloc != host:
+            return f"{origin} is another page\n"
+        return None
+
+    def _is_own(self, name: str) -> bool:
+        try:
+            address = ip_address(name)
+        except ValueError:
+            return name in self.names
+        return address.is_loopback or not self.local
 
 
 def serve(page: gr.Blocks, host: str, port: int) -> str:
@@ -414,6 +457,7 @@ def serve(page: gr.Blocks, host: str, port: int) -> str:
         server_name=host, server_port=port, theme=theme, head=f"<style>{_STYLE}</style>", share=False, inbrowser=False,
         quiet=True, prevent_thread_lock=True, show_error=True, footer_links=[], run_history=False, pwa=False,
         ssr_mode=False, mcp_server=False, enable_monitoring=False,
+        app_kwargs={"middleware": [Middleware(OwnRequests, host=host)]},
     )  # fmt: skip
     return str(address)
 

@@ -20,6 +20,9 @@ HELD_OUT = {"validation": 500, "test": 1000}
 
 _SHARES = {"train": 0.8, "validation": 0.9, "test": 1.0}  # cumulative, of contents
 _BLOCK = 256
+MOST_DOCUMENTS = 10**9
+MOST_WORDS = 100_000
+"""Words of a document, which are generated many documents at once."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Task(ABC):
     description: ClassVar[str]
 
     def __post_init__(self) -> None:
-        self.check("count", self.count >= 1, "set at least 1")
+        self.check_range("count", 1, MOST_DOCUMENTS)
 
     def check(self, option: str, condition: bool, remedy: str) -> None:
         """Raises `InputError` unless an option is as it has to be."""

@@ -23,7 +23,7 @@ from functools import cached_property
 
 import numpy as np
 
-from mentalese.data.suite.base import MarkovText, draw, syllables, uniforms
+from mentalese.data.suite.base import MOST_WORDS, MarkovText, draw, syllables, uniforms
 
 SPREAD = 4  # weights of the chain are exponential variates to this power
 
@@ -63,7 +63,7 @@ class Phrases(MarkovText):
         self.check_range("words", 2, 100)
         enough = self.words**self.tokens >= 2 * self.concepts * self.phrases
         self.check("words", enough, f"set more: {self.concepts * self.phrases} phrases have to differ")
-        self.check("length", self.length >= 1, "set at least 1")
+        self.check_range("length", 1, MOST_WORDS)
         self.check_range("order", 1, self.length * self.tokens)
         self.check_range("lead", 0, 100)
 

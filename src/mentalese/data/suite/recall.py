@@ -34,7 +34,7 @@ from functools import cached_property
 from itertools import count as numbers
 
 from mentalese.data.documents import Document
-from mentalese.data.suite.base import HELD_OUT, Levels, Task
+from mentalese.data.suite.base import HELD_OUT, MOST_WORDS, Levels, Task
 
 # Words in strings: a list of each would be pages long.
 # ruff: noqa: SIM905
@@ -90,7 +90,7 @@ class Recall(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check("distance", self.distance >= 1, "set at least 1")
+        self.check_range("distance", 1, MOST_WORDS)
         self.check_range("key_words", 1, 2)
         self.check_range("keys", 1, 64 if self.key_words == 2 else len(_SECOND))
         self.check_range("values", 2, len(_VALUES))

@@ -23,7 +23,7 @@ from functools import cached_property
 
 import numpy as np
 
-from mentalese.data.suite.base import MarkovText, draw, syllables, uniforms
+from mentalese.data.suite.base import MOST_WORDS, MarkovText, draw, syllables, uniforms
 
 SENTENCE = 8
 
@@ -56,7 +56,7 @@ class Topics(MarkovText):
         super().__post_init__()
         self.check_range("topics", 2, 1000)
         self.check_range("symbols", 2, 100)
-        self.check("length", self.length >= 2, "set at least 2")
+        self.check_range("length", 2, MOST_WORDS)
         self.check("table", self.table in ("unigram", "bigram"), "set unigram or bigram")
         self.check_range("spread", 1, 8)
         self.check_range("window", 1, self.length)

@@ -1,0 +1,106 @@
+"""`mentalese play` serves its own page, to this machine, and nothing else."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mentalese import get_recipe
+from support import saved, shrink
+
+pytest.importorskip("gradio")
+JOIN = "/gradio_api/queue/join"
+BODY = json.dumps({"data": [], "fn_index": 0, "session_hash": "reader"})
+
+
+def serve(model: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "mentalese", "play", str(model), "--port", str(port), *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        assert re.search(r"http://\S+", line), line + server.stdout.read()
+        yield server, port
+        server.terminate()
+
+
+@pytest.fixture(scope="module")
+def model(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("play") / "run", shrink(get_recipe("gpt2/tiny"), corpus))
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    yield from serve(model)
+
+
+@pytest.fixture(scope="module")
+def port(server: tuple[subprocess.Popen[str], int]) -> int:
+    return server[1]
+
+
+def status(port: int, path: str, *, host: str | None = None, origin: str | None = None, body: str | None = None) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    headers = {"Host": host or f"127.0.0.1:{port}", "Content-Type": "application/json"}
+    headers |= {} if origin is None else {"Origin": origin}
+    connection.request("GET" if body is None else "POST", path, body, headers)
+    answer = connection.getresponse()
+    answer.read()
+    connection.close()
+    return answer.status
+
+
+@pytest.mark.slow
+def test_the_page_is_bound_to_this_machine(port: int) -> None:
+    listening = [
+        line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:] if line.split()[3] == "0A"
+    ]
+    assert [place for place in listening if place.endswith(f":{port:04X}")] == [f"0100007F:{port:04X}"]
+    every = Path("/proc/net/tcp6")
+    assert not every.exists() or f":{port:04X} 0000" not in every.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+def test_names_of_this_machine_are_answered(host: str, port: int) -> None:
+    place = f"{host}:{port}"
+    assert status(port, "/", host=place) == 200
+    assert status(port, JOIN, host=place, origin=f"http://{place}", body=BODY) == 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["/", "/config", JOIN])
+@pytest.mark.parametrize(
+    ("host", "origin"),
+    [
+        ("example.org", None),
+        ("example.org:{port}", "http://example.org:{port}"),
+        ("127.0.0.1.example.org:{port}", None),
+        ("192.0.2.1:{port}", None),
+        (None, "http://example.org"),
+        (None, "null"),
+        (None, "http://127.0.0.1:1"),
+        ("127.0.0.1:{port}", "http://localhost:{port}"),
+    ],
+)
+def test_foreign_hosts_and_origins_are_refused(host: str | None, origin: str | None, path: str, port: int) -> None:
+    host, origin = (word and word.format(port=port) for word in (host, origin))
+    assert status(port, path, host=host, origin=origin, body=BODY if path == JOIN else None) == 403
+
+
+@pytest.mark.slow
+def test_no_file_is_served(port: int, model: Path) -> None:
+    config = model / "config.json"
+    for file in (config, Path("/etc/hostname"), Path("pyproject.toml")):
+        up = "../" * 12
+        for path in (f"/gradio_api/file={file}", f"/file={file}", f"/static/{up}{file}", f"/assets/..%2f{file}"):
+            assert status(port, path) in (403, 404), path
