@@ -271,7 +271,8 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, Contract):
         Args:
             input_ids: [batch, length].
             attention_mask: [batch, length or, with a cache, all tokens so far], 0 at padding on either side.
-            cache, past_key_values: two names of one argument, the cache that an earlier call returned or `new_cache()`.
+            past_key_values: the cache that an earlier call returned, or `new_cache()`.
+            cache: the same, by its name since transformers 5.24; only one of the two is given.
             use_cache: return a cache; `None` does so as `config.use_cache` says, but neither in training mode nor for a
                 trace.
             labels: [batch, length], see `Batch`; `loss` is then that of the next token, and in training mode the
