@@ -178,6 +178,15 @@ def paragraphs(folder: Path) -> None:
         (folder / name).write_text(json.dumps(rows))
 
 
+def graphs(folder: Path) -> None:
+    """ProsQA's files, as published but for the fields that no one reads."""
+    folder.mkdir(parents=True)
+    for seed, part in enumerate(("train", "valid", "test")):
+        questions = prosqa.prosqa_questions(200, seed)
+        rows = [{"question": one.question, "steps": list(one.steps), "answer": one.answer} for one in questions]
+        (folder / f"prosqa_{part}.json").write_text(json.dumps(rows))
+
+
 def kinship(path: Path) -> None:
     """Stories of 2 and 3 relations to train on, of up to 10 to be asked about."""
     path.parent.mkdir(parents=True)
@@ -216,6 +225,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     kinship(root / "shared/data/reasoning/clutrr/data_089907f8.zip")
     equations(root / "work/data/gsm8k")
     paragraphs(root / "work/data/hotpotqa")
+    graphs(root / "work/data/prosqa")
     wtpsplit = ModuleType("wtpsplit")
     wtpsplit.SaT = SaT  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as patched:

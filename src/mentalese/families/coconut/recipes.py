@@ -262,7 +262,7 @@ def table1() -> list[Recipe]:
         (gsm8k("table1-gsm8k"), WORD_PROBLEMS, {}),
         (hotpotqa(), WORD_PROBLEMS, {}),
         (
-            paper("table1-prosqa", "builtin:prosqa", "GPT-2 on ProsQA", 20, 128),
+            paper("table1-prosqa", "file:data/prosqa", "GPT-2 on ProsQA", 20, 128),
             graphs,
             {"gate_biases": list(PROSQA_BIASES)},
         ),
