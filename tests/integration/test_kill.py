@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -22,7 +25,7 @@ STEPS = 40
 @pytest.fixture(scope="module")
 def recipe(corpus: Path) -> Recipe:
     recipe = shrink(get_recipe("gpt2/tiny"), corpus, steps=STEPS, checkpoint_every=7)
-    model = recipe.model | {"num_hidden_layers": 2, "resid_pdrop": 0.1}
+    model = recipe.model | {"n_layer": 2, "resid_pdrop": 0.1}
     return dataclasses.replace(recipe, model=model)
 
 
@@ -71,3 +74,54 @@ def test_a_signal_saves_and_stops_cleanly(recipe: Recipe, tmp_path: Path, signum
     assert checkpoint_steps(out)[-1] == steps_done(out)
     finish(launch(recipe, out), out)
     assert steps_done(out) == STEPS
+
+
+def torchrun(recipe: Recipe, out: Path) -> subprocess.Popen[bytes]:
+    """Start or resume a run in two ranks, whose output lies beside `out`."""
+    path = out.with_name("recipe.json")
+    path.write_text(json.dumps(recipe.to_dict()))
+    ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [sys.executable, *ranks, "-m", "mentalese", "train", str(path), "--out", str(out)]
+    command += ["--resume"] * out.exists()
+    with out.with_name(f"{out.name}.log").open("ab") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log)
+
+
+def ranks_of(launcher: int) -> list[int]:
+    """The processes that a launcher has started."""
+    return [int(pid) for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()]
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the ranks of a launcher in /proc")
+@pytest.mark.parametrize("killed", ["rank", "launcher"])
+def test_a_run_survives_its_killed_rank_or_launcher(recipe: Recipe, tmp_path: Path, killed: str) -> None:
+    """A lost rank ends the run within a minute. Ranks without their launcher end by themselves, and hold the folder."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    finish(launch(recipe, whole, 2), whole)
+    process = torchrun(recipe, cut)
+    deadline = time.monotonic() + 180
+    while steps_done(cut) < 9:
+        assert time.monotonic() < deadline
+        assert process.poll() is None, printed(cut)
+        time.sleep(0.01)
+    ranks = ranks_of(process.pid)
+    assert len(ranks) == 2
+    os.kill(ranks[1] if killed == "rank" else process.pid, signal.SIGKILL)
+    assert process.wait(timeout=60) != 0
+    deadline = time.monotonic() + 120
+    while any(map(running, ranks)):
+        assert time.monotonic() < deadline, printed(cut)
+        time.sleep(0.1)
+    if killed == "rank":
+        assert not (cut / "result.json").exists()
+    assert torchrun(recipe, cut).wait(timeout=180) == 0, printed(cut)
+    assert_same(weights(cut), weights(whole))
+    assert_same(checkpoint(cut), checkpoint(whole))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 import math
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from comparisons import HOSTILE
 from mentalese import cli
 from mentalese.compare.compare import compare, run_folder
 from mentalese.data.evaluation import evaluation_batches
@@ -113,6 +115,18 @@ def test_a_cell_is_filled_only_for_what_beats_twin_and_control(tmp_path: Path) -
     assert 'class="filled"' not in suite_page(result(survived, tmp_path))
     few = {name: values[:2] for name, values in SCORES.items()}  # too few seeds
     assert 'class="filled"' not in suite_page(result(few, tmp_path))
+
+
+def test_names_with_markup_are_text_on_the_page(tmp_path: Path) -> None:
+    plain, hostile = result(SCORES, tmp_path), result(SCORES, tmp_path)
+    [judged] = hostile["tasks"]
+    judged["command"] = hostile["created"] = HOSTILE
+    for method in judged["methods"]:
+        method |= {"name": HOSTILE, "family": HOSTILE}
+    page = suite_page(hostile)
+    assert page.count("<script") == suite_page(plain).count("<script")
+    assert "<img" not in page
+    assert html.escape(HOSTILE) in page
 
 
 def test_one_question_more_with_each_seed_fills_no_cell(tmp_path: Path) -> None:
