@@ -1,10 +1,11 @@
-"""Puts tasks of a suite that has been run into results/suite: their reports, suite.json and its page.
+"""Publish tasks of a suite that has been run in results/suite: a compare.json each, suite.json and its page.
 
     python scripts/publish.py runs/suite expressions
     python scripts/publish.py runs/suite expressions --join
 
-With `--join` the methods join those that are published, as of a night on another machine. Trained models and curves
-stay where they are. The repository's path is cut from commands. The figures are redrawn by
+With `--join` the methods join those that are published, as of a night on another machine. Trained models, curves,
+samples and reports stay where they are: compare.json gets a line per run. The repository's path is cut from commands.
+The figures are redrawn by
 
     mentalese figure suite results/suite/suite.json --out results/suite/closed.svg
     mentalese figure suite-text results/suite/suite.json --out results/suite/text.svg
@@ -17,15 +18,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mentalese.files import read_json, write_text
+from mentalese.files import compact_json, read_json, write_text
 from mentalese.suite.run import VERSION, joined, write_suite
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = ("compare.json", "report.html")
+UNPUBLISHED = ("curve", "samples")
+"""Parts of a run that its command makes again, and that no table needs."""
 
 
 def publish(folder: Path, names: list[str], results: Path, *, join: bool = False) -> None:
-    """Replaces tasks of `results` by those of `folder`; other tasks stay. `join`: tasks keep their other methods."""
+    """Replace tasks of `results` by those of `folder`; other tasks stay. `join`: tasks keep their other methods."""
     suites = [place / "suite.json" for place in (folder, results)]
     if (versions := {read_json(suite)["version"] for suite in suites}) != {VERSION}:
         raise SystemExit(f"suite.json has the versions {versions}: run `mentalese suite` again, which writes {VERSION}")
@@ -37,17 +39,27 @@ def publish(folder: Path, names: list[str], results: Path, *, join: bool = False
     texts, judged = {}, []
     for name in names:
         task, place = tasks[name], name
+        [call] = task["calls"]
         if earlier := published.get(name):
-            [call] = task["calls"]
             place = _new_place(name, call, earlier)
-            call["report"] = f"{place}/{Path(call['report']).name}"
-            task = joined(task, earlier)
-        judged.append(task)
-        texts |= {results / place / file: _portable(folder / name / file) for file in FILES}
+        call["report"] = f"{place}/compare.json"
+        judged.append(joined(task, earlier) if earlier else task)
+        compared = json.loads(_portable(folder / name / "compare.json"))
+        texts[results / place / "compare.json"] = compact_json(without_curves(compared)) + "\n"
     write_suite(judged, results, found["created"])
+    texts[suites[1]] = compact_json(read_json(suites[1])) + "\n"
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
+
+
+def without_curves(compared: dict[str, Any]) -> dict[str, Any]:
+    """Return a comparison without the parts of its runs that are `UNPUBLISHED`."""
+    rows = [
+        row | {"runs": [{name: run[name] for name in run if name not in UNPUBLISHED} for run in row["runs"]]}
+        for row in compared["rows"]
+    ]
+    return compared | {"rows": rows}
 
 
 def _new_place(name: str, call: dict[str, Any], earlier: dict[str, Any]) -> str:

@@ -244,6 +244,23 @@ def write_text(path: Path, text: str) -> None:
             file.write(text)
 
 
+def compact_json(content: Any, width: int = 4000) -> str:
+    """Return JSON with lines of about `width` characters at most: one for a run or a curve, not for each number."""
+    text = json.dumps(content, separators=(",", ":"))
+    if len(text) <= width or not isinstance(content, dict | list):
+        return text
+    if isinstance(content, list):
+        parts = [compact_json(item, width) for item in content]
+    else:
+        parts = [f"{json.dumps(name)}:{compact_json(item, width)}" for name, item in content.items()]
+    lines = [""]
+    for part in parts:  # numbers share a line, runs do not
+        if max(map(len, (part, lines[-1]))) > width // 4:
+            lines.append("")
+        lines[-1] += f"{part},"
+    return "\n".join([text[0] + lines[0], *lines[1:]]).removesuffix(",") + "\n" + text[-1]
+
+
 def write_json(path: Path, content: Any) -> None:
     """Writes JSON, indented, as `whole_file` does."""
     write_text(path, json.dumps(content, indent=2) + "\n")

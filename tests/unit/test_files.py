@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
@@ -10,9 +11,11 @@ import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mentalese import InputError
-from mentalese.files import check_place, temporary_name, whole_file, write_text
+from mentalese.files import check_place, compact_json, temporary_name, whole_file, write_text
 
 DEVICE = Path("/dev/full")
 needs_device = pytest.mark.skipif(not DEVICE.is_char_device(), reason="there is no /dev/full")
@@ -96,3 +99,18 @@ def test_an_error_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     write_text(path, "new")
     assert path.read_text() == "new"
     assert not temporary_name(path).exists()
+
+
+NUMBERS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+VALUES = st.recursive(NUMBERS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=40)
+
+
+@given(content=VALUES, width=st.integers(1, 60))
+def test_compact_json_has_the_same_content(content: object, width: int) -> None:
+    assert json.loads(compact_json(content, width)) == content
+
+
+def test_compact_json_has_a_line_per_run() -> None:
+    runs = [{"name": str(i), "scores": list(range(100))} for i in range(3)]
+    lines = compact_json({"rows": runs}, width=900).splitlines()
+    assert [json.loads(line.removesuffix(",")) for line in lines[2:-2]] == runs

@@ -360,12 +360,15 @@ def test_published_tasks_join_the_others_without_this_machine(tmp_path: Path, mo
     [call] = second["calls"]
     made = second | {"calls": [call | {"command": f"mentalese suite x --out {tmp_path}/runs"}]}
     (runs / "suite.json").write_text(json.dumps(published | {"tasks": [made]}))
-    for name in ("compare.json", "report.html"):
-        (runs / second["name"] / name).write_text(f"mentalese train --out {tmp_path}/runs/a")
+    run = {"command": f"mentalese train --out {tmp_path}/runs/a", "test": {"nll": 2.5}}
+    made_here = {"rows": [{"name": "a", "runs": [run | {"curve": [{"step": 1}], "samples": []}]}], "seeds": 1}
+    (runs / second["name"] / "compare.json").write_text(json.dumps(made_here))
     script.publish(runs, [second["name"]], results)
     found = json.loads((results / "suite.json").read_text())["tasks"]
-    assert found == [first, second | {"calls": [call | {"command": "mentalese suite x --out runs"}]}]
-    assert (results / second["name"] / "report.html").read_text() == "mentalese train --out runs/a"
+    place = f"{second['name']}/compare.json"
+    assert found == [first, second | {"calls": [call | {"command": "mentalese suite x --out runs", "report": place}]}]
+    run["command"] = "mentalese train --out runs/a"
+    assert json.loads((results / place).read_text()) == {"rows": [{"name": "a", "runs": [run]}], "seeds": 1}
     assert str(tmp_path) not in (results / "suite.html").read_text()
     with pytest.raises(SystemExit, match=f"has no {first['name']}: use some of {second['name']}"):
         script.publish(runs, [first["name"]], results)
@@ -386,8 +389,7 @@ def test_methods_join_those_that_are_published(tmp_path: Path) -> None:
         )
         (folder / "topics").mkdir(parents=True, exist_ok=True)
         suite_run.write_suite([judge(chosen, compared, folder)], folder, compared["created"])
-        for file in ("compare.json", "report.html"):
-            (folder / "topics" / file).write_text(", ".join(names))
+        (folder / "topics" / "compare.json").write_text(json.dumps({"rows": [], "names": names}))
 
     write(results, "latent_thought-swapped", "gpt2-rope")
     write(runs, "latent_thought", "latent_thought-twin", "latent_thought-swapped", latent_thought=2.6)
@@ -397,13 +399,17 @@ def test_methods_join_those_that_are_published(tmp_path: Path) -> None:
     assert names == [f"topics/{name}" for name in every]
     assert [(call["methods"], call["report"]) for call in found["calls"]] == [
         (["topics/gpt2-rope"], "topics/report.html"),
-        (names[:3], "topics/latent_thought/report.html"),
+        (names[:3], "topics/latent_thought/compare.json"),
     ]
-    assert (results / "topics" / "latent_thought" / "report.html").read_text().startswith("latent_thought, ")
-    assert (results / "topics" / "report.html").read_text() == "latent_thought-swapped, gpt2-rope"
+    kept = {
+        place: json.loads((results / place / "compare.json").read_text())["names"]
+        for place in ("topics", "topics/latent_thought")
+    }
+    assert kept["topics"] == ["latent_thought-swapped", "gpt2-rope"]
+    assert kept["topics/latent_thought"][0] == "latent_thought"
     assert set(found["methods"][0]["against"]) == set(names[1:3])
     page = (results / "suite.html").read_text()
-    assert '<a href="topics/report.html">curves, trials and samples</a> of gpt2-rope; ' in page
+    assert '<a href="topics/report.html">all trials and scores</a> of gpt2-rope; ' in page
 
     # A later call that trains a control again is what its mechanism is tested against.
     write(runs, "latent_thought-twin", "latent_thought-swapped", **{"latent_thought-swapped": 2.6})

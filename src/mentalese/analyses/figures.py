@@ -5,6 +5,7 @@ A family names its own in `Family.figures`. The numbers of a figure are written 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def write_figure(
         raise InputError(f"figures need matplotlib: {install_command('figures')}") from error
 
     from mentalese import provenance
-    from mentalese.files import whole_file, write_json
+    from mentalese.files import compact_json, whole_file, write_text
 
     options = asked | ({"text": text} if figure.reads_text else {})
     with matplotlib.rc_context(_STYLE):
@@ -112,9 +113,16 @@ def write_figure(
         metadata = {"Date": None} if out.suffix == ".svg" else None
         with whole_file(out) as place:
             picture.savefig(place, dpi=150, metadata=metadata, format=out.suffix.removeprefix("."))
+            if out.suffix == ".svg":
+                place.write_text(joined_lines(place.read_text(encoding="utf-8")), encoding="utf-8")
     about = {"figure": name, "paths": list(paths), "commit": provenance.commit(), "command": provenance.command()}
-    write_json(out.with_suffix(".json"), about | numbers)
+    write_text(out.with_suffix(".json"), compact_json(about | numbers) + "\n")
     return numbers
+
+
+def joined_lines(svg: str) -> str:
+    """Return a picture with one line per element; matplotlib writes one per point."""
+    return re.sub(r"\n\s*(?=/?>)", "", re.sub(r"\n\s*(?=[^<\s])", " ", svg))
 
 
 def _check_numbers(out: Path) -> None:

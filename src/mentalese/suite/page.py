@@ -139,7 +139,7 @@ def _calls(calls: Sequence[Mapping[str, Any]]) -> str:
     for call in calls:
         names = ", ".join(escape(name.partition("/")[2]) for name in call["methods"])
         of = f" of {names}" if len(calls) > 1 else ""
-        links.append(f'{_date(call["created"])}: <a href="{call["report"]}">curves, trials and samples</a>{of}')
+        links.append(f'{_date(call["created"])}: <a href="{call["report"]}">all trials and scores</a>{of}')
     return "; ".join(links)
 
 
