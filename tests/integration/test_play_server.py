@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -104,3 +105,44 @@ def test_no_file_is_served(port: int, model: Path) -> None:
         up = "../" * 12
         for path in (f"/gradio_api/file={file}", f"/file={file}", f"/static/{up}{file}", f"/assets/..%2f{file}"):
             assert status(port, path) in (403, 404), path
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process has."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def write(port: int, session: str) -> str:
+    """Have the page write a text for a reader of its own, and return the events of its queue."""
+    config = json.loads(fetched(port, "/config"))
+    kinds = {one["id"]: one for one in config["components"]}
+    [answer] = [one for one in config["dependencies"] if len(one["inputs"]) > 1]
+    values = [kinds[i]["props"].get("value") for i in answer["inputs"]]
+    body = {"data": ["The function", *values[1:]], "fn_index": answer["id"], "session_hash": session}
+    fetched(port, JOIN, json.dumps(body))
+    return fetched(port, f"/gradio_api/queue/data?session_hash={session}")
+
+
+def fetched(port: int, path: str, body: str | None = None) -> str:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    headers = {"Content-Type": "application/json"}
+    connection.request("GET" if body is None else "POST", path, body, headers)
+    answer = connection.getresponse()
+    assert answer.status == 200
+    text = answer.read().decode()
+    connection.close()
+    return text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads a process's memory from /proc")
+def test_200_texts_leave_memory_as_it_was(server: tuple[subprocess.Popen[str], int]) -> None:
+    """Each reader is new, as after a reload; what grows for each of them would show."""
+    process, port = server
+    before = 0
+    for number in range(240):
+        events = write(port, f"reader-{number}")
+        assert '"success":true' in events.replace(" ", ""), events[-2000:]
+        if number == 40:
+            before = resident(process.pid)
+    assert resident(process.pid) - before < 32 * 2**20
