@@ -39,8 +39,8 @@ from mentalese.families.thought_gestalt.model import ThoughtGestaltForCausalLM
 from mentalese.families.thought_gestalt.plain import training_loss_reference
 from mentalese.models.adapter import as_contract
 from mentalese.models.contract import TrainStep
-from mentalese.testing.device import PretendedDevice
 from mentalese.training.memory import peak_memory
+from pretended_device import PretendedDevice
 
 VOCABULARY, WIDTH, LAYERS, HEADS, BLOCK = 8192, 256, 12, 8, 750
 BOS, EOS, EOD = 1, 2, 3

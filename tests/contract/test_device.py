@@ -3,7 +3,7 @@ scoring of a batch, and of a generated token of four prompts.
 
 `device.json` holds the numbers. A number that rises is refused; one that falls is to be lowered there:
 
-    python tests/contract/test_device.py [RECIPE ..]
+    PYTHONPATH=benchmarks python tests/contract/test_device.py [RECIPE ..]
 
 which also writes the table of docs/training.md.
 """
@@ -27,11 +27,11 @@ from mentalese.recipe import Recipe
 from mentalese.registry import families, get_recipe, load
 from mentalese.testing import MODES, contract_cache  # noqa: F401 (a fixture)
 from mentalese.testing.cases import NOT_CAUSAL, PROMPTS, write_corpus
-from mentalese.testing.device import DEVICE, Counts, PretendedDevice
 from mentalese.testing.runs import by_hand, quiet_run, shrink
 from mentalese.training.log_buffer import LogBuffer
 from mentalese.training.loop import Run
 from mentalese.training.parallel import Parallel
+from pretended_device import DEVICE, Counts, PretendedDevice
 
 TABLE = Path(__file__).with_name("device.json")
 RECIPES = [*(name for name in recipes() if name.endswith("/tiny")), *MODES]

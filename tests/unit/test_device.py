@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mentalese.nn.transfer import send
-from mentalese.testing.device import DEVICE, PretendedDevice, RefusedError
+from pretended_device import DEVICE, PretendedDevice, RefusedError
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from mentalese.nn.loss import (
     linear_nll_reference,
     linear_nll_sum,
 )
-from mentalese.testing.device import DEVICE, PretendedDevice
+from pretended_device import DEVICE, PretendedDevice
 
 
 def problem(n: int = 37, d: int = 8, v: int = 23, *, ignored: float = 0.3, seed: int = 0) -> dict[str, Tensor]:

@@ -23,8 +23,8 @@ from mentalese.families.coconut.config import CoconutConfig
 from mentalese.families.coconut.model import CoconutForCausalLM
 from mentalese.families.coconut.questions import QuestionSteps
 from mentalese.nn.loss import IGNORED
-from mentalese.testing.device import DEVICE, PretendedDevice
 from mentalese.training.loop import train
+from pretended_device import DEVICE, PretendedDevice
 from support import metrics, rotary_flops, saved, shrink
 
 START, LATENT, END = 1, 2, 3
