@@ -260,13 +260,13 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Recipe:
-        """The inverse of `to_dict`, which also reads recipes saved before layouts had a section of their own.
+        """Read what `to_dict` returned.
 
         Raises:
             InputError: a field or a layout that does not exist or is missing, or a value of another type.
         """
         require(isinstance(data, dict), "recipe", data, "use what Recipe.to_dict() returns")
-        return _build(cls, _with_layout(data), "recipe")
+        return _build(cls, data, "recipe")
 
     @classmethod
     def from_file(cls, path: str | Path) -> Recipe:
@@ -340,40 +340,3 @@ def _build(cls: type, data: dict[str, Any], where: str) -> Any:
         if name not in values and about.default is MISSING and about.default_factory is MISSING:
             raise InputError(f"{where}.{name} is missing: set it")
     return cls(**values)
-
-
-# -- recipes saved before layouts had a section of their own -----------------------------------------------------------
-
-_OLD_KINDS = {
-    "blocks": "packed",
-    "documents": "per_document",
-    "marked": "marked",
-    "sentences": "sentence_streams",
-    "records": "qa",
-}
-
-
-def _with_layout(saved: dict[str, Any]) -> dict[str, Any]:
-    """`data.batching`, the fields of all layouts in `data` and `phases.data`, as a `layout` and `phases.layout`."""
-    data = saved.get("data")
-    if "layout" in saved or not isinstance(data, dict) or "batching" not in data:
-        return saved
-    kind = _OLD_KINDS.get(str(data["batching"]), data["batching"])
-    known = {f.name for f in dataclasses.fields(layout_class(kind))}
-    kept = {f.name for f in dataclasses.fields(DataConfig)}
-    phases: Any = saved.get("phases", ())
-    if isinstance(phases, list | tuple):
-        phases = [_phase_with_layout(phase, known) for phase in phases]
-    return saved | {
-        "data": {name: value for name, value in data.items() if name in kept},
-        "layout": {"kind": kind} | {name: value for name, value in data.items() if name in known},
-        "phases": phases,
-    }
-
-
-def _phase_with_layout(phase: Any, known: set[str]) -> Any:
-    """A phase whose `data` are changes of the layout; what is none of these is refused when it is built."""
-    if not isinstance(phase, dict) or not isinstance(phase.get("data", {}), dict):
-        return phase
-    changes = {name: value for name, value in phase.get("data", {}).items() if name in known}
-    return {name: value for name, value in phase.items() if name != "data"} | {"layout": changes}

@@ -110,7 +110,6 @@ class ThoughtTrace:
     written: int | None = None
     windows: list[tuple[int, int, int]] = field(default_factory=list)
 
-    _READ: ClassVar = (2, VERSION)  # in version 2, `surprisal` was called `surprise`
     _PLAIN: ClassVar = ("model", "control", "tokens", "special", "vocabulary", "written", "windows")
     _GROUPS: ClassVar = ("scores", "links", "curves", "readings", "streams")
 
@@ -133,25 +132,24 @@ class ThoughtTrace:
 
     @classmethod
     def load(cls, folder: str | Path) -> ThoughtTrace:
-        """The inverse of `save`; traces of version 2 get the names of today.
+        """Read what `save` wrote.
 
         Raises:
-            InputError: there is no trace, or one of an unknown version.
+            InputError: there is no trace, or one of another version.
         """
         folder = Path(folder)
         if not (folder / "trace.json").is_file():
             raise InputError(f"{folder} contains no trace.json: use a folder that `ThoughtTrace.save` wrote")
         described = read_json(folder / "trace.json")
         version = described.get("version")
-        if version not in cls._READ:
-            known = " and ".join(map(str, cls._READ))
+        if version != cls.VERSION:
             raise InputError(
-                f"{folder} contains a trace of version {version!r}, this library reads {known}: make the trace again"
+                f"{folder} contains a trace of version {version!r}, this library reads {cls.VERSION}: make the trace "
+                "again"
             )
         tensors = load_file(folder / "trace.safetensors")
         groups = {
-            group: {_today(name, version): tensors[f"{group}.{name}"] for name in names}
-            for group, names in described["names"].items()
+            group: {name: tensors[f"{group}.{name}"] for name in names} for group, names in described["names"].items()
         }
         vectors: Any = tensors.get("thoughts", ())
         thoughts = []
@@ -192,9 +190,3 @@ class ThoughtTrace:
         inside = escape(load(_DRAWN_BY)(self), quote=True)
         style = "width: 100%; height: 48rem; border: 0"
         return f'<iframe sandbox="allow-scripts allow-downloads" style="{style}" srcdoc="{inside}"></iframe>'
-
-
-def _today(name: str, version: int) -> str:
-    """What a score of a trace of this version is called now: `surprise.2` -> `surprisal.2`."""
-    stem, dot, rest = name.partition(".")
-    return f"surprisal{dot}{rest}" if version == 2 and stem == "surprise" else name
