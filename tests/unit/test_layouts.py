@@ -25,7 +25,7 @@ from mentalese.training.loop import train
 from mentalese.training.plan import Plan
 from support import MARKERS, make_split, metrics, shrink
 
-# -- runs of an earlier version -----------------------------------------------------------------------------------------
+# -- runs of an earlier version ----------------------------------------------------------------------------------------
 
 
 def test_a_run_of_an_earlier_version_is_resumed(corpus: Path, tmp_path: Path) -> None:
