@@ -20,7 +20,8 @@ from mentalese.families.looped import plain
 from mentalese.families.looped.config import BACKBONES, LoopedConfig
 from mentalese.families.looped.grow import grown, kept_layers, shape_of
 from mentalese.families.looped.model import LoopedForCausalLM
-from mentalese.families.looped.turns import drawn_turns
+from mentalese.families.looped.plain import Keep, Looped
+from mentalese.families.looped.turns import drawn_turns, initial_state
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.checkpoints import load_model
 from mentalese.models.grow import grow
@@ -38,6 +39,7 @@ BACKBONE = {
     "tie_word_embeddings": True,
 }
 IDS = torch.tensor([3, 7, 7, 1, 9, 4, 0, 5])
+ROWS = torch.stack((IDS, IDS.flip(0).roll(3)))
 
 
 def made(**fields: Any) -> LoopedForCausalLM:
@@ -50,6 +52,11 @@ def made(**fields: Any) -> LoopedForCausalLM:
             if parameter.ndim >= 2:
                 parameter.mul_(6)
     return model.double().eval()
+
+
+def plain_of(model: LoopedForCausalLM) -> Looped:
+    """The plain model with the same weights."""
+    return Looped(model.config).double().load(model.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -66,30 +73,40 @@ def made(**fields: Any) -> LoopedForCausalLM:
 )
 def test_the_model_is_the_plain_one(fields: dict[str, Any]) -> None:
     model = made(**fields)
-    row = plain.read(model, IDS, model.config.turns)
-    encoded = model.encode(IDS[None], trace=True)
-    torch.testing.assert_close(encoded.hidden[0], torch.stack(row.hidden), atol=1e-6, rtol=1e-6)
-    assert encoded.taken.tolist() == [[len(states) - 1 for states in row.states]]
-    for t, state in enumerate(encoded.states, 1):
-        for i, states in enumerate(row.states):
-            torch.testing.assert_close(state[0, i], states[min(t, len(states) - 1)], atol=1e-6, rtol=1e-6)
+    reading = plain_of(model).read(ROWS, model.config.turns)
+    encoded = model.encode(ROWS, trace=True)
+    torch.testing.assert_close(encoded.hidden, reading.hidden, atol=1e-6, rtol=1e-6)
+    assert torch.equal(encoded.taken, reading.turns)
+    for state, expected in zip(encoded.states, reading.states):
+        torch.testing.assert_close(state, expected, atol=1e-6, rtol=1e-6)
     if "exit_distance" in fields:
         assert len(set(encoded.taken.flatten().tolist())) > 1, "the test shows nothing if all tokens stop together"
-
-
-def gradients(model: LoopedForCausalLM, loss: torch.Tensor) -> dict[str, torch.Tensor]:
-    named = dict(model.named_parameters())
-    return dict(zip(named, torch.autograd.grad(loss, list(named.values()))))
 
 
 @pytest.mark.parametrize("fields", [{}, {"turns": 5, "backprop_turns": 2}, {"norms": "own"}])
 def test_gradients_are_those_of_the_plain_one(fields: dict[str, Any]) -> None:
     model = made(**fields)
-    batch = {"input_ids": IDS[None], "labels": IDS[None]}
-    own = gradients(model, model.training_loss(batch).loss)
-    expected = gradients(model, plain.loss(model, IDS, model.config.turns))
-    for name, gradient in expected.items():
-        torch.testing.assert_close(own[name], gradient, atol=1e-6, rtol=1e-6, msg=name)
+    expected = plain_of(model)
+    batch = {"input_ids": ROWS, "labels": ROWS}
+    model.training_loss(batch).loss.backward()
+    expected.loss(ROWS, 0, model.config.turns).backward()
+    gradients = {plain.plain_name(name): parameter.grad for name, parameter in model.named_parameters()}
+    for name, parameter in expected.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad, atol=1e-6, rtol=1e-6, msg=name)
+
+
+def test_the_plain_model_trains_by_itself() -> None:
+    torch.manual_seed(0)
+    model = Looped(made().config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for seed in range(30):
+        optimizer.zero_grad()
+        loss = model.loss(ROWS, seed)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
 
 
 @pytest.mark.parametrize(
@@ -102,8 +119,54 @@ def test_one_token_after_the_other_is_the_plain_one(fields: dict[str, Any]) -> N
     with torch.no_grad():
         for token in IDS:
             hidden.append(model.encode(token.view(1, 1), cache=cache).hidden[0, 0])
-        expected = plain.read(model, IDS, 6).hidden
-    torch.testing.assert_close(torch.stack(hidden), torch.stack(expected), atol=1e-6, rtol=1e-6)
+        expected = token_by_token(plain_of(model), IDS)
+    torch.testing.assert_close(torch.stack(hidden), expected, atol=1e-6, rtol=1e-6)
+
+
+class Slots:
+    """Keys and values of one layer: a list of tokens in each slot, of which a later turn may overwrite the newest."""
+
+    def __init__(self, count: int) -> None:
+        self.kept: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in range(count)]
+
+    def at(self, slot: int, token: int) -> Keep:
+        def keep(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            self.kept[slot][token:] = [(keys, values)]
+            both = [torch.cat(parts, dim=2) for parts in zip(*self.kept[slot])]
+            return both[0], both[1]
+
+        return keep
+
+    def fill(self, token: int, last: int) -> None:
+        """Write what a token was at its last turn into the slots that it has not reached."""
+        for slot in self.kept:
+            if len(slot) == token:
+                slot.append(self.kept[last][token])
+
+
+def token_by_token(model: Looped, ids: torch.Tensor) -> torch.Tensor:
+    """Return the hidden states [length, hidden] of a row whose tokens take all of their turns one after the other."""
+    config, (prelude, block, coda), hidden = model.config, model.parts, []
+    count = min(config.turns, config.cache_turns or config.turns)
+    once, often = [Slots(1) for _ in model.layers], [Slots(count) for _ in block]
+    every = torch.arange(len(ids))
+    starts = initial_state(ids[None], every[None], config.hidden_size, config.state_std, 0).double()
+    for i, token in enumerate(ids):
+        position = every[i : i + 1]
+        x = config.embedding_scale * model.embed_tokens(token.view(1, 1))
+        injected = plain.run(prelude, x, position, [slots.at(0, i) for slots in once[: len(prelude)]])
+        state = starts[:, i : i + 1]
+        for turn in range(config.turns):
+            new = model.turn(state, injected, position, [slots.at(turn % count, i) for slots in often])
+            small = config.exit_distance is not None and (new - state).norm() < config.exit_distance * new.norm()
+            state = new
+            if small:
+                break
+        for slots in often:
+            slots.fill(i, turn % count)
+        last = plain.run(coda, state, position, [slots.at(0, i) for slots in once[len(model.layers) - len(coda) :]])
+        hidden.append(model.norm(last)[0, 0])
+    return torch.stack(hidden)
 
 
 def test_a_token_stops_where_it_does_alone_whatever_batch_it_is_in() -> None:

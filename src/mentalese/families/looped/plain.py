@@ -1,4 +1,4 @@
-"""Recurrent depth in its plainest form: read this file first.
+"""Recurrent depth in one file: read this file first. It is a whole model, with its loss, to train or to change.
 
 Geiping et al., "Scaling up Test-Time Compute with Latent Reasoning: A Recurrent Depth Approach", arXiv 2502.05171;
 sections and equations are the paper's.
@@ -8,141 +8,221 @@ sections and equations are the paper's.
     s_t = R(e, s_{t-1})    the block: a map of [s, e], some layers, a norm; the same weights at each turn, r times
     p   = C(s_r)           the coda: some layers, once, the final norm, the head
 
-One row, token by token, turn by turn. At turn t a token attends to what earlier tokens were at turn t; to their last
-turn where they stopped before (section 6.1). Everything is differentiable, but for all but the last k turns
-(section 3.3). `model.py` computes the same for whole rows at once, and tests compare outputs and gradients.
-
-Letters in shapes: L tokens, d hidden size, n heads.
+At turn t a token attends to what earlier tokens were at turn t, or to their last turn where they stopped before
+(section 6.1). Layers are Llama's, rows have no padding, and nothing is cached. `model.py` computes the same, fast and
+for other decoders; tests compare outputs and gradients. Both read the same weights (`load`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import LlamaConfig
 
-from mentalese.families.looped.turns import initial_state
+from mentalese.families.looped.config import LoopedConfig
+from mentalese.families.looped.turns import drawn_turns, initial_state
+
+Pair = tuple[Tensor, Tensor]
+"""Keys and values, [batch, heads, length, head width] each."""
+Keep = Callable[[Tensor, Tensor], Pair]
+"""Takes a layer's keys and values of these tokens, and returns those that the tokens attend to."""
 
 
 @dataclass
-class Row:
-    """What is known of a row so far.
+class Reading:
+    """A batch of rows after all turns.
 
     Attributes:
-        keys: layer and slot -> of each token so far its key and value [n, d / n]. A turn of the block has a slot; the
-            prelude and the coda have one each.
-        states: of each token so far s_0, s_1, .. up to where it stopped, [d] each.
-        hidden: of each token so far what the head reads [d].
+        hidden: [batch, length, hidden], the input of the head.
+        states: [batch, length, hidden] after each turn; a token that has stopped keeps its state.
+        turns: [batch, length], the number of turns that each token took.
     """
 
-    keys: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
-    states: list[list[Tensor]] = field(default_factory=list)
-    hidden: list[Tensor] = field(default_factory=list)
+    hidden: Tensor
+    states: list[Tensor] = field(default_factory=list)
+    turns: Tensor = field(default_factory=lambda: torch.zeros(()))
 
 
-def read(model: Any, ids: Tensor, turns: int, seed: int = 0) -> Row:
-    """A row of tokens [L], at `turns` turns each."""
-    config, row = model.config, Row()
-    prelude, block, coda = parts(model)
-    starts = initial_state(ids[None], torch.arange(len(ids))[None], config.hidden_size, config.state_std, seed)[0]
-    for i, token in enumerate(ids.tolist()):
-        x = config.embedding_scale * model.get_input_embeddings().weight[token]
-        for number in prelude:
-            x = layer(model, row, number, 0, i, x)
-        states = [starts[i].to(x.dtype)]
-        for t in range(turns):
-            with torch.set_grad_enabled(torch.is_grad_enabled() and t >= turns - config.backprop_turns):
-                states.append(turn(model, row, block, t, i, states[-1], x))
-            if config.exit_distance is not None and not moves(states, config.exit_distance):
-                break
-        for later in range(len(states) - 1, slots(config, turns)):  # what it is at turns that it did not take
-            for number in block:
-                last = (len(states) - 2) % slots(config, turns)
-                put(row, number, later, i, *row.keys[number, last][i])
-        y = states[-1]
-        for number in coda:
-            y = layer(model, row, number, 0, i, y)
-        row.states.append(states)
-        row.hidden.append(model.final_norm(y))
-    return row
+class Looped(nn.Module):
+    """A decoder whose middle layers are a block that runs several times.
+
+    Args:
+        config: of a model with `norms="sandwich"` or `"own"`, a Llama as its backbone, and a vocabulary.
+    """
+
+    def __init__(self, config: LoopedConfig) -> None:
+        super().__init__()
+        inner, width = config.backbone_config, config.hidden_size
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, width)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+        self.adapter = nn.Linear(2 * width, width, bias=False)
+        self.block_norm = RMSNorm(width, inner.rms_norm_eps) if config.norms == "sandwich" else None
+        self.norm = RMSNorm(width, inner.rms_norm_eps)
+        self.lm_head = nn.Linear(width, config.vocab_size, bias=False)
+        if inner.tie_word_embeddings:
+            self.lm_head.weight = self.embed_tokens.weight
+
+    @property
+    def parts(self) -> tuple[nn.ModuleList, nn.ModuleList, nn.ModuleList]:
+        """The layers of the prelude, the block and the coda."""
+        first, last = self.config.prelude_layers, len(self.layers) - self.config.coda_layers
+        return self.layers[:first], self.layers[first:last], self.layers[last:]
+
+    def load(self, weights: Mapping[str, Tensor]) -> Looped:
+        """Take the weights of a `LoopedForCausalLM`, from its `state_dict`."""
+        self.load_state_dict({plain_name(name): value for name, value in weights.items()})
+        return self
+
+    def forward(self, input_ids: Tensor, turns: int | None = None) -> Tensor:
+        """Return logits [batch, length, vocabulary] of tokens [batch, length], after the config's turns or others."""
+        return self.lm_head(self.read(input_ids, turns or self.config.turns).hidden)
+
+    def loss(self, input_ids: Tensor, seed: int, turns: int | None = None) -> Tensor:
+        """Return the mean cross-entropy of all tokens but the first of each row.
+
+        Args:
+            input_ids: [batch, length].
+            seed: of the step; the number of turns (Eq. 1 and 2) and the noise of the first state are drawn with it.
+            turns: a number of turns instead of the drawn one.
+        """
+        turns = turns or drawn_turns(self.config.turns, self.config.turns_spread, seed)
+        logits = self.lm_head(self.read(input_ids, turns, seed).hidden)
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1), input_ids[:, 1:].flatten())
+
+    def read(self, input_ids: Tensor, turns: int, seed: int = 0) -> Reading:
+        """Read rows [batch, length]; only the last `backprop_turns` turns have a gradient (section 3.3)."""
+        config, (prelude, block, coda) = self.config, self.parts
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+        embedded = config.embedding_scale * self.embed_tokens(input_ids)
+        injected = run(prelude, embedded, positions)
+        state = initial_state(input_ids, positions[None], config.hidden_size, config.state_std, seed).to(embedded.dtype)
+        stopped = torch.zeros(input_ids.shape, dtype=torch.bool, device=input_ids.device)
+        reading, memory = Reading(state, turns=torch.zeros_like(input_ids)), [Memory(stopped) for _ in block]
+        for turn in range(turns):
+            with torch.set_grad_enabled(torch.is_grad_enabled() and turn >= turns - config.backprop_turns):
+                new = self.turn(state, injected, positions, memory)
+            new = torch.where(stopped[..., None], state, new)
+            reading.turns = reading.turns + ~stopped
+            if config.exit_distance is not None:
+                stopped |= (new - state).norm(dim=-1) < config.exit_distance * new.norm(dim=-1)
+            state = new
+            reading.states.append(state)
+        reading.hidden = self.norm(run(coda, state, positions))
+        return reading
+
+    def turn(self, state: Tensor, injected: Tensor, positions: Tensor, memory: Sequence[Keep]) -> Tensor:
+        """Return R(e, s) (section 3.2), [batch, length, hidden]; `memory` has an entry for each layer of the block."""
+        state = self.adapter(torch.cat((state, injected), dim=-1))
+        state = run(self.parts[1], state, positions, memory)
+        return state if self.block_norm is None else self.block_norm(state)
 
 
-def parts(model: Any) -> tuple[range, range, range]:
-    """The numbers of the layers of prelude, block and coda."""
-    first, layers = model.config.prelude_layers, model.config.num_hidden_layers
-    last = layers - model.config.coda_layers
-    return range(first), range(first, last), range(last, layers)
+def plain_name(name: str) -> str:
+    """Return the name here of a weight of `LoopedForCausalLM`."""
+    return name.removeprefix("backbone.").removeprefix("model.")
 
 
-def slots(config: Any, turns: int) -> int:
-    """Turns of which keys and values are kept (section 6.2)."""
-    return min(turns, config.cache_turns or turns)
+class Memory:
+    """Keys and values of a layer of the block; those of a token that has stopped stay as its last turn left them.
+
+    Args:
+        stopped: bool [batch, length], changed in place as tokens stop.
+    """
+
+    def __init__(self, stopped: Tensor) -> None:
+        self.stopped = stopped
+        self.last: Pair | None = None
+
+    def __call__(self, keys: Tensor, values: Tensor) -> Pair:
+        """Return the keys and values that this turn attends to."""
+        if self.last is not None:
+            out = self.stopped[:, None, :, None]
+            keys, values = torch.where(out, self.last[0], keys), torch.where(out, self.last[1], values)
+        self.last = keys, values
+        return self.last
 
 
-def moves(states: list[Tensor], least: float) -> bool:
-    """Whether the last turn moved the state by this share of its length."""
-    return bool((states[-1] - states[-2]).norm() >= least * states[-1].norm())
+def run(layers: nn.ModuleList, x: Tensor, positions: Tensor, memory: Sequence[Keep] | None = None) -> Tensor:
+    """Run layers one after the other on x [batch, length, hidden]."""
+    for layer, keep in zip(layers, memory or [lambda *pair: pair] * len(layers)):
+        x = layer(x, positions, keep)
+    return x
 
 
-def turn(model: Any, row: Row, block: range, t: int, i: int, state: Tensor, x: Tensor) -> Tensor:
-    """R (section 3.2)."""
-    slot = t % (model.config.cache_turns or t + 1)
-    state = model.adapter(torch.cat((state, x)))
-    for number in block:
-        state = layer(model, row, number, slot, i, state)
-    return state if model.block_norm is None else model.block_norm(state)
+class Layer(nn.Module):
+    """Attention and MLP; with `norms="sandwich"` each has a norm before and after it (section 3.2)."""
+
+    def __init__(self, config: LoopedConfig) -> None:
+        super().__init__()
+        inner, width = config.backbone_config, config.hidden_size
+        self.self_attn, self.mlp = Attention(inner), MLP(width, inner.intermediate_size)
+        self.input_layernorm, self.post_attention_layernorm = (RMSNorm(width, inner.rms_norm_eps) for _ in range(2))
+        self.attention_out_norm: nn.Module = nn.Identity()
+        self.mlp_out_norm: nn.Module = nn.Identity()
+        if config.norms == "sandwich":
+            self.attention_out_norm, self.mlp_out_norm = (RMSNorm(width, inner.rms_norm_eps) for _ in range(2))
+
+    def forward(self, x: Tensor, positions: Tensor, keep: Keep) -> Tensor:
+        x = self.attention_out_norm(x + self.self_attn(self.input_layernorm(x), positions, keep))
+        return self.mlp_out_norm(x + self.mlp(self.post_attention_layernorm(x)))
 
 
-def layer(model: Any, row: Row, number: int, slot: int, i: int, x: Tensor) -> Tensor:
-    """One layer, for token i: x [d] to [d]."""
-    module = model.layers[number]
-    attended = attention(model, row, number, slot, i, module.input_layernorm(x))
-    if model.config.norms == "own":
-        x = x + attended
-        return x + module.mlp(module.post_attention_layernorm(x))
-    x = module.attention_out_norm(x + attended)
-    return module.mlp_out_norm(x + module.mlp(module.post_attention_layernorm(x)))
+class Attention(nn.Module):
+    """Llama's: rotary positions, and as many heads of queries as `num_attention_heads` for fewer of keys and values."""
+
+    def __init__(self, inner: LlamaConfig) -> None:
+        super().__init__()
+        width, self.groups = inner.hidden_size, inner.num_attention_heads // inner.num_key_value_heads
+        self.head_width, self.theta = width // inner.num_attention_heads, inner.rope_parameters["rope_theta"]
+        self.q_proj, self.o_proj = (nn.Linear(width, width, bias=False) for _ in range(2))
+        self.k_proj, self.v_proj = (nn.Linear(width, width // self.groups, bias=False) for _ in range(2))
+
+    def forward(self, x: Tensor, positions: Tensor, keep: Keep) -> Tensor:
+        q, k, v = (
+            project(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        k, v = keep(rotated(k, positions, self.theta), v)
+        k, v = (part.repeat_interleave(self.groups, dim=1) for part in (k, v))
+        scores = rotated(q, positions, self.theta) @ k.transpose(-1, -2) / self.head_width**0.5
+        later = positions[:, None] < torch.arange(k.shape[2], device=x.device)
+        weights = scores.masked_fill(later, -torch.inf).softmax(-1)
+        return self.o_proj((weights @ v).transpose(1, 2).flatten(2))
 
 
-def attention(model: Any, row: Row, number: int, slot: int, i: int, x: Tensor) -> Tensor:
-    """Llama's attention of token i to itself and those before it, head by head."""
-    module, inner = model.layers[number].self_attn, model.backbone.config
-    heads, groups = inner.num_attention_heads, inner.num_attention_heads // inner.num_key_value_heads
-    q, k, v = (project(x).view(-1, module.head_dim) for project in (module.q_proj, module.k_proj, module.v_proj))
-    theta = inner.rope_parameters["rope_theta"]
-    q, k = (rotated(heads_, i, theta) for heads_ in (q, k))
-    put(row, number, slot, i, k, v)
-    earlier, out = row.keys[number, slot], []
-    for head in range(heads):
-        own = head // groups
-        scores = torch.stack([(q[head] * key[own]).sum() for key, _ in earlier]) / module.head_dim**0.5
-        weights = scores.softmax(0)
-        out.append(sum((w * value[own] for w, (_, value) in zip(weights, earlier)), torch.zeros_like(q[head])))
-    return module.o_proj(torch.cat(out))
-
-
-def put(row: Row, number: int, slot: int, i: int, key: Tensor, value: Tensor) -> None:
-    """Keeps token i's key and value, in place of what it had there."""
-    kept = row.keys.setdefault((number, slot), [])
-    del kept[i:]
-    kept.append((key, value))
-
-
-def rotated(x: Tensor, position: int, theta: float) -> Tensor:
-    """Channels j and j + d / 2 of [n, d] turn by position * theta^(-2 j / d)."""
+def rotated(x: Tensor, positions: Tensor, theta: float) -> Tensor:
+    """Turn channels j and j + d / 2 of x [batch, heads, length, d] by position * theta^(-2 j / d)."""
     half = x.shape[-1] // 2
-    angles = torch.tensor([position * theta ** (-j / half) for j in range(half)], dtype=torch.float32).to(x.dtype)
-    a, b = x[:, :half], x[:, half:]
-    return torch.cat((a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()), dim=-1)
+    angles = positions[:, None] * theta ** (-torch.arange(half, device=x.device) / half)
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
-def loss(model: Any, ids: Tensor, turns: int, seed: int = 0) -> Tensor:
-    """The mean cross-entropy of a row's tokens [L] but the first."""
-    hidden, head = read(model, ids, turns, seed).hidden, model.get_output_embeddings().weight
-    nll = []
-    for state, target in zip(hidden, ids[1:].tolist()):
-        logits = head @ state
-        nll.append(logits.exp().sum().log() - logits[target])
-    return torch.stack(nll).mean()
+class MLP(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, width: int, inner_width: int) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = (nn.Linear(width, inner_width, bias=False) for _ in range(2))
+        self.down_proj = nn.Linear(inner_width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class RMSNorm(nn.Module):
+    """Llama's, which computes in float32."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.float()
+        return self.weight * (y * (y.square().mean(-1, keepdim=True) + self.eps).rsqrt()).to(x.dtype)
