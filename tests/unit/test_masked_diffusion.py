@@ -20,10 +20,12 @@ from mentalese.data.batch import Batch
 from mentalese.data.layouts import Marked, Packed
 from mentalese.families.masked_diffusion.config import MaskedDiffusionConfig
 from mentalese.families.masked_diffusion.model import MaskedDiffusionLM
-from mentalese.families.masked_diffusion.noise import schedule, score_entropy, training_times
+from mentalese.families.masked_diffusion.noise import schedule, score_entropy, training_times, uniform
+from mentalese.families.masked_diffusion.plain import MaskedDiffusion
 from mentalese.models.contract import count_parameters
 from mentalese.models.generation import generate_text, stream_text
 from mentalese.nn.loss import IGNORED
+from mentalese.nn.noise import Noise, shared_seed
 from support import opened
 
 OBJECTIVES = ("mdlm", "md4", "sedd")
@@ -51,6 +53,62 @@ def tokens(rows: int, length: int, vocab_size: int = 11) -> Tensor:
 
 def text(ids: Tensor) -> Batch:
     return {"input_ids": ids, "labels": ids.clone()}
+
+
+# -- the plain model ---------------------------------------------------------------------------------------------------
+
+
+def plain_of(model: MaskedDiffusionLM) -> MaskedDiffusion:
+    """The plain model with the same weights."""
+    plain = MaskedDiffusion(model.config)
+    plain.load_state_dict(model.state_dict())
+    return plain
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_logits_are_those_of_the_plain_model(objective: str, tied: bool) -> None:
+    model, rows = build(objective, tie_word_embeddings=tied), tokens(3, 6)
+    masked = torch.rand(rows.shape, generator=torch.Generator().manual_seed(2)) < 0.5
+    p = torch.tensor([0.2, 0.5, 0.9])
+    found = model(rows.masked_fill(masked, model.config.mask_token_id), mask_probability=p).logits
+    torch.testing.assert_close(found, plain_of(model)(rows, masked, p), **CLOSE)
+
+
+@pytest.mark.parametrize("noise_schedule", ["linear", "cosine"])
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_loss_and_gradients_are_those_of_the_plain_model(objective: str, noise_schedule: str) -> None:
+    model, rows = build(objective, noise_schedule=noise_schedule), tokens(4, 7)
+    torch.manual_seed(3)
+    seed = shared_seed()
+    times = training_times(len(rows), seed, rows.device)
+    targets = torch.cat((torch.full((len(rows), 1), IGNORED), rows[:, 1:]), dim=1)
+    masked = uniform(Noise.of(targets, seed), 0, rows.shape[1]) < schedule(noise_schedule, times)[0][:, None]
+    torch.manual_seed(3)
+    loss, plain = model.training_loss(text(rows)).loss, plain_of(model)
+    expected = plain.loss_at(rows, times, masked)
+    torch.testing.assert_close(loss, expected, **CLOSE)
+    loss.backward()
+    expected.backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad, **CLOSE, msg=name)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_the_plain_model_trains_by_itself(objective: str) -> None:
+    rows, generator = tokens(4, 8), torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    model = MaskedDiffusion(build(objective).config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2)
+    losses = []
+    for _ in range(120):
+        optimizer.zero_grad()
+        loss = model.loss(rows, generator)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert np.mean(losses[-20:]) < 0.5 * np.mean(losses[:5])
 
 
 # -- the bounds --------------------------------------------------------------------------------------------------------
