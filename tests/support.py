@@ -9,13 +9,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Metaspace
+from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from mentalese import DataConfig, EvaluationConfig, Recipe, Saved, recipes
@@ -39,6 +40,8 @@ from mentalese.testing.runs import (  # noqa: F401 (tests import them from here)
     shrink,
     weights,
 )
+
+Plain = TypeVar("Plain", bound=nn.Module)
 
 
 def tiny_recipes() -> list[str]:
@@ -115,6 +118,18 @@ def saved(folder: Path, recipe: Recipe, **fields: Any) -> Path:
     save_model(folder / "model", hugging_face_model(model), tokenizer, recipe=recipe.to_dict())
     (folder / "config.json").write_text(json.dumps({"recipe": recipe.to_dict()}))
     return folder
+
+
+def sharing(plain: Plain, model: nn.Module) -> Plain:
+    """The plain model with the very weights of a fast one of the same names, so that gradients of both meet."""
+    names = plain.state_dict().keys()
+    plain.load_state_dict({name: value for name, value in model.state_dict().items() if name in names})
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name not in names:
+            continue
+        owner, _, leaf = name.rpartition(".")
+        setattr(plain.get_submodule(owner), leaf, parameter)
+    return plain.train(model.training)
 
 
 def opened(

@@ -18,8 +18,8 @@ from mentalese import InputError, get_recipe
 from mentalese.data.evaluation import question_batches
 from mentalese.evaluation.answers import answer_records
 from mentalese.families.coconut.model import CoconutForCausalLM
-from mentalese.families.coconut.plain import hidden_states
-from support import module_at, saved, shrink
+from mentalese.families.coconut.plain import Coconut
+from support import module_at, saved, sharing, shrink
 
 pytest.importorskip("trl")
 pytestmark = [pytest.mark.ecosystem, pytest.mark.filterwarnings("ignore")]  # trl's own, and those of what it imports
@@ -74,13 +74,14 @@ def step(example: Any, opened: Any, out: Path, monkeypatch: pytest.MonkeyPatch) 
 def expected(model: Any, tokenizer: Any, rows: list[Any]) -> dict[str, torch.Tensor]:
     """Gradients of the mean of -A log p(answer | question, latents), by the method as `plain.py` writes it."""
     model.zero_grad()
+    plain = sharing(Coconut(model.config), model)
     for start in range(0, len(rows), FEW["num_generations"]):
         group = rows[start : start + FEW["num_generations"]]
         mean = sum(reward for *_, reward in group) / len(group)
         for prompt, answer, reward in group:
             ids = torch.tensor(tokenizer(prompt)["input_ids"] + answer)
             assert int((ids == model.config.latent_token_id).sum()) == 4
-            logits = model.get_output_embeddings()(hidden_states(model, ids)[-len(answer) - 1 : -1])
+            logits = plain(ids)[-len(answer) - 1 : -1]
             said = logits.log_softmax(-1)[torch.arange(len(answer)), ids[-len(answer) :]]
             (-(reward - mean) * said.mean() / len(rows)).backward()
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}

@@ -17,11 +17,12 @@ from transformers.cache_utils import DynamicLayer
 
 from mentalese import recipes
 from mentalese.errors import InputError
-from mentalese.families.coconut import plain as reference
 from mentalese.families.coconut.config import CoconutConfig
 from mentalese.families.coconut.model import CoconutForCausalLM, lay_out
+from mentalese.families.coconut.plain import Coconut
 from mentalese.models.backbone import WINDOWED
 from mentalese.nn.loss import IGNORED
+from support import sharing
 
 START, LATENT, END = 1, 2, 3
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -54,6 +55,10 @@ def made(backbone: str = "gpt2", **fields: Any) -> CoconutForCausalLM:
     return model
 
 
+def plain_of(model: CoconutForCausalLM) -> Coconut:
+    return sharing(Coconut(model.config), model)
+
+
 def padded(rows: list[list[int]], left: bool = False) -> tuple[Tensor, Tensor]:
     length = max(map(len, rows))
     ids, mask = torch.zeros(2, len(rows), length, dtype=torch.long)
@@ -84,7 +89,7 @@ def test_a_ragged_batch_equals_its_rows_read_one_by_one_outputs_and_gradients(
     (hidden * weights).sum().backward()
     fast = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
-    plain = [reference.hidden_states(model, torch.tensor(row)) for row in ROWS]
+    plain = [plain_of(model).hidden_states(torch.tensor(row)) for row in ROWS]
     sum((h * weights[i, : len(h)]).sum() for i, h in enumerate(plain)).backward()  # type: ignore[union-attr]
     for i, states in enumerate(plain):
         torch.testing.assert_close(hidden[i, : len(states)], states, atol=1e-5, rtol=1e-5)
@@ -94,6 +99,31 @@ def test_a_ragged_batch_equals_its_rows_read_one_by_one_outputs_and_gradients(
         torch.testing.assert_close(
             fast.get(name, torch.zeros_like(parameter)), expected, atol=2e-4, rtol=2e-4, msg=name
         )
+
+
+@pytest.mark.parametrize("mode", ["coconut", "agclr", "pause"])
+def test_the_loss_is_the_plain_one(mode: str) -> None:
+    """Of rows by themselves: a batch weighs rows by their targets."""
+    model = made(mode=mode)
+    for row, question in zip(map(torch.tensor, ROWS), (3, 6, 1, 6)):
+        labels = torch.where(torch.arange(len(row)) < question, IGNORED, row)
+        output = model.training_loss({"input_ids": row[None], "labels": labels[None]})
+        torch.testing.assert_close(output.loss, plain_of(model).loss(row, question), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["coconut", "agclr"])
+def test_the_plain_model_trains_by_itself(mode: str) -> None:
+    torch.manual_seed(0)
+    model = Coconut(made(mode=mode).config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(15):
+        optimizer.zero_grad()
+        loss = model.loss(torch.tensor(ROWS[0]), question=3)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.3 * losses[0]
 
 
 @pytest.fixture
@@ -174,7 +204,7 @@ def test_a_window_counts_the_tokens_of_a_row(name: str, monkeypatch: pytest.Monk
     ids, mask = padded(ROWS)
     hidden = model.encode(ids, mask).hidden
     for i, row in enumerate(ROWS):
-        states = reference.hidden_states(model, torch.tensor(row))
+        states = plain_of(model).hidden_states(torch.tensor(row))
         torch.testing.assert_close(hidden[i, : len(states)], states, atol=1e-5, rtol=1e-5)
     rows, mask = padded([row[:7] for row in ROWS], left=True)
     cache = model.new_cache()
@@ -182,7 +212,7 @@ def test_a_window_counts_the_tokens_of_a_row(name: str, monkeypatch: pytest.Monk
     more = torch.tensor([row[7:8] for row in ROWS])
     output = model(more, attention_mask=torch.cat((mask, torch.ones_like(more)), 1), past_key_values=cache)
     for i, row in enumerate(ROWS):
-        expected = reference.hidden_states(model, torch.tensor(row[:8]))[-1]
+        expected = plain_of(model).hidden_states(torch.tensor(row[:8]))[-1]
         torch.testing.assert_close(output.logits[i, 0], model.get_output_embeddings()(expected), atol=1e-4, rtol=1e-4)
 
 
@@ -209,7 +239,7 @@ def test_a_backbone_attends_as_it_can(name: str, monkeypatch: pytest.MonkeyPatch
     ids, mask = padded(ROWS)
     hidden = model.encode(ids, mask).hidden
     for i, row in enumerate(ROWS):
-        states = reference.hidden_states(model, torch.tensor(row))
+        states = plain_of(model).hidden_states(torch.tensor(row))
         torch.testing.assert_close(hidden[i, : len(states)], states, atol=1e-5, rtol=1e-5)
     CoconutForCausalLM(model.config)  # again, from the config that it has filled in
     if name != "opt":
@@ -259,7 +289,7 @@ def test_generation_in_a_batch_equals_reading_everything_anew_for_every_token(mo
     ids, mask = padded(ROWS, left=True)
     new = model.generate(ids, attention_mask=mask, max_new_tokens=8, do_sample=False, pad_token_id=0)
     for row, tokens in zip(ROWS, new[:, ids.shape[1] :]):
-        assert torch.equal(tokens, reference.generate(model, torch.tensor(row), 8, None))
+        assert torch.equal(tokens, plain_of(model).generate(torch.tensor(row), 8))
     assert len(new[:, ids.shape[1] :].unique()) > 3, "a model that repeats itself proves nothing"
 
 
@@ -337,7 +367,7 @@ def test_a_trace_holds_every_latent_and_what_the_gates_were() -> None:
     hidden = model.encode(ids, mask).hidden
     torch.testing.assert_close(  # the second latent of coconut's kind would be the state at the first
         traces[0].thoughts[0].vector,
-        reference.concept_stream(model, hidden[0, 3], torch.zeros(32), 0)[0],
+        plain_of(model).concept_stream(hidden[0, 3], torch.zeros(32), 0)[0],
         atol=1e-5,
         rtol=1e-5,
     )

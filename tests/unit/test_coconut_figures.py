@@ -23,12 +23,13 @@ from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluation import answers
 from mentalese.evaluation.answers import answer_records
-from mentalese.families.coconut import plain as reference
+from mentalese.families.coconut.plain import Coconut
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model
 from mentalese.models.checkpoints import load_model, save_model
 from mentalese.models.saved import load
 from mentalese.recipe import Recipe
+from support import sharing
 
 QUESTION = "Ann has $3 and Bob $4.\nWhat have they?"
 LATENTS = 3
@@ -140,11 +141,13 @@ def questions(recipe: Recipe, split: str) -> Split:
 def passes(run: Path, row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """h, h' and c [K, d] of one question by the plain form of the model."""
     model, _ = load_model(run)
+    plain = sharing(Coconut(model.config), model)
+    assert plain.concept_stream is not None
     with torch.no_grad():
-        hidden = reference.hidden_states(model, row)[-LATENTS - 2 : -2]
+        hidden = plain.hidden_states(row)[-LATENTS - 2 : -2]
         gated, memory = [], [torch.zeros(hidden.shape[1])]
         for number, state in enumerate(hidden):
-            read, written = reference.concept_stream(model, state, memory[-1], number)
+            read, written = plain.concept_stream(state, memory[-1], number)
             gated.append(read)
             memory.append(written)
     return hidden, torch.stack(gated), torch.stack(memory[1:])

@@ -16,16 +16,17 @@ from mentalese import Recipe, get_recipe, load, recipes
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.data.store import prepare
 from mentalese.errors import InputError
-from mentalese.families.coconut import plain as coconut_plain
-from mentalese.families.codi import plain
+from mentalese.families.coconut.config import CoconutConfig
+from mentalese.families.coconut.plain import Coconut
 from mentalese.families.codi.config import CodiConfig
 from mentalese.families.codi.layout import QuestionPairs
 from mentalese.families.codi.model import CodiForCausalLM, distilled_tokens
+from mentalese.families.codi.plain import Codi, Pair
 from mentalese.models.build import build_model
 from mentalese.nn.loss import IGNORED
 from mentalese.training.loop import train
 from mentalese.training.plan import Plan
-from support import metrics, saved, shrink
+from support import metrics, saved, sharing, shrink
 
 START, LATENT, END, MARK = 1, 2, 3, 4
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -41,7 +42,7 @@ QUESTIONS = [
     ([9], [24, 25], 1, [MARK, 35]),
 ]
 PAIRS = [
-    (torch.tensor([*q, *s, *a]), torch.tensor([*q, START, *[LATENT] * n, END, *a]), len(q), len(a))
+    Pair(torch.tensor([*q, *s, *a]), torch.tensor([*q, START, *[LATENT] * n, END, *a]), len(q), len(a))
     for q, s, n, a in QUESTIONS
 ]
 
@@ -57,6 +58,10 @@ def made(backbone: str = "gpt2", **fields: Any) -> CodiForCausalLM:
             if parameter.ndim >= 2:
                 parameter.mul_(3)
     return model
+
+
+def plain_of(model: CodiForCausalLM) -> Codi:
+    return sharing(Codi(model.config), model)
 
 
 def padded(rows: list[Tensor], left: bool = False) -> tuple[Tensor, Tensor]:
@@ -97,11 +102,25 @@ def gradients(model: CodiForCausalLM, loss: Tensor) -> dict[str, Tensor]:
 )
 def test_the_loss_is_the_plain_one_and_so_are_its_gradients(backbone: str, fields: dict[str, Any], left: bool) -> None:
     model = made(backbone, **fields)
-    fast, slow = model.training_loss(batch(left=left)).loss, plain.loss(model, PAIRS)
+    fast, slow = model.training_loss(batch(left=left)).loss, plain_of(model).loss(PAIRS)
     torch.testing.assert_close(fast, slow, atol=1e-5, rtol=1e-5)
     expected = gradients(model, slow)
     for name, gradient in gradients(model, fast).items():
         torch.testing.assert_close(gradient, expected[name], atol=1e-3, rtol=1e-3, msg=name)
+
+
+def test_the_plain_model_trains_by_itself() -> None:
+    torch.manual_seed(0)
+    model = Codi(made().config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(15):
+        optimizer.zero_grad()
+        loss = model.loss(PAIRS)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
@@ -111,7 +130,7 @@ def test_the_states_are_the_plain_ones(backbone: str) -> None:
     assert encoded.hidden_states is not None
     rows = [teacher for teacher, *_ in PAIRS] + [student for _, student, *_ in PAIRS]
     for i, row in enumerate(rows):
-        for fast, slow in zip(encoded.hidden_states[1:], plain.states(model, row), strict=True):
+        for fast, slow in zip(encoded.hidden_states[1:], plain_of(model).states(row), strict=True):
             torch.testing.assert_close(fast[i, : len(row)], slow, atol=1e-5, rtol=1e-5)
 
 
@@ -121,7 +140,7 @@ def test_generation_in_a_batch_equals_reading_everything_anew_for_every_token() 
     ids, mask = padded(prompts, left=True)
     new = model.generate(ids, attention_mask=mask, max_new_tokens=8, do_sample=False, pad_token_id=0)
     for row, tokens in zip(prompts, new[:, ids.shape[1] :]):
-        assert torch.equal(tokens, plain.generate(model, row, 8, None))
+        assert torch.equal(tokens, plain_of(model).generate(row, 8))
     assert len(new[:, ids.shape[1] :].unique()) > 3, "a model that repeats itself proves nothing"
 
 
@@ -195,7 +214,7 @@ def test_a_latent_reads_the_projected_state_before_it() -> None:
         (6, "latent"),
     ]
     for thought in trace.thoughts:
-        expected = plain.thought(model, hidden[thought.start - 1])
+        expected = plain_of(model).projection(hidden[thought.start - 1])
         torch.testing.assert_close(thought.vector, expected, atol=1e-5, rtol=1e-5)
         assert thought.nearest
     assert trace.curves.keys() == {"retention"}
@@ -211,9 +230,9 @@ def test_the_step_decoder_reads_the_students_latents() -> None:
     said = [(PAIRS[0][1], [20, 21]), (PAIRS[2][1], [24])]
     vectors = []
     for row, step in said:
-        hidden = plain.states(model, row[: (row == LATENT).nonzero()[0, 0]])[-1][-1]
+        hidden = plain_of(model).states(row[: (row == LATENT).nonzero()[0, 0]])[-1][-1]
         inputs = [
-            plain.thought(model, hidden),
+            plain_of(model).projection(hidden),
             *model.get_input_embeddings()(torch.tensor(step[:-1], dtype=torch.long)),
         ]
         assert model.step_decoder is not None
@@ -222,7 +241,8 @@ def test_the_step_decoder_reads_the_students_latents() -> None:
             model.get_output_embeddings()(states), torch.tensor(step), reduction="none"
         ))  # fmt: skip
     torch.testing.assert_close(output.metrics["step_nll"], torch.cat(vectors).mean().detach(), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(output.loss, plain.loss(model, PAIRS) + torch.cat(vectors).mean(), atol=1e-5, rtol=1e-5)
+    whole = plain_of(model).loss(PAIRS) + torch.cat(vectors).mean()
+    torch.testing.assert_close(output.loss, whole, atol=1e-5, rtol=1e-5)
     with pytest.raises(InputError, match=r"codi.step_decoder_layers is 1: the batch has no .* layout 'qa_pairs'"):
         model.training_loss(batch())
 
@@ -406,7 +426,9 @@ def test_adapters_are_trained_with_the_map_on_a_decoder_that_stays_as_it_is(
 def test_coconuts_plain_form_is_not_codis() -> None:
     """The map matters: without it latents would be Coconut's."""
     model, [_, student, *_] = made(), PAIRS[0]
-    assert not torch.allclose(coconut_plain.hidden_states(model, student), plain.states(model, student)[-1], atol=1e-2)
+    config = CoconutConfig(backbone=model.config.backbone, vocab_size=60, latent_token_id=LATENT)
+    coconut = sharing(Coconut(config), model)
+    assert not torch.allclose(coconut.hidden_states(student), plain_of(model).states(student)[-1], atol=1e-2)
 
 
 @pytest.mark.parametrize("name", ["codi/tiny", "codi/tiny-sim-cot", "coconut/tiny-sim-cot"])

@@ -18,14 +18,14 @@ from mentalese.data.batch import to_device
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.data.store import prepare
 from mentalese.errors import InputError
-from mentalese.families.coconut import plain
 from mentalese.families.coconut.config import CoconutConfig
 from mentalese.families.coconut.model import CoconutForCausalLM
+from mentalese.families.coconut.plain import Coconut
 from mentalese.families.coconut.questions import QuestionSteps
 from mentalese.nn.loss import IGNORED
 from mentalese.training.loop import train
 from pretended_device import DEVICE, PretendedDevice
-from support import metrics, rotary_flops, saved, shrink
+from support import metrics, rotary_flops, saved, sharing, shrink
 
 START, LATENT, END = 1, 2, 3
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -80,7 +80,8 @@ def test_the_loss_of_steps_is_the_plain_one_and_so_are_its_gradients(backbone: s
     model = made(backbone, mode=mode, step_weight=2.0)
     output = model.training_loss(batch())
     with_steps = torch.autograd.grad(output.loss, list(model.parameters()), allow_unused=True)
-    nll = [plain.step_nll(model, torch.tensor(row), list(map(torch.tensor, s)), 2) for row, s in ROWS if s]
+    plain = sharing(Coconut(model.config), model)
+    nll = [plain.step_nll(torch.tensor(row), list(map(torch.tensor, s)), 2) for row, s in ROWS if s]
     expected = torch.cat(nll).mean()
     torch.testing.assert_close(output.metrics["step_nll"], expected.detach(), atol=1e-5, rtol=1e-5)
     hidden = model.encode(batch()["input_ids"], batch()["attention_mask"]).hidden

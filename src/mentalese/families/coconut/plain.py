@@ -1,97 +1,155 @@
-"""Coconut and AGCLR in their plainest form: read this file first.
+"""Coconut and AGCLR in one file: read this file first. It is a whole model, with its loss, to train or to change.
 
 Hao et al., "Training Large Language Models to Reason in a Continuous Latent Space", arXiv 2412.06769; Farhan and
 Chaudhary, "Why Limit the Residual Stream to Layers and Not Tokens?" (AGCLR), arXiv 2606.07720, whose equations are
-cited.
+cited; with a step decoder, Wei et al., "SIM-CoT: Supervised Implicit Chain-of-Thought", arXiv 2509.20317.
 
 A latent position reads no token. Its input is the last hidden state at the position before it; in AGCLR three gates
 mix that state with a memory. One row at a time, without padding or cache: everything is read again for every latent and
-every new token. `model.py` computes the same, fast, and tests compare outputs and gradients.
-
-Letters in shapes: L tokens, d hidden size.
+every new token. `model.py` computes the same, fast, for batches; tests compare outputs and gradients. Both have the
+same `state_dict`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AutoModel, AutoModelForCausalLM
 
-from mentalese.families.coconut.model import CoconutForCausalLM
-
-
-def hidden_states(model: CoconutForCausalLM, input_ids: Tensor) -> Tensor:
-    """Final hidden states [L, d] of one row [L] without padding."""
-    return _read(model, read_vectors(model, input_ids))
+from mentalese.families.coconut.config import GATES, CoconutConfig
 
 
-def read_vectors(model: CoconutForCausalLM, input_ids: Tensor) -> list[Tensor]:
-    """What the decoder reads at each position of one row [L]: L vectors [d]."""
-    config, embed = model.config, model.get_input_embeddings()
-    inputs: list[Tensor] = []
-    memory = torch.zeros(config.hidden_size)
-    latents = 0
-    for token in input_ids:
-        if token != config.latent_token_id or config.mode == "pause":
-            inputs.append(embed(token))
-            continue
-        hidden = _read(model, inputs)[-1]
-        if config.mode == "agclr":
-            hidden, memory = concept_stream(model, hidden, memory, latents)
-        inputs.append(hidden)
-        latents += 1
-    return inputs
+class Coconut(nn.Module):
+    """A decoder whose latent positions read hidden states.
 
-
-def concept_stream(model: Any, hidden: Tensor, memory: Tensor, latents: int) -> tuple[Tensor, Tensor]:
-    """Eq. 1 to 4 for one latent: h' and c, all [d]; `latents` are those before it."""
-    stream, config = model.concept_stream, model.config
-    normed = stream.norm(hidden)
-
-    def gate(name: str) -> Tensor:
-        if name not in config.gates:
-            return torch.zeros_like(hidden)
-        layer = stream.gates[name]
-        return torch.sigmoid(layer.weight @ normed + layer.bias)
-
-    gated = (1 - gate("forget")) * hidden + gate("read") * memory
-    if config.write_passes is not None and latents >= config.write_passes:
-        return gated, memory
-    return gated, stream.memory_norm(memory + gate("write") * gated)
-
-
-def step_nll(model: CoconutForCausalLM, input_ids: Tensor, steps: list[Tensor], per_step: int) -> Tensor:
-    """SIM-CoT: the negative log-likelihood of each token of one row's steps, one after the other.
-
-    The step decoder reads the latents that stand for a step, then the tokens of the step before the one that it says.
+    Args:
+        config: the decoder inside (`backbone`), the token of a latent, `mode` and the gates.
     """
-    decoder, embed = model.step_decoder, model.get_input_embeddings()
-    assert decoder is not None
-    read = read_vectors(model, input_ids)
-    latents = [vector for vector, token in zip(read, input_ids) if token == model.config.latent_token_id]
-    said = []
-    for number, step in enumerate(steps):
-        inputs = latents[number * per_step : (number + 1) * per_step]
-        for token in step:
-            states = decoder.body(inputs_embeds=torch.stack(inputs)[None], use_cache=False).last_hidden_state
-            said.append(-model.get_output_embeddings()(states[0, -1]).log_softmax(-1)[token])
-            inputs = [*inputs, embed(token)]
-    return torch.stack(said)
+
+    def __init__(self, config: CoconutConfig) -> None:
+        super().__init__()
+        assert config.latent_token_id is not None, "set the token of a latent"
+        self.config, self.latent = config, config.latent_token_id
+        self.backbone = AutoModelForCausalLM.from_config(config.backbone_config)
+        self.concept_stream = ConceptStream(config) if config.mode == "agclr" else None
+        self.step_decoder = StepDecoder(config) if config.step_decoder_layers else None
+
+    def forward(self, row: Tensor) -> Tensor:
+        """Return logits [length, vocabulary] of a row [length]."""
+        return self.backbone.get_output_embeddings()(self.hidden_states(row))
+
+    def loss(self, row: Tensor, question: int, steps: Sequence[Tensor] = ()) -> Tensor:
+        """Return the mean cross-entropy of a row [length] after its question; a latent is never a target.
+
+        Args:
+            row: question, start of latents, latents, their end, the steps that are left, the answer.
+            question: tokens of the question.
+            steps: the written steps that latents replace, for a model with a step decoder (L_step, SIM-CoT).
+        """
+        is_latent = torch.eq(row, self.latent)
+        targets = row.masked_fill(is_latent, -100)[1:]
+        loss = F.cross_entropy(self(row)[question - 1 : -1], targets[question - 1 :])
+        if steps:
+            latents_per_step = int(is_latent.sum()) // len(steps)
+            loss = loss + self.config.step_weight * self.step_nll(row, steps, latents_per_step).mean()
+        return loss
+
+    def hidden_states(self, row: Tensor) -> Tensor:
+        """Return the final hidden states [length, hidden] of a row [length]."""
+        return self._read(self.read_vectors(row))
+
+    def read_vectors(self, row: Tensor) -> list[Tensor]:
+        """Return the decoder's inputs at each position of a row [length]: vectors [hidden]."""
+        inputs: list[Tensor] = []
+        embed = self.backbone.get_input_embeddings()
+        memory, latents = torch.zeros(self.config.hidden_size), 0
+        for token in row:
+            if token != self.latent or self.config.mode == "pause":
+                inputs.append(embed(token))
+                continue
+            hidden = self._read(inputs)[-1]
+            if self.concept_stream is not None:
+                hidden, memory = self.concept_stream(hidden, memory, latents)
+            inputs.append(hidden)
+            latents += 1
+        return inputs
+
+    def step_nll(self, row: Tensor, steps: Sequence[Tensor], latents_per_step: int) -> Tensor:
+        """Return the negative log-likelihood of each token of a row's steps (SIM-CoT).
+
+        The step decoder reads the latents that stand for a step, then the step's tokens up to the predicted one.
+        """
+        assert self.step_decoder is not None
+        embed, head = self.backbone.get_input_embeddings(), self.backbone.get_output_embeddings()
+        latents = [v for v, token in zip(self.read_vectors(row), row) if token == self.latent]
+        nll = []
+        for number, step in enumerate(steps):
+            inputs = latents[number * latents_per_step : (number + 1) * latents_per_step]
+            for token in step:
+                nll.append(-head(self.step_decoder(inputs)).log_softmax(-1)[token])
+                inputs = [*inputs, embed(token)]
+        return torch.stack(nll)
+
+    @torch.no_grad()
+    def generate(self, row: Tensor, max_new_tokens: int, eos_token_id: int | None = None) -> Tensor:
+        """Return the greedy continuation [n] of a prompt [length], without a cache, as the authors' release decodes."""
+        ids = row
+        for _ in range(max_new_tokens):
+            token = self(ids)[-1].argmax()
+            ids = torch.cat((ids, token[None]))
+            if token == eos_token_id:
+                break
+        return ids[len(row) :]
+
+    def _read(self, inputs: list[Tensor]) -> Tensor:
+        output = self.backbone.base_model(inputs_embeds=torch.stack(inputs)[None], use_cache=False)
+        return output.last_hidden_state[0]
 
 
-@torch.no_grad()
-def generate(model: CoconutForCausalLM, input_ids: Tensor, max_new_tokens: int, eos_token_id: int | None) -> Tensor:
-    """Greedy continuation [n] of one prompt [L], without a cache, as the authors' release decodes."""
-    ids = input_ids
-    for _ in range(max_new_tokens):
-        token = model.get_output_embeddings()(hidden_states(model, ids)[-1]).argmax()
-        ids = torch.cat((ids, token[None]))
-        if token == eos_token_id:
-            break
-    return ids[len(input_ids) :]
+class ConceptStream(nn.Module):
+    """AGCLR's memory (Eq. 1 to 4): gates read from it, forget of the state, and write the state back."""
+
+    def __init__(self, config: CoconutConfig) -> None:
+        super().__init__()
+        width, self.write_passes = config.hidden_size, config.write_passes
+        self.norm, self.memory_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.gates = nn.ModuleDict()
+        for name, bias in zip(GATES, config.gate_biases):
+            if name in config.gates:
+                self.gates[name] = gate = nn.Linear(width, width)
+                nn.init.zeros_(gate.weight)  # appendix A.3
+                nn.init.constant_(gate.bias, bias)
+
+    def forward(self, hidden: Tensor, memory: Tensor, latents: int) -> tuple[Tensor, Tensor]:
+        """Return h' and the memory c, [hidden] each, for a state h and the memory before it.
+
+        Args:
+            latents: the number of latents before this one; after `write_passes` the memory stays (appendix A.1).
+        """
+        normed = self.norm(hidden)
+        read, forget, write = (
+            torch.sigmoid(self.gates[name](normed)) if name in self.gates else torch.zeros_like(hidden)
+            for name in GATES
+        )
+        gated = (1 - forget) * hidden + read * memory
+        if self.write_passes is not None and latents >= self.write_passes:
+            return gated, memory
+        return gated, self.memory_norm(memory + write * gated)
 
 
-def _read(model: CoconutForCausalLM, inputs: list[Tensor]) -> Tensor:
-    output = model.backbone.base_model(inputs_embeds=torch.stack(inputs)[None], use_cache=False)
-    return output.last_hidden_state[0]
+class StepDecoder(nn.Module):
+    """SIM-CoT's second decoder, with the model's embeddings and head; only training runs it."""
+
+    def __init__(self, config: CoconutConfig) -> None:
+        super().__init__()
+        inner = config.backbone_config
+        inner.num_hidden_layers = config.step_decoder_layers
+        self.body = AutoModel.from_config(inner)
+        self.body.set_input_embeddings(nn.Identity())
+
+    def forward(self, inputs: list[Tensor]) -> Tensor:
+        """Return the last final hidden state [hidden] of vectors [hidden]."""
+        return self.body(inputs_embeds=torch.stack(inputs)[None], use_cache=False).last_hidden_state[0, -1]

@@ -1,94 +1,104 @@
-"""CODI in its plainest form: read this file first.
+"""CODI in one file: read this file first. It is a whole model, with its loss, to train or to change.
 
 Shen et al., "CODI: Compressing Chain-of-Thought into Continuous Space via Self-Distillation", arXiv 2502.21074, whose
 equations are cited.
 
 One model reads a question twice: as a teacher it writes the steps and the answer, as a student it thinks a few
-continuous thoughts and writes the answer alone. The student's hidden states at the token before the answer are drawn
-to the teacher's. One row at a time, without padding or cache: everything is read again for every thought and every new
-token. `model.py` computes the same, fast, and tests compare outputs and gradients.
-
-Letters in shapes: L tokens, d hidden size, M layers.
+continuous thoughts and writes the answer only. The student's hidden states at the token before the answer are drawn to
+the teacher's. One row at a time, without padding or cache: everything is read again for every thought and every new
+token. `model.py` computes the same, fast, for batches; tests compare outputs and gradients. Both have the same
+`state_dict`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import AutoModelForCausalLM
 
-from mentalese.families.codi.model import CodiForCausalLM
-
-
-def thought(model: CodiForCausalLM, hidden: Tensor) -> Tensor:
-    """The continuous thought [d] that is read after a last hidden state [d]: a two-layer map, then a norm (3.3)."""
-    inner, _, outer, norm = model.projection
-    inside = F.gelu(inner.weight @ hidden + inner.bias)  # type: ignore[operator]
-    return norm(outer.weight @ inside + outer.bias)  # type: ignore[operator]
+from mentalese.families.codi.config import CodiConfig
 
 
-def states(model: CodiForCausalLM, row: Tensor) -> list[Tensor]:
-    """Hidden states [L, d] of one row [L] after each of the M layers, the last after the final norm."""
-    embed = model.get_input_embeddings()
-    inputs: list[Tensor] = []
-    for token in row:
-        if token == model.config.latent_token_id:
-            inputs.append(thought(model, _layers(model, inputs)[-1][-1]))
-        else:
-            inputs.append(embed(token))
-    return _layers(model, inputs)
+class Pair(NamedTuple):
+    """A question as its two rows.
 
-
-def pair_losses(
-    model: CodiForCausalLM, teacher: Tensor, student: Tensor, question: int, answer: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """L_teacher (Eq. 1), L_student (Eq. 2) and L_KD (Eq. 4) of one question.
-
-    Args:
-        teacher: [L], question, steps, `###`, answer.
-        student: [L], question, start of latents, latents, their end, `###`, answer.
+    Attributes:
+        teacher: [length], question, steps, `###`, answer.
+        student: [length], question, start of latents, latents, their end, `###`, answer.
         question: tokens of the question.
         answer: tokens from `###` on.
     """
-    of_teacher, of_student = states(model, teacher), states(model, student)
-    written = _nll(model, of_teacher[-1], teacher)[question - 1 :].mean()
-    answered = _nll(model, of_student[-1], student)[-answer:].mean()
-    distances = []
-    for theirs, own in zip(of_teacher, of_student):
-        target = theirs[-answer].detach()
-        distances.append((target - own[-answer]).abs().mean() / target.std())
-    return written, answered, torch.stack(distances).mean()
+
+    teacher: Tensor
+    student: Tensor
+    question: int
+    answer: int
 
 
-def loss(model: CodiForCausalLM, pairs: list[tuple[Tensor, Tensor, int, int]]) -> Tensor:
-    """alpha L_teacher + beta L_student + gamma L_KD (Eq. 5), the mean over questions; arguments of `pair_losses`."""
-    config, total = model.config, torch.zeros(())
-    for pair in pairs:
-        written, answered, distance = pair_losses(model, *pair)
-        total = total + config.teacher_weight * written
-        total = total + config.student_weight * answered
-        total = total + config.distillation_weight * distance
-    return total / len(pairs)
+class Codi(nn.Module):
+    """A decoder whose latents learn from the steps that it writes itself."""
 
+    def __init__(self, config: CodiConfig) -> None:
+        super().__init__()
+        width, self.config = config.hidden_size, config
+        self.backbone = AutoModelForCausalLM.from_config(config.backbone_config)
+        # A thought is the last hidden state through a map of two layers and a norm (section 3.3).
+        self.projection = nn.Sequential(
+            nn.Linear(width, width), nn.GELU(), nn.Linear(width, width), nn.LayerNorm(width)
+        )
 
-@torch.no_grad()
-def generate(model: CodiForCausalLM, row: Tensor, max_new_tokens: int, eos_token_id: int | None) -> Tensor:
-    """Greedy continuation [n] of one question with its latents, [L]."""
-    ids = row
-    for _ in range(max_new_tokens):
-        token = model.get_output_embeddings()(states(model, ids)[-1][-1]).argmax()
-        ids = torch.cat((ids, token[None]))
-        if token == eos_token_id:
-            break
-    return ids[len(row) :]
+    def forward(self, row: Tensor) -> Tensor:
+        """Return logits [length, vocabulary] of a row [length]."""
+        return self.backbone.get_output_embeddings()(self.states(row)[-1])
 
+    def loss(self, pairs: Sequence[Pair]) -> Tensor:
+        """Return alpha L_teacher + beta L_student + gamma L_KD (Eq. 5), the mean over questions."""
+        weights = self.config.teacher_weight, self.config.student_weight, self.config.distillation_weight
+        parts = torch.stack([torch.stack(self.pair_losses(pair)) for pair in pairs]).mean(0)
+        return (torch.tensor(weights) * parts).sum()
 
-def _nll(model: CodiForCausalLM, hidden: Tensor, row: Tensor) -> Tensor:
-    """Of each token but the first, given those before it, [L - 1]."""
-    return F.cross_entropy(model.get_output_embeddings()(hidden[:-1]), row[1:], reduction="none")
+    def pair_losses(self, pair: Pair) -> tuple[Tensor, Tensor, Tensor]:
+        """Return L_teacher (Eq. 1), L_student (Eq. 2) and L_KD (Eq. 4) of one question."""
+        teacher, student = self.states(pair.teacher), self.states(pair.student)
+        written = self._nll(teacher[-1], pair.teacher)[pair.question - 1 :].mean()
+        answered = self._nll(student[-1], pair.student)[-pair.answer :].mean()
+        distances = []
+        for layer_of_teacher, layer_of_student in zip(teacher, student):
+            target = layer_of_teacher[-pair.answer].detach()
+            distances.append((target - layer_of_student[-pair.answer]).abs().mean() / target.std())
+        return written, answered, torch.stack(distances).mean()
 
+    def states(self, row: Tensor) -> list[Tensor]:
+        """Return the hidden states [length, hidden] of a row after each layer, the last after the final norm."""
+        inputs: list[Tensor] = []
+        embed = self.backbone.get_input_embeddings()
+        for token in row:
+            if token == self.config.latent_token_id:
+                inputs.append(self.projection(self._layers(inputs)[-1][-1]))
+            else:
+                inputs.append(embed(token))
+        return self._layers(inputs)
 
-def _layers(model: CodiForCausalLM, inputs: list[Tensor]) -> list[Tensor]:
-    vectors = torch.stack(inputs)[None]
-    output = model.backbone.base_model(inputs_embeds=vectors, use_cache=False, output_hidden_states=True)
-    return [state[0] for state in output.hidden_states[1:]]
+    @torch.no_grad()
+    def generate(self, row: Tensor, max_new_tokens: int, eos_token_id: int | None = None) -> Tensor:
+        """Return the greedy continuation [n] of a question with its latents, [length]."""
+        ids = row
+        for _ in range(max_new_tokens):
+            token = self(ids)[-1].argmax()
+            ids = torch.cat((ids, token[None]))
+            if token == eos_token_id:
+                break
+        return ids[len(row) :]
+
+    def _nll(self, hidden: Tensor, row: Tensor) -> Tensor:
+        """Return the negative log-likelihood of each token but the first, [length - 1]."""
+        return F.cross_entropy(self.backbone.get_output_embeddings()(hidden[:-1]), row[1:], reduction="none")
+
+    def _layers(self, inputs: list[Tensor]) -> list[Tensor]:
+        vectors = torch.stack(inputs)[None]
+        output = self.backbone.base_model(inputs_embeds=vectors, use_cache=False, output_hidden_states=True)
+        return [state[0] for state in output.hidden_states[1:]]
