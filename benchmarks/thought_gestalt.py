@@ -62,8 +62,8 @@ def streams(sentences: int, rows: int = 8) -> tuple[Batch, int]:
 def thought_gestalt(**fields: Any) -> ThoughtGestaltForCausalLM:
     torch.manual_seed(0)
     sizes = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
-    fields = {"vocab_size": VOCABULARY, "attention_dropout": 0.0} | sizes | fields
-    return ThoughtGestaltForCausalLM(ThoughtGestaltConfig(**fields))
+    fixed = {"vocab_size": VOCABULARY, "attention_dropout": 0.0, "sentence_head": "normalized"}
+    return ThoughtGestaltForCausalLM(ThoughtGestaltConfig(**fixed | sizes | fields))
 
 
 def gpt2(**fields: Any) -> GPT2LMHeadModel:

@@ -12,6 +12,8 @@ from mentalese.data.layouts import SentenceStreams
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Phase, Recipe, TrainConfig
 
 WIKITEXT = "hub:Salesforce/wikitext:wikitext-103-raw-v1"
+RELEASED_HEAD = {"sentence_head": "normalized"}
+"""The release's vectors of length 1, which what `results/` publishes was trained with; the tables have the paper's."""
 
 
 def dropout_phases(token: float, sentence: float, half: int, full: int) -> tuple[Phase, ...]:
@@ -40,6 +42,7 @@ TINY = Recipe(
         "num_attention_heads": 4,
         "memory_size": 12,
         "attention_dropout": 0.0,
+        **RELEASED_HEAD,
     },
     data=DataConfig(source="builtin:stdlib", tokenizer="bpe:4096", max_sentence_tokens=32),
     layout=SentenceStreams(max_sentences=12, tokens_per_batch=1024),
@@ -62,6 +65,7 @@ SMALL = Recipe(
         "num_hidden_layers": 12,
         "num_attention_heads": 6,
         "attention_dropout": 0.1,
+        **RELEASED_HEAD,
     },
     data=DataConfig(source=WIKITEXT, tokenizer="bpe:16384"),
     layout=SentenceStreams(tokens_per_batch=65_536),
@@ -117,6 +121,7 @@ def openstax(suffix: str, width: int, heads: int, learning_rate: float) -> Recip
             "num_hidden_layers": 12,
             "num_attention_heads": heads,
             "attention_dropout": 0.0,
+            **RELEASED_HEAD,
         },
         data=DataConfig(tokenizer="bpe:8192"),
         layout=SentenceStreams(tokens_per_batch=8192),
