@@ -108,13 +108,23 @@ def test_recipes_with_results_state_the_release_s_head() -> None:
     """Those of the paper's tables have its equation, without a switch of the release."""
     tables = [r for r in match_recipes("thought_gestalt/*") if r.paper or "ablation-" in r.name]
     assert len(tables) == 28
-    switches = {"sentence_head", "gate_init", "memory_position_scale", "residual_dropout", "embedding_dropout"}
+    switches = {"sentence_head", "gate_init", "norm_hinge_weight", "memory_position_scale"}
     assert not {name for recipe in tables for name in recipe.model} & switches
     others = [r for r in match_recipes("thought_gestalt/*") if r not in tables]
     methods = [m.recipe for task in (recall, composed, text) for m in task(1).methods]
     others += [r for r in methods if r.model["model_type"] == "thought_gestalt" and r.model.get("memory") != "none"]
     assert len(others) == 4 + 11
     assert {r.name for r in others if r.model.get("sentence_head") != "normalized"} == set()
+
+
+def test_tables_drop_as_much_as_their_gpt2() -> None:
+    """B.2's 0.2 in attention, and 0.1 of residuals and embeddings, of which the paper says nothing (the release's)."""
+    names = {"attention_dropout": "attn_pdrop", "residual_dropout": "resid_pdrop", "embedding_dropout": "embd_pdrop"}
+    for recipe in (r for r in match_recipes("thought_gestalt/*") if r.paper):
+        config = ThoughtGestaltConfig(**{name: value for name, value in recipe.model.items() if name != "model_type"})
+        twin = get_recipe(recipe.baseline or "").model
+        rates = [getattr(config, name) for name in names]
+        assert rates == [twin[name] for name in names.values()] == [0.2, 0.1, 0.1]
 
 
 def test_the_vector_comes_from_the_seventh_of_twelve_layers_or_as_deep_elsewhere() -> None:

@@ -89,6 +89,8 @@ def paper_recipe(
         "hidden_size": width,
         "num_hidden_layers": 12,
         "num_attention_heads": heads,
+        "residual_dropout": 0.1,  # the paper is silent: the release's
+        "embedding_dropout": 0.1,
     }
     return Recipe(
         name=f"thought_gestalt/table2-{suffix}",
