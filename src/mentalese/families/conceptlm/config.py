@@ -113,6 +113,23 @@ class MTPConfig(LayeredDecoderConfig):
         self._at_least(0, "mtp_weight")
 
 
-def grown(backbone: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """The `model` of a recipe whose backbone is this decoder."""
-    return {"model_type": "conceptlm", "backbone": backbone} | fields
+def grown(backbone: dict[str, Any], token_layers: int | None = None, **fields: Any) -> dict[str, Any]:
+    """The `model` of a recipe whose backbone is this decoder.
+
+    Args:
+        token_layers: make the decoder itself this many layers deeper instead, which start as copies of its first ones:
+            the parameter-matched twin of Table 3 (section 4.3).
+
+    Raises:
+        InputError: fields of concepts for a twin that has none, or more copies than the decoder has layers.
+    """
+    if token_layers is None:
+        return {"model_type": "conceptlm", "backbone": backbone} | fields
+    for field, value in fields.items():
+        raise InputError(f"conceptlm.{field} is {value!r}: with token_layers there are no concepts; leave one out")
+    name = "n_layer" if "n_layer" in backbone else "num_hidden_layers"
+    if not 1 <= token_layers <= backbone[name]:
+        raise InputError(f"token_layers is {token_layers}: set 1 to {backbone[name]}, the layers of the decoder")
+    kinds = backbone.get("layer_types")
+    kinds = {} if kinds is None else {"layer_types": kinds[:1] + kinds[:token_layers] + kinds[1:]}
+    return backbone | {name: backbone[name] + token_layers} | kinds

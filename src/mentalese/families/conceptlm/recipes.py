@@ -280,8 +280,8 @@ def pythia(
 def table3() -> list[Recipe]:
     """Llama-3.1-8B trained on, 9.6B tokens in rows of 8,192 (table 12). The paper's LongCtxEng is given by `--data`.
 
-    `table3-llama-8b` starts from a model that `mentalese grow` made, `--train.init`; the parameter-matched one's new
-    layers start from new weights.
+    `table3-llama-8b` and `-pm` start from models that `mentalese grow` made, `--train.init`: with concept layers, or
+    with two more token layers (`--config token_layers=2`), which all start as copies of the first two (section 4.3).
     """
     recipe = trained(
         "table3-llama-8b",
