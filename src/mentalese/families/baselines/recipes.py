@@ -157,6 +157,8 @@ def published(
             eval_every=1000,
             checkpoint_every=1000,
         ),
+        # All of 5% and 5% of the documents would cost a third of the training, with its 19 validations.
+        evaluation=EvaluationConfig(max_documents=10_000, max_test_documents=100_000, documents_seed=0),
     )
 
 
