@@ -137,3 +137,18 @@ def test_the_curriculum_is_that_of_section_2_3() -> None:
         assert lengths == ({} if fixed else {5 * i: 30 + 12 * i for i in range(1, 10)})
         ends = [(phase.start, phase.clock) for phase in recipe.phases if phase.model == {"eos_weight": 0.05}]
         assert ends == ([] if recipe.name.endswith("eos-weight") else [(1, "epochs")])
+
+
+def test_the_release_differs_where_its_configuration_does() -> None:
+    """Its default configuration: `tg/configs/tg_default.py`."""
+    paper, release = (get_recipe(f"thought_gestalt/{name}-50m") for name in ("table2", "release"))
+    assert release.model == paper.model | {
+        "sentence_head": "normalized",
+        "activation": "swiglu",
+        "layer_norm_eps": 1e-6,
+    }
+    assert vars(release.layout) == vars(paper.layout) | {"bucket_width": 20}
+    assert (release.optimizer.warmup, paper.optimizer.warmup) == (0.004, 0.02)
+    clocks = [{phase.clock for phase in r.phases if "token_dropout" in phase.model} for r in (paper, release)]
+    assert clocks == [{"sentence_steps"}, {"steps"}]
+    assert (release.data, release.train, release.evaluation) == (paper.data, paper.train, paper.evaluation)

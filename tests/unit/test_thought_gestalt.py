@@ -113,7 +113,7 @@ def test_recipes_with_results_state_the_release_s_head() -> None:
     others = [r for r in match_recipes("thought_gestalt/*") if r not in tables]
     methods = [m.recipe for task in (recall, composed, text) for m in task(1).methods]
     others += [r for r in methods if r.model["model_type"] == "thought_gestalt" and r.model.get("memory") != "none"]
-    assert len(others) == 4 + 11
+    assert len(others) == 5 + 11
     assert {r.name for r in others if r.model.get("sentence_head") != "normalized"} == set()
 
 

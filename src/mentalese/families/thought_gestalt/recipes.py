@@ -9,19 +9,21 @@ import dataclasses
 from typing import Any
 
 from mentalese.data.layouts import SentenceStreams
-from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Phase, Recipe, TrainConfig
+from mentalese.recipe import Clock, DataConfig, EvaluationConfig, OptimizerConfig, Phase, Recipe, TrainConfig
 
 WIKITEXT = "hub:Salesforce/wikitext:wikitext-103-raw-v1"
 RELEASED_HEAD = {"sentence_head": "normalized"}
 """The release's vectors of length 1, which what `results/` publishes was trained with; the tables have the paper's."""
 
 
-def dropout_phases(token: float, sentence: float, half: int, full: int) -> tuple[Phase, ...]:
-    """Token and sentence dropout warmed in (B.2): half from sentence step `half` on, all of it from `full` on."""
+def dropout_phases(
+    token: float, sentence: float, half: int, full: int, clock: Clock = "sentence_steps"
+) -> tuple[Phase, ...]:
+    """Token and sentence dropout warmed in: half from `half` on, all of it from `full` on, by B.2's sentence steps."""
     return tuple(
         Phase(
             start=start,
-            clock="sentence_steps",
+            clock=clock,
             model={"token_dropout": token * share, "sentence_dropout": sentence * share},
         )
         for start, share in ((half, 0.5), (full, 1.0))
@@ -106,6 +108,21 @@ def paper_recipe(
         phases=(EOS_PHASE, *CURRICULUM, *dropout_phases(token_dropout, 0.15, half=2_000, full=7_000)),
         baseline=f"gpt2/table2-{suffix}",
         paper="Table 2, Figure 2",
+    )
+
+
+def released() -> Recipe:
+    """The release's settings where they differ from the paper's, of those that can be expressed (README)."""
+    recipe = paper_recipe("50m", "", 768, 12)
+    return dataclasses.replace(
+        recipe,
+        name="thought_gestalt/release-50m",
+        description="as the authors' release: unit vectors, SwiGLU, dropout by optimiser steps, 50 million tokens",
+        model=recipe.model | RELEASED_HEAD | {"activation": "swiglu", "layer_norm_eps": 1e-6},
+        layout=SentenceStreams(max_sentences=30, tokens_per_batch=20_000, bucket_width=20),
+        optimizer=dataclasses.replace(recipe.optimizer, warmup=0.004),
+        phases=(EOS_PHASE, *CURRICULUM, *dropout_phases(0.15, 0.15, half=2_000, full=7_000, clock="steps")),
+        paper=None,
     )
 
 
@@ -232,6 +249,7 @@ RECIPES = [
             ("21m", 384, 6, 0.15),
         )
     ),
+    released(),
     *ABLATIONS,
     *(spans(length, millions) for length in (25, 50, 75) for millions in (20, 30, 50)),
 ]
