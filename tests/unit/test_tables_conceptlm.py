@@ -155,6 +155,8 @@ def test_evaluation_costs_less_than_a_twentieth_of_training(row: Row) -> None:
     assert recipe.train.eval_every is not None
     assert recipe.train.tokens is not None
     length = next(tokens for corpus, tokens in DOCUMENTS.items() if corpus in recipe.data.source)
+    context, stride = recipe.layout.window(evaluation)
+    length *= context // stride  # a token is read once as context
     validations = count // recipe.train.eval_every + 1
     scored = length * (validations * evaluation.max_documents + evaluation.max_test_documents)
     assert scored < 0.05 * 3 * recipe.train.tokens  # a training step costs three forward passes
