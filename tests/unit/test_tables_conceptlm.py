@@ -29,7 +29,7 @@ ROTARY = 50_304, 128_256
 
 
 def gpt2(size: str, suffix: str) -> Row:
-    """Table 8: 8B tokens; Table 10: 512 rows of 1,024. The rate ends at a tenth, and the bounds are ours (README)."""
+    """Table 8: 8B tokens; Table 10: 512 rows of 1,024. The rest is the README's."""
     parameters, rate = GPT2[size]
     return Row(
         recipe=f"conceptlm/table1-gpt2-{size}{suffix}",

@@ -163,7 +163,7 @@ def start_from(model: nn.Module, tokenizer: PreTrainedTokenizerBase, path: str, 
 
 
 def _deepen(base: PreTrainedModel, layers: int) -> None:
-    """Gives a trained decoder this many layers, in place: copies of its first ones after the first.
+    """Give a trained decoder this many layers, in place: copies of its first ones after the first.
 
     So ConceptLM's parameter-matched 8B begins (section 4.3). The paper does not state where the copies are; its release
     has them in the place of the concept layers.

@@ -106,7 +106,7 @@ class Concepts:
         predicted: [B, C, d], p_j, the prediction of u_{j+1}.
         valid: bool [B, C], which of them a row really has; `None` where it has all.
         codes: [S, N, c], or `None` without a codebook.
-        logits: [B, C, S * N], what the heads say of the codes of u_{j+1}; `None` without a codebook.
+        logits: [B, C, S * N], the heads' scores of the codes of u_{j+1}; `None` without a codebook.
     """
 
     pooled: Tensor
@@ -168,7 +168,7 @@ def explained(concepts: Concepts, ncp: Tensor) -> Tensor:
 
 @torch.no_grad()
 def predicted_codes(concepts: Concepts) -> dict[str, Tensor]:
-    """How well the heads predict the codes of the next concepts, which no loss asks for.
+    """Return the accuracy and cross-entropy of the heads' codes for the next concepts, which no loss asks for.
 
     Returns:
         `code_accuracy`, the share of segments whose largest logit is that of the nearest code, and `code_ce`, the

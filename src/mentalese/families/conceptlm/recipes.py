@@ -182,10 +182,10 @@ HEADS_160M, WIDTH_160M, LAYERS_160M = 12, 768, 12
 
 
 BOUNDED = EvaluationConfig(max_documents=10_000, max_test_documents=100_000, documents_seed=0)
-"""Of tables 1 and 2 and the ablations: the paper does not describe its held-out text. All of ours would cost 40% of a
-GPT-2's training and more; these documents, drawn with a seed, cost less than 3%."""
+"""Documents that tables 1 and 2 and the ablations score, drawn with a seed: less than 3% of a run. The paper does not
+describe its held-out text; 5% and 5% of OpenWebText would cost 40% of a GPT-2's training and more."""
 LONG = EvaluationConfig(max_documents=500, max_test_documents=500, documents_seed=0)
-"""Of table 3, whose documents may be as long as 80,000 tokens: then less than 4% of training."""
+"""Documents that table 3 scores, which may be as long as 80,000 tokens: then less than 4% of training."""
 
 
 def trained(

@@ -13,7 +13,7 @@ from mentalese.recipe import Clock, DataConfig, EvaluationConfig, OptimizerConfi
 
 WIKITEXT = "hub:Salesforce/wikitext:wikitext-103-raw-v1"
 RELEASED_HEAD = {"sentence_head": "normalized"}
-"""The release's vectors of length 1, which what `results/` publishes was trained with; the tables have the paper's."""
+"""The release's vectors of length 1, which all published results have; recipes of the tables have the paper's head."""
 
 
 def dropout_phases(
