@@ -1,6 +1,6 @@
 """Speed, memory and generation of Thought Gestalt against GPT-2 and its own plain form.
 
-    python benchmarks/thought_gestalt.py [speed] [memory] [generation] [kernels]
+    python benchmarks/thought_gestalt.py [speed] [memory] [generation] [kernels] [table1]
 
 Both models have 12 layers of width 256, 8 heads and a vocabulary of 8,192. The text is random: 8 streams of 30
 sentences of 5 to 64 tokens, 25 on average, for GPT-2 the same number of tokens in blocks of 750. Real tokens are
@@ -16,6 +16,10 @@ memory      peak memory of a process after one training step, for streams of 66 
 generation  milliseconds per token, 8 rows, sentences of at most 16 tokens, in sentences 2-11 and 191-200
 kernels     what a GPU would launch in a training step of 6 layers (swiglu), counted without one; and with the recurrent
               layers compiled, whose kernels are the scheduled ones of inductor on this CPU
+table1      the throughput column of the paper's Table 1: sentence steps per second of a whole training step (one is a
+            sentence of each of the 8 streams, appendix B.1), tokens per second, and the ratio to the baseline beside
+            the one of the paper's column (85M parameters on an A40). A row is the model of its recipe, at this width.
+            "No EOS down-weighting" computes what the baseline does, and has no row
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ import multiprocessing
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -33,12 +38,14 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from measuring import in_turns, ratios, run_parts, spread, timed_generation
 from mentalese.data.batch import Batch
+from mentalese.data.layouts import SentenceStreams
 from mentalese.families.thought_gestalt.blocks import Step
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
 from mentalese.families.thought_gestalt.model import ThoughtGestaltForCausalLM
 from mentalese.families.thought_gestalt.plain import training_loss_reference
 from mentalese.models.adapter import as_contract
 from mentalese.models.contract import TrainStep
+from mentalese.registry import get_recipe
 from mentalese.training.memory import peak_memory
 from pretended_device import PretendedDevice
 
@@ -46,10 +53,10 @@ VOCABULARY, WIDTH, LAYERS, HEADS, BLOCK = 8192, 256, 12, 8, 750
 BOS, EOS, EOD = 1, 2, 3
 
 
-def streams(sentences: int, rows: int = 8) -> tuple[Batch, int]:
+def streams(sentences: int, rows: int = 8, longest: int = 64) -> tuple[Batch, int]:
     """Random streams with sentences of 5 to 64 tokens, 25 on average, and their number of real tokens."""
     generator = torch.Generator().manual_seed(1)
-    lengths = torch.empty(rows, sentences).log_normal_(3.12, 0.45, generator=generator).round().clamp(5, 64).int()
+    lengths = torch.empty(rows, sentences).log_normal_(3.12, 0.45, generator=generator).round().clamp(5, longest).int()
     tokens = [
         [token for n in row for token in (BOS, *torch.randint(4, VOCABULARY, (n,), generator=generator).tolist(), EOS)]
         for row in lengths.tolist()
@@ -62,8 +69,8 @@ def streams(sentences: int, rows: int = 8) -> tuple[Batch, int]:
 def thought_gestalt(**fields: Any) -> ThoughtGestaltForCausalLM:
     torch.manual_seed(0)
     sizes = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
-    fields = {"vocab_size": VOCABULARY, "attention_dropout": 0.0} | sizes | fields
-    return ThoughtGestaltForCausalLM(ThoughtGestaltConfig(**fields))
+    fixed = {"vocab_size": VOCABULARY, "attention_dropout": 0.0, "sentence_head": "normalized"}
+    return ThoughtGestaltForCausalLM(ThoughtGestaltConfig(**fixed | sizes | fields))
 
 
 def gpt2(**fields: Any) -> GPT2LMHeadModel:
@@ -120,14 +127,55 @@ def generation(sentences: int = 201) -> None:
     print(f"sentences 2-11: {early:.2f} ms per token; 191-200: {late:.2f} ms; ratio {late / early:.3f}")
 
 
+PAPER = {
+    "table2-30m": 21,
+    "ablation-self-cross": 17,
+    "ablation-parallel": 17,
+    "ablation-no-memory": 26,
+    "ablation-detach": 24,
+    "ablation-in-context": 19,
+    "ablation-last-layer": 21,
+    "ablation-static-bos": 21,
+    "ablation-fixed-streams": 21,
+    "ablation-short-sentences": 22,
+}
+"""Sentence steps per second of Table 1, by recipe."""
+
+
+def table1(rounds: int = 3) -> None:
+    steps: dict[str, Callable[[], None]] = {}
+    counted = {}
+    for name in PAPER:
+        recipe = get_recipe(f"thought_gestalt/{name}")
+        assert isinstance(recipe.layout, SentenceStreams)
+        sizes = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "vocab_size": VOCABULARY}
+        fields = {field: value for field, value in recipe.model.items() if field != "model_type"} | sizes
+        torch.manual_seed(0)
+        model = ThoughtGestaltForCausalLM(ThoughtGestaltConfig(**fields)).train()
+        batch, real = streams(recipe.layout.max_sentences, longest=model.config.max_sentence_tokens)
+        steps[name] = partial(_train, model, torch.optim.AdamW(model.parameters(), fused=True), batch)
+        counted[name] = recipe.layout.max_sentences, real
+    times = in_turns(steps, rounds)
+    speeds = {name: [counted[name][0] / seconds for seconds in values] for name, values in times.items()}
+    for name, values in speeds.items():
+        tokens = spread([counted[name][1] / seconds for seconds in times[name]], ",.0f")
+        over, paper = spread(ratios(speeds, name, "table2-30m"), ".2f"), PAPER[name] / PAPER["table2-30m"]
+        figures = f"{spread(values, '.1f')} sentence steps/s, {tokens} tokens/s"
+        print(f"{name}: {figures}; {over} x the baseline, {paper:.2f} in the paper")
+
+
+def _train(model: ThoughtGestaltForCausalLM, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
+    model.training_loss(batch).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 def kernels(sentences: int = 30) -> None:
     model, (batch, _) = thought_gestalt(num_hidden_layers=6, activation="swiglu").train(), streams(sentences)
     alone: list[int] = []
 
     def step() -> None:
-        model.training_loss(batch).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        _train(model, optimizer, batch)
 
     def counted_layers(*args: Any) -> Any:
         alone.append(device.count(lambda: _layers_alone(model, *args)).kernels.total())
@@ -187,4 +235,5 @@ def _scheduled() -> int:
 
 
 if __name__ == "__main__":
-    run_parts(__doc__, {"speed": speed, "memory": memory, "generation": generation, "kernels": kernels})
+    parts = {"speed": speed, "memory": memory, "generation": generation, "kernels": kernels, "table1": table1}
+    run_parts(__doc__, parts)

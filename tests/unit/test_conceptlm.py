@@ -94,6 +94,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("gpt_neox", {"concept_norm": False}),
     ("llama", {"concept_norm": True, "chunk_size": 3, "num_segments": 2, "num_codes": 7, "concept_layers": 3}),
     ("gpt2", {"chunk_size": 2, "num_segments": 16, "concept_layers": 1}),
+    ("llama", {"detach_concept": True}),
+    ("gpt2", {"detach_concept": True, "fusion": "norm_sum", "insert_depth": 0}),
 ]
 
 
@@ -230,7 +232,7 @@ def test_chunks_are_counted_in_a_rows_own_tokens_however_it_is_padded_and_cut(
 def test_texts_without_a_next_concept_have_a_loss_of_zero_and_whole_gradients(rows: list[list[int]]) -> None:
     model = made(insert_depth=0)
     output = model.training_loss(batch(rows) if len(rows[0]) > 1 else batch(rows) | {"labels": torch.tensor(rows)})
-    assert output.metrics["ncp"] == 0
+    assert output.metrics["ncp"] == output.metrics["code_ce"] == output.metrics["code_accuracy"] == 0
     assert (output.metrics["vq"] == 0) == (len(rows[0]) < 4)
     output.loss.backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
@@ -264,6 +266,42 @@ def test_r2_is_1_if_concepts_are_right_0_if_they_are_the_mean_and_0_without_two_
     assert r2(targets, -targets.roll(-1, 1)) < -1
     assert r2(targets[:1, :2], targets[:1, :2]) == 0
     assert r2(targets[:1, :1].expand(3, 5, 8), targets) == 0
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("rows", [[ROWS[0] * 3, ROWS[2], ROWS[3] * 2], [ROWS[0], ROWS[0][::-1]]])
+def test_predicted_codes_are_scored_against_the_nearest(rows: list[list[int]], left: bool) -> None:
+    model = made(insert_depth=1)
+    with torch.no_grad():  # codes as large as concepts: otherwise all have the smallest one
+        model.get_parameter("codebook.down").div_(10)
+    tables = reference.code_tables(model)
+    right, errors = [], []
+    for row in rows:
+        concepts = model.encode(torch.tensor([row])).concepts
+        assert concepts is not None
+        assert concepts.logits is not None
+        for j in range(len(row) // 4 - 1):
+            heads = concepts.logits[0, j].detach().view(4, 5)  # segments, codes
+            for a, u, table in zip(heads, concepts.pooled[0, j + 1].chunk(4), tables):
+                code = int(torch.stack([(u - entry).square().sum() for entry in table]).argmin())
+                right.append(float(a.argmax() == code))
+                errors.append(float(a.exp().sum().log() - a[code]))
+    metrics = model.training_loss(batch(rows, left)).metrics
+    assert 0 < sum(right) < len(right)
+    assert float(metrics["code_accuracy"]) == pytest.approx(sum(right) / len(right))
+    assert float(metrics["code_ce"]) == pytest.approx(sum(errors) / len(errors), rel=1e-5)
+
+
+def test_a_detached_concept_is_not_trained_by_the_tokens() -> None:
+    """The release's Llama; in the paper the tokens' loss trains what predicts concepts too."""
+    for detached in (False, True):
+        model, text = made(insert_depth=1, detach_concept=detached), batch(ROWS)
+        encoded = model.encode(text["input_ids"], text["attention_mask"])
+        loss, _ = model.next_token_loss(encoded.hidden, text["labels"], model.target_weights(text))
+        found = gradients(model, loss)
+        new = [value for name, value in found.items() if name.startswith(("concept_layers", "heads", "codebook"))]
+        assert any(bool(value.any()) for value in new) != detached
+        assert found["backbone.transformer.h.0.mlp.c_fc.weight"].any()
 
 
 def test_the_losses_reach_what_they_are_to_train_and_nothing_else() -> None:
@@ -527,6 +565,10 @@ def test_few_codes_of_few_different_inputs_are_no_collapse() -> None:
         ({"concept_layers": 0}, r"conceptlm.concept_layers is 0: set at least 1"),
         ({"vq_weight": -1}, r"conceptlm.vq_weight is -1.0: set at least 0"),
         ({"ntp_weight": 0, "ncp_weight": 0, "vq_weight": 0}, r"are 0: set one that is not"),
+        (
+            {"detach_concept": True, "ncp_weight": 0},
+            r"detach_concept is True: with ncp_weight 0 nothing trains concepts",
+        ),
         ({"codebook": None}, r"conceptlm.vq_weight is 1.0: without a codebook set 0.0"),
         ({"codebook": "conv"}, r"conceptlm.codebook is 'conv'"),
         ({"silent_start": True, "fusion": "norm_sum"}, r"with fusion 'norm_sum' zeros add something"),

@@ -92,6 +92,7 @@ def test_a_published_checkpoint_opens_as_the_model_that_it_is(kind: str, tokeniz
     ids = torch.randint(len(tokenizer), (2, 23), generator=torch.Generator().manual_seed(0))
     assert torch.equal(saved.model(ids).logits, model(ids).logits)
     assert saved.model.config.insert_depth == 2
+    assert saved.model.config.detach_concept == (kind == "llama")  # as the release's own classes
     [text] = saved.generate(["He was"], max_new_tokens=9, do_sample=False)
     assert len(text) > len("He was")
 

@@ -301,6 +301,17 @@ def test_the_probe_is_drawn_over_sizes_of_the_training_text(run: Path, tmp_path:
     assert model["trends"]["normal"]["slope"] == pytest.approx(0, abs=1e-9)  # the same model twice
     with pytest.raises(InputError, match="all sizes are the same"):
         write_figure("thought_gestalt/reversal-by-size", [str(run)], tmp_path / "one.svg")
+    paths = [larger, run / "model", run]  # as GPT-2 XL and Mistral 7B beside the runs of Figure 5
+    [model, other] = draw("thought_gestalt/reversal-by-size", *paths, out=tmp_path / "both.svg")["models"]
+    assert [point["tokens"] for point in model["points"]] == [size, 10 * size]
+    assert (other["path"], other["trends"], [point["tokens"] for point in other["points"]]) == (
+        str(run / "model"),
+        {},
+        [None],
+    )
+    assert other["points"][0]["reversed"] == model["points"][0]["reversed"]
+    with pytest.raises(InputError, match="no path is a finished run: use at least two runs that differ in"):
+        write_figure("thought_gestalt/reversal-by-size", [str(run / "model")], tmp_path / "none.svg")
 
 
 def test_memory_shows_who_reads_whom(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -215,9 +215,35 @@ def test_the_command_grows_a_model_that_predicts_what_its_base_does(base: Path, 
     assert "coconut has no such field" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("kind", [gpt2, llama])
+def test_the_twin_of_table_3_repeats_the_first_layers(kind: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """ConceptLM, section 4.3: two more token layers, copies of the first two, where concepts would be read."""
+    plain = kind(len(tokenizer)).eval()
+    plain.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    words = ["--family", "conceptlm", "--config", "token_layers=2", "--out", str(tmp_path / "grown")]
+    assert main(["grow", str(tmp_path / "base"), *words]) == 0
+    grown = AutoModelForCausalLM.from_pretrained(tmp_path / "grown").eval()
+    assert type(grown) is type(plain)
+    old, new = (getattr(m.base_model, "h" if kind is gpt2 else "layers") for m in (plain, grown))
+    assert (len(old), len(new)) == (2, 4)
+    for layer, source in zip(new, (0, 0, 1, 1)):
+        for weight, expected in zip(layer.parameters(), old[source].parameters(), strict=True):
+            assert torch.equal(weight, expected)
+    assert torch.equal(grown.get_output_embeddings().weight[: len(tokenizer)], plain.get_output_embeddings().weight)
+    model, marked = load_model(tmp_path / "grown")  # a run of the recipe starts from it, and not from the base
+    start_from(model, marked, str(tmp_path / "grown"))
+    with pytest.raises(
+        InputError, match="num_hidden_layers is 2 there and 4 here" if kind is llama else "n_layer is 2"
+    ):
+        start_from(model, marked, str(tmp_path / "base"))
+
+
 @pytest.mark.parametrize(
     ("family", "fields", "says"),
     [
+        ("conceptlm", {"token_layers": 3}, "token_layers is 3: set 1 to 2, the layers of the decoder"),
+        ("conceptlm", {"token_layers": 2, "chunk_size": 8}, "chunk_size is 8: with token_layers there are no concepts"),
         ("gpt2", {}, "family is 'gpt2': use one that grows on a trained model"),
         ("coconut", {"mood": 1}, "model.mood: coconut has no such field"),
         ("coconut", {"mode": "cot"}, "coconut.mode is 'cot'"),

@@ -16,6 +16,7 @@ import mentalese
 from mentalese.cli import main
 from mentalese.errors import InputError
 from mentalese.models import packaged as module
+from mentalese.models.build import build_model
 from mentalese.models.packaged import packaged, packaged_models
 
 MODELS = Path(__file__).parents[2] / "models" / "mentalese_models"
@@ -47,6 +48,16 @@ def test_a_model_opens_reads_and_writes(name: str) -> None:
     trace = saved.think(text)
     assert torch.isfinite(trace.scores["surprisal"][1:]).any()
     assert saved.generate(text, max_new_tokens=4)[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_packaged_recipe_makes_the_same_model(name: str) -> None:
+    """Whatever defaults have become since: the recipe states what differs from them."""
+    saved = mentalese.load(f"models:{name}", "cpu")
+    assert saved.recipe is not None
+    made, own = build_model(saved.recipe.model, saved.tokenizer, seed=0).config.to_dict(), saved.model.config.to_dict()
+    kept = {"architectures", "dtype", "auto_map", "_name_or_path", "name_or_path", "transformers_version"}
+    assert {key: made.get(key) for key in own if key not in kept} == {k: v for k, v in own.items() if k not in kept}
 
 
 @pytest.mark.parametrize("name", NAMES)

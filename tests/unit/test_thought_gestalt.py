@@ -20,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from mentalese.errors import InputError
+from mentalese.families.suite.texts import composed, recall, text
 from mentalese.families.thought_gestalt.blocks import CrossAttention, Step
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
 from mentalese.families.thought_gestalt.model import ThoughtGestaltForCausalLM
@@ -90,6 +91,42 @@ def test_sizes_are_the_paper_s(width: int, heads: int, parameters: int, label: s
         assert count_parameters(model)["non_embedding"] == parameters, label
 
 
+def test_defaults_are_the_paper_s_equation() -> None:
+    """s = W_sent h at the end of a sentence, and what is read from the memory is added unscaled (section 2.2, C)."""
+    model, row = make(), stream(3, 2)
+    states: list[Tensor] = []
+    model.sentence_head.register_forward_pre_hook(lambda module, args: states.append(args[0]))
+    vectors = model._read(torch.tensor([row])).vectors
+    torch.testing.assert_close(
+        vectors, torch.cat(states) @ model.sentence_head.linear.weight.T + model.sentence_head.linear.bias
+    )
+    assert {float(module.gate.detach()) for module in model.modules() if isinstance(module, CrossAttention)} == {1.0}
+    assert model.training_loss(batch_of(row)).metrics.keys() == {"nll", "memory_gate.1", "memory_gate.3"}
+
+
+def test_recipes_with_results_state_the_release_s_head() -> None:
+    """Those of the paper's tables have its equation, without a switch of the release."""
+    tables = [r for r in match_recipes("thought_gestalt/*") if r.paper or "ablation-" in r.name]
+    assert len(tables) == 28
+    switches = {"sentence_head", "gate_init", "norm_hinge_weight", "memory_position_scale"}
+    assert not {name for recipe in tables for name in recipe.model} & switches
+    others = [r for r in match_recipes("thought_gestalt/*") if r not in tables]
+    methods = [m.recipe for task in (recall, composed, text) for m in task(1).methods]
+    others += [r for r in methods if r.model["model_type"] == "thought_gestalt" and r.model.get("memory") != "none"]
+    assert len(others) == 5 + 11
+    assert {r.name for r in others if r.model.get("sentence_head") != "normalized"} == set()
+
+
+def test_tables_drop_as_much_as_their_gpt2() -> None:
+    """B.2's 0.2 in attention, and 0.1 of residuals and embeddings, of which the paper says nothing (the release's)."""
+    names = {"attention_dropout": "attn_pdrop", "residual_dropout": "resid_pdrop", "embedding_dropout": "embd_pdrop"}
+    for recipe in (r for r in match_recipes("thought_gestalt/*") if r.paper):
+        config = ThoughtGestaltConfig(**{name: value for name, value in recipe.model.items() if name != "model_type"})
+        twin = get_recipe(recipe.baseline or "").model
+        rates = [getattr(config, name) for name in names]
+        assert rates == [twin[name] for name in names.values()] == [0.2, 0.1, 0.1]
+
+
 def test_the_vector_comes_from_the_seventh_of_twelve_layers_or_as_deep_elsewhere() -> None:
     assert [ThoughtGestaltConfig(num_hidden_layers=n).vector_layer for n in (1, 2, 6, 12, 24)] == [0, 0, 3, 6, 13]
     assert ThoughtGestaltConfig(hidden_size=96, activation="swiglu").mlp_width == 256
@@ -107,7 +144,7 @@ def test_the_vector_comes_from_the_seventh_of_twelve_layers_or_as_deep_elsewhere
         ),
         ({"hidden_size": "wide"}, r"hidden_size is 'wide': use int"),
         ({"hidden_size": 17, "num_attention_heads": 1}, r"hidden_size is 17: set an even number"),
-        ({"sentence_head": "mlp"}, r"sentence_head is 'mlp': set normalized or linear"),
+        ({"sentence_head": "mlp"}, r"sentence_head is 'mlp': set linear or normalized"),
         ({"sentence_layer": 12}, r"sentence_layer is 12: set a layer from 0 to 11"),
         ({"attention_dropout": 1.0}, r"attention_dropout is 1.0: set a number from 0"),
         ({"sentence_end_token_id": 1}, r"sentence_start_token_id is 1: sentence_end_token_id has the same id"),
@@ -150,7 +187,7 @@ def test_each_ablation_changes_what_it_says_and_nothing_else() -> None:
 
 def test_all_norms_have_the_epsilon_of_the_config() -> None:
     """With an epsilon so large that a norm is a division by its root, outputs are those of the plain form of it."""
-    model = make(layer_norm_eps=1e6)
+    model = make(layer_norm_eps=1e6, sentence_head="normalized")
     norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
     assert len(norms) == 2 * 4 + 1  # a block has two, and the last one is before the head
     assert {norm.eps for norm in norms} == {1e6}
@@ -193,7 +230,7 @@ def test_sentences_longer_than_the_table_of_positions_are_refused_before_trainin
 
 
 VARIANTS: list[dict[str, Any]] = [
-    {}, {"sentence_head": "linear"}, {"context_seeding": False}, {"memory_position_scale": "none"},
+    {}, {"sentence_head": "normalized"}, {"context_seeding": False}, {"memory_position_scale": "none"},
     {"memory_size": 1, "gate_init": 0.7}, {"activation": "swiglu"}, {"sentence_layer": 3}, {"sentence_layer": 0},
     {"attention_layout": "self_cross"}, {"attention_layout": "cross_self"}, {"attention_layout": "parallel"},
     {"memory": "prefix"}, {"memory": "prefix", "memory_gradient_window": 1}, {"memory": "none"},
@@ -392,7 +429,7 @@ def test_the_loss_is_the_weighted_mean_over_words_and_sentence_ends() -> None:
 
 
 def test_the_hinge_pulls_lengths_to_one_and_each_sentence_weighs_what_its_targets_do() -> None:
-    model = make(norm_hinge_weight=0.5)
+    model = make(norm_hinge_weight=0.5, sentence_head="normalized")
     one, two = batch_of(stream(3, 2, seed=1)), batch_of(stream(4, 5, 6))
     outside = [max(0, n - 1.1, 0.9 - n) ** 2 for n in model._read(one["input_ids"]).norms.tolist()]
     expected = (4 * outside[0] + 3 * outside[1]) / 7
@@ -434,7 +471,7 @@ def test_the_share_of_the_next_vectors_that_is_predicted() -> None:
 
 
 def test_the_loss_of_the_next_vector_adds_up_over_parts_and_costs_nothing_if_it_is_not_asked_for() -> None:
-    model = make(next_vector_weight=1.0)
+    model = make(next_vector_weight=1.0, sentence_head="normalized")
     rows = [stream(3, 2, 5, 4, seed=i)[: 18 - i] for i in range(4)]
     batch = batch_of(*rows)
     parts = [model.training_loss(batch_of(row)) for row in rows]

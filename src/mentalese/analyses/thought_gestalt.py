@@ -231,13 +231,23 @@ def reversal(paths: list[str]) -> tuple[Any, dict[str, Any]]:
 
 
 def reversal_by_size(paths: list[str]) -> tuple[Any, dict[str, Any]]:
-    """The probe of the best models of finished runs, over the size of their training text (Figure 5)."""
-    axis, models, _ = _sizes(paths)
+    """The probe of the best models of finished runs, over the size of their training text (Figure 5).
+
+    A model that is no run, as the paper's GPT-2 XL and Mistral 7B, is a horizontal line.
+    """
+    runs = [path for path in paths if Path(path).is_file() or (Path(path) / "result.json").is_file()]
+    if not runs:
+        raise InputError("no path is a finished run: use at least two runs that differ in data.train_tokens")
+    axis, models, _ = _sizes(runs)
     if axis != "D":
         raise InputError("the runs of a model differ in parameters: use runs that differ in data.train_tokens")
     probed = [
         _with_trends(name, name, [_point(p["path"], name, None, p["D"]) for p in sorted(points, key=lambda p: p["D"])])
         for name, points in models.items()
+    ]
+    others = [path for path in paths if path not in runs]
+    probed += [
+        _with_trends(path, name, [_point(path, name, None, None)]) for path, name in zip(others, model_names(others))
     ]
     return _drawn(probed, "training text, tokens")
 
@@ -416,8 +426,8 @@ FIGURES = {
     ),
     "reversal": Figure(description="the father-son probe over the checkpoints of runs", takes="RUN ...", draw=reversal),
     "reversal-by-size": Figure(
-        description="the father-son probe of best models over the size of their training text",
-        takes="RUN ...",
+        description="the father-son probe of best models over the size of their training text, beside other models",
+        takes="RUN ... [MODEL ...]",
         draw=reversal_by_size,
     ),
     "memory": Figure(

@@ -19,7 +19,8 @@ class Options:
         out: the new model's folder, required.
         mode: the family's kind of thought, if it has several (coconut, agclr, pause).
         silent_start: new parts add nothing at first, so that the model predicts what its base does (conceptlm).
-        config: FIELD=VALUE ...: other fields of the family's config.
+        config: FIELD=VALUE ...: other fields of the family's config; for conceptlm also token_layers=N, the base itself
+            with N more layers.
         seed: for the weights that the base does not have.
     """
 

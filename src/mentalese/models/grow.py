@@ -24,6 +24,7 @@ from mentalese.models.build import build_model, config_class, context_length
 from mentalese.models.checkpoints import load_model, save_model
 from mentalese.models.config import LatentThoughtConfig
 from mentalese.models.generation import ends
+from mentalese.models.places import places
 from mentalese.registry import families, load
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: Any) -> 
     if (size := inner.get_input_embeddings().num_embeddings) > len(marked):  # tables are padded: Pythia's by 27 rows
         config.setdefault("vocab_size", size)
     model = build_model(config, marked, seed)
-    start_from(model, marked, base)
+    start_from(model, marked, base, deepen=True)
     save_model(out, hugging_face_model(model), marked, base=base)
     write_json(out / RECIPE, _recipe(f"{family}/{out.name}", config, out, latents, context_length(model.config)))
 
@@ -104,13 +105,16 @@ def backbone_fields(config: PreTrainedConfig) -> dict[str, Any]:
     return {"model_type": config.model_type, **fields, "tie_word_embeddings": config.tie_word_embeddings}
 
 
-def start_from(model: nn.Module, tokenizer: PreTrainedTokenizerBase, path: str) -> None:
+def start_from(model: nn.Module, tokenizer: PreTrainedTokenizerBase, path: str, *, deepen: bool = False) -> None:
     """Copies the weights of a saved model into a new one of the same class, or into the decoder inside a new one.
 
     Embeddings are copied token by token, and rows of no token as they are. A token that the saved model lacks starts
     as the mean of all, a latent marker as the token that begins a calculation, `<<`. Parts that the saved model lacks
     stay as they are, or start as the model's `start_from_backbone` sets them. If the saved model's texts have several
     ends, generation stops at each of them.
+
+    Args:
+        deepen: a decoder with more layers than the saved one starts as `_deepen` has it, and is not refused.
 
     Raises:
         InputError: what `load_model` refuses, another tokenizer, another class, weights of other sizes, or a decoder
@@ -125,6 +129,8 @@ def start_from(model: nn.Module, tokenizer: PreTrainedTokenizerBase, path: str) 
         )
     if target is not whole and hasattr(whole, "cut"):  # it has some of its base's layers
         base = whole.cut(base)
+    if deepen and target is whole and base.config.num_hidden_layers < target.config.num_hidden_layers:
+        _deepen(base, target.config.num_hidden_layers)
     old, new = (m.get_input_embeddings().num_embeddings for m in (base, target))
     rows = [[i] if i < old else [] for i in range(new)]
     rows[: len(tokenizer)] = _rows(tokenizer, own_tokenizer, path)
@@ -154,6 +160,21 @@ def start_from(model: nn.Module, tokenizer: PreTrainedTokenizerBase, path: str) 
     ids, tokens = tokenizer.get_vocab(), own_tokenizer.convert_ids_to_tokens(range(len(own_tokenizer)))
     names = {tokens[index] for index in ends(hugging_face_model(loaded)) if index < len(tokens)}
     end_at(whole, {tokenizer.eos_token_id, *(ids[name] for name in names if name in ids)})
+
+
+def _deepen(base: PreTrainedModel, layers: int) -> None:
+    """Give a trained decoder this many layers, in place: copies of its first ones after the first.
+
+    So ConceptLM's parameter-matched 8B begins (section 4.3). The paper does not state where the copies are; its release
+    has them in the place of the concept layers.
+    """
+    found = places("model", base).layers
+    own = getattr(base.base_model, found)
+    more = layers - len(own)
+    setattr(base.base_model, found, nn.ModuleList([*own[:1], *own[:more], *own[1:]]))
+    base.config.num_hidden_layers = layers
+    if kinds := getattr(base.config, "layer_types", None):
+        base.config.layer_types = kinds[:1] + kinds[:more] + kinds[1:]
 
 
 def end_at(model: PreTrainedModel, tokens: Collection[int]) -> None:

@@ -25,6 +25,8 @@ class ConceptLMConfig(LayeredDecoderConfig):
         concept_weights: of the codes in a predicted concept: the `logits` themselves, or their `softmax`.
         fusion: the decoder reads h + e (`sum`), or ln(h) + ln(e) by the backbone's final norm (`norm_sum`, the
             release's GPT-2, whose head is untied).
+        detach_concept: the tokens' loss ends at the concept that they read, and does not train what predicts it (the
+            release's Llama; its GPT-2, its Pythia and the paper train it by all losses).
         ntp_weight, ncp_weight, vq_weight: of the three losses; 0 leaves one out.
         silent_start: heads start at zero, so that nothing is added until training moves them.
     """
@@ -39,6 +41,7 @@ class ConceptLMConfig(LayeredDecoderConfig):
     codebook: Literal["mlp", "linear", "learned"] | None = "mlp"
     concept_weights: Literal["logits", "softmax"] = "logits"
     fusion: Literal["sum", "norm_sum"] = "sum"
+    detach_concept: bool = False
     ntp_weight: float = 1.0
     ncp_weight: float = 1.0
     vq_weight: float = 1.0
@@ -67,6 +70,8 @@ class ConceptLMConfig(LayeredDecoderConfig):
         self._at_least(0, "insert_depth", "ntp_weight", "ncp_weight", "vq_weight")
         if not (self.ntp_weight or self.ncp_weight or self.vq_weight):
             raise InputError("conceptlm.ntp_weight, ncp_weight and vq_weight are 0: set one that is not")
+        if self.detach_concept and not self.ncp_weight:
+            raise InputError("conceptlm.detach_concept is True: with ncp_weight 0 nothing trains concepts, set False")
         if self.insert_depth >= self.num_hidden_layers:
             raise InputError(
                 f"conceptlm.insert_depth is {self.insert_depth}: the backbone has {self.num_hidden_layers} layers, "
@@ -113,6 +118,23 @@ class MTPConfig(LayeredDecoderConfig):
         self._at_least(0, "mtp_weight")
 
 
-def grown(backbone: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """The `model` of a recipe whose backbone is this decoder."""
-    return {"model_type": "conceptlm", "backbone": backbone} | fields
+def grown(backbone: dict[str, Any], token_layers: int | None = None, **fields: Any) -> dict[str, Any]:
+    """The `model` of a recipe whose backbone is this decoder.
+
+    Args:
+        token_layers: make the decoder itself this many layers deeper instead, which start as copies of its first ones:
+            the parameter-matched twin of Table 3 (section 4.3).
+
+    Raises:
+        InputError: fields of concepts for a twin that has none, or more copies than the decoder has layers.
+    """
+    if token_layers is None:
+        return {"model_type": "conceptlm", "backbone": backbone} | fields
+    for field, value in fields.items():
+        raise InputError(f"conceptlm.{field} is {value!r}: with token_layers there are no concepts; leave one out")
+    name = "n_layer" if "n_layer" in backbone else "num_hidden_layers"
+    if not 1 <= token_layers <= backbone[name]:
+        raise InputError(f"token_layers is {token_layers}: set 1 to {backbone[name]}, the layers of the decoder")
+    kinds = backbone.get("layer_types")
+    kinds = {} if kinds is None else {"layer_types": kinds[:1] + kinds[:token_layers] + kinds[1:]}
+    return backbone | {name: backbone[name] + token_layers} | kinds

@@ -106,12 +106,14 @@ class Concepts:
         predicted: [B, C, d], p_j, the prediction of u_{j+1}.
         valid: bool [B, C], which of them a row really has; `None` where it has all.
         codes: [S, N, c], or `None` without a codebook.
+        logits: [B, C, S * N], the heads' scores of the codes of u_{j+1}; `None` without a codebook.
     """
 
     pooled: Tensor
     predicted: Tensor
     valid: Tensor | None
     codes: Tensor | None
+    logits: Tensor | None = None
 
     @cached_property
     def own(self) -> Tensor:
@@ -162,6 +164,34 @@ def explained(concepts: Concepts, ncp: Tensor) -> Tensor:
     variance = ((targets - mean).square() * real).sum() / (count * targets.shape[2])
     rounding = 1e-12 * mean.square().mean()
     return torch.where(variance > rounding, 1 - ncp / variance, 0.0)
+
+
+@torch.no_grad()
+def predicted_codes(concepts: Concepts) -> dict[str, Tensor]:
+    """Return the accuracy and cross-entropy of the heads' codes for the next concepts, which no loss asks for.
+
+    Returns:
+        `code_accuracy`, the share of segments whose largest logit is that of the nearest code, and `code_ce`, the
+        cross-entropy in nats of the logits' softmax; 0 without a next concept.
+    """
+    assert concepts.codes is not None
+    assert concepts.logits is not None
+    codes, valid = concepts.chosen, concepts.valid
+    if valid is not None:
+        valid = valid[..., None].expand(-1, -1, codes.shape[1])
+        codes = torch.zeros_like(valid, dtype=codes.dtype).masked_scatter(valid, codes)
+    codes = codes.view(*concepts.pooled.shape[:2], -1)[:, 1:]
+    if not codes.numel():
+        return dict.fromkeys(("code_accuracy", "code_ce"), concepts.logits.new_zeros((), dtype=torch.float32))
+    logits = concepts.logits[:, :-1].float().unflatten(-1, concepts.codes.shape[:2])
+    found = {
+        "code_accuracy": (logits.argmax(-1) == codes).float(),
+        "code_ce": F.cross_entropy(logits.movedim(-1, 1), codes, reduction="none"),
+    }
+    if valid is None:
+        return {name: values.mean() for name, values in found.items()}
+    real = valid[:, 1:].float()
+    return {name: (values * real).sum() / real.sum().clamp(min=1) for name, values in found.items()}
 
 
 class ConceptHeads(nn.Linear):
@@ -238,10 +268,11 @@ class ConceptLMForCausalLM(LayeredDecoder):
             sums, table = chunks.sums(hidden, state.get("sum")), held[:, None]
             if chunks.count:
                 pooled = sums[:, : chunks.count] / chunks.size
-                predicted, codes = self._predict(pooled, chunks, cache)
+                predicted, codes, logits = self._predict(pooled, chunks, cache)
                 read = controlled(predicted, self.config.thought_control)
+                read = read.detach() if self.config.detach_concept else read
                 table = torch.cat((table, read.to(table.dtype)), dim=1)
-                call.concepts = Concepts(pooled, predicted, chunks.valid(len(pooled), pooled.device), codes)
+                call.concepts = Concepts(pooled, predicted, chunks.valid(len(pooled), pooled.device), codes, logits)
             if cache is not None:
                 state["sum"], state["concept"] = chunks.last(sums), chunks.last(table)
             added = chunks.spread(table, hidden.shape[1])
@@ -249,8 +280,11 @@ class ConceptLMForCausalLM(LayeredDecoder):
             return self.final_norm(hidden) + self.final_norm(added)
         return hidden + added
 
-    def _predict(self, pooled: Tensor, chunks: Chunks, cache: ConceptCache | None) -> tuple[Tensor, Tensor | None]:
-        """p [B, C, d] after concepts u [B, C, d] and those in the cache, and the code tables [S, N, c]."""
+    def _predict(
+        self, pooled: Tensor, chunks: Chunks, cache: ConceptCache | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """p [B, C, d] after concepts u [B, C, d] and those in the cache, the code tables [S, N, c], and the heads'
+        logits [B, C, S * N]."""
         count = pooled.shape[1]
         before, alike = chunks.before, isinstance(chunks.before, int)
         column = torch.arange(count, device=pooled.device) + (before[:, None] if isinstance(before, Tensor) else before)
@@ -276,14 +310,14 @@ class ConceptLMForCausalLM(LayeredDecoder):
         if self.concept_norm is not None:
             hidden = self.concept_norm(hidden)
         if self.codebook is None or self.heads is None:
-            return hidden, None
+            return hidden, None, None
         codes = self.codebook() if cache is None or cache.codes is None else cache.codes
         if cache is not None:
             cache.codes = codes
-        weights = self.heads(hidden)
+        weights = logits = self.heads(hidden)
         if self.config.concept_weights == "softmax":
-            weights = weights.unflatten(-1, codes.shape[:2]).softmax(-1).flatten(-2)
-        return mix(weights, codes), codes
+            weights = logits.unflatten(-1, codes.shape[:2]).softmax(-1).flatten(-2)
+        return mix(weights, codes), codes, logits
 
     # ------------------------------------------------------------------------------------------------- the whole
 
@@ -318,7 +352,7 @@ class ConceptLMForCausalLM(LayeredDecoder):
 
         `metrics` holds the three apart, and how well concepts are predicted (`concept_r2`, see `explained`). Of the
         codes that were nearest in this batch it holds the share used (`codebook_utilisation`) and the perplexity
-        (`codebook_perplexity`): means over segments, and the least of any.
+        (`codebook_perplexity`): means over segments, and the least of any. See `predicted_codes` for the rest.
         """
         weights = self.target_weights(batch, **settings)
         encoded = self.encode(batch["input_ids"], batch.get("attention_mask"))
@@ -334,6 +368,7 @@ class ConceptLMForCausalLM(LayeredDecoder):
             used = usage(concepts.chosen, self.config.num_codes)
             for name, values in (("utilisation", used.utilisation), ("perplexity", used.perplexity)):
                 metrics |= {f"codebook_{name}": values.mean(), f"codebook_{name}.least": values.min()}
+            metrics |= predicted_codes(concepts)
             self._watch(used, concepts.own)
         return LossOutput(torch.stack(weighed).sum(), weight, metrics, encoded=lambda: encoded)
 

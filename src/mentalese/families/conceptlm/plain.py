@@ -30,6 +30,7 @@ def hidden_states(model: Any, ids: Tensor) -> tuple[Tensor, list[Tensor], list[T
     h = run(model, layers[: config.insert_depth], h, positions)
     pooled, predicted = concepts(model, h)
     e = torch.stack([given(config, predicted, t, h) for t in range(len(ids))])
+    e = e.detach() if config.detach_concept else e
     norm = getattr(body, model.places.norm)
     x = norm(h) + norm(e) if config.fusion == "norm_sum" else h + e
     return norm(run(model, layers[config.insert_depth :], x, positions)), pooled, predicted

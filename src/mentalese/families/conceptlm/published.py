@@ -116,6 +116,7 @@ def _config(theirs: dict[str, Any], *, tied: bool) -> ConceptLMConfig:
         insert_depth=theirs["encoder_layers"],
         concept_layers=theirs["special_layers"],
         concept_norm=kind == "gpt_neox",
+        detach_concept=kind == "llama",
         chunk_size=theirs["chunk_size"],
         num_segments=int(inner.num_attention_heads / ratio),
         num_codes=codes,

@@ -24,6 +24,7 @@ from mentalese.families.suite.methods import (
     swapped,
     width,
 )
+from mentalese.families.thought_gestalt.recipes import RELEASED_HEAD
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
 
 INFERENCE: dict[str, Any] = {
@@ -131,6 +132,7 @@ def gestalt(size: float) -> dict[str, Any]:
         "max_sentence_tokens": 16,
         "memory_size": 32,
         "sentence_layer": 1,
+        **RELEASED_HEAD,
         "gate_init": width(size) ** 0.5,
         "attention_dropout": 0.0,
         "embedding_dropout": 0.0,
@@ -139,9 +141,8 @@ def gestalt(size: float) -> dict[str, Any]:
 
 def forgetful(model: dict[str, Any]) -> dict[str, Any]:
     """Thought Gestalt without its memory."""
-    return {name: value for name, value in model.items() if name not in ("memory_size", "gate_init")} | {
-        "memory": "none"
-    }
+    read = ("memory_size", "gate_init", *RELEASED_HEAD)
+    return {name: value for name, value in model.items() if name not in read} | {"memory": "none"}
 
 
 def sentences(name: str, size: float, description: str, model: dict[str, Any]) -> Recipe:
@@ -314,6 +315,7 @@ def text(size: float) -> SuiteTask:
     gestalt = {
         "model_type": "thought_gestalt",
         **shape,
+        **RELEASED_HEAD,
         "gate_init": channels**0.5,
         "attention_dropout": 0.0,
         "embedding_dropout": 0.0,
@@ -354,7 +356,7 @@ def text(size: float) -> SuiteTask:
     def read(name: str, description: str, model: dict[str, Any]) -> Recipe:
         return method("other", name, name, description, model).recipe
 
-    alone = without(gestalt, "gate_", memory="none")
+    alone = without(gestalt, "gate_", *RELEASED_HEAD, memory="none")
     regular = without(bubbles, "selection", fork_layers=[])
     return SuiteTask(
         "text",

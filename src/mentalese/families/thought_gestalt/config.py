@@ -29,13 +29,15 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
             older ones are constants. `None`: into all of them; 0: into none, nor into the seed.
         sentence_layer: the layer whose output at the end of a sentence becomes its vector; `None`: at 7/12 of the
             depth (the paper's seventh layer of twelve is 6 here).
-        sentence_head: `normalized`: as in the release (norm, dropout, linear, unit length); `linear`: as in the paper.
+        sentence_head: `linear`: the paper's s = W h (section 2.2); `normalized`: the release's, a norm before the map
+            and vectors of length 1, whose channels are small at a small width (the suite's `gate_init` repairs this).
         context_seeding: a sentence starts from the previous sentence's vector instead of its start marker.
         memory_position_scale: `unit`: the memory's positional vectors have length 1; `none`: sqrt(d / 2).
-        gate_init: first value of the gates of the memory.
+        gate_init: first value of the gates of the memory; 1 adds what is read unscaled (appendix C).
         attention_dropout, residual_dropout, embedding_dropout: the paper's 0.2, and two that only the release has.
         layer_norm_eps: of all norms, the sentence head's included; weights of the authors' release want its 1e-6.
-        norm_hinge_weight: weight of the squared distance of a vector's length, before it is made 1, from [0.9, 1.1].
+        norm_hinge_weight: weight of the squared distance of a `normalized` vector's length, before it is made 1, from
+            [0.9, 1.1] (the release).
         next_vector_weight: weight of the loss of the next sentence's vector, see `model.next_vector_loss` (ours, not
             the paper's); 0: none, and no parameters for it.
         sentence_start_token_id, sentence_end_token_id: the markers around each sentence.
@@ -58,7 +60,7 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
     memory_size: int = 40
     memory_gradient_window: int | None = None
     sentence_layer: int | None = None
-    sentence_head: Literal["normalized", "linear"] = "normalized"
+    sentence_head: Literal["linear", "normalized"] = "linear"
     context_seeding: bool = True
     memory_position_scale: Literal["unit", "none"] = "unit"
     gate_init: float = 1.0

@@ -9,17 +9,21 @@ import dataclasses
 from typing import Any
 
 from mentalese.data.layouts import SentenceStreams
-from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Phase, Recipe, TrainConfig
+from mentalese.recipe import Clock, DataConfig, EvaluationConfig, OptimizerConfig, Phase, Recipe, TrainConfig
 
 WIKITEXT = "hub:Salesforce/wikitext:wikitext-103-raw-v1"
+RELEASED_HEAD = {"sentence_head": "normalized"}
+"""The release's vectors of length 1, which all published results have; recipes of the tables have the paper's head."""
 
 
-def dropout_phases(token: float, sentence: float, half: int, full: int) -> tuple[Phase, ...]:
-    """Token and sentence dropout warmed in (B.2): half from sentence step `half` on, all of it from `full` on."""
+def dropout_phases(
+    token: float, sentence: float, half: int, full: int, clock: Clock = "sentence_steps"
+) -> tuple[Phase, ...]:
+    """Token and sentence dropout warmed in: half from `half` on, all of it from `full` on, by B.2's sentence steps."""
     return tuple(
         Phase(
             start=start,
-            clock="sentence_steps",
+            clock=clock,
             model={"token_dropout": token * share, "sentence_dropout": sentence * share},
         )
         for start, share in ((half, 0.5), (full, 1.0))
@@ -40,6 +44,7 @@ TINY = Recipe(
         "num_attention_heads": 4,
         "memory_size": 12,
         "attention_dropout": 0.0,
+        **RELEASED_HEAD,
     },
     data=DataConfig(source="builtin:stdlib", tokenizer="bpe:4096", max_sentence_tokens=32),
     layout=SentenceStreams(max_sentences=12, tokens_per_batch=1024),
@@ -62,6 +67,7 @@ SMALL = Recipe(
         "num_hidden_layers": 12,
         "num_attention_heads": 6,
         "attention_dropout": 0.1,
+        **RELEASED_HEAD,
     },
     data=DataConfig(source=WIKITEXT, tokenizer="bpe:16384"),
     layout=SentenceStreams(tokens_per_batch=65_536),
@@ -85,6 +91,8 @@ def paper_recipe(
         "hidden_size": width,
         "num_hidden_layers": 12,
         "num_attention_heads": heads,
+        "residual_dropout": 0.1,  # the paper is silent: the release's
+        "embedding_dropout": 0.1,
     }
     return Recipe(
         name=f"thought_gestalt/table2-{suffix}",
@@ -103,6 +111,21 @@ def paper_recipe(
     )
 
 
+def released() -> Recipe:
+    """The release's settings where they differ from the paper's, of those that can be expressed (README)."""
+    recipe = paper_recipe("50m", "", 768, 12)
+    return dataclasses.replace(
+        recipe,
+        name="thought_gestalt/release-50m",
+        description="as the authors' release: unit vectors, SwiGLU, dropout by optimiser steps, 50 million tokens",
+        model=recipe.model | RELEASED_HEAD | {"activation": "swiglu", "layer_norm_eps": 1e-6},
+        layout=SentenceStreams(max_sentences=30, tokens_per_batch=20_000, bucket_width=20),
+        optimizer=dataclasses.replace(recipe.optimizer, warmup=0.004),
+        phases=(EOS_PHASE, *CURRICULUM, *dropout_phases(0.15, 0.15, half=2_000, full=7_000, clock="steps")),
+        paper=None,
+    )
+
+
 def openstax(suffix: str, width: int, heads: int, learning_rate: float) -> Recipe:
     """A run that `results/` publishes next to its GPT-2 twin; `--data` sets the corpus.
 
@@ -117,6 +140,7 @@ def openstax(suffix: str, width: int, heads: int, learning_rate: float) -> Recip
             "num_hidden_layers": 12,
             "num_attention_heads": heads,
             "attention_dropout": 0.0,
+            **RELEASED_HEAD,
         },
         data=DataConfig(tokenizer="bpe:8192"),
         layout=SentenceStreams(tokens_per_batch=8192),
@@ -225,6 +249,7 @@ RECIPES = [
             ("21m", 384, 6, 0.15),
         )
     ),
+    released(),
     *ABLATIONS,
     *(spans(length, millions) for length in (25, 50, 75) for millions in (20, 30, 50)),
 ]
