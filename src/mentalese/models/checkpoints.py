@@ -16,7 +16,17 @@ from mentalese.data.config import DataConfig
 from mentalese.data.layouts import Layout, Packed
 from mentalese.data.tokenizers import load_pretrained_tokenizer, tokenizer_fingerprint
 from mentalese.errors import InputError, nearest
-from mentalese.files import as_path, read_json, sha256, whole_folder, write_json
+from mentalese.files import (
+    RECORD,
+    as_path,
+    check_files,
+    file_hashes,
+    read_json,
+    sealed,
+    sha256,
+    whole_folder,
+    write_json,
+)
 from mentalese.models.adapter import as_contract
 from mentalese.models.build import context_length
 from mentalese.models.config import check_numbers
@@ -80,10 +90,8 @@ def save_model(
 def write_about(folder: Path, tokenizer: PreTrainedTokenizerBase, about: dict[str, Any]) -> None:
     """Writes `mentalese.json` next to a model and its tokenizer."""
     weights = {path.name: sha256(path) for path in sorted(folder.glob("*.safetensors"))}
-    write_json(
-        folder / "mentalese.json",
-        about | {"tokenizer_fingerprint": tokenizer_fingerprint(tokenizer), "weights": weights},
-    )
+    about |= {"tokenizer_fingerprint": tokenizer_fingerprint(tokenizer), "weights": weights}
+    write_json(folder / RECORD, sealed(about | {"files": file_hashes(folder)}))
 
 
 def reading_tokenizer(
@@ -124,7 +132,7 @@ def check_model(path: str | Path) -> None:
 def saved_about(path: str | Path) -> dict[str, Any]:
     """Facts about a saved model: the content of `mentalese.json` next to its weights; if the model was saved again
     without that file, what its tokenizer carries; empty for models of another project."""
-    if (file := _saved_file(path, "mentalese.json")) is not None:
+    if (file := _saved_file(path, RECORD)) is not None:
         return read_json(file)
     if (file := _saved_file(path, "tokenizer_config.json")) is None:
         return {}
@@ -155,12 +163,13 @@ def saved_recipe(path: str | Path) -> Recipe | None:
 
 
 def check_weights(path: str | Path) -> None:
-    """Raises `InputError` if weights next to a `mentalese.json` are not those that were saved."""
+    """Raises `InputError` if weights, or other files, next to a `mentalese.json` are not those that were saved."""
     if str(path).startswith("hub:"):
         return
+    check_files(model_folder(path))
     noted = saved_about(path).get("weights", {})
     if not isinstance(noted, dict):
-        raise InputError(f"{model_folder(path) / 'mentalese.json'}: weights is {noted!r}: use an intact copy")
+        raise InputError(f"{model_folder(path) / RECORD}: weights is {noted!r}: use an intact copy")
     for file, expected in noted.items():
         weights = model_folder(path) / file
         if not weights.is_file() or sha256(weights) != expected:
@@ -199,7 +208,9 @@ def load_model(
     at_hub = name.startswith("hub:")
     source = name.removeprefix("hub:") if at_hub else str(model_folder(path))
     check_model(path)
-    if not checkpoint:
+    if checkpoint:
+        check_files(model_folder(path))
+    else:
         check_weights(path)
     try:
         with quiet_transformers(), hub_or_cache("MODEL", name) if at_hub else nullcontext():
