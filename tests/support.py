@@ -136,7 +136,7 @@ def opened(
 
 
 def keep_changes(*files: Path) -> None:
-    """Removes checksums and hashes from JSON files, as who changed them may."""
+    """Removes checksums and hashes from JSON files, by which a user accepts their changes."""
     for path in files:
         lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
         kept = [{k: v for k, v in json.loads(line).items() if k not in ("checksum", "files")} for line in lines]

@@ -216,7 +216,7 @@ def test_a_flipped_bit_is_found_or_changes_nothing(folder: Path) -> None:
     indirect=["recipe"],
 )
 def test_without_checksums_a_flip_goes_unseen(folder: Path, tmp_path: Path, name: str, last: bytes, bit: int) -> None:
-    """As in files of earlier versions, and in those whose change a user has accepted."""
+    """Show what is read of files of earlier versions, and of those whose change a user has accepted."""
     copy, file = tmp_path / "runs", Path("finished") / name
     shutil.copytree(folder, copy)
     reader = readers(file)[0]

@@ -236,8 +236,9 @@ def load_pretrained_tokenizer(path: str) -> PreTrainedTokenizerBase:
     try:
         if path.startswith("hub:"):
             with hub_or_cache("tokenizer", path):
-                return _named_by_config(AutoTokenizer.from_pretrained(path.removeprefix("hub:")))
-        return _named_by_config(AutoTokenizer.from_pretrained(path))
+                name = path.removeprefix("hub:")
+                return _named_by_config(AutoTokenizer.from_pretrained(name, trust_remote_code=False))
+        return _named_by_config(AutoTokenizer.from_pretrained(path, trust_remote_code=False))
     except InputError:
         raise
     except (OSError, ValueError, ImportError) as error:

@@ -214,13 +214,17 @@ def load_model(
         check_weights(path)
     try:
         with quiet_transformers(), hub_or_cache("MODEL", name) if at_hub else nullcontext():
-            config = with_fields(AutoConfig.from_pretrained(source), fields or {})
+            config = with_fields(AutoConfig.from_pretrained(source, trust_remote_code=False), fields or {})
+            if not at_hub:
+                _check_no_pickle(Path(source), config)
             tokenizer = load_pretrained_tokenizer(name if at_hub else source)
             about = saved_about(path)
             if checkpoint:
                 model = _from_checkpoint(Path(name), config, tokenizer)
             else:
-                model, loaded = AutoModelForCausalLM.from_pretrained(source, config=config, output_loading_info=True)
+                model, loaded = AutoModelForCausalLM.from_pretrained(
+                    source, config=config, output_loading_info=True, trust_remote_code=False, use_safetensors=True
+                )
                 if other := sorted([*loaded["missing_keys"], *loaded["unexpected_keys"]]) if fields else []:
                     raise InputError(f"config {fields} does not fit the weights ({other[0]}): set other fields")
     except InputError:
@@ -228,6 +232,11 @@ def load_model(
     except Exception as error:  # other projects' readers fail in many ways if a file is damaged
         if fields and isinstance(error, RuntimeError):
             raise InputError(f"config {fields} does not fit the weights: set fields that change no sizes") from error
+        if "trust_remote_code" in str(error):
+            raise InputError(
+                f"{name} is defined by code of its own, which is not run: use a model that transformers or an "
+                "installed family defines"
+            ) from error
         raise InputError(f"{name} cannot be loaded ({' '.join(str(error).split())}): use an intact model") from error
     known = about.get("tokenizer_fingerprint", tokenizer_fingerprint(tokenizer))
     if len(tokenizer) > config.vocab_size or tokenizer_fingerprint(tokenizer) != known:
@@ -239,6 +248,22 @@ def load_model(
     if (broken := _not_finite(model)) is not None:
         raise InputError(f"{name}: the weight {broken} is not finite (NaN or infinite): use another checkpoint")
     return as_contract(model.to(device).eval()), tokenizer
+
+
+def _check_no_pickle(folder: Path, config: PreTrainedConfig) -> None:
+    """Raise `InputError` where transformers would read weights from a pickle, which may contain code."""
+    named = [getattr(config, "transformers_weights", None)]
+    if (index := folder / "model.safetensors.index.json").is_file():
+        named += dict(read_json(index).get("weight_map", {})).values()
+    if (folder / "adapter_config.json").is_file() and not (folder / "adapter_model.safetensors").is_file():
+        named.append("adapter_model.bin")
+    if not any(folder.glob("*.safetensors")):
+        named += sorted(file.name for file in folder.glob("pytorch_model*.bin"))
+    for name in named:
+        if name is not None and not str(name).endswith((".safetensors", ".safetensors.index.json")):
+            raise InputError(
+                f"{folder / str(name)} is a pickle, which may contain code: save the weights as safetensors"
+            )
 
 
 def _device(device: Any) -> torch.device:
@@ -269,11 +294,11 @@ def _not_finite(model: PreTrainedModel) -> str | None:
 def _from_checkpoint(path: Path, config: Any, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """The model with a checkpoint's weights; adapters are merged into them."""
     with torch.random.fork_rng(devices=[]):
-        model, recipe = AutoModelForCausalLM.from_config(config), saved_recipe(path)
+        model, recipe = AutoModelForCausalLM.from_config(config, trust_remote_code=False), saved_recipe(path)
         if recipe is None or recipe.train.lora_rank is None:
             load_weights(path, model)
             return model
-        adapted = AutoModelForCausalLM.from_config(config)
+        adapted = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         add_adapters(as_contract(adapted), tokenizer, recipe.train)
     load_weights(path, adapted)
     model.load_state_dict(merged_weights(adapted))

@@ -530,7 +530,7 @@ class Run:
             if adapted is not None:
                 weights = merged_weights(adapted)
             if weights is not None:
-                model = AutoModelForCausalLM.from_config(model.config)
+                model = AutoModelForCausalLM.from_config(model.config, trust_remote_code=False)
                 model.load_state_dict(weights)
             layout = self._layout_at(self.state.step)
             recipe = dataclasses.replace(self.recipe, layout=layout, evaluation=self._evaluation(layout))
