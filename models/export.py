@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from mentalese import load
 from mentalese.compare.compare import run_folder
-from mentalese.files import read_json, sha256, whole_folder, write_json
+from mentalese.files import RECORD, read_json, sealed, sha256, whole_folder, write_json
 from mentalese.suite.page import stands
 
 MODELS = Path(__file__).parent / "mentalese_models"
@@ -45,10 +45,9 @@ def export(run: Path, name: str, summary: str) -> None:
         rounded = {key: value.to(torch.bfloat16) if key in parameters else value for key, value in weights.items()}
         save_file(rounded, folder / WEIGHTS, {"format": "pt"})
         (folder / WEIGHTS).chmod(0o644)
-        about = read_json(folder / "mentalese.json")
-        write_json(
-            folder / "mentalese.json", about | {"summary": summary, "weights": {WEIGHTS: sha256(folder / WEIGHTS)}}
-        )
+        about = read_json(folder / RECORD)
+        about |= {"summary": summary, "weights": {WEIGHTS: sha256(folder / WEIGHTS)}}
+        write_json(folder / RECORD, sealed(about))
         card = (folder / "README.md").read_text(encoding="utf-8")
         card = card.replace("hub:NAME", f"models:{name}").replace("  # or this folder", "")
         head, loading, rest = card.partition("## Load it")

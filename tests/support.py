@@ -150,6 +150,14 @@ def opened(
     )
 
 
+def keep_changes(*files: Path) -> None:
+    """Removes checksums and hashes from JSON files, by which a user accepts their changes."""
+    for path in files:
+        lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+        kept = [{k: v for k, v in json.loads(line).items() if k not in ("checksum", "files")} for line in lines]
+        path.write_text("".join(f"{json.dumps(one)}\n" for one in kept))
+
+
 PAD, BOS, EOS, EOD = 0, 1, 2, 3
 
 

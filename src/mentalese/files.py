@@ -117,14 +117,14 @@ def is_there(path: Path) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; raises `InputError` if the file is damaged."""
+    """The object in a JSON file, without its checksum; raises `InputError` if the file is damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read ({' '.join(str(error).split())}): use an intact copy") from error
     if not isinstance(content, dict):
         raise InputError(f"{path} contains {type(content).__name__} instead of an object: use an intact copy")
-    return content
+    return unsealed(content, path)
 
 
 _OWN = {"config.json", "result.json", "metrics.jsonl", "mentalese.json", "README.md", "further.json", "suite.json"}
@@ -264,3 +264,61 @@ def compact_json(content: Any, width: int = 4000) -> str:
 def write_json(path: Path, content: Any) -> None:
     """Writes JSON, indented, as `whole_file` does."""
     write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+# -- files that are what was written -----------------------------------------------------------------------------------
+
+CHECKSUM = "checksum"
+RECORD = "mentalese.json"
+"""In the folder of a model or tokenizer: what it is, and the SHA-256s of its files."""
+_READ = ("*config.json", "*token*.json", "vocab*", "merges.txt", "*.jinja", "*.index.json")
+
+
+def checksum(content: Any) -> str:
+    """The SHA-256 of a JSON value, in hex; spaces and the order of names do not count."""
+    read = json.loads(json.dumps(content))
+    return hashlib.sha256(json.dumps(read, sort_keys=True).encode()).hexdigest()
+
+
+def sealed(content: dict[str, Any]) -> dict[str, Any]:
+    """The content with its checksum, for files that are read again."""
+    return content | {CHECKSUM: checksum(content)}
+
+
+def unsealed(content: dict[str, Any], where: object) -> dict[str, Any]:
+    """The content without its checksum; without one it is taken as it is, since people write such files too.
+
+    Raises:
+        InputError: it is not what was sealed.
+    """
+    noted = content.pop(CHECKSUM, None)
+    if noted is not None and noted != checksum(content):
+        raise InputError(
+            f"{where} has changed since it was written (its checksum differs): use an intact copy, or remove "
+            f"{CHECKSUM!r} from it to keep the change"
+        )
+    return content
+
+
+def file_hashes(folder: Path) -> dict[str, str]:
+    """The SHA-256s of the files of a model or tokenizer that are read beside its weights."""
+    files = {path for pattern in _READ for path in folder.glob(pattern)}
+    return {path.name: sha256(path) for path in sorted(files)}
+
+
+def check_files(folder: Path) -> None:
+    """Check the files of a model or tokenizer against `file_hashes` in its record; saved elsewhere, it has none.
+
+    Raises:
+        InputError: a file is missing or has changed, or the record has.
+    """
+    record = folder / RECORD
+    noted = read_json(record).get("files", {}) if record.is_file() else {}
+    if not isinstance(noted, dict):
+        raise InputError(f"{record}: files is {noted!r}: use an intact copy")
+    for name, expected in noted.items():
+        if not (folder / name).is_file() or sha256(folder / name) != expected:
+            raise InputError(
+                f"{folder / name} is missing or has changed since it was saved: use an intact copy, or remove 'files' "
+                f"and {CHECKSUM!r} from {record} to keep the change"
+            )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from mentalese.files import read_json
 
 
 def short_count(number: float) -> str:
@@ -63,7 +64,7 @@ def model_names(paths: Sequence[str]) -> list[str]:
     names = []
     for path in paths:
         config = Path(path) / "config.json"
-        recipe = json.loads(config.read_text()).get("recipe") if config.is_file() else None
+        recipe = read_json(config).get("recipe") if config.is_file() else None
         names.append(recipe["name"] if isinstance(recipe, dict) else path.removeprefix("hub:"))
     alike = {name for name in names if names.count(name) > 1}
     tails = _tails([path for path, name in zip(paths, names) if name in alike])

@@ -20,6 +20,7 @@ from mentalese.compare.compare import compare
 from mentalese.compare.jobs import Job, run_jobs
 from mentalese.data.layouts import Packed
 from mentalese.errors import InputError
+from mentalese.files import read_json
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
 from mentalese.registry import get_recipe
 from mentalese.screen import Progress
@@ -86,7 +87,7 @@ def test_a_job_that_follows_waits_for_no_other(tmp_path: Path, corpus: Path, mon
     monkeypatch.setattr(jobs_module, "_hand_over", slow)
 
     def then(job: Job, result: dict[str, Any] | None) -> list[Job]:
-        assert result == json.loads((job.folder / "result.json").read_text())
+        assert result == read_json(job.folder / "result.json")
         done.append(job)
         return [following] if job is short else []
 

@@ -26,6 +26,7 @@ from mentalese.data.sources import open_source
 from mentalese.data.store import prepare
 from mentalese.data.tokenizers import open_tokenizer
 from mentalese.errors import InputError
+from mentalese.files import read_json
 from mentalese.models.adapter import CausalLMAdapter
 from mentalese.models.checkpoints import load_model, saved_recipe
 from mentalese.models.contract import LossOutput
@@ -35,7 +36,18 @@ from mentalese.training.loop import train
 from mentalese.training.parallel import gradient_shares
 from mentalese.training.run_folder import openings
 from mentalese.training.step_scorer import StepScorer
-from support import assert_same, checkpoint, checkpoint_steps, finish, launch, losses, metrics, shrink, weights
+from support import (
+    assert_same,
+    checkpoint,
+    checkpoint_steps,
+    finish,
+    keep_changes,
+    launch,
+    losses,
+    metrics,
+    shrink,
+    weights,
+)
 
 
 @pytest.fixture(scope="module")
@@ -230,6 +242,9 @@ def test_a_checkpoint_that_cannot_be_opened_is_refused(recipe: Recipe, tmp_path:
     path = out / "checkpoints" / "step-00000006"
     config = json.loads((out / "model" / "config.json").read_text())
     (out / "model" / "config.json").write_text(json.dumps(config | {"n_inner": 8}))
+    with pytest.raises(InputError, match=r"model/config\.json is missing or has changed .* remove 'files'"):
+        load_model(path)
+    keep_changes(out / "model" / "mentalese.json")
     with pytest.raises(InputError, match="another model's"):
         load_model(path)
     (out / "model").rename(out / "away")
@@ -372,7 +387,7 @@ def test_a_finished_run_returns_its_result_without_training(
 
     monkeypatch.setattr(loop, "Run", never)
     before = contents(finished)
-    assert train(recipe, finished, resume=True, show=False) == json.loads(before["result.json"])
+    assert train(recipe, finished, resume=True, show=False) == read_json(finished / "result.json")
     assert contents(finished) == before
 
 
@@ -507,6 +522,9 @@ def test_another_tokenizer_of_the_same_size_is_refused(finished: Path, corpus: P
     tokenizer = open_tokenizer("bpe:512", open_source(f"file:{other}"), cache=tmp_path / "cache", show=False)
     assert len(tokenizer) == len(load_model(tmp_path)[1])
     tokenizer.save_pretrained(tmp_path / "model")
+    with pytest.raises(InputError, match=r"tokenizer.* is missing or has changed .* remove 'files'"):
+        load_model(tmp_path)
+    keep_changes(tmp_path / "model" / "mentalese.json")
     with pytest.raises(InputError, match=r"the tokenizer .* is not the one the model .* was trained with"):
         load_model(tmp_path)
 

@@ -14,7 +14,7 @@ from mentalese.compare.compare import compare, print_comparison
 from mentalese.errors import InputError
 from mentalese.evaluation import ablation
 from mentalese.evaluation.options import AblationOptions
-from mentalese.files import write_json
+from mentalese.files import read_json, write_json
 from mentalese.nn.controls import CONTROLS
 from support import saved, shrink
 
@@ -105,7 +105,7 @@ def test_a_comparison_says_what_it_costs_to_lose_the_thoughts(
     plain, thinking = compared["rows"]
     assert "ablation" not in plain
     folder = tmp_path / "thought_gestalt-tiny" / "seed-0"
-    assert thinking["ablation"] == ablation.run(load(folder)) == json.loads((folder / "ablation.json").read_text())
+    assert thinking["ablation"] == ablation.run(load(folder)) == read_json(folder / "ablation.json")
     print_comparison(compared)
     [removed] = [part for part in thinking["ablation"]["ablations"] if part["thoughts"] == "removed"]
     shown = f"{removed['difference']:+.3f} nats/token"
@@ -117,7 +117,7 @@ def test_a_comparison_says_what_it_costs_to_lose_the_thoughts(
     part = ablation.run(load(folder), AblationOptions(documents=2))
     write_json(folder / "ablation.json", part)  # of somebody who was here before
     assert compare(recipes, tmp_path, ablate=True, show=False)["rows"][1]["ablation"] == thinking["ablation"]
-    assert json.loads((folder / "ablation.json").read_text()) == json.loads(json.dumps(part))
+    assert read_json(folder / "ablation.json") == json.loads(json.dumps(part))
     write_json(folder / "ablation.json", thinking["ablation"])
     monkeypatch.setattr(ablation, "run", lambda *_, **__: pytest.fail("scored twice"))
     assert compare(recipes, tmp_path, ablate=True, show=False)["rows"][1]["ablation"] == thinking["ablation"]

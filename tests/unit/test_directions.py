@@ -9,7 +9,8 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[2] / "src" / "mentalese"
 LAYERS = (
     ("errors",),
-    ("files", "screen", "html", "values", "docstrings", "formatting", "network", "install"),
+    ("files",),
+    ("screen", "html", "values", "docstrings", "formatting", "network", "install"),
     ("nn",),
     ("data",),
     ("recipe",),

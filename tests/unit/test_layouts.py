@@ -23,7 +23,7 @@ from mentalese.models.checkpoints import load_model, saved_recipe
 from mentalese.models.generation import generate_text
 from mentalese.training.loop import train
 from mentalese.training.plan import Plan
-from support import MARKERS, make_split, metrics, shrink
+from support import MARKERS, keep_changes, make_split, metrics, shrink
 
 # -- runs of an earlier version ----------------------------------------------------------------------------------------
 
@@ -38,6 +38,7 @@ def test_a_run_of_an_earlier_version_is_resumed(corpus: Path, tmp_path: Path) ->
         path = tmp_path / "run" / f"{name}.json"
         content = json.loads(path.read_text()) | {section: saved, "fingerprint": "of another format"}
         path.write_text(json.dumps(content))
+        keep_changes(path)
     again = train(recipe, tmp_path / "run", resume=True, show=False)
     assert again["test"] == result["test"]
     assert len(metrics(tmp_path / "run")) > 2, "nothing was trained or written again"

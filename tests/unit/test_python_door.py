@@ -17,7 +17,7 @@ import torch
 import mentalese
 from mentalese import DataConfig, InputError, Saved, as_source, cli, get_recipe, load
 from mentalese.recipe import OptimizerConfig
-from support import saved, shrink
+from support import keep_changes, saved, shrink
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +169,7 @@ def test_weights_that_are_not_finite_are_refused_when_opened(copy: Path) -> None
         ("mentalese.json", "{", "mentalese.json cannot be read"),
         ("mentalese.json", "[]", "mentalese.json contains list"),
         ("mentalese.json", '{"weights": 3}', "weights is 3"),
+        ("mentalese.json", '{"files": 3}', "files is 3"),
         ("mentalese.json", '{"recipe": 3}', "recipe is 3: use what"),
         ("mentalese.json", '{"recipe": {}}', "recipe.name is missing: set it"),
         ("config.json", "null", "cannot be loaded"),
@@ -177,6 +178,7 @@ def test_weights_that_are_not_finite_are_refused_when_opened(copy: Path) -> None
     ],
 )
 def test_a_damaged_file_of_a_model_is_named(copy: Path, file: str, content: str, message: str) -> None:
+    keep_changes(copy / "model" / "mentalese.json")
     (copy / "model" / file).write_text(content)
     with pytest.raises(InputError, match=message):
         load(copy, device="cpu")

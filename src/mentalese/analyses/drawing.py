@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mentalese.errors import InputError
+from mentalese.files import read_json
 from mentalese.formatting import short_count
 
 if TYPE_CHECKING:
@@ -53,13 +53,10 @@ def only_path(paths: Sequence[str], figure: str) -> str:
 def read_result(path: str) -> dict[str, Any]:
     """A `result.json`, named by itself or by the folder of its run."""
     file = Path(path) / "result.json" if Path(path).is_dir() else Path(path)
-    try:
-        result = json.loads(file.read_text())
-    except FileNotFoundError:
-        raise InputError(f"{file} does not exist: use a result.json, or the folder of a finished run") from None
-    except (ValueError, OSError) as error:
-        raise InputError(f"{file} cannot be read ({error}): use a result.json of a run") from error
-    if not (isinstance(result, dict) and {"recipe", "test", "curve", "config"} <= result.keys()):
+    if not file.exists():
+        raise InputError(f"{file} does not exist: use a result.json, or the folder of a finished run")
+    result = read_json(file)
+    if not {"recipe", "test", "curve", "config"} <= result.keys():
         raise InputError(f"{file} is not the result of a run: use a result.json")
     return result
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from mentalese.analyses.drawing import COLORS, Figure, canvas, footnote, only_path, percent_axis
 from mentalese.errors import InputError
+from mentalese.files import read_json
 from mentalese.formatting import scored_as
 
 ROLES = {"mechanism": COLORS[0], "twin": "0.35", "control": COLORS[1], "other": COLORS[2]}
@@ -20,9 +20,9 @@ def _tasks(paths: list[str], figure: str, text: bool) -> list[dict[str, Any]]:
     """The tasks of a `suite.json` on a corpus, whose optimum nobody knows, or those of generated text."""
     path = only_path(paths, figure)
     try:
-        tasks = json.loads(Path(path).read_text(encoding="utf-8"))["tasks"]
+        tasks = read_json(Path(path))["tasks"]
         found = [task for task in tasks if task["spec"].startswith("file:") == text]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise InputError(f"{path} is not the suite.json of `mentalese suite`: use one") from error
     if not found:
         other = "suite" if text else "suite-text"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from dataclasses import asdict
@@ -25,6 +24,7 @@ from mentalese.analyses.drawing import (
     ticks_at,
 )
 from mentalese.errors import InputError
+from mentalese.files import read_json
 from mentalese.formatting import model_names, round_numbers
 
 COMPONENTS = {"self_attention": "self-attention", "memory": "memory cross-attention", "mlp": "MLP"}
@@ -332,7 +332,7 @@ def _probed(path: str, label: str) -> dict[str, Any]:
     tokens_at = {record["step"]: record["tokens"] for record in read_run(path)}
     about = Path(path) / "model" / "mentalese.json"
     if about.is_file():  # the best model's checkpoint may be gone
-        checkpoints.setdefault(json.loads(about.read_text())["step"], about.parent)
+        checkpoints.setdefault(read_json(about)["step"], about.parent)
     points = [_point(str(folder), label, step, tokens_at[step]) for step, folder in sorted(checkpoints.items())]
     return _with_trends(path, label, points)
 

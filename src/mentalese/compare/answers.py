@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+
+from mentalese.data.files import read_json_lines
+from mentalese.files import unsealed
 
 SHOWN = 20  # answers of each model
 _COLUMNS = {"question": "question", "right answer": "expected", "answer": "answer", "text": "text"}
@@ -25,7 +27,7 @@ def answers_section(rows: Sequence[dict[str, Any]], folder: Path) -> str:
         files = [file for file in row.get("answers", ()) if (folder / file).is_file()]
         if not files:
             continue
-        lines = [json.loads(line) for line in (folder / files[0]).read_text(encoding="utf-8").splitlines()]
+        lines = [unsealed(line, f"{where},") for where, line in read_json_lines(folder / files[0])]
         wrong = sum(not line["correct"] for line in lines)
         links = ", ".join(f'<a href="{quote(file)}">{escape(file)}</a>' for file in files)
         head = "".join(f"<th>{name}</th>" for name in (*_COLUMNS, "right"))

@@ -39,7 +39,7 @@ from mentalese.evaluation import ablation
 from mentalese.evaluation.ablation import has_own_thoughts
 from mentalese.evaluation.options import AblationOptions
 from mentalese.evaluation.statistics import summary
-from mentalese.files import check_page, read_json, write_json
+from mentalese.files import check_page, read_json, sealed, write_json
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model
 from mentalese.models.contract import Contract, count_parameters
@@ -454,7 +454,7 @@ def _add_ablations(rows: Sequence[dict[str, Any]], out: Path, show: bool) -> Non
             saved = saved.scored_by(documents_seed=protocol.documents_seed)
             found = ablation.run(saved, AblationOptions(documents=protocol.max_documents), show=show)
             if not path.exists():
-                write_json(path, found)
+                write_json(path, sealed(found))
         row["ablation"] = found
 
 

@@ -25,7 +25,7 @@ import torch
 
 from mentalese.compare import cluster
 from mentalese.errors import InputError
-from mentalese.files import write_json
+from mentalese.files import read_json, sealed, write_json
 from mentalese.recipe import Recipe
 from mentalese.screen import Progress, progress
 from mentalese.training import loop
@@ -156,15 +156,14 @@ class _Work:
 def _has_diverged(job: Job) -> bool:
     """Whether the folder says that this very job diverged before."""
     path = job.folder / "diverged.json"
-    return (
-        job.may_diverge and path.is_file() and json.loads(path.read_text())["fingerprint"] == job.recipe.fingerprint()
-    )
+    return job.may_diverge and path.is_file() and read_json(path)["fingerprint"] == job.recipe.fingerprint()
 
 
 def _note_divergence(job: Job, message: str) -> None:
     if not job.may_diverge:
         raise FloatingPointError(f"{job.folder}: {message}")
-    write_json(job.folder / "diverged.json", {"fingerprint": job.recipe.fingerprint(), "message": message})
+    noted = {"fingerprint": job.recipe.fingerprint(), "message": message}
+    write_json(job.folder / "diverged.json", sealed(noted))
 
 
 def _in_this_process(job: Job, train: Callable[..., dict[str, Any]], show: bool) -> dict[str, Any] | None:
@@ -292,7 +291,7 @@ def _result(job: Job, outcome: dict[str, Any]) -> dict[str, Any] | None:
         return None
     if "error" in outcome:
         raise InputError(f"training {job.recipe.name} in {job.folder}: {outcome['message']}")
-    return json.loads((job.folder / "result.json").read_text())
+    return read_json(job.folder / "result.json")
 
 
 def _share(job: Job) -> float:
@@ -302,7 +301,7 @@ def _share(job: Job) -> float:
     train = job.recipe.train
     try:
         last = json.loads((job.folder / "metrics.jsonl").read_bytes().splitlines()[-1])
-    except (OSError, IndexError, json.JSONDecodeError):  # nothing logged yet, or half a line
+    except (OSError, IndexError, ValueError):  # nothing logged yet, or half a line
         return 0.0
     lengths = (("step", train.steps), ("tokens", train.tokens), ("epoch", train.epochs))
     return next((min(1.0, last.get(name, 0) / length) for name, length in lengths if length), 0.0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +19,7 @@ from mentalese.data.documents import SPLITS
 from mentalese.data.files import SPLIT_ALIASES, Row, RowReader, read_json_lines
 from mentalese.data.memory import text_fields
 from mentalese.errors import InputError
-from mentalese.files import cache_dir, whole_folder
+from mentalese.files import cache_dir, read_json, sealed, whole_folder, write_json
 from mentalese.network import hub_or_cache
 
 _SPLIT = re.compile(r"([\w.-]*)(?:\[:(\d+)\])?")
@@ -43,13 +42,13 @@ def hub_rows(spec: str, *, answers: bool = False) -> dict[str, RowReader]:
         print(f"{spec}: read once, the text is kept in {folder}", file=sys.stderr)
         with whole_folder(folder, replace=(folder / "meta.json").is_file()) as temporary:
             counts = {split: _keep(rows, temporary / f"{split}.jsonl.gz") for split, rows in _stream(spec).items()}
-            (temporary / "meta.json").write_text(json.dumps({"source": spec, "rows": counts, "answers": True}))
+            write_json(temporary / "meta.json", sealed({"source": spec, "rows": counts, "answers": True}))
     kept = _meta(folder)["rows"]
     return {split: _reader(spec, split, folder / f"{split}.jsonl.gz") for split in SPLITS if split in kept}
 
 
 def _meta(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "meta.json").read_text())
+    return read_json(folder / "meta.json")
 
 
 def _stream(spec: str) -> dict[str, Iterable[Mapping[str, Any]]]:

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,7 +37,7 @@ from mentalese.data.tokenizers import (
     tokenizer_fingerprint,
 )
 from mentalese.errors import InputError
-from mentalese.files import cache_dir, sha256, whole_folder
+from mentalese.files import cache_dir, checksum, sha256, whole_folder
 from mentalese.screen import progress
 
 FORMAT_VERSION = 1
@@ -128,7 +127,7 @@ def open_store(folder: Path | str, *, verify: bool = True) -> TokenStore:
     try:
         meta = json.loads((folder / "meta.json").read_text())
         version, files, dtype = meta["format_version"], meta["files"], np.dtype(meta["dtype"])
-        intact = meta.pop("checksum") == _checksum(meta)
+        intact = meta.pop("checksum") == checksum(meta)
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{folder} contains no token store (no meta.json): prepare the data first") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -199,7 +198,7 @@ def prepare(
     around = (beginning(tokenizer), special_token_ids(tokenizer)["eos_token_id"])
     if (names := tokenizer.convert_ids_to_tokens([*around[0], around[1]])) != [EOD]:
         inputs["around"] = names
-    key = _checksum(inputs)
+    key = checksum(inputs)
     folder = out or cache_dir() / "stores" / key[:16]
     if not (folder / "meta.json").is_file():
         encoder = SentenceEncoder(tokenizer, config, source.kind)
@@ -352,10 +351,6 @@ def _open_prepared(config: DataConfig, layout: Layout, to_train: bool) -> tuple[
     return _fitting(store, layout), add_markers(tokenizer, latents=layout.questions)
 
 
-def _checksum(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
 def _write(
     folder: Path,
     meta: dict[str, Any],
@@ -382,8 +377,8 @@ def _write(
             counts[split]["empty_documents"] = source.empty.get(split, 0)
     files = {path.relative_to(folder).as_posix(): _describe(path) for path in sorted(folder.rglob("*.*"))}
     meta |= {"dtype": dtype.str, "vocab_size": vocabulary, "counts": counts, "files": files}
-    meta["data_hash"] = _checksum({name: file["sha256"] for name, file in files.items() if name.endswith(".bin")})
-    (folder / "meta.json").write_text(json.dumps(meta | {"checksum": _checksum(meta)}, indent=1))
+    meta["data_hash"] = checksum({name: file["sha256"] for name, file in files.items() if name.endswith(".bin")})
+    (folder / "meta.json").write_text(json.dumps(meta | {"checksum": checksum(meta)}, indent=1))
 
 
 def _write_split(

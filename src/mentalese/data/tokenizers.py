@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from mentalese.errors import InputError
-from mentalese.files import whole_folder
+from mentalese.files import RECORD, check_files, file_hashes, sealed, whole_folder, write_json
 from mentalese.network import hub_or_cache
 from mentalese.screen import progress
 from mentalese.values import shown
@@ -211,6 +211,7 @@ def open_tokenizer(spec: str, source: Source, *, cache: Path, show: bool = True)
         trained = _train_bpe(source, int(size), show)
         with whole_folder(folder) as temporary:
             trained.save_pretrained(temporary)
+            write_json(temporary / RECORD, sealed({"files": file_hashes(temporary)}))
     return add_markers(load_pretrained_tokenizer(str(folder)))
 
 
@@ -219,10 +220,11 @@ def load_pretrained_tokenizer(path: str) -> PreTrainedTokenizerBase:
     to it names, and the tokenizer does not, gets its name.
 
     Raises:
-        InputError: the folder contains none, or the hub's cannot be fetched.
+        InputError: the folder contains none or has changed since it was saved, or the hub's cannot be fetched.
     """
     if not path.startswith("hub:"):
         folder = Path(path)
+        check_files(folder)
         names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
         if "tokenizer.json" not in names and {"vocab.json", "merges.txt"} <= names:
             return GPT2TokenizerFast.from_pretrained(folder)
@@ -234,8 +236,9 @@ def load_pretrained_tokenizer(path: str) -> PreTrainedTokenizerBase:
     try:
         if path.startswith("hub:"):
             with hub_or_cache("tokenizer", path):
-                return _named_by_config(AutoTokenizer.from_pretrained(path.removeprefix("hub:")))
-        return _named_by_config(AutoTokenizer.from_pretrained(path))
+                name = path.removeprefix("hub:")
+                return _named_by_config(AutoTokenizer.from_pretrained(name, trust_remote_code=False))
+        return _named_by_config(AutoTokenizer.from_pretrained(path, trust_remote_code=False))
     except InputError:
         raise
     except (OSError, ValueError, ImportError) as error:

@@ -34,7 +34,7 @@ from mentalese.evaluation.answer_rule import (
     free_answer_ended,
 )
 from mentalese.evaluation.options import AnswerOptions
-from mentalese.files import write_json, write_text
+from mentalese.files import sealed, write_json, write_text
 from mentalese.models.build import context_length
 from mentalese.models.generation import seeded, stops
 from mentalese.models.saved import Saved
@@ -132,8 +132,8 @@ class Answers:
     protocol: dict[str, Any]
 
     def write(self, path: Path) -> None:
-        """Writes each record as a line of JSON, see `AnswerRecord`."""
-        lines = (json.dumps(dataclasses.asdict(record), ensure_ascii=False) for record in self.records)
+        """Writes each record as a line of JSON with its checksum, see `AnswerRecord`."""
+        lines = (json.dumps(sealed(dataclasses.asdict(record)), ensure_ascii=False) for record in self.records)
         write_text(path, "".join(f"{line}\n" for line in lines))
 
     def metrics(self) -> AnswerMetrics:

@@ -158,7 +158,9 @@ def build_decoder(where: str, config: Any, attn_implementation: str | None = Non
     from transformers import AutoModelForCausalLM
 
     try:
-        model = AutoModelForCausalLM.from_config(config, attn_implementation=attn_implementation)
+        model = AutoModelForCausalLM.from_config(
+            config, attn_implementation=attn_implementation, trust_remote_code=False
+        )
     except ValueError as error:
         if attn_implementation is None or "attention" not in str(error):
             raise

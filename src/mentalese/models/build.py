@@ -79,7 +79,7 @@ def build_model(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, seed
         torch.manual_seed(seed)
         try:
             with _bounded():
-                model = AutoModelForCausalLM.from_config(config)
+                model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         except InputError:
             raise
         except (ValueError, ArithmeticError, RuntimeError) as error:  # a class refuses its sizes

@@ -16,7 +16,17 @@ from mentalese.data.config import DataConfig
 from mentalese.data.layouts import Layout, Packed
 from mentalese.data.tokenizers import load_pretrained_tokenizer, tokenizer_fingerprint
 from mentalese.errors import InputError, nearest
-from mentalese.files import as_path, read_json, sha256, whole_folder, write_json
+from mentalese.files import (
+    RECORD,
+    as_path,
+    check_files,
+    file_hashes,
+    read_json,
+    sealed,
+    sha256,
+    whole_folder,
+    write_json,
+)
 from mentalese.models.adapter import as_contract
 from mentalese.models.build import context_length
 from mentalese.models.config import check_numbers
@@ -80,10 +90,8 @@ def save_model(
 def write_about(folder: Path, tokenizer: PreTrainedTokenizerBase, about: dict[str, Any]) -> None:
     """Writes `mentalese.json` next to a model and its tokenizer."""
     weights = {path.name: sha256(path) for path in sorted(folder.glob("*.safetensors"))}
-    write_json(
-        folder / "mentalese.json",
-        about | {"tokenizer_fingerprint": tokenizer_fingerprint(tokenizer), "weights": weights},
-    )
+    about |= {"tokenizer_fingerprint": tokenizer_fingerprint(tokenizer), "weights": weights}
+    write_json(folder / RECORD, sealed(about | {"files": file_hashes(folder)}))
 
 
 def reading_tokenizer(
@@ -124,7 +132,7 @@ def check_model(path: str | Path) -> None:
 def saved_about(path: str | Path) -> dict[str, Any]:
     """Facts about a saved model: the content of `mentalese.json` next to its weights; if the model was saved again
     without that file, what its tokenizer carries; empty for models of another project."""
-    if (file := _saved_file(path, "mentalese.json")) is not None:
+    if (file := _saved_file(path, RECORD)) is not None:
         return read_json(file)
     if (file := _saved_file(path, "tokenizer_config.json")) is None:
         return {}
@@ -155,12 +163,13 @@ def saved_recipe(path: str | Path) -> Recipe | None:
 
 
 def check_weights(path: str | Path) -> None:
-    """Raises `InputError` if weights next to a `mentalese.json` are not those that were saved."""
+    """Raises `InputError` if weights, or other files, next to a `mentalese.json` are not those that were saved."""
     if str(path).startswith("hub:"):
         return
+    check_files(model_folder(path))
     noted = saved_about(path).get("weights", {})
     if not isinstance(noted, dict):
-        raise InputError(f"{model_folder(path) / 'mentalese.json'}: weights is {noted!r}: use an intact copy")
+        raise InputError(f"{model_folder(path) / RECORD}: weights is {noted!r}: use an intact copy")
     for file, expected in noted.items():
         weights = model_folder(path) / file
         if not weights.is_file() or sha256(weights) != expected:
@@ -199,17 +208,23 @@ def load_model(
     at_hub = name.startswith("hub:")
     source = name.removeprefix("hub:") if at_hub else str(model_folder(path))
     check_model(path)
-    if not checkpoint:
+    if checkpoint:
+        check_files(model_folder(path))
+    else:
         check_weights(path)
     try:
         with quiet_transformers(), hub_or_cache("MODEL", name) if at_hub else nullcontext():
-            config = with_fields(AutoConfig.from_pretrained(source), fields or {})
+            config = with_fields(AutoConfig.from_pretrained(source, trust_remote_code=False), fields or {})
+            if not at_hub:
+                _check_no_pickle(Path(source), config)
             tokenizer = load_pretrained_tokenizer(name if at_hub else source)
             about = saved_about(path)
             if checkpoint:
                 model = _from_checkpoint(Path(name), config, tokenizer)
             else:
-                model, loaded = AutoModelForCausalLM.from_pretrained(source, config=config, output_loading_info=True)
+                model, loaded = AutoModelForCausalLM.from_pretrained(
+                    source, config=config, output_loading_info=True, trust_remote_code=False, use_safetensors=True
+                )
                 if other := sorted([*loaded["missing_keys"], *loaded["unexpected_keys"]]) if fields else []:
                     raise InputError(f"config {fields} does not fit the weights ({other[0]}): set other fields")
     except InputError:
@@ -217,6 +232,11 @@ def load_model(
     except Exception as error:  # other projects' readers fail in many ways if a file is damaged
         if fields and isinstance(error, RuntimeError):
             raise InputError(f"config {fields} does not fit the weights: set fields that change no sizes") from error
+        if "trust_remote_code" in str(error):
+            raise InputError(
+                f"{name} is defined by code of its own, which is not run: use a model that transformers or an "
+                "installed family defines"
+            ) from error
         raise InputError(f"{name} cannot be loaded ({' '.join(str(error).split())}): use an intact model") from error
     known = about.get("tokenizer_fingerprint", tokenizer_fingerprint(tokenizer))
     if len(tokenizer) > config.vocab_size or tokenizer_fingerprint(tokenizer) != known:
@@ -228,6 +248,22 @@ def load_model(
     if (broken := _not_finite(model)) is not None:
         raise InputError(f"{name}: the weight {broken} is not finite (NaN or infinite): use another checkpoint")
     return as_contract(model.to(device).eval()), tokenizer
+
+
+def _check_no_pickle(folder: Path, config: PreTrainedConfig) -> None:
+    """Raise `InputError` where transformers would read weights from a pickle, which may contain code."""
+    named = [getattr(config, "transformers_weights", None)]
+    if (index := folder / "model.safetensors.index.json").is_file():
+        named += dict(read_json(index).get("weight_map", {})).values()
+    if (folder / "adapter_config.json").is_file() and not (folder / "adapter_model.safetensors").is_file():
+        named.append("adapter_model.bin")
+    if not any(folder.glob("*.safetensors")):
+        named += sorted(file.name for file in folder.glob("pytorch_model*.bin"))
+    for name in named:
+        if name is not None and not str(name).endswith((".safetensors", ".safetensors.index.json")):
+            raise InputError(
+                f"{folder / str(name)} is a pickle, which may contain code: save the weights as safetensors"
+            )
 
 
 def _device(device: Any) -> torch.device:
@@ -258,11 +294,11 @@ def _not_finite(model: PreTrainedModel) -> str | None:
 def _from_checkpoint(path: Path, config: Any, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """The model with a checkpoint's weights; adapters are merged into them."""
     with torch.random.fork_rng(devices=[]):
-        model, recipe = AutoModelForCausalLM.from_config(config), saved_recipe(path)
+        model, recipe = AutoModelForCausalLM.from_config(config, trust_remote_code=False), saved_recipe(path)
         if recipe is None or recipe.train.lora_rank is None:
             load_weights(path, model)
             return model
-        adapted = AutoModelForCausalLM.from_config(config)
+        adapted = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         add_adapters(as_contract(adapted), tokenizer, recipe.train)
     load_weights(path, adapted)
     model.load_state_dict(merged_weights(adapted))

@@ -86,7 +86,7 @@ def verify(folder: Path, rank: int, world_size: int) -> None:
         if not file.is_file():
             raise DamagedError(f"{file} is missing")
         if sha256(file) != expected:
-            raise DamagedError(f"{file} is damaged (its SHA-256 is not the one noted when it was written)")
+            raise DamagedError(f"{file} is damaged (its SHA-256 is not the one in {folder / 'checksums.json'})")
 
 
 # -- reading `.metadata` without running what is in it -----------------------------------------------------------------

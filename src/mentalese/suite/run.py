@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import itertools
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -31,7 +30,7 @@ from mentalese.evaluation.statistics import paired_t_test, student_t_quantile, s
 from mentalese.evaluation.suite import run as evaluate
 from mentalese.families.suite.methods import Further, SuiteTask
 from mentalese.families.suite.recipes import DEFAULT, SUITE
-from mentalese.files import check_page, write_json
+from mentalese.files import check_page, read_json, sealed, write_json
 from mentalese.models.saved import Saved, load
 
 RATES = (1e-3, 2.5e-3, 6.3e-3, 4e-4, 1.6e-2)
@@ -112,11 +111,11 @@ def write_suite(judged: Sequence[dict[str, Any]], out: Path, created: str) -> di
     from mentalese.suite.page import write_page
 
     path = out / "suite.json"
-    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    found = read_json(path) if path.is_file() else {}
     earlier = found["tasks"] if found.get("version") == VERSION else []
     tasks = {task["name"]: task for task in (*earlier, *judged)}
     result = {"version": VERSION, "created": created, "tasks": [tasks[name] for name in SUITE if name in tasks]}
-    write_json(path, result)
+    write_json(path, sealed(result))
     write_page(result, out / "suite.html")
     return result
 
@@ -314,13 +313,13 @@ def _paid_bits(result: Mapping[str, Any]) -> float:
 def further_score(further: Further, run: Path) -> float:
     """A run's second score; kept in its folder, as a set of questions takes minutes."""
     path = run / "further.json"
-    kept = json.loads(path.read_text()) if path.is_file() else {}
+    kept = read_json(path) if path.is_file() else {}
     options = {name: str(value) for name, value in further.options.items()}
     if kept.get(further.name, {}).get("options") != options:
         [result] = evaluate(load(run), EvaluationOptions(**further.options)).values()
         score = float(result["acc"]) if "acc" in result else _paid_bits(result)
         kept |= {further.name: {"options": options, "score": score}}
-        write_json(path, kept)
+        write_json(path, sealed(kept))
     return float(kept[further.name]["score"])
 
 
@@ -328,9 +327,9 @@ def part_nats(run: Path, chosen: SuiteTask) -> float:
     """Nats per scored token of the test split's documents; kept in the run's folder."""
     path = run / "suite.json"
     if path.is_file():
-        return float(json.loads(path.read_text())["nats"])
+        return float(read_json(path)["nats"])
     scores = scored_nats(load(run), chosen)
-    write_json(path, {"scored": chosen.scored, "nats": float(scores.mean()), "tokens": len(scores)})
+    write_json(path, sealed({"scored": chosen.scored, "nats": float(scores.mean()), "tokens": len(scores)}))
     return float(scores.mean())
 
 

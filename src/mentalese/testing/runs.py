@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import multiprocessing
 import os
 import socket
@@ -24,12 +23,14 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from mentalese.data.layouts import QuestionAnswer
+from mentalese.files import read_json
 from mentalese.recipe import Recipe, TrainConfig
 from mentalese.registry import get_recipe
 from mentalese.training.loop import Run, train
 from mentalese.training.parallel import Parallel
 from mentalese.training.plan import Plan
 from mentalese.training.signals import Interrupted
+from mentalese.training.tracking import read_metrics
 
 DEVICE: Any = os.environ.get("MENTALESE_TEST_DEVICE", "cpu")
 """Where contract tests run models: `cpu`, or `cuda`."""
@@ -149,14 +150,14 @@ def finish(process: BaseProcess, out: Path) -> dict[str, Any]:
     """Waits for a launched run; its `result.json`."""
     process.join(timeout=240)
     assert process.exitcode == 0, printed(out)
-    return json.loads((out / "result.json").read_text())
+    return read_json(out / "result.json")
 
 
 # -- what a run's folder holds -----------------------------------------------------------------------------------------
 
 
 def metrics(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return read_metrics(out / "metrics.jsonl")
 
 
 def losses(out: Path) -> list[float]:

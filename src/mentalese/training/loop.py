@@ -31,7 +31,7 @@ from mentalese.data.layouts import Layout
 from mentalese.data.store import TokenStore, prepare, report
 from mentalese.errors import InputError
 from mentalese.evaluation.answers import answer_limit, ask, check_room
-from mentalese.files import read_json, remove_remains, write_json, write_text
+from mentalese.files import read_json, remove_remains, sealed, write_json, write_text
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import check_length, context_length
 from mentalese.models.checkpoints import save_model, saved_about
@@ -471,7 +471,7 @@ class Run:
                 )
         if self.parallel.is_main:
             remove_remains(self.out / "model")
-            write_json(path, self._provenance() | {"recipe": self.recipe.to_dict()})
+            write_json(path, sealed(self._provenance() | {"recipe": self.recipe.to_dict()}))
         self.parallel.barrier()
 
     def _sample_prompts(self) -> tuple[list[str], int]:
@@ -530,7 +530,7 @@ class Run:
             if adapted is not None:
                 weights = merged_weights(adapted)
             if weights is not None:
-                model = AutoModelForCausalLM.from_config(model.config)
+                model = AutoModelForCausalLM.from_config(model.config, trust_remote_code=False)
                 model.load_state_dict(weights)
             layout = self._layout_at(self.state.step)
             recipe = dataclasses.replace(self.recipe, layout=layout, evaluation=self._evaluation(layout))
@@ -552,7 +552,7 @@ class Run:
             result = self._result()
             found = {name: result[name] for name in ("validation", "test", "samples")}
             write_text(self.out / "model" / CARD, self._card(**found))
-            write_json(self.out / "result.json", result)
+            write_json(self.out / "result.json", sealed(result))
         return self.parallel.broadcast_object(result)
 
     def _result(self) -> dict[str, Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from mentalese.errors import InputError, nearest
-from mentalese.files import write_text
+from mentalese.files import sealed, unsealed, write_text
 from mentalese.install import install_command
 from mentalese.recipe import Recipe
 
@@ -20,30 +21,47 @@ class Tracker(Protocol):
 
 
 class MetricsFile:
-    """`metrics.jsonl`: one JSON object a line, flushed at once, cut back to the checkpoint when a run resumes."""
+    """`metrics.jsonl`: a JSON object with its checksum per line, flushed at once; a run that resumes cuts it back to
+    the checkpoint."""
 
     def __init__(self, path: Path, resume_step: int) -> None:
-        kept = [line for line in _lines(path) if json.loads(line)["step"] <= resume_step] if resume_step else []
+        kept = [line for line, record in _lines(path) if record["step"] <= resume_step] if resume_step else []
         write_text(path, "".join(f"{line}\n" for line in kept))
         self.file = path.open("a")
 
     def log(self, metrics: dict[str, Any]) -> None:
-        self.file.write(json.dumps(metrics) + "\n")
+        self.file.write(json.dumps(sealed(metrics)) + "\n")
         self.file.flush()
 
     def close(self) -> None:
         self.file.close()
 
 
-def _lines(path: Path) -> list[str]:
-    """The whole lines of a metrics file; a last line that a killed run left half-written is dropped."""
-    text = path.read_text() if path.exists() else ""
-    return text[: text.rfind("\n") + 1].splitlines()
+def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The lines of a metrics file and their records; a last line that a killed run left half-written is dropped.
+
+    Raises:
+        InputError: a line has changed since it was written.
+    """
+    lines, number = [], 0
+    try:
+        *whole, rest = path.read_bytes().decode().split("\n") if path.exists() else [""]
+        with suppress(ValueError):
+            json.JSONDecoder().raw_decode(rest)
+            whole.append(rest)  # all of a line is there, so its end has changed
+        for number, line in enumerate(whole, 1):
+            lines.append((line, unsealed(json.loads(line), f"{path}, line {number},")))
+    except InputError:
+        raise
+    except (ValueError, TypeError, AttributeError) as error:
+        place = f"{path}, line {number}," if number else str(path)
+        raise InputError(f"{place} cannot be read ({error}): use an intact copy, or remove that line") from error
+    return lines
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All records of a `metrics.jsonl`, in order."""
-    return [json.loads(line) for line in _lines(path)]
+    """All records of a `metrics.jsonl`, in order; raises `InputError` if one has changed since it was written."""
+    return [record for _, record in _lines(path)]
 
 
 class _RunTracker:

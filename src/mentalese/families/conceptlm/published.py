@@ -71,7 +71,7 @@ def convert(folder: str | Path, out: str | Path) -> ConceptLMForCausalLM:
         state |= load_file(file)
     config = _config(theirs, tied=not {"embed_out.weight", "lm_head.weight"} & state.keys())
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config)
+        model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     head = next(name for name, module in model.named_modules() if module is model.get_output_embeddings())
     found, wanted = weights(state, theirs, head), model.state_dict()
     if config.tie_word_embeddings:
