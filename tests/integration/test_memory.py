@@ -49,7 +49,7 @@ import sys
 from mentalese import load
 from mentalese.api import evaluate
 
-model, first, rest = load(sys.argv[1]), sys.argv[2], sys.argv[3]
+model, first, rest = load(sys.argv[1]), *(f"file:{path}" for path in sys.argv[2:])
 evaluate(model, data=first, show=False)
 before = resident()
 evaluate(model, data=rest, show=False)

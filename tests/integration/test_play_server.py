@@ -117,7 +117,8 @@ def write(port: int, session: str) -> str:
     config = json.loads(fetched(port, "/config"))
     kinds = {one["id"]: one for one in config["components"]}
     [answer] = [one for one in config["dependencies"] if len(one["inputs"]) > 1]
-    values = [kinds[i]["props"].get("value") for i in answer["inputs"]]
+    settings = [kinds[i]["props"] for i in answer["inputs"]]
+    values = [4 if of.get("label") == "New tokens" else of.get("value") for of in settings]
     body = {"data": ["The function", *values[1:]], "fn_index": answer["id"], "session_hash": session}
     fetched(port, JOIN, json.dumps(body))
     return fetched(port, f"/gradio_api/queue/data?session_hash={session}")
