@@ -39,7 +39,8 @@ class Row:
         steps: of the optimiser; "13.4K" and the like if the paper's follow from tokens and batch.
         tokens_per_step: of the whole batch.
         epochs: length of a run that is counted in epochs.
-        peak_rate, middle_rate, last_rate: learning rate after the warm-up, half-way and at the end.
+        peak_rate, middle_rate, last_rate: learning rate after the warm-up, half-way and at the end of the schedule.
+        schedule_tokens: of the whole schedule, if the run is the beginning of a longer one.
         warmup: steps of the linear warm-up.
         train_text: `data.train_tokens`, the tokens of the corpus that are read.
         evaluation: tokens of one validation, from its documents and `DOCUMENT_TOKENS`.
@@ -61,6 +62,7 @@ class Row:
     middle_rate: str | None = None
     last_rate: str | None = None
     warmup: int | None = None
+    schedule_tokens: str | None = None
     train_text: str | None = None
     evaluation: str | None = None
     test: str | None = None
@@ -74,6 +76,7 @@ def check(row: Row) -> None:
     _same(row, "parameters", row.parameters and parameters(recipe, row.vocabulary, **dict(row.fields)))
     _same(row, "tokens", row.tokens and tokens(recipe))
     _same(row, "steps", row.steps and steps(recipe))
+    _same(row, "schedule_tokens", row.schedule_tokens and tokens(recipe) / recipe.train.schedule_share)
     _same(row, "tokens_per_step", row.tokens_per_step and tokens_per_step(recipe))
     _same(row, "epochs", recipe.train.epochs)
     _same(row, "train_text", recipe.data.train_tokens)
@@ -132,6 +135,8 @@ def matches(number: float, printed: str) -> bool:
     place = Decimal(digits[:-1] if exponent else digits).as_tuple().exponent
     assert isinstance(place, int), printed
     unit = Decimal(1).scaleb(place + exponent)
+    if not expected:
+        return number == 0
     value = Decimal(repr(number)) / unit
     return any(value.quantize(Decimal(1), rule) * unit == expected for rule in (ROUND_HALF_UP, ROUND_HALF_EVEN))
 
@@ -141,7 +146,7 @@ def _check_rates(row: Row, recipe: Recipe) -> None:
     if all(value is None for value in stated):
         return
     # Runs counted in epochs have schedules of the same shape, whatever their number of steps.
-    count = 100_000 if recipe.train.epochs is not None else steps(recipe)
+    count = 100_000 if recipe.train.epochs is not None else round(steps(recipe) / recipe.train.schedule_share)
     warm = int(config.warmup) if config.warmup >= 1 else round(config.warmup * count)
     _same(row, "warmup", row.warmup and warm)
     for name, step in (("peak_rate", warm), ("middle_rate", (warm + count) // 2), ("last_rate", count)):

@@ -3,19 +3,80 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
+from mentalese import get_recipe
+from mentalese.families.latent_thought.recipes import RECIPES
 from unit.paper_tables import Row, check, matches, names
 
+A2: dict[str, Any] = {
+    "tokens_per_step": 512 * 1024,
+    "peak_rate": "4e-4",
+    "middle_rate": "2.2e-4",
+    "last_rate": "4e-5",
+    "warmup": 1000,
+    "context": 1024,
+    "joined": True,
+}
+"""Batch of 3.1, lengths of A.1 and the schedule of A.2."""
+OURS: dict[str, Any] = {"evaluation": "1.1M", "test": "11M"}
+"""The paper scores the whole held-out text; these bounds are the README's."""
+
 ROWS = [
-    Row(recipe="latent_thought/table1-small", cited="Table 1; A.2", parameters="38M", tokens="7B"),
+    Row(recipe="latent_thought/table1-small", cited="Table 1; A", parameters="38M", tokens="7B", **A2, **OURS),
+    Row(recipe="latent_thought/table1-medium", cited="Table 1; A", parameters="51M", tokens="5.2B", **A2, **OURS),
+    Row(
+        recipe="latent_thought/table1-large",
+        cited="Table 1; 3.3; A",
+        parameters="76M",
+        tokens="0.9B",
+        schedule_tokens="3B",
+        **A2,
+        **OURS,
+    ),
+    Row(recipe="latent_thought/table1-ar", cited="Table 1; A", parameters="76M", tokens="105B", **A2, **OURS),
+    # Sahoo et al. count 110M without the head, which is tied here.
+    Row(
+        recipe="latent_thought/table1-ar-110m",
+        cited="Table 1; Sahoo et al., 2024",
+        tokens="524B",
+        steps="1,000,000",
+        tokens_per_step=512 * 1024,
+        peak_rate="3e-4",
+        last_rate="3e-4",
+        warmup=2500,
+        context=1024,
+        joined=True,
+        **OURS,
+    ),
+    # The table has 114M; the encoder, of which it only states the layers, has 114.8M here (README).
+    Row(recipe="latent_thought/table4-vae", cited="Table 4; 3.3; A", tokens="3B", **A2, **OURS),
+    Row(recipe="latent_thought/table4-langevin", cited="Table 4; 3.3; A", parameters="76M", tokens="3B", **A2, **OURS),
+    Row(recipe="latent_thought/figure1-small-t16-z24", cited="Figure 1; A", parameters="38M", **A2, **OURS),
+    Row(recipe="latent_thought/figure1-large-t64-z96", cited="Figure 1; 3.3; A", parameters="76M", tokens="3B", **A2),
 ]
 
 
 @names(ROWS)
 def test_a_recipe_has_the_numbers_of_its_table(row: Row) -> None:
     check(row)
+
+
+def test_the_last_100k_documents_are_held_out_of_every_recipe_of_the_paper() -> None:
+    """Section 3.1 and A.1."""
+    paper = [recipe for recipe in RECIPES if recipe.paper]
+    assert len(paper) > 50
+    assert {recipe.data.held_out for recipe in paper} == {100_000}
+    assert {recipe.layout.kind for recipe in paper} == {"packed"}
+
+
+def test_rows_of_table_1_cost_equally_much_training() -> None:
+    """FLOPs per token as the table prints them: "checkpoints with equivalent total training compute"."""
+    each = {"small": 4.07e9, "medium": 5.52e9, "large": 32.2e9}
+    costs = [flops * (get_recipe(f"latent_thought/table1-{size}").train.tokens or 0) for size, flops in each.items()]
+    assert max(costs) < 1.02 * min(costs)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +99,21 @@ def test_a_number_is_right_if_it_rounds_to_the_text(number: float, printed: str,
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"parameters": "39M"}, {"tokens": "7.1B"}, {"steps": "13.3K"}, {"warmup": 100}], ids=str
+    "wrong",
+    [
+        {"parameters": "39M"},
+        {"tokens": "7.1B"},
+        {"steps": "13.3K"},
+        {"warmup": 100},
+        {"middle_rate": "2.1e-4"},
+        {"last_rate": "0"},
+        {"test": "1.1M"},
+        {"joined": False},
+        {"context": 512},
+        {"schedule_tokens": "8B"},
+        {"tokens_per_step": 1},
+    ],
+    ids=str,
 )
 def test_a_wrong_number_is_found(wrong: dict[str, object]) -> None:
     with pytest.raises(AssertionError, match=next(iter(wrong))):
