@@ -15,7 +15,7 @@ import dataclasses
 from typing import Any
 
 from mentalese.data.layouts import Packed
-from mentalese.families.baselines.recipes import GPT2_TOKENS, OPENWEBTEXT, gpt2_rope, initial_weights
+from mentalese.families.baselines.recipes import GPT2_TOKENS, OPENWEBTEXT, initial_weights
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Phase, Recipe, TrainConfig
 
 LAYERS = {"small": 3, "medium": 6, "large": 12}
@@ -193,8 +193,8 @@ def table1() -> list[Recipe]:
     copied = dataclasses.replace(
         matched,
         name="latent_thought/table1-ar-110m",
-        description="Table 1: AR of Sahoo et al., GPT-2's 124M shape with rotary positions, 1M steps (524B tokens)",
-        model=gpt2_rope(768, 12),
+        description="Table 1: AR of Sahoo et al., 12 layers of width 768, full attention, 1M steps (524B tokens)",
+        model=model(768, 12, 12, 1024, 1024, 0),
         optimizer=OptimizerConfig(
             learning_rate=3e-4, betas=(0.9, 0.999), weight_decay=0.0, schedule="constant", warmup=2500
         ),
