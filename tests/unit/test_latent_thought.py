@@ -31,6 +31,7 @@ from mentalese.families.latent_thought.plain import (
     logits_reference,
     loss_reference,
 )
+from mentalese.families.latent_thought.recipes import ALGORITHM_1
 from mentalese.models.contract import TrainStep, count_parameters
 from mentalese.nn.flex import flex_attend
 from mentalese.nn.noise import Noise
@@ -914,6 +915,18 @@ def test_a_tiny_model_and_its_baseline_differ_in_thoughts_alone() -> None:
     assert plain.model.items() <= (tiny.model | {"num_latents": 0}).items()
     for part in ("data", "layout", "optimizer", "train", "evaluation"):
         assert getattr(tiny, part) == getattr(plain, part)
+
+
+def test_the_defaults_are_algorithm_1_and_recipes_rely_on_none() -> None:
+    config = LTMConfig()
+    assert {name: getattr(config, name) for name in ALGORITHM_1} == ALGORITHM_1
+    thinking = [recipe for recipe in recipes().values() if recipe.model.get("num_latents")]
+    assert {recipe.name.partition("/")[0] for recipe in thinking} >= {"latent_thought", "topics", "text"}
+    for recipe in thinking:
+        assert ALGORITHM_1.keys() <= recipe.model.keys(), recipe.name
+    for recipe in recipes().values():
+        if recipe.model["model_type"] == "ltm" and not recipe.model["num_latents"]:
+            assert not ALGORITHM_1.keys() & recipe.model.keys(), recipe.name
 
 
 def test_every_recipe_is_a_model_that_can_be() -> None:

@@ -19,6 +19,16 @@ from mentalese.families.baselines.recipes import GPT2_TOKENS, OPENWEBTEXT, initi
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Phase, Recipe, TrainConfig
 
 LAYERS = {"small": 3, "medium": 6, "large": 12}
+ALGORITHM_1: dict[str, Any] = {
+    "noise": "resampled",
+    "fast_optimizer": "adam",
+    "fast_learning_rate": 0.3,
+    "fast_schedule": "constant",
+    "slow_grad": "final",
+    "initial_log_variance": -5.0,
+}
+"""How the paper infers thoughts; it does not state the last, which is the release's. Every recipe with thoughts has all
+of these fields, so that a run does not depend on defaults."""
 ANNEALED = (Phase(model={"kl_weight": [0.0, 1.0]}),)
 RISING = (Phase(model={"fast_learning_rate": [0.3, 0.34]}),)
 
@@ -33,6 +43,7 @@ def model(width: int, heads: int, layers: int, length: int, window: int, latents
         "max_position_embeddings": length,
         "window_size": window,
         "num_latents": latents,
+        **(ALGORITHM_1 if latents else {}),
         **fields,
     }
 
@@ -49,7 +60,7 @@ def blocks(length: int, **fields: Any) -> EvaluationConfig:
 
 def without_thoughts(recipe: Recipe) -> Recipe:
     """`-ar`, the same blocks without cross-attention; it has nothing to infer."""
-    inference = ("fast_", "langevin_", "encoder_", "inference", "initial_")
+    inference = ("fast_", "langevin_", "encoder_", "inference", "initial_", "noise", "slow_grad")
     plain = {k: v for k, v in recipe.model.items() if not k.startswith(inference)}
     return dataclasses.replace(
         recipe,
