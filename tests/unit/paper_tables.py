@@ -6,16 +6,19 @@ A field that the paper does not state stays `None`, and is not checked.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import ROUND_HALF_EVEN, ROUND_HALF_UP, Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from mentalese import Recipe, get_recipe
+from mentalese import Recipe, families, get_recipe
+from mentalese.commands.cost import table_cost
 from mentalese.models.contract import count_parameters
 from mentalese.training.optim import learning_rate
 
@@ -91,6 +94,15 @@ def check(row: Row) -> None:
     window = row.context and recipe.layout.window(recipe.evaluation)
     _same(row, "context", window[0] if window else None)
     _same(row, "joined", recipe.evaluation.joined)
+
+
+def check_costs(family: str) -> None:
+    """Compare what a family's README says of the cost of its recipes; fails if it says nothing."""
+    text = Path(families.__file__).with_name(family).joinpath("README.md").read_text()
+    stated = re.findall(r"\| `([\w-]+)` \| ([\d.e+]+ FLOPs, [\d.,]+ h[^|]*) \|", text)
+    assert stated, f"the README of {family} states no cost"
+    for name, cost in stated:
+        assert str(table_cost(get_recipe(f"{family}/{name}"))) == cost, f"{family}/{name}"
 
 
 def names(rows: Iterable[Row]) -> Any:

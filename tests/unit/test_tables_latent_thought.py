@@ -9,7 +9,7 @@ import pytest
 
 from mentalese import get_recipe
 from mentalese.families.latent_thought.recipes import RECIPES
-from unit.paper_tables import Row, check, matches, names
+from unit.paper_tables import Row, check, check_costs, matches, names
 
 A2: dict[str, Any] = {
     "tokens_per_step": 512 * 1024,
@@ -62,6 +62,10 @@ ROWS = [
 @names(ROWS)
 def test_a_recipe_has_the_numbers_of_its_table(row: Row) -> None:
     check(row)
+
+
+def test_the_readme_states_what_runs_cost() -> None:
+    check_costs("latent_thought")
 
 
 def test_the_last_100k_documents_are_held_out_of_every_recipe_of_the_paper() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mentalese import get_recipe
-from unit.paper_tables import Row, check, names
+from unit.paper_tables import Row, check, check_costs, names
 
 SIZES = {"150m": "152M", "319m": "354M", "772m": "773M"}
 """By the labels of Table 1. The middle one is not the paper's: the shapes of Table 3 make 353.8M (README)."""
@@ -45,6 +45,10 @@ ROWS = [
 @names(ROWS)
 def test_a_recipe_has_the_numbers_of_its_table(row: Row) -> None:
     check(row)
+
+
+def test_the_readme_states_what_runs_cost() -> None:
+    check_costs("thoughtbubbles")
 
 
 @pytest.mark.parametrize(("variant", "streams"), [("2l", 1024), ("4l", 2048), ("copy3", 1536), ("copy5", 2560)])

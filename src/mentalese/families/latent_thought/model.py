@@ -314,6 +314,10 @@ class LTMForCausalLM(LTMGeneration):
         """See `Contract.training_flops`, and `cost.training_flops`."""
         return cost.training_flops(self.config, batch)
 
+    def scoring_flops(self, batch: Batch) -> int:
+        """See `Contract.scoring_flops`, and `cost.scoring_flops`."""
+        return cost.scoring_flops(self.config, batch)
+
     # ------------------------------------------------------------------------------------- Hugging Face's side
 
     def encode(
