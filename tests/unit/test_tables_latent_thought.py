@@ -6,10 +6,13 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 
 from mentalese import get_recipe
+from mentalese.families.latent_thought.config import LTMConfig
+from mentalese.families.latent_thought.cost import forward_flops
 from mentalese.families.latent_thought.recipes import RECIPES
-from unit.paper_tables import Row, check, check_costs, matches, names
+from unit.paper_tables import GPT2_VOCABULARY, Row, check, check_costs, matches, names
 
 A2: dict[str, Any] = {
     "tokens_per_step": 512 * 1024,
@@ -74,6 +77,16 @@ def test_the_last_100k_documents_are_held_out_of_every_recipe_of_the_paper() -> 
     assert len(paper) > 50
     assert {recipe.data.held_out for recipe in paper} == {100_000}
     assert {recipe.layout.kind for recipe in paper} == {"packed"}
+
+
+@pytest.mark.parametrize(("size", "share"), [("small", 0.68), ("medium", 0.52), ("large", 0.35)])
+def test_the_heads_share_of_a_pass_is_the_readmes(size: str, share: float) -> None:
+    """Figure 3: embeddings take most of the compute of small models."""
+    fields = {k: v for k, v in get_recipe(f"latent_thought/table1-{size}").model.items() if k != "model_type"}
+    config = LTMConfig(**fields, vocab_size=GPT2_VOCABULARY)
+    ids = {"input_ids": torch.zeros(1, 1024, dtype=torch.long)}
+    head = 2 * 1024 * config.hidden_size * GPT2_VOCABULARY
+    assert head / forward_flops(config, ids) == pytest.approx(share, abs=5e-3)
 
 
 def test_rows_of_table_1_cost_equally_much_training() -> None:

@@ -3,7 +3,7 @@
 `*-ar` is the same decoder without thoughts. Table 1's three models are `table1-*`, and with them its autoregressive
 rows: `table1-ar` has as many parameters as Large (the paper's AR-Retrained), `table1-ar-110m` is the model of Sahoo et
 al., `table1-large-ar` has Large's blocks.
-Figures 1 and 4 vary T_fast and N_z, `figure1-SIZE-tT-zN`; table 4 compares ways to infer thoughts.
+Figures 1 and 4 vary T_fast and N_z, `figure1-SIZE-tT-zN`; Table 4 compares ways to infer thoughts.
 
 The weight decay of `optimizer` is the release's, the rest is the paper's (appendix A.2). The paper only gives training
 lengths for Table 1. Likelihoods are of non-overlapping blocks of the joined documents (A.1).
