@@ -1,4 +1,4 @@
-"""What a run costs: as a recipe tells before its text is read, and as a dry run counts."""
+"""The cost of a run: computed from its recipe, and counted by a dry run."""
 
 from __future__ import annotations
 

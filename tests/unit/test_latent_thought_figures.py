@@ -88,7 +88,7 @@ def draw(name: str, *paths: Path, out: Path, text: str | None = None) -> dict[st
 
 
 def finished(path: Path, perplexities: list[float], text: str = "d", **fields: Any) -> Path:
-    """What the figure reads of a run's result."""
+    """A run's result, with the fields that the figure reads."""
     points = [
         {"step": step, "tokens": 100 * step, "flops": 1000 * step, "validation_perplexity": perplexity}
         for step, perplexity in enumerate(perplexities, 1)

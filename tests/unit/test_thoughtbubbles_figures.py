@@ -96,7 +96,7 @@ def draw(name: str, *paths: Path, out: Path, text: str | None = None) -> dict[st
 
 
 def result(path: Path, source: str, parameters: int, perplexity: float, **fields: Any) -> Path:
-    """What the figure reads of a run's result."""
+    """A run's result, with the fields that the figure reads."""
     model = {"model_type": "thoughtbubbles", **fields}
     config = {"model": model, "data": {"source": source}}
     test = {"perplexity": perplexity, "protocol": {"estimator": "exact"}}

@@ -387,11 +387,11 @@ def scaling(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     for run in runs[1:]:
         if run["text"] != runs[0]["text"]:
             raise InputError(f"{run['path']} has another text than {runs[0]['path']}: use runs of the same text")
-    picture, ((by_steps, by_tokens, by_flops),) = canvas(1, 3, 12.5, 3.8)
+    picture, ((by_steps, by_tokens, by_flops),) = canvas(1, 3, 14, 3.8)
     sizes: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for run in runs:
         sizes.setdefault((run["layers"], run["latents"]), []).append(run)
-    number = 0
+    every = sorted({run["fast_steps"] for run in runs if run["latents"]})
     for i, ((layers, latents), own) in enumerate(sizes.items()):
         style, name = line_style(i), f"{layers} layers, {f'N_z {latents}' if latents else 'without thoughts'}"
         own.sort(key=lambda run: run["fast_steps"])
@@ -402,28 +402,31 @@ def scaling(paths: list[str]) -> tuple[Any, dict[str, Any]]:
             if not latents:
                 by_steps.axhline(run["test_perplexity"], color=style["color"], linestyle="--", label=name)
             label = f"{name}, T {run['fast_steps']}" if latents else name
-            line = line_style(number) | {"markersize": 3, "linestyle": "-" if latents else "--"}
+            mark = MARKERS[every.index(run["fast_steps"]) % len(MARKERS)] if latents else None
+            line = {"color": style["color"], "marker": mark, "markersize": 4, "linestyle": "-" if latents else "--"}
             for panel, axis in ((by_tokens, "tokens"), (by_flops, "flops")):
                 panel.plot(run["curve"][axis], run["curve"]["perplexity"], label=label, **line)
-            number += 1
-    every = sorted({run["fast_steps"] for run in runs if run["latents"]})
     if every:
         by_steps.set_xscale("log", base=2)
         by_steps.set_xticks(every, [str(steps) for steps in every])
     by_steps.set(title="test perplexity", xlabel="T_fast of training", yscale="log")
-    by_steps.legend()
+    by_steps.legend(fontsize=7)
     for panel, label in ((by_tokens, "training tokens"), (by_flops, "training FLOPs")):
         panel.set(title="validation perplexity", yscale="log")
         count_axis(panel.xaxis, label)
     by_flops.set_xscale("log")
     by_flops.xaxis.set_major_formatter("{x:.0e}")
-    by_tokens.legend(fontsize=7)
+    for panel in (by_steps, by_tokens, by_flops):
+        for formatter in (panel.yaxis.set_major_formatter, panel.yaxis.set_minor_formatter):
+            formatter("{x:g}")
+    handles, names = by_tokens.get_legend_handles_labels()
+    picture.legend(handles, names, loc="outside right center", fontsize=7)
     footnote(picture, "perplexities of runs with thoughts are upper bounds")
     return picture, {"runs": runs}
 
 
 def _trained(path: str) -> dict[str, Any]:
-    """What the figure shows of a finished run of this family."""
+    """The numbers of a finished run of this family."""
     from mentalese.families.latent_thought.config import LTMConfig
 
     result = read_result(path)

@@ -1,4 +1,4 @@
-"""What a run costs, from its recipe: FLOPs of training and evaluation, before any text is read.
+"""The cost of a run from its recipe: FLOPs of training and evaluation, before any text is read.
 
 Rows of joined documents are all full, so the cost of one row and their number are the run's. Runs of other rows (of
 sentences or questions) depend on their text; `mentalese train NAME --dry-run` reads it and counts them.

@@ -102,7 +102,7 @@ def _costs(chosen: list[Recipe]) -> dict[str, Cost | None]:
 
 
 def _with_costs(described: Mapping[str, str], costs: Mapping[str, Cost | None]) -> str:
-    """Recipes with what they cost, and what the numbers are."""
+    """Recipes with their costs, and a line about the numbers."""
     column = max(len(str(cost or "-")) for cost in costs.values())
     lines = {name: f"{str(costs[name] or '-').ljust(column)}  {text}" for name, text in described.items()}
     return (
