@@ -295,7 +295,7 @@ def test_the_bound_is_likelihood_plus_divergence(fields: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("noise", ["resampled", "fixed"])
-def test_the_fitted_draw_scores_the_noise_that_inference_has_seen(noise: str) -> None:
+def test_the_fitted_draw_scores_the_noise_of_inference(noise: str) -> None:
     """The release's score: one draw for all fast steps and for what follows them."""
     made, data = model(noise=noise, fast_steps=16), batch(text(rows=4))
     parts, bound = made.nll_parts(data, "fitted-draw"), made.nll_parts(data, "elbo-bound")

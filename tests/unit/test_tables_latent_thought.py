@@ -71,7 +71,7 @@ def test_the_readme_states_what_runs_cost() -> None:
     check_costs("latent_thought")
 
 
-def test_the_last_100k_documents_are_held_out_of_every_recipe_of_the_paper() -> None:
+def test_every_recipe_holds_out_the_last_100k_documents() -> None:
     """Section 3.1 and A.1."""
     paper = [recipe for recipe in RECIPES if recipe.paper]
     assert len(paper) > 50

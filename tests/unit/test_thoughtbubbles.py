@@ -190,7 +190,7 @@ def test_partial_rotations_follow_the_number_of_forks() -> None:
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(0, 9))
-def test_streams_of_a_token_are_evenly_spaced_and_end_at_its_place(counts: list[int], before: int) -> None:
+def test_streams_of_a_token_are_evenly_spaced(counts: list[int], before: int) -> None:
     """Eq. 13 under both meanings of q."""
     token = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))[None]
     own = token.diff(dim=1, append=torch.full((1, 1), len(counts))) > 0
