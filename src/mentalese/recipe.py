@@ -94,7 +94,10 @@ class TrainConfig:
     """Length, start, precision, devices, and how often a run logs, validates and saves.
 
     Attributes:
-        steps, epochs, tokens: the length of the run, and of the learning rate's schedule: set one of the three.
+        steps, epochs, tokens: the length of the run: set one of the three.
+        schedule_share: the share of the learning rate's schedule, and of the phases' ramps, that the run covers; below
+            1 the run is the beginning of a longer one, whose checkpoint a table reports (Latent Thought Models, Table
+            1, the row LTM-Large).
         init: a saved model whose weights the run starts from, a folder or `hub:NAME`: one of the recipe's own class, or
             of the decoder inside it (`mentalese.models.grow.start_from`).
         lora_rank: train adapters of this rank on the linear maps of `init`, whose own weights stay as they are (LoRA,
@@ -124,6 +127,7 @@ class TrainConfig:
     steps: int | None = None
     epochs: float | None = None
     tokens: int | None = None
+    schedule_share: float = 1.0
     init: str | None = None
     lora_rank: int | None = None
     lora_alpha: int | None = None
@@ -150,6 +154,8 @@ class TrainConfig:
         require(len(given) == 1, "train.steps, train.epochs, train.tokens", given, "set exactly one of the three")
         for name, value in given.items():
             require(value > 0, f"train.{name}", value, "set a positive number")
+        share = self.schedule_share
+        require(0 < share <= 1, "train.schedule_share", share, "set a number above 0, at most 1")
         for name in ("gradient_accumulation_steps", "log_every", "keep_checkpoints"):
             require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "set at least 1")
         self._check_lora()
@@ -184,7 +190,7 @@ class Phase:
         start: when the phase begins, in units of `clock`; epochs and steps count from 0.
         layout: fields of the layout that change. They take effect at the first epoch that begins at or after `start`.
         model: settings that the model's `training_settings` names, e.g. `{"eos_weight": 0.05}`. A pair `(a, b)` is a
-            linear ramp from the phase's start to the end of the run.
+            linear ramp from the phase's start to the end of the run, or of the schedule that the run begins.
         reset_optimizer: forget the optimiser's moments when the phase begins.
     """
 

@@ -216,6 +216,29 @@ def test_generate_infers_thoughts_as_asked(
         refusal(capsys.readouterr().err, says)
 
 
+def test_scores_and_samples_take_fast_steps_as_asked(
+    corpus: Path, gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = tmp_path / "run", tmp_path / "result.json"
+    assert mentalese("train", "latent_thought/tiny", "--out", run, *small("latent_thought/tiny", corpus)) == 0
+    asked = ("--fast-steps", "3", "--out", out)
+    assert mentalese("eval", run, "--documents", "1", "--estimators", "elbo-bound,fitted-draw", *asked) == 0
+    scored = json.loads(out.read_text())["perplexity"]
+    inferred = [scored[name]["protocol"]["inference"] for name in ("elbo-bound", "fitted-draw")]
+    assert [(about["fast_steps"], about["noise"]) for about in inferred] == [(3, "resampled"), (3, "fixed")]
+    nll = scored["elbo-bound"]["nll"]
+    assert mentalese("eval", run, "--documents", "1", "--fast-steps", "6", "--out", out) == 0
+    assert json.loads(out.read_text())["perplexity"]["nll"] != nll
+    samples = ("--judge", gpt2, "--samples", "2", "--sample-tokens", "4", "--decoding", "greedy")
+    assert mentalese("sample", run, *samples, *asked) == 0
+    capsys.readouterr()
+    for command, options in (("eval", ()), ("sample", samples), ("answer", ())):
+        assert mentalese(command, gpt2, *options, "--fast-steps", "3") == 2
+        refusal(capsys.readouterr().err, "--fast-steps is 3: this model takes no fast steps, remove it")
+    assert mentalese("eval", run, "--fast-steps", "0") == 2
+    refusal(capsys.readouterr().err, "--fast-steps is 0: set 1 or more")
+
+
 def test_an_elbo_that_is_not_finite_stops_a_run_in_one_sentence(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

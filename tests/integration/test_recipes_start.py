@@ -266,10 +266,10 @@ def test_a_recipe_reads_its_source_and_its_model_has_room_for_it(source: str, to
         if (recipe.data.source, recipe.data.tokenizer) != (source, tokenizer):
             continue
         recipe = recipe.override(f"data.source={few(source)}")
-        data = dataclasses.replace(recipe.data, train_tokens=None)  # only a run reads it
+        data = dataclasses.replace(recipe.data, train_tokens=None, held_out=min(recipe.data.held_out, 20))
         asked = (data, type(recipe.layout), recipe.layout.sequence_length)
         if asked not in stores:
-            stores[asked] = prepare(recipe.data, recipe.layout, show=False)
+            stores[asked] = prepare(data, recipe.layout, show=False)
         store, opened = stores[asked]
         assert {"train", "validation", "test"} == set(store.splits)
         for layout in recipe.layouts():
@@ -344,7 +344,7 @@ def shrunken(recipe: Recipe) -> Recipe:
     micro = min(2, recipe.train.gradient_accumulation_steps)
     train = TrainConfig(steps=1, precision=recipe.train.precision, gradient_accumulation_steps=micro, device="cpu")
     layout = dataclasses.replace(recipe.layout, **sizes)
-    data = dataclasses.replace(recipe.data, source=few(recipe.data.source))
+    data = dataclasses.replace(recipe.data, source=few(recipe.data.source), held_out=min(recipe.data.held_out, 20))
     if not recipe.layout.questions:
         data = dataclasses.replace(data, tokenizer="bpe:400")
     return dataclasses.replace(recipe, model=narrow(recipe.model), data=data, layout=layout, train=train)

@@ -6,16 +6,19 @@ A field that the paper does not state stays `None`, and is not checked.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import ROUND_HALF_EVEN, ROUND_HALF_UP, Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from mentalese import Recipe, get_recipe
+from mentalese import Recipe, families, get_recipe
+from mentalese.commands.cost import table_cost
 from mentalese.models.contract import count_parameters
 from mentalese.training.optim import learning_rate
 
@@ -39,7 +42,8 @@ class Row:
         steps: of the optimiser; "13.4K" and the like if the paper's follow from tokens and batch.
         tokens_per_step: of the whole batch.
         epochs: length of a run that is counted in epochs.
-        peak_rate, middle_rate, last_rate: learning rate after the warm-up, half-way and at the end.
+        peak_rate, middle_rate, last_rate: learning rate after the warm-up, half-way and at the end of the schedule.
+        schedule_tokens: of the whole schedule, if the run is the beginning of a longer one.
         warmup: steps of the linear warm-up.
         train_text: `data.train_tokens`, the tokens of the corpus that are read.
         evaluation: tokens of one validation, from its documents and `DOCUMENT_TOKENS`.
@@ -61,6 +65,7 @@ class Row:
     middle_rate: str | None = None
     last_rate: str | None = None
     warmup: int | None = None
+    schedule_tokens: str | None = None
     train_text: str | None = None
     evaluation: str | None = None
     test: str | None = None
@@ -74,6 +79,7 @@ def check(row: Row) -> None:
     _same(row, "parameters", row.parameters and parameters(recipe, row.vocabulary, **dict(row.fields)))
     _same(row, "tokens", row.tokens and tokens(recipe))
     _same(row, "steps", row.steps and steps(recipe))
+    _same(row, "schedule_tokens", row.schedule_tokens and tokens(recipe) / recipe.train.schedule_share)
     _same(row, "tokens_per_step", row.tokens_per_step and tokens_per_step(recipe))
     _same(row, "epochs", recipe.train.epochs)
     _same(row, "train_text", recipe.data.train_tokens)
@@ -88,6 +94,15 @@ def check(row: Row) -> None:
     window = row.context and recipe.layout.window(recipe.evaluation)
     _same(row, "context", window[0] if window else None)
     _same(row, "joined", recipe.evaluation.joined)
+
+
+def check_costs(family: str) -> None:
+    """Compare what a family's README says of the cost of its recipes; fails if it says nothing."""
+    text = Path(families.__file__).with_name(family).joinpath("README.md").read_text()
+    stated = re.findall(r"\| `([\w-]+)` \| ([\d.e+]+ FLOPs, [\d.,]+ h[^|]*) \|", text)
+    assert stated, f"the README of {family} states no cost"
+    for name, cost in stated:
+        assert str(table_cost(get_recipe(f"{family}/{name}"))) == cost, f"{family}/{name}"
 
 
 def names(rows: Iterable[Row]) -> Any:
@@ -132,6 +147,8 @@ def matches(number: float, printed: str) -> bool:
     place = Decimal(digits[:-1] if exponent else digits).as_tuple().exponent
     assert isinstance(place, int), printed
     unit = Decimal(1).scaleb(place + exponent)
+    if not expected:
+        return number == 0
     value = Decimal(repr(number)) / unit
     return any(value.quantize(Decimal(1), rule) * unit == expected for rule in (ROUND_HALF_UP, ROUND_HALF_EVEN))
 
@@ -141,7 +158,7 @@ def _check_rates(row: Row, recipe: Recipe) -> None:
     if all(value is None for value in stated):
         return
     # Runs counted in epochs have schedules of the same shape, whatever their number of steps.
-    count = 100_000 if recipe.train.epochs is not None else steps(recipe)
+    count = 100_000 if recipe.train.epochs is not None else round(steps(recipe) / recipe.train.schedule_share)
     warm = int(config.warmup) if config.warmup >= 1 else round(config.warmup * count)
     _same(row, "warmup", row.warmup and warm)
     for name, step in (("peak_rate", warm), ("middle_rate", (warm + count) // 2), ("last_rate", count)):

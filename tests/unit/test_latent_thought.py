@@ -31,6 +31,7 @@ from mentalese.families.latent_thought.plain import (
     logits_reference,
     loss_reference,
 )
+from mentalese.families.latent_thought.recipes import ALGORITHM_1
 from mentalese.models.contract import TrainStep, count_parameters
 from mentalese.nn.flex import flex_attend
 from mentalese.nn.noise import Noise
@@ -199,9 +200,21 @@ def test_a_phase_sets_the_fast_learning_rate(monkeypatch: pytest.MonkeyPatch) ->
     made, ids = model(), text()
     loss = made.training_loss(batch(ids), fast_learning_rate=0.1).loss
     torch.testing.assert_close(loss, loss_reference(made, ids, 0, rate=0.1)[0], **CLOSE)
-    assert abs(loss - made.training_loss(batch(ids)).loss) > 1e-3
+    assert abs(loss - model().training_loss(batch(ids)).loss) > 1e-3
     with pytest.raises(InputError, match="fast_learning_rate: LTMForCausalLM has no such training setting"):
         model(num_latents=0).training_loss(batch(ids), fast_learning_rate=0.1)
+
+
+def test_scores_take_the_fast_rate_that_training_has_reached(tmp_path: Path) -> None:
+    made, data = model(), batch(text())
+    made.training_loss(data, fast_learning_rate=0.34)
+    reached = made.token_nll(data)
+    assert torch.equal(reached, model(fast_learning_rate=0.34).token_nll(data))
+    assert not torch.equal(reached, model().token_nll(data))
+    made.save_pretrained(tmp_path)
+    again = LTMForCausalLM.from_pretrained(tmp_path)
+    assert again.config.fast_learning_rate == 0.34
+    assert again.scoring_protocol("elbo-bound")["inference"]["fast_learning_rate"] == 0.34
 
 
 def test_a_schedule_ends_at_a_tenth() -> None:
@@ -281,6 +294,23 @@ def test_the_bound_is_likelihood_plus_divergence(fields: dict[str, Any]) -> None
     torch.testing.assert_close(posterior.kl_by_layer(3).sum(1), kl.float(), **CLOSE)
 
 
+@pytest.mark.parametrize("noise", ["resampled", "fixed"])
+def test_the_fitted_draw_scores_the_noise_of_inference(noise: str) -> None:
+    """The release's score: one draw for all fast steps and for what follows them."""
+    made, data = model(noise=noise, fast_steps=16), batch(text(rows=4))
+    parts, bound = made.nll_parts(data, "fitted-draw"), made.nll_parts(data, "elbo-bound")
+    posterior = infer(model(noise="fixed", fast_steps=16), data)
+    seen = posterior.mu + (0.5 * posterior.log_var).exp() * posterior.noise.draw(0, posterior.mu.shape[1:])
+    nats = -made(data["input_ids"], z=seen).logits.log_softmax(-1)[:, :-1]
+    nats = nats.gather(-1, data["input_ids"][:, 1:, None])[..., 0]
+    torch.testing.assert_close(parts["nll"][:, 1:], nats.detach(), **CLOSE)
+    torch.testing.assert_close(parts["kl"].sum(1), posterior.kl_by_layer(1)[:, 0], **CLOSE)
+    assert parts["nll"].sum() < bound["nll"].sum(), "thoughts fit their draw better than another one"
+    assert made.scoring_protocol("fitted-draw")["inference"]["noise"] == "fixed"
+    assert made.scoring_protocol("elbo-bound")["inference"]["noise"] == noise
+    assert "fitted-draw" not in model(**VAE).estimators
+
+
 def test_inference_raises_the_bound_and_more_steps_raise_it_further() -> None:
     made, data = model(), batch(text(rows=8))
     scores = [made.token_nll(data, fast_steps=steps).mean().item() for steps in (1, 8, 32)]
@@ -342,9 +372,11 @@ def test_only_given_labels_are_evidence(fields: dict[str, Any]) -> None:
 
 
 def test_every_score_has_its_name() -> None:
-    assert model().estimators == ("elbo-bound", "prefix", "context")
+    assert model().estimators == ("elbo-bound", "prefix", "context", "fitted-draw")
     assert model(num_latents=0).estimators == ("exact", "prefix")
-    with pytest.raises(InputError, match="estimator is 'exact': this model has elbo-bound, prefix, context"):
+    with pytest.raises(
+        InputError, match="estimator is 'exact': this model has elbo-bound, prefix, context, fitted-draw"
+    ):
         model().token_nll(batch(text()), "exact")
 
 
@@ -883,6 +915,18 @@ def test_a_tiny_model_and_its_baseline_differ_in_thoughts_alone() -> None:
     assert plain.model.items() <= (tiny.model | {"num_latents": 0}).items()
     for part in ("data", "layout", "optimizer", "train", "evaluation"):
         assert getattr(tiny, part) == getattr(plain, part)
+
+
+def test_the_defaults_are_algorithm_1_and_recipes_rely_on_none() -> None:
+    config = LTMConfig()
+    assert {name: getattr(config, name) for name in ALGORITHM_1} == ALGORITHM_1
+    thinking = [recipe for recipe in recipes().values() if recipe.model.get("num_latents")]
+    assert {recipe.name.partition("/")[0] for recipe in thinking} >= {"latent_thought", "topics", "text"}
+    for recipe in thinking:
+        assert ALGORITHM_1.keys() <= recipe.model.keys(), recipe.name
+    for recipe in recipes().values():
+        if recipe.model["model_type"] == "ltm" and not recipe.model["num_latents"]:
+            assert not ALGORITHM_1.keys() & recipe.model.keys(), recipe.name
 
 
 def test_every_recipe_is_a_model_that_can_be() -> None:

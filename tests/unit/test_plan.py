@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from mentalese.data.layouts import layout_class
 from mentalese.data.store import Split
 from mentalese.errors import InputError
-from mentalese.recipe import DataConfig, Phase, Recipe, TrainConfig
+from mentalese.recipe import DataConfig, OptimizerConfig, Phase, Recipe, TrainConfig
+from mentalese.training.optim import learning_rate
 from mentalese.training.plan import Plan
 from support import BOS, EOD, EOS, MARKERS, PAD, make_split
 
@@ -469,6 +470,28 @@ def test_a_pair_is_a_ramp_from_the_phases_start_to_the_end_of_the_run() -> None:
     assert plan.settings(100) == {"weight": 3.0}
     fresh = make_plan(BOOK, phases=phases, train=TrainConfig(steps=100), **SHAPES[0])
     assert fresh.settings(99) == plan.settings(99)
+
+
+@pytest.mark.parametrize("length", [TrainConfig(steps=40), TrainConfig(tokens=4000)], ids=["steps", "tokens"])
+def test_the_beginning_of_a_longer_run_has_its_rates(length: TrainConfig) -> None:
+    phases = (Phase(start=5, model={"weight": (1.0, 3.0)}),)
+    name = "steps" if length.steps else "tokens"
+    part = dataclasses.replace(length, **{name: getattr(length, name) // 4}, schedule_share=0.25)
+    whole, begun = (make_plan(BOOK, phases=phases, train=train, **SHAPES[0]) for train in (length, part))
+    optimizer = OptimizerConfig(warmup=4)
+
+    def rate(plan: Plan, step: int) -> float:
+        return learning_rate(optimizer, step, plan.schedule_steps, plan.position(step).progress)
+
+    assert begun.total_steps == pytest.approx(whole.total_steps / 4, abs=1)
+    for step in range(begun.total_steps):
+        assert rate(begun, step) == pytest.approx(rate(whole, step), rel=0.02)
+        if step > 5:
+            assert begun.settings(step)["weight"] == pytest.approx(whole.settings(step)["weight"], abs=0.02)
+    assert rate(begun, begun.total_steps) > 0.8 * optimizer.learning_rate
+    for share in (0, 1.5):
+        with pytest.raises(InputError, match=r"train\.schedule_share"):
+            TrainConfig(steps=1, schedule_share=share)
 
 
 @pytest.mark.parametrize("clock", ["steps", "epochs", "tokens", "sentence_steps"])

@@ -86,6 +86,49 @@ def test_no_two_splits_share_a_document(documents: list[str], with_validation: b
     assert all(source.size(split) == sum(map(len, found[split])) for split in SPLITS)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=12), st.integers(2, 8), st.booleans())
+def test_the_last_documents_are_held_out(documents: list[str], held_out: int, with_test: bool) -> None:
+    readers = {"train": lambda: iter([Document(text) for text in documents])}
+    if with_test:
+        readers["test"] = lambda: iter([Document("c")])
+    half, parts = held_out // 2, 1 if with_test else 2
+    last, before = documents[-half:], documents[-2 * half : -half]
+    validation = [text for text in before if text not in last]
+    rest = [text for text in documents[: -parts * half] if text not in documents[-parts * half :]]
+    if not rest or not (with_test or validation):
+        with pytest.raises(InputError, match=rf"data\.held_out is {2 * half}: .* none is left"):
+            Source("s", "text", readers, held_out=2 * half)
+        return
+    found = texts(Source("s", "text", readers, held_out=held_out))
+    assert found == {
+        "train": rest,
+        "validation": last if with_test else validation,
+        "test": ["c"] if with_test else last,
+    }
+
+
+def test_a_share_is_held_out_and_names_another_text(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "a.jsonl", numbered(2000))
+    usual, few, last = (open_source(f"file:{path}", held_out=held_out) for held_out in (0.1, 0.01, 20))
+    assert 3 <= len(texts(few)["test"]) <= 20 < 60 <= len(texts(usual)["test"])
+    assert [text for split in ("validation", "test") for text in texts(last)[split]] == [
+        row["text"] for row in numbered(2000)[-20:]
+    ]
+    assert len({source.fingerprint for source in (usual, few, last, open_source(f"file:{path}"))}) == 3
+    assert len([*open_source(f"file:{path}", held_out=20, whole=True).documents("test")]) == 2000
+
+
+def test_documents_are_not_held_out_of_a_source_with_splits(tmp_path: Path) -> None:
+    for split in SPLITS:
+        jsonl(tmp_path / f"{split}.jsonl", [{"text": f"Of {split}."}])
+    with pytest.raises(InputError, match=r"data\.held_out is 20: .* has splits of its own"):
+        open_source(f"file:{tmp_path}", held_out=20)
+    for held_out in (0, 1, 2.5):
+        with pytest.raises(InputError, match=r"data\.held_out"):
+            DataConfig(held_out=held_out)
+
+
 def test_a_question_is_in_one_split_whatever_its_steps(tmp_path: Path) -> None:
     def rows(steps: range, questions: int = 60) -> list[dict]:
         return [

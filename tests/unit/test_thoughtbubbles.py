@@ -80,6 +80,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "rightmost": {"readout": "rightmost"},
     "scale of Eq. 8": {"score_scale": "model"},
     "overwritten channel": {"score_scale": "overwrite"},
+    "rotation by forks": {"rotation": "forks"},
+    "rotation by forks, causal": {"rotation": "forks", "selection": "causal"},
+    "rotation of copies": {"rotation": "forks", "fork_layers": (), "copies": 3, "readout": "rightmost"},
     "bias": {"fork_bias_init": 1.0},
     "small budget": {"budget": 1.25},
     "large budget": {"budget": 4.0},
@@ -182,7 +185,31 @@ def test_partial_rotations_follow_the_number_of_forks() -> None:
     """Eq. 13: a token's streams share the way from the token before it."""
     keep = torch.tensor([[True, True, False, True]])
     made = fork(streams(torch.zeros(1, 2, 3)), torch.zeros(1, 4), keep, torch.zeros(3), None)
-    assert made.positions().tolist() == [[0.5, 1.0, 2.0]]
+    assert made.positions("streams").tolist() == [[0.5, 1.0, 2.0]]
+    assert made.positions("forks").tolist() == [[0.0, 1.0, 2.0]]
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(0, 9))
+def test_streams_of_a_token_are_evenly_spaced(counts: list[int], before: int) -> None:
+    """Eq. 13 under both meanings of q."""
+    token = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))[None]
+    own = token.diff(dim=1, append=torch.full((1, 1), len(counts))) > 0
+    made = Streams(
+        x=torch.zeros(*token.shape, 1),
+        scores=None,
+        token=token,
+        own=own,
+        real=None,
+        counts=torch.tensor([counts]),
+        before=torch.tensor([[before]]),
+    )
+    for rotation in ("streams", "forks"):
+        positions = made.positions(rotation)[0]
+        assert (positions.diff() >= 0).all()
+        for number, count in enumerate(counts):
+            each = positions[token[0] == number]
+            end, q = before + number + 1, count if rotation == "streams" else max(count - 1, 1)
+            torch.testing.assert_close(each, end - torch.arange(count - 1, -1, -1) / q)
 
 
 def test_a_threshold_is_the_lowest_score_that_a_top_k_keeps() -> None:

@@ -20,6 +20,8 @@ from mentalese.data.store import TokenStore, prepare
 from mentalese.errors import InputError
 from mentalese.models.build import build_model
 from mentalese.models.checkpoints import load_model, save_model
+from mentalese.models.saved import load
+from mentalese.models.scoring import perplexity
 from mentalese.models.trace import Thought, ThoughtTrace
 from mentalese.recipe import DataConfig, Recipe
 from support import shrink
@@ -88,6 +90,62 @@ def draw(name: str, *paths: Path, out: Path, text: str | None = None) -> dict[st
     write_figure(f"thoughtbubbles/{name}", [str(path) for path in paths], out, text)
     assert out.stat().st_size > 5_000
     return json.loads(out.with_suffix(".json").read_text())
+
+
+# -- perplexities (Figures 3 and 6) ------------------------------------------------------------------------------------
+
+
+def result(path: Path, source: str, parameters: int, perplexity: float, **fields: Any) -> Path:
+    """A run's result, with the fields that the figure reads."""
+    model = {"model_type": "thoughtbubbles", **fields}
+    config = {"model": model, "data": {"source": source}}
+    test = {"perplexity": perplexity, "protocol": {"estimator": "exact"}}
+    written = {"recipe": "a/b", "config": config, "test": test, "parameters": {"total": parameters}, "curve": []}
+    path.write_text(json.dumps(written))
+    return path
+
+
+def test_runs_of_an_approach_are_a_line_over_sizes(tmp_path: Path) -> None:
+    forks = {"fork_layers": [3]}
+    runs = [
+        result(tmp_path / "a.json", "one", 300, 20.0, **forks),
+        result(tmp_path / "b.json", "one", 100, 30.0, **forks),
+        result(tmp_path / "c.json", "one", 100, 29.0, budget=4.0, **forks),
+        result(tmp_path / "d.json", "one", 100, 31.0, fork_layers=[]),
+        result(tmp_path / "e.json", "two", 100, 32.0, fork_layers=[], copies=5),
+    ]
+    texts = draw("sizes", *runs, out=tmp_path / "sizes.svg")["texts"]
+    assert {text: sorted(lines) for text, lines in texts.items()} == {
+        "one": ["kappa = 2L", "kappa = 4L", "regular"],
+        "two": ["copy-5"],
+    }
+    assert [(p["parameters"], p["perplexity"]) for p in texts["one"]["kappa = 2L"]] == [(100, 30.0), (300, 20.0)]
+    with pytest.raises(InputError, match="use runs of Thoughtbubbles"):
+        draw("sizes", result(tmp_path / "f.json", "one", 1, 1.0, model_type="gpt2"), out=tmp_path / "no.svg")
+
+
+def test_perplexities_of_documents_are_those_of_each_estimator(run: Path, regular: Path, tmp_path: Path) -> None:
+    text, out = tmp_path / "text", tmp_path / "autoregression.svg"
+    text.mkdir()
+    for split, first in (("train", "Ann"), ("validation", "Bob"), ("test", "Miles")):
+        rows = [{"text": f"{first} has a son. He is {age}."} for age in (3, 42, 7)]
+        (text / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = f"file:{text}"
+    write_figure("thoughtbubbles/autoregression", [str(run), str(regular)], out, source=source, documents=2)
+    found = json.loads(out.with_suffix(".json").read_text())["perplexities"]
+    for path, (name, shown) in zip((run, run, run, regular), found.items()):
+        saved = load(path).on(source).scored_by(max_documents=2, estimator=shown["estimator"], tokens="lexical")
+        split = saved.split("test")
+        reading = saved.tokenizer, split, saved.data, saved.layout
+        assert shown["mean"] == pytest.approx(perplexity(saved.model, *reading, saved.evaluation).perplexity), name
+        first = dataclasses.replace(saved.evaluation, max_documents=1)
+        assert len(shown["documents"]) == 2
+        assert shown["documents"][0] == pytest.approx(perplexity(saved.model, *reading, first).perplexity), name
+    rules = ["block-not-causal", "prefix-fixed", "prefix-dynamic", "exact"]
+    assert [shown["estimator"] for shown in found.values()] == rules
+    assert len({round(shown["mean"], 4) for shown in found.values()}) == 4
+    with pytest.raises(InputError, match="needs a model and at most one other, and 3 were given"):
+        draw("autoregression", run, run, run, out=tmp_path / "no.svg")
 
 
 # -- forks against entropy ---------------------------------------------------------------------------------------------

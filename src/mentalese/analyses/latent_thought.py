@@ -21,12 +21,14 @@ from mentalese.analyses.drawing import (
     Figure,
     band,
     canvas,
+    count_axis,
     footnote,
     in_rows,
     line_style,
     mean_and_std,
     only_path,
     percent_axis,
+    read_result,
     ticks_at,
 )
 from mentalese.errors import InputError
@@ -373,7 +375,83 @@ def _line(panel: Any, scores: dict[str, Any], name: str, trained: int, style: di
         panel.fill_between(steps, *interval, color=style["color"], alpha=0.12, linewidth=0)
 
 
+# -- scaling of training (Figures 1 and 4) -----------------------------------------------------------------------------
+
+
+def scaling(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+    """Test perplexity by T_fast, and validation perplexity over training tokens and FLOPs, of finished runs.
+
+    A bound for runs with thoughts; runs without thoughts are dashed.
+    """
+    runs = [_trained(path) for path in paths]
+    for run in runs[1:]:
+        if run["text"] != runs[0]["text"]:
+            raise InputError(f"{run['path']} has another text than {runs[0]['path']}: use runs of the same text")
+    picture, ((by_steps, by_tokens, by_flops),) = canvas(1, 3, 14, 3.8)
+    sizes: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for run in runs:
+        sizes.setdefault((run["layers"], run["latents"]), []).append(run)
+    every = sorted({run["fast_steps"] for run in runs if run["latents"]})
+    for i, ((layers, latents), own) in enumerate(sizes.items()):
+        style, name = line_style(i), f"{layers} layers, {f'N_z {latents}' if latents else 'without thoughts'}"
+        own.sort(key=lambda run: run["fast_steps"])
+        if latents:
+            points = [(run["fast_steps"], run["test_perplexity"]) for run in own]
+            by_steps.plot(*zip(*points), label=name, **style)
+        for run in own:
+            if not latents:
+                by_steps.axhline(run["test_perplexity"], color=style["color"], linestyle="--", label=name)
+            label = f"{name}, T {run['fast_steps']}" if latents else name
+            mark = MARKERS[every.index(run["fast_steps"]) % len(MARKERS)] if latents else None
+            line = {"color": style["color"], "marker": mark, "markersize": 4, "linestyle": "-" if latents else "--"}
+            for panel, axis in ((by_tokens, "tokens"), (by_flops, "flops")):
+                panel.plot(run["curve"][axis], run["curve"]["perplexity"], label=label, **line)
+    if every:
+        by_steps.set_xscale("log", base=2)
+        by_steps.set_xticks(every, [str(steps) for steps in every])
+    by_steps.set(title="test perplexity", xlabel="T_fast of training", yscale="log")
+    by_steps.legend(fontsize=7)
+    for panel, label in ((by_tokens, "training tokens"), (by_flops, "training FLOPs")):
+        panel.set(title="validation perplexity", yscale="log")
+        count_axis(panel.xaxis, label)
+    by_flops.set_xscale("log")
+    by_flops.xaxis.set_major_formatter("{x:.0e}")
+    for panel in (by_steps, by_tokens, by_flops):
+        for formatter in (panel.yaxis.set_major_formatter, panel.yaxis.set_minor_formatter):
+            formatter("{x:g}")
+    handles, names = by_tokens.get_legend_handles_labels()
+    picture.legend(handles, names, loc="outside right center", fontsize=7)
+    footnote(picture, "perplexities of runs with thoughts are upper bounds")
+    return picture, {"runs": runs}
+
+
+def _trained(path: str) -> dict[str, Any]:
+    """The numbers of a finished run of this family."""
+    from mentalese.families.latent_thought.config import LTMConfig
+
+    result = read_result(path)
+    fields = result["config"]["model"]
+    if fields["model_type"] != "ltm":
+        raise InputError(f"{path} is a run of a {fields['model_type']} model: use runs of Latent Thought Models")
+    config = LTMConfig(**{name: value for name, value in fields.items() if name != "model_type"})
+    curve = [point for point in result["curve"] if "validation_perplexity" in point]
+    return {
+        "path": path,
+        "recipe": result["recipe"],
+        "text": result["data_hash"],
+        "layers": config.num_hidden_layers,
+        "latents": config.num_latents,
+        "fast_steps": config.fast_steps,
+        "test_perplexity": result["test"]["perplexity"],
+        "curve": {axis: [point[axis] for point in curve] for axis in ("tokens", "flops")}
+        | {"perplexity": [point["validation_perplexity"] for point in curve]},
+    }
+
+
 FIGURES = {
+    "scaling": Figure(
+        description="perplexity by T_fast, and over training tokens and FLOPs", takes="RESULT ...", draw=scaling
+    ),
     "reconstruction": Figure(
         description="tokens reconstructed from the thoughts of the first layers", takes="MODEL", draw=reconstruction
     ),

@@ -7,6 +7,7 @@ the same context.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mentalese.analyses.drawing import COLORS, Figure, canvas, drawable_token, footnote, only_path
+from mentalese.analyses.drawing import (
+    COLORS,
+    Figure,
+    canvas,
+    count_axis,
+    drawable_token,
+    footnote,
+    line_style,
+    only_path,
+    percent_axis,
+    read_result,
+    ticks_at,
+)
 from mentalese.errors import InputError
 from mentalese.formatting import model_names
 
@@ -371,7 +384,113 @@ def forks(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
     }
 
 
+# -- perplexity over sizes (Figure 3) ----------------------------------------------------------------------------------
+
+
+def sizes(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+    """Test perplexity of finished runs over their parameters, a panel for each text, a line for each approach."""
+    texts: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for path in paths:
+        result = read_result(path)
+        point = {
+            "path": path,
+            "parameters": result["parameters"]["total"],
+            "perplexity": result["test"]["perplexity"],
+            "estimator": result["test"]["protocol"]["estimator"],
+        }
+        approaches = texts.setdefault(result["config"]["data"]["source"], {})
+        approaches.setdefault(_approach(path, result["config"]["model"]), []).append(point)
+    names = sorted({name for approaches in texts.values() for name in approaches})
+    picture, (panels,) = canvas(1, len(texts), 1.6 + 3.6 * len(texts), 3.8)
+    for panel, (source, approaches) in zip(panels, texts.items()):
+        for name, points in approaches.items():
+            points.sort(key=lambda point: point["parameters"])
+            values = [[point[axis] for point in points] for axis in ("parameters", "perplexity")]
+            panel.plot(*values, label=name, **line_style(names.index(name)))
+        panel.set(title=source, ylabel="test perplexity", xscale="log")
+        count_axis(panel.xaxis, "parameters")
+        ticks_at(panel.xaxis, sorted({point["parameters"] for points in approaches.values() for point in points}))
+        panel.legend()
+    rules = sorted(
+        {point["estimator"] for approaches in texts.values() for own in approaches.values() for point in own}
+    )
+    footnote(picture, f"estimators: {', '.join(rules)}")
+    return picture, {"texts": texts}
+
+
+def _approach(path: str, fields: dict[str, Any]) -> str:
+    """The row of Table 1 that a recipe's `model` section belongs to."""
+    if fields["model_type"] != "thoughtbubbles":
+        raise InputError(f"{path} is a run of a {fields['model_type']} model: use runs of Thoughtbubbles")
+    if fields.get("copies", 1) > 1:
+        return f"copy-{fields['copies']}"
+    return f"kappa = {fields.get('budget', 2.0):g}L" if fields.get("fork_layers") else "regular"
+
+
+# -- block-wise and autoregressive perplexity (Figure 6) ---------------------------------------------------------------
+
+
+def autoregression(
+    paths: list[str], *, source: str | None = None, documents: int = DOCUMENTS
+) -> tuple[Any, dict[str, Any]]:
+    """Perplexities of test documents block-wise, and autoregressively with a fixed and a dynamic budget.
+
+    The autoregressive ones take a pass per token. A second model without forks is the baseline.
+
+    Args:
+        source: the text; `None`: the model's own.
+        documents: score the first N of them.
+    """
+    if len(paths) > 2:
+        raise InputError(
+            f"the figure thoughtbubbles/autoregression needs a model and at most one other, and {len(paths)} were given"
+        )
+    saved, names = _open(paths[0]).on(source), model_names(paths)
+    saved = saved.scored_by(max_documents=documents)
+    split = saved.split("test")
+    shown = {
+        name: dataclasses.replace(saved, evaluation=dataclasses.replace(saved.evaluation, estimator=estimator))
+        for name, estimator in (
+            ("block-wise (not causal)", "block-not-causal"),
+            ("fixed budget", "prefix-fixed"),
+            ("dynamic budget", "prefix-dynamic"),
+        )
+    }
+    if len(paths) == 2:
+        other = _other(paths[1], saved, names[0])
+        shown[names[1]] = dataclasses.replace(
+            other,
+            data=saved.data,
+            layout=saved.layout,
+            evaluation=dataclasses.replace(saved.evaluation, estimator=None),
+        )
+    picture, ((panel,),) = canvas(1, 1, 6.5, 4)
+    numbers: dict[str, Any] = _about(saved, names[0]) | {"perplexities": {}}
+    for i, (name, reader) in enumerate(shown.items()):
+        print(f"scoring {name}", file=sys.stderr, flush=True)
+        nats = reader.token_scores(split)
+        each = [nats[a:b] for a, b in zip(split.documents, split.documents[1:])]
+        each = [own[~np.isnan(own)].astype(np.float64) for own in each]
+        values = [float(np.exp(own.mean())) for own in each if len(own)]
+        mean = float(np.exp(np.concatenate(each).mean()))
+        numbers["perplexities"][name] = {"estimator": reader.estimator, "mean": mean, "documents": values}
+        style = {"color": COLORS[i], "drawstyle": "steps-post"}
+        panel.plot(sorted(values), np.arange(1, len(values) + 1) / len(values), label=f"{name}: {mean:.2f}", **style)
+    panel.set(title=f"perplexity of documents, {names[0]}", xscale="log", xlabel="perplexity", ylabel="documents below")
+    percent_axis(panel.yaxis)
+    panel.legend()
+    footnote(picture, f"{len(values)} documents of the test split; in the legend, perplexities of all tokens")
+    return picture, numbers
+
+
 FIGURES = {
+    "sizes": Figure(description="test perplexity of runs over their parameters", takes="RESULT ...", draw=sizes),
+    "autoregression": Figure(
+        description="perplexities of documents, block-wise and autoregressive",
+        takes="MODEL [OTHER]",
+        draw=autoregression,
+        reads_source=True,
+    ),
     "entropy": Figure(
         description="forks against the entropy of predictions, the model's and another's",
         takes="MODEL [OTHER]",

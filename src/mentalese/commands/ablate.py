@@ -15,7 +15,7 @@ from mentalese.formatting import unanswered
 class Options(ResultOptions, AblationOptions):
     """Scores a saved model with its own thoughts, without them, with another text's, and with noise on them."""
 
-    RARE: ClassVar[tuple[str, ...]] = ("config", "text_column", "detokenizer")
+    RARE: ClassVar[tuple[str, ...]] = ("config", "fast_steps", "text_column", "detokenizer")
 
 
 def run(words: list[str]) -> None:

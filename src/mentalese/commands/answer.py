@@ -21,7 +21,7 @@ class Options(ResultOptions, AnswerOptions):
             text, the answer read from it, ..; or NAME.jsonl for these lines only.
     """
 
-    RARE: ClassVar[tuple[str, ...]] = ("config", "text_column", "detokenizer")
+    RARE: ClassVar[tuple[str, ...]] = ("config", "fast_steps", "text_column", "detokenizer")
 
 
 def run(words: list[str]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mentalese.commands.options import read_one
+from mentalese.data.documents import HELD_OUT
 from mentalese.errors import InputError
 from mentalese.recipe import Detokenizer
 
@@ -23,6 +24,8 @@ class Options:
         sentences: sentencex, syntok, sat, fixed:N or none.
         min_sentence_tokens: shorter sentences are merged with the next one.
         max_sentence_tokens: longer sentences are cut.
+        held_out: documents for validation and test where these are missing: a share by a hash of the text, or the last
+            N.
     """
 
     out: Path | None = None
@@ -32,6 +35,7 @@ class Options:
     sentences: str = "sentencex"
     min_sentence_tokens: int = 3
     max_sentence_tokens: int = 64
+    held_out: float = HELD_OUT
 
 
 def run(words: list[str]) -> None:

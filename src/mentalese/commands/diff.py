@@ -17,9 +17,10 @@ class Options(ResultOptions, TextOptions):
 
     Attributes:
         config: FIELD=VALUE ...: other values of the first model's config, as far as the weights allow.
+        fast_steps: gradient steps that infer the first model's thoughts, if it infers them.
     """
 
-    RARE: ClassVar[tuple[str, ...]] = ("config", "text_column", "detokenizer")
+    RARE: ClassVar[tuple[str, ...]] = ("config", "fast_steps", "text_column", "detokenizer")
 
 
 def run(words: list[str]) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mentalese.compare.compare import flops_per_token
 from mentalese.data.batch import Batch, to_device
+from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.store import TokenStore
 from mentalese.evaluation.answers import answer_limit
 from mentalese.models.adapter import hugging_face_model
@@ -22,6 +23,7 @@ from mentalese.training.parallel import Parallel, setup, teardown
 from mentalese.training.plan import Plan
 
 WARM_UP, TIMED = 1, 3
+SCORED_BATCHES = 64  # of a split, evenly spread, that evaluation is counted from
 _ACTIVATIONS = 34
 """Bytes per token, layer and unit of width that 16-bit training keeps, without attention scores (Korthikanti et al.,
 2022, section 4.1); float32 keeps twice as much."""
@@ -42,7 +44,8 @@ def print_dry_run(recipe: Recipe, flops_per_second: float | None) -> None:
     """
     figures = estimate(recipe)
     speed, kept, peak = (flops_per_second, None, None) if flops_per_second else _measure(recipe)
-    parameters, memory, seconds = figures["parameters"], figures["memory"], figures["flops"] / speed
+    parameters, memory, evaluation = figures["parameters"], figures["memory"], figures["evaluation_flops"]
+    seconds = (figures["flops"] + (evaluation or 0)) / speed
     rows = {
         "parameters": f"{parameters['total']:,} ({parameters['non_embedding']:,} without embeddings)",
         "trained": f"{parameters['trained']:,} of {parameters['total']:,}",
@@ -50,6 +53,7 @@ def print_dry_run(recipe: Recipe, flops_per_second: float | None) -> None:
         "tokens": f"{figures['tokens']:,} ({figures['tokens_per_step']:,.0f} per step)",
         "training FLOPs": f"{figures['flops']:.3g} ({figures['flops_per_token']:.3g} per token)",
         **figures["evaluation"],
+        "evaluation FLOPs": "not counted: answers to questions" if evaluation is None else f"{evaluation:.3g}",
         "speed": f"{speed:.3g} FLOPs per second, {'as given' if flops_per_second else 'measured here in a few steps'}",
         "time": f"{seconds / 3600:,.2f} hours",
         "weights": _size(memory["weights"]),
@@ -71,7 +75,7 @@ def print_dry_run(recipe: Recipe, flops_per_second: float | None) -> None:
         f"\nActivations are estimated as {_ACTIVATIONS} bytes x width x layers x tokens of a micro-batch, twice that in"
         "\nfloat32: a decoder that stores no attention scores (Korthikanti et al., 2022). A model of more FLOPs (forks,"
         "\nloops) is taken to keep as much more; small ones keep 0.4 to 2 times the estimate. The time is without"
-        "\nevaluation and checkpoints."
+        "\ncheckpoints and answers to questions; evaluation is taken to be as fast as training."
     )
 
 
@@ -80,7 +84,8 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
 
     Returns:
         `parameters` (total, non_embedding, trained), `steps`, `tokens`, `tokens_per_step`, `flops` (training, in
-        total), `flops_per_token`, `remarks` (see `Plan.remarks`), `evaluation` (how often and on what, in words), and
+        total), `flops_per_token`, `remarks` (see `Plan.remarks`), `evaluation` (how often and on what, in words),
+        `evaluation_flops` (of all validations and the test, in total; `None`: of answers, which are not counted), and
         `memory`: bytes of weights, gradients, Adam's moments and activations.
 
     Raises:
@@ -108,6 +113,7 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
         "flops_per_token": per_token,
         "remarks": plan.remarks(),
         "evaluation": _evaluation(recipe, run.store, plan),
+        "evaluation_flops": _evaluation_flops(run),
         "memory": {
             "weights": held,
             "gradients": trained,
@@ -132,6 +138,24 @@ def _evaluation(recipe: Recipe, store: TokenStore, plan: Plan) -> dict[str, str]
         "validations": f"{plan.validations():,}, each of {count('validation', evaluation)}",
         "test": count("test", evaluation.of_test()),
     }
+
+
+def _evaluation_flops(run: Run) -> float | None:
+    """FLOPs of scoring the validation split as often as the run does, and the test split once; from some batches."""
+    recipe, evaluation = run.recipe, run.recipe.evaluation
+    if evaluation.metric == "accuracy":
+        return None
+
+    def scoring(split: str, evaluation: EvaluationConfig) -> float:
+        rows = len(recipe.layout.evaluation_rows(run.store.splits[split], evaluation))
+        every = max(1, rows // evaluation.batch_size // SCORED_BATCHES)
+        flops = counted = 0
+        for batch in evaluation_batches(run.store.splits[split], recipe.layout, evaluation, run.tokenizer, every=every):
+            flops += run.model.scoring_flops(batch)
+            counted += len(batch["input_ids"])
+        return flops / max(counted, 1) * rows
+
+    return run.plan.validations() * scoring("validation", evaluation) + scoring("test", evaluation.of_test())
 
 
 def largest_batch(plan: Plan) -> tuple[Batch, int]:

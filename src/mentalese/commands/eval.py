@@ -15,7 +15,15 @@ from mentalese.evaluation.options import EvaluationOptions
 class Options(ResultOptions, EvaluationOptions):
     """Scores a saved model: perplexity in its own tokens, and tasks of lm-eval."""
 
-    RARE: ClassVar[tuple[str, ...]] = ("estimators", "stage", "latents", "config", "text_column", "detokenizer")
+    RARE: ClassVar[tuple[str, ...]] = (
+        "estimators",
+        "stage",
+        "latents",
+        "config",
+        "fast_steps",
+        "text_column",
+        "detokenizer",
+    )
 
 
 def run(words: list[str]) -> None:

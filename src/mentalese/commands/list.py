@@ -6,6 +6,7 @@ import fnmatch
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mentalese.commands.help import width
 from mentalese.commands.options import one, read
@@ -13,6 +14,9 @@ from mentalese.commands.shared import print_json
 from mentalese.errors import InputError, nearest
 from mentalese.recipe import Recipe
 from mentalese.registry import families, load, recipes
+
+if TYPE_CHECKING:
+    from mentalese.commands.cost import Cost
 
 PUBLISHED = ("/openstax", "/graphs")
 """How names of recipes with published results continue."""
@@ -26,7 +30,8 @@ class Options:
 
     Attributes:
         family: all recipes of one family, without the settings of tables unless --table names one.
-        table: the recipes that are settings of this table or figure of a paper, e.g. "Table 1".
+        table: the recipes that are settings of this table or figure of a paper, e.g. "Table 1", and what each costs:
+            FLOPs of training and evaluation, and hours at 4e14 FLOPs per second.
         all: everything, one line each.
         json: the same as JSON; everything, if nothing is asked for.
     """
@@ -61,8 +66,12 @@ def run(words: list[str]) -> None:
         asked = pattern or options.table
         known = [name for entries in everything.values() for name in entries]
         raise InputError(f"nothing in the list is called {asked!r}{nearest(asked or '', known)} (`mentalese list`)")
+    costs = {} if options.table is None else _costs([chosen[name] for name in listed["recipes"]])
     if options.json:
-        return print_json(listed)
+        priced = {name: vars(cost) for name, cost in costs.items() if cost is not None}
+        return print_json(listed | ({"costs": priced} if priced else {}))
+    if costs:
+        return print(_with_costs(listed["recipes"], costs))
     return print("\n\n".join(_section(title, entries) for title, entries in listed.items() if entries))
 
 
@@ -84,6 +93,22 @@ def _of_family(name: str) -> dict[str, Recipe]:
     if name not in known:
         raise InputError(f"--family is {name!r}: no family is called that{nearest(name, known)}")
     return {recipe.name: recipe for recipe in load(known[name].recipes)}
+
+
+def _costs(chosen: list[Recipe]) -> dict[str, Cost | None]:
+    from mentalese.commands.cost import table_cost
+
+    return {recipe.name: table_cost(recipe) for recipe in chosen}
+
+
+def _with_costs(described: Mapping[str, str], costs: Mapping[str, Cost | None]) -> str:
+    """Recipes with their costs, and a line about the numbers."""
+    column = max(len(str(cost or "-")) for cost in costs.values())
+    lines = {name: f"{str(costs[name] or '-').ljust(column)}  {text}" for name, text in described.items()}
+    return (
+        f"{_section('recipes', lines)}\n\nFLOPs of training and evaluation, and hours at 4e14 FLOPs per second.\n"
+        "-, + evaluation: this depends on the text, which `mentalese train NAME --dry-run` reads."
+    )
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -14,7 +14,7 @@ from mentalese.evaluation.options import SampleOptions
 class Options(ResultOptions, SampleOptions):
     """Samples text from a saved model: perplexity under a second model, entropy, speed, and MAUVE after prompts."""
 
-    RARE: ClassVar[tuple[str, ...]] = ("prompt_tokens", "draws", "config", "text_column", "detokenizer")
+    RARE: ClassVar[tuple[str, ...]] = ("prompt_tokens", "draws", "config", "fast_steps", "text_column", "detokenizer")
 
 
 def run(words: list[str]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
 from mentalese.files import check_place, write_json
 from mentalese.formatting import scored_as, unanswered
 from mentalese.models.generate_options import config_fields
@@ -26,19 +26,32 @@ class ResultOptions:
 
     Attributes:
         config: FIELD=VALUE ...: other values of the model's config, as far as the weights allow.
+        fast_steps: gradient steps that infer thoughts, for models that infer them (T_fast of Latent Thought Models).
         out: a JSON file for the results.
         json: print the results as JSON.
     """
 
     config: tuple[str, ...] = ()
+    fast_steps: int | None = None
     out: Path | None = None
     json: bool = False
 
     def open(self, path: str) -> Saved:
-        """The model of the command."""
+        """The model of the command.
+
+        Raises:
+            InputError: what `load` refuses, or fast steps for a model that takes none.
+        """
         from mentalese.models.saved import load
 
-        return load(path, device(), config=config_fields(self.config))
+        saved = load(path, device(), config=config_fields(self.config))
+        if self.fast_steps is not None:
+            config = saved.model.config
+            if not (getattr(config, "num_latents", 0) and getattr(config, "scoring", "") == "variational"):
+                raise InputError(f"--fast-steps is {self.fast_steps}: this model takes no fast steps, remove it")
+            require(self.fast_steps >= 1, "--fast-steps", self.fast_steps, "set 1 or more")
+            config.fast_steps = self.fast_steps
+        return saved
 
     def check(self) -> None:
         """Raises `InputError` for a result or a config that could not be used."""

@@ -70,6 +70,7 @@ _SHARED = (
     ("data", "detokenizer"),
     ("data", "tokenizer"),
     ("data", "train_tokens"),
+    ("data", "held_out"),
     ("evaluation", "tokens"),
     ("evaluation", "joined"),
     ("evaluation", "metric"),

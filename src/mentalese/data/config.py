@@ -11,11 +11,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mentalese.data.documents import HELD_OUT
 from mentalese.errors import InputError, require
 from mentalese.values import check_fields, shown
 
 AnswerRuleName = Literal["text", "number", "choice"]
-AS_IT_IS: dict[str, Any] = {"text_column": None, "detokenizer": None, "train_tokens": None}
+AS_IT_IS: dict[str, Any] = {"text_column": None, "detokenizer": None, "train_tokens": None, "held_out": HELD_OUT}
 """Fields of `DataConfig` where another source replaces a recipe's: they describe how the recipe's own text is read, and
 how much of it."""
 Detokenizer = Literal["wikitext", "ptb", "lm1b", "lambada", "scientific_papers"]
@@ -41,6 +42,9 @@ class DataConfig:
         max_sentence_tokens: longer sentences are cut, after punctuation if there is any.
         train_tokens: train on the first whole documents that contain this many tokens; `None`: on all of them. Another
             source than the recipe's is read whole, unless this is set too.
+        held_out: documents that become validation and test, half of them each, where the source does not have these:
+            below 1 a share by a hash of the text (0.001: validation is as large as nanoGPT's), from 2 on the last N
+            (Latent Thought Models and MDLM: 100,000).
     """
 
     source: str = "builtin:stdlib"
@@ -51,6 +55,7 @@ class DataConfig:
     min_sentence_tokens: int = 3
     max_sentence_tokens: int = 64
     train_tokens: int | None = None
+    held_out: float = HELD_OUT
 
     def __post_init__(self) -> None:
         if not isinstance(self.source, str):
@@ -62,6 +67,13 @@ class DataConfig:
         minimum, train_tokens = self.min_sentence_tokens, self.train_tokens
         require(minimum >= 1, "data.min_sentence_tokens", minimum, "set at least 1")
         require(train_tokens is None or train_tokens >= 1, "data.train_tokens", train_tokens, "set 1 or more, or None")
+        held_out = self.held_out
+        require(
+            0 < held_out < 1 or (held_out >= 2 and held_out == int(held_out)),
+            "data.held_out",
+            held_out,
+            "set a share between 0 and 1, or a number of documents from 2 on",
+        )
         require(
             self.max_sentence_tokens > minimum,
             "data.max_sentence_tokens",

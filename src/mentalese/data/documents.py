@@ -16,7 +16,8 @@ from mentalese.errors import InputError
 
 VERSION = 1
 SPLITS = ("train", "validation", "test")
-HELD_OUT_SHARE = 0.05
+HELD_OUT = 0.1
+"""The default of `data.held_out`."""
 
 Kind = Literal["text", "records"]
 _BREAK = re.compile(r"\s*[\r\n]\s*")
@@ -45,6 +46,10 @@ class Source:
 
     Where validation or test is not given, it is taken out of train; without a train split, only what is given is there.
 
+    Args:
+        held_out: documents of train that become validation and test if these are not given, half of them each: below 1
+            a share, by a hash of the text; from 2 on the last N.
+
     Attributes:
         name: as it was asked for.
         kind: `text`, or `records` (question, steps and answer as segments).
@@ -56,10 +61,19 @@ class Source:
         remarks: how the documents were found, where a user may expect another way; one line each.
 
     Raises:
-        InputError: a split contains no document, or there are too few to take validation and test from.
+        InputError: a split contains no document, there are too few to take validation and test from, or both are given
+            and `held_out` is set.
     """
 
-    def __init__(self, name: str, kind: Kind, readers: dict[str, Reader], remarks: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        kind: Kind,
+        readers: dict[str, Reader],
+        remarks: tuple[str, ...] = (),
+        *,
+        held_out: float = HELD_OUT,
+    ) -> None:
         self.name, self.kind, self._readers, self.remarks = name, kind, readers, remarks
         digest = hashlib.sha256(f"{VERSION} {kind}".encode())
         questions: dict[str, np.ndarray] = {}
@@ -71,9 +85,11 @@ class Source:
         if kind == "records" and _distinct(questions) < _distinct(keys):
             keys = questions
             digest.update(b"by question")
+        if held_out != HELD_OUT:
+            digest.update(f"held out {held_out}".encode())
         self.fingerprint = digest.hexdigest()
         self.count = sum(map(len, keys.values()))
-        self._owner = _assign(name, keys, {split: size == 0 for split, size in sizes.items()})
+        self._owner = _assign(name, keys, {split: size == 0 for split, size in sizes.items()}, held_out)
         self.splits = SPLITS if "train" in readers else tuple(keys)
         self._sizes = {
             split: sum(int(sizes[given][owner == SPLITS.index(split)].sum()) for given, owner in self._owner.items())
@@ -131,7 +147,9 @@ def _scan(name: str, split: str, reader: Reader, digest: Any) -> tuple[np.ndarra
     return np.array(keys, dtype=np.uint64), np.array(firsts, dtype=np.uint64), np.array(sizes, dtype=np.int64)
 
 
-def _assign(name: str, keys: dict[str, np.ndarray], empty: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _assign(
+    name: str, keys: dict[str, np.ndarray], empty: dict[str, np.ndarray], held_out: float
+) -> dict[str, np.ndarray]:
     """For each given split, the number of the split that each of its documents belongs to; below 0 for none."""
     owner = {given: np.where(empty[given], _EMPTY, SPLITS.index(given)).astype(np.int8) for given in keys}
     for given, later in (("validation", ("test",)), ("train", ("validation", "test"))):
@@ -142,20 +160,46 @@ def _assign(name: str, keys: dict[str, np.ndarray], empty: dict[str, np.ndarray]
         if (owner[given] < 0).all():
             raise InputError(f"{name}: every document of {given} occurs in another split too: use other documents")
     missing = [split for split in ("test", "validation") if split not in keys]
+    if held_out != HELD_OUT and not (missing and "train" in keys):
+        raise InputError(f"data.held_out is {held_out:g}: {name} has splits of its own; remove it")
     if missing and "train" in keys:
-        distinct = np.unique(keys["train"][owner["train"] >= 0])
-        if len(distinct) <= len(missing):
-            raise InputError(
-                f"{name} contains {len(distinct)} distinct document(s), too few to take {' and '.join(missing)} from: "
-                f"use at least {len(missing) + 1}, or a folder with train, validation and test files"
-            )
-        rank, start = np.searchsorted(distinct, keys["train"]), 0
-        for i, split in enumerate(missing):
-            bound = np.searchsorted(distinct, np.uint64(int((i + 1) * HELD_OUT_SHARE * 2**64)))
-            end = min(max(int(bound), start + 1), len(distinct) - len(missing) + i)
-            owner["train"][(owner["train"] >= 0) & (rank >= start) & (rank < end)] = SPLITS.index(split)
-            start = end
+        hold_out = _hold_out_last if held_out >= 1 else _hold_out_share
+        hold_out(name, keys["train"], owner["train"], missing, held_out / 2)
     return owner
+
+
+def _hold_out_share(name: str, keys: np.ndarray, owner: np.ndarray, missing: list[str], share: float) -> None:
+    """Give each missing split this share of the documents, by their keys, and at least one."""
+    distinct = np.unique(keys[owner >= 0])
+    if len(distinct) <= len(missing):
+        raise InputError(
+            f"{name} contains {len(distinct)} distinct document(s), too few to take {' and '.join(missing)} from: "
+            f"use at least {len(missing) + 1}, or a folder with train, validation and test files"
+        )
+    rank, start = np.searchsorted(distinct, keys), 0
+    for i, split in enumerate(missing):
+        bound = np.searchsorted(distinct, np.uint64(int((i + 1) * share * 2**64)))
+        end = min(max(int(bound), start + 1), len(distinct) - len(missing) + i)
+        owner[(owner >= 0) & (rank >= start) & (rank < end)] = SPLITS.index(split)
+        start = end
+
+
+def _hold_out_last(name: str, keys: np.ndarray, owner: np.ndarray, missing: list[str], count: float) -> None:
+    """Give each missing split this many documents from the end, test the very last; earlier copies are left out."""
+    end, used = len(keys), owner >= 0
+    for split in missing:
+        begin = max(end - int(count), 0)
+        part = np.zeros_like(used)
+        part[begin:end] = used[begin:end]
+        owner[part] = SPLITS.index(split)
+        owner[:begin][used[:begin] & np.isin(keys[:begin], keys[part])] = _DUPLICATE
+        used, end = owner == SPLITS.index("train"), begin
+    kept = (*missing, "train")
+    if lacking := [split for split in kept if not (owner == SPLITS.index(split)).any()]:
+        raise InputError(
+            f"data.held_out is {2 * count:g}: {name} contains {len(keys):,} documents, so that none is left for "
+            f"{' and '.join(lacking)}; set fewer, or a share below 1"
+        )
 
 
 def one_line(text: str) -> str:

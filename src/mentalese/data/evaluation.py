@@ -19,12 +19,20 @@ if TYPE_CHECKING:
 
 
 def evaluation_batches(
-    split: Split, layout: Layout, evaluation: EvaluationConfig, tokenizer: PreTrainedTokenizerBase
+    split: Split,
+    layout: Layout,
+    evaluation: EvaluationConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    every: int = 1,
 ) -> Iterator[Batch]:
     """A split's documents in batches in which every lexical token has a label exactly once, whatever the layout.
 
     `evaluation.tokens="all"` also labels the ends of documents and, if there are markers, the ends of sentences. Rows
     are sorted by length, the longest first.
+
+    Args:
+        every: only each batch of this number; for a count of what scoring costs.
 
     Returns:
         Batches as `Layout.assemble` makes them, with `store_index` [rows, length]: the place of each label in
@@ -47,7 +55,7 @@ def evaluation_batches(
         return assembled
 
     size = evaluation.batch_size
-    return (batch(rows[order[i : i + size]]) for i in range(0, len(order), size))
+    return (batch(rows[order[i : i + size]]) for i in range(0, len(order), size * every))
 
 
 def question_batches(

@@ -2,7 +2,7 @@
 
 Opening a source reads all of it once, so that whatever is malformed is found before any work starts, and so that
 every document's split is known: given splits stay, missing ones are taken out of train by a hash of the text (about
-5% each), and a document of train that also occurs in validation or test is dropped.
+5% each, see `data.held_out`), and a document of train that also occurs in validation or test is dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mentalese.data.builtin import open_builtin
 from mentalese.data.detokenizers import check_detokenizer, detokenize
-from mentalese.data.documents import SPLITS, Document, Kind, Reader, Source
+from mentalese.data.documents import HELD_OUT, SPLITS, Document, Kind, Reader, Source
 from mentalese.data.files import ROW_SUFFIXES, TEXT_SUFFIXES, Row, RowReader, is_undivided, row_reader, split_files
 from mentalese.data.hub import hub_rows
 from mentalese.data.memory import KIND, row_readers
@@ -31,7 +31,12 @@ _SUFFIXES = (*TEXT_SUFFIXES, *ROW_SUFFIXES)
 
 
 def open_source(
-    spec: str, *, text_column: str | None = None, detokenizer: str | None = None, whole: bool = False
+    spec: str,
+    *,
+    text_column: str | None = None,
+    detokenizer: str | None = None,
+    whole: bool = False,
+    held_out: float = HELD_OUT,
 ) -> Source:
     """Opens and checks a source.
 
@@ -54,6 +59,7 @@ def open_source(
             the only one with long strings (100 characters and more on average).
         detokenizer: the format of texts that are to be read as running text, one of `DETOKENIZERS`.
         whole: read a source that has no splits, to score all of it: it becomes the one split `test`.
+        held_out: documents that become validation and test where these are missing, see `DataConfig`.
 
     Raises:
         InputError: no such source, column or format, a file that is missing, empty, binary or malformed, a format
@@ -78,7 +84,7 @@ def open_source(
             splits = ", ".join(split for split in SPLITS if split in readers)
             raise InputError(f"split is 'all': {spec} has splits of its own, set one of {splits}")
         readers = {"test": next(iter(readers.values()))}
-    source = Source(spec, opened.kind, readers, opened.remarks)
+    source = Source(spec, opened.kind, readers, opened.remarks, held_out=HELD_OUT if whole else held_out)
     if opened.cut:
         source.remarks += (
             f"{spec}: no headings and no lines <|endoftext|> divide it, so that it is cut into {source.count:,} "

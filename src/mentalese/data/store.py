@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from mentalese.data.config import DataConfig
+from mentalese.data.config import AS_IT_IS, DataConfig
 from mentalese.data.documents import Document, Source
 from mentalese.data.layouts import Layout, Packed
 from mentalese.data.sentences import SentenceEncoder, fixed_length, open_splitter
@@ -324,13 +324,19 @@ def source_name(config: DataConfig) -> str:
 
 
 def _open_source(config: DataConfig, whole: bool = False) -> Source:
-    return open_source(config.source, text_column=config.text_column, detokenizer=config.detokenizer, whole=whole)
+    return open_source(
+        config.source,
+        text_column=config.text_column,
+        detokenizer=config.detokenizer,
+        held_out=config.held_out,
+        whole=whole,
+    )
 
 
 def _open_prepared(config: DataConfig, layout: Layout, to_train: bool) -> tuple[TokenStore, PreTrainedTokenizerFast]:
     store = open_store(config.source.removeprefix("store:"))
-    for name in ("text_column", "detokenizer"):
-        if (value := getattr(config, name)) is not None:
+    for name in ("text_column", "detokenizer", "held_out"):
+        if (value := getattr(config, name)) != AS_IT_IS[name]:
             raise InputError(
                 f"data.{name} is {value!r}: {config.source} contains tokens; use --{name.replace('_', '-')} with "
                 "`mentalese data prepare` instead"

@@ -101,6 +101,10 @@ class Contract(_Module):
         """FLOPs of one training step on this batch; the backward pass of a plain model costs two forward passes."""
         return 3 * self.forward_flops(batch)
 
+    def scoring_flops(self, batch: Batch) -> int:
+        """FLOPs of scoring this batch by the first of `estimators`."""
+        return self.forward_flops(batch)
+
     def compiled_parts(self) -> list[nn.Module] | None:
         """The modules for `torch.compile` to take, if a whole step changes shape with its batch; else `None`."""
         return None

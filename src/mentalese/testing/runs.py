@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from mentalese.data.documents import HELD_OUT
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.files import read_json
 from mentalese.recipe import Recipe, TrainConfig
@@ -44,6 +45,7 @@ def shrink(recipe: Recipe, corpus: Path, *, steps: int = 6, **train: object) -> 
         source=f"file:{corpus.with_name('questions.jsonl') if asks else corpus}",
         tokenizer="bpe:512",
         train_tokens=None,
+        held_out=HELD_OUT,
     )
     sizes: dict[str, Any] = {"tokens_per_batch": 400, "max_sentences": 6}
     if layout.sequence_length is not None:

@@ -234,7 +234,7 @@ class Run:
         if self.plan.reset_optimizer(step):
             self.optimizer.state.clear()
         position, settings = self.plan.position(step), self.plan.settings(step)
-        rate = learning_rate(recipe.optimizer, step, self.plan.total_steps, position.progress)
+        rate = learning_rate(recipe.optimizer, step, self.plan.schedule_steps, position.progress)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
 

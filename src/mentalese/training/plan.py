@@ -66,8 +66,8 @@ class Position:
         tokens: lexical tokens that were targets so far.
         sentence_steps: sentence positions processed so far, the largest number in each global batch; flat batches
             count 1.
-        progress: 0 to 1, in steps if the run's length is set in steps, else in tokens, so that a change of
-            batches does not make a schedule jump.
+        progress: 0 to 1, or to `train.schedule_share`, in steps if the run's length is set in steps, else in tokens, so
+            that a change of batches does not make a schedule jump.
     """
 
     step: int
@@ -113,7 +113,13 @@ class Plan:
     def position(self, step: int) -> Position:
         epoch, index, (tokens, sentence_steps) = self._locate(step)
         done = step / self.total_steps if self.recipe.train.steps is not None else tokens / self._total_tokens
-        return Position(step, epoch, index, int(tokens), int(sentence_steps), min(float(done), 1.0))
+        progress = min(float(done), 1.0) * self.recipe.train.schedule_share
+        return Position(step, epoch, index, int(tokens), int(sentence_steps), progress)
+
+    @property
+    def schedule_steps(self) -> int:
+        """Steps of the learning rate's schedule, of which the run may be the beginning."""
+        return round(self.total_steps / self.recipe.train.schedule_share)
 
     def batch(self, step: int, rank: int = 0, world_size: int = 1, micro: int = 0) -> Batch:
         """One rank's share of a step's batch; ranks and micro-batches together contain each row once.

@@ -87,7 +87,7 @@ class MentaleseTrainer(step_trainer()):  # type: ignore[misc]
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
         def share(step: int) -> float:
             progress = self.plan.position(step).progress
-            return learning_rate(self.recipe.optimizer, step, num_training_steps, progress) / config.learning_rate
+            return learning_rate(config, step, self.plan.schedule_steps, progress) / config.learning_rate
 
         config = self.recipe.optimizer
         self.lr_scheduler = self.lr_scheduler or LambdaLR(getattr(self.optimizer, "optimizer", self.optimizer), share)

@@ -12,6 +12,9 @@ from mentalese.models.config import LatentThoughtConfig
 class LTMConfig(LatentThoughtConfig):
     """Sizes, and how thoughts are inferred (Kong et al., "Latent Thought Models", sections 2 and A).
 
+    Defaults are the paper's (Algorithm 1, A.2), and the release's where the paper is silent. Four switches restore what
+    else the release does: `fast_optimizer=adamw`, `fast_schedule=cosine`, `noise=fixed`, `slow_grad=accumulate`.
+
     Attributes:
         intermediate_size: channels of SwiGLU; `None`: 8/3 of `hidden_size`, rounded up to a multiple of 32.
         max_position_embeddings: training length. Thoughts of a layer are at the positions 0, s, 2 s, .. with s this
@@ -26,7 +29,8 @@ class LTMConfig(LatentThoughtConfig):
             apply to inference on demand.
         encoder_layers: depth of the encoder of `amortised`.
         fast_steps: T_fast, gradient steps on a batch's thoughts.
-        fast_learning_rate: learning rate of these steps; a phase may set it (`phases[].model`).
+        fast_learning_rate: learning rate of these steps; a phase may set it (`phases[].model`), and what it has reached
+            in training stays.
         fast_schedule: learning rate over the fast steps: `constant`, or `linear` or `cosine` down to a tenth at the
             last step.
         fast_optimizer: `adam`, or `adamw` with weight decay 0.01 as in the release; its state is new for each batch.

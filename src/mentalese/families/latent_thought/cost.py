@@ -26,6 +26,14 @@ def training_flops(config: LTMConfig, batch: Batch) -> int:
     return config.fast_steps * 2 * fast + 6 * (first + rest)
 
 
+def scoring_flops(config: LTMConfig, batch: Batch) -> int:
+    """T_fast passes with gradients of activations, or one through an encoder, and a pass given thoughts."""
+    first, rest, attention = _decoder(config, batch)
+    if not config.num_latents or config.scoring == "amortised":
+        return 2 * (first + rest + _encoder(config, batch))
+    return config.fast_steps * 2 * (2 * rest + attention) + 2 * (first + rest)
+
+
 def _length(batch: Batch) -> int:
     """Tokens of the longest row: N."""
     mask = batch.get("attention_mask")

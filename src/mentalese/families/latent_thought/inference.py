@@ -130,11 +130,13 @@ class FastLearning:
         method: see `LTMConfig.inference`.
         steps: T_fast; an encoder takes none.
         learning_rate: of `variational`; `None`: the config's.
+        noise: of `variational`, see `LTMConfig.noise`.
     """
 
     method: str
     steps: int
     learning_rate: float | None = None
+    noise: str = "resampled"
 
     @classmethod
     def of(
@@ -143,6 +145,7 @@ class FastLearning:
         method: str | None = None,
         steps: int | None = None,
         learning_rate: float | None = None,
+        noise: str | None = None,
     ) -> FastLearning:
         """Settings to use instead of the config's; `None` leaves the config's.
 
@@ -165,7 +168,7 @@ class FastLearning:
             raise InputError(f"fast_learning_rate is {learning_rate}: langevin has langevin_step_size, so remove it")
         if learning_rate is not None and not (math.isfinite(learning_rate) and learning_rate > 0):
             raise InputError(f"fast_learning_rate is {learning_rate}: set a positive number")
-        return cls(method, steps, learning_rate)
+        return cls(method, steps, learning_rate, noise or config.noise)
 
 
 def fit(
@@ -211,7 +214,7 @@ def fit(
         else:
             extra = [x.requires_grad_(), *weights]
         kind = _Variational if fast.method == "variational" else _Langevin
-        search = kind(config, noise, shape, live, fast.learning_rate)
+        search = kind(config, noise, shape, live, fast)
         blocks: Any = model.blocks
         gradients: list[Tensor | None] = [None] * len(extra)
         nlls, kls = [], []
@@ -316,9 +319,9 @@ def check_finite(elbo: Tensor, rate: str) -> None:
 class _Variational:
     """Algorithm 1: Adam on means and log variances; a row without targets keeps the prior."""
 
-    def __init__(self, config: Any, noise: Noise, shape: Sequence[int], live: Tensor, rate: float | None) -> None:
-        self.config, self.noise, self.shape = config, noise, shape
-        self.rate = config.fast_learning_rate if rate is None else rate
+    def __init__(self, config: Any, noise: Noise, shape: Sequence[int], live: Tensor, fast: FastLearning) -> None:
+        self.config, self.noise, self.shape, self.resampled = config, noise, shape, fast.noise == "resampled"
+        self.rate = config.fast_learning_rate if fast.learning_rate is None else fast.learning_rate
         some = live[:, None, None].to(noise.dtype)
         self.mu = (some * 0.01 * noise.draw(_MEANS, shape)).requires_grad_()
         self.log_var = (some * (0.1 * noise.draw(_VARIANCES, shape) + config.initial_log_variance)).requires_grad_()
@@ -329,7 +332,7 @@ class _Variational:
 
     def propose(self, step: int) -> tuple[Tensor, Tensor]:
         """Thoughts [B, N_z, d] and each row's KL [B], both differentiable."""
-        noise = self.noise.draw(step if self.config.noise == "resampled" else 0, self.shape)
+        noise = self.noise.draw(step if self.resampled else 0, self.shape)
         z = self.mu + (0.5 * self.log_var).exp() * noise
         return z, kl_divergence(self.mu, self.log_var).sum((1, 2))
 
@@ -346,14 +349,14 @@ class _Variational:
             torch.where(live[:, None, None], parameter, old, out=parameter)
 
     def result(self, nll: Tensor, kl: Tensor) -> Posterior:
-        last = _FINAL if self.config.noise == "resampled" else 0
+        last = _FINAL if self.resampled else 0
         return Posterior(self.mu.detach(), self.log_var.detach(), nll, kl, self.noise, last)
 
 
 class _Langevin:
     """Eq. 4, with the gradient in z; a row without targets keeps a draw from the prior."""
 
-    def __init__(self, config: Any, noise: Noise, shape: Sequence[int], live: Tensor, rate: float | None) -> None:
+    def __init__(self, config: Any, noise: Noise, shape: Sequence[int], live: Tensor, fast: FastLearning) -> None:
         self.size, self.noise, self.shape = config.langevin_step_size, noise, shape
         start = noise.draw(_MEANS, shape)
         self.z = torch.where(live[:, None, None], 0.01 * start, start).requires_grad_()

@@ -128,7 +128,8 @@ class LTMForCausalLM(LTMGeneration):
 
         Args:
             batch: see `Batch`.
-            settings: `fast_learning_rate`, instead of the config's; `kl_weight` of an encoder's ELBO, 1 by default.
+            settings: `fast_learning_rate`, which stays in the config: scores and saved models have the rate that
+                training has reached; `kl_weight` of an encoder's ELBO, 1 by default.
 
         Raises:
             FloatingPointError: an ELBO is not finite; the message names step and row.
@@ -145,6 +146,7 @@ class LTMForCausalLM(LTMGeneration):
         trained = (p for p in self.parameters() if p.requires_grad)  # an adapter's weights alone, if there is one
         weights = list(trained) if config.slow_grad == "accumulate" else None
         fast = FastLearning.of(self, learning_rate=rate)
+        config.fast_learning_rate = config.fast_learning_rate if rate is None else rate
         posterior, gradients = fit(self, x, packed, targets, fast, seed=shared_seed(), weights=weights, together=True)
         z = controlled(posterior.sample(), config.thought_control)
         hidden = self.decode(x, z, packed)
@@ -198,11 +200,16 @@ class LTMForCausalLM(LTMGeneration):
 
         `elbo-bound`: the labels themselves. The KL of the thoughts is spread evenly over the row's labels; the sum is
         the negative ELBO, a bound.
+        `fitted-draw`: the same with one draw of noise in all fast steps, under which the labels are then scored. So the
+        release scores; it is not a bound, as thoughts have been fitted to the draw.
         `prefix`: all before the second half of the labels; only this half is scored: an ordinary prediction.
         `context`: the tokens before the first label; if there are none, thoughts are a draw from the prior.
         A model without thoughts has `exact`, and `prefix`, which scores the same half.
         """
-        return ("elbo-bound", "prefix", "context") if self.config.num_latents else ("exact", "prefix")
+        if not self.config.num_latents:
+            return "exact", "prefix"
+        fitted = ("fitted-draw",) if self.encoder is None else ()
+        return "elbo-bound", "prefix", "context", *fitted
 
     @property
     def continuation_estimator(self) -> str | None:  # type: ignore[override]
@@ -215,7 +222,8 @@ class LTMForCausalLM(LTMGeneration):
             return {}
         steps = ("fast_steps", "fast_learning_rate", "fast_schedule", "fast_optimizer", "noise")
         names = ("num_latents", *(steps if self.encoder is None else ("encoder_layers",)))
-        return {"inference": {name: getattr(config, name) for name in names}}
+        fixed = {"noise": "fixed"} if estimator == "fitted-draw" else {}
+        return {"inference": {name: getattr(config, name) for name in names} | fixed}
 
     def scored_labels(self, batch: Batch, estimator: str) -> Tensor:
         """See `Contract.scored_labels`, and `estimators`; labels of a row's first token never count."""
@@ -240,7 +248,8 @@ class LTMForCausalLM(LTMGeneration):
     def nll_parts(  # type: ignore[override]
         self, batch: Batch, estimator: str | None = None, *, fast_steps: int | None = None, seed: int = 0
     ) -> dict[str, Tensor]:
-        """`nll` of each label, and for a bound its share of the row's `kl`, 0 where a control replaces the thoughts.
+        """`nll` of each label, and where thoughts explain the labels its share of the row's `kl`, 0 for thoughts that
+        a control replaces.
 
         Inference is Algorithm 1, or the encoder's.
 
@@ -258,13 +267,15 @@ class LTMForCausalLM(LTMGeneration):
         x, packed = self.read(batch["input_ids"], batch.get("attention_mask"))
         labels = self.scored_labels(batch, estimator)
         targets = evidence = packed.rows.targets(labels)
-        if estimator != "elbo-bound":
+        of_labels = estimator in ("elbo-bound", "fitted-draw")
+        if not of_labels:
             evidence = packed.rows.targets(self._context(batch, labels))
-        fast = FastLearning.of(self, self.config.scoring, fast_steps)
+        noise = "fixed" if estimator == "fitted-draw" else None
+        fast = FastLearning.of(self, self.config.scoring, fast_steps, noise=noise)
         posterior, _ = fit(self, x, packed, evidence, fast, seed=seed)
         z = controlled(posterior.sample(fresh=estimator == "elbo-bound"), self.config.thought_control)
         parts = {"nll": self._nll(self.decode(x, z, packed), targets)}
-        if estimator == "elbo-bound":
+        if of_labels:
             counted = targets != IGNORED
             kl = posterior.kl_by_layer(1) / counted.sum(1, keepdim=True).clamp(min=1) * counted
             read = self.config.thought_control not in ("removed", "swapped")  # what is not read costs nothing
@@ -302,6 +313,10 @@ class LTMForCausalLM(LTMGeneration):
     def training_flops(self, batch: Batch, **settings: Any) -> int:
         """See `Contract.training_flops`, and `cost.training_flops`."""
         return cost.training_flops(self.config, batch)
+
+    def scoring_flops(self, batch: Batch) -> int:
+        """See `Contract.scoring_flops`, and `cost.scoring_flops`."""
+        return cost.scoring_flops(self.config, batch)
 
     # ------------------------------------------------------------------------------------- Hugging Face's side
 

@@ -285,6 +285,10 @@ class MaskedDiffusionLM(LatentThoughtModel):
         waves = FREQUENCIES * self.config.conditioning_size if self.config.sees_time else 0
         return 3 * self.forward_flops(batch) - 2 * len(batch["input_ids"]) * waves
 
+    def scoring_flops(self, batch: Batch) -> int:
+        """See `Contract.scoring_flops`: a pass for each time."""
+        return self.config.score_times * self.forward_flops(batch)
+
     def compiled_parts(self) -> list[nn.Module]:
         return list(self.blocks)
 

@@ -33,6 +33,7 @@ INFERENCE: dict[str, Any] = {
     "fast_optimizer": "adamw",
     "fast_schedule": "cosine",
     "noise": "fixed",
+    "slow_grad": "final",
     "initial_log_variance": 0.0,
 }
 """How Latent Thought Models infer thoughts: the release's settings, from the prior's variance.

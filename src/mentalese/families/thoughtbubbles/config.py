@@ -32,6 +32,9 @@ class ThoughtbubblesConfig(LatentThoughtConfig):
             LN(sum p x); `residual_ln`: sum p LN(x); `rightmost`: the token's own stream.
         score_scale: attention logits are (q k + s) / sqrt(d_h) for `head`, / sqrt(d) for `model` (Eq. 8 as printed);
             `overwrite` is `head` with s in place of the last rotary channel.
+        rotation: the q of Eq. 13, by which a token's streams share its rotation: the number of its `streams` ("q
+            streams representing a particular input token", section D), or of its `forks`, one less ("q forks in total",
+            the same section; the leftmost fork then has the position of the token before).
         fork_bias_init: first value of a bias of the fork and keep decisions; `None`: no bias.
         activation: `gelu` (exact) or `gelu_tanh`.
     """
@@ -46,6 +49,7 @@ class ThoughtbubblesConfig(LatentThoughtConfig):
     copies: int = 1
     readout: Literal["mixture", "residual", "residual_ln", "rightmost"] = "mixture"
     score_scale: Literal["head", "model", "overwrite"] = "head"
+    rotation: Literal["streams", "forks"] = "streams"
     fork_bias_init: float | None = None
     activation: Literal["gelu", "gelu_tanh"] = "gelu"
     rope_theta: float = 10_000.0

@@ -41,15 +41,15 @@ class Streams:
     before: Tensor
     held: list[int] | None = None
 
-    def positions(self) -> Tensor:
-        """[B, N]: token i with c streams has the positions i + 1/c, .., i + 1 (Eq. 13).
-
-        Eq. 13's q is taken as the number of streams; the paper calls it the number of forks, one less (README).
-        """
+    def positions(self, rotation: str) -> Tensor:
+        """[B, N]: the stream p places left of token i's own has the position i + 1 - p/q (Eq. 13), see `rotation` of
+        `ThoughtbubblesConfig`; a token without forks is at i + 1."""
         counts = self.counts.gather(1, self.token)
         first = (self.counts.cumsum(1) - self.counts).gather(1, self.token)
         place = torch.arange(self.token.shape[1], device=self.token.device) - first
-        return self.before + self.token + (place + 1) / counts.clamp(min=1)
+        if rotation == "streams":
+            return self.before + self.token + (place + 1) / counts.clamp(min=1)
+        return self.before + self.token + 1 - (counts - 1 - place) / (counts - 1).clamp(min=1)
 
     def renumbered(self, token: Tensor, length: int) -> Streams:
         """The streams whose number in `token` [B, N] is below `length`, as streams of `length` tokens."""

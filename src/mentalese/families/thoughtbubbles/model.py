@@ -231,7 +231,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
     def _state(self, streams: Streams, segment: int, cache: ThoughtCache | None) -> StreamState:
         """Tables and masks for the blocks up to the next fork; `segment` counts the forks before them."""
         config = self.config
-        positions = streams.positions()
+        positions = streams.positions(config.rotation)
         if streams.real is None and cache is None and not segment:
             positions = positions[:1]  # all rows have the same
         cos, sin = rotary_table(positions[:, None], config.hidden_size // config.num_attention_heads, config.rope_theta)

@@ -84,19 +84,19 @@ def fork_reference(
     return [candidates[i] for i in sorted(kept)]
 
 
-def positions_reference(streams: list[Stream]) -> list[float]:
-    """Eq. 13 with q as the number of streams c: token i has the positions i + 1/c, .., i + 1 (README)."""
+def positions_reference(streams: list[Stream], config: ThoughtbubblesConfig) -> list[float]:
+    """Eq. 13: fork p of token i, counted from its own stream, is p/q before position i + 1."""
     positions = []
     for i, s in enumerate(streams):
-        count = sum(other.token == s.token for other in streams)
-        place = sum(other.token == s.token for other in streams[:i])
-        positions.append(s.token + (place + 1) / count)
+        p = sum(other.token == s.token for other in streams[i + 1 :])
+        q = sum(other.token == s.token for other in streams) - (config.rotation == "forks")
+        positions.append(s.token + 1 - (p / q if p else 0.0))
     return positions
 
 
 def attention_reference(module: Any, x: Tensor, streams: list[Stream], config: ThoughtbubblesConfig) -> Tensor:
     """Eq. 8, [N, d] to [N, d], head by head."""
-    positions, scores = positions_reference(streams), torch.stack([s.score for s in streams])
+    positions, scores = positions_reference(streams, config), torch.stack([s.score for s in streams])
     width = config.hidden_size // config.num_attention_heads
     scored = bool(config.fork_layers)
     scale = math.sqrt(config.hidden_size if scored and config.score_scale == "model" else width)
