@@ -8,7 +8,7 @@ import pytest
 
 from mentalese import Recipe, get_recipe
 from mentalese.registry import match_recipes
-from unit.paper_tables import GPT2_VOCABULARY, Row, check, names, steps
+from unit.paper_tables import GPT2_VOCABULARY, Row, check, check_costs, names, steps
 
 GPT2 = {
     "124m": ("124M", "1e-3"),
@@ -167,3 +167,7 @@ def test_evaluation_costs_less_than_a_twentieth_of_training(row: Row) -> None:
 def test_published_sizes_are_evaluated_on_a_part_too(name: str) -> None:
     evaluation = get_recipe(name).evaluation
     assert (evaluation.max_documents, evaluation.max_test_documents, evaluation.documents_seed) == (10_000, 100_000, 0)
+
+
+def test_the_readme_states_what_runs_cost() -> None:
+    check_costs("conceptlm")
