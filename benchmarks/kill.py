@@ -41,7 +41,7 @@ from mentalese.config_source import read_config
 from mentalese.data.arithmetic import word_problems
 from mentalese.data.sources import open_source
 from mentalese.data.store import prepare
-from mentalese.files import write_json
+from mentalese.files import read_json, write_json
 from mentalese.models.build import build_model
 from mentalese.testing.runs import checkpoint, metrics, shrink, weights
 from mentalese.training.loop import train
@@ -168,7 +168,7 @@ def differences(out: Path, whole: Path) -> Iterator[str]:
         yield "newest checkpoint"
     if untimed(metrics(out)) != untimed(metrics(whole)):
         yield "metrics.jsonl"
-    results = [json.loads((folder / "result.json").read_text()) for folder in (out, whole)]
+    results = [read_json(folder / "result.json") for folder in (out, whole)]
     if untimed(results[0]) != untimed(results[1]):
         yield "result.json"
     files = [{path.relative_to(folder).as_posix() for path in folder.rglob("*")} for folder in (out, whole)]

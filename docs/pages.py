@@ -43,6 +43,7 @@ NAV: dict[str, Any] = {
         "Tasks with known levels": "docs/tasks.md",
         "Hugging Face": "docs/hugging_face.md",
         "Serving": "docs/serving.md",
+        "Reliability": "docs/reliability.md",
     },
     "Gallery": "docs/gallery.md",
     "Results": "results/README.md",
