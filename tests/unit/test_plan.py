@@ -489,6 +489,8 @@ def test_the_beginning_of_a_longer_run_has_its_rates(length: TrainConfig) -> Non
         if step > 5:
             assert begun.settings(step)["weight"] == pytest.approx(whole.settings(step)["weight"], abs=0.02)
     assert rate(begun, begun.total_steps) > 0.8 * optimizer.learning_rate
+    assert whole.remarks() == []
+    assert begun.remarks() == ["the run ends after 25% of its learning rate's schedule (train.schedule_share)"]
     for share in (0, 1.5):
         with pytest.raises(InputError, match=r"train\.schedule_share"):
             TrainConfig(steps=1, schedule_share=share)

@@ -17,7 +17,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
-from mentalese import DataConfig, InputError, get_recipe
+from mentalese import DataConfig, InputError, cli, get_recipe
 from mentalese.data.documents import SPLITS
 from mentalese.data.layouts import Marked, Packed, QuestionAnswer, SentenceStreams
 from mentalese.data.sentences import open_splitter
@@ -305,3 +305,18 @@ def test_a_folder_without_a_name_is_not_written(place: str, tmp_path: Path, monk
             whole_folder(Path(place), replace=old),
         ):
             raise AssertionError("something is written")
+
+
+def test_a_store_has_the_documents_that_were_held_out_for_it(tmp_path: Path) -> None:
+    texts = [f"Document {i}. It is short." for i in range(40)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    source, folder = f"file:{tmp_path / 'a.jsonl'}", tmp_path / "store"
+    arguments = ["--tokenizer", "bpe:300", "--held-out", "6", "--out", str(folder)]
+    assert cli.main(["data", "prepare", source, *arguments]) == 0
+    store = open_store(folder)
+    sizes = {name: len(split.document_bytes) for name, split in store.splits.items()}
+    assert sizes == {"train": 34, "validation": 3, "test": 3}
+    usual, _ = prepare(DataConfig(source=source, tokenizer="bpe:300"), show=False)
+    assert usual.meta["key"] != store.meta["key"]
+    with pytest.raises(InputError, match=r"data.held_out is 6.*use --held-out with `mentalese data prepare`"):
+        prepare(DataConfig(source=f"store:{folder}", held_out=6), show=False)

@@ -220,6 +220,8 @@ class Plan:
     def remarks(self) -> list[str]:
         """List facts to know before the run starts: what it leaves out of its text and recipe, and what it lacks."""
         found = [remark for remark in (self.unread(), self.cut_short()) if remark is not None]
+        if (share := self.recipe.train.schedule_share) < 1:
+            found.append(f"the run ends after {share:.0%} of its learning rate's schedule (train.schedule_share)")
         if count := self.without_steps():
             found.append(f"{count:,} of {len(self.split.document_bytes):,} training questions have no steps")
         return found
