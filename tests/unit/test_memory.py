@@ -163,6 +163,25 @@ def test_a_models_own_text_is_known_from_wherever_it_comes(
     )
 
 
+def test_documents_held_out_in_training_stay_held_out(
+    folder: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A test split by the usual hash would contain documents that the model was trained on."""
+    recipe = shrink(get_recipe("gpt2/tiny"), corpus, steps=1)
+    data = dataclasses.replace(recipe.data, held_out=6)
+    trained = train(dataclasses.replace(recipe, data=data), out=tmp_path / "run", show=False)
+    own = evaluate(trained, show=False)["perplexity"]
+    copy = tmp_path / "copy.jsonl"
+    copy.write_bytes(corpus.read_bytes())
+    monkeypatch.chdir(corpus.parent)
+    for source in (f"file:{corpus}", f"file:{corpus.name}", f"file:{copy}"):
+        scored = evaluate(trained, data=source, show=False)["perplexity"]
+        assert (scored["split"], scored["documents"], scored["nll"]) == ("test", 3, own["nll"]), source
+    assert trained.on("builtin:families").data.held_out == 0.1
+    unseen = dataclasses.replace(trained, path=str(folder), recipe=None)
+    assert paired.run(trained, unseen)["documents"] == 3
+
+
 def test_every_document_of_a_file_is_scored_once(folder: Path, tmp_path: Path) -> None:
     whole = evaluate(folder, data=TEXTS, show=False)["perplexity"]
     assert (whole["documents"], whole["bytes"]) == (60, sum(map(len, TEXTS)))

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mentalese import cli, get_recipe
+from mentalese import DataConfig, cli, get_recipe
 from mentalese.commands.options import read
 from mentalese.data.sources import open_source
 from mentalese.data.store import prepare
@@ -183,6 +183,10 @@ def test_examples_are_of_the_models_own_data_and_say_how_they_go_on(player: Play
     assert question.prompt.endswith("=")
     assert sorted(question.rest) == ["a", "b", "c"]
     assert examples(saved.on("text.txt")) == examples(dataclasses.replace(saved, recipe=None)) == []
+    last = dataclasses.replace(saved, data=DataConfig(source="builtin:families", held_out=20))
+    (shown,) = examples(last, 1)
+    assert next(open_source("builtin:families", held_out=20).documents("test")).text.startswith(shown.prompt)
+    assert shown != examples(saved.on("builtin:families"), 1)[0]
 
 
 def test_the_right_answer_of_an_example_is_known(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ class TextOptions:
 
         if self.split is not None or self.source is None:
             return self.split or "test"
-        return "all" if is_one_text(self.source) and not any(map(_own_text, readers)) else "test"
+        return "all" if is_one_text(self.source) and not any(reader.reads_own_text for reader in readers) else "test"
 
     def origin(self, saved: Saved, store: TokenStore) -> dict[str, str | None]:
         """Which text a result refers to."""
@@ -62,28 +62,6 @@ class TextOptions:
             "detokenizer": saved.data.detokenizer,
             "data_hash": store.meta["data_hash"],
         }
-
-
-def _own_text(reader: Saved) -> bool:
-    """Whether a model was trained on the text that it is to read, from wherever it came."""
-    from mentalese.data.store import source_fingerprint
-    from mentalese.models.checkpoints import saved_about
-
-    if reader.recipe is not None and _same(reader.data.source, reader.recipe.data.source):
-        return True
-    own = saved_about(reader.path).get("source_fingerprint")
-    try:
-        return own is not None and own == source_fingerprint(reader.data)
-    except InputError:  # too short to be split
-        return False
-
-
-def _same(source: str, other: str) -> bool:
-    """Test if two sources are one; of files also if they are written in two ways."""
-    (kind, _, place), (other_kind, _, other_place) = source.partition(":"), other.partition(":")
-    if kind != other_kind or kind in ("builtin", "hub", "python"):
-        return source == other
-    return Path(place).expanduser().resolve() == Path(other_place).expanduser().resolve()
 
 
 @dataclass(frozen=True, kw_only=True)

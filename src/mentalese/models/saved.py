@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from mentalese.data.batch import Batch, to_device
 from mentalese.data.config import AS_IT_IS, DataConfig, EvaluationConfig
 from mentalese.data.layouts import Layout, Packed
-from mentalese.data.store import Split, TokenStore, prepare, split_of
+from mentalese.data.store import Split, TokenStore, prepare, source_fingerprint, split_of
 from mentalese.data.tokenizers import add_markers, tokenizer_fingerprint
 from mentalese.errors import InputError
 from mentalese.models import generation, scoring, thinking
@@ -76,15 +76,36 @@ class Saved:
         """
         return dataclasses.replace(self, layout=self.layout.at(stage, latents))
 
-    def on(self, source: str | None = None, **read: str | None) -> Saved:
+    def on(self, source: str | None = None, **read: str | float | None) -> Saved:
         """The model with another text (`DataConfig.source`); `read`: the `text_column` and `detokenizer` it needs.
+
+        Where it is the text of training by another name, the documents held out in training stay so, unless `read` has
+        a `held_out`.
 
         Raises:
             InputError: something else than the name of a source (`mentalese.as_source` names texts), or another field.
         """
         changes: dict[str, Any] = {} if source is None else {"source": source, **AS_IT_IS}
         changes |= {name: value for name, value in read.items() if value is not None}
-        return dataclasses.replace(self, data=replaced(self.data, "data", **changes))
+        other = dataclasses.replace(self, data=replaced(self.data, "data", **changes))
+        if self.recipe is None or source is None or read.get("held_out") is not None:
+            return other
+        held_out = self.recipe.data.held_out
+        if held_out == other.data.held_out:
+            return other
+        own = dataclasses.replace(other, data=dataclasses.replace(other.data, held_out=held_out))
+        return own if own.reads_own_text else other
+
+    @property
+    def reads_own_text(self) -> bool:
+        """Whether `data` is the text that the model was trained on, from wherever it comes."""
+        if self.recipe is not None and _same(self.data.source, self.recipe.data.source):
+            return True
+        own = saved_about(self.path).get("source_fingerprint")
+        try:
+            return own is not None and own == source_fingerprint(self.data)
+        except InputError:  # too short to be split, or split otherwise
+            return False
 
     def scored_by(self, **protocol: Any) -> Saved:
         """The model with other fields of its protocol, see `EvaluationConfig`.
@@ -254,6 +275,14 @@ class Saved:
         return scoring.token_scores(
             self.model, self.tokenizer, _a_split(split), *reading, device=self.device, show=show
         )
+
+
+def _same(source: str, other: str) -> bool:
+    """Test if two sources are one; of files also if they are written in two ways."""
+    (kind, _, place), (other_kind, _, other_place) = source.partition(":"), other.partition(":")
+    if kind != other_kind or kind in ("builtin", "hub", "python"):
+        return source == other
+    return Path(place).expanduser().resolve() == Path(other_place).expanduser().resolve()
 
 
 def load(path: str | Path, device: str | torch.device | None = None, *, config: dict[str, Any] | None = None) -> Saved:

@@ -37,7 +37,8 @@ def examples(saved: Saved, count: int = 3) -> list[Example]:
     if saved.recipe is None or not saved.data.source.startswith("builtin:"):
         return []
     found = []
-    for document in islice(open_source(saved.data.source).documents("test"), count):
+    source = open_source(saved.data.source, held_out=saved.data.held_out)
+    for document in islice(source.documents("test"), count):
         if saved.layout.questions and document.segments:
             found.append(Example(document.segments[0].strip(), final_answer(document.segments[-1]), True))
         else:
