@@ -19,7 +19,7 @@ from mentalese.families.suite.demo import DEMO, Shown
 from mentalese.models.checkpoints import saved_recipe
 from mentalese.recipe import TrainConfig
 from mentalese.registry import families
-from support import tiny_recipes
+from support import keep_changes, tiny_recipes
 
 SMALL = """
     --data.tokenizer bpe:512 --evaluation.max-documents 4 --evaluation.sample-tokens 8 --train.device cpu
@@ -479,6 +479,9 @@ def test_a_tokenizer_that_does_not_match_the_checkpoint_is_refused(
     model = tmp_path / "model"
     shutil.copytree(gpt2 / "model", model)
     open_tokenizer("bpe:600", open_source("builtin:families"), cache=tmp_path, show=False).save_pretrained(model)
+    assert mentalese("generate", model, "--prompt", "hello") == 2
+    refusal(capsys.readouterr().err, "has changed since it was saved")
+    keep_changes(model / "mentalese.json")
     assert mentalese("generate", model, "--prompt", "hello") == 2
     refusal(capsys.readouterr().err, "the tokenizer")
 

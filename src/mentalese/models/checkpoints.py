@@ -90,8 +90,8 @@ def save_model(
 def write_about(folder: Path, tokenizer: PreTrainedTokenizerBase, about: dict[str, Any]) -> None:
     """Writes `mentalese.json` next to a model and its tokenizer."""
     weights = {path.name: sha256(path) for path in sorted(folder.glob("*.safetensors"))}
-    about |= {"tokenizer_fingerprint": tokenizer_fingerprint(tokenizer), "weights": weights}
-    write_json(folder / RECORD, sealed(about | {"files": file_hashes(folder)}))
+    found = {"tokenizer_fingerprint": tokenizer_fingerprint(tokenizer), "weights": weights}
+    write_json(folder / RECORD, sealed(about | found | {"files": file_hashes(folder)}))
 
 
 def reading_tokenizer(
