@@ -24,19 +24,13 @@ from mentalese.families import latent_thought
 from mentalese.families.latent_thought.config import LTMConfig
 from mentalese.families.latent_thought.inference import FastLearning, fit, infer, schedule
 from mentalese.families.latent_thought.model import LTMForCausalLM
-from mentalese.families.latent_thought.plain import (
-    amortised_loss_reference,
-    encode_reference,
-    learn_reference,
-    logits_reference,
-    loss_reference,
-)
+from mentalese.families.latent_thought.plain import LatentThought
 from mentalese.families.latent_thought.recipes import ALGORITHM_1
 from mentalese.models.contract import TrainStep, count_parameters
 from mentalese.nn.flex import flex_attend
 from mentalese.nn.noise import Noise
 from mentalese.training.loop import train
-from support import finish, launch, losses, shrink
+from support import finish, launch, losses, sharing, shrink
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-4}
 EXACT = {"atol": 1e-6, "rtol": 1e-6}
@@ -67,6 +61,11 @@ def model(**fields: Any) -> LTMForCausalLM:
             if parameter.ndim >= 2:
                 parameter.mul_(5)
     return made
+
+
+def plain_of(made: LTMForCausalLM) -> LatentThought:
+    """The plain model with the very weights of the fast one."""
+    return sharing(LatentThought(made.config), made)
 
 
 def text(rows: int = 2, length: int = 40, seed: int = 0) -> Tensor:
@@ -113,17 +112,17 @@ def test_thoughts_losses_and_gradients_are_those_of_the_plain_form(
     """In double precision, so that what is left is rounding: of rotary tables and of the loss's weights."""
     made, ids = model(**VARIANTS[variant]).double(), text()
     monkeypatch.setattr("mentalese.families.latent_thought.model.shared_seed", lambda: 7)
-    posterior, expected = infer(made, batch(ids), seed=7), learn_reference(made, ids, seed=7)
+    plain = plain_of(made)
+    posterior, expected = infer(made, batch(ids), seed=7), plain.infer(ids, seed=7)
     torch.testing.assert_close(posterior.mu, expected.mu, **EXACT)
     torch.testing.assert_close(posterior.log_var, expected.log_var, **EXACT)
-    torch.testing.assert_close(posterior.sample(), expected.z, **EXACT)
+    torch.testing.assert_close(posterior.sample(), expected.sample(), **EXACT)
     torch.testing.assert_close(posterior.nll, torch.stack(expected.nll), **EXACT)
     torch.testing.assert_close(posterior.kl, torch.stack(expected.kl), **EXACT)
-    loss, gradients = loss_reference(made, ids, seed=7)
-    output = made.training_loss(batch(ids))
+    loss, output = plain.loss(ids, seed=7), made.training_loss(batch(ids))
     torch.testing.assert_close(output.loss, loss, **EXACT)
     output.loss.backward()
-    check_gradients(made, gradients)
+    check_gradients(made, torch.autograd.grad(loss, list(made.parameters())))
 
 
 @pytest.mark.parametrize("fields", [{}, {"shared_latents": True, "num_latents": 5}, {"window_size": 64}], ids=str)
@@ -132,14 +131,38 @@ def test_an_encoders_posterior_loss_and_gradients_are_those_of_the_plain_form(
 ) -> None:
     made, ids = model(**VAE | fields).double(), text()
     monkeypatch.setattr("mentalese.families.latent_thought.model.shared_seed", lambda: 7)
-    posterior, (mu, log_var) = infer(made, batch(ids)), encode_reference(made, ids)
-    torch.testing.assert_close(posterior.mu, mu, **EXACT)
-    torch.testing.assert_close(posterior.log_var, log_var, **EXACT)
-    loss = amortised_loss_reference(made, ids, 7, kl_weight=0.3)
-    output = made.training_loss(batch(ids), kl_weight=0.3)
+    plain = plain_of(made)
+    posterior, expected = infer(made, batch(ids), seed=7), plain.infer(ids, seed=7)
+    torch.testing.assert_close(posterior.mu, expected.mu, **EXACT)
+    torch.testing.assert_close(posterior.log_var, expected.log_var, **EXACT)
+    torch.testing.assert_close(posterior.sample(), expected.sample(), **EXACT)
+    loss, output = plain.loss(ids, seed=7, kl_weight=0.3), made.training_loss(batch(ids), kl_weight=0.3)
     torch.testing.assert_close(output.loss, loss, **EXACT)
     output.loss.backward()
     check_gradients(made, torch.autograd.grad(loss, list(made.parameters())))
+
+
+@pytest.mark.parametrize("fields", [{}, {"inference": "langevin", "slow_grad": "accumulate"}, VAE], ids=str)
+def test_the_plain_model_trains_by_itself(fields: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    plain, ids = LatentThought(config(**fields)), text()
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2)
+    course = []
+    for seed in range(30):
+        optimizer.zero_grad()
+        loss = plain.loss(ids, seed)
+        loss.backward()
+        optimizer.step()
+        course.append(loss.item())
+    assert course[-1] < 0.5 * course[0]
+
+
+def test_the_plain_model_starts_as_the_fast_one() -> None:
+    made = LTMForCausalLM(config(hidden_size=64, **VAE))
+    plain = LatentThought(made.config)
+    for name, parameter in made.named_parameters():
+        expected = parameter.std()
+        torch.testing.assert_close(plain.get_parameter(name).std(), expected, atol=0, rtol=0.2, msg=name)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -199,7 +222,8 @@ def test_a_phase_sets_the_fast_learning_rate(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("mentalese.families.latent_thought.model.shared_seed", lambda: 0)
     made, ids = model(), text()
     loss = made.training_loss(batch(ids), fast_learning_rate=0.1).loss
-    torch.testing.assert_close(loss, loss_reference(made, ids, 0, rate=0.1)[0], **CLOSE)
+    plain = sharing(LatentThought(config(fast_learning_rate=0.1)), made)
+    torch.testing.assert_close(loss, plain.loss(ids, 0), **CLOSE)
     assert abs(loss - model().training_loss(batch(ids)).loss) > 1e-3
     with pytest.raises(InputError, match="fast_learning_rate: LTMForCausalLM has no such training setting"):
         model(num_latents=0).training_loss(batch(ids), fast_learning_rate=0.1)
@@ -474,8 +498,10 @@ def test_without_thoughts_forward_takes_the_prior_mean_and_says_so() -> None:
     z = torch.randn(2, 6, 16)
     assert made(ids).z_given is False
     assert made(ids, z=z).z_given is True
-    torch.testing.assert_close(made(ids).logits, logits_reference(made, ids, torch.zeros(2, 6, 16)), **CLOSE)
-    torch.testing.assert_close(made(ids, z=z).logits, logits_reference(made, ids, z), **CLOSE)
+    plain = plain_of(made)
+    torch.testing.assert_close(made(ids).logits, plain(ids, torch.zeros(2, 6, 16)), **CLOSE)
+    torch.testing.assert_close(made(ids).logits, plain(ids), **CLOSE)
+    torch.testing.assert_close(made(ids, z=z).logits, plain(ids, z), **CLOSE)
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -504,6 +530,7 @@ def test_generation_goes_on_under_thoughts_inferred_from_the_prompts() -> None:
     options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
     z = infer(made, batch(ids)).sample()
     out = made.generate(ids, **options)
+    assert torch.equal(out[:, 12:], plain_of(made).generate(ids, 20))
     assert torch.equal(out, made.generate(ids, z=z, **options))
     assert torch.equal(out, made.generate(input_ids=ids, use_cache=False, **options))
     assert not torch.equal(out, made.generate(ids, z=-z, **options))
@@ -946,10 +973,12 @@ def test_weights_and_streams_get_gradients_of_the_fast_steps_alone() -> None:
     x, packed = made.read(ids)
     weights = list(made.parameters())
     posterior, gradients = fit(made, x, packed, ids[:, 1:], FastLearning.of(made), seed=3, weights=weights)
-    expected = learn_reference(made, ids, seed=3)
-    torch.testing.assert_close(posterior.mu, expected.mu, **CLOSE)
+    made.config.slow_grad = "accumulate"
+    steps = plain_of(made).infer(ids, seed=3)
+    torch.testing.assert_close(posterior.mu, steps.mu, **CLOSE)
+    expected = torch.autograd.grad(torch.stack(steps.nll).sum(), weights)
     names = [name for name, _ in made.named_parameters()]
-    for name, one, other in zip(names, gradients[1:], expected.accumulated):
+    for name, one, other in zip(names, gradients[1:], expected):
         if not name.startswith(("embed", "blocks.0.attention")):  # these work through the stream too
             torch.testing.assert_close(one / other.abs().max(), other / other.abs().max(), atol=1e-4, rtol=1e-4)
 

@@ -20,12 +20,12 @@ from mentalese.data.layouts import Packed
 from mentalese.data.store import Split
 from mentalese.errors import InputError
 from mentalese.families.latent_thought.inference import infer
-from mentalese.families.latent_thought.plain import learn_reference, logits_reference
+from mentalese.families.latent_thought.plain import LatentThought
 from mentalese.models.checkpoints import load_model
 from mentalese.models.saved import load
 from mentalese.models.scoring import perplexity
 from mentalese.recipe import EvaluationConfig, Recipe
-from support import saved, short_documents, shrink
+from support import saved, sharing, short_documents, shrink
 
 LENGTH, LAYERS = 24, 3
 TEXT = "$3 is\n$x_1$:\tA  son."
@@ -130,16 +130,17 @@ def test_perplexity_is_drawn_by_fast_steps_tokens_and_flops(tmp_path: Path) -> N
 
 def reconstruct(model: Any, ids: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """What is said of a row [1, n] with thoughts of 0, 1 .. layers: all logits made anew for every token."""
-    z = learn_reference(model, ids, seed=0).mu
+    plain = sharing(LatentThought(model.config), model)
+    z = plain.infer(ids, seed=0).mu
     free, forced = [], []
     for layers in range(LAYERS + 1):
         own = z.clone()
         own[:, layers * 2 :] = 0
         said = ids[:, :1]
         while said.shape[1] < ids.shape[1]:
-            said = torch.cat((said, logits_reference(model, said, own)[:, -1:].argmax(-1)), dim=1)
+            said = torch.cat((said, plain(said, own)[:, -1:].argmax(-1)), dim=1)
         free.append(said[0, 1:])
-        forced.append(logits_reference(model, ids, own)[0, :-1].argmax(-1))
+        forced.append(plain(ids, own)[0, :-1].argmax(-1))
     return free, forced
 
 

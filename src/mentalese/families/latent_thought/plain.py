@@ -1,180 +1,330 @@
-"""Latent Thought Models in their plainest form: read this file first.
+"""Latent Thought Models in one file: read this file first. It is a whole model, with its loss, to train or to change.
 
-Kong et al., "Latent Thought Models with Variational Bayes Inference-Time Computation", arXiv 2502.01567. Sections and
+Kong et al., "Latent Thought Models with Variational Bayes Inference-Time Computation", arXiv 2502.01567; sections and
 equations are the paper's.
 
-Each text has thoughts z, vectors that every layer of a decoder attends to. Fast learning fits a posterior over z by
-gradient steps on the text's ELBO; slow learning updates the weights on the text given a draw from it. Nothing is shared
-between fast steps, every gradient includes all weights, rows have no padding, attention computes all pairs, and Adam is
-written out. The noise is that of `inference.py`, so outputs and gradients can be compared with `model.py`, which
-computes the same, fast.
+    p(z) = N(0, I)                         thoughts z, a few vectors for each layer of a decoder (section 2.1)
+    p(x | z) = prod_n p(x_n | z, x_<n)     each layer attends to its thoughts; the window of tokens is short (Eq. 1)
+    q(z | x) = N(mu, sigma^2)              fast learning: T_fast steps of Adam on a text's own ELBO (Eq. 5)
+    loss = -log p(x | z), z ~ q(z | x)     slow learning: the weights, given a draw of the thoughts (Algorithm 1)
 
-Letters in shapes: B rows of N tokens, N_z thoughts, d hidden size, v vocabulary.
+Langevin dynamics (Eq. 4) and the encoder of a VAE infer thoughts too, as the paper's baselines. Rows have no padding,
+nothing is cached or shared between fast steps, and attention computes all pairs. `model.py` computes the same, fast;
+tests compare thoughts, losses and gradients. Both have the same `state_dict`, and the noise of both is a function of a
+seed and a row (`Noise`).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from mentalese.families.latent_thought.config import LTMConfig
 from mentalese.nn.noise import Noise
+
+MEANS, VARIANCES, FINAL = -3, -2, -1
+"""Numbers of the draws of noise for first means and variances, and after inference; fast steps count from 0."""
 
 
 @dataclass
-class Learnt:
-    """The result of `learn_reference`: thoughts, their posterior, and the curves and weight gradients of its steps."""
+class Posterior:
+    """Thoughts of each row, N(mu, exp(log_var)).
 
-    z: Tensor
+    Attributes:
+        mu: [batch, thoughts, hidden]; of Langevin dynamics the end of the chain, which has no variances.
+        log_var: [batch, thoughts, hidden], or `None`.
+        noise: [batch, thoughts, hidden], of `sample`.
+        nll, kl: [batch] for each fast step, nats of a row before the step; their sum is the negative ELBO.
+    """
+
     mu: Tensor
     log_var: Tensor | None
+    noise: Tensor
     nll: list[Tensor] = field(default_factory=list)
     kl: list[Tensor] = field(default_factory=list)
-    accumulated: list[Tensor] = field(default_factory=list)
+
+    def sample(self) -> Tensor:
+        """Return a draw [batch, thoughts, hidden] with the reparametrisation trick."""
+        return self.mu if self.log_var is None else self.mu + (self.log_var / 2).exp() * self.noise
 
 
-def loss_reference(model: Any, ids: Tensor, seed: int, rate: float | None = None) -> tuple[Tensor, list[Tensor]]:
-    """Algorithm 1 on a batch [B, N]: the slow loss, and the gradient of the weights."""
-    learnt = learn_reference(model, ids, seed, rate)
-    loss = nll_reference(model, ids, learnt.z).sum() / ids[:, 1:].numel()
-    gradients = list(torch.autograd.grad(loss, list(model.parameters())))
-    if model.config.slow_grad == "accumulate":
-        gradients = [g + a / len(ids) for g, a in zip(gradients, learnt.accumulated)]
-    return loss, gradients
+class LatentThought(nn.Module):
+    """A decoder with a short window whose layers attend to thoughts, which are inferred for each text.
+
+    Args:
+        config: of a model with thoughts; an early end of inference (`tolerance`) is not written here.
+    """
+
+    def __init__(self, config: LTMConfig) -> None:
+        super().__init__()
+        width, layers, self.config = config.hidden_size, config.num_hidden_layers, config
+        self.embed = nn.Embedding(config.vocab_size, width)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(layers))
+        self.final_norm = nn.RMSNorm(width, eps=config.rms_norm_eps)
+        self.lm_head = nn.Linear(width, config.vocab_size, bias=False)
+        self.encoder = Encoder(config) if config.inference == "amortised" else None
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.embed.weight
+        for name, weights in self.named_parameters():
+            if weights.ndim > 1:  # maps whose output is added to the stream start smaller (GPT-2)
+                added = name.endswith("out.weight")
+                nn.init.normal_(weights, std=config.initializer_range / (math.sqrt(2 * layers) if added else 1))
+
+    # -- 2.1 the thought-guided generator
+
+    def forward(self, input_ids: Tensor, z: Tensor | None = None) -> Tensor:
+        """Return logits [batch, length, vocabulary] of tokens [batch, length].
+
+        Args:
+            input_ids: [batch, length].
+            z: [batch, thoughts, hidden], the first layer's thoughts first; without them the prior mean, zeros.
+        """
+        config, n = self.config, self.config.latents_per_layer
+        if z is None:
+            z = self.embed.weight.new_zeros(len(input_ids), config.num_latents, config.hidden_size)
+        x = self.embed(input_ids)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, z if config.shared_latents else z[:, layer * n : (layer + 1) * n])
+        return self.lm_head(self.final_norm(x))
+
+    def nll(self, input_ids: Tensor, z: Tensor) -> Tensor:
+        """Return -log p(x | z) (Eq. 1) of each row, [batch] nats."""
+        logits = self(input_ids, z)[:, :-1]
+        return F.cross_entropy(logits.transpose(1, 2), input_ids[:, 1:], reduction="none").sum(1)
+
+    # -- 2.2 learning and posterior inference
+
+    def loss(self, input_ids: Tensor, seed: int, kl_weight: float = 1.0) -> Tensor:
+        """Return the loss of Algorithm 1's slow step, nats per target; for a VAE the negative ELBO (Eq. 5).
+
+        With `slow_grad="accumulate"` the value is the same, and the weights also receive the gradient of the ELBO of
+        each fast step, a sum over a row's tokens (the release).
+
+        Args:
+            input_ids: [batch, length].
+            seed: of the step; noise is drawn with it.
+            kl_weight: of the KL divergence in the loss of a VAE.
+        """
+        posterior = self.infer(input_ids, seed)
+        loss = self.nll(input_ids, posterior.sample()).sum()
+        if self.encoder is not None and posterior.log_var is not None:
+            loss = loss + kl_weight * divergence(posterior.mu, posterior.log_var).sum()
+        loss = loss / input_ids[:, 1:].numel()
+        if self.config.slow_grad == "accumulate":
+            fast = torch.stack(posterior.nll).sum() / len(input_ids)
+            loss = loss + (fast - fast.detach())
+        return loss
+
+    @torch.enable_grad()
+    def infer(self, input_ids: Tensor, seed: int) -> Posterior:
+        """Return the posterior of rows [batch, length] by the config's `inference`."""
+        noise = Noise.of(input_ids[:, 1:], seed, self.embed.weight.dtype)
+        if self.encoder is not None:
+            mu, log_var = self.encoder(self.embed(input_ids))
+            return Posterior(mu, log_var, noise.draw(FINAL, mu.shape[1:]))
+        if self.config.inference == "langevin":
+            return self.langevin(input_ids, noise)
+        return self.fast_learning(input_ids, noise)
+
+    def fast_learning(self, input_ids: Tensor, noise: Noise) -> Posterior:
+        """Fit means and log variances by Adam on the ELBO (Eq. 5; Algorithm 1, lines 6 to 11)."""
+        config, shape = self.config, (self.config.num_latents, self.config.hidden_size)
+        resampled = config.noise == "resampled"
+        mu, log_var = 0.01 * noise.draw(MEANS, shape), 0.1 * noise.draw(VARIANCES, shape) + config.initial_log_variance
+        posterior = Posterior(mu, log_var, noise.draw(FINAL if resampled else 0, shape))
+        parameters = torch.stack((mu, log_var))
+        adam = Adam(parameters, decay=0.01 if config.fast_optimizer == "adamw" else 0.0)
+        for step in range(config.fast_steps):
+            parameters = parameters.detach().requires_grad_()
+            mu, log_var = parameters
+            z = mu + (log_var / 2).exp() * noise.draw(step if resampled else 0, shape)
+            slope = self.slope(posterior, parameters, self.nll(input_ids, z), divergence(mu, log_var).sum((1, 2)))
+            rate = config.fast_learning_rate * schedule(config.fast_schedule, step, config.fast_steps)
+            parameters = adam.step(parameters, slope, rate)
+        posterior.mu, posterior.log_var = parameters.detach()
+        return posterior
+
+    def langevin(self, input_ids: Tensor, noise: Noise) -> Posterior:
+        """Draw thoughts from the posterior by Langevin dynamics (Eq. 4), with the gradient in z."""
+        shape, size = (self.config.num_latents, self.config.hidden_size), self.config.langevin_step_size
+        z = 0.01 * noise.draw(MEANS, shape)
+        posterior = Posterior(z, None, torch.zeros_like(z))
+        for step in range(self.config.fast_steps):
+            z = z.detach().requires_grad_()
+            slope = self.slope(posterior, z, self.nll(input_ids, z), z.square().sum((1, 2)) / 2)
+            z = z - size * slope + math.sqrt(2 * size) * noise.draw(step, shape)
+        posterior.mu = z.detach()
+        return posterior
+
+    def slope(self, posterior: Posterior, parameters: Tensor, nll: Tensor, kl: Tensor) -> Tensor:
+        """Return the gradient of the negative ELBO, the sum over rows, and note its two parts, [batch] each."""
+        accumulate = self.config.slow_grad == "accumulate"  # then the loss goes through this step again
+        posterior.nll.append(nll if accumulate else nll.detach())
+        posterior.kl.append(kl.detach())
+        return torch.autograd.grad((nll + kl).sum(), parameters, retain_graph=accumulate)[0]
+
+    # -- 2.3 generation
+
+    @torch.no_grad()
+    def generate(self, input_ids: Tensor, max_new_tokens: int, seed: int = 0) -> Tensor:
+        """Return greedy continuations [batch, new] of prompts [batch, length], under their own thoughts (Eq. 7)."""
+        z, ids = self.infer(input_ids, seed).sample(), input_ids
+        for _ in range(max_new_tokens):
+            ids = torch.cat((ids, self(ids, z)[:, -1:].argmax(-1)), dim=1)
+        return ids[:, input_ids.shape[1] :]
 
 
-def learn_reference(model: Any, ids: Tensor, seed: int, rate: float | None = None) -> Learnt:
-    """Fast learning on a batch [B, N]."""
-    config = model.config
-    noise, shape = Noise.of(ids[:, 1:], seed, model.dtype), (config.num_latents, config.hidden_size)
-    langevin = config.inference == "langevin"
-    parameters = [0.01 * noise.draw(-3, shape)] + (
-        [] if langevin else [0.1 * noise.draw(-2, shape) + config.initial_log_variance]
+def divergence(mu: Tensor, log_var: Tensor) -> Tensor:
+    """Return the KL divergence of N(mu, exp(log_var)) from the prior N(0, 1), of each channel."""
+    return (mu.square() + log_var.exp() - 1 - log_var) / 2
+
+
+def schedule(kind: str, step: int, steps: int) -> float:
+    """Return the factor of the rate of a fast step, which ends at a tenth unless it is constant (the release)."""
+    share = step / max(steps - 1, 1)
+    return {"constant": 1.0, "linear": 1 - 0.9 * share, "cosine": 0.1 + 0.45 * (1 + math.cos(math.pi * share))}[kind]
+
+
+class Adam:
+    """Adam (Kingma and Ba, 2015) of one tensor; with a decay it is AdamW."""
+
+    def __init__(self, value: Tensor, decay: float) -> None:
+        self.first, self.second = (torch.zeros_like(value) for _ in range(2))
+        self.decay, self.steps = decay, 0
+
+    def step(self, value: Tensor, slope: Tensor, rate: float) -> Tensor:
+        self.steps += 1
+        self.first = 0.9 * self.first + 0.1 * slope
+        self.second = 0.999 * self.second + 0.001 * slope.square()
+        mean, square = self.first / (1 - 0.9**self.steps), self.second / (1 - 0.999**self.steps)
+        return value * (1 - rate * self.decay) - rate * mean / (square.sqrt() + 1e-8)
+
+
+class Block(nn.Module):
+    """A layer of the generator: tokens attend to the window and to thoughts, each after a norm, then SwiGLU."""
+
+    def __init__(self, config: LTMConfig) -> None:
+        super().__init__()
+        self.attention_norm, self.cross_norm, self.mlp_norm = (
+            nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps) for _ in range(3)
+        )
+        self.attention, self.cross_attention, self.mlp = SelfAttention(config), CrossAttention(config), SwiGLU(config)
+
+    def forward(self, x: Tensor, z: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x))
+        x = x + self.cross_attention(self.cross_norm(x), z)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class SelfAttention(nn.Module):
+    """Attention to the last `window_size` tokens, the token itself among them."""
+
+    def __init__(self, config: LTMConfig) -> None:
+        super().__init__()
+        width, self.config = config.hidden_size, config
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        positions = torch.arange(x.shape[1], device=x.device)
+        ago = positions[:, None] - positions
+        seen = (ago >= 0) & (ago < self.config.window_size)
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        return self.out(attend(q, k, v, positions, positions, self.config, seen))
+
+
+class CrossAttention(nn.Module):
+    """Attention of all tokens to all thoughts of a layer, which give keys and values."""
+
+    def __init__(self, config: LTMConfig) -> None:
+        super().__init__()
+        width, self.config = config.hidden_size, config
+        self.query, self.key_value = nn.Linear(width, width, bias=False), nn.Linear(width, 2 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor, z: Tensor) -> Tensor:
+        positions = torch.arange(x.shape[1], device=x.device)
+        k, v = self.key_value(z).chunk(2, dim=-1)
+        return self.out(attend(self.query(x), k, v, positions, thought_positions(self.config, x.device), self.config))
+
+
+class SwiGLU(nn.Module):
+    def __init__(self, config: LTMConfig) -> None:
+        super().__init__()
+        self.gate_up = nn.Linear(config.hidden_size, 2 * config.width, bias=False)
+        self.out = nn.Linear(config.width, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.out(F.silu(gate) * up)
+
+
+class Encoder(nn.Module):
+    """The inference model of a VAE (section 2.2, table 4): a learned query for each thought, encoded with the text."""
+
+    def __init__(self, config: LTMConfig) -> None:
+        super().__init__()
+        width, self.config = config.hidden_size, config
+        self.queries = nn.Parameter(torch.zeros(config.num_latents, width))
+        self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.encoder_layers))
+        self.final_norm = nn.RMSNorm(width, eps=config.rms_norm_eps)
+        self.posterior = nn.Linear(width, 2 * width, bias=False)
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return means and log variances [batch, thoughts, hidden] of embedded tokens [batch, length, hidden]."""
+        config, count = self.config, len(self.queries)
+        of_queries = thought_positions(config, tokens.device).repeat(count // config.latents_per_layer)
+        positions = torch.cat((of_queries, torch.arange(tokens.shape[1], device=tokens.device)))
+        x = torch.cat((self.queries.expand(len(tokens), -1, -1), tokens), dim=1)
+        for block in self.blocks:
+            x = block(x, positions)
+        mu, log_var = self.posterior(self.final_norm(x[:, :count])).chunk(2, dim=-1)
+        return mu, log_var
+
+
+class EncoderBlock(nn.Module):
+    """Queries and tokens attend to all of each other, then SwiGLU."""
+
+    def __init__(self, config: LTMConfig) -> None:
+        super().__init__()
+        width, self.config = config.hidden_size, config
+        self.attention_norm, self.mlp_norm = (nn.RMSNorm(width, eps=config.rms_norm_eps) for _ in range(2))
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.mlp = SwiGLU(config)
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.attention_norm(x)).chunk(3, dim=-1)
+        x = x + self.out(attend(q, k, v, positions, positions, self.config))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+def thought_positions(config: LTMConfig, device: torch.device) -> Tensor:
+    """Return the positions [thoughts of a layer], the same in each layer (the release)."""
+    return torch.arange(config.latents_per_layer, device=device) * (
+        config.max_position_embeddings // config.num_latents
     )
-    first = [torch.zeros_like(p) for p in parameters]
-    second = [torch.zeros_like(p) for p in parameters]
-    weights = list(model.parameters())
-    learnt = Learnt(parameters[0], parameters[0], None, accumulated=[torch.zeros_like(w) for w in weights])
-    for step in range(config.fast_steps):
-        parameters = [p.detach().requires_grad_() for p in parameters]
-        mu = parameters[0]
-        if langevin:
-            z, kl = mu, mu.square().sum((1, 2)) / 2
-        else:
-            log_var = parameters[1]
-            z = mu + (log_var / 2).exp() * noise.draw(step if config.noise == "resampled" else 0, shape)
-            kl = ((mu.square() + log_var.exp() - 1 - log_var) / 2).sum((1, 2))
-        nll = nll_reference(model, ids, z)
-        learnt.nll.append(nll.detach())
-        learnt.kl.append(kl.detach())
-        gradients = torch.autograd.grad((nll + kl).sum(), parameters + weights)
-        learnt.accumulated = [a + g for a, g in zip(learnt.accumulated, gradients[len(parameters) :])]
-        if langevin:  # Eq. 4
-            s = config.langevin_step_size
-            parameters = [mu - s * gradients[0] + math.sqrt(2 * s) * noise.draw(step, shape)]
-            continue
-        share = step / max(config.fast_steps - 1, 1)
-        decay = {"constant": 1, "linear": 1 - 0.9 * share, "cosine": 0.1 + 0.9 * (1 + math.cos(math.pi * share)) / 2}
-        lr = (rate or config.fast_learning_rate) * decay[config.fast_schedule]
-        for i, (p, g) in enumerate(zip(parameters, gradients)):
-            first[i] = 0.9 * first[i] + 0.1 * g
-            second[i] = 0.999 * second[i] + 0.001 * g.square()
-            mean, square = first[i] / (1 - 0.9 ** (step + 1)), second[i] / (1 - 0.999 ** (step + 1))
-            kept = p * (1 - lr * 0.01) if config.fast_optimizer == "adamw" else p
-            parameters[i] = kept - lr * mean / (square.sqrt() + 1e-8)
-    learnt.mu = learnt.z = parameters[0].detach()
-    if not langevin:
-        learnt.log_var = parameters[1].detach()
-        last = noise.draw(-1 if config.noise == "resampled" else 0, shape)
-        learnt.z = learnt.mu + (learnt.log_var / 2).exp() * last
-    return learnt
 
 
-def amortised_loss_reference(model: Any, ids: Tensor, seed: int, kl_weight: float) -> Tensor:
-    """Eq. 5 of a batch [B, N] under the posterior of a VAE's encoder, in nats per target."""
-    mu, log_var = encode_reference(model, ids)
-    z = mu + (log_var / 2).exp() * Noise.of(ids[:, 1:], seed, model.dtype).draw(-1, mu.shape[1:])
-    kl = ((mu.square() + log_var.exp() - 1 - log_var) / 2).sum()
-    return (nll_reference(model, ids, z).sum() + kl_weight * kl) / ids[:, 1:].numel()
-
-
-def encode_reference(model: Any, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Means and log variances [B, N_z, d]: queries, at their thoughts' positions, and tokens see all of each other."""
-    config, encoder, rows = model.config, model.encoder, len(ids)
-    x = torch.cat((encoder.queries.expand(rows, -1, -1), model.embed.weight[ids]), dim=1)
-    places = latent_positions(config) * (config.num_latents // config.latents_per_layer) + list(range(ids.shape[1]))
-    seen = torch.ones(len(places), len(places), dtype=torch.bool)
-    for block in encoder.blocks:
-        q, k, v = (norm_reference(x, block.attention_norm) @ block.qkv.weight.T).chunk(3, dim=-1)
-        heads = config.num_attention_heads
-        x = x + attention_reference(q, k, v, places, places, seen, heads, config) @ block.out.weight.T
-        x = x + swiglu_reference(norm_reference(x, block.mlp_norm), block.mlp)
-    mu, log_var = (norm_reference(x[:, : config.num_latents], encoder.final_norm) @ encoder.posterior.weight.T).chunk(
-        2, dim=-1
-    )
-    return mu, log_var
-
-
-def nll_reference(model: Any, ids: Tensor, z: Tensor) -> Tensor:
-    """[B], Eq. 1 in nats, of rows [B, N] and thoughts [B, N_z, d]."""
-    logits = logits_reference(model, ids, z)[:, :-1]
-    return F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none").sum(1)
-
-
-def logits_reference(model: Any, ids: Tensor, z: Tensor) -> Tensor:
-    """[B, N, v], the thought-guided generator (section 2.1)."""
-    config = model.config
-    n, heads = config.latents_per_layer, config.num_attention_heads
-    tokens = list(range(ids.shape[1]))
-    latents = latent_positions(config)
-    ago = torch.arange(len(tokens))[:, None] - torch.arange(len(tokens))
-    x = model.embed.weight[ids]
-    for layer, block in enumerate(model.blocks):
-        h = norm_reference(x, block.attention_norm)
-        q, k, v = (h @ block.attention.qkv.weight.T).chunk(3, dim=-1)
-        seen = (ago >= 0) & (ago < config.window_size)
-        x = x + attention_reference(q, k, v, tokens, tokens, seen, heads, config) @ block.attention.out.weight.T
-        thoughts = z if config.shared_latents else z[:, layer * n : (layer + 1) * n]
-        cross = block.cross_attention
-        q = norm_reference(x, block.cross_norm) @ cross.query.weight.T
-        k, v = (thoughts @ cross.key_value.weight.T).chunk(2, dim=-1)
-        seen = torch.ones(len(tokens), n, dtype=torch.bool)
-        x = x + attention_reference(q, k, v, tokens, latents, seen, heads, config) @ cross.out.weight.T
-        x = x + swiglu_reference(norm_reference(x, block.mlp_norm), block.mlp)
-    return norm_reference(x, model.final_norm) @ model.lm_head.weight.T
-
-
-def latent_positions(config: Any) -> list[int]:
-    """The positions of a layer's thoughts."""
-    return [j * (config.max_position_embeddings // config.num_latents) for j in range(config.latents_per_layer)]
-
-
-def swiglu_reference(x: Tensor, mlp: Any) -> Tensor:
-    gate, up = (x @ mlp.gate_up.weight.T).chunk(2, dim=-1)
-    return (gate * gate.sigmoid() * up) @ mlp.out.weight.T
-
-
-def norm_reference(x: Tensor, norm: Any) -> Tensor:
-    return x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight
-
-
-def attention_reference(
-    q: Tensor, k: Tensor, v: Tensor, at: list[int], of: list[int], seen: Tensor, heads: int, config: Any
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, at: Tensor, of: Tensor, config: LTMConfig, seen: Tensor | None = None
 ) -> Tensor:
-    """[B, N, d] of queries at positions `at` to keys at positions `of`, if `seen` [N, m]."""
-    q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (q, k, v))
-    q, k = rotate_reference(q, at, config.rope_theta), rotate_reference(k, of, config.rope_theta)
-    logits = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).masked_fill(~seen, -math.inf)
-    return (logits.softmax(-1) @ v).transpose(1, 2).flatten(2)
+    """Return what queries [batch, n, hidden] at positions [n] read from keys and values [batch, m, hidden] at
+    positions [m]; `seen` is bool [n, m], and without it they read from all."""
+    q, k, v = (x.unflatten(-1, (config.num_attention_heads, -1)).transpose(1, 2) for x in (q, k, v))
+    q, k = rotated(q, at, config.rope_theta), rotated(k, of, config.rope_theta)
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    if seen is not None:
+        scores = scores.masked_fill(~seen, -torch.inf)
+    return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
 
 
-def rotate_reference(x: Tensor, positions: list[int], theta: float) -> Tensor:
-    """Channel i of a head turns with channel i + d_h / 2 by position * theta^(-2 i / d_h)."""
+def rotated(x: Tensor, positions: Tensor, theta: float) -> Tensor:
+    """Turn channels j and j + d / 2 of x [batch, heads, n, d] by position * theta^(-2 j / d)."""
     half = x.shape[-1] // 2
-    angles = torch.tensor([[p * theta ** (-i / half) for i in range(half)] for p in positions])
+    angles = positions[:, None] * theta ** (-torch.arange(half, device=x.device) / half)
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     a, b = x[..., :half], x[..., half:]
-    return torch.cat((a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()), dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
