@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -28,9 +29,10 @@ from mentalese.families.thoughtbubbles.forking import (
     within_budget_reference,
 )
 from mentalese.families.thoughtbubbles.model import ThoughtbubblesForCausalLM
-from mentalese.families.thoughtbubbles.plain import log_probabilities_reference
+from mentalese.families.thoughtbubbles.plain import Thoughtbubbles
 from mentalese.families.thoughtbubbles.readout import mixture_cross_entropy, mixture_log_probabilities
 from mentalese.models.contract import TrainStep, count_parameters
+from support import sharing
 
 CLOSE = {"atol": 2e-5, "rtol": 1e-4}
 VOCABULARY = 40
@@ -60,6 +62,11 @@ def model(**fields: Any) -> ThoughtbubblesForCausalLM:
             made.encode(text(rows=8, seed=seed), selection="block", calibrate=True)
             made.after_step()
     return made.eval()
+
+
+def plain_of(model: ThoughtbubblesForCausalLM) -> Thoughtbubbles:
+    """The plain model with the same weights."""
+    return sharing(Thoughtbubbles(model.config), model)
 
 
 def text(rows: int = 2, length: int = 12, seed: int = 0) -> Tensor:
@@ -97,19 +104,80 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_outputs_and_gradients_are_those_of_the_plain_form(variant: str) -> None:
+def test_outputs_and_gradients_are_those_of_the_plain_model(variant: str) -> None:
     made, ids = model(**VARIANTS[variant]), text(length=9)
-    expected = torch.stack([log_probabilities_reference(made, row) for row in ids])
+    plain = plain_of(made)
+    expected = torch.stack([plain(row) for row in ids])
     torch.testing.assert_close(made(ids).logits.log_softmax(-1), expected, **CLOSE)
     nll = F.nll_loss(expected[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view(len(ids), -1)
     torch.testing.assert_close(made.token_nll(batch(ids))[:, 1:], nll, **CLOSE)
-    wanted = torch.autograd.grad(nll.mean(), list(made.parameters()), allow_unused=True)
-    output = made.training_loss(batch(ids))
+    output, loss = made.training_loss(batch(ids)), plain.loss(ids)
     assert output.weight == nll.numel()
-    got = torch.autograd.grad(output.loss, list(made.parameters()), allow_unused=True)
-    for (name, parameter), one, other in zip(made.named_parameters(), got, wanted):
-        zero = torch.zeros_like(parameter)
-        torch.testing.assert_close(zero if one is None else one, zero if other is None else other, **CLOSE, msg=name)
+    torch.testing.assert_close(loss, nll.mean())
+    torch.testing.assert_close(output.loss, loss, **CLOSE)
+    wanted, got = (
+        torch.autograd.grad(x, list(made.parameters()), allow_unused=True, materialize_grads=True)
+        for x in (loss, output.loss)
+    )
+    for (name, _), one, other in zip(made.named_parameters(), got, wanted):
+        torch.testing.assert_close(one, other, **CLOSE, msg=name)
+
+
+def trained(
+    model: ThoughtbubblesForCausalLM | Thoughtbubbles, loss: Callable[[Tensor], Tensor], steps: int = 12
+) -> list[float]:
+    """Losses of steps on two micro-batches, the second of shorter rows."""
+    optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-2)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        found = loss(text()) + loss(text(length=6))
+        found.backward()
+        optimizer.step()
+        model.after_step()
+        losses.append(found.item())
+    return losses
+
+
+@pytest.mark.parametrize("selection", ["block", "causal"])
+def test_the_plain_model_trains_by_itself(selection: str) -> None:
+    torch.manual_seed(0)
+    made = Thoughtbubbles(config(selection=selection))
+    losses = trained(made, made.loss, steps=20)
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"selection": "block"},
+        {"selection": "causal"},
+        {"selection": "causal", "budget": 2.0},  # at the first fork everything stays
+        {"selection": "causal", "budget_mode": "fixed"},  # of the shorter rows alone
+    ],
+    ids=str,
+)
+def test_training_is_that_of_the_plain_model(fields: dict[str, Any]) -> None:
+    """Thresholds of the causal selection too, from before the first step on."""
+    torch.manual_seed(0)
+    made = ThoughtbubblesForCausalLM(config(**{"budget": 1.5} | fields))
+    plain = copy.deepcopy(plain_of(made))
+    losses, expected = trained(made, lambda ids: made.training_loss(batch(ids)).loss), trained(plain, plain.loss)
+    assert losses == pytest.approx(expected, rel=1e-4)
+    for one, other in zip(made.fork_decisions.values(), plain.fork_decisions.values()):
+        assert other.threshold != UNKNOWN
+        torch.testing.assert_close(one.threshold, other.threshold, atol=1e-4, rtol=1e-4)
+
+
+def test_the_plain_model_starts_as_the_fast_one_does() -> None:
+    """By the mean and the spread of each weight."""
+    torch.manual_seed(0)
+    wide = config(hidden_size=256, fork_bias_init=1.0)
+    fast, plain = ThoughtbubblesForCausalLM(wide).state_dict(), Thoughtbubbles(wide).state_dict()
+    assert fast.keys() == plain.keys()
+    for name, weight in fast.items():
+        assert plain[name].mean().item() == pytest.approx(weight.mean().item(), abs=0.02), name
+        assert plain[name].std(correction=0).item() == pytest.approx(weight.std(correction=0).item(), rel=0.2), name
 
 
 # ------------------------------------------------------------------------------------------------------------- forking

@@ -1,145 +1,250 @@
-"""Thoughtbubbles in its plainest form: read this file first.
+"""Thoughtbubbles in one file: read this file first. It is a whole model, with its loss, to train or to change.
 
-Liu et al., "Thoughtbubbles: an Unsupervised Method for Parallel Thinking in Latent Space", arXiv 2510.00219. Equations
-are the paper's.
+Liu et al., "Thoughtbubbles: an Unsupervised Method for Parallel Thinking in Latent Space", arXiv 2510.00219; sections
+and equations are the paper's.
 
-Each token enters as one residual stream. Before some blocks every stream may fork, and only the best streams continue.
-A stream's cumulative score scales what it writes and how much attention it gets; at the end a token's streams are
-averaged. One text, streams in a list, every sum written out, and everything differentiable. `model.py` computes the
-same, fast, and tests compare outputs and gradients.
+Each token enters as one residual stream. Before some blocks every stream may fork, and only the best streams continue
+(section 2.3). A stream's cumulative score scales what it writes and how much attention it gets (section 2.4), so the
+loss of the next token trains the scores. At the end a token's streams make one prediction (section 2.5).
 
-Letters in shapes: L tokens, N streams, d hidden size, v vocabulary.
+One text at a time, without padding or cache. `model.py` computes the same, fast, for batches; tests compare outputs,
+gradients and steps of training. Both have the same `state_dict`.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from mentalese.families.thoughtbubbles.config import ThoughtbubblesConfig
 
+LOWEST = -20.0  # log-probability of a decision
+UNKNOWN = 1.0  # a threshold before training, which no log-probability reaches
+
 
 @dataclass
-class Stream:
-    """One residual stream: its state [d], its log cumulative score, its token, and whether it entered as that token."""
+class Streams:
+    """The residual streams of a text, in order: the forks of a token stand left of its own stream (section 2.2).
+
+    Attributes:
+        x: [streams, hidden].
+        scores: [streams], log p_cum.
+        token: [streams], the token that a stream belongs to.
+        own: bool [streams], the stream that a token entered as.
+    """
 
     x: Tensor
-    score: Tensor
-    token: int
-    own: bool
+    scores: Tensor
+    token: Tensor
+    own: Tensor
+
+    def positions(self, rotation: str) -> Tensor:
+        """Return k - p/q [streams] for fork p of token k, whose own stream has p = 0 (Eq. 13); k counts from 1.
+
+        Args:
+            rotation: the meaning of q, a token's `streams` or its `forks`, which are one less.
+        """
+        same = self.token[:, None] == self.token
+        p, q = same.triu(1).sum(1), same.sum(1) - int(rotation == "forks")
+        return self.token + 1 - p / q.clamp(min=1)
 
 
-def log_probabilities_reference(model: Any, input_ids: Tensor, selection: str | None = None) -> Tensor:
-    """[L, v], the log probabilities that each token [L] of a text predicts."""
-    return read_out(model, streams_reference(model, input_ids, selection), len(input_ids))
+class Thoughtbubbles(nn.Module):
+    """A GPT-2 with rotary positions whose residual streams fork before the blocks `fork_layers` (section 2.1)."""
 
+    def __init__(self, config: ThoughtbubblesConfig) -> None:
+        super().__init__()
+        self.config, width = config, config.hidden_size
+        self.embed = nn.Embedding(config.vocab_size, width)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers_per_turn or config.num_hidden_layers))
+        self.fork_decisions = nn.ModuleDict({str(layer): ForkDecision(config) for layer in config.fork_layers})
+        self.final_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.lm_head = nn.Linear(width, config.vocab_size, bias=False)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.embed.weight
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2:  # as in GPT-2: what is added to a stream starts smaller the deeper the model
+                depth = math.sqrt(2 * config.num_hidden_layers) if name.endswith(".out.weight") else 1
+                nn.init.normal_(parameter, std=config.initializer_range / depth)
+            elif name.endswith(".bias"):
+                nn.init.constant_(parameter, (config.fork_bias_init or 0.0) if name.endswith("decide.bias") else 0.0)
 
-def streams_reference(model: Any, input_ids: Tensor, selection: str | None = None) -> list[Stream]:
-    """The streams of a text [L] after the last block."""
-    config = model.config
-    streams = [
-        Stream(model.embed.weight[token], torch.zeros(()), i, copy == config.copies - 1)
-        for i, token in enumerate(input_ids.tolist())
-        for copy in range(config.copies)
-    ]
-    for layer, block in enumerate(model.layers):
-        if layer in config.fork_layers:
-            streams = fork_reference(
-                streams, model.fork_decisions[str(layer)], config, len(input_ids), selection or config.selection
-            )
-        x = torch.stack([s.x for s in streams])
-        p = torch.stack([s.score for s in streams]).exp()
-        x = x + p[:, None] * attention_reference(block.attention, block.attention_norm(x), streams, config)  # Eq. 9
-        x = x + p[:, None] * block.mlp(block.mlp_norm(x))  # Eq. 10
-        streams = [Stream(row, s.score, s.token, s.own) for row, s in zip(x, streams)]
-    return streams
+    def forward(self, text: Tensor) -> Tensor:
+        """Return the log-probabilities [length, vocabulary] that each token of a text [length] predicts."""
+        return self.predict(self.read(text, self.config.selection))
 
+    def loss(self, rows: Tensor) -> Tensor:
+        """Return the mean cross-entropy of all tokens but the first of each row [batch, length] (section 2.1)."""
+        if self.training and self.config.selection == "causal":
+            self.find_first_thresholds()
+        return torch.stack([F.nll_loss(self(row)[:-1], row[1:]) for row in rows]).mean()
 
-def fork_reference(
-    streams: list[Stream], module: Any, config: ThoughtbubblesConfig, length: int, selection: str
-) -> list[Stream]:
-    """Eq. 1 to 6: every stream and its fork are candidates, and some of them stay, in order."""
-    candidates = []
-    for s in streams:
-        fork, keep = F.logsigmoid(module.decide(module.norm(s.x))).clamp(min=-20)
-        candidates.append(Stream(s.x + module.embedding, s.score + fork, s.token, False))
-        candidates.append(Stream(s.x, s.score + keep, s.token, s.own))
-    merit = [math.inf if c.own else c.score.item() for c in candidates]  # Eq. 4
-    by_merit = sorted(range(len(candidates)), key=lambda i: (-merit[i], i))
-    kept: set[int] = set()
-    if selection == "block":
-        tokens = config.max_position_embeddings if config.budget_mode == "fixed" else length
-        kept = set(by_merit[: config.streams(tokens)])
-    else:
-        for token in range(length):
-            good = [i for i in by_merit if candidates[i].token == token]
-            good = [i for i in good if candidates[i].own or merit[i] >= float(module.threshold)]
-            room = int(config.most_streams(torch.tensor(token + 1), config.budget_mode))
-            kept |= set(good[: room - len(kept)])
-    return [candidates[i] for i in sorted(kept)]
+    def read(self, text: Tensor, selection: str) -> Streams:
+        """Return the streams of a text [length] after all blocks."""
+        copies, length = self.config.copies, len(text)  # more than one: the baselines of section 3.3
+        streams = Streams(
+            x=self.embed(text).repeat_interleave(copies, dim=0),
+            scores=torch.zeros(copies * length, device=text.device),  # p_cum = 1
+            token=torch.arange(length, device=text.device).repeat_interleave(copies),
+            own=torch.arange(1, copies * length + 1, device=text.device) % copies == 0,
+        )
+        for layer in range(self.config.num_hidden_layers):
+            if layer in self.config.fork_layers:
+                streams = self.fork_decisions[str(layer)](streams, length, selection)
+            streams = replace(streams, x=self.blocks[layer % len(self.blocks)](streams))
+        return streams
 
-
-def positions_reference(streams: list[Stream], config: ThoughtbubblesConfig) -> list[float]:
-    """Eq. 13: fork p of token i, counted from its own stream, is p/q before position i + 1."""
-    positions = []
-    for i, s in enumerate(streams):
-        p = sum(other.token == s.token for other in streams[i + 1 :])
-        q = sum(other.token == s.token for other in streams) - (config.rotation == "forks")
-        positions.append(s.token + 1 - (p / q if p else 0.0))
-    return positions
-
-
-def attention_reference(module: Any, x: Tensor, streams: list[Stream], config: ThoughtbubblesConfig) -> Tensor:
-    """Eq. 8, [N, d] to [N, d], head by head."""
-    positions, scores = positions_reference(streams, config), torch.stack([s.score for s in streams])
-    width = config.hidden_size // config.num_attention_heads
-    scored = bool(config.fork_layers)
-    scale = math.sqrt(config.hidden_size if scored and config.score_scale == "model" else width)
-    causal = torch.ones(len(x), len(x), dtype=torch.bool).tril()
-    heads = []
-    for head in range(config.num_attention_heads):
-        q, k, v = (y[:, head * width : (head + 1) * width] for y in module.qkv(x).chunk(3, dim=-1))
-        q, k = rotate_by_position(q, positions, config), rotate_by_position(k, positions, config)
-        if scored and config.score_scale == "overwrite":
-            q, k = q[:, :-1], k[:, :-1]
-        logits = (q @ k.T + scores) / scale
-        weights = logits.masked_fill(~causal, -math.inf).softmax(-1)
-        heads.append(weights @ (v * scores.exp()[:, None]))
-    return module.out(torch.cat(heads, dim=-1))
-
-
-def rotate_by_position(x: Tensor, positions: list[float], config: ThoughtbubblesConfig) -> Tensor:
-    """Channel i turns with channel i + d_h / 2 by position * theta^(-2 i / d_h)."""
-    half = x.shape[-1] // 2
-    rows = []
-    for row, position in zip(x, positions):
-        angles = torch.tensor([position * config.rope_theta ** (-i / half) for i in range(half)])
-        a, b = row[:half], row[half:]
-        rows.append(torch.cat((a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin())))
-    return torch.stack(rows)
-
-
-def read_out(model: Any, streams: list[Stream], length: int) -> Tensor:
-    """[L, v]: Eq. 11, or one of the three other read-outs."""
-    rows = []
-    for token in range(length):
-        of_token = [s for s in streams if s.token == token]
-        x, p = torch.stack([s.x for s in of_token]), torch.stack([s.score for s in of_token]).exp()
-        readout = model.config.readout if model.config.fork_layers else "rightmost"
+    def predict(self, streams: Streams) -> Tensor:
+        """Return the log-probabilities [length, vocabulary] of Eq. 11, or of one of three other read-outs."""
+        readout = self.config.readout if self.config.fork_layers else "rightmost"
+        of_token = [streams.token == token for token in range(int(streams.own.sum()))]
         if readout == "mixture":
-            distributions = model.lm_head(model.final_norm(x)).softmax(-1)
-            rows.append(((p[:, None] * distributions).sum(0) / p.sum()).log())
-            continue
+            joint = self.lm_head(self.final_norm(streams.x)).log_softmax(-1) + streams.scores[:, None]
+            return torch.stack([joint[s].logsumexp(0) - streams.scores[s].logsumexp(0) for s in of_token])
+        weights = torch.stack(of_token) * streams.scores.exp()  # [length, streams]
         if readout == "rightmost":
-            hidden = model.final_norm(of_token[-1].x)
+            hidden = self.final_norm(streams.x[streams.own])
         elif readout == "residual":
-            hidden = model.final_norm((p[:, None] * x).sum(0))
+            hidden = self.final_norm(weights @ streams.x)
         else:
-            hidden = (p[:, None] * model.final_norm(x)).sum(0)
-        rows.append(model.lm_head(hidden).log_softmax(-1))
-    return torch.stack(rows)
+            hidden = weights @ self.final_norm(streams.x)
+        return self.lm_head(hidden).log_softmax(-1)
+
+    def after_step(self) -> None:
+        """Move the thresholds of the causal selection; call it after each step of the optimizer (ours)."""
+        for decision in self.fork_decisions.values():
+            assert isinstance(decision, ForkDecision)
+            decision.move_threshold(0.3 if self.config.selection == "causal" else 0.02)
+
+    @torch.no_grad()
+    def find_first_thresholds(self) -> None:
+        """Estimate thresholds before the first step, on random tokens: a batch's own would know its later tokens."""
+        config = self.config
+        if not any(bool(decision.threshold == UNKNOWN) for decision in self.fork_decisions.values()):
+            return
+        shape, generator = (8, config.max_position_embeddings), torch.Generator().manual_seed(0)
+        for row in torch.randint(config.vocab_size, shape, generator=generator):
+            self.read(row.to(self.embed.weight.device), "block")
+        self.after_step()
+
+
+class ForkDecision(nn.Module):
+    """A forking layer (section 2.3); with the causal selection each has a threshold (ours)."""
+
+    threshold: Tensor
+
+    def __init__(self, config: ThoughtbubblesConfig) -> None:
+        super().__init__()
+        self.config, width = config, config.hidden_size
+        self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.decide = nn.Linear(width, 2, bias=config.fork_bias_init is not None)
+        self.embedding = nn.Parameter(torch.randn(width) / width**0.5)
+        self.register_buffer("threshold", torch.tensor(UNKNOWN))
+        self.lowest: list[Tensor] = []
+
+    def forward(self, streams: Streams, length: int, selection: str) -> Streams:
+        """Return the streams after the fork: of each stream its fork and itself, those that are selected."""
+        decisions = F.logsigmoid(self.decide(self.norm(streams.x))).clamp(min=LOWEST)  # Eq. 1: fork, keep
+        candidates = Streams(
+            x=torch.stack((streams.x + self.embedding, streams.x), dim=1).flatten(0, 1),
+            scores=(streams.scores[:, None] + decisions).flatten(),  # Eq. 2 and 3
+            token=streams.token.repeat_interleave(2),
+            own=torch.stack((torch.zeros_like(streams.own), streams.own), dim=1).flatten(),
+        )
+        merit = candidates.scores.detach().masked_fill(candidates.own, math.inf)  # Eq. 4
+        tokens = self.config.max_position_embeddings if self.config.budget_mode == "fixed" else length
+        kappa = self.config.streams(tokens)
+        if self.training:
+            everything = merit.new_tensor(-math.inf)
+            self.lowest.append(merit.sort(descending=True).values[kappa - 1] if kappa < len(merit) else everything)
+        kept = best(merit, kappa) if selection == "block" else self.select_causal(candidates, merit, length)
+        return Streams(candidates.x[kept], candidates.scores[kept], candidates.token[kept], candidates.own[kept])
+
+    def select_causal(self, candidates: Streams, merit: Tensor, length: int) -> Tensor:
+        """Return the candidates that reach the threshold, while the tokens so far are within their budget (ours)."""
+        kept: list[Tensor] = []
+        for token in range(length):
+            good = ((candidates.token == token) & (candidates.own | (merit >= self.threshold))).nonzero()[:, 0]
+            room = int(self.config.most_streams(torch.tensor(token + 1), self.config.budget_mode))
+            kept.append(good[best(merit[good], room - sum(map(len, kept)))])
+        return torch.cat(kept)
+
+    @torch.no_grad()
+    def move_threshold(self, share: float) -> None:
+        """Move a share of the way to the mean of the lowest scores that a top-k would have kept since the last call."""
+        if not self.lowest:
+            return
+        lowest, self.lowest = torch.stack(self.lowest).clamp(max=0.0), []
+        found = lowest[lowest > -math.inf].mean() if lowest.isfinite().any() else lowest[0]
+        moved = self.threshold.lerp(found, share)
+        self.threshold.copy_(moved if moved.isfinite() and self.threshold != UNKNOWN else found)
+
+
+def best(merit: Tensor, count: int) -> Tensor:
+    """Return the places of the best `count` of merit [n], in order; the earlier one among equals."""
+    return merit.argsort(descending=True, stable=True)[:count].sort().values
+
+
+class Block(nn.Module):
+    """Pre-norm attention and MLP, whose writes are attenuated by the scores (Eq. 9 and 10)."""
+
+    def __init__(self, config: ThoughtbubblesConfig) -> None:
+        super().__init__()
+        self.attention_norm, self.mlp_norm = (
+            nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) for _ in range(2)
+        )
+        self.attention, self.mlp = Attention(config), MLP(config)
+
+    def forward(self, streams: Streams) -> Tensor:
+        """Return the states [streams, hidden] after the block."""
+        p = streams.scores.exp()[:, None]
+        x = streams.x + p * self.attention(self.attention_norm(streams.x), streams)
+        return x + p * self.mlp(self.mlp_norm(x))
+
+
+class Attention(nn.Module):
+    """Attention in which a stream counts as much as its score (Eq. 8), with partial rotations (section D)."""
+
+    def __init__(self, config: ThoughtbubblesConfig) -> None:
+        super().__init__()
+        self.config, width = config, config.hidden_size
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor, streams: Streams) -> Tensor:
+        config, scores = self.config, streams.scores
+        q, k, v = self.qkv(x).unflatten(-1, (3, config.num_attention_heads, -1)).permute(1, 2, 0, 3)
+        positions, scale = streams.positions(config.rotation), q.shape[-1]
+        q, k = (rotated(part, positions, config.rope_theta) for part in (q, k))
+        if config.fork_layers and config.score_scale == "model":
+            scale = config.hidden_size  # as printed
+        if config.fork_layers and config.score_scale == "overwrite":
+            q, k = q[..., :-1], k[..., :-1]  # log P stands in the last channel
+        logits = (q @ k.transpose(-1, -2) + scores) / math.sqrt(scale)
+        later = torch.ones(logits.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
+        weights = logits.masked_fill(later, -math.inf).softmax(-1)
+        return self.out((weights @ (v * scores.exp()[:, None])).transpose(0, 1).flatten(1))
+
+
+def rotated(x: Tensor, positions: Tensor, theta: float) -> Tensor:
+    """Turn channels i and i + d / 2 of x [heads, streams, d] by position * theta^(-2 i / d) (Eq. 12 and 13)."""
+    half = x.shape[-1] // 2
+    angles = positions[:, None] * theta ** (-torch.arange(half, device=x.device) / half)
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat((a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()), dim=-1)
+
+
+class MLP(nn.Module):
+    """GPT-2's."""
+
+    def __init__(self, config: ThoughtbubblesConfig) -> None:
+        super().__init__()
+        self.approximate = "tanh" if config.activation == "gelu_tanh" else "none"
+        self.up = nn.Linear(config.hidden_size, 4 * config.hidden_size)
+        self.out = nn.Linear(4 * config.hidden_size, config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(F.gelu(self.up(x), approximate=self.approximate))
