@@ -19,12 +19,12 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaConfig, Llam
 
 from mentalese import get_recipe
 from mentalese.errors import InputError
-from mentalese.families.conceptlm import plain as reference
 from mentalese.families.conceptlm.chunks import Chunks
 from mentalese.families.conceptlm.codebook import nearest_codes, usage
 from mentalese.families.conceptlm.config import ConceptLMConfig, MTPConfig
 from mentalese.families.conceptlm.model import ConceptLMForCausalLM, Concepts, explained
 from mentalese.families.conceptlm.mtp import MTPForCausalLM
+from mentalese.families.conceptlm.plain import ConceptLM, run
 from mentalese.models.adapter import as_contract
 from mentalese.models.backbone import attention_width
 from mentalese.models.build import config_class
@@ -33,7 +33,7 @@ from mentalese.models.checkpoints import load_model
 from mentalese.models.grow import grow
 from mentalese.models.places import places
 from mentalese.training.loop import train
-from support import assert_same, finish, launch, losses, rotary_flops, shrink
+from support import assert_same, finish, launch, losses, rotary_flops, sharing, shrink
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 BACKBONES: dict[str, dict[str, Any]] = {
@@ -60,6 +60,24 @@ def made(backbone: str = "gpt2", **fields: Any) -> ConceptLMForCausalLM:
             else:
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)
     return model
+
+
+def plain_of(model: ConceptLMForCausalLM) -> ConceptLM:
+    """The plain model with the very weights of the fast one."""
+    return sharing(ConceptLM(model.config), model)
+
+
+def plain_losses(plain: ConceptLM, rows: list[list[int]]) -> dict[str, Tensor]:
+    """Means over rows of several lengths, each read alone and weighted by its targets."""
+    total: dict[str, Tensor] = {}
+    targets = dict.fromkeys(("ntp", "ncp", "vq"), 0)
+    for row in rows:
+        chunks = len(row) // plain.config.chunk_size
+        count = {"ntp": len(row) - 1, "ncp": max(chunks - 1, 0), "vq": chunks}
+        for name, value in plain.losses(torch.tensor([row])).items():
+            total[name] = total.get(name, torch.zeros(())) + count[name] * value
+            targets[name] += count[name]
+    return {name: value / max(targets[name], 1) for name, value in total.items()}
 
 
 def padded(rows: list[list[int]], left: bool = False) -> tuple[Tensor, Tensor]:
@@ -112,20 +130,51 @@ def test_a_padded_batch_is_what_its_rows_are_in_plain_words_outputs_losses_and_g
 ) -> None:
     model = made(backbone, **dict(fields))
     text = batch(ROWS, left)
-    hidden = model.final_hidden_states(text)
+    plain, hidden = plain_of(model), model.final_hidden_states(text)
     for i, row in enumerate(ROWS):
-        plain, _, _ = reference.hidden_states(model, torch.tensor(row))
-        torch.testing.assert_close(hidden[i, text["attention_mask"][i].bool()], plain, atol=1e-5, rtol=1e-5)
+        expected = plain.read(torch.tensor([row])).hidden[0]
+        torch.testing.assert_close(hidden[i, text["attention_mask"][i].bool()], expected, atol=1e-5, rtol=1e-5)
     output = model.training_loss(text)
-    plainly = reference.losses(model, [torch.tensor(row) for row in ROWS])
+    plainly = plain_losses(plain, ROWS)
     for name, value in plainly.items():
         torch.testing.assert_close(output.metrics[name], value.detach(), atol=1e-5, rtol=1e-5)
     weighed = sum(getattr(model.config, f"{name}_weight") * value for name, value in plainly.items())
     assert isinstance(weighed, Tensor)
     torch.testing.assert_close(output.loss, weighed, atol=1e-5, rtol=1e-5)
-    expected = gradients(model, weighed)
+    wanted = gradients(model, weighed)
     for name, found in gradients(model, output.loss).items():
-        torch.testing.assert_close(found, expected[name], atol=2e-5, rtol=2e-4, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(found, wanted[name], atol=2e-5, rtol=2e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize(("backbone", "fields"), VARIANTS)
+def test_the_loss_of_a_batch_is_the_plain_one(backbone: str, fields: dict[str, Any]) -> None:
+    model, ids = made(backbone, **dict(fields)), torch.tensor([ROWS[0], ROWS[0][::-1]])
+    plain = plain_of(model)
+    expected = plain.loss(ids)
+    torch.testing.assert_close(model.training_loss({"input_ids": ids, "labels": ids}).loss, expected)
+    torch.testing.assert_close(model(ids).logits, plain(ids), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("backbone", "fields"), [("gpt2", {}), ("gpt_neox", {"codebook": "linear"}), ("llama", {})])
+def test_the_plain_model_trains_by_itself(backbone: str, fields: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    plain, ids = ConceptLM(made(backbone, **fields).config), torch.tensor([ROWS[0], ROWS[0][::-1]])
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2)
+    course = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = plain.loss(ids)
+        loss.backward()
+        optimizer.step()
+        course.append(loss.item())
+    assert course[-1] < 0.5 * course[0]
+
+
+def test_a_silent_start_of_the_plain_model_is_its_decoder() -> None:
+    ids = torch.tensor([ROWS[0]])
+    for silent in (True, False):
+        plain = ConceptLM(made(silent_start=silent).config).eval()
+        assert torch.allclose(plain(ids), plain.backbone(ids).logits, rtol=0, atol=1e-6) == silent
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
@@ -246,9 +295,9 @@ def test_texts_without_a_next_concept_have_a_loss_of_zero_and_whole_gradients(ro
 @pytest.mark.parametrize("rows", [ROWS, [ROWS[0], ROWS[0][::-1]]])
 def test_r2_is_the_share_of_the_concepts_variance_that_is_predicted(rows: list[list[int]], left: bool) -> None:
     model = made(insert_depth=1)
-    read = [reference.hidden_states(model, torch.tensor(row)) for row in rows]
-    targets = torch.stack([u for _, pooled, _ in read for u in pooled[1:]]).double()
-    guesses = torch.stack([p for _, _, predicted in read for p in predicted[:-1]]).double()
+    read = [plain_of(model).read(torch.tensor([row])) for row in rows]
+    targets = torch.cat([reading.pooled[0, 1:] for reading in read]).double()
+    guesses = torch.cat([reading.predicted[0, :-1] for reading in read]).double()
     expected = 1 - (guesses - targets).square().sum() / (targets - targets.mean(0)).square().sum()
     found = model.training_loss(batch(rows, left)).metrics["concept_r2"]
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
@@ -274,7 +323,8 @@ def test_predicted_codes_are_scored_against_the_nearest(rows: list[list[int]], l
     model = made(insert_depth=1)
     with torch.no_grad():  # codes as large as concepts: otherwise all have the smallest one
         model.get_parameter("codebook.down").div_(10)
-    tables = reference.code_tables(model)
+    codebook = plain_of(model).codebook
+    assert codebook is not None
     right, errors = [], []
     for row in rows:
         concepts = model.encode(torch.tensor([row])).concepts
@@ -282,8 +332,7 @@ def test_predicted_codes_are_scored_against_the_nearest(rows: list[list[int]], l
         assert concepts.logits is not None
         for j in range(len(row) // 4 - 1):
             heads = concepts.logits[0, j].detach().view(4, 5)  # segments, codes
-            for a, u, table in zip(heads, concepts.pooled[0, j + 1].chunk(4), tables):
-                code = int(torch.stack([(u - entry).square().sum() for entry in table]).argmin())
+            for a, code in zip(heads, codebook.nearest(concepts.pooled[0, j + 1])[0].tolist()):
                 right.append(float(a.argmax() == code))
                 errors.append(float(a.exp().sum().log() - a[code]))
     metrics = model.training_loss(batch(rows, left)).metrics
@@ -444,10 +493,10 @@ def test_every_known_decoder_has_its_layers_where_they_are_looked_for(backbone: 
     inner = {"sliding_window": None} if backbone == "mistral" else {}
     model = made(backbone, inner=inner | {"num_key_value_heads": 2})
     text = batch(ROWS, left=True)
-    hidden = model.final_hidden_states(text)
+    plain, hidden = plain_of(model), model.final_hidden_states(text)
     for i, row in enumerate(ROWS):
-        plain, _, _ = reference.hidden_states(model, torch.tensor(row))
-        torch.testing.assert_close(hidden[i, text["attention_mask"][i].bool()], plain, atol=1e-5, rtol=1e-5)
+        expected = plain.read(torch.tensor([row])).hidden[0]
+        torch.testing.assert_close(hidden[i, text["attention_mask"][i].bool()], expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_trace_holds_each_concept_with_its_tokens_codes_and_what_was_predicted() -> None:
@@ -459,7 +508,7 @@ def test_a_trace_holds_each_concept_with_its_tokens_codes_and_what_was_predicted
     assert spans[1] == [(7, 11, "concept")]
     assert spans[2] == []
     assert spans[3] == [(2, 6, "concept"), (6, 10, "concept"), (6, 10, "predicted")]
-    _, pooled, predicted = reference.hidden_states(model, torch.tensor(ROWS[3]))
+    _, [pooled], [predicted] = plain_of(model).read(torch.tensor([ROWS[3]]))
     torch.testing.assert_close(traces[3].thoughts[1].vector, pooled[1], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(traces[3].thoughts[2].vector, predicted[0], atol=1e-5, rtol=1e-5)
     assert model.codebook is not None
@@ -697,7 +746,7 @@ def test_multi_token_prediction_is_the_backbone_and_heads_that_look_further(back
     total = F.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:])
     positions = torch.arange(ids.shape[1])
     for ahead, head in enumerate(model.future_layers, 2):
-        state = model.final_norm(reference.run(model, [head], inputs[0][0], positions))
+        state = model.final_norm(run(model.backbone, [head], inputs[0], positions)[0])
         logits = state @ model.get_output_embeddings().weight.T
         total = total + 0.5 * F.cross_entropy(logits[:-ahead], ids[0, ahead:])
     torch.testing.assert_close(model.training_loss(text).loss, total, atol=1e-5, rtol=1e-5)

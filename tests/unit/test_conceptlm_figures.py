@@ -16,11 +16,11 @@ from mentalese.analyses.figures import write_figure
 from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Packed
 from mentalese.errors import InputError
-from mentalese.families.conceptlm.plain import code_tables, hidden_states
+from mentalese.families.conceptlm.plain import ConceptLM
 from mentalese.models.checkpoints import load_model
 from mentalese.models.saved import load
 from mentalese.recipe import EvaluationConfig, Recipe
-from support import saved, short_documents, shrink
+from support import saved, sharing, short_documents, shrink
 
 LENGTH, SIZE, SEGMENTS = 26, 4, 2
 TEXT = "Anna is $3 the\nmother of Ben. 水"
@@ -148,28 +148,28 @@ def test_a_perplexity_that_is_not_reached_has_no_share_and_runs_that_do_not_comp
 
 
 @torch.no_grad()
-def alone(model: Any, ids: Tensor) -> tuple[list[Tensor], list[Tensor], list[list[int]]]:
-    """u and p of a row [n], and the codes nearest to each u, one index at a time."""
-    _, pooled, predicted = hidden_states(model, ids)
-    return pooled, predicted, [nearest(model, u) for u in pooled]
+def alone(plain: ConceptLM, ids: Tensor) -> tuple[Tensor, Tensor, list[list[int]]]:
+    """u and p of a row [n], and the codes nearest to each u."""
+    _, [pooled], [predicted] = plain.read(ids[None])
+    return pooled, predicted, nearest(plain, pooled)
 
 
-def nearest(model: Any, vector: Tensor) -> list[int]:
-    tables = [torch.stack(table) for table in code_tables(model)]
-    return [int((part - table).square().sum(1).argmin()) for part, table in zip(vector.chunk(SEGMENTS), tables)]
+def nearest(plain: ConceptLM, vectors: Tensor) -> list[list[int]]:
+    assert plain.codebook is not None
+    return plain.codebook.nearest(vectors)[0].tolist()
 
 
 def test_concepts_are_those_of_the_text_and_of_each_validation_row_read_alone(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "concepts.svg"
     written = draw("concepts", model, out=out, text=TEXT)
     opened = load(model).scored_by(batch_size=1)
-    loaded, tokenizer = opened.model, opened.tokenizer
+    plain, tokenizer = sharing(ConceptLM(opened.model.config), opened.model), opened.tokenizer
     batches = evaluation_batches(opened.split("validation"), opened.layout, opened.evaluation, tokenizer)
     rows = [batch["input_ids"][0] for batch in batches]
     assert len({len(row) for row in rows}) > 1  # read together, some are padded
     there = []
     for row in rows:
-        pooled, _, codes = alone(loaded, row)
+        pooled, _, codes = alone(plain, row)
         there += [(row[j * SIZE : (j + 1) * SIZE], u, own) for j, (u, own) in enumerate(zip(pooled, codes))]
     assert written["split_chunks"] == len(there) > 20
 
@@ -184,7 +184,7 @@ def test_concepts_are_those_of_the_text_and_of_each_validation_row_read_alone(mo
     assert written["segment_perplexity"] == pytest.approx(float(perplexity[segment]), rel=1e-5)
 
     ids = torch.tensor([tokenizer.eos_token_id, *tokenizer(TEXT, add_special_tokens=False).input_ids])
-    pooled, predicted, codes = alone(loaded, ids)
+    pooled, predicted, codes = alone(plain, ids)
     assert len(ids) % SIZE
     assert len(written["chunks"]) == len(pooled) > 3
     mean = torch.stack([u for _, u, _ in there]).mean(0)
@@ -195,7 +195,7 @@ def test_concepts_are_those_of_the_text_and_of_each_validation_row_read_alone(mo
         assert chunk["error_of_mean"] == pytest.approx(float((u - mean).square().mean()), rel=1e-4)
         if j:
             assert chunk["error"] == pytest.approx(float((predicted[j - 1] - u).square().mean()), rel=1e-4)
-            assert chunk["predicted_code"] == nearest(loaded, predicted[j - 1])[segment]
+            assert chunk["predicted_code"] == nearest(plain, predicted[j - 1])[segment]
         same = [(tokens, other) for tokens, other, own in there if own[segment] == chunk["code"]]
         assert chunk["same_code"] == len(same)
         own = u.chunk(SEGMENTS)[segment]

@@ -1,122 +1,205 @@
-"""ConceptLM in its plainest form: read this file first.
+"""ConceptLM in one file: read this file first. It is a whole model, with its loss, to train or to change.
 
-Liu et al., "Next Concept Prediction in Discrete Latent Space Leads to Stronger Language Models", arXiv 2602.08984,
-sections 2 and 3.
+Liu et al., "Next Concept Prediction in Discrete Latent Space Leads to Stronger Language Models", arXiv 2602.08984;
+sections are the paper's, whose equations have no numbers.
 
-Every k tokens form a chunk. The mean hidden state u_j of chunk j is a concept. Two layers read the concepts so far and
-predict the next one, p_j, as a weighted sum of learned codes; p_j is added to the hidden states that predict the next
-chunk's tokens. One row without padding, one loop per index. `model.py` computes the same, fast, and tests compare
-outputs, losses and gradients.
+    h   = encoder(x)              the first layers of a decoder (section 2.1)
+    u_j = mean of chunk j of h    a concept stands for k tokens (section 2.2)
+    p_j = sum_i a_ji C_i          layers read u_0 .. u_j, heads weigh learned codes C: the next concept
+    x'  = decoder(h + p)          token t reads the last prediction that precedes its own target (section 2.3)
+    L   = L_NTP + L_NCP + L_VQ    next token, |p_j - u_{j+1}|^2, |u_j - nearest code|^2 (section 3)
 
-Letters in shapes: L tokens, d hidden size, k tokens per chunk.
+Rows have no padding and nothing is cached. Layers are those of transformers' decoder, called one by one: GPT-2,
+GPT-NeoX, Llama and those built as Llama is. Without a codebook the model is ContextLM (arXiv 2510.20280). `model.py`
+computes the same, fast; tests compare outputs, losses and gradients. Both have the same `state_dict`.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Any
+import copy
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from mentalese.families.conceptlm.config import ConceptLMConfig
 
 
-def hidden_states(model: Any, ids: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Final hidden states [L, d] of one row [L], its concepts u_j and its predictions p_j [d]."""
-    config, body = model.config, model.backbone.base_model
-    layers = getattr(body, model.places.layers)
-    h, positions = body.get_input_embeddings().weight[ids], torch.arange(len(ids))
-    if hasattr(body, "wpe"):
-        h = h + body.wpe.weight[positions]
-    h = run(model, layers[: config.insert_depth], h, positions)
-    pooled, predicted = concepts(model, h)
-    e = torch.stack([given(config, predicted, t, h) for t in range(len(ids))])
-    e = e.detach() if config.detach_concept else e
-    norm = getattr(body, model.places.norm)
-    x = norm(h) + norm(e) if config.fusion == "norm_sum" else h + e
-    return norm(run(model, layers[config.insert_depth :], x, positions)), pooled, predicted
+class Reading(NamedTuple):
+    """Rows as the model reads them.
+
+    Attributes:
+        hidden: [batch, length, hidden], the input of the head.
+        pooled: [batch, chunks, hidden], the concepts u_j; an unfinished chunk has none.
+        predicted: [batch, chunks, hidden], p_j, the prediction of u_{j+1}.
+    """
+
+    hidden: Tensor
+    pooled: Tensor
+    predicted: Tensor
 
 
-def run(model: Any, layers: Any, h: Tensor, positions: Tensor) -> Tensor:
-    """Layers of the backbone's class on one row [n, d] at these positions; each place sees those up to itself."""
-    body, length = model.backbone.base_model, len(h)
-    later = torch.ones(length, length, dtype=torch.bool).triu(1)
-    options: dict[str, Any] = {"attention_mask": torch.zeros(length, length).masked_fill(later, -math.inf)[None, None]}
-    if hasattr(body, "rotary_emb"):
-        options["position_embeddings"] = body.rotary_emb(h[None], positions[None])
-    for layer in layers:
-        h = layer(h[None], **options)[0]
+class ConceptLM(nn.Module):
+    """A decoder that predicts the next concept too, and reads its prediction.
+
+    Args:
+        config: the decoder inside (`backbone`), where concepts enter it, and their codes.
+    """
+
+    def __init__(self, config: ConceptLMConfig) -> None:
+        super().__init__()
+        width, self.config = config.hidden_size, config
+        self.backbone = AutoModelForCausalLM.from_config(config.backbone_config)
+        layers, norm = parts(self.backbone)
+        self.concept_layers = nn.ModuleList(
+            type(layers[0])(self.backbone.config, layer_idx=number) for number in range(config.concept_layers)
+        )
+        self.concept_norm = copy.deepcopy(norm) if config.concept_norm else None
+        self.codebook = None if config.codebook is None else Codebook(config)
+        self.heads = None if config.codebook is None else nn.Linear(width, config.segments * config.num_codes)
+        for name, weights in self.named_parameters():
+            if name.startswith(("concept_layers", "heads")) and weights.ndim > 1:
+                nn.init.normal_(weights, std=config.initializer_range)
+        if self.heads is not None:
+            nn.init.zeros_(self.heads.bias)
+            if config.silent_start:
+                nn.init.zeros_(self.heads.weight)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Return logits [batch, length, vocabulary] of tokens [batch, length]."""
+        return self.backbone.get_output_embeddings()(self.read(input_ids).hidden)
+
+    def read(self, input_ids: Tensor) -> Reading:
+        """Read rows [batch, length]: the encoder, the next concepts, the decoder."""
+        config, (layers, norm) = self.config, parts(self.backbone)
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+        h = run(self.backbone, layers[: config.insert_depth], embedded(self.backbone, input_ids), positions)
+        pooled = self.pool(h)
+        predicted = self.predict(pooled)
+        # Token t reads p of floor((t + 1) / k) - 1: a chunk's last token, whose target is the first of the next chunk,
+        # is the first to read that chunk's concept, and k - 1 tokens read zeros ("Prevent Information Leakage").
+        e = torch.cat((torch.zeros_like(h[:, :1]), predicted), dim=1)[:, (positions + 1) // config.chunk_size]
+        e = e.detach() if config.detach_concept else e
+        fused = norm(h) + norm(e) if config.fusion == "norm_sum" else h + e
+        return Reading(norm(run(self.backbone, layers[config.insert_depth :], fused, positions)), pooled, predicted)
+
+    def pool(self, h: Tensor) -> Tensor:
+        """Return the concepts [batch, chunks, hidden] of the encoder's states [batch, length, hidden]: means."""
+        k = self.config.chunk_size
+        chunks = h.shape[1] // k
+        return h[:, : chunks * k].unflatten(1, (chunks, k)).mean(2)
+
+    def predict(self, pooled: Tensor) -> Tensor:
+        """Return the prediction of the next concept after each, [batch, chunks, hidden] both.
+
+        Codes are weighted by the heads' logits themselves, segment by segment; nothing is sampled (section 2.2).
+        """
+        if not pooled.shape[1]:
+            return pooled
+        positions = torch.arange(pooled.shape[1], device=pooled.device) * self.config.chunk_size
+        z = run(self.backbone, self.concept_layers, pooled, positions)
+        z = z if self.concept_norm is None else self.concept_norm(z)
+        if self.heads is None or self.codebook is None:
+            return z
+        a = self.heads(z).unflatten(-1, (self.config.segments, self.config.num_codes))
+        a = a.softmax(-1) if self.config.concept_weights == "softmax" else a
+        return torch.einsum("bjsn, snc -> bjsc", a, self.codebook()).flatten(2)
+
+    def loss(self, input_ids: Tensor) -> Tensor:
+        """Return L_NTP + L_NCP + L_VQ of rows [batch, length], each by its weight (section 3)."""
+        losses, config = self.losses(input_ids), self.config
+        weights = {"ntp": config.ntp_weight, "ncp": config.ncp_weight, "vq": config.vq_weight}
+        return torch.stack([weights[name] * value for name, value in losses.items()]).sum()
+
+    def losses(self, input_ids: Tensor) -> dict[str, Tensor]:
+        """Return the losses `ntp`, `ncp` and, with a codebook, `vq` of rows [batch, length]; 0 without a target.
+
+        Concepts are targets as they are, without codes and without a gradient. L_VQ trains codes only.
+        """
+        hidden, pooled, predicted = self.read(input_ids)
+        logits = self.backbone.get_output_embeddings()(hidden)
+        losses = {
+            "ntp": F.cross_entropy(logits[:, :-1].flatten(0, 1), input_ids[:, 1:].flatten()),
+            "ncp": mean((predicted[:, :-1] - pooled[:, 1:].detach()).square()),
+        }
+        if self.codebook is not None:
+            u = pooled.detach()
+            losses["vq"] = mean((self.codebook.nearest(u)[1] - u).square())
+        return losses
+
+
+class Codebook(nn.Module):
+    """S tables of N codes, one a segment of a concept's channels (product quantisation, section 2.2).
+
+    Codes are a learned map of a frozen table (SimVQ), an `mlp` or `linear`, or weights themselves (`learned`).
+    """
+
+    def __init__(self, config: ConceptLMConfig) -> None:
+        super().__init__()
+        segments, width, self.kind = config.segments, config.hidden_size // config.segments, config.codebook
+        table = torch.randn(segments, config.num_codes, width) / width**0.5
+        if self.kind == "learned":
+            self.table = nn.Parameter(table)
+            return
+        self.frozen: Tensor
+        self.register_buffer("frozen", table)
+        if self.kind == "linear":
+            self.weight = nn.Parameter(config.initializer_range * torch.randn(segments, width, width))
+        else:
+            self.up = nn.Parameter((2 / width) ** 0.5 * torch.randn(segments, width, 2 * width))
+            self.up_bias = nn.Parameter(torch.zeros(segments * 2 * width))
+            self.down = nn.Parameter(config.initializer_range * torch.randn(segments, 2 * width, width))
+            self.down_bias = nn.Parameter(torch.zeros(segments * width))
+
+    def forward(self) -> Tensor:
+        """Return the codes [segments, codes, channels]."""
+        if self.kind == "learned":
+            return self.table
+        if self.kind == "linear":
+            return self.frozen @ self.weight
+        up_bias, down_bias = (bias.view(len(self.frozen), 1, -1) for bias in (self.up_bias, self.down_bias))
+        return (self.frozen @ self.up + up_bias).relu() @ self.down + down_bias
+
+    def nearest(self, concepts: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the number of each segment's nearest code [.., segments], and these codes in a row [.., hidden]."""
+        codes = self()
+        distances = (concepts.unflatten(-1, (len(codes), 1, -1)) - codes).square().sum(-1)
+        numbers = distances.argmin(-1)
+        return numbers, codes[torch.arange(len(codes), device=codes.device), numbers].flatten(-2)
+
+
+def mean(values: Tensor) -> Tensor:
+    """Return the mean, 0 of nothing."""
+    return values.sum() / max(values.numel(), 1)
+
+
+def parts(decoder: PreTrainedModel) -> tuple[Any, Any]:
+    """Return the layers and the final norm of a decoder."""
+    body: Any = decoder.base_model
+    names = {"gpt2": ("h", "ln_f"), "gpt_neox": ("layers", "final_layer_norm")}
+    layers, norm = names.get(decoder.config.model_type, ("layers", "norm"))
+    return getattr(body, layers), getattr(body, norm)
+
+
+def embedded(decoder: PreTrainedModel, input_ids: Tensor) -> Tensor:
+    """Return the first layer's input [batch, length, hidden]."""
+    body: Any = decoder.base_model
+    h = body.get_input_embeddings()(input_ids)
+    if hasattr(body, "wpe"):  # GPT-2, which has learned positions
+        h = body.drop(h + body.wpe(torch.arange(input_ids.shape[1], device=h.device)))
     return h
 
 
-def concepts(model: Any, h: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """u_j and p_j of the encoder's states [L, d]."""
-    config, k = model.config, model.config.chunk_size
-    pooled = []
-    for j in range(len(h) // k):
-        total = torch.zeros(config.hidden_size)
-        for i in range(k):
-            total = total + h[j * k + i]
-        pooled.append(total / k)
-    if not pooled:
-        return [], []
-    z = run(model, model.concept_layers, torch.stack(pooled), torch.arange(len(pooled)) * k)
-    if model.concept_norm is not None:
-        z = model.concept_norm(z)
-    if config.codebook is None:
-        return pooled, list(z)
-    codes, n = code_tables(model), config.num_codes
-    predicted = []
-    for z_j in z:
-        segments = []
-        for s in range(config.segments):
-            weight, bias = model.heads.weight[s * n : (s + 1) * n], model.heads.bias[s * n : (s + 1) * n]
-            a = weight @ z_j + bias
-            if config.concept_weights == "softmax":
-                a = a.exp() / a.exp().sum()
-            segments.append(sum((a[i] * codes[s][i] for i in range(n)), torch.zeros(len(codes[s][0]))))
-        predicted.append(torch.cat(segments))
-    return pooled, predicted
-
-
-def code_tables(model: Any) -> list[list[Tensor]]:
-    """C_s[i] = g_s(F_s[i])."""
-    book, config = model.codebook, model.config
-    if config.codebook == "learned":
-        return [list(codes) for codes in book.table]
-    c = config.hidden_size // config.segments
-    tables = []
-    for s in range(config.segments):
-        table = []
-        for frozen in book.frozen[s]:
-            if config.codebook == "linear":
-                table.append(frozen @ book.weight[s])
-                continue
-            hidden = frozen @ book.up[s] + book.up_bias[s * 2 * c : (s + 1) * 2 * c]
-            table.append(hidden.clamp(min=0) @ book.down[s] + book.down_bias[s * c : (s + 1) * c])
-        tables.append(table)
-    return tables
-
-
-def given(config: Any, predicted: list[Tensor], t: int, h: Tensor) -> Tensor:
-    """The concept that token t reads: p of floor((t + 1) / k) - 1, zeros before there is one."""
-    j = (t + 1) // config.chunk_size - 1
-    return predicted[j] if j >= 0 else torch.zeros_like(h[t])
-
-
-def losses(model: Any, rows: list[Tensor]) -> dict[str, Tensor]:
-    """`ntp`, `ncp` and `vq` of rows of tokens [L], each row read alone."""
-    config, head = model.config, model.get_output_embeddings().weight
-    ntp, ncp, vq = [], [], []
-    for ids in rows:
-        hidden, pooled, predicted = hidden_states(model, ids)
-        for t in range(len(ids) - 1):
-            logits = head @ hidden[t]
-            ntp.append(logits.exp().sum().log() - logits[ids[t + 1]])
-        for j in range(len(pooled) - 1):
-            ncp.append((predicted[j] - pooled[j + 1].detach()).square().mean())
-        for u in pooled if config.codebook is not None else ():
-            for u_s, table in zip(u.detach().chunk(config.segments), code_tables(model)):
-                distances = torch.stack([(u_s - code).square().sum() for code in table])
-                vq.append((table[int(distances.argmin())] - u_s).square().mean())
-    found = {"ntp": ntp, "ncp": ncp} | ({"vq": vq} if config.codebook is not None else {})
-    return {name: torch.stack(values).mean() if values else torch.zeros(()) for name, values in found.items()}
+def run(decoder: PreTrainedModel, layers: Iterable[nn.Module], h: Tensor, positions: Tensor) -> Tensor:
+    """Run layers of a decoder's class on h [batch, n, hidden] at positions [n]; each place reads those up to itself."""
+    body: Any = decoder.base_model
+    later = torch.ones(h.shape[1], h.shape[1], dtype=torch.bool, device=h.device).triu(1)
+    options = {"attention_mask": torch.zeros_like(later, dtype=h.dtype).masked_fill(later, -torch.inf)[None, None]}
+    if hasattr(body, "rotary_emb"):
+        options["position_embeddings"] = body.rotary_emb(h, positions[None])
+    for layer in layers:
+        h = layer(h, **options)
+    return h
