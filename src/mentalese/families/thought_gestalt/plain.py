@@ -131,19 +131,13 @@ class ThoughtGestalt(nn.Module):
     def sentences(self, rows: Tensor) -> Tensor:
         """Return the tokens of each sentence, padded: [batch, sentences, max_sentence_tokens + 3] (section 2.1)."""
         config = self.config
-        streams: list[list[list[int]]] = []
-        for row in rows.tolist():
-            streams.append([])
-            for token in row:
-                if token == config.sentence_start_token_id:
-                    streams[-1].append([])
-                if token != config.pad_token_id:
-                    streams[-1][-1].append(token)
-        size = (len(streams), max(map(len, streams)), config.max_sentence_tokens + 3)
-        ids = rows.new_full(size, config.pad_token_id)
-        for row, sentences in enumerate(streams):
-            for k, tokens in enumerate(sentences):
-                ids[row, k, : len(tokens)] = rows.new_tensor(tokens)
+        count = int((rows == config.sentence_start_token_id).sum(1).max())
+        ids = rows.new_full((len(rows), count, config.max_sentence_tokens + 3), config.pad_token_id)
+        for row, tokens in enumerate(rows):
+            k = place = -1
+            for token in tokens[tokens != config.pad_token_id].tolist():
+                k, place = (k + 1, 0) if token == config.sentence_start_token_id else (k, place + 1)
+                ids[row, k, place] = token
         return ids
 
     def embedded(self, ids: Tensor, vectors: list[Tensor], token_dropout: float) -> Tensor:
