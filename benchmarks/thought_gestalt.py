@@ -11,7 +11,7 @@ speed       a training step's forward and backward pass: tokens per second of
               thought_gestalt          the model
               gpt2                     transformers' model with its own loss, as it ships
               gpt2, tuned              the same under our contract: chunked cross-entropy, GELU as one operation
-              thought_gestalt, plain   the reference, every sentence padded to 67
+              thought_gestalt, plain   the plain model, every sentence padded to 67
 memory      peak memory of a process after one training step, for streams of 66 and 138 sentences
 generation  milliseconds per token, 8 rows, sentences of at most 16 tokens, in sentences 2-11 and 191-200
 kernels     what a GPU would launch in a training step of 6 layers (swiglu), counted without one; and with the recurrent
@@ -42,7 +42,7 @@ from mentalese.data.layouts import SentenceStreams
 from mentalese.families.thought_gestalt.blocks import Step
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
 from mentalese.families.thought_gestalt.model import ThoughtGestaltForCausalLM
-from mentalese.families.thought_gestalt.plain import training_loss_reference
+from mentalese.families.thought_gestalt.plain import ThoughtGestalt
 from mentalese.models.adapter import as_contract
 from mentalese.models.contract import TrainStep
 from mentalese.registry import get_recipe
@@ -86,12 +86,13 @@ def speed(rounds: int = 7) -> None:
     blocks = torch.randint(4, VOCABULARY, (real // BLOCK, BLOCK))
     flat = {"input_ids": blocks, "labels": blocks}
     model, stock = thought_gestalt().train(), gpt2().train()
+    plain = ThoughtGestalt(model.config)
     tuned = as_contract(gpt2(activation_function="gelu_pytorch_tanh").train())
     losses: dict[str, tuple[Callable[[], Tensor], int]] = {
         "thought_gestalt": (lambda: model.training_loss(batch).loss, real),
         "gpt2": (lambda: stock(**flat).loss, blocks.numel()),
         "gpt2, tuned": (lambda: tuned.training_loss(flat).loss, blocks.numel()),
-        "thought_gestalt, plain": (lambda: training_loss_reference(model, batch), real),
+        "thought_gestalt, plain": (lambda: plain.loss(batch["input_ids"]), real),
     }
     times = in_turns({name: lambda loss=loss: loss().backward() for name, (loss, _) in losses.items()}, rounds)
     speeds = {name: [losses[name][1] / seconds for seconds in values] for name, values in times.items()}

@@ -24,7 +24,7 @@ from mentalese.families.suite.texts import composed, recall, text
 from mentalese.families.thought_gestalt.blocks import CrossAttention, Step
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
 from mentalese.families.thought_gestalt.model import ThoughtGestaltForCausalLM
-from mentalese.families.thought_gestalt.plain import hidden_states_reference, training_loss_reference
+from mentalese.families.thought_gestalt.plain import ThoughtGestalt
 from mentalese.families.thought_gestalt.plan import plan_pass, sent
 from mentalese.families.thought_gestalt.repeated import parts, unit
 from mentalese.families.thought_gestalt.streams import find_sentences
@@ -242,18 +242,26 @@ VARIANTS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def gradients(model: ThoughtGestaltForCausalLM) -> dict[str, Tensor]:
+def plain_of(model: ThoughtGestaltForCausalLM) -> ThoughtGestalt:
+    """The plain model with the same weights, and gradients of its own."""
+    plain = ThoughtGestalt(model.config)
+    plain.load_state_dict(model.state_dict())
+    return plain.train(model.training)
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
     return {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
 
 
 @pytest.mark.parametrize("fields", VARIANTS, ids=str)
-def test_outputs_and_gradients_are_those_of_the_plain_form(fields: dict[str, Any]) -> None:
+def test_outputs_and_gradients_are_those_of_the_plain_model(fields: dict[str, Any]) -> None:
     """Sentence by sentence, padded to the maximum, everything projected anew: the paper's equations as they stand."""
     batch = batch_of(stream(3, 1, 6, 2, 4, 3, 5), stream(2, 5), stream(6), stream(1, 2, 3, 4, 5, closed=False))
-    fast, plain = make(norm_hinge_weight=0.0, **fields), make(norm_hinge_weight=0.0, **fields)
-    hidden, _ = hidden_states_reference(plain, batch["input_ids"])
-    torch.testing.assert_close(fast.final_hidden_states(batch), hidden, **CLOSE)
-    output, expected = fast.training_loss(batch, eos_weight=0.3), training_loss_reference(plain, batch, 0.3)
+    fast = make(norm_hinge_weight=0.5, **fields)
+    plain, ids = plain_of(fast), batch["input_ids"]
+    torch.testing.assert_close(fast.final_hidden_states(batch), plain.hidden_states(ids), **CLOSE)
+    torch.testing.assert_close(fast(**batch).logits, plain(ids), **CLOSE)
+    output, expected = fast.training_loss(batch, eos_weight=0.3), plain.loss(ids, eos_weight=0.3)
     torch.testing.assert_close(output.loss, expected, **CLOSE)
     output.loss.backward()
     expected.backward()
@@ -265,19 +273,79 @@ def test_outputs_and_gradients_are_those_of_the_plain_form(fields: dict[str, Any
     rows=st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=8), min_size=1, max_size=5),
     window=st.sampled_from([None, 0, 2]),
     ahead=st.sampled_from([0.0, 0.7]),
+    head=st.sampled_from(["linear", "normalized"]),
     left=st.booleans(),
 )
-def test_streams_of_any_lengths_equal_the_plain_form(
-    rows: list[list[int]], window: int | None, ahead: float, left: bool
+def test_streams_of_any_lengths_equal_the_plain_model(
+    rows: list[list[int]], window: int | None, ahead: float, head: str, left: bool
 ) -> None:
     batch = batch_of(*(stream(*lengths, seed=i) for i, lengths in enumerate(rows)), left=left)
-    results = []
-    for loss in (lambda m: m.training_loss(batch).loss, lambda m: training_loss_reference(m, batch)):
-        model = make(norm_hinge_weight=0.0, memory_gradient_window=window, next_vector_weight=ahead)
-        value = loss(model)
-        value.backward()
-        results.append({"loss": value.detach()} | gradients(model))
-    torch.testing.assert_close(*results, atol=1e-5, rtol=1e-3)
+    fast = make(memory_gradient_window=window, next_vector_weight=ahead, sentence_head=head)
+    plain = plain_of(fast)
+    loss, expected = fast.training_loss(batch).loss, plain.loss(batch["input_ids"])
+    torch.testing.assert_close(loss, expected, atol=1e-5, rtol=1e-3)
+    loss.backward()
+    expected.backward()
+    torch.testing.assert_close(gradients(fast), gradients(plain), atol=1e-5, rtol=1e-3)
+
+
+DROPOUTS = ("attention_dropout", "residual_dropout", "embedding_dropout")
+ALL = 1 - 1e-9  # a dropout that leaves nothing, so that two models agree on it
+
+
+@pytest.mark.parametrize(
+    ("fields", "rates"),
+    [
+        ({"attention_dropout": ALL}, {}),
+        ({"residual_dropout": ALL}, {}),
+        ({"embedding_dropout": ALL}, {}),
+        ({}, {"token_dropout": ALL}),
+        ({}, {"sentence_dropout": ALL}),
+        ({"sentence_head": "normalized"}, {"sentence_dropout": ALL}),
+        ({"memory": "prefix", "embedding_dropout": ALL}, {}),
+    ],
+    ids=str,
+)
+def test_dropouts_are_where_the_plain_model_has_them(fields: dict[str, Any], rates: dict[str, float]) -> None:
+    ends = [*stream(3, 1, 2)[:-1], EOD, EOS]
+    batch = batch_of(ends, stream(2, 5))
+    fast = make(**fields).train()
+    plain, ids = plain_of(fast), batch["input_ids"]
+    loss, expected = fast.training_loss(batch, **rates).loss, plain.loss(ids, **rates)
+    torch.testing.assert_close(loss, expected, **CLOSE)
+    without = make(**fields | dict.fromkeys(DROPOUTS, 0.0))
+    torch.testing.assert_close(plain.eval()(ids), without(ids).logits, **CLOSE)
+    assert abs(plain.loss(ids, **rates) - expected) > 1e-3, "the test shows nothing if nothing is dropped"
+
+
+def test_the_plain_model_trains_by_itself() -> None:
+    torch.manual_seed(0)
+    model = ThoughtGestalt(make(sentence_head="normalized", attention_dropout=0.1, next_vector_weight=0.1).config)
+    rows = batch_of(stream(3, 1, 6, 2), stream(2, 5))["input_ids"]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = model.loss(rows, eos_weight=0.5, token_dropout=0.1, sentence_dropout=0.1)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_plain_model_starts_as_the_fast_one_does(tied: bool) -> None:
+    """By the mean and the spread of each weight."""
+    torch.manual_seed(0)
+    fields = {"vocab_size": 100, "hidden_size": 256, "num_hidden_layers": 2, "gate_init": 0.7}
+    config = ThoughtGestaltConfig(**fields, tie_word_embeddings=tied, num_attention_heads=2, next_vector_weight=1.0)
+    fast, plain = ThoughtGestaltForCausalLM(config).state_dict(), ThoughtGestalt(config).state_dict()
+    assert fast.keys() == plain.keys()
+    for name, weight in fast.items():
+        assert plain[name].mean().item() == pytest.approx(weight.mean().item(), abs=0.01), name
+        assert plain[name].std(correction=0).item() == pytest.approx(weight.std(correction=0).item(), rel=0.1), name
+    for weights in (fast, plain):
+        assert torch.equal(weights["lm_head.weight"], weights["embed.weight"]) == tied
 
 
 @pytest.mark.parametrize("fields", VARIANTS, ids=str)
@@ -301,8 +369,9 @@ def test_many_sentences_are_padded_in_groups_and_change_nothing() -> None:
     model = make()
     rows = [stream(*((i * j) % 6 + 1 for j in range(1, 5)), seed=i) for i in range(1, 60)]
     batch = batch_of(*rows)
-    hidden, _ = hidden_states_reference(model, batch["input_ids"])
-    torch.testing.assert_close(model.final_hidden_states(batch), hidden, **CLOSE)
+    torch.testing.assert_close(
+        model.final_hidden_states(batch), plain_of(model).hidden_states(batch["input_ids"]), **CLOSE
+    )
 
 
 @settings(max_examples=25, deadline=None)
