@@ -27,9 +27,9 @@ from mentalese.data.batch import Batch
 from mentalese.data.config import DataConfig, EvaluationConfig
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.data.store import prepare
-from mentalese.families.coconut import plain as reference
 from mentalese.families.coconut.config import CoconutConfig
 from mentalese.families.coconut.model import CoconutForCausalLM
+from mentalese.families.coconut.plain import Coconut
 
 VOCABULARY, WIDTH, LAYERS, HEADS, LENGTH, ROWS = 8192, 256, 6, 8, 256, 8
 QUESTION, LATENTS, NEW = 128, 6, 32
@@ -111,13 +111,15 @@ def generation(prompts: int = 32, alone: int = 3) -> None:
     options: dict[str, Any] = {"do_sample": False, "min_new_tokens": NEW, "max_new_tokens": NEW, "pad_token_id": LATENT}
     mask = torch.ones_like(text)
     model.generate(text, attention_mask=mask, **options)
+    plain = Coconut(model.config)
+    plain.load_state_dict(model.state_dict())
     ratios = []
     for turn in range(alone):
         began = time.perf_counter()
         ours = model.generate(text, attention_mask=mask, **options)[:, text.shape[1] :]
         seconds_per_token = (time.perf_counter() - began) / (prompts * NEW)
         began = time.perf_counter()
-        theirs: Tensor = reference.generate(model, text[turn], NEW, None)
+        theirs: Tensor = plain.eval().generate(text[turn], NEW)
         ratios.append((time.perf_counter() - began) / NEW / seconds_per_token)
         assert torch.equal(ours[turn], theirs)
     print(
