@@ -117,7 +117,8 @@ def hub_tokenizer(size: int) -> PreTrainedTokenizerFast:
 
 class Hub:
     @staticmethod
-    def from_pretrained(path: str) -> PreTrainedTokenizerFast:
+    def from_pretrained(path: str, *, trust_remote_code: bool) -> PreTrainedTokenizerFast:
+        assert not trust_remote_code
         if Path(path).is_dir():
             return PreTrainedTokenizerFast.from_pretrained(path)
         assert path in TOKENIZERS, f"{path}: no stand-in, say how many tokens it has"

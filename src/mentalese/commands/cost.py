@@ -93,7 +93,7 @@ def _empty(fields: dict[str, Any], vocabulary: int) -> Contract:
     values = {"vocab_size": vocabulary} | fields
     config = config_class(values.pop("model_type"))(**values)
     with torch.device("meta"):
-        return as_contract(AutoModelForCausalLM.from_config(config))
+        return as_contract(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
 
 
 def _vocabulary(recipe: Recipe) -> int | None:

@@ -59,6 +59,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "train.eval_every": STOPPED | {"train": STOPPED["train"] | {"early_stopping_patience": 9}},
     "train.early_stopping_patience": STOPPED,
     "train.early_stopping_min_delta": STOPPED,
+    "train.schedule_share": {"optimizer": {"schedule": "linear"}},
     "evaluation.answer_tokens": {"evaluation": {"metric": "accuracy"}},
 }
 """The settings of other fields that one needs to have an effect; a layout may refuse them. The least gain that counts

@@ -33,7 +33,7 @@ class Coconut(nn.Module):
         super().__init__()
         assert config.latent_token_id is not None, "set the token of a latent"
         self.config, self.latent = config, config.latent_token_id
-        self.backbone = AutoModelForCausalLM.from_config(config.backbone_config)
+        self.backbone = AutoModelForCausalLM.from_config(config.backbone_config, trust_remote_code=False)
         self.concept_stream = ConceptStream(config) if config.mode == "agclr" else None
         self.step_decoder = StepDecoder(config) if config.step_decoder_layers else None
 
@@ -147,7 +147,7 @@ class StepDecoder(nn.Module):
         super().__init__()
         inner = config.backbone_config
         inner.num_hidden_layers = config.step_decoder_layers
-        self.body = AutoModel.from_config(inner)
+        self.body = AutoModel.from_config(inner, trust_remote_code=False)
         self.body.set_input_embeddings(nn.Identity())
 
     def forward(self, inputs: list[Tensor]) -> Tensor:

@@ -45,7 +45,7 @@ class Codi(nn.Module):
     def __init__(self, config: CodiConfig) -> None:
         super().__init__()
         width, self.config = config.hidden_size, config
-        self.backbone = AutoModelForCausalLM.from_config(config.backbone_config)
+        self.backbone = AutoModelForCausalLM.from_config(config.backbone_config, trust_remote_code=False)
         # A thought is the last hidden state through a map of two layers and a norm (section 3.3).
         self.projection = nn.Sequential(
             nn.Linear(width, width), nn.GELU(), nn.Linear(width, width), nn.LayerNorm(width)

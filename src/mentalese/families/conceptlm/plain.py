@@ -52,7 +52,7 @@ class ConceptLM(nn.Module):
     def __init__(self, config: ConceptLMConfig) -> None:
         super().__init__()
         width, self.config = config.hidden_size, config
-        self.backbone = AutoModelForCausalLM.from_config(config.backbone_config)
+        self.backbone = AutoModelForCausalLM.from_config(config.backbone_config, trust_remote_code=False)
         layers, norm = parts(self.backbone)
         self.concept_layers = nn.ModuleList(
             type(layers[0])(self.backbone.config, layer_idx=number) for number in range(config.concept_layers)
