@@ -7,7 +7,7 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -130,6 +130,21 @@ def sharing(plain: Plain, model: nn.Module) -> Plain:
         owner, _, leaf = name.rpartition(".")
         setattr(plain.get_submodule(owner), leaf, parameter)
     return plain.train(model.training)
+
+
+def training_losses(
+    model: nn.Module, loss_of: Callable[[int], torch.Tensor], *, steps: int, learning_rate: float = 1e-2
+) -> list[float]:
+    """The loss of each step of AdamW; `loss_of` gets the number of the step."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
+    course = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = loss_of(step)
+        loss.backward()
+        optimizer.step()
+        course.append(loss.item())
+    return course
 
 
 def opened(

@@ -22,7 +22,7 @@ from mentalese.families.coconut.model import CoconutForCausalLM, lay_out
 from mentalese.families.coconut.plain import Coconut
 from mentalese.models.backbone import WINDOWED
 from mentalese.nn.loss import IGNORED
-from support import sharing
+from support import sharing, training_losses
 
 START, LATENT, END = 1, 2, 3
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -115,14 +115,7 @@ def test_the_loss_is_the_plain_one(mode: str) -> None:
 def test_the_plain_model_trains_by_itself(mode: str) -> None:
     torch.manual_seed(0)
     model = Coconut(made(mode=mode).config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(15):
-        optimizer.zero_grad()
-        loss = model.loss(torch.tensor(ROWS[0]), question=3)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = training_losses(model, lambda _: model.loss(torch.tensor(ROWS[0]), question=3), steps=15)
     assert losses[-1] < 0.3 * losses[0]
 
 

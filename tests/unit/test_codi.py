@@ -26,7 +26,7 @@ from mentalese.models.build import build_model
 from mentalese.nn.loss import IGNORED
 from mentalese.training.loop import train
 from mentalese.training.plan import Plan
-from support import metrics, saved, sharing, shrink
+from support import metrics, saved, sharing, shrink, training_losses
 
 START, LATENT, END, MARK = 1, 2, 3, 4
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -112,14 +112,7 @@ def test_the_loss_is_the_plain_one_and_so_are_its_gradients(backbone: str, field
 def test_the_plain_model_trains_by_itself() -> None:
     torch.manual_seed(0)
     model = Codi(made().config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(15):
-        optimizer.zero_grad()
-        loss = model.loss(PAIRS)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = training_losses(model, lambda _: model.loss(PAIRS), steps=15)
     assert losses[-1] < 0.5 * losses[0]
 
 

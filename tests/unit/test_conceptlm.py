@@ -33,7 +33,7 @@ from mentalese.models.checkpoints import load_model
 from mentalese.models.grow import grow
 from mentalese.models.places import places
 from mentalese.training.loop import train
-from support import assert_same, finish, launch, losses, rotary_flops, sharing, shrink
+from support import assert_same, finish, launch, losses, rotary_flops, sharing, shrink, training_losses
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 BACKBONES: dict[str, dict[str, Any]] = {
@@ -159,14 +159,7 @@ def test_the_loss_of_a_batch_is_the_plain_one(backbone: str, fields: dict[str, A
 def test_the_plain_model_trains_by_itself(backbone: str, fields: dict[str, Any]) -> None:
     torch.manual_seed(0)
     plain, ids = ConceptLM(made(backbone, **fields).config), torch.tensor([ROWS[0], ROWS[0][::-1]])
-    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2)
-    course = []
-    for _ in range(30):
-        optimizer.zero_grad()
-        loss = plain.loss(ids)
-        loss.backward()
-        optimizer.step()
-        course.append(loss.item())
+    course = training_losses(plain, lambda _: plain.loss(ids), steps=30)
     assert course[-1] < 0.5 * course[0]
 
 

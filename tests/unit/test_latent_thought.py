@@ -30,7 +30,7 @@ from mentalese.models.contract import TrainStep, count_parameters
 from mentalese.nn.flex import flex_attend
 from mentalese.nn.noise import Noise
 from mentalese.training.loop import train
-from support import finish, launch, losses, sharing, shrink
+from support import finish, launch, losses, sharing, shrink, training_losses
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-4}
 EXACT = {"atol": 1e-6, "rtol": 1e-6}
@@ -146,14 +146,7 @@ def test_an_encoders_posterior_loss_and_gradients_are_those_of_the_plain_form(
 def test_the_plain_model_trains_by_itself(fields: dict[str, Any]) -> None:
     torch.manual_seed(0)
     plain, ids = LatentThought(config(**fields)), text()
-    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2)
-    course = []
-    for seed in range(30):
-        optimizer.zero_grad()
-        loss = plain.loss(ids, seed)
-        loss.backward()
-        optimizer.step()
-        course.append(loss.item())
+    course = training_losses(plain, lambda seed: plain.loss(ids, seed), steps=30)
     assert course[-1] < 0.5 * course[0]
 
 

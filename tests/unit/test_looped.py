@@ -26,7 +26,7 @@ from mentalese.models.adapter import hugging_face_model
 from mentalese.models.checkpoints import load_model
 from mentalese.models.grow import grow
 from mentalese.models.saved import load
-from support import saved, shrink
+from support import saved, shrink, training_losses
 
 BACKBONE = {
     "model_type": "llama",
@@ -98,14 +98,7 @@ def test_gradients_are_those_of_the_plain_one(fields: dict[str, Any]) -> None:
 def test_the_plain_model_trains_by_itself() -> None:
     torch.manual_seed(0)
     model = Looped(made().config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    losses = []
-    for seed in range(30):
-        optimizer.zero_grad()
-        loss = model.loss(ROWS, seed)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = training_losses(model, lambda seed: model.loss(ROWS, seed), steps=30)
     assert losses[-1] < 0.5 * losses[0]
 
 

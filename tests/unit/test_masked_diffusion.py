@@ -26,7 +26,7 @@ from mentalese.models.contract import count_parameters
 from mentalese.models.generation import generate_text, stream_text
 from mentalese.nn.loss import IGNORED
 from mentalese.nn.noise import Noise, shared_seed
-from support import opened
+from support import opened, training_losses
 
 OBJECTIVES = ("mdlm", "md4", "sedd")
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "conditioning_size": 6}
@@ -100,14 +100,7 @@ def test_the_plain_model_trains_by_itself(objective: str) -> None:
     rows, generator = tokens(4, 8), torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     model = MaskedDiffusion(build(objective).config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2)
-    losses = []
-    for _ in range(120):
-        optimizer.zero_grad()
-        loss = model.loss(rows, generator)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = training_losses(model, lambda _: model.loss(rows, generator), steps=120, learning_rate=2e-2)
     assert np.mean(losses[-20:]) < 0.5 * np.mean(losses[:5])
 
 

@@ -11,7 +11,7 @@ from mentalese import Recipe, get_recipe
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.families.coconut.config import CoconutConfig
 from mentalese.families.coconut.model import CoconutForCausalLM
-from unit.paper_tables import Row, check, names
+from paper_tables import Row, check, names
 
 METHODS = ("cot", "no-cot", "icot", "pause", "coconut", "agclr")
 """Rows of Table 1."""

@@ -8,7 +8,7 @@ import pytest
 
 from mentalese import Recipe, get_recipe
 from mentalese.registry import match_recipes
-from unit.paper_tables import GPT2_VOCABULARY, Row, check, check_costs, names, steps
+from paper_tables import GPT2_VOCABULARY, Row, check, check_costs, names, steps
 
 GPT2 = {
     "124m": ("124M", "1e-3"),

@@ -12,7 +12,7 @@ from mentalese import get_recipe
 from mentalese.families.latent_thought.config import LTMConfig
 from mentalese.families.latent_thought.cost import forward_flops
 from mentalese.families.latent_thought.recipes import RECIPES
-from unit.paper_tables import GPT2_VOCABULARY, Row, check, check_costs, matches, names
+from paper_tables import GPT2_VOCABULARY, Row, check, check_costs, matches, names
 
 A2: dict[str, Any] = {
     "tokens_per_step": 512 * 1024,

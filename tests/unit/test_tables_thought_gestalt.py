@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from mentalese import Recipe, get_recipe
 from mentalese.models.contract import count_parameters
 from mentalese.registry import match_recipes
-from unit.paper_tables import Row, check, matches, names
+from paper_tables import Row, check, matches, names
 
 MARKED = 50_261
 """GPT-2's tokens with those of padding, sentence start and end, and document end."""

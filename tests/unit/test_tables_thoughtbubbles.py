@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mentalese import get_recipe
-from unit.paper_tables import Row, check, check_costs, names
+from paper_tables import Row, check, check_costs, names
 
 SIZES = {"150m": "152M", "319m": "354M", "772m": "773M"}
 """By the labels of Table 1. The middle one is not the paper's: the shapes of Table 3 make 353.8M (README)."""

@@ -33,6 +33,7 @@ from mentalese.models.contract import count_parameters
 from mentalese.models.trace import ThoughtTrace
 from mentalese.nn.loss import linear_cross_entropy_reference
 from mentalese.registry import get_recipe, match_recipes
+from support import training_losses
 
 PAD, BOS, EOS, EOD = 0, 1, 2, 3
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
@@ -322,14 +323,9 @@ def test_the_plain_model_trains_by_itself() -> None:
     torch.manual_seed(0)
     model = ThoughtGestalt(make(sentence_head="normalized", attention_dropout=0.1, next_vector_weight=0.1).config)
     rows = batch_of(stream(3, 1, 6, 2), stream(2, 5))["input_ids"]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(30):
-        optimizer.zero_grad()
-        loss = model.loss(rows, eos_weight=0.5, token_dropout=0.1, sentence_dropout=0.1)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = training_losses(
+        model, lambda _: model.loss(rows, eos_weight=0.5, token_dropout=0.1, sentence_dropout=0.1), steps=30
+    )
     assert losses[-1] < 0.5 * losses[0]
 
 
