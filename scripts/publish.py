@@ -46,8 +46,7 @@ def publish(folder: Path, names: list[str], results: Path, *, join: bool = False
         judged.append(joined(task, earlier) if earlier else task)
         compared = json.loads(_portable(folder / name / "compare.json"))
         texts[results / place / "compare.json"] = compact_json(without_curves(compared)) + "\n"
-    write_suite(judged, results, found["created"])
-    texts[suites[1]] = compact_json(read_json(suites[1])) + "\n"
+    texts[suites[1]] = compact_json(write_suite(judged, results, found["created"])) + "\n"
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)

@@ -38,17 +38,13 @@ def hub_rows(spec: str, *, answers: bool = False) -> dict[str, RowReader]:
         InputError: the set cannot be had, or has none of the splits.
     """
     folder = cache_dir() / "hub" / hashlib.sha256(spec.encode()).hexdigest()[:16]
-    if not (folder / "meta.json").is_file() or (answers and not _meta(folder).get("answers")):
+    if not (folder / "meta.json").is_file() or (answers and not read_json(folder / "meta.json").get("answers")):
         print(f"{spec}: read once, the text is kept in {folder}", file=sys.stderr)
         with whole_folder(folder, replace=(folder / "meta.json").is_file()) as temporary:
             counts = {split: _keep(rows, temporary / f"{split}.jsonl.gz") for split, rows in _stream(spec).items()}
             write_json(temporary / "meta.json", sealed({"source": spec, "rows": counts, "answers": True}))
-    kept = _meta(folder)["rows"]
+    kept = read_json(folder / "meta.json")["rows"]
     return {split: _reader(spec, split, folder / f"{split}.jsonl.gz") for split in SPLITS if split in kept}
-
-
-def _meta(folder: Path) -> dict[str, Any]:
-    return read_json(folder / "meta.json")
 
 
 def _stream(spec: str) -> dict[str, Iterable[Mapping[str, Any]]]:

@@ -37,7 +37,7 @@ from mentalese.data.tokenizers import (
     tokenizer_fingerprint,
 )
 from mentalese.errors import InputError
-from mentalese.files import cache_dir, checksum, sha256, whole_folder
+from mentalese.files import cache_dir, checksum, sealed, sha256, whole_folder
 from mentalese.screen import progress
 
 FORMAT_VERSION = 1
@@ -384,7 +384,7 @@ def _write(
     files = {path.relative_to(folder).as_posix(): _describe(path) for path in sorted(folder.rglob("*.*"))}
     meta |= {"dtype": dtype.str, "vocab_size": vocabulary, "counts": counts, "files": files}
     meta["data_hash"] = checksum({name: file["sha256"] for name, file in files.items() if name.endswith(".bin")})
-    (folder / "meta.json").write_text(json.dumps(meta | {"checksum": checksum(meta)}, indent=1))
+    (folder / "meta.json").write_text(json.dumps(sealed(meta), indent=1))
 
 
 def _write_split(

@@ -146,7 +146,8 @@ class LTMForCausalLM(LTMGeneration):
         trained = (p for p in self.parameters() if p.requires_grad)  # an adapter's weights alone, if there is one
         weights = list(trained) if config.slow_grad == "accumulate" else None
         fast = FastLearning.of(self, learning_rate=rate)
-        config.fast_learning_rate = config.fast_learning_rate if rate is None else rate
+        if rate is not None:
+            config.fast_learning_rate = rate
         posterior, gradients = fit(self, x, packed, targets, fast, seed=shared_seed(), weights=weights, together=True)
         z = controlled(posterior.sample(), config.thought_control)
         hidden = self.decode(x, z, packed)
