@@ -34,7 +34,7 @@ class RefusedError(Exception):
 
 
 def run_command(*words: str | Path) -> str:
-    """What the command prints; any other exception than its own refusals passes, and fails the test."""
+    """Return the output of a command; exceptions other than its refusals are not caught, and fail the test."""
     printed, said = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
         code = cli.main([str(word) for word in words])
@@ -117,7 +117,7 @@ def answers(run: Path, scratch: Path) -> Any:
 
 
 def log(run: Path, scratch: Path) -> Any:
-    """What figures draw of a run's log."""
+    """Return the records of a run's log that figures draw."""
     with refusals():
         return [timeless(record) for record in read_run(str(run))]
 

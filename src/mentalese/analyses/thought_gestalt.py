@@ -233,7 +233,7 @@ def reversal(paths: list[str]) -> tuple[Any, dict[str, Any]]:
 def reversal_by_size(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     """The probe of the best models of finished runs, over the size of their training text (Figure 5).
 
-    A model that is no run, as the paper's GPT-2 XL and Mistral 7B, is a horizontal line.
+    A model that is not a run, such as the paper's GPT-2 XL and Mistral 7B, is a horizontal line.
     """
     runs = [path for path in paths if Path(path).is_file() or (Path(path) / "result.json").is_file()]
     if not runs:

@@ -104,7 +104,7 @@ def _vocabulary(recipe: Recipe) -> int | None:
 
 
 def _steps(recipe: Recipe, targets: int) -> int | None:
-    """Steps of `targets` tokens; early stopping and the ends of documents, which are no text, are left out."""
+    """Count steps of `targets` tokens, without early stopping and without the ends of documents."""
     train, read = recipe.train, recipe.data.train_tokens
     if train.steps is not None:
         return train.steps

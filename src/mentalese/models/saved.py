@@ -98,7 +98,7 @@ class Saved:
 
     @property
     def reads_own_text(self) -> bool:
-        """Whether `data` is the text that the model was trained on, from wherever it comes."""
+        """True if `data` is the text that the model was trained on, wherever it is read from."""
         if self.recipe is not None and _same(self.data.source, self.recipe.data.source):
             return True
         own = saved_about(self.path).get("source_fingerprint")

@@ -27,8 +27,8 @@ ALGORITHM_1: dict[str, Any] = {
     "slow_grad": "final",
     "initial_log_variance": -5.0,
 }
-"""How the paper infers thoughts; it does not state the last, which is the release's. Every recipe with thoughts has all
-of these fields, so that a run does not depend on defaults."""
+"""Settings of inference in the paper; the last is the release's, as the paper does not state it. Every recipe with
+thoughts has all of these fields, so that a run does not depend on defaults."""
 ANNEALED = (Phase(model={"kl_weight": [0.0, 1.0]}),)
 RISING = (Phase(model={"fast_learning_rate": [0.3, 0.34]}),)
 
