@@ -1,8 +1,9 @@
-# `make demo` trains small models and shows what they think; `make test` is the whole gate. Both install what they need in .venv first.
+# `make demo` trains small models and shows what they think; `make test` is the gate of a change; `make test-all` is everything.
+# They install what they need in .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-ecosystem oldest newest newest-install newest-contract nightly browser lint notebooks site release clean
+.PHONY: install demo test test-all test-ecosystem oldest newest newest-install newest-contract nightly browser lint notebooks site release clean
 
 NOTEBOOKS := $(wildcard examples/notebooks/*.ipynb)
 
@@ -20,7 +21,11 @@ demo: install
 
 # One thread a test process: the machine's cores are shared by the processes, not fought over by their threads.
 test: install lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal -m "not slow"
+
+# With sweeps of all options and recipes, compiled graphs, device counts, browsers, and processes that are killed.
+test-all: test
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal -m slow
 
 # With the tools that people train with, which take long to install and to import.
 test-ecosystem: install

@@ -16,6 +16,8 @@ from mentalese import get_recipe
 from mentalese.models.saved import load
 from support import saved, shrink
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 

@@ -14,7 +14,7 @@ from mentalese.compare.report import report
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
-pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning:playwright")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default::DeprecationWarning:playwright")]
 
 Opened = Callable[..., "Page"]
 

@@ -19,6 +19,8 @@ from mentalese.viewer import think_page
 from mentalese.viewer.page import page as page_html
 from support import saved, shrink
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 

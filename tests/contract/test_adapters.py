@@ -30,6 +30,7 @@ from support import shrink, tiny_recipes
 
 peft = pytest.importorskip("peft")
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed in v6"),
     pytest.mark.filterwarnings("ignore::UserWarning:peft"),  # of Conv1D, whose matrix is transposed
 ]

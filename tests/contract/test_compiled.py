@@ -17,6 +17,8 @@ from mentalese.training.log_buffer import LogBuffer
 from mentalese.training.loop import Run
 from support import saved, tiny_recipes
 
+pytestmark = pytest.mark.slow
+
 # Other modes of a family's tiny recipe: their graphs are counted, but not lowered, which takes longest.
 MODES = ["coconut/tiny-pause", "latent_thought/tiny-vae", "conceptlm/tiny-mtp", "conceptlm/tiny-llama"]
 SIZES = [(4, 64), (3, 50), (2, 64), (4, 33), (3, 41)]
@@ -35,7 +37,6 @@ WARM_UP = {"looped/tiny": 4, "sentence_rows/tiny": 3}
 the first without padding, whose mask is none."""
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore:The .grad attribute:UserWarning")
 @pytest.mark.parametrize("name", [*tiny_recipes(), *MODES])
 def test_a_step_is_compiled_once_whatever_the_batches_and_equals_the_eager_one(name: str, corpus: Path) -> None:
@@ -57,7 +58,6 @@ def test_a_step_is_compiled_once_whatever_the_batches_and_equals_the_eager_one(n
     assert name.startswith(BROKEN) or all(EAGER in reason for reason in counters["graph_break"])
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore:The .grad attribute:UserWarning")
 @pytest.mark.parametrize("name", [name for name in tiny_recipes() if not name.startswith((BROKEN, "gpt2"))])
 def test_a_compiled_model_generates_the_same_and_compiles_nothing_again(

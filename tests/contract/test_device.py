@@ -33,6 +33,8 @@ from mentalese.training.loop import Run
 from mentalese.training.parallel import Parallel
 from pretended_device import DEVICE, Counts, PretendedDevice
 
+pytestmark = pytest.mark.slow
+
 TABLE = Path(__file__).with_name("device.json")
 RECIPES = [*(name for name in recipes() if name.endswith("/tiny")), *MODES]
 GPT2 = get_recipe("gpt2/tiny").model | {"num_hidden_layers": 6}

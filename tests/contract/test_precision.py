@@ -14,13 +14,14 @@ from mentalese.training.log_buffer import LogBuffer
 from mentalese.training.optim import build_optimizer
 from support import tiny_recipes
 
+pytestmark = pytest.mark.slow
+
 STEPS = 6
 FLOAT32 = {"thoughtbubbles/tiny": "fork_decisions.*.threshold", "conceptlm/tiny": "codebook.*"}
 """What stays float32 in a model whose weights are halved, by patterns of names: what is compared with, or searched for
 the nearest, by values that differ little."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", tiny_recipes())
 def test_half_precision_trains_to_within_a_percent_of_float32(name: str, corpus: Path) -> None:
     exact = losses(name, corpus)

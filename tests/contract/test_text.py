@@ -213,6 +213,7 @@ def test_the_pipeline_continues_text(causal: Case) -> None:
     assert [row[0]["generated_text"] for row in found] == new
 
 
+@pytest.mark.slow
 def test_the_trainer_trains_on_text(causal: Case, tmp_path: Path) -> None:
     model, tokenizer = copy.deepcopy(causal.model), causal.tokenizer
     rows = [tokenizer(text) for text in TEXTS]
@@ -440,6 +441,7 @@ def test_what_a_layout_cannot_read_is_refused(case: Case) -> None:
             case.tokenizer("A son.", "A father.")
 
 
+@pytest.mark.slow
 def test_lm_evals_command_opens_a_folder(corpus: Path, tmp_path: Path) -> None:
     pytest.importorskip("lm_eval.models.huggingface", reason="needs lm-eval")
     from mentalese.evaluation.harness import MentaleseLM

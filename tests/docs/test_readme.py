@@ -22,6 +22,8 @@ import pytest
 from mentalese.commands import COMMANDS
 from mentalese.commands.options import read
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^(<!-- not run -->\n)?```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NOT_RUN = ["pip install . ./models", "make demo", "make test"]

@@ -34,6 +34,8 @@ from mentalese.models.build import build_config
 from mentalese.recipe_files import sections
 from support import keep_changes, saved, shrink, tiny_recipes
 
+pytestmark = pytest.mark.slow
+
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 NAMES = [*tiny_recipes(), "coconut/tiny-coconut", "latent_thought/tiny-vae", "conceptlm/tiny-mtp"]
 

@@ -14,6 +14,8 @@ import mentalese
 from mentalese import get_recipe
 from support import shrink
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import json, sys
 from transformers import TrainingArguments

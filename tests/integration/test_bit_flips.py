@@ -20,6 +20,8 @@ from mentalese.compare.answers import answers_section
 from mentalese.training.loop import train
 from support import keep_changes, power_cut, shrink
 
+pytestmark = pytest.mark.slow
+
 STEPS, CUT = 4, 3
 UNREAD = {"README.md", "mentalese_model.py", "mentalese_tokenizer.py"}
 """Files for people, and for other programs, which run the code if they are allowed to."""
@@ -190,7 +192,6 @@ def check_flip(folder: Path, file: Path, place: int, bit: int, reader: Reader, i
     assert sentence or read == intact, f"{where}: another result in silence"
 
 
-@pytest.mark.slow
 def test_a_flipped_bit_is_found_or_changes_nothing(folder: Path) -> None:
     paths = sorted(path for run in ("finished", "stopped") for path in (folder / run).rglob("*") if path.is_file())
     intact: dict[tuple[str, Reader], Any] = {}

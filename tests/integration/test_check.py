@@ -16,6 +16,8 @@ from mentalese import cli
 from mentalese.commands.check import read_outcomes
 from mentalese.commands.new import EXAMPLE, TEMPLATE
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 EMBEDDED = "        x = self.embed(input_ids) * real\n"
 LAYERS = "        self.up, self.down = nn.Linear(2 * d, 4 * d), nn.Linear(4 * d, d)\n"
@@ -117,7 +119,6 @@ def run(*words: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.slow
 def test_every_wrong_family_fails_in_the_right_test(tmp_path: Path) -> None:
     packages = [new(tmp_path, "as_it_is"), *(new(tmp_path, name, changes) for name, (_, changes) in MUTANTS.items())]
     recipes = [f"{package.name}/tiny" for package in packages]
@@ -150,7 +151,6 @@ def test_the_template_is_the_example() -> None:
     assert len((example / "model.py").read_text().splitlines()) < 50
 
 
-@pytest.mark.slow
 def test_a_new_family_is_installed_checked_and_trained(tmp_path: Path, corpus: Path) -> None:
     package = new(tmp_path, "my_family")
     written = [path for path in package.rglob("*") if path.is_file()]
@@ -169,7 +169,6 @@ def test_a_new_family_is_installed_checked_and_trained(tmp_path: Path, corpus: P
     assert "my_family/tiny: test perplexity" in trained.stdout
 
 
-@pytest.mark.slow
 def test_a_family_that_is_not_installed_is_checked_by_its_folder_or_module(tmp_path: Path) -> None:
     package = new(tmp_path, "my_family")
     only = ("--only", "every_parameter_gets_a_gradient")
@@ -182,7 +181,6 @@ def test_a_family_that_is_not_installed_is_checked_by_its_folder_or_module(tmp_p
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
 def test_a_failure_is_shown_and_ends_in_exit_code_1(tmp_path: Path) -> None:
     package = new(tmp_path, "my_family", MUTANTS["has_an_idle_parameter"][1])
     done = run("check", ".", "--only", "gradient or aligned", cwd=package)

@@ -109,6 +109,7 @@ def bubbles(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_eval_says_by_which_estimator_it_scored(
     bubbles: Path, gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -262,6 +263,7 @@ def test_one_prompt_streams_on_a_terminal(
     assert capsys.readouterr().out == plain
 
 
+@pytest.mark.slow
 def test_the_demo_ends_in_a_page_of_what_each_model_thinks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,8 @@ from mentalese.models.build import build_model
 from mentalese.training.plan import Plan
 from support import shrink, tiny_recipes
 
+pytestmark = pytest.mark.slow
+
 CAUSAL = [name for name in tiny_recipes() if name.partition("/")[0] not in ("mdlm", "md4", "sedd")]
 
 

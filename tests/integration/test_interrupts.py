@@ -21,6 +21,8 @@ from mentalese import Recipe, get_recipe
 from mentalese.training.loop import train
 from support import assert_same, checkpoint_steps, shrink, weights
 
+pytestmark = pytest.mark.slow
+
 GRACE = 15.0  # seconds on a busy machine; an idle one needs two to three
 STAGES = {
     "preparing": ("mentalese.data.store", "_write"),
@@ -77,7 +79,6 @@ def _start(stage: str, folder: Path, words: list[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(command, text=True, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_signal_ends_each_stage_within_seconds(
     stage: str, uninterrupted: Callable[[str], tuple[Recipe, Path]], tmp_path: Path

@@ -25,6 +25,8 @@ from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Reci
 from mentalese.registry import get_recipe
 from mentalese.screen import Progress
 
+pytestmark = pytest.mark.slow
+
 MODEL = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
 
 

@@ -19,6 +19,8 @@ import pytest
 from mentalese import Recipe, get_recipe
 from support import assert_same, checkpoint, checkpoint_steps, finish, launch, printed, shrink, weights
 
+pytestmark = pytest.mark.slow
+
 STEPS = 40
 
 
@@ -42,7 +44,6 @@ def wait_for_step(process: BaseProcess, out: Path, step: int) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_sigkill_at_a_random_step_changes_nothing(recipe: Recipe, tmp_path: Path, processes: int) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -61,7 +62,6 @@ def test_sigkill_at_a_random_step_changes_nothing(recipe: Recipe, tmp_path: Path
     assert_same(checkpoint(cut), checkpoint(whole))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_stops_cleanly(recipe: Recipe, tmp_path: Path, signum: int) -> None:
     out = tmp_path / "run"
@@ -99,7 +99,6 @@ def running(pid: int) -> bool:
         return False
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the ranks of a launcher in /proc")
 @pytest.mark.parametrize("killed", ["rank", "launcher"])
 def test_a_run_survives_its_killed_rank_or_launcher(recipe: Recipe, tmp_path: Path, killed: str) -> None:

@@ -48,6 +48,8 @@ from mentalese.training.parallel import (
 )
 from mentalese.training.start import start, start_model
 
+pytestmark = pytest.mark.slow
+
 KINDS = ("ddp", "fsdp")
 ALONE = Parallel(rank=0, world_size=1, local_rank=0, device=torch.device("cpu"))
 STEPS, MICROS = 3, 2

@@ -17,6 +17,8 @@ import pytest
 from mentalese import get_recipe
 from support import saved, shrink
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("gradio")
 JOIN = "/gradio_api/queue/join"
 BODY = json.dumps({"data": [], "fn_index": 0, "session_hash": "reader"})
@@ -60,7 +62,6 @@ def status(port: int, path: str, *, host: str | None = None, origin: str | None 
     return answer.status
 
 
-@pytest.mark.slow
 def test_the_page_is_bound_to_this_machine(port: int) -> None:
     listening = [
         line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:] if line.split()[3] == "0A"
@@ -70,7 +71,6 @@ def test_the_page_is_bound_to_this_machine(port: int) -> None:
     assert not every.exists() or f":{port:04X} 0000" not in every.read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
 def test_names_of_this_machine_are_answered(host: str, port: int) -> None:
     place = f"{host}:{port}"
@@ -78,7 +78,6 @@ def test_names_of_this_machine_are_answered(host: str, port: int) -> None:
     assert status(port, JOIN, host=place, origin=f"http://{place}", body=BODY) == 200
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/", "/config", JOIN])
 @pytest.mark.parametrize(
     ("host", "origin"),
@@ -98,7 +97,6 @@ def test_foreign_hosts_and_origins_are_refused(host: str | None, origin: str | N
     assert status(port, path, host=host, origin=origin, body=BODY if path == JOIN else None) == 403
 
 
-@pytest.mark.slow
 def test_no_file_is_served(port: int, model: Path) -> None:
     config = model / "config.json"
     for file in (config, Path("/etc/hostname"), Path("pyproject.toml")):
@@ -135,7 +133,6 @@ def fetched(port: int, path: str, body: str | None = None) -> str:
     return text
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads a process's memory from /proc")
 def test_200_texts_leave_memory_as_it_was(server: tuple[subprocess.Popen[str], int]) -> None:
     """Each reader is new, as after a reload; what grows for each of them would show."""

@@ -37,6 +37,8 @@ from mentalese.training.loop import Run
 from mentalese.training.parallel import setup
 from mentalese.training.start import start_model
 
+pytestmark = pytest.mark.slow
+
 RECIPES = recipes()
 TOKENIZERS = {
     "openai-community/gpt2": 50_257,

@@ -22,7 +22,11 @@ from mentalese.families.coconut.plain import Coconut
 from support import module_at, saved, sharing, shrink
 
 pytest.importorskip("trl")
-pytestmark = [pytest.mark.ecosystem, pytest.mark.filterwarnings("ignore")]  # trl's own, and those of what it imports
+pytestmark = [
+    pytest.mark.ecosystem,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # trl's own, and those of what it imports
+]
 
 SOURCE = "builtin:composition:length=3-4,count=60"
 FEW: dict[str, Any] = {"per_device_train_batch_size": 8, "num_generations": 4, "use_cpu": True, "disable_tqdm": True}

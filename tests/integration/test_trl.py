@@ -19,7 +19,11 @@ from support import shrink, tiny_recipes
 
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")
-pytestmark = [pytest.mark.ecosystem, pytest.mark.filterwarnings("ignore")]  # trl's own, and those of what it imports
+pytestmark = [
+    pytest.mark.ecosystem,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # trl's own, and those of what it imports
+]
 
 # A mixture of distributions has no hidden state that the head turns into it.
 FIELDS = {"thoughtbubbles/tiny": {"readout": "residual"}}

@@ -268,6 +268,7 @@ def test_a_text_is_scored_after_its_beginning(base: Path, kind: str) -> None:
     assert score.tokens == ids.shape[1] - given
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama_3", "chat_glm", "qwen"])
 @pytest.mark.parametrize("layout", LAYOUTS[:2] + LAYOUTS[3:5], ids=lambda layout: f"{layout.kind}-{layout.has_latents}")
 def test_a_run_of_a_grown_model_keeps_the_beginning(

@@ -7,9 +7,12 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from mentalese.data.builtin import BUILTIN, MIN_WORDS, family_stories, stdlib
 
 
+@pytest.mark.slow
 def test_stdlib_is_english_prose_in_documents_of_some_length() -> None:
     documents = stdlib()
     assert len(documents) > 200
@@ -19,6 +22,7 @@ def test_stdlib_is_english_prose_in_documents_of_some_length() -> None:
     assert len({document.text for document in documents}) == len(documents)
 
 
+@pytest.mark.slow
 def test_builtin_data_is_the_same_in_every_process() -> None:
     """Question i does not depend on how many are made, so that a few show what would differ: the order of a set."""
     code = (

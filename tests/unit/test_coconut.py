@@ -143,6 +143,7 @@ def test_the_passes_share_one_copy_of_keys_and_values_for_their_gradients(kept: 
     hidden.sum().backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["coconut", "agclr"])
 @pytest.mark.parametrize("trained", [True, False])
 def test_nothing_of_a_step_outlives_it(mode: str, trained: bool, kept: list[StorageWeakRef]) -> None:
@@ -187,6 +188,7 @@ WINDOWS: dict[str, dict[str, Any]] = {name: {} for name in WINDOWED} | {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # sizes that transformers does not expect
 @pytest.mark.parametrize("name", WINDOWS)
 def test_a_window_counts_the_tokens_of_a_row(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,6 +220,7 @@ def test_only_gates_that_a_model_has_are_drawn(recipe: Recipe, tmp_path: Path) -
 # -- nearest tokens ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_nearest_tokens_are_those_with_the_largest_cosine(agclr: Path, tmp_path: Path) -> None:
     out = tmp_path / "tokens.svg"
     written = draw("tokens", agclr, out=out, text=QUESTION)
@@ -294,6 +295,7 @@ def one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "answer_limit", lambda evaluation, *_: evaluation.answer_tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_limit")
 def test_cases_are_what_the_first_answers_right_and_the_second_wrong(
     recipe: Recipe, source: str, agclr: Path, coconut: Path, tmp_path: Path
@@ -329,6 +331,7 @@ def test_cases_are_what_the_first_answers_right_and_the_second_wrong(
         figures.contrast([str(agclr), str(agclr)], source=asked_of)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_limit")
 def test_accuracy_is_of_so_many_latents_up_to_twice_as_many(
     source: str, agclr: Path, pause: Path, tmp_path: Path
@@ -360,6 +363,7 @@ def searcher(request: pytest.FixtureRequest, recipe: Recipe, tmp_path_factory: p
     return saved(tmp_path_factory.mktemp("searcher") / "searcher", graphs, "coconut", speaking, **roomy)
 
 
+@pytest.mark.slow
 def test_latents_that_contain_the_frontier_raise_the_diagonal(
     searcher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -396,6 +396,7 @@ def test_the_map_has_two_layers_and_a_norm() -> None:
     assert sum(p.numel() for p in model.projection.parameters()) == 1_182_720
 
 
+@pytest.mark.slow
 def test_adapters_are_trained_with_the_map_on_a_decoder_that_stays_as_it_is(
     tiny: Recipe, corpus: Path, tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ print(code, used.ru_utime + used.ru_stime, sorted({"torch", "transformers"} & se
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

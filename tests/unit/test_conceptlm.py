@@ -170,6 +170,7 @@ def test_a_silent_start_of_the_plain_model_is_its_decoder() -> None:
         assert torch.allclose(plain(ids), plain.backbone(ids).logits, rtol=0, atol=1e-6) == silent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize(("backbone", "depth"), [("gpt2", 0), ("gpt2", 2), ("gpt_neox", 1), ("llama", 1)])
@@ -416,6 +417,7 @@ DECODERS: dict[str, dict[str, Any]] = {
 LONG = [[*row, *range(42, 57)][:length] for row, length in zip(ROWS, (26, 19, 14, 24))]
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("backbone", DECODERS)
 def test_any_decoder_of_such_layers_is_read_row_by_row_step_by_step_and_says_what_it_did(backbone: str) -> None:
@@ -685,6 +687,7 @@ def saved_base(kind: str, tokenizer: Any, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_concept_layers_grow_as_copies_of_the_bases_first_two(backbone: str, tokenizer: Any, tmp_path: Path) -> None:
     base = saved_base(backbone, tokenizer, tmp_path / "base")

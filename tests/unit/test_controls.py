@@ -43,6 +43,7 @@ def made(name: str, corpus: Path, control: str | None) -> tuple[Any, Any]:
     return model, Plan(store.splits["train"], recipe, tokenizer).batch(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_THOUGHTS)
 def test_each_control_changes_training_and_scores_and_nothing_of_the_cost(name: str, corpus: Path) -> None:
     losses, scores, costs = [], [], []
@@ -59,6 +60,7 @@ def test_each_control_changes_training_and_scores_and_nothing_of_the_cost(name: 
     assert len({round(value, 2) for value in scores}) == len(scores), scores
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("control", CONTROLS)
 @pytest.mark.parametrize("name", WITH_THOUGHTS)
 def test_every_weight_has_a_gradient_under_every_control(name: str, control: str, corpus: Path) -> None:

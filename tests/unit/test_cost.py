@@ -86,6 +86,7 @@ def scored(name: str, corpus: Path, **fields: Any) -> tuple[Any, dict[str, Any]]
     return model, {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "fields"),
     [

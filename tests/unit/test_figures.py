@@ -267,6 +267,7 @@ def run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_the_probe_is_drawn_over_the_checkpoints(run: Path, tmp_path: Path) -> None:
     [model, saved] = draw("thought_gestalt/reversal", run, run / "model", out=tmp_path / "reversal.svg")["models"]
     assert [point["step"] for point in model["points"]] == [2, 4]
@@ -279,6 +280,7 @@ def test_the_probe_is_drawn_over_the_checkpoints(run: Path, tmp_path: Path) -> N
         assert saved["points"][0][condition] == model["points"][1][condition]  # the best model is the last one
 
 
+@pytest.mark.slow
 def test_the_best_model_is_probed_even_if_its_checkpoint_is_gone(run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
@@ -289,6 +291,7 @@ def test_the_best_model_is_probed_even_if_its_checkpoint_is_gone(run: Path, tmp_
     assert model["points"][1]["step"] == 4
 
 
+@pytest.mark.slow
 def test_the_probe_is_drawn_over_sizes_of_the_training_text(run: Path, tmp_path: Path) -> None:
     """A curve per model, of the best model of each run."""
     larger = tmp_path / "larger"
@@ -315,6 +318,7 @@ def test_the_probe_is_drawn_over_sizes_of_the_training_text(run: Path, tmp_path:
         write_figure("thought_gestalt/reversal-by-size", [str(run / "model")], tmp_path / "none.svg")
 
 
+@pytest.mark.slow
 def test_memory_shows_who_reads_whom(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, text = tmp_path / "memory.svg", "Miles has a son. His name is Joel. Joel is a baker. He is old."
     (tmp_path / "text.txt").write_text(text)

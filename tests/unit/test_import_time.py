@@ -25,6 +25,7 @@ def test_nothing_heavy_is_imported(name: str) -> None:
     assert done.stdout.splitlines()[-1] == "loaded: []"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["-c", "import mentalese"], ["-m", "mentalese", "--help"]])
 def test_import_and_help_take_well_under_a_second(arguments: list[str]) -> None:
     def seconds() -> float:

@@ -8,6 +8,8 @@ import pytest
 
 from support import run_in_forks
 
+pytestmark = pytest.mark.slow
+
 SOURCE = Path(__file__).parents[2] / "src" / "mentalese"
 OTHERS = """
 import datasets, pytest, torch, transformers, torch.distributed.checkpoint, torch.utils.flop_counter
@@ -15,7 +17,6 @@ from transformers import AutoModelForCausalLM, GPT2LMHeadModel, LlamaForCausalLM
 """
 
 
-@pytest.mark.slow
 def test_every_module_can_be_imported_first() -> None:
     """A circle of imports shows only to whoever enters it at the wrong place."""
     modules = [

@@ -17,6 +17,8 @@ from mentalese.commands import push
 from mentalese.errors import InputError
 from support import module_at
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -46,6 +46,7 @@ def test_a_loop_is_what_growing_the_decoder_makes() -> None:
     assert [recipe.model for recipe in loops(base)] == [grown(DECODER, turns=turns) for turns in (4, 1)]
 
 
+@pytest.mark.slow
 def test_every_way_takes_a_step_from_a_trained_decoder(corpus: Path, tmp_path: Path) -> None:
     base = gsm8k("small", "a small decoder", DECODER, str(tmp_path), learning_rate=1e-3, epochs=1)
     asked = shrink(base, corpus)

@@ -144,6 +144,7 @@ def reconstruct(model: Any, ids: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     return free, forced
 
 
+@pytest.mark.slow
 def test_accuracies_are_those_of_each_text_decoded_alone_with_the_thoughts_of_its_first_layers(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -615,6 +615,7 @@ def test_questions_that_the_hub_does_not_give_end_in_a_sentence(monkeypatch: pyt
         read_hub_task("race", HubOptions())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["gpt2/tiny", "conceptlm/tiny"])
 def test_zero_shot_figures_are_those_of_one_question_at_a_time(
     recipe: str, tokenizer: PreTrainedTokenizerFast, folder: Path

@@ -108,6 +108,7 @@ def test_texts_that_change_between_two_readings_are_refused() -> None:
         open_source(as_source(changing))
 
 
+@pytest.mark.slow
 def test_training_on_texts_equals_training_on_their_file(corpus: Path, tmp_path: Path) -> None:
     recipe = shrink(get_recipe("gpt2/tiny"), corpus, steps=2)
     rows = [json.loads(line) for line in corpus.read_text().splitlines()]
@@ -143,6 +144,7 @@ def test_a_lone_file_is_scored_as_a_whole_and_the_output_says_so(
     assert {**same, "source": ""} == {**scored, "source": ""}
 
 
+@pytest.mark.slow
 def test_a_models_own_text_is_known_from_wherever_it_comes(
     folder: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

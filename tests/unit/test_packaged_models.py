@@ -35,6 +35,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     packaged_models.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_opens_reads_and_writes(name: str) -> None:
     saved = mentalese.load(f"models:{name}", "cpu")

@@ -60,6 +60,7 @@ def test_every_family_says_what_it_is() -> None:
         assert family.description
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["mentalese", "transformers.models.auto.modeling_auto"])
 def test_auto_classes_know_every_family_whichever_is_imported_first(first: str) -> None:
     code = (
@@ -88,6 +89,7 @@ assert AutoConfig.for_model("gpt2_gist").model_type == "gpt2_gist"
 """
 
 
+@pytest.mark.slow
 def test_every_order_of_imports_works() -> None:
     """Families import transformers' classes, and transformers' mappings know families: neither waits for the other."""
     # transformers' own classes are imported by a fork, if it asks for them.

@@ -660,6 +660,7 @@ def test_any_logits_may_be_kept(readout: str) -> None:
     torch.testing.assert_close(made(ids, logits_to_keep=kept).logits, made(ids).logits[:, kept], **CLOSE)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # the compiler's own, while it loads
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # and where it breaks its graph
 def test_a_step_can_be_compiled_and_trained_in_half_precision() -> None:

@@ -46,6 +46,7 @@ def logged(trainer: MentaleseTrainer, name: str = "loss") -> list[float]:
     return [record[name] for record in trainer.state.log_history if name in record]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micros", [1, 4])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_its_losses_are_those_of_the_loop(name: str, micros: int, corpus: Path, tmp_path: Path) -> None:
