@@ -35,7 +35,7 @@ from mentalese.errors import InputError
 from mentalese.evaluation.harness import MentaleseLM
 from mentalese.evaluation.options import EvaluationOptions, HubOptions, TaskOptions
 from mentalese.evaluation.suite import read_tasks
-from mentalese.evaluation.zero_shot import SETS, hub_task, read_hub_task, read_questions, zero_shot
+from mentalese.evaluation.zero_shot import SETS, read_hub_task, read_questions, zero_shot
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model
 from mentalese.models.contract import Contract
@@ -346,7 +346,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "lambada_test_plain_text.txt").write_text("he said no and yes\none two three\n")
     (tmp_path / "wikitext-103").mkdir()
     (tmp_path / "wikitext-103" / "test.txt").write_text("".join(ARTICLES))
-    for part in range(SETS["blimp"].parts):
+    for part in range(67):
         good, bad = ("cats run.", "cats runs.") if part % 3 else ("x", "yyyyyy")
         write(tmp_path / "blimp" / f"part_{part}.jsonl", [{"sentence_good": good, "sentence_bad": bad}] * 4)
     return tmp_path
@@ -478,7 +478,8 @@ def from_hub(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]], *folde
     """lm-eval knows the tasks of these folders alone, and the hub has these rows for each."""
     root = Path(lm_eval.tasks.__file__).parent
     known = lm_eval.tasks.TaskManager(include_path=[root / folder for folder in folders], include_defaults=False)
-    monkeypatch.setattr(lm_eval.tasks, "TaskManager", lambda: known)
+    manager = lm_eval.tasks.TaskManager
+    monkeypatch.setattr(lm_eval.tasks, "TaskManager", lambda **options: manager(**options) if options else known)
     found = {split: datasets.Dataset.from_list(rows) for split in ("train", "validation", "test")}
     monkeypatch.setattr(ConfigurableTask, "download", lambda task, *_, **__: setattr(task, "dataset", found))
 
@@ -510,7 +511,7 @@ def test_a_local_set_asks_and_counts_as_lm_evals_own_task(
     model = Bigram(tokenizer)
     local, own = (Asked(opened(model, tokenizer), max_length=40) for _ in range(2))
     found = zero_shot(local, read_questions(name, TaskOptions(task_files=tmp_path)))
-    expected = hub_task(own, read_hub_task(name, HubOptions()))
+    expected = zero_shot(own, read_hub_task(name, HubOptions()))
     chosen = set(own.pairs)
     assert len(chosen) > 1
     assert chosen == {pair for pair in local.pairs if pair in chosen or pair[0]}
@@ -529,7 +530,7 @@ def test_a_hub_task_is_asked_by_its_own_name(
     rows = [{"article": "Ann ran.", "problems": str(problems)}] * 3
     from_hub(monkeypatch, rows, "race")
     lm = Asked(opened(Bigram(tokenizer), tokenizer))
-    found = hub_task(lm, read_hub_task("race", HubOptions(limit=2)))
+    found = zero_shot(lm, read_hub_task("race", HubOptions(limit=2)))
     assert ("Article: Ann ran.\n\nAnn is _ .", " up") in lm.pairs
     assert found["items"] == found["protocol"]["limit"] == 2
     assert found["acc"] in (0.0, 1.0)
@@ -541,7 +542,7 @@ def test_a_hub_task_is_asked_by_its_own_name(
 
     monkeypatch.setattr(ConfigurableTask, "process_results", incomplete)
     with pytest.raises(InputError, match="task 'hub:race' needs evaluate: pip install evaluate"):
-        hub_task(lm, read_hub_task("race", HubOptions()))
+        zero_shot(lm, read_hub_task("race", HubOptions()))
 
 
 def test_hub_tasks_are_asked_after_examples_but_not_those_that_never_are(
@@ -557,7 +558,7 @@ def test_hub_tasks_are_asked_after_examples_but_not_those_that_never_are(
 
     def asked(name: str, shots: int | None) -> tuple[dict[str, int], int]:
         lm = Asked(opened(Bigram(tokenizer), tokenizer))
-        protocol = hub_task(lm, read_hub_task(name, HubOptions(shots=shots)))["protocol"]
+        protocol = zero_shot(lm, read_hub_task(name, HubOptions(shots=shots)))["protocol"]
         examples = {context.count("\n\n") for context, _ in lm.pairs}  # lm-eval's line between two of them
         assert len(examples) == 1
         return protocol["shots"], examples.pop()
@@ -571,7 +572,7 @@ def test_hub_tasks_are_asked_after_examples_but_not_those_that_never_are(
     with pytest.raises(InputError, match="shots is 1: lm-eval asks 'never' without examples; remove it"):
         read_hub_task("never", HubOptions(shots=1))
     lm = reader(Bigram(tokenizer), tokenizer)
-    both = hub_task(lm, read_hub_task("both", HubOptions(shots=1)))
+    both = zero_shot(lm, read_hub_task("both", HubOptions(shots=1)))
     assert both["protocol"]["shots"] == {"free": 1, "usual": 1, "never": 0}
     with pytest.raises(InputError, match="shots is -1: set at least 0"):
         HubOptions(shots=-1)
@@ -591,14 +592,14 @@ def test_a_group_of_hub_tasks_has_its_mean_and_its_parts_a_tag_the_parts(
         (tmp_path / f"{name}.yaml").write_text(json.dumps(config))  # JSON is YAML
     from_hub(monkeypatch, PUBLISHED["piqa"], tmp_path)
     lm = reader(Bigram(tokenizer), tokenizer)
-    found = hub_task(lm, read_hub_task("whole", HubOptions()))
+    found = zero_shot(lm, read_hub_task("whole", HubOptions()))
     parts = found["subsets"]
     assert list(parts) == ["first", "second"]
     assert parts["first"]["acc"] in (1 / 3, 2 / 3)
     assert parts["second"]["acc"] in (0.0, 1.0)
     assert found["acc"] == pytest.approx((parts["first"]["acc"] + parts["second"]["acc"]) / 2)
     assert (found["items"], parts["first"]["items"]) == (6, 3)
-    tag = hub_task(lm, read_hub_task("both", HubOptions()))
+    tag = zero_shot(lm, read_hub_task("both", HubOptions()))
     assert {name: tag[name] for name in parts} == parts
     assert "acc" not in tag
 
@@ -749,7 +750,8 @@ def test_a_row_without_a_right_choice_is_refused(folder: Path, name: str, fields
 def test_a_label_in_quotes_is_a_number(folder: Path) -> None:
     write(folder / "piqa_validation.jsonl", [row | {"label": str(row["label"])} for row in ROWS["piqa_validation"]])
     questions = read_questions("piqa", TaskOptions(task_files=folder))
-    assert [row["label"] for row in questions.parts["piqa_validation"]] == [r["label"] for r in ROWS["piqa_validation"]]
+    (task,) = questions.tasks["tasks"].values()
+    assert task.eval_docs["gold"][:] == [row["label"] for row in ROWS["piqa_validation"]]
 
 
 def test_files_that_are_missing_or_wrong_are_named(folder: Path) -> None:

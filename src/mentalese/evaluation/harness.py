@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import groupby
@@ -14,12 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from datasets import Dataset
 from lm_eval.api import task as lm_eval_task
 from lm_eval.api.instance import Instance
-from lm_eval.api.metrics import mean
 from lm_eval.api.model import LM
-from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator import evaluate
 from transformers import PreTrainedModel
 
@@ -243,72 +240,14 @@ class MentaleseLM(LM):
 # -- tasks -----------------------------------------------------------------------------------------------------------
 
 
-class _LocalTask(ConfigurableTask):
-    """An lm-eval task over rows that were already read."""
-
-    def __init__(self, name: str, rows: list[dict[str, Any]], config: dict[str, Any]) -> None:
-        self._rows = rows
-        super().__init__(config={"task": name, "test_split": "test", "num_fewshot": 0, **config})
-
-    def download(self, *args: Any, **kwargs: Any) -> None:
-        self.dataset = {"test": Dataset.from_list(self._rows)}
-
-
-class _ChoiceTask(_LocalTask):
-    """Questions with choices, also ranked by the perplexity of the whole text."""
-
-    def __init__(self, name: str, rows: list[dict[str, Any]], config: dict[str, Any], premise: Any) -> None:
-        super().__init__(name, rows, config)
-        self._premise = premise
-        self._aggregation_list["acc_perplexity"] = mean
-
-    def construct_requests(self, doc: dict[str, Any], ctx: str | list[str], **kwargs: Any) -> list[Instance]:
-        conditional = super().construct_requests(doc, ctx, **kwargs)
-        whole = []
-        for request in conditional:
-            request.request_type = "scores"
-            context, continuation = request.args
-            text = (context if self._premise is None else self._premise(doc)) + continuation
-            about = {"metadata": kwargs["metadata"], "idx": len(conditional) + request.idx}
-            whole.append(Instance(request_type="scores", doc=doc, arguments=("", text), **about))
-        return [*conditional, *whole]
-
-    def process_results(self, doc: dict[str, Any], results: list[Score]) -> dict[str, float]:
-        half = len(results) // 2
-        likeliest = min(range(half), key=lambda i: results[half + i].nll / results[half + i].tokens)
-        gold = self.doc_to_text(doc) if self.multiple_input else self.doc_to_target(doc)
-        # Only `exact_match` reads whether the choice is greedy, and no set uses that.
-        theirs = super().process_results(doc, [(-score.nll, False) for score in results[:half]])
-        return {"acc_perplexity": float(likeliest == gold), **theirs}
-
-
-def ask(
-    lm: MentaleseLM, tasks: dict[str, tuple[list[dict[str, Any]], dict[str, Any], Callable[[Any], str] | None]]
-) -> dict[str, dict[str, float | None]]:
-    """lm-eval's metrics of tasks, each of them rows, lm-eval's config and the premise that perplexity reads.
-
-    Returns:
-        `{task: {metric: mean, metric_stderr: its standard error}}`; the latter is `None` for a single row.
-    """
-    loaded = {
-        name: _ChoiceTask(name, rows, config, premise)
-        if config["output_type"] == "multiple_choice"
-        else _LocalTask(name, rows, config)
-        for name, (rows, config, premise) in tasks.items()
-    }
-    with _quiet():
-        results = evaluate(lm=lm, task_dict={"tasks": loaded}, log_samples=False)["results"]
-    return {name: _by_name(results[name]) for name in tasks}
-
-
 _SEED = 1234  # lm-eval's own, for few-shot examples
 _RESAMPLINGS = 1000  # for standard errors that have no formula
 
 
-def ask_loaded(
+def ask(
     lm: MentaleseLM, loaded: dict[str, Any], limit: int | None, shots: int | None = None
 ) -> tuple[dict[str, dict[str, float | None]], dict[str, Any]]:
-    """lm-eval's metrics of its own tasks, as its command computes them.
+    """Return lm-eval's metrics of tasks, as its command computes them.
 
     Args:
         loaded: what `lm_eval.tasks.TaskManager.load` returned.

@@ -9,7 +9,7 @@ from typing import Any
 from mentalese.errors import InputError, nearest
 from mentalese.evaluation import perplexity, reversal, zero_shot
 from mentalese.evaluation.options import EvaluationOptions, HubOptions, PerplexityOptions, TaskOptions
-from mentalese.evaluation.zero_shot import HUB, SETS, HubTask, Questions
+from mentalese.evaluation.zero_shot import HUB, SETS, Questions
 from mentalese.models.saved import Saved
 
 TASKS = ("perplexity", "reversal", *SETS)
@@ -22,7 +22,7 @@ _MOVED = {
 }
 
 
-def read_tasks(options: EvaluationOptions) -> dict[str, Questions | HubTask]:
+def read_tasks(options: EvaluationOptions) -> dict[str, Questions]:
     """The questions of the tasks that ask some: what can be refused before a model is opened is refused here.
 
     Raises:
@@ -44,7 +44,7 @@ def read_tasks(options: EvaluationOptions) -> dict[str, Questions | HubTask]:
 def run(
     saved: Saved,
     options: EvaluationOptions | None = None,
-    questions: dict[str, Questions | HubTask] | None = None,
+    questions: dict[str, Questions] | None = None,
     *,
     show: bool = False,
 ) -> dict[str, dict[str, Any]]:
