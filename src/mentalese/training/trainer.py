@@ -1,4 +1,4 @@
-"""`transformers.Trainer` on a recipe: Hugging Face's loop, callbacks and reporting; our losses and batches."""
+"""`transformers.Trainer` on a recipe: Hugging Face's loop, callbacks and reporting; Mentalese's losses and batches."""
 
 from __future__ import annotations
 
@@ -26,6 +26,14 @@ from mentalese.training.parallel import clip_and_scale
 from mentalese.training.plan import Plan, step_seed
 from mentalese.training.start import start_model
 
+DECIDED = (
+    "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "lr_scheduler_type",
+    "lr_scheduler_kwargs", "warmup_steps", "num_train_epochs", "max_steps", "per_device_train_batch_size",
+    "gradient_accumulation_steps", "gradient_checkpointing", "torch_compile", "bf16", "fp16", "seed", "data_seed",
+    "optim", "optim_args", "label_smoothing_factor", "neftune_noise_alpha", "ignore_data_skip", "fsdp", "deepspeed",
+)  # fmt: skip
+"""Arguments that are refused, because the recipe decides or there is no such thing: docs/training.md lists them."""
+
 
 class MicroBatches(Dataset[Batch]):
     """All micro-batches of a run in the order of training; one after the other goes to each process in turn."""
@@ -39,23 +47,21 @@ class MicroBatches(Dataset[Batch]):
 
     def __getitem__(self, index: int) -> Batch:
         number, rank = divmod(index, self.world_size)
-        step, micro = divmod(number, self.micros)
-        return self.plan.batch(step, rank, self.world_size, micro)
+        return self.plan.batch(number // self.micros, rank, self.world_size, number % self.micros)
 
 
 class MentaleseTrainer(step_trainer()):  # type: ignore[misc]
-    """Trains a recipe as `mentalese train` does, by `transformers.Trainer`: equal batches, losses and updates.
+    """Train a recipe as `mentalese train` does, by `transformers.Trainer`: equal batches, losses and updates.
 
-    The recipe decides what is trained and how: text, batches, model, curriculum, optimiser, schedule, length,
-    precision, seed. `args` decide everything around it: places, logging, saving, reporting, the hub. What is saved
-    opens by `mentalese.load` and by `from_pretrained`. Several processes train with DDP.
+    The recipe decides what is trained and how, `args` everything around it: places, logging, saving, reporting, the
+    hub. What is saved opens by `mentalese.load` and by `from_pretrained`. Several processes train with DDP.
+    docs/training.md lists what is refused.
 
     Args:
         recipe: a recipe, its name, or a .json, .yaml or .toml file.
 
     Raises:
-        InputError: the recipe or its data are not what they should be, `args` set what the recipe decides, or something
-            that this trainer cannot do (adapters, early stopping, FSDP, DeepSpeed).
+        InputError: the recipe or its data are not what they should be, or what is refused is set.
     """
 
     def __init__(
@@ -65,18 +71,16 @@ class MentaleseTrainer(step_trainer()):  # type: ignore[misc]
         args = _checked(self.recipe, args)
         with args.main_process_first():
             store, tokenizer = prepare(self.recipe.data, self.recipe.layout)
-        contract, self.parameters = start_model(self.recipe, tokenizer)
+        model, self.parameters = start_model(self.recipe, tokenizer)
         self.plan = Plan(store.splits["train"], self.recipe, tokenizer, world_size=args.world_size)
         args.max_steps = self.plan.total_steps
-        self.step = TrainStep(contract)
+        self.step = TrainStep(model)
         if self.recipe.train.compile:
             self.step.compile()
-        self.optimizer: Any
-        self.lr_scheduler: Any
         self.sums: list[tuple[Tensor, Tensor]] = []  # of the micro-batches since the last update: losses, weights
         batches = MicroBatches(self.plan, args.world_size)
         super().__init__(
-            hugging_face_model(contract), args, _only, batches, processing_class=tokenizer, callbacks=callbacks
+            hugging_face_model(model), args, lambda items: items[0], batches, None, tokenizer, callbacks=callbacks
         )
         self.model_accepts_loss_kwargs = False  # losses are weighed here
 
@@ -84,7 +88,7 @@ class MentaleseTrainer(step_trainer()):  # type: ignore[misc]
         self.optimizer = self.optimizer or build_optimizer(self.model.parameters(), self.recipe.optimizer)
         return self.optimizer
 
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LambdaLR:
         def share(step: int) -> float:
             progress = self.plan.position(step).progress
             return learning_rate(config, step, self.plan.schedule_steps, progress) / config.learning_rate
@@ -96,8 +100,8 @@ class MentaleseTrainer(step_trainer()):  # type: ignore[misc]
     def trained_module(self) -> nn.Module:
         return self.step
 
-    def training_step(self, model: nn.Module, inputs: Batch, num_items_in_batch: Any = None) -> Tensor:
-        """One micro-batch; after the last, gradients of the summed losses are divided by all targets' weights."""
+    def training_step(self, model: nn.Module, inputs: Batch, num_items_in_batch: object = None) -> Tensor:
+        """Add a micro-batch; after the last, divide gradients of the summed losses by the weights of all targets."""
         if not self.sums and self.plan.reset_optimizer(self.state.global_step):
             self.optimizer.state.clear()
         super().training_step(model, inputs)
@@ -111,15 +115,16 @@ class MentaleseTrainer(step_trainer()):  # type: ignore[misc]
         self.step.model.after_step()
         return loss * scale  # `Trainer` logs the mean over processes
 
-    def compute_loss(self, model: nn.Module, inputs: Batch, *_: Any, **__: Any) -> Tensor:
-        """The sum of a micro-batch's losses, from the seed that `mentalese train` has for it."""
-        step, train = self.state.global_step, self.recipe.train
+    def compute_loss(self, model: nn.Module, inputs: Batch, *_: object, **__: object) -> Tensor:
+        """Return the sum of a micro-batch's losses, from the seed that `mentalese train` has for it."""
+        step, seed = self.state.global_step, self.recipe.train.seed
         if not self.sums:
-            self.step.model.before_step(step_seed(train.seed, step, 0, 0))
-        torch.manual_seed(step_seed(train.seed, step, self.args.process_index, len(self.sums)))
+            self.step.model.before_step(step_seed(seed, step, 0, 0))
+        torch.manual_seed(step_seed(seed, step, self.args.process_index, len(self.sums)))
         output = model(inputs, self.plan.settings(step))
-        self.sums.append(((output.loss * output.weight).detach(), output.weight.detach()))
-        return output.loss * output.weight * self.current_gradient_accumulation_steps  # which `Trainer` divides by
+        loss = output.loss * output.weight
+        self.sums.append((loss.detach(), output.weight.detach()))
+        return loss * self.current_gradient_accumulation_steps  # which `Trainer` divides by
 
     def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
         super().save_model(output_dir, *args, **kwargs)
@@ -127,72 +132,23 @@ class MentaleseTrainer(step_trainer()):  # type: ignore[misc]
             return
         step, folder = self.state.global_step, Path(output_dir or self.args.output_dir)
         layout = self.plan.layout(max(step - 1, 0)) if self.recipe.layout.questions else self.recipe.layout
-        recipe = dataclasses.replace(self.recipe, layout=layout)
-        about = {"recipe": recipe.to_dict(), "step": step}
+        about = {"recipe": dataclasses.replace(self.recipe, layout=layout).to_dict(), "step": step}
         reading_tokenizer(self.processing_class, hugging_face_model(self.model), about).save_pretrained(folder)
         write_about(folder, self.processing_class, about)
 
 
-_RULED = {
-    "learning_rate": "optimizer.learning_rate",
-    "weight_decay": "optimizer.weight_decay",
-    "adam_beta1": "optimizer.betas",
-    "adam_beta2": "optimizer.betas",
-    "adam_epsilon": "optimizer.eps",
-    "max_grad_norm": "optimizer.max_grad_norm",
-    "lr_scheduler_type": "optimizer.schedule",
-    "warmup_steps": "optimizer.warmup",
-    "num_train_epochs": "train.epochs",
-    "max_steps": "train.steps",
-    "per_device_train_batch_size": "layout.batch_size",
-    "gradient_accumulation_steps": "train.gradient_accumulation_steps",
-    "gradient_checkpointing": "train.checkpointing",
-    "torch_compile": "train.compile",
-    "bf16": "train.precision",
-    "fp16": "train.precision",
-    "seed": "train.seed",
-    "data_seed": "train.seed",
-}
-"""What the recipe decides, by the name in `TrainingArguments`."""
-
-_WITHOUT = {
-    "fsdp": "no FSDP",
-    "deepspeed": "no DeepSpeed",
-    "label_smoothing_factor": "none",
-    "neftune_noise_alpha": "none",
-    "optim": "AdamW alone",
-    "optim_args": "none",
-    "lr_scheduler_kwargs": "the recipe's schedule alone",
-    "ignore_data_skip": "the batch of each step alone",
-}
-"""What it does not have, and what it has instead."""
-
-
 def _checked(recipe: Recipe, args: TrainingArguments) -> TrainingArguments:
-    """The arguments with what the recipe decides; raises `InputError` if they set that, or what cannot be done."""
+    """Return the arguments with what the recipe decides; raise `InputError` for what is refused."""
     plain, train = TrainingArguments(args.output_dir), recipe.train
-    for name, field in _RULED.items():
-        if (value := getattr(args, name)) != getattr(plain, name):
-            raise InputError(f"args.{name} is {value!r}: the recipe decides, set {field} in it")
-    for name, has in _WITHOUT.items():
-        if (value := getattr(args, name)) and value != getattr(plain, name):
+    refused = [(f"args.{name}", getattr(args, name), getattr(plain, name)) for name in DECIDED]
+    refused += [(f"train.{name}", getattr(train, name), None) for name in ("lora_rank", "early_stopping_patience")]
+    refused += [("train.parallel", train.parallel, "ddp")] if args.world_size > 1 else []
+    refused += [("train.device", train.device, args.device.type)] if train.device != "auto" else []
+    for field, value, allowed in refused:
+        if value != allowed:
             raise InputError(
-                f"args.{name} is {getattr(value, 'value', value)!r}: MentaleseTrainer has {has}, remove it"
+                f"{field} is {value!r}: MentaleseTrainer only trains with {allowed!r}, see docs/training.md"
             )
-    if train.lora_rank is not None:
-        raise InputError(
-            f"train.lora_rank is {train.lora_rank}: MentaleseTrainer has no adapters, use `mentalese train`"
-        )
-    if (patience := train.early_stopping_patience) is not None:
-        raise InputError(
-            f"train.early_stopping_patience is {patience}: MentaleseTrainer has no validations, by which a run "
-            "could end; set None, or use `mentalese train`"
-        )
-    if train.parallel == "fsdp" and args.world_size > 1:
-        raise InputError(
-            f"train.parallel is 'fsdp': MentaleseTrainer has DDP alone for {args.world_size} processes; set "
-            "train.parallel=ddp, or use `mentalese train`"
-        )
     args = dataclasses.replace(
         args,
         per_device_train_batch_size=1,  # an item is a micro-batch
@@ -204,11 +160,5 @@ def _checked(recipe: Recipe, args: TrainingArguments) -> TrainingArguments:
         ddp_find_unused_parameters=True,  # as the loop does, see `parallel.wrap`
         ddp_broadcast_buffers=False,
     )
-    if train.device not in ("auto", args.device.type):
-        raise InputError(f"train.device is {train.device!r} and args.device {args.device.type!r}: set the same in both")
     use_one_gpu(args)  # several need a process each, by `torchrun`
     return args
-
-
-def _only(items: list[Batch]) -> Batch:
-    return items[0]
