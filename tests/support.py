@@ -22,7 +22,8 @@ from transformers import PreTrainedTokenizerFast
 from mentalese import DataConfig, EvaluationConfig, Recipe, Saved, recipes
 from mentalese.data import tokenizers
 from mentalese.data.layouts import Layout, Packed
-from mentalese.data.store import Split, prepare
+from mentalese.data.split import Split
+from mentalese.data.store import prepare
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model
 from mentalese.models.checkpoints import save_model

@@ -16,7 +16,7 @@ from mentalese.data.documents import Document, one_line
 from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Layout, Marked, Packed, PerDocument, QuestionAnswer, SentenceStreams, layout_class
 from mentalese.data.sentences import SentenceEncoder
-from mentalese.data.store import Split
+from mentalese.data.split import Split
 from mentalese.data.tokenizers import BOS, EOD, EOS, decode, special_token_ids
 from mentalese.errors import InputError
 from mentalese.recipe import DataConfig, EvaluationConfig

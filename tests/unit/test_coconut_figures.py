@@ -18,7 +18,8 @@ from mentalese.analyses.drawing import drawable_token
 from mentalese.analyses.figures import write_figure
 from mentalese.data.documents import one_line
 from mentalese.data.layouts import QuestionAnswer
-from mentalese.data.store import Split, prepare
+from mentalese.data.split import Split
+from mentalese.data.store import prepare
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluation import answers

@@ -17,7 +17,7 @@ from mentalese.analyses import latent_thought as figures
 from mentalese.analyses.figures import write_figure
 from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Packed
-from mentalese.data.store import Split
+from mentalese.data.split import Split
 from mentalese.errors import InputError
 from mentalese.families.latent_thought.inference import infer
 from mentalese.families.latent_thought.plain import LatentThought

@@ -18,7 +18,7 @@ from mentalese.data import layouts
 from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Marked, Packed, PerDocument, QuestionAnswer, RowLayout, SentenceStreams
 from mentalese.data.rows import Rows, document_windows
-from mentalese.data.store import Split
+from mentalese.data.split import Split
 from mentalese.models.checkpoints import load_model, saved_recipe
 from mentalese.models.generation import generate_text
 from mentalese.training.loop import train

@@ -29,7 +29,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from mentalese import cli, evaluate, get_recipe, load, network
 from mentalese.data.batch import Batch
 from mentalese.data.layouts import Layout, Marked, Packed, QuestionAnswer, SentenceStreams
-from mentalese.data.store import Split
+from mentalese.data.split import Split
 from mentalese.data.tokenizers import add_markers, special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluation.harness import MentaleseLM

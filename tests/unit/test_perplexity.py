@@ -20,7 +20,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from mentalese import evaluate
 from mentalese.data.batch import Batch
 from mentalese.data.layouts import Layout, Marked, Packed, PerDocument, QuestionAnswer, SentenceStreams, layout_class
-from mentalese.data.store import Split, split_of
+from mentalese.data.split import Split
+from mentalese.data.store import split_of
 from mentalese.data.tokenizers import add_markers, special_token_ids
 from mentalese.errors import InputError
 from mentalese.models.adapter import CausalLMAdapter

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mentalese.data.layouts import layout_class
-from mentalese.data.store import Split
+from mentalese.data.split import Split
 from mentalese.errors import InputError
 from mentalese.recipe import DataConfig, OptimizerConfig, Phase, Recipe, TrainConfig
 from mentalese.training.optim import learning_rate

@@ -14,7 +14,7 @@ from mentalese.data import tokenizers
 from mentalese.data.batch import Batch
 from mentalese.data.evaluation import evaluation_batches, question_batches
 from mentalese.data.layouts import QuestionAnswer
-from mentalese.data.store import Split
+from mentalese.data.split import Split
 from mentalese.data.tokenizers import add_markers
 from mentalese.errors import InputError
 from mentalese.nn.loss import IGNORED

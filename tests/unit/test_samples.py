@@ -17,7 +17,7 @@ from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, PreTrain
 
 from mentalese import Recipe, Saved, TrainConfig, cli
 from mentalese.data.layouts import Marked, Packed, QuestionAnswer, SentenceStreams
-from mentalese.data.store import Split
+from mentalese.data.split import Split
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluation import samples

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mentalese.data.prosqa import Question as GraphQuestion
-    from mentalese.data.store import Split
+    from mentalese.data.split import Split
     from mentalese.data.suite.reachability import Reachability
     from mentalese.evaluation.answers import AnswerRecord
     from mentalese.families.coconut.model import Thoughts

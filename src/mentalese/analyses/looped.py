@@ -15,7 +15,7 @@ from mentalese.formatting import model_names
 from mentalese.values import temporarily
 
 if TYPE_CHECKING:
-    from mentalese.data.store import Split
+    from mentalese.data.split import Split
     from mentalese.models.saved import Saved
 
 DOCUMENTS = 32  # first documents or questions of the test split

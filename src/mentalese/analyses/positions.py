@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mentalese.analyses.drawing import canvas, line_style, ticks_at
-from mentalese.data.store import Split
+from mentalese.data.split import Split
 from mentalese.errors import InputError
 from mentalese.formatting import model_names
 from mentalese.models.saved import load

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mentalese.data.batch import Batch
-    from mentalese.data.store import Split
+    from mentalese.data.split import Split
     from mentalese.models.saved import Saved
 
 DOCUMENTS = 32  # first documents of the test split

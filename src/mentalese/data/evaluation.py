@@ -12,7 +12,7 @@ from mentalese.data.batch import Batch
 from mentalese.data.config import EvaluationConfig
 from mentalese.data.layouts import Layout
 from mentalese.data.rows import Rows, as_arrays
-from mentalese.data.store import Split
+from mentalese.data.split import Split
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

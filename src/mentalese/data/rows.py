@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from mentalese.data.store import Split
+    from mentalese.data.split import Split
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 <folder>/meta.json                     counts, settings, the sha256 of every file, written last
          tokenizer/                    the tokenizer, as `save_pretrained` writes it
-         {train,validation,test}/*.bin little-endian arrays, see `Split`
+         {train,validation,test}/*.bin little-endian arrays, see `data.split.Split`
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from mentalese.data.documents import Document, Source
 from mentalese.data.layouts import Layout, Packed
 from mentalese.data.sentences import SentenceEncoder, fixed_length, open_splitter
 from mentalese.data.sources import open_source
+from mentalese.data.split import ARRAYS, Split
 from mentalese.data.tokenizers import (
     EOD,
     add_markers,
@@ -44,64 +45,6 @@ FORMAT_VERSION = 1
 _CHUNK_CHARACTERS = 1_000_000
 _SENTENCE_FIELDS = ("sentences", "min_sentence_tokens", "max_sentence_tokens")
 _OFFSET = np.dtype("<i8")
-
-
-@dataclass(frozen=True)
-class Split:
-    """n documents of m segments (sentences, spans, or the parts of a record).
-
-    Attributes:
-        tokens: uint16 or uint32, all documents joined; each document is followed by one end-of-document token.
-        documents: int64 [n + 1], offset in `tokens` of each document's first token; the last one is `len(tokens)`.
-        segments: int64 [m + 1], offset in `tokens` of each segment's first token; the end-of-document token belongs
-            to its document's last segment.
-        document_segments: int64 [n + 1], index in `segments` of each document's first segment.
-        document_bytes: int64 [n], UTF-8 bytes of each document's text.
-        beginning: tokens at the start of each document that are no text of it: what another project's tokenizer puts
-            before a text. They belong to its first segment.
-    """
-
-    tokens: np.ndarray
-    documents: np.ndarray
-    segments: np.ndarray
-    document_segments: np.ndarray
-    document_bytes: np.ndarray
-    beginning: int = 0
-
-    def select(self, documents: np.ndarray) -> Split:
-        """The documents of this mask, bool [n]; a copy in memory."""
-        tokens, segments = np.diff(self.documents), np.diff(self.document_segments)
-        kept = np.repeat(documents, segments)
-        starts = [0]
-        return Split(
-            tokens=self.tokens[np.repeat(documents, tokens)],
-            documents=np.concatenate([starts, np.cumsum(tokens[documents])]),
-            segments=np.concatenate([starts, np.cumsum(np.diff(self.segments)[kept])]),
-            document_segments=np.concatenate([starts, np.cumsum(segments[documents])]),
-            document_bytes=self.document_bytes[documents],
-            beginning=self.beginning,
-        )
-
-    def segment(self, number: int) -> np.ndarray:
-        """The tokens of a segment, int64 [length]."""
-        return self.tokens[self.segments[number] : self.segments[number + 1]].astype("int64")
-
-    def head(self, tokens: int) -> Split:
-        """The first whole documents, as many as it takes to hold `tokens` tokens, or all there are."""
-        count = min(int(np.searchsorted(self.documents, tokens)), len(self.document_bytes))
-        segments = int(self.document_segments[count])
-        return Split(
-            tokens=self.tokens[: self.documents[count]],
-            documents=self.documents[: count + 1],
-            segments=self.segments[: segments + 1],
-            document_segments=self.document_segments[: count + 1],
-            document_bytes=self.document_bytes[:count],
-            beginning=self.beginning,
-        )
-
-
-ARRAYS = ("tokens", "documents", "segments", "document_segments", "document_bytes")
-"""The arrays of a split."""
 
 
 @dataclass(frozen=True)

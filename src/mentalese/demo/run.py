@@ -16,7 +16,7 @@ import torch
 
 from mentalese import provenance
 from mentalese.compare.jobs import Job, run_jobs
-from mentalese.data.store import Split
+from mentalese.data.split import Split
 from mentalese.data.suite import task
 from mentalese.data.suite.recall import Recall
 from mentalese.demo.page import demo_page

@@ -20,6 +20,7 @@ import torch
 from mentalese.data.batch import Batch
 from mentalese.data.evaluation import by_length, question_batches
 from mentalese.data.layouts import Layout, Packed
+from mentalese.data.split import Split
 from mentalese.data.store import source_name
 from mentalese.data.tokenizers import decode
 from mentalese.errors import InputError
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from mentalese.data.config import EvaluationConfig
-    from mentalese.data.store import Split
 
 GREEDILY = AnswerOptions()
 """One greedy answer per question, without examples."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mentalese.data.store import Split
+from mentalese.data.split import Split
 from mentalese.errors import InputError
 from mentalese.evaluation.options import TextOptions
 from mentalese.evaluation.statistics import bootstrap_ratio

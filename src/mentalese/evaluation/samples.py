@@ -30,7 +30,7 @@ from mentalese.data.batch import Batch, to_device
 from mentalese.data.config import DataConfig, EvaluationConfig
 from mentalese.data.layouts import PerDocument
 from mentalese.data.prompts import PromptEncoder
-from mentalese.data.store import Split
+from mentalese.data.split import Split
 from mentalese.data.tokenizers import beginning, corpus_encoder, decode, decode_after
 from mentalese.errors import InputError
 from mentalese.evaluation.options import Decoding, SampleOptions

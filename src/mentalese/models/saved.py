@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 from mentalese.data.batch import Batch, to_device
 from mentalese.data.config import AS_IT_IS, DataConfig, EvaluationConfig
 from mentalese.data.layouts import Layout, Packed
-from mentalese.data.store import Split, TokenStore, prepare, source_fingerprint, split_of
+from mentalese.data.split import Split
+from mentalese.data.store import TokenStore, prepare, source_fingerprint, split_of
 from mentalese.data.tokenizers import add_markers, tokenizer_fingerprint
 from mentalese.errors import InputError
 from mentalese.models import generation, scoring, thinking

@@ -16,7 +16,7 @@ from torch import Tensor
 from mentalese.data.batch import Batch, to_device
 from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Layout
-from mentalese.data.store import Split
+from mentalese.data.split import Split
 from mentalese.data.tokenizers import beginning, decode, lost_in_tokens
 from mentalese.errors import InputError
 from mentalese.models.contract import ONE_PASS, Contract, evaluation_mode

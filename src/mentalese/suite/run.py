@@ -20,7 +20,7 @@ import numpy as np
 
 from mentalese.compare.compare import compare, run_folder
 from mentalese.compare.headline import SEEDS_FOR_A_TEST
-from mentalese.data.store import Split
+from mentalese.data.split import Split
 from mentalese.data.suite import Levels, task
 from mentalese.data.suite.base import MarkovText
 from mentalese.data.suite.recall import Recall

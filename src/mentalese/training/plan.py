@@ -14,7 +14,7 @@ import numpy as np
 from mentalese.data.batch import Batch
 from mentalese.data.layouts import Layout
 from mentalese.data.rows import Rows, as_arrays
-from mentalese.data.store import Split
+from mentalese.data.split import Split
 from mentalese.errors import InputError
 from mentalese.nn.loss import IGNORED
 from mentalese.recipe import Clock, Recipe

@@ -64,6 +64,9 @@ class MentaleseTrainer(step_trainer()):  # type: ignore[misc]
         InputError: the recipe or its data are not what they should be, or what is refused is set.
     """
 
+    optimizer: Any
+    lr_scheduler: Any
+
     def __init__(
         self, recipe: str | Path | Recipe, args: TrainingArguments, callbacks: list[TrainerCallback] | None = None
     ) -> None:

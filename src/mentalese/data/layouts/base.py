@@ -11,6 +11,7 @@ import numpy as np
 
 from mentalese.data.packing import pack_rows
 from mentalese.data.rows import BOS, MARKER_NAMES, PAD, Rows, store_index
+from mentalese.data.split import Split
 from mentalese.errors import InputError, require
 from mentalese.values import check_fields
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from mentalese.data.batch import Batch
     from mentalese.data.config import DataConfig, EvaluationConfig
     from mentalese.data.prompts import PromptEncoder, TextRow
-    from mentalese.data.store import Split
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,12 +9,12 @@ import numpy as np
 
 from mentalese.data.layouts.base import RowLayout
 from mentalese.data.rows import Rows, document_windows, joined_windows, sentence_start, within_sentences
+from mentalese.data.split import Split
 from mentalese.errors import InputError
 
 if TYPE_CHECKING:
     from mentalese.data.config import DataConfig, EvaluationConfig
     from mentalese.data.prompts import PromptEncoder, TextRow
-    from mentalese.data.store import Split
 
 
 @dataclass(frozen=True, kw_only=True)

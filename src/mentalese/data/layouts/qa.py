@@ -11,6 +11,7 @@ import numpy as np
 from mentalese.data.documents import one_line
 from mentalese.data.layouts.base import RowLayout
 from mentalese.data.rows import Rows
+from mentalese.data.split import Split
 from mentalese.errors import InputError, require
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from mentalese.data.batch import Batch
     from mentalese.data.config import DataConfig, EvaluationConfig
     from mentalese.data.prompts import PromptEncoder, TextRow
-    from mentalese.data.store import Split
 
 LATENT_NAMES = ("latent_start_token_id", "latent_token_id", "latent_end_token_id")
 

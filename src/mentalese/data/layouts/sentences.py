@@ -10,12 +10,12 @@ import numpy as np
 from mentalese.data.layouts.base import Layout
 from mentalese.data.packing import pack_streams
 from mentalese.data.rows import Rows, sentence_streams
+from mentalese.data.split import Split
 from mentalese.errors import InputError, require
 
 if TYPE_CHECKING:
     from mentalese.data.config import DataConfig, EvaluationConfig
     from mentalese.data.prompts import PromptEncoder, TextRow
-    from mentalese.data.store import Split
 
 
 @dataclass(frozen=True, kw_only=True)

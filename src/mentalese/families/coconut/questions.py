@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from mentalese.data.batch import Batch
-    from mentalese.data.store import Split
+    from mentalese.data.split import Split
 
 
 @dataclass(frozen=True, kw_only=True)

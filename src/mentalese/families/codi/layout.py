@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mentalese.data.batch import Batch
     from mentalese.data.config import DataConfig, EvaluationConfig
     from mentalese.data.prompts import PromptEncoder, TextRow
-    from mentalese.data.store import Split
+    from mentalese.data.split import Split
 
 MARK = "###"
 """What comes before every answer; its token is the one whose hidden states are brought together."""
