@@ -17,14 +17,14 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Metaspace
 from torch import nn
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from mentalese import DataConfig, EvaluationConfig, Recipe, Saved, recipes
 from mentalese.data import tokenizers
 from mentalese.data.layouts import Layout, Packed
 from mentalese.data.split import Split
 from mentalese.data.store import prepare
-from mentalese.models.adapter import hugging_face_model
+from mentalese.models.adapter import as_contract, hugging_face_model
 from mentalese.models.build import build_model
 from mentalese.models.checkpoints import save_model
 from mentalese.testing.runs import (  # noqa: F401 (tests import them from here)
@@ -158,7 +158,7 @@ def opened(
     """A model of this process as one that was loaded; `protocol`: fields of `EvaluationConfig`."""
     return Saved(
         path="model",
-        model=model,
+        model=as_contract(model) if isinstance(model, PreTrainedModel) else model,
         tokenizer=tokenizer,
         data=data or DataConfig(),
         layout=layout or Packed(),

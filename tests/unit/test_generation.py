@@ -6,15 +6,12 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from mentalese.data.layouts import Packed
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
 from mentalese.models.adapter import CausalLMAdapter
 from mentalese.models.generation import generate_text, stream_text
-from mentalese.recipe import DataConfig
-from support import metaspace_tokenizer
+from support import metaspace_tokenizer, opened
 
-DATA = (DataConfig(), Packed())
 PROMPTS = ["A dog", "Once upon a time there was", "x", "The function returns a list"]
 
 
@@ -31,9 +28,9 @@ def model(tokenizer: PreTrainedTokenizerFast) -> CausalLMAdapter:
 
 
 def test_many_prompts_give_what_each_gives_alone(model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast) -> None:
-    together = generate_text(model, tokenizer, PROMPTS, *DATA, max_new_tokens=20)
-    alone = [generate_text(model, tokenizer, [prompt], *DATA, max_new_tokens=20)[0] for prompt in PROMPTS]
-    in_batches = generate_text(model, tokenizer, PROMPTS, *DATA, max_new_tokens=20, batch_size=3)
+    together = generate_text(opened(model, tokenizer), PROMPTS, max_new_tokens=20)
+    alone = [generate_text(opened(model, tokenizer), [prompt], max_new_tokens=20)[0] for prompt in PROMPTS]
+    in_batches = generate_text(opened(model, tokenizer), PROMPTS, max_new_tokens=20, batch_size=3)
     assert together == alone == in_batches
     for prompt, text in zip(PROMPTS, together):
         assert text.startswith(prompt)
@@ -45,7 +42,7 @@ def test_the_same_seed_samples_the_same_text_and_leaves_other_randomness_alone(
     model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     def sample(seed: int) -> list[str]:
-        return generate_text(model, tokenizer, PROMPTS, *DATA, max_new_tokens=12, seed=seed, do_sample=True)
+        return generate_text(opened(model, tokenizer), PROMPTS, max_new_tokens=12, seed=seed, do_sample=True)
 
     torch.manual_seed(7)
     expected = torch.rand(3)
@@ -57,7 +54,7 @@ def test_the_same_seed_samples_the_same_text_and_leaves_other_randomness_alone(
 
 def test_hugging_faces_own_options_pass_through(model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast) -> None:
     options = {"max_new_tokens": 8, "num_beams": 3, "num_return_sequences": 2}
-    texts = generate_text(model, tokenizer, PROMPTS[:2], *DATA, **options)
+    texts = generate_text(opened(model, tokenizer), PROMPTS[:2], **options)
     assert len(texts) == 4
     assert [text.startswith(PROMPTS[i // 2]) for i, text in enumerate(texts)] == [True] * 4
 
@@ -65,40 +62,40 @@ def test_hugging_faces_own_options_pass_through(model: CausalLMAdapter, tokenize
 def test_the_model_generates_in_eval_mode_and_gets_its_mode_back(
     model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    expected = generate_text(model, tokenizer, PROMPTS, *DATA, max_new_tokens=8)
+    expected = generate_text(opened(model, tokenizer), PROMPTS, max_new_tokens=8)
     model.train()
-    assert generate_text(model, tokenizer, PROMPTS, *DATA, max_new_tokens=8) == expected  # no dropout
+    assert generate_text(opened(model, tokenizer), PROMPTS, max_new_tokens=8) == expected  # no dropout
     assert model.model.training
     model.eval()
 
 
 def test_no_prompts_give_no_texts(model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast) -> None:
-    assert generate_text(model, tokenizer, [], *DATA) == []
+    assert generate_text(opened(model, tokenizer), []) == []
 
 
-@pytest.mark.parametrize("make", [generate_text, lambda m, t, p, *d, **k: stream_text(m, t, p[0], *d, **k)])
+@pytest.mark.parametrize("make", [generate_text, lambda saved, prompts, **k: stream_text(saved, prompts[0], **k)])
 def test_a_prompt_longer_than_the_context_is_refused(make, model, tokenizer) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(InputError, match=r"has 61 tokens and max_new_tokens is 4: the model's context is 64"):
-        make(model, tokenizer, ["y" * 60], *DATA, max_new_tokens=4)
-    make(model, tokenizer, ["y" * 59], *DATA, max_new_tokens=4)
+        make(opened(model, tokenizer), ["y" * 60], max_new_tokens=4)
+    make(opened(model, tokenizer), ["y" * 59], max_new_tokens=4)
 
 
 def test_an_empty_prompt_is_refused_by_its_place(model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(InputError, match=r"prompts\[2\] is ' '"):
-        generate_text(model, tokenizer, ["a", "b", " "], *DATA, batch_size=1)
+        generate_text(opened(model, tokenizer), ["a", "b", " "], batch_size=1)
 
 
 def test_no_new_tokens_are_refused(model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(InputError, match="max_new_tokens is 0"):
-        generate_text(model, tokenizer, ["a"], *DATA, max_new_tokens=0)
+        generate_text(opened(model, tokenizer), ["a"], max_new_tokens=0)
 
 
 def test_pieces_of_a_stream_make_the_whole_text(model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast) -> None:
     allowed = set(tokenizer("abcdef ")["input_ids"])  # words: a piece ends at a space
     banned = [i for i in range(len(tokenizer)) if i not in allowed]
     options = {"max_new_tokens": 40, "seed": 3, "do_sample": True, "suppress_tokens": banned}
-    pieces = list(stream_text(model, tokenizer, PROMPTS[0], *DATA, **options))
-    assert PROMPTS[0] + "".join(pieces) == generate_text(model, tokenizer, PROMPTS[:1], *DATA, **options)[0]
+    pieces = list(stream_text(opened(model, tokenizer), PROMPTS[0], **options))
+    assert PROMPTS[0] + "".join(pieces) == generate_text(opened(model, tokenizer), PROMPTS[:1], **options)[0]
     assert len(pieces) > 1
 
 
@@ -110,9 +107,9 @@ def test_the_space_after_a_prompt_is_kept_if_a_tokenizer_drops_those_of_texts() 
             number for number in range(len(tokenizer)) if number != tokenizer.convert_tokens_to_ids("▁of")
         ]
     }
-    (text,) = generate_text(plain, tokenizer, ["the son"], DataConfig(), Packed(), max_new_tokens=2, **only)
+    (text,) = generate_text(opened(plain, tokenizer), ["the son"], max_new_tokens=2, **only)
     assert text == "the son of of"
-    pieces = stream_text(plain, tokenizer, "the son", DataConfig(), Packed(), max_new_tokens=2, **only)
+    pieces = stream_text(opened(plain, tokenizer), "the son", max_new_tokens=2, **only)
     assert "".join(pieces) == " of of"
 
 
@@ -125,7 +122,7 @@ def test_an_error_while_streaming_reaches_the_reader(
     handle = model.model.transformer.h[0].register_forward_hook(fail)
     try:
         with pytest.raises(RuntimeError, match="broken on purpose"):
-            list(stream_text(model, tokenizer, "A dog", *DATA))
+            list(stream_text(opened(model, tokenizer), "A dog"))
     finally:
         handle.remove()
 
@@ -139,11 +136,11 @@ def test_a_reader_that_leaves_stops_the_model(model: CausalLMAdapter, tokenizer:
 
     handle = model.model.transformer.h[0].register_forward_hook(count)
     try:
-        pieces = stream_text(model, tokenizer, "A dog", *DATA, max_new_tokens=50)
+        pieces = stream_text(opened(model, tokenizer), "A dog", max_new_tokens=50)
         next(pieces)
         pieces.close()
         seen = steps
-        assert generate_text(model, tokenizer, ["A dog"], *DATA, max_new_tokens=2)  # nobody else is generating
+        assert generate_text(opened(model, tokenizer), ["A dog"], max_new_tokens=2)  # nobody else is generating
         assert steps == seen + 2
     finally:
         handle.remove()

@@ -23,7 +23,6 @@ from mentalese.families.latent_thought.inference import infer
 from mentalese.families.latent_thought.plain import LatentThought
 from mentalese.models.checkpoints import load_model
 from mentalese.models.saved import load
-from mentalese.models.scoring import perplexity
 from mentalese.recipe import EvaluationConfig, Recipe
 from support import saved, sharing, short_documents, shrink
 
@@ -238,9 +237,8 @@ def test_a_bound_by_fast_steps_is_the_perplexity_with_so_many(run: Path, plain: 
     assert found["rows"] == baseline["rows"] == len(rows(run))
 
     def scored(path: Path, estimator: str | None = None, **fields: Any) -> Any:
-        *read, protocol = validation(path)
-        model, _ = load_model(path, fields=fields)
-        return perplexity(model, *read, dataclasses.replace(protocol, estimator=estimator))
+        saved = load(path, config=fields).scored_by(estimator=estimator)
+        return saved.perplexity(saved.split("validation"))
 
     for i, steps in enumerate(found["steps"]):
         bound, prefix = scored(run, fast_steps=steps), scored(run, "prefix", fast_steps=steps)
@@ -270,7 +268,8 @@ def test_without_thoughts_the_same_second_halves_are_scored(run: Path, plain: Pa
 def test_an_encoder_takes_no_steps_and_is_a_line(recipe: Recipe, tmp_path: Path) -> None:
     encoder = saved(tmp_path / "encoder", recipe, inference="amortised", encoder_layers=1)
     (found,) = draw("steps", encoder, out=tmp_path / "steps.svg")["models"]
-    expected = perplexity(load_model(encoder)[0], *validation(encoder))
+    opened = load(encoder)
+    expected = opened.perplexity(opened.split("validation"))
     assert found["steps"] == [None]
     assert found["bound"] == pytest.approx([expected.nll], rel=1e-5)
     with pytest.raises(InputError, match="has an encoder and takes no fast steps: use a model without an encoder"):

@@ -13,14 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mentalese import Family, InputError, Recipe, TrainConfig, evaluate, get_recipe, registry
+from mentalese import Family, InputError, Recipe, TrainConfig, evaluate, get_recipe, load, registry
 from mentalese.data import layouts
 from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Marked, Packed, PerDocument, QuestionAnswer, RowLayout, SentenceStreams
 from mentalese.data.rows import Rows, document_windows
 from mentalese.data.split import Split
-from mentalese.models.checkpoints import load_model, saved_recipe
-from mentalese.models.generation import generate_text
+from mentalese.models.checkpoints import saved_recipe
 from mentalese.training.loop import train
 from mentalese.training.plan import Plan
 from support import MARKERS, keep_changes, make_split, metrics, shrink
@@ -91,10 +90,9 @@ def test_a_familys_own_layout_trains_evaluates_and_generates(corpus: Path, tmp_p
     assert saved_recipe(tmp_path / "run") == recipe
     evaluated = evaluate(tmp_path / "run", show=False)["perplexity"]
     assert evaluated["nll"] == pytest.approx(result["test"]["nll"])
-    model, tokenizer = load_model(tmp_path / "run")
-    prompt = recipe.layout.encode_prompts(["She had"], tokenizer, recipe.data)
-    assert prompt["input_ids"][0, 0] == tokenizer.eos_token_id
-    (text,) = generate_text(model, tokenizer, ["She had"], recipe.data, recipe.layout, max_new_tokens=4)
+    saved = load(tmp_path / "run")
+    assert saved.encode("She had")["input_ids"][0, 0] == saved.tokenizer.eos_token_id
+    (text,) = saved.generate("She had", max_new_tokens=4)
     assert text.startswith("She had")
 
 

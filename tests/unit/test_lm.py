@@ -39,10 +39,8 @@ from mentalese.evaluation.zero_shot import SETS, read_hub_task, read_questions, 
 from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model
 from mentalese.models.contract import Contract
-from mentalese.models.generation import generate_text
-from mentalese.models.scoring import perplexity
 from mentalese.nn.loss import IGNORED
-from mentalese.recipe import DataConfig, EvaluationConfig
+from mentalese.recipe import DataConfig
 from support import opened
 
 FAMILIES = ["gpt2/tiny", "thought_gestalt/tiny"]
@@ -263,7 +261,7 @@ def test_generation_goes_on_until_the_first_stop(lm: MentaleseLM) -> None:
     others = [i for i in range(len(lm.tokenizer)) if i not in letters]
     contexts = ["She had a son.", "The river"]
     chosen = {"do_sample": False, "suppress_tokens": others}
-    texts = generate_text(lm.model, lm.tokenizer, contexts, lm.saved.data, lm.layout, max_new_tokens=8, **chosen)
+    texts = lm.saved.generate(contexts, max_new_tokens=8, **chosen)
     free = [text[len(context) :] for context, text in zip(contexts, texts)]
     assert [len(text) for text in free] == [8, 8]
     options = {"max_gen_toks": 8, "temperature": 0.0, **chosen}
@@ -669,7 +667,7 @@ def test_a_word_perplexity_of_wikitext_is_the_perplexity_of_its_running_text_in_
         document_segments=np.arange(len(texts) + 1),
         document_bytes=np.array([len(text.encode()) for text in texts]),
     )
-    own = perplexity(model, tokenizer, split, DataConfig(), Packed(sequence_length=32), EvaluationConfig(stride=31))
+    own = opened(model, tokenizer, Packed(sequence_length=32), stride=31).perplexity(split)
     nats, words = own.nll * own.tokens, sum(len(re.split(r"\s+", page)) for page in pages)
     assert found["word_perplexity"] == pytest.approx(math.exp(nats / words), rel=1e-5)
     assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / len("".join(pages).encode()), rel=1e-5)

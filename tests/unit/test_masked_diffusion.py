@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from mentalese import DataConfig, InputError, get_recipe
+from mentalese import InputError, get_recipe
 from mentalese.data.batch import Batch
-from mentalese.data.layouts import Marked, Packed
+from mentalese.data.layouts import Marked
 from mentalese.families.masked_diffusion.config import MaskedDiffusionConfig
 from mentalese.families.masked_diffusion.model import MaskedDiffusionLM
 from mentalese.families.masked_diffusion.noise import schedule, score_entropy, training_times, uniform
@@ -465,32 +465,32 @@ def test_what_is_filled_in_has_the_distribution_that_both_sides_leave(objective:
 
 
 def test_a_prompt_of_text_says_where_tokens_are_missing(tokenizer: Any) -> None:
-    model, read = build(vocab_size=len(tokenizer)), (DataConfig(), Packed())
+    model = build(vocab_size=len(tokenizer))
     letters = set(tokenizer.convert_tokens_to_ids([chr(i) for i in range(97, 123)]))
     options: dict[str, Any] = {"suppress_tokens": [i for i in range(len(tokenizer)) if i not in letters]}
     prompts = ["A <|mask|><|mask|> son.", "<|mask|> was Paul<|mask|>"]
-    first, second = generate_text(model, tokenizer, prompts, *read, max_new_tokens=0, **options)
+    first, second = generate_text(opened(model, tokenizer), prompts, max_new_tokens=0, **options)
     assert re.fullmatch(r"A[a-z]{2} son\.", first), "the mask's own word begins with its space"
     assert re.fullmatch(r"[a-z] was Paul[a-z]", second)
-    longer, plain = generate_text(model, tokenizer, [prompts[1], "A son"], *read, max_new_tokens=3, **options)
+    longer, plain = generate_text(opened(model, tokenizer), [prompts[1], "A son"], max_new_tokens=3, **options)
     assert re.fullmatch(r"[a-z] was Paul[a-z]{4}", longer)
     assert re.fullmatch(r"A son[a-z]{3}", plain)
     with pytest.raises(InputError, match="max_new_tokens is 0: set at least 1"):
-        generate_text(model, tokenizer, [*prompts, "A son"], *read, max_new_tokens=0)
+        generate_text(opened(model, tokenizer), [*prompts, "A son"], max_new_tokens=0)
     with pytest.raises(InputError, match=r"prompts\[0\] contains <\|mask\|>: this model reads whole sentences"):
-        generate_text(model, tokenizer, prompts, DataConfig(), Marked())
+        generate_text(opened(model, tokenizer, Marked()), prompts)
     with pytest.raises(InputError, match="streamer is set and a prompt contains masks"):
-        list(stream_text(model, tokenizer, prompts[0], *read))
+        list(stream_text(opened(model, tokenizer), prompts[0]))
 
 
 # -- streams -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_streamed_text_is_the_text_and_ends_when_nobody_reads_on(tokenizer: Any) -> None:
-    model, read = build(vocab_size=len(tokenizer)), (DataConfig(), Packed())
+    model = build(vocab_size=len(tokenizer))
     options: dict[str, Any] = {"max_new_tokens": 12, "seed": 3, "do_sample": True, "top_p": 0.9}
-    (whole,) = generate_text(model, tokenizer, ["A son"], *read, **options)
-    assert "A son" + "".join(stream_text(model, tokenizer, "A son", *read, **options)) == whole
+    (whole,) = generate_text(opened(model, tokenizer), ["A son"], **options)
+    assert "A son" + "".join(stream_text(opened(model, tokenizer), "A son", **options)) == whole
     passes: list[int] = []
     model.blocks[0].register_forward_hook(lambda *_: passes.append(1))
     asked = [lambda ids, scores, **kwargs: torch.ones(len(ids), dtype=torch.bool)]

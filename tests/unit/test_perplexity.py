@@ -26,9 +26,9 @@ from mentalese.data.tokenizers import add_markers, special_token_ids
 from mentalese.errors import InputError
 from mentalese.models.adapter import CausalLMAdapter
 from mentalese.models.contract import Contract
-from mentalese.models.scoring import perplexity, protocol, text_scores, token_scores
+from mentalese.models.scoring import text_scores
 from mentalese.recipe import DataConfig, EvaluationConfig, Recipe, TrainConfig
-from support import MARKERS, make_split
+from support import MARKERS, make_split, opened
 
 TEXTS = ["One.", "A dog ran. It was fast.", "Überall ist Wunderland, überall ist Leben.", "No. " * 30, "x"]
 
@@ -59,7 +59,13 @@ def model(tokenizer: PreTrainedTokenizerFast) -> CausalLMAdapter:
     return CausalLMAdapter(GPT2LMHeadModel(config)).eval()
 
 
-class Uniform(nn.Module, Contract):
+class OnCpu(nn.Module, Contract):
+    """A model without weights."""
+
+    device = torch.device("cpu")
+
+
+class Uniform(OnCpu):
     """Gives every token the same likelihood: its perplexity is known."""
 
     def __init__(self, choices: float) -> None:
@@ -72,7 +78,7 @@ class Uniform(nn.Module, Contract):
         return torch.where(batch["labels"] == -100, 0.0, math.log(self.choices))
 
 
-class ByNumber(nn.Module, Contract):
+class ByNumber(OnCpu):
     """A token's score is its number."""
 
     def token_nll(self, batch: Batch) -> Tensor:
@@ -84,7 +90,7 @@ KINDS = ("packed", "per_document", "marked", "sentence_streams")
 
 
 def score(model, split, tokenizer, layout=LAYOUT, **evaluation):  # type: ignore[no-untyped-def]
-    return perplexity(model, tokenizer, split, DataConfig(), layout, EvaluationConfig(**evaluation))
+    return opened(model, tokenizer, layout, **evaluation).perplexity(split)
 
 
 def layout_of(kind: str, length: int) -> Layout:
@@ -118,7 +124,7 @@ def test_what_tokens_lost_is_not_paid_for_and_said(
     words = add_markers(PreTrainedTokenizerFast(tokenizer_object=backend))
     split = split_of([text], words, DataConfig(), special_token_ids(words)["eos_token_id"])
     result = score(Uniform(2), split, words)
-    (one,) = text_scores(np.zeros(len(split.tokens)), split, words, "exact")
+    (one,) = text_scores(opened(Uniform(1), words, LAYOUT), split)
     assert result.protocol.get("lost") == one.lost == lost
     bits = (result.bits_per_byte, result.bits_per_byte_with_ends, one.bits_per_byte)
     assert all((found is None) == (lost is not None) for found in bits)
@@ -134,10 +140,7 @@ def test_all_tokens_also_counts_the_documents_ends(split: Split, tokenizer: PreT
 def test_bits_a_byte_with_ends_pay_for_ends_of_sentences_and_documents(kind: str) -> None:
     """The rest of the figures is the text's alone, with whichever tokens the protocol counts."""
     split = make_split([2, 7, 1], [0], [5], [1] * 9, [40, 3])
-    lexical, everything = (
-        perplexity(ByToken(), MARKERS, split, DataConfig(), layout_of(kind, 16), EvaluationConfig(tokens=t))
-        for t in ("lexical", "all")
-    )
+    lexical, everything = (score(ByToken(), split, MARKERS, layout_of(kind, 16), tokens=t) for t in ("lexical", "all"))
     ids = split.tokens[split.tokens >= 10].astype(np.float64)
     assert lexical.tokens == len(ids)
     assert lexical.nll == pytest.approx((1 + ids / 7).mean())
@@ -223,7 +226,7 @@ def test_a_likelihood_that_is_not_finite_names_its_batch(split: Split, tokenizer
 # -- token by token ----------------------------------------------------------------------------------------------------
 
 
-class ByToken(nn.Module, Contract):
+class ByToken(OnCpu):
     """A token's likelihood is its own, whatever stands before it."""
 
     def token_nll(self, batch: Batch) -> Tensor:
@@ -234,8 +237,7 @@ class ByToken(nn.Module, Contract):
 @pytest.mark.parametrize("length", [8, 1024])
 def test_every_kind_scores_the_same_tokens_each_in_its_place(kind: str, length: int) -> None:
     split = make_split([2, 7, 1], [0], [5], [1] * 9, [40, 3])
-    layout, evaluation = layout_of(kind, length), EvaluationConfig(batch_size=2, tokens="all")
-    scores = token_scores(ByToken(), MARKERS, split, DataConfig(), layout, evaluation)
+    scores = opened(ByToken(), MARKERS, layout_of(kind, length), batch_size=2, tokens="all").token_scores(split)
     assert scores.dtype == np.float32
     text = split.tokens >= 10
     np.testing.assert_allclose(scores[text], 1 + split.tokens[text] / 7, rtol=1e-6)
@@ -271,8 +273,8 @@ def test_what_an_estimator_leaves_out_does_not_count(split: Split, tokenizer: Pr
     result = score(Bound(2), split, tokenizer, estimator="second", context_length=1000, stride=999)
     assert (result.tokens, result.parts, result.bits_per_byte) == (len(TEXTS), {}, None)
     assert result.perplexity == pytest.approx(2)
-    evaluation = EvaluationConfig(estimator="second", context_length=1000, stride=999)
-    scores = token_scores(Bound(2), tokenizer, split, DataConfig(), LAYOUT, evaluation)
+    saved = opened(Bound(2), tokenizer, LAYOUT, estimator="second", context_length=1000, stride=999)
+    scores = saved.token_scores(split)
     assert (~np.isnan(scores)).sum() == len(TEXTS)
 
 
@@ -280,8 +282,7 @@ def test_what_an_estimator_leaves_out_does_not_count(split: Split, tokenizer: Pr
 @pytest.mark.parametrize("length", [2, 8, 1024])
 def test_blocks_of_joined_documents_score_the_same_tokens_each_in_its_place(kind: str, length: int) -> None:
     split = make_split([2, 7, 1], [0], [5], [1] * 9, [40, 3])
-    layout, evaluation = layout_of(kind, length), EvaluationConfig(joined=True)
-    scores = token_scores(ByToken(), MARKERS, split, DataConfig(), layout, evaluation)
+    scores = opened(ByToken(), MARKERS, layout_of(kind, length), joined=True).token_scores(split)
     text = split.tokens >= 10
     np.testing.assert_allclose(scores[text], 1 + split.tokens[text] / 7, rtol=1e-6)
     assert np.isnan(scores[~text]).all()
@@ -300,10 +301,10 @@ def test_joined_documents_are_context_of_each_other(
             nll = -model.model(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
         expected[start : start + 15] = nll
     expected[split.documents[1:] - 1] = np.nan
-    evaluation = EvaluationConfig(context_length=16, joined=True, batch_size=3)
-    scores = token_scores(model, tokenizer, split, DataConfig(), LAYOUT, evaluation)
+    saved = opened(model, tokenizer, LAYOUT, context_length=16, joined=True, batch_size=3)
+    scores = saved.token_scores(split)
     np.testing.assert_allclose(scores, expected, rtol=1e-4)
-    assert protocol(model, DataConfig(), LAYOUT, evaluation)["context"] == (
+    assert saved.protocol["context"] == (
         "windows of 16 tokens of the documents joined by end-of-document tokens, 15 new tokens per window"
     )
 
@@ -311,16 +312,15 @@ def test_joined_documents_are_context_of_each_other(
 def test_the_protocol_of_records_tells_markers_without_latents_from_none() -> None:
     for fields, latents in (({}, None), ({"latents": 0}, 0), ({"latents_per_step": 2, "stage": 3, "stages": 3}, 6)):
         layout = QuestionAnswer(**fields)  # type: ignore[arg-type]
-        assert protocol(ByToken(), DataConfig(), layout, EvaluationConfig())["latents"] == latents
+        assert opened(ByToken(), MARKERS, layout).protocol["latents"] == latents
 
 
 @pytest.mark.parametrize("kind", ["packed", "per_document", "marked"])
 def test_a_perplexity_is_the_mean_of_its_tokens(
     kind: str, model: CausalLMAdapter, split: Split, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    scored = (tokenizer, split, DataConfig(), layout_of(kind, 32), EvaluationConfig(max_documents=4, batch_size=3))
-    result = perplexity(model, *scored)
-    scores = token_scores(model, *scored)
+    saved = opened(model, tokenizer, layout_of(kind, 32), max_documents=4, batch_size=3)
+    result, scores = saved.perplexity(split), saved.token_scores(split)
     assert (~np.isnan(scores)).sum() == result.tokens
     assert np.nansum(scores.astype(np.float64)) / result.tokens == pytest.approx(result.nll, abs=1e-6)
     assert np.isnan(scores[split.documents[4] :]).all()
@@ -340,15 +340,12 @@ def test_marked_windows_give_the_likelihood_between_markers(
             nll = -model.model(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
         expected += nll[(ids[0, 1:] != bos) & (ids[0, 1:] != eos)].tolist()
     split.tokens[split.documents[1:] - 1] = special["eos_token_id"]
-    scores = token_scores(model, tokenizer, split, DataConfig(), Marked(sequence_length=64), EvaluationConfig())
+    scores = opened(model, tokenizer, Marked(sequence_length=64)).token_scores(split)
     np.testing.assert_allclose(scores[~np.isnan(scores)], expected, rtol=1e-4)
 
 
 def test_the_protocol_says_after_what_a_sentence_begins() -> None:
-    first = {
-        kind: protocol(ByToken(), DataConfig(), layout_of(kind, 32), EvaluationConfig())["first_token"]
-        for kind in KINDS
-    }
+    first = {kind: opened(ByToken(), MARKERS, layout_of(kind, 32)).protocol["first_token"] for kind in KINDS}
     assert first["packed"] == first["per_document"]
     assert "after the sentence before it" in first["packed"]
     for kind, context in (("marked", "before it in the window"), ("sentence_streams", "memory of earlier sentences")):
@@ -424,10 +421,10 @@ def test_the_output_folder_is_checked_before_work_starts(saved: Path, tmp_path: 
 @pytest.mark.parametrize("kind", ["packed", "per_document", "marked", "sentence_streams"])
 def test_documents_drawn_at_random_are_scored_as_they_are_among_all(kind: str) -> None:
     split = make_split(*([4 + i % 3] * (2 + i % 2) for i in range(9)))
-    scored = (ByNumber(), MARKERS, split, DataConfig(), layout_of(kind, 32))
-    whole = token_scores(*scored, EvaluationConfig())
-    drawn = EvaluationConfig(max_documents=4, documents_seed=1, batch_size=3)
-    numbers = drawn.chosen(9)
+    saved = opened(ByNumber(), MARKERS, layout_of(kind, 32))
+    whole = saved.token_scores(split)
+    drawn = saved.scored_by(max_documents=4, documents_seed=1, batch_size=3)
+    numbers = drawn.evaluation.chosen(9)
     assert len(set(numbers.tolist())) == 4
     assert numbers.tolist() != [0, 1, 2, 3]
     assert numbers.tolist() != EvaluationConfig(max_documents=4, documents_seed=2).chosen(9).tolist()
@@ -435,12 +432,12 @@ def test_documents_drawn_at_random_are_scored_as_they_are_among_all(kind: str) -
     for number in numbers:
         tokens = slice(*split.documents[number : number + 2])
         expected[tokens] = whole[tokens]
-    np.testing.assert_array_equal(token_scores(*scored, drawn), expected)
-    result = perplexity(*scored, drawn)
+    np.testing.assert_array_equal(drawn.token_scores(split), expected)
+    result = drawn.perplexity(split)
     assert result.nll == pytest.approx(np.nanmean(expected.astype(np.float64)))
     assert result.bytes == split.document_bytes[numbers].sum()
     assert result.protocol["documents_seed"] == 1
-    assert "documents_seed" not in perplexity(*scored, EvaluationConfig(max_documents=9, documents_seed=1)).protocol
+    assert "documents_seed" not in saved.scored_by(max_documents=9, documents_seed=1).perplexity(split).protocol
 
 
 def test_a_seed_without_a_number_of_documents_is_refused() -> None:

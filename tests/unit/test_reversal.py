@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from mentalese import evaluate, get_recipe
 from mentalese.data.batch import Batch
-from mentalese.data.layouts import Marked, Packed, SentenceStreams
+from mentalese.data.layouts import Marked, SentenceStreams
 from mentalese.data.tokenizers import add_markers, special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluation import reversal
@@ -24,11 +24,9 @@ from mentalese.models.adapter import as_contract
 from mentalese.models.build import build_model
 from mentalese.models.contract import Contract
 from mentalese.models.generation import generate_text, stream_text
-from mentalese.recipe import DataConfig
 from support import opened
 
 PEOPLE = ["James", "John", "Mark", "Paul"]
-PLAIN = (DataConfig(), Packed())
 
 
 def words(*known: str, end: str | None = None) -> PreTrainedTokenizerFast:
@@ -193,10 +191,10 @@ def test_a_plain_model_goes_on_with_a_text(plain: PreTrainedTokenizerFast) -> No
     model = random_gpt2(len(plain))
     options: dict[str, Any] = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
     prompts = ["Paul", "The father of Paul"]
-    together = generate_text(model, plain, prompts, *PLAIN, **options)
+    together = generate_text(opened(model, plain), prompts, **options)
     assert [text[: len(prompt)] for text, prompt in zip(together, prompts)] == prompts
-    assert together == [generate_text(model, plain, [prompt], *PLAIN, **options)[0] for prompt in prompts]
-    assert "".join(stream_text(model, plain, "Paul", *PLAIN, **options)) == together[0].removeprefix("Paul")
+    assert together == [generate_text(opened(model, plain), [prompt], **options)[0] for prompt in prompts]
+    assert "".join(stream_text(opened(model, plain), "Paul", **options)) == together[0].removeprefix("Paul")
 
 
 def test_a_tokenizer_without_the_names_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -21,7 +21,6 @@ from mentalese.errors import InputError
 from mentalese.models.build import build_model
 from mentalese.models.checkpoints import load_model, save_model
 from mentalese.models.saved import load
-from mentalese.models.scoring import perplexity
 from mentalese.models.trace import Thought, ThoughtTrace
 from mentalese.recipe import DataConfig, Recipe
 from support import shrink
@@ -136,11 +135,10 @@ def test_perplexities_of_documents_are_those_of_each_estimator(run: Path, regula
     for path, (name, shown) in zip((run, run, run, regular), found.items()):
         saved = load(path).on(source).scored_by(max_documents=2, estimator=shown["estimator"], tokens="lexical")
         split = saved.split("test")
-        reading = saved.tokenizer, split, saved.data, saved.layout
-        assert shown["mean"] == pytest.approx(perplexity(saved.model, *reading, saved.evaluation).perplexity), name
-        first = dataclasses.replace(saved.evaluation, max_documents=1)
+        assert shown["mean"] == pytest.approx(saved.perplexity(split).perplexity), name
+        first = saved.scored_by(max_documents=1).perplexity(split)
         assert len(shown["documents"]) == 2
-        assert shown["documents"][0] == pytest.approx(perplexity(saved.model, *reading, first).perplexity), name
+        assert shown["documents"][0] == pytest.approx(first.perplexity), name
     rules = ["block-not-causal", "prefix-fixed", "prefix-dynamic", "exact"]
     assert [shown["estimator"] for shown in found.values()] == rules
     assert len({round(shown["mean"], 4) for shown in found.values()}) == 4

@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from mentalese import DataConfig, Recipe, ThoughtTrace, cli, get_recipe
+from mentalese import Recipe, ThoughtTrace, cli, get_recipe
 from mentalese.data.store import split_of
 from mentalese.errors import InputError
 from mentalese.formatting import model_names
@@ -27,6 +27,7 @@ from mentalese.models.thinking import think, token_texts, trace
 from mentalese.models.trace import Thought
 from mentalese.models.windows import joined
 from mentalese.viewer import payload, think_page
+from support import opened as read_by
 from support import saved, shrink
 
 TEXT = "She had a son. He was old, and lived in the town. </script><b>Who?</b>"
@@ -185,15 +186,15 @@ def test_sentences_are_read_at_once_and_a_question_must_leave_room_for_its_answe
     found = load(runs["thought_gestalt"]).think("He was old. " * 100)
     assert len(found.thoughts) > 50
     assert not found.windows
-    assert not think(gpt2(tokenizer), tokenizer, "a" * 63).windows
-    assert think(gpt2(tokenizer), tokenizer, "a" * 64).windows == [(0, 1, 64), (32, 64, 65)]
+    assert not think(read_by(gpt2(tokenizer), tokenizer), "a" * 63).windows
+    assert think(read_by(gpt2(tokenizer), tokenizer), "a" * 64).windows == [(0, 1, 64), (32, 64, 65)]
     with pytest.raises(InputError, match=r"the question has .* 6 may follow as its answer: the model reads both"):
         load(runs["coconut"]).think("Who is it? " * 200)
 
 
 def test_any_hugging_face_model_has_surprisal_and_entropy(tokenizer: PreTrainedTokenizerFast) -> None:
     model = gpt2(tokenizer)
-    found = think(model, tokenizer, "a plain text")
+    found = think(read_by(model, tokenizer), "a plain text")
     log_p = model(found.input_ids[None]).logits[0, :-1].log_softmax(-1).double()
     assert found.tokens == ["<|endoftext|>", *"a plain text"]
     assert found.special == [True] + [False] * 12
@@ -235,7 +236,7 @@ def test_the_texts_of_tokens_make_the_text_whatever_bytes_they_end_in(tokenizer:
 @pytest.mark.parametrize("text", ["", " \n"])
 def test_an_empty_text_is_refused(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
     with pytest.raises(InputError, match=r"the text is .*: pass one with at least one word"):
-        think(gpt2(tokenizer), tokenizer, text)
+        think(read_by(gpt2(tokenizer), tokenizer), text)
 
 
 def test_an_option_that_the_model_does_not_know_is_refused(
@@ -243,7 +244,7 @@ def test_an_option_that_the_model_does_not_know_is_refused(
 ) -> None:
     says = "fast_steps is 3: this model has no thoughts that depend on it, remove it"
     with pytest.raises(InputError, match=says):
-        think(gpt2(tokenizer), tokenizer, "a text", fast_steps=3)
+        think(read_by(gpt2(tokenizer), tokenizer), "a text", fast_steps=3)
     with pytest.raises(InputError, match=says):
         think_page(load(runs["thoughtbubbles"]), TEXT, fast_steps=3)
     found = inside(think_page(load(runs["latent_thought"]), TEXT, fast_steps=3))["traces"][0]
@@ -298,12 +299,14 @@ def test_a_gain_is_of_the_tokens_that_both_read(runs: dict[str, Path], tokenizer
             assert gain == -back
             checked += 1
     assert checked > 20
-    short, long = (trace(gpt2(tokenizer), tokenizer, torch.tensor(ids)) for ids in ([5, 6, 7, 8], [5, 6, 9, 9, 9]))
+    short, long = (
+        trace(read_by(gpt2(tokenizer), tokenizer), torch.tensor(ids)) for ids in ([5, 6, 7, 8], [5, 6, 9, 9, 9])
+    )
     drawn = payload([short, long], names=["a", "b"])
     gains = [part["scores"]["gain"]["values"] for part in drawn["traces"]]
     assert gains == [[None, 0.0, None, None], [None, 0.0, None, None, None]], "as far as the texts agree"
     assert drawn["note"] == "The first 2 tokens are the same for a and b; after these no difference is shown."
-    apart = trace(gpt2(tokenizer), tokenizer, torch.tensor([9, 6, 7]))
+    apart = trace(read_by(gpt2(tokenizer), tokenizer), torch.tensor([9, 6, 7]))
     drawn = payload([short, apart], names=["a", "b"])
     assert "gain" not in drawn["traces"][0]["scores"]
     assert drawn["note"] == "a and b tokenise the text differently from the first token on: no difference can be shown."
@@ -504,9 +507,4 @@ def test_of_two_models_it_is_said_which_one_refuses(runs: dict[str, Path]) -> No
 
 def test_bytes_that_are_no_text_are_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(InputError, match=r"prompts\[0\] is not Unicode \(at character 1\): use UTF-8"):
-        think(gpt2(tokenizer), tokenizer, "a\udcff")
-
-
-def test_running_text_is_read_where_no_recipe_says_otherwise(tokenizer: PreTrainedTokenizerFast) -> None:
-    model = gpt2(tokenizer)
-    assert think(model, tokenizer, "a").tokens == think(model, tokenizer, "a", DataConfig()).tokens
+        think(read_by(gpt2(tokenizer), tokenizer), "a\udcff")

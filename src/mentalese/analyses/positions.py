@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from mentalese.data.split import Split
 from mentalese.errors import InputError
 from mentalese.formatting import model_names
 from mentalese.models.saved import load
-from mentalese.models.scoring import protocol
 
 
 def nll_by_position(scores: np.ndarray, split: Split, length: int) -> list[dict[str, Any]]:
@@ -72,7 +70,7 @@ def draw_positions(
         spans = nll_by_position(saved.token_scores(split), split, length)
         if not spans:
             raise InputError(f"{path} scores no token of {source}: use a model of text, and documents of two tokens")
-        scored = protocol(saved.model, saved.data, saved.layout, replace(saved.evaluation, tokens="lexical"))
+        scored = saved.scored_by(tokens="lexical").protocol
         runs.append({"path": path, "label": label, "length": length, "spans": spans, "protocol": scored})
     picture, ((axes,),) = canvas(1, 1, 7, 4)
     for i, run in enumerate(runs):

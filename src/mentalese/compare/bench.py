@@ -20,7 +20,6 @@ import torch
 from mentalese import provenance
 from mentalese.errors import InputError, nearest
 from mentalese.files import check_place, write_json
-from mentalese.models.generation import generate_text
 from mentalese.recipe import Recipe
 from mentalese.registry import families as known_families
 from mentalese.registry import get_recipe, load
@@ -85,16 +84,8 @@ class Contender:
     def generate(self) -> float:
         """New tokens per second, greedy, all prompts in one batch."""
         began = time.perf_counter()
-        generate_text(
-            self.run.model,
-            self.run.tokenizer,
-            self.prompts,
-            self.recipe.data,
-            self.recipe.layout,
-            max_new_tokens=NEW_TOKENS,
-            min_new_tokens=NEW_TOKENS,
-            do_sample=False,
-        )
+        saved = self.run.as_saved(self.recipe.layout)
+        saved.generate(self.prompts, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False)
         _synchronise()
         return len(self.prompts) * NEW_TOKENS / (time.perf_counter() - began)
 

@@ -128,9 +128,8 @@ class MentaleseLM(LM):
             new, until = options.pop("max_gen_toks"), options.pop("until")
             if not options["do_sample"]:  # lm-eval means this by a temperature of 0, which transformers warns of
                 options.pop("temperature", None)
-            reading = self.saved.data, self.layout
             options |= {"max_new_tokens": new, "batch_size": self.batch_size}
-            for _, ids, start in continuations(self.model, self.tokenizer, contexts, *reading, **options):
+            for _, ids, start in continuations(self.saved, contexts, **options):
                 text = whole = decode_after(ids, start, self.tokenizer)
                 for stop in [until] if isinstance(until, str) else until:
                     text = text.partition(stop)[0]

@@ -5,44 +5,31 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextIteratorStreamer
+from transformers import PreTrainedModel, TextIteratorStreamer
 
 from mentalese.data.batch import Batch
-from mentalese.data.layouts import Layout
 from mentalese.data.tokenizers import MASK, decode, decode_after, last_token, special_token_ids
 from mentalese.errors import InputError, require
-from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import context_length
-from mentalese.models.contract import Contract, evaluation_mode
+from mentalese.models.contract import evaluation_mode
 from mentalese.models.text_tokenizer import mask_token_id
-from mentalese.recipe import DataConfig
 from mentalese.values import checked, shown
 
+if TYPE_CHECKING:
+    from mentalese.models.saved import Saved
 
-def generate_text(
-    model: Contract | PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str],
-    data: DataConfig,
-    layout: Layout,
-    /,
-    *,
-    max_new_tokens: int = 40,
-    seed: int = 0,
-    batch_size: int = 32,
-    **generation_kwargs: Any,
-) -> list[str]:
-    """Each prompt with its continuation, and with what the model fills in for each `<|mask|>`, if it can.
+
+def generate_text(saved: Saved, prompts: Sequence[str], *, max_new_tokens: int = 40, **options: Any) -> list[str]:
+    """Return each prompt with its continuation, and with what the model fills in for each `<|mask|>`, if it can.
 
     Args:
-        model: keeps the contract, or is a Hugging Face causal LM.
-        data, layout: how prompts become tokens.
+        saved: the model; its `data` and `layout` decide how prompts become tokens.
         max_new_tokens: 0 is for models that fill in masks, if each prompt has some.
-        seed: the same seed, prompts and batch size yield the same text, sampling included.
-        generation_kwargs: Hugging Face's own: `do_sample`, `temperature`, `top_p`, `num_beams`, ...
+        options: `seed` and `batch_size`, which with the same prompts yield the same text, sampling included; and
+            Hugging Face's own: `do_sample`, `temperature`, `top_p`, `num_beams`, ...
 
     Returns:
         One text per prompt, in order (or `num_return_sequences` texts per prompt if that is set), each beginning with
@@ -51,37 +38,26 @@ def generate_text(
     Raises:
         InputError: an empty prompt, or one that leaves no room for `max_new_tokens` in the model's context.
     """
-    plain, texts = hugging_face_model(model), []
-    settings = {"max_new_tokens": max_new_tokens, "seed": seed, "batch_size": batch_size, **generation_kwargs}
-    for number, ids, length in continuations(model, tokenizer, prompts, data, layout, **settings):
+    texts, fills = [], mask_token_id(saved.hugging_face) is not None
+    for number, ids, length in continuations(saved, prompts, max_new_tokens=max_new_tokens, **options):
         prompt = prompts[number]
-        filled = MASK in prompt and mask_token_id(plain) is not None
-        begins = decode(ids[:length], tokenizer) if filled else layout.prompt_text(prompt)
-        texts.append(begins + decode_after(ids, length, tokenizer))
+        filled = fills and MASK in prompt
+        begins = decode(ids[:length], saved.tokenizer) if filled else saved.layout.prompt_text(prompt)
+        texts.append(begins + decode_after(ids, length, saved.tokenizer))
     return texts
 
 
 def continuations(
-    model: Contract | PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str],
-    data: DataConfig,
-    layout: Layout,
-    /,
-    *,
-    max_new_tokens: int,
-    seed: int = 0,
-    batch_size: int = 32,
-    **generation_kwargs: Any,
+    saved: Saved, prompts: Sequence[str], *, max_new_tokens: int, seed: int = 0, batch_size: int = 32, **options: Any
 ) -> Iterator[tuple[int, torch.Tensor, int]]:
-    """The rows of which `generate_text` makes texts: the number of the prompt, the tokens [length] of prompt and new
-    text, and where the new ones begin. Takes and raises what `generate_text` does."""
+    """Yield the rows of which `generate_text` makes texts: the number of the prompt, the tokens [length] of prompt and
+    new text, and where the new ones begin. Takes and raises what `generate_text` does."""
     if not prompts:
         return
-    check_settings(max_new_tokens=max_new_tokens, seed=seed, batch_size=batch_size, **generation_kwargs)
-    plain = hugging_face_model(model)
-    everything = _encode(plain, tokenizer, prompts, data, layout, max_new_tokens)
-    options = _options(plain, tokenizer, max_new_tokens, generation_kwargs)
+    check_settings(max_new_tokens=max_new_tokens, seed=seed, batch_size=batch_size, **options)
+    plain = saved.hugging_face
+    everything = _encode(saved, prompts, max_new_tokens)
+    options = _options(saved, max_new_tokens, options)
     with seeded(plain, seed):
         for start in range(0, len(prompts), batch_size):
             rows = {name: tensor[start : start + batch_size] for name, tensor in everything.items()}
@@ -95,35 +71,24 @@ def continuations(
 
 
 def stream_text(
-    model: Contract | PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompt: str,
-    data: DataConfig,
-    layout: Layout,
-    /,
-    *,
-    max_new_tokens: int = 40,
-    seed: int = 0,
-    **generation_kwargs: Any,
+    saved: Saved, prompt: str, *, max_new_tokens: int = 40, seed: int = 0, **options: Any
 ) -> Generator[str, None, None]:
-    """The new text after `prompt`, piece by piece as it is generated; beams cannot be streamed.
+    """Yield the new text after `prompt`, piece by piece as it is generated; beams cannot be streamed.
 
     Closing the iterator stops the model at its next token.
 
     Raises:
         InputError: as `generate_text`, at the call; what generation itself raises, at the piece at which it happened.
     """
-    if "streamer" in generation_kwargs:
+    if "streamer" in options:
         raise InputError("streamer is set: the pieces are returned here, so remove it, or call generate instead")
-    check_settings(max_new_tokens=max_new_tokens, seed=seed, **generation_kwargs)
-    plain = hugging_face_model(model)
-    batch = _encode(plain, tokenizer, [prompt], data, layout, max_new_tokens)
-    return _stream(plain, tokenizer, batch, seed, _options(plain, tokenizer, max_new_tokens, generation_kwargs))
+    check_settings(max_new_tokens=max_new_tokens, seed=seed, **options)
+    batch = _encode(saved, [prompt], max_new_tokens)
+    return _stream(saved, batch, seed, _options(saved, max_new_tokens, options))
 
 
-def _stream(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch: Batch, seed: int, options: dict[str, Any]
-) -> Generator[str, None, None]:
+def _stream(saved: Saved, batch: Batch, seed: int, options: dict[str, Any]) -> Generator[str, None, None]:
+    model, tokenizer = saved.hugging_face, saved.tokenizer
     streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     # As `decode_after`: the first piece is decoded after the prompt's last token, whose text is not repeated.
     streamer.token_cache = last_token(batch["input_ids"][0], tokenizer)
@@ -156,21 +121,14 @@ def _stream(
         raise errors[0]
 
 
-def _encode(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str],
-    data: DataConfig,
-    layout: Layout,
-    max_new_tokens: int,
-) -> Batch:
-    """Left-padded prompts that fit the context with `max_new_tokens` to come."""
-    mask = mask_token_id(model)
+def _encode(saved: Saved, prompts: Sequence[str], max_new_tokens: int) -> Batch:
+    """Return left-padded prompts that fit the context with `max_new_tokens` to come."""
+    mask = mask_token_id(saved.hugging_face)
     filled = mask is not None and all(MASK in prompt for prompt in prompts)
     if max_new_tokens < 1 and not (filled and max_new_tokens == 0):
         raise InputError(f"max_new_tokens is {max_new_tokens}: set at least 1")
-    batch = layout.encode_prompts(prompts, tokenizer, data, mask)
-    context = context_length(model.config)
+    batch = saved.layout.encode_prompts(prompts, saved.tokenizer, saved.data, mask)
+    context = context_length(saved.hugging_face.config)
     lengths = batch["attention_mask"].sum(1)
     longest = int(lengths.argmax())
     if context is not None and int(lengths[longest]) + max_new_tokens > context:
@@ -185,9 +143,8 @@ def _shortened(text: str) -> str:
     return repr(text if len(text) <= 40 else text[:39] + "…")
 
 
-def _options(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int, asked: dict[str, Any]
-) -> dict[str, Any]:
+def _options(saved: Saved, max_new_tokens: int, asked: dict[str, Any]) -> dict[str, Any]:
+    model, tokenizer = saved.hugging_face, saved.tokenizer
     special = special_token_ids(tokenizer, sentences=False)
     words = asked.get("stop_strings") or model.generation_config.stop_strings
     return {

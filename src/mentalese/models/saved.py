@@ -156,16 +156,12 @@ class Saved:
         Raises:
             InputError: an empty text, or one that leaves no room for `max_new_tokens` in the model's context.
         """
-        return generation.generate_text(
-            self.model, self.tokenizer, _listed(texts), self.data, self.layout, max_new_tokens=max_new_tokens, **options
-        )
+        return generation.generate_text(self, _listed(texts), max_new_tokens=max_new_tokens, **options)
 
     def stream(self, text: str, *, max_new_tokens: int = 40, **options: Any) -> Generator[str, None, None]:
         """The continuation of one text, piece by piece; closing the iterator stops the model. Takes and raises what
         `generate` does."""
-        return generation.stream_text(
-            self.model, self.tokenizer, _one(text), self.data, self.layout, max_new_tokens=max_new_tokens, **options
-        )
+        return generation.stream_text(self, _one(text), max_new_tokens=max_new_tokens, **options)
 
     def score(self, texts: str | Sequence[str]) -> list[scoring.TextScore]:
         """How well the model predicts each text by itself; ends of documents and sentences do not count.
@@ -189,8 +185,7 @@ class Saved:
             if not checked(f"texts[{number}]", str, text).strip():
                 raise InputError(f"texts[{number}] is {text!r}: use a text with at least one word")
         split = split_of(texts, self.tokenizer, self.data, self.layout.special_ids(self.tokenizer)["eos_token_id"])
-        scores = dataclasses.replace(self, evaluation=self.evaluation.of_one_text()).token_scores(split)
-        return scoring.text_scores(scores, split, self.tokenizer, self.estimator)
+        return scoring.text_scores(dataclasses.replace(self, evaluation=self.evaluation.of_one_text()), split)
 
     def think(self, text: str, **options: Any) -> ThoughtTrace:
         """What the model thinks of a text; for models trained on questions, of it as a question and of the answer.
@@ -209,9 +204,7 @@ class Saved:
                 f"max_new_tokens is {shown(options['max_new_tokens'])}, and {self.path} does not answer questions: "
                 "remove it"
             )
-        options.setdefault("max_new_tokens", self.evaluation.answer_tokens)
-        reading = self.data, self.layout, self.evaluation
-        return thinking.think(self.model, self.tokenizer, _one(text), *reading, **options)
+        return thinking.think(self, _one(text), **options)
 
     def trace(self, input_ids: Tensor, **options: Any) -> ThoughtTrace:
         """What the model thinks of these tokens [length].
@@ -223,19 +216,29 @@ class Saved:
             what = f"of shape {list(input_ids.shape)}" if isinstance(input_ids, Tensor) else shown(input_ids)
             raise InputError(f"input_ids is {what}: pass a tensor of token ids [length]")
         input_ids = check_tokens(input_ids[None], self.hugging_face)[0]
-        return thinking.trace(self.model, self.tokenizer, input_ids, **options)
+        return thinking.trace(self, input_ids, **options)
 
     # -- splits of a text ----------------------------------------------------------------------------------------------
 
     @property
     def estimator(self) -> str:
-        """The scoring rule."""
-        return scoring.check_estimator(self.model, self.evaluation)
+        """The name of the scoring rule; raises `InputError` for one that the model does not have."""
+        chosen, known = self.evaluation.estimator, self.model.estimators
+        if chosen not in (None, *known):
+            raise InputError(f"evaluation.estimator is {chosen!r}: this model has {', '.join(known)}; use one of them")
+        return chosen or known[0]
 
     @property
     def protocol(self) -> dict[str, Any]:
-        """How the model scores a text, in words to publish with a result."""
-        return scoring.protocol(self.model, self.data, self.layout, self.evaluation)
+        """Tokens, context and estimator of a score, to publish with it."""
+        self.layout.check_evaluation(self.evaluation)
+        return {
+            "tokens": self.evaluation.tokens,
+            **self.layout.protocol(self.evaluation, self.data),
+            "estimator": self.estimator,
+            **self.model.scoring_protocol(self.estimator),
+            **self.layout.asked(),
+        }
 
     def store(self, split: str = "test", *, layout: Layout | None = None, show: bool = False) -> TokenStore:
         """The text `data.source` in the model's own tokens; documents end in the model's own end of text.
@@ -267,15 +270,11 @@ class Saved:
 
     def perplexity(self, split: Split, *, show: bool = False) -> scoring.Perplexity:
         """The perplexity of a split, by the model's protocol, see `mentalese.models.scoring.perplexity`."""
-        reading = self.data, self.layout, self.evaluation
-        return scoring.perplexity(self.model, self.tokenizer, _a_split(split), *reading, device=self.device, show=show)
+        return scoring.perplexity(self, _a_split(split), show=show)
 
     def token_scores(self, split: Split, *, show: bool = False) -> np.ndarray:
         """Nats of each token of a split, see `mentalese.models.scoring.token_scores`."""
-        reading = self.data, self.layout, self.evaluation
-        return scoring.token_scores(
-            self.model, self.tokenizer, _a_split(split), *reading, device=self.device, show=show
-        )
+        return scoring.token_scores(self, _a_split(split), show=show)
 
 
 def _same(source: str, other: str) -> bool:

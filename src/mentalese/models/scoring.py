@@ -15,17 +15,17 @@ from torch import Tensor
 
 from mentalese.data.batch import Batch, to_device
 from mentalese.data.evaluation import evaluation_batches
-from mentalese.data.layouts import Layout
 from mentalese.data.split import Split
 from mentalese.data.tokenizers import beginning, decode, lost_in_tokens
 from mentalese.errors import InputError
-from mentalese.models.contract import ONE_PASS, Contract, evaluation_mode
+from mentalese.models.contract import ONE_PASS, evaluation_mode
 from mentalese.nn.loss import IGNORED
-from mentalese.recipe import DataConfig, EvaluationConfig
 from mentalese.screen import progress
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from mentalese.models.saved import Saved
 
 
 @dataclass(frozen=True)
@@ -91,55 +91,42 @@ class TextScore:
         return self.nll / math.log(2) / self.bytes if self.lost is None else None
 
 
-def text_scores(
-    scores: np.ndarray, split: Split, tokenizer: PreTrainedTokenizerBase, estimator: str
-) -> list[TextScore]:
-    """`token_scores` [len(split.tokens)] summed by document; raises `InputError` for one without a scored token."""
-    results = []
+def text_scores(saved: Saved, split: Split) -> list[TextScore]:
+    """Return `token_scores` summed by document; raise `InputError` for one without a scored token."""
+    scores, results = token_scores(saved, split), []
     for number, (start, end, size) in enumerate(zip(split.documents, split.documents[1:], split.document_bytes)):
         nats = scores[start:end]
         tokens = int((~np.isnan(nats)).sum())
         if not tokens:
-            raise InputError(f"texts[{number}] has no token to score by the estimator {estimator!r}: use a longer text")
-        lost = lost_in_tokens(tokenizer, split.tokens[start:end])
-        results.append(TextScore(float(np.nansum(nats.astype(np.float64))), tokens, int(size), estimator, lost))
+            raise InputError(
+                f"texts[{number}] has no token to score by the estimator {saved.estimator!r}: use a longer text"
+            )
+        lost = lost_in_tokens(saved.tokenizer, split.tokens[start:end])
+        results.append(TextScore(float(np.nansum(nats.astype(np.float64))), tokens, int(size), saved.estimator, lost))
     return results
 
 
-def perplexity(
-    model: Contract,
-    tokenizer: PreTrainedTokenizerBase,
-    split: Split,
-    data: DataConfig,
-    layout: Layout,
-    evaluation: EvaluationConfig,
-    *,
-    device: str | torch.device = "cpu",
-    show: bool = False,
-) -> Perplexity:
-    """Scores a split's documents; the result does not depend on the batch size.
+def perplexity(saved: Saved, split: Split, *, show: bool = False) -> Perplexity:
+    """Score a split's documents; the result does not depend on the batch size.
 
     Args:
-        model: an `nn.Module` that scores as `Contract` describes, by the first of its `estimators` or the one that
-            `evaluation` names; left in the mode it came in.
+        saved: a model that scores as `Contract` describes, by the first of its `estimators` or the one of its
+            `evaluation`; left in the mode it came in.
         split: what is scored; bits per byte divide by the bytes of its documents, or of their steps and answers.
-        data: how the text is split into sentences, for the protocol.
-        layout: how documents become rows.
-        evaluation: which tokens count and how far a model may look back.
 
     Raises:
         InputError: there is nothing to score, or the model has no such estimator.
         FloatingPointError: a batch's likelihood is not finite; the message names the batch.
     """
+    tokenizer, evaluation, questions = saved.tokenizer, saved.evaluation, saved.layout.questions
     totals: Counter[str] = Counter()
     tokens = left_out = answers = 0
     ends = 0.0
-    apart = check_estimator(model, evaluation) in ONE_PASS
-    read = dataclasses.replace(evaluation, tokens="all") if apart else evaluation
-    end = layout.special_ids(tokenizer)["eos_token_id"]
-    for batch, labels, parts in _scored(model, tokenizer, split, layout, read, device, show):
+    apart = saved.estimator in ONE_PASS
+    end = saved.layout.special_ids(tokenizer)["eos_token_id"]
+    for batch, labels, parts in _scored(saved.scored_by(tokens="all") if apart else saved, split, show):
         asked = batch["labels"][:, 1:] != IGNORED
-        if layout.questions:
+        if questions:
             answers += _text_bytes(batch, end, tokenizer)
         if evaluation.tokens == "lexical":
             text = (batch["store_index"] >= 0) & (batch["labels"] != end)
@@ -154,7 +141,7 @@ def perplexity(
     chosen = evaluation.chosen(available)
     if not tokens:
         raise _nothing(len(chosen))
-    total, size = totals.total(), answers if layout.questions else int(split.document_bytes[chosen].sum())
+    total, size = totals.total(), answers if questions else int(split.document_bytes[chosen].sum())
     spans = zip(split.documents[chosen], split.documents[np.asarray(chosen) + 1])
     lost = lost_in_tokens(tokenizer, np.concatenate([split.tokens[start:stop] for start, stop in spans]))
     told = {} if lost is None else {"lost": lost}
@@ -167,7 +154,7 @@ def perplexity(
         perplexity=_exp(total / tokens),
         bits_per_byte=None if left_out or lost else total / math.log(2) / size,
         bits_per_byte_with_ends=(total + ends) / math.log(2) / size if apart and not lost else None,
-        protocol=protocol(model, data, layout, evaluation) | evaluation.how_many(available) | told,
+        protocol=saved.protocol | evaluation.how_many(available) | told,
         parts={name: nats / tokens for name, nats in totals.items()} if len(totals) > 1 else {},
     )
 
@@ -178,18 +165,8 @@ def _text_bytes(batch: Batch, end: int, tokenizer: PreTrainedTokenizerBase) -> i
     return sum(len(decode(ids[own], tokenizer).encode()) for ids, own in zip(batch["labels"], text))
 
 
-def token_scores(
-    model: Contract,
-    tokenizer: PreTrainedTokenizerBase,
-    split: Split,
-    data: DataConfig,
-    layout: Layout,
-    evaluation: EvaluationConfig,
-    *,
-    device: str | torch.device = "cpu",
-    show: bool = False,
-) -> np.ndarray:
-    """The same scores token by token, so that models with other contexts and batches can be compared on each token.
+def token_scores(saved: Saved, split: Split, *, show: bool = False) -> np.ndarray:
+    """Return the same scores token by token: models with other contexts and batches are compared on each token.
 
     Takes and raises what `perplexity` does. `evaluation.tokens` is read as `lexical`, since the store contains no ends
     of sentences.
@@ -199,34 +176,26 @@ def token_scores(
         (ends of documents, questions of records, documents beside `evaluation.max_documents`, what the estimator
         skips).
     """
-    evaluation = dataclasses.replace(evaluation, tokens="lexical")
     scores = np.full(len(split.tokens), np.nan, dtype=np.float32)
-    for batch, labels, parts in _scored(model, tokenizer, split, layout, evaluation, device, show):
+    for batch, labels, parts in _scored(saved.scored_by(tokens="lexical"), split, show):
         index = batch["store_index"].masked_fill(labels == IGNORED, -1)
         scores[index[index >= 0].numpy()] = torch.stack([*parts.values()]).sum(0)[index >= 0].numpy()
     return scores
 
 
-def _scored(
-    model: Contract,
-    tokenizer: PreTrainedTokenizerBase,
-    split: Split,
-    layout: Layout,
-    evaluation: EvaluationConfig,
-    device: str | torch.device,
-    show: bool,
-) -> Iterator[tuple[Batch, Tensor, dict[str, Tensor]]]:
-    """Every evaluation batch with the labels that were scored, and their nats by part: float64 [rows, length], on the
-    CPU, 0 without a label.
+def _scored(saved: Saved, split: Split, show: bool) -> Iterator[tuple[Batch, Tensor, dict[str, Tensor]]]:
+    """Yield every evaluation batch with the labels that were scored, and their nats by part: float64 [rows, length], on
+    the CPU, 0 without a label.
     """
-    documents, estimator = evaluation.chosen(len(split.document_bytes)), check_estimator(model, evaluation)
+    model, evaluation, estimator = saved.model, saved.evaluation, saved.estimator
+    documents = evaluation.chosen(len(split.document_bytes))
     settings = {} if estimator == model.estimators[0] else {"estimator": estimator}
     total, tokens = 0.0, 0
     with progress("Scoring", int(np.diff(split.documents)[documents].sum()), show=show) as bar:
-        for number, batch in enumerate(evaluation_batches(split, layout, evaluation, tokenizer)):
+        for number, batch in enumerate(evaluation_batches(split, saved.layout, evaluation, saved.tokenizer)):
             read = {name: value for name, value in batch.items() if name != "store_index"}
             with evaluation_mode(model), torch.no_grad():
-                scores = model.nll_parts(to_device(read, device), **settings)
+                scores = model.nll_parts(to_device(read, saved.device), **settings)
                 labels = model.scored_labels(read, estimator)
             parts = {name: nats.cpu().double() for name, nats in scores.items()}
             total += sum(float(nats.sum()) for nats in parts.values())
@@ -247,28 +216,5 @@ def _nothing(documents: int) -> InputError:
     return InputError(f"the split has {documents} documents and no tokens to score: use one with text")
 
 
-def check_estimator(model: Contract, evaluation: EvaluationConfig) -> str:
-    """Return the name of the scoring rule; raises `InputError` for one that the model does not have."""
-    if evaluation.estimator not in (None, *model.estimators):
-        raise InputError(
-            f"evaluation.estimator is {evaluation.estimator!r}: this model has {', '.join(model.estimators)}; use one "
-            "of them"
-        )
-    return evaluation.estimator or model.estimators[0]
-
-
 def _exp(nll: float) -> float:
     return math.exp(nll) if nll < 700 else math.inf
-
-
-def protocol(model: Contract, data: DataConfig, layout: Layout, evaluation: EvaluationConfig) -> dict[str, Any]:
-    """How a perplexity was measured, in words to publish with it; without the batch size, which changes nothing."""
-    layout.check_evaluation(evaluation)
-    estimator = check_estimator(model, evaluation)
-    return {
-        "tokens": evaluation.tokens,
-        **layout.protocol(evaluation, data),
-        "estimator": estimator,
-        **model.scoring_protocol(estimator),
-        **layout.asked(),
-    }

@@ -10,37 +10,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mentalese.data.config import DataConfig, EvaluationConfig
-from mentalese.data.layouts import Layout, Packed
+from mentalese.data.config import EvaluationConfig
+from mentalese.data.layouts import Layout
 from mentalese.data.rows import document_windows
 from mentalese.data.tokenizers import special_ids
 from mentalese.errors import InputError
-from mentalese.models.adapter import as_contract, hugging_face_model
 from mentalese.models.build import context_length
-from mentalese.models.contract import Contract
 from mentalese.models.generation import seeded, stops
 from mentalese.models.trace import ALONG_TEXT, ThoughtTrace
 from mentalese.models.windows import joined
 from mentalese.values import checked
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
+
+    from mentalese.models.saved import Saved
 
 _LONGEST_CHARACTER = 4  # tokens of one byte each
 
 
-def think(
-    model: Contract | PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    text: str,
-    data: DataConfig | None = None,
-    layout: Layout | None = None,
-    evaluation: EvaluationConfig | None = None,
-    *,
-    max_new_tokens: int = EvaluationConfig.answer_tokens,
-    **options: Any,
-) -> ThoughtTrace:
-    """What a model thinks of a text, read as in training: after the end of a document, or in complete sentences.
+def think(saved: Saved, text: str, *, max_new_tokens: int | None = None, **options: Any) -> ThoughtTrace:
+    """Return what a model thinks of a text, read as in training: after the end of a document, or in whole sentences.
 
     For models trained on questions, the text is used as the question, with latents as `layout` has them, and the
     greedy answer is traced too. A text longer than the model's context is read in windows, as it is scored: each
@@ -48,23 +38,20 @@ def think(
     sentences read a text of any length at once.
 
     Args:
-        model: keeps the contract, or is any Hugging Face causal LM that the adapter accepts.
-        data: how texts are split into sentences; `None`: as by default.
-        layout: how texts become tokens; `None`: as running text.
-        evaluation: the windows of a text that is longer than the context; `None`: those of the layout.
-        max_new_tokens: of an answer.
+        saved: the model; a text that is longer than its context is read in the windows of its protocol.
+        max_new_tokens: of an answer; `None`: as in the protocol.
         options: of the model's thoughts: `fast_steps` if they are inferred.
 
     Raises:
         InputError: an empty text, a question that leaves no room for its answer in the model's context, or an option
             that the model does not know.
     """
-    data, layout = data or DataConfig(), layout or Packed()
-    max_new_tokens = checked("max_new_tokens", int, max_new_tokens)
+    layout, plain, tokenizer = saved.layout, saved.hugging_face, saved.tokenizer
+    limit = saved.evaluation.answer_tokens
+    max_new_tokens = limit if max_new_tokens is None else checked("max_new_tokens", int, max_new_tokens)
     if not text.strip():
         raise InputError(f"the text is {text!r}: pass one with at least one word")
-    plain = hugging_face_model(model)
-    batch, special = layout.encode_prompts([text], tokenizer, data), layout.special_ids(tokenizer)
+    batch, special = layout.encode_prompts([text], tokenizer, saved.data), layout.special_ids(tokenizer)
     if layout.markers:  # the last sentence ends too
         end = special["sentence_end_token_id"]
         batch = {"input_ids": torch.nn.functional.pad(batch["input_ids"], (0, 1), value=end)}
@@ -72,11 +59,10 @@ def think(
     length, context = ids.shape[1], context_length(plain.config)
     if not layout.questions:
         if context is None or length <= context:
-            return trace(model, tokenizer, ids[0], **options)
-        contract = model if isinstance(model, Contract) else as_contract(plain)
-        windows = _windows(length, context, layout, (evaluation or EvaluationConfig()).of_one_text())
-        traces = [trace(contract, tokenizer, ids[0, start:stop], **options) for start, _, stop in windows]
-        through = [name for name, words in contract.shown.items() if words.along in ALONG_TEXT]
+            return trace(saved, ids[0], **options)
+        windows = _windows(length, context, layout, saved.evaluation.of_one_text())
+        traces = [trace(saved, ids[0, start:stop], **options) for start, _, stop in windows]
+        through = [name for name, words in saved.model.shown.items() if words.along in ALONG_TEXT]
         return joined(traces, windows, through)
     if max_new_tokens < 1:
         raise InputError(f"max_new_tokens is {max_new_tokens}: set at least 1")
@@ -89,7 +75,7 @@ def think(
     with seeded(plain, 0), torch.no_grad():
         new: dict[str, Any] = {"do_sample": False, "max_new_tokens": max_new_tokens, **stops(plain, special)}
         ids = plain.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **new)
-    return dataclasses.replace(trace(model, tokenizer, ids[0], **options), written=length)
+    return dataclasses.replace(trace(saved, ids[0], **options), written=length)
 
 
 def _windows(length: int, context: int, layout: Layout, evaluation: EvaluationConfig) -> list[tuple[int, int, int]]:
@@ -101,10 +87,8 @@ def _windows(length: int, context: int, layout: Layout, evaluation: EvaluationCo
     return [*zip(rows.start.tolist(), rows.target.tolist(), rows.stop.tolist())]
 
 
-def trace(
-    model: Contract | PreTrainedModel, tokenizer: PreTrainedTokenizerBase, input_ids: Tensor, **options: Any
-) -> ThoughtTrace:
-    """What a model thinks of these tokens [length], with their texts.
+def trace(saved: Saved, input_ids: Tensor, **options: Any) -> ThoughtTrace:
+    """Return what a model thinks of these tokens [length], with their texts.
 
     Args:
         options: as in `think`.
@@ -112,12 +96,10 @@ def trace(
     Raises:
         InputError: what the model refuses, such as options that it does not know.
     """
-    plain = hugging_face_model(model)
-    contract = model if isinstance(model, Contract) else as_contract(plain)
-    ids = input_ids[None].to(plain.device)
-    with seeded(plain, 0):
-        (result,) = contract.traces({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, **options)
-    name_tokens(result, tokenizer)
+    ids = input_ids[None].to(saved.device)
+    with seeded(saved.hugging_face, 0):
+        (result,) = saved.model.traces({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, **options)
+    name_tokens(result, saved.tokenizer)
     return result
 
 

@@ -17,10 +17,10 @@ from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
 from mentalese.models.adapter import as_contract
 from mentalese.models.hf import LatentThoughtModel
-from mentalese.models.scoring import perplexity
+from mentalese.models.saved import Saved
 from mentalese.models.transformers_seam import CACHE
 from mentalese.testing.cases import TOLERANCE, Case
-from mentalese.testing.runs import DEVICE, rotary_flops
+from mentalese.testing.runs import rotary_flops
 
 
 def test_logits_are_aligned_with_the_tokens(case: Case) -> None:
@@ -147,18 +147,12 @@ def test_the_adapter_is_what_makes_a_hugging_face_model_keep_the_contract(case: 
 
 def test_a_perplexity_does_not_depend_on_the_batch_size(case: Case) -> None:
     store, tokenizer = prepare(case.recipe.data, case.recipe.layout, show=False)
-    figures = [
-        perplexity(
-            case.model,
-            tokenizer,
-            store.splits["train"],
-            case.recipe.data,
-            case.recipe.layout,
-            EvaluationConfig(batch_size=batch_size, max_documents=4),
-            device=DEVICE,
-        )
-        for batch_size in (1, 3)
-    ]
+    data, layout = case.recipe.data, case.recipe.layout
+    figures = []
+    for batch_size in (1, 3):
+        evaluation = EvaluationConfig(batch_size=batch_size, max_documents=4)
+        saved = Saved(path="", model=case.model, tokenizer=tokenizer, data=data, layout=layout, evaluation=evaluation)
+        figures.append(saved.perplexity(store.splits["train"]))
     assert len({figure.tokens for figure in figures}) == 1
     for figure in figures[1:]:
         assert figure.nll == pytest.approx(figures[0].nll, abs=1e-5)

@@ -38,7 +38,6 @@ from mentalese.models.checkpoints import save_model, saved_about
 from mentalese.models.contract import LossOutput, TrainStep
 from mentalese.models.lora import merged_weights
 from mentalese.models.saved import Saved, load
-from mentalese.models.scoring import check_estimator
 from mentalese.recipe import EvaluationConfig, Recipe
 from mentalese.screen import progress
 from mentalese.training.checkpoint import Checkpointer
@@ -361,7 +360,7 @@ class Run:
         state, layout = self.state, self._layout_at(self.state.step)
         # Every rank scores the whole split: sharded parameters need all ranks, and rank 0's result decides for all.
         with self.autocast():
-            saved = self._as_saved(layout)
+            saved = self.as_saved(layout)
             through_step = StepScorer(self.step, self.model, self.parallel.device, self._stop_together)
             scorer = dataclasses.replace(saved, model=through_step)
             figure = self._figure("validation", saved, scorer)
@@ -390,7 +389,7 @@ class Run:
         """The layout of evaluation after a step: questions as training last read them, text always in the same way."""
         return self.plan.layout(max(step - 1, 0)) if self.recipe.layout.questions else self.recipe.layout
 
-    def _as_saved(self, layout: Layout) -> Saved:
+    def as_saved(self, layout: Layout) -> Saved:
         """The model in training as one that is read with this layout."""
         return Saved(
             path=str(self.out),
@@ -434,8 +433,8 @@ class Run:
     def _check_evaluation(self) -> None:
         """Refuses now, rather than after training, what evaluation would refuse."""
         for layout in self._layouts():
-            saved = self._as_saved(layout)
-            check_estimator(self.model, saved.evaluation)
+            saved = self.as_saved(layout)
+            _ = saved.estimator  # raises
             test = dataclasses.replace(saved, evaluation=saved.evaluation.of_test())
             evaluation_batches(self.store.splits["validation"], layout, saved.evaluation, self.tokenizer)
             evaluation_batches(self.store.splits["test"], layout, test.evaluation, self.tokenizer)
