@@ -45,6 +45,21 @@ def score_text(value: float, unit: str) -> str:
     return f"{value:.1%}" if unit == "accuracy" else f"{value:.3f}"
 
 
+def method_name(name: str) -> str:
+    """`topics/gpt2-rope` -> `gpt2-rope`: a recipe without its task."""
+    return name.partition("/")[2]
+
+
+def share_text(value: float) -> str:
+    """`0.714` -> `71%`."""
+    return f"{round(100 * value) + 0}%"
+
+
+def time_text(created: str) -> str:
+    """`2026-01-02T03:04:05+00:00` -> `2026-01-02 03:04:05 UTC`."""
+    return created.replace("T", " ").replace("+00:00", " UTC")
+
+
 def round_numbers(low: float, high: float) -> list[float]:
     """1, 2, 5, 10, 20, ... from `low` to `high`, both above 0: the ticks of a logarithmic axis."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)

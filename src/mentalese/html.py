@@ -5,55 +5,108 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from html import escape
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
-# Colours of every page. c0 to c5 tell things apart after Okabe and Ito (2008), for colour-blind eyes too; `more` and
-# `less` are the two ends of scales, blue and orange.
-PALETTE = """
-:root{color-scheme:light dark;--bg:#fff;--card:#f6f7f9;--ink:#16191d;--muted:#5d6673;--rule:#e2e5ea;--accent:#0072b2;
---c0:#4d5663;--c1:#0072b2;--c2:#d55e00;--c3:#00875f;--c4:#b4488f;--c5:#a87400;--more:#2a8fcd;--less:#e8853a}
-@media screen and (prefers-color-scheme:dark){:root{--bg:#121418;--card:#1b1e24;--ink:#e8eaee;--muted:#9aa3b0;
---rule:#2d323a;--accent:#6bbcf0;--c0:#b6bfcb;--c1:#56b4e9;--c2:#ff8b4a;--c3:#2fc79b;--c4:#ea94c8;--c5:#e9bd3a;
---more:#1f7fbd;--less:#c2601a}}
-"""
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from mentalese.formatting import method_name, score_text, scored_as, share_text, short_count, time_text
+
+TEMPLATES = Path(__file__).parent / "templates"
+PALETTE = (TEMPLATES / "palette.css").read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table.
+
+    Attributes:
+        number: the column is sorted by it.
+        notes: small lines below the text.
+        bar: length of the bar below the text, from 0 to 1.
+    """
+
+    text: str
+    number: float | None = None
+    notes: Sequence[str] = ()
+    strong: bool = False
+    bar: float | None = None
+
+    @property
+    def words(self) -> str:
+        """The text and its notes on one line."""
+        return " ".join((self.text, *self.notes))
+
+    @property
+    def sortable(self) -> bool:
+        return self.number is not None and math.isfinite(self.number)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table.
+
+    Attributes:
+        head: the first cell.
+        cells: further cells by the title of their column.
+        note: a small line below the head.
+        colour: a class of the style sheet.
+    """
+
+    head: str
+    cells: Mapping[str, Cell]
+    note: str = ""
+    colour: str = ""
+
+
+def render(template: str, *, script: str = "", data: Any = None, **values: Any) -> str:
+    """Return a page as text.
+
+    Its Content-Security-Policy refuses every request and every script but `script`, which is identified by its hash
+    and reads `data` as JSON from the element `data`.
+
+    Args:
+        template: a file of `TEMPLATES` that extends `page.html.j2`.
+        script: JavaScript that runs when the body is there.
+        data: anything that JSON can hold.
+        values: variables of the template; text in them is escaped.
+    """
+    policy = ["default-src 'none'", "style-src 'unsafe-inline'", "base-uri 'none'", "form-action 'none'"]
+    if script:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        policy[1:1] = [f"script-src 'sha256-{digest}'", "img-src data:"]  # for pictures that the script draws
+    values |= {"script": Markup(script), "data": Markup(as_json(data)), "policy": Markup("; ".join(policy))}
+    return _engine().get_template(template).render(palette=Markup(PALETTE), **values)
 
 
 def page(title: str, *, style: str, body: str, script: str = "", data: Any = None) -> str:
-    """A whole page.
+    """Return a page whose style sheet and body are written by hand; see `render`."""
+    return render("page.html.j2", script=script, data=data, title=title, style=Markup(style), body=Markup(body))
 
-    Its Content-Security-Policy refuses every request and every script but `script`, which is known by its hash and
-    finds `data` as JSON in the element `data`.
 
-    Args:
-        title: as text.
-        style: CSS, after `PALETTE`.
-        body: HTML; what comes from users is escaped already.
-        script: JavaScript, run when the body is there; none without one.
-        data: anything that JSON can hold.
-    """
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    scripts = f"script-src 'sha256-{digest}'; img-src data:; " if script else ""  # a picture that it draws itself
-    policy = f"default-src 'none'; {scripts}style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-    scripted = f'<script type="application/json" id="data">{as_json(data)}</script>\n<script>{script}</script>\n'
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width,initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<title>{escape(title)}</title>
-<style>{PALETTE}{style}</style>
-</head>
-<body>
-{body}
-{scripted if script else ""}</body>
-</html>
-"""
+@cache
+def _engine() -> Environment:
+    engine = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters: list[Callable[..., str]] = [method_name, score_text, scored_as, share_text, short_count, time_text]
+    engine.filters |= {function.__name__: function for function in filters}
+    engine.filters["pretty"] = partial(json.dumps, indent=2)
+    return engine
 
 
 def as_json(content: Any) -> str:
-    """JSON that can stand inside a `<script>` element: no character of it can end the element or start a comment.
+    """Return JSON that can stand inside a `<script>` element: no character of it ends the element or a comment.
 
     Raises:
         ValueError: NaN or infinity, which JSON does not have.

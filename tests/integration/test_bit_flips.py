@@ -16,7 +16,7 @@ import pytest
 
 from mentalese import InputError, Recipe, cli, get_recipe
 from mentalese.analyses.drawing import read_run
-from mentalese.compare.answers import answers_section
+from mentalese.compare.report import read_answers
 from mentalese.training.loop import train
 from support import keep_changes, power_cut, shrink
 
@@ -113,9 +113,9 @@ def result(run: Path, scratch: Path) -> Any:
 
 
 def answers(run: Path, scratch: Path) -> Any:
-    """The part of the page of `compare` that shows answers."""
+    """Return the answers that the page of `compare` shows."""
     with refusals():
-        return answers_section([{"name": "model", "answers": ["answers.jsonl"]}], run)
+        return read_answers(run / "answers.jsonl")
 
 
 def log(run: Path, scratch: Path) -> Any:

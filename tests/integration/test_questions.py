@@ -15,7 +15,8 @@ import torch
 from transformers import AutoTokenizer
 
 from mentalese import DataConfig, EvaluationConfig, Phase, Recipe, TrainConfig, answer, cli
-from mentalese.compare.compare import Match, _cost, _with_flops, compare, print_comparison
+from mentalese.compare.compare import Match, _cost, _with_flops, compare
+from mentalese.compare.report import print_comparison
 from mentalese.data.layouts import Layout, PerDocument, QuestionAnswer
 from mentalese.errors import InputError
 from mentalese.evaluation.answers import AnswerMetrics

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from mentalese import cli, get_recipe, load
-from mentalese.compare.compare import compare, print_comparison
+from mentalese.compare.compare import compare
+from mentalese.compare.report import print_comparison
 from mentalese.errors import InputError
 from mentalese.evaluation import ablation
 from mentalese.evaluation.options import AblationOptions

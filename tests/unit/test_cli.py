@@ -115,7 +115,7 @@ def test_every_recipe_offers_its_fields(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[Recipe], Path, dict[str, Any]]]:
     calls: list[tuple[list[Recipe], Path, dict[str, Any]]] = []
-    monkeypatch.setattr("mentalese.compare.compare.print_comparison", lambda comparison: None)
+    monkeypatch.setattr("mentalese.compare.report.print_comparison", lambda comparison: None)
     monkeypatch.setattr(
         "mentalese.compare.compare.compare", lambda found, out, **options: calls.append((found, out, options))
     )

@@ -10,7 +10,8 @@ SOURCE = Path(__file__).parents[2] / "src" / "mentalese"
 LAYERS = (
     ("errors",),
     ("files",),
-    ("screen", "html", "values", "docstrings", "formatting", "network", "install"),
+    ("screen", "values", "docstrings", "formatting", "network", "install"),
+    ("html",),
     ("nn",),
     ("data",),
     ("recipe",),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import json
 import math
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from markupsafe import escape
 
 from comparisons import HOSTILE
 from mentalese import cli
@@ -126,7 +126,7 @@ def test_names_with_markup_are_text_on_the_page(tmp_path: Path) -> None:
     page = suite_page(hostile)
     assert page.count("<script") == suite_page(plain).count("<script")
     assert "<img" not in page
-    assert html.escape(HOSTILE) in page
+    assert escape(HOSTILE) in page
 
 
 def test_one_question_more_with_each_seed_fills_no_cell(tmp_path: Path) -> None:
@@ -144,14 +144,9 @@ def test_one_question_more_with_each_seed_fills_no_cell(tmp_path: Path) -> None:
     assert conclusive(0.1) == [True, True]
 
 
-def test_the_page_says_what_its_dots_are_and_where_they_are_cut(tmp_path: Path) -> None:
+def test_dots_beyond_the_scale_stand_at_its_edge(tmp_path: Path) -> None:
     page = suite_page(result(SCORES | {"gpt2-rope": [9.0, 9.0, 9.0]}, tmp_path))
-    assert (
-        page.count("dots are seeds, the bar is the 95% interval of their mean, and dashed lines are 0% and 100%.") == 1
-    )
-    assert page.count("What lies beyond -25% and 125% is drawn there.") == 1
-    assert page.count('<circle cx="0.0"') == 3, "far below -25%"
-    assert page.count("(edge): the best learning rate is the smallest or the largest that was tried.") == 1
+    assert page.count('<circle cx="0.0"') == 3
 
 
 def test_an_interval_needs_three_seeds() -> None:
@@ -251,7 +246,8 @@ def test_text_is_compared_in_bits_per_byte_with_ends_paid_for(tmp_path: Path) ->
     assert judged["levels"] == {"optimum": 0.0, "floor": pytest.approx(2.01), "chance": 8.0, "unit": "bits per byte"}
     assert judged["methods"][2]["closed"]["mean"] == pytest.approx(0.2 / 2.01)
     assert judged["methods"][-1]["score"]["mean"] == pytest.approx(2.2)
-    assert "bits per byte; size 1, 3 seeds; " in suite_page(result(SCORES, tmp_path) | {"tasks": [judged]})
+    page = suite_page(result(SCORES, tmp_path) | {"tasks": [judged]})
+    assert "bits per byte; size 1, 3 seeds; " in " ".join(page.split())
 
 
 def test_second_halves_are_what_thoughts_of_first_halves_are_asked_for(

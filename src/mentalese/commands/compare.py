@@ -53,7 +53,8 @@ def run(words: list[str]) -> None:
             one([*patterns, *more], "compare", "RECIPE")
         recipes.append(changed)
 
-    from mentalese.compare.compare import compare, print_comparison
+    from mentalese.compare.compare import compare
+    from mentalese.compare.report import print_comparison
     from mentalese.compare.tuning import parse
     from mentalese.training.parallel import is_main_process
 

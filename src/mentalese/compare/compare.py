@@ -21,17 +21,9 @@ from typing import Any, Literal
 import torch
 
 from mentalese import provenance
-from mentalese.compare.headline import FLOPS_TOLERANCE, SEEDS_FOR_A_TEST, headline, metric, paired_test, scored_alike
+from mentalese.compare.headline import FLOPS_TOLERANCE, SEEDS_FOR_A_TEST, paired_test, scored_alike
 from mentalese.compare.jobs import Job, Then, check_jobs, run_jobs
-from mentalese.compare.report import (
-    cells,
-    contexts_note,
-    ends_note,
-    header,
-    is_ablated,
-    unfinished_note,
-    write_report,
-)
+from mentalese.compare.report import write_report
 from mentalese.compare.tuning import Tuned, grid, name_of, with_settings
 from mentalese.data.store import prepare, tokenizer_name
 from mentalese.errors import InputError
@@ -45,7 +37,7 @@ from mentalese.models.build import build_model
 from mentalese.models.contract import Contract, count_parameters
 from mentalese.models.saved import load
 from mentalese.recipe import LENGTHS, Recipe
-from mentalese.screen import print_table, progress
+from mentalese.screen import progress
 from mentalese.training import loop
 from mentalese.training.parallel import is_main_process
 from mentalese.training.plan import Plan, step_seed
@@ -464,15 +456,3 @@ def _is_whole(found: dict[str, Any], run: dict[str, Any]) -> bool:
     size = found.get("questions", found.get("documents"))
     whole = "test", run["data_hash"], run["test"]["protocol"].get("documents")
     return (found.get("split"), found.get("data_hash"), size) == whole
-
-
-def print_comparison(comparison: dict[str, Any]) -> None:
-    """Prints the table on standard output."""
-    rows = comparison["rows"]
-    ablated = is_ablated(rows)
-    print_table(
-        header(rows), [cells(row, ablated) for row in rows], title=f"Test {metric(rows)} on {comparison['source']}"
-    )
-    for note in (headline(rows), unfinished_note(rows), contexts_note(rows), ends_note(rows)):
-        if note:
-            print(f"\n{note}")

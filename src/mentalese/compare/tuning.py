@@ -159,14 +159,14 @@ class Tuned:
         return [
             name
             for name, tried in edges.items()
-            if len(tried) > 1 and _number(self.best.settings[name]) in (tried[0], tried[-1])
+            if len(tried) > 1 and number_of(self.best.settings[name]) in (tried[0], tried[-1])
         ]
 
     def _tried(self, name: str) -> list[float]:
         """The values of a number that were tried, in order; empty for a field that is none."""
         if not {int, float} & {*members(field_type(self.base, name.split(".")))}:
             return []
-        return sorted({value for trial in self.trials if (value := _number(trial.settings[name])) is not None})
+        return sorted({value for trial in self.trials if (value := number_of(trial.settings[name])) is not None})
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -237,7 +237,7 @@ def name_of(settings: Settings) -> str:
     return ",".join(f"{name}={value}" for name, value in settings.items())
 
 
-def _number(text: str) -> float | None:
+def number_of(text: str) -> float | None:
     """The number that a value is; `None` for one that is none."""
     try:
         return float(text)

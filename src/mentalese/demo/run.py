@@ -19,10 +19,10 @@ from mentalese.compare.jobs import Job, run_jobs
 from mentalese.data.split import Split
 from mentalese.data.suite import task
 from mentalese.data.suite.recall import Recall
-from mentalese.demo.page import demo_page
 from mentalese.evaluation.answers import AnswerRecord, answer_records
 from mentalese.families.suite.demo import DEMO, Shown
 from mentalese.files import check_page, write_json, write_text
+from mentalese.html import render
 from mentalese.models.contract import count_parameters
 from mentalese.models.saved import Saved, load
 from mentalese.models.trace import ThoughtTrace
@@ -57,9 +57,9 @@ def run_demo(out: Path, *, jobs: int = 1, show: bool = True) -> dict[str, Any]:
     for name, part, folder, result in zip(DEMO, parts, folders, results):
         assert result is not None  # these may not diverge
         rows.append(_shown(name, part, folder) | {"seconds": result["seconds"], "tokens": result["tokens"]})
-    found = {"version": 1, "models": rows, "command": provenance.command(), "commit": provenance.commit()}
+    found: dict[str, Any] = {"version": 1, "models": rows, "command": provenance.command(), "commit": provenance.commit()}
     write_json(out / "demo.json", found)
-    write_text(out / "index.html", demo_page(found))
+    write_text(out / "index.html", render("demo.html.j2", **found))
     return found
 
 

@@ -30,8 +30,9 @@ from mentalese.evaluation.statistics import paired_t_test, student_t_quantile, s
 from mentalese.evaluation.suite import run as evaluate
 from mentalese.families.suite.methods import Further, SuiteTask
 from mentalese.families.suite.recipes import DEFAULT, SUITE
-from mentalese.files import check_page, read_json, sealed, write_json
+from mentalese.files import check_page, read_json, sealed, write_json, write_text
 from mentalese.models.saved import Saved, load
+from mentalese.suite.page import suite_page
 
 RATES = (1e-3, 2.5e-3, 6.3e-3, 4e-4, 1.6e-2)
 """Learning rates in the order in which trials take them; a range is extended if the best one is at its edge."""
@@ -108,15 +109,13 @@ def write_suite(judged: Sequence[dict[str, Any]], out: Path, created: str) -> di
     Returns:
         The content of `suite.json`.
     """
-    from mentalese.suite.page import write_page
-
     path = out / "suite.json"
     found = read_json(path) if path.is_file() else {}
     earlier = found["tasks"] if found.get("version") == VERSION else []
     tasks = {task["name"]: task for task in (*earlier, *judged)}
     result = {"version": VERSION, "created": created, "tasks": [tasks[name] for name in SUITE if name in tasks]}
     write_json(path, sealed(result))
-    write_page(result, out / "suite.html")
+    write_text(out / "suite.html", suite_page(result))
     return result
 
 
