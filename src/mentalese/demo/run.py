@@ -57,10 +57,15 @@ def run_demo(out: Path, *, jobs: int = 1, show: bool = True) -> dict[str, Any]:
     for name, part, folder, result in zip(DEMO, parts, folders, results):
         assert result is not None  # these may not diverge
         rows.append(_shown(name, part, folder) | {"seconds": result["seconds"], "tokens": result["tokens"]})
-    found: dict[str, Any] = {"version": 1, "models": rows, "command": provenance.command(), "commit": provenance.commit()}
-    write_json(out / "demo.json", found)
-    write_text(out / "index.html", render("demo.html.j2", **found))
-    return found
+    page: dict[str, Any] = {
+        "version": 1,
+        "models": rows,
+        "command": provenance.command(),
+        "commit": provenance.commit(),
+    }
+    write_json(out / "demo.json", page)
+    write_text(out / "index.html", render("demo.html.j2", **page))
+    return page
 
 
 def _shown(name: str, part: Shown, folder: Path) -> dict[str, Any]:
