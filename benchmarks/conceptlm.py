@@ -26,7 +26,7 @@ from measuring import in_turns, print_peaks, print_times, run_parts, step_peak, 
 from mentalese.data.batch import Batch
 from mentalese.families.conceptlm.config import ConceptLMConfig
 from mentalese.families.conceptlm.model import ConceptLMForCausalLM
-from mentalese.models.adapter import as_contract
+from mentalese.models.base import as_model
 
 VOCABULARY, WIDTH, LAYERS, HEADS, POSITIONS = 8192, 256, 6, 8, 1024
 BACKBONE: dict[str, Any] = {
@@ -46,7 +46,7 @@ def decoder(layers: int = LAYERS) -> Any:
     torch.manual_seed(0)
     fields = {name: value for name, value in BACKBONE.items() if name != "model_type"} | {"n_layer": layers}
     config = GPT2Config(vocab_size=VOCABULARY, bos_token_id=0, eos_token_id=0, **fields)
-    return as_contract(AutoModelForCausalLM.from_config(config)).train()
+    return as_model(AutoModelForCausalLM.from_config(config)).train()
 
 
 def concepts(**fields: Any) -> ConceptLMForCausalLM:

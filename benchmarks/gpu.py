@@ -47,9 +47,8 @@ from mentalese.data.store import prepare
 from mentalese.families.suite.methods import SuiteTask
 from mentalese.families.suite.recipes import SUITE
 from mentalese.files import read_json, write_json
-from mentalese.models.adapter import as_contract, hugging_face_model
+from mentalese.models.base import as_model, compile_parts
 from mentalese.models.build import build_model
-from mentalese.models.contract import compile_parts
 from mentalese.recipe import DataConfig, Recipe, TrainConfig
 from mentalese.registry import get_recipe
 from mentalese.suite.run import run_suite
@@ -164,7 +163,7 @@ def fast_tokens(family: str, batch: int, on: Setting, fixed: bool = False) -> di
     model, prompts = _prompted(family, batch, on)
     plain = _decode(model, prompts, on)
     options = _backend(on, "reduce-overhead") | {"dynamic": False} if fixed else _backend(on)
-    if not compile_parts(as_contract(model), **options):
+    if not compile_parts(as_model(model), **options):
         raise RuntimeError("the model names no parts to compile")
     fast = _decode(model, prompts, on, cache_implementation="static" if fixed else None)
     ratio = fast["tokens_per_second"] / plain["tokens_per_second"]
@@ -176,7 +175,7 @@ def _prompted(family: str, batch: int, on: Setting) -> tuple[Any, dict[str, torc
     recipe = recipe_of((FAMILIES | FIXED)[family], on)
     store, tokenizer = prepare(recipe.data, recipe.layout, show=False)
     dtype = torch.float32 if on.device == "cpu" else torch.bfloat16
-    model = hugging_face_model(build_model(recipe.model, tokenizer, seed=0)).to(on.device, dtype).eval()
+    model = build_model(recipe.model, tokenizer, seed=0).to(on.device, dtype).eval()
     text = openings(store, tokenizer, 1, PROMPT, questions=recipe.layout.questions)[0]
     prompts = recipe.layouts()[-1].encode_prompts([text] * batch, tokenizer, recipe.data)
     return model, {name: value.to(on.device) for name, value in prompts.items()}

@@ -43,10 +43,10 @@ from mentalese.families.thought_gestalt.blocks import Step
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
 from mentalese.families.thought_gestalt.model import ThoughtGestaltForCausalLM
 from mentalese.families.thought_gestalt.plain import ThoughtGestalt
-from mentalese.models.adapter import as_contract
-from mentalese.models.contract import TrainStep
+from mentalese.models.base import as_model
 from mentalese.registry import get_recipe
 from mentalese.training.memory import peak_memory
+from mentalese.training.step import TrainStep
 from pretended_device import PretendedDevice
 
 VOCABULARY, WIDTH, LAYERS, HEADS, BLOCK = 8192, 256, 12, 8, 750
@@ -87,7 +87,7 @@ def speed(rounds: int = 7) -> None:
     flat = {"input_ids": blocks, "labels": blocks}
     model, stock = thought_gestalt().train(), gpt2().train()
     plain = ThoughtGestalt(model.config)
-    tuned = as_contract(gpt2(activation_function="gelu_pytorch_tanh").train())
+    tuned = as_model(gpt2(activation_function="gelu_pytorch_tanh").train())
     losses: dict[str, tuple[Callable[[], Tensor], int]] = {
         "thought_gestalt": (lambda: model.training_loss(batch).loss, real),
         "gpt2": (lambda: stock(**flat).loss, blocks.numel()),

@@ -66,7 +66,7 @@ def reward(completions: list[str], right: list[str], **_: Any) -> list[float]:
 def trainer(saved: mentalese.Saved, out: Path, **settings: Any) -> GRPOTrainer:
     """GRPO on the model itself, without a reference model. The tokenizer puts the latents after a question."""
     return GRPOTrainer(
-        saved.hugging_face,
+        saved.model,
         reward,
         args=GRPOConfig(str(out), **SETTINGS | {"max_completion_length": saved.evaluation.answer_tokens} | settings),
         train_dataset=questions(saved),
@@ -77,7 +77,7 @@ def trainer(saved: mentalese.Saved, out: Path, **settings: Any) -> GRPOTrainer:
 def report(when: str, saved: mentalese.Saved) -> None:
     """Accuracy on the test questions, greedily, with the model's thoughts and without."""
     own = mentalese.answer(saved, show=False)
-    with temporarily(saved.hugging_face.config, thought_control="removed"):
+    with temporarily(saved.model.config, thought_control="removed"):
         removed = mentalese.answer(saved, show=False)
     asked = f"{own['questions']} test questions"
     print(f"{when}: {own['accuracy']:.1%} of {asked}, {removed['accuracy']:.1%} without thoughts", flush=True)
@@ -97,13 +97,13 @@ def main(arguments: list[str] | None = None) -> None:
         saved = trained(given.source or COMPOSITION, given.epochs, given.out / "before")
     else:
         saved = mentalese.load(given.model).on(given.source)
-    if not (saved.layout.questions and saved.hugging_face.config.model_type == "coconut"):
+    if not (saved.layout.questions and saved.model.config.model_type == "coconut"):
         raise mentalese.InputError(f"{saved.path} is no Coconut model that answers questions: use one")
     report("before", saved)
     trainer(saved, given.out, max_steps=given.steps, seed=given.seed).train()
-    saved.hugging_face.eval()
+    saved.model.eval()
     report("after", saved)
-    save_model(given.out / "after", saved.hugging_face, saved.tokenizer, recipe=saved.recipe.to_dict())
+    save_model(given.out / "after", saved.model, saved.tokenizer, recipe=saved.recipe.to_dict())
     print(f"saved in {given.out / 'after'}")
 
 

@@ -38,7 +38,7 @@ def best_seed(folder: Path, recipe: str, seeds: int) -> Path:
 
 def export(run: Path, name: str, summary: str) -> None:
     """One run's model as a folder of the package."""
-    parameters = {name for name, _ in load(run, "cpu").hugging_face.named_parameters()}
+    parameters = {name for name, _ in load(run, "cpu").model.named_parameters()}
     with whole_folder(MODELS / name, replace=True) as folder:
         shutil.copytree(run / "model", folder, dirs_exist_ok=True)
         weights = load_file(folder / WEIGHTS)

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from mentalese import Recipe, families, get_recipe
 from mentalese.commands.cost import table_cost
-from mentalese.models.contract import count_parameters
+from mentalese.models.base import count_parameters
 from mentalese.training.optim import learning_rate
 
 GPT2_VOCABULARY = 50_257

@@ -24,7 +24,7 @@ from mentalese.data import tokenizers
 from mentalese.data.layouts import Layout, Packed
 from mentalese.data.split import Split
 from mentalese.data.store import prepare
-from mentalese.models.adapter import as_contract, hugging_face_model
+from mentalese.models.base import as_model
 from mentalese.models.build import build_model
 from mentalese.models.checkpoints import save_model
 from mentalese.testing.runs import (  # noqa: F401 (tests import them from here)
@@ -116,7 +116,7 @@ def saved(folder: Path, recipe: Recipe, **fields: Any) -> Path:
             if parameter.ndim >= 2:
                 parameter.mul_(5)
     folder.mkdir()
-    save_model(folder / "model", hugging_face_model(model), tokenizer, recipe=recipe.to_dict())
+    save_model(folder / "model", model, tokenizer, recipe=recipe.to_dict())
     (folder / "config.json").write_text(json.dumps({"recipe": recipe.to_dict()}))
     return folder
 
@@ -158,7 +158,7 @@ def opened(
     """A model of this process as one that was loaded; `protocol`: fields of `EvaluationConfig`."""
     return Saved(
         path="model",
-        model=as_contract(model) if isinstance(model, PreTrainedModel) else model,
+        model=as_model(model) if isinstance(model, PreTrainedModel) else model,
         tokenizer=tokenizer,
         data=data or DataConfig(),
         layout=layout or Packed(),

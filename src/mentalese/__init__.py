@@ -19,12 +19,13 @@ from mentalese.registry import Family, get_recipe, match_recipes, recipes
 if TYPE_CHECKING:
     from mentalese.api import answer, evaluate, think, train
     from mentalese.data.memory import as_source
+    from mentalese.models.base import LossOutput
     from mentalese.models.cache import ThoughtCache
     from mentalese.models.config import LatentThoughtConfig
-    from mentalese.models.contract import LossOutput, TrainStep
     from mentalese.models.hf import LatentThoughtModel
     from mentalese.models.saved import Saved, load
     from mentalese.models.trace import ThoughtTrace
+    from mentalese.training.step import TrainStep
     from mentalese.training.trainer import MentaleseTrainer
 
 __version__ = version("mentalese")
@@ -67,12 +68,12 @@ _PLACES = {
     "train": "mentalese.api",
     "LatentThoughtConfig": "mentalese.models.config",
     "LatentThoughtModel": "mentalese.models.hf",
-    "LossOutput": "mentalese.models.contract",
+    "LossOutput": "mentalese.models.base",
     "MentaleseTrainer": "mentalese.training.trainer",
     "Saved": "mentalese.models.saved",
     "ThoughtCache": "mentalese.models.cache",
     "ThoughtTrace": "mentalese.models.trace",
-    "TrainStep": "mentalese.models.contract",
+    "TrainStep": "mentalese.training.step",
 }
 """Names that need torch, and the modules that they are loaded from on first use."""
 

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, Conv1D
 from mentalese import InputError, get_recipe
 from mentalese.data.batch import Batch
 from mentalese.data.store import prepare
-from mentalese.models.adapter import as_contract, hugging_face_model
+from mentalese.models.base import as_model
 from mentalese.models.build import build_model
 from mentalese.models.hf import LatentThoughtModel
 from mentalese.nn.loss import IGNORED
@@ -45,14 +45,10 @@ class Case:
     model: Any
     batch: Batch
 
-    @property
-    def hugging_face(self) -> Any:
-        return hugging_face_model(self.model)
-
     def needs(self, name: str) -> None:
         """Skips a family of another package that does without; ours all have it."""
-        lacks = isinstance(self.hugging_face, LatentThoughtModel) and not getattr(self.hugging_face, name)
-        if lacks and not type(self.hugging_face).__module__.startswith("mentalese."):
+        lacks = isinstance(self.model, LatentThoughtModel) and not getattr(self.model, name)
+        if lacks and not type(self.model).__module__.startswith("mentalese."):
             pytest.skip(f"no {name}")
 
     @property
@@ -100,7 +96,7 @@ def said(case: Case) -> tuple[Tensor, Tensor, Tensor]:
     if not case.model.causal:  # it says something of masks alone
         masked = torch.arange(read["input_ids"].shape[1]) % 3 == 1
         read |= {"input_ids": read["input_ids"].masked_fill(masked, case.model.config.mask_token_id)}
-    output = case.hugging_face(**read, use_cache=False)
+    output = case.model(**read, use_cache=False)
     return output.logits, output.loss, case.model.token_nll(case.batch)
 
 
@@ -122,7 +118,7 @@ def test_adapters_on_every_linear_map_move_loss_scores_and_logits_alike(case: Ca
     # Merging an adapter of a tied head would change the embeddings too, as PEFT says.
     case = made(case.name, corpus, tie_word_embeddings=False)
     before = said(case)
-    with_adapters = adapted(case.hugging_face, list(linear_maps(case.hugging_face)))
+    with_adapters = adapted(case.model, list(linear_maps(case.model)))
     logits, loss, nll = said(case)
     assert all(not torch.allclose(a, b, atol=1e-3) for a, b in zip((logits, loss, nll), before))
     expected_loss, expected_nll = of_logits(case, logits)
@@ -135,7 +131,7 @@ def test_adapters_on_every_linear_map_move_loss_scores_and_logits_alike(case: Ca
     case.model.training_loss(case.batch).loss.backward()
     silent = [
         name
-        for name, p in case.hugging_face.named_parameters()
+        for name, p in case.model.named_parameters()
         if "lora_B" in name and (p.grad is None or not bool(p.grad.any()))
     ]
     assert not silent
@@ -147,7 +143,7 @@ def test_adapters_on_every_linear_map_move_loss_scores_and_logits_alike(case: Ca
 
 
 def test_a_plain_head_is_read_as_a_matrix_and_a_hooked_one_is_called(case: Case) -> None:
-    head = case.hugging_face.get_output_embeddings()
+    head = case.model.get_output_embeddings()
     assert case.model.loss_head() is head.weight
     expected = case.model.token_nll(case.batch)
     calls: list[int] = []
@@ -165,9 +161,9 @@ def test_lora_without_named_targets_is_trained_saved_loaded_and_merged(
 ) -> None:
     if targets is None:
         case.needs("lora_targets")
-    case.hugging_face.save_pretrained(tmp_path / "base")
+    case.model.save_pretrained(tmp_path / "base")
     config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=targets, r=4)
-    model = peft.get_peft_model(case.hugging_face, config).train()
+    model = peft.get_peft_model(case.model, config).train()
     trained = {name: p.clone() for name, p in model.named_parameters() if p.requires_grad}
     assert trained
     assert all("lora_" in name for name in trained)
@@ -182,10 +178,10 @@ def test_lora_without_named_targets_is_trained_saved_loaded_and_merged(
 
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     loaded = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
-    torch.testing.assert_close(as_contract(base).eval().token_nll(case.batch), expected, **CLOSE)
+    torch.testing.assert_close(as_model(base).eval().token_nll(case.batch), expected, **CLOSE)
     merged = loaded.merge_and_unload()
     assert type(merged) is type(base)
-    torch.testing.assert_close(as_contract(merged).eval().token_nll(case.batch), expected, **CLOSE)
+    torch.testing.assert_close(as_model(merged).eval().token_nll(case.batch), expected, **CLOSE)
 
 
 def test_peft_knows_our_targets_when_it_is_imported_after_us() -> None:
@@ -216,20 +212,20 @@ def test_checkpointing_keeps_the_gradients_and_less_memory(case: Case) -> None:
     case.needs("supports_gradient_checkpointing")
     case.model.train()
     expected, whole = trained_step(case)
-    case.hugging_face.gradient_checkpointing_enable()
-    assert any(getattr(module, "gradient_checkpointing", False) for module in case.hugging_face.modules())
+    case.model.gradient_checkpointing_enable()
+    assert any(getattr(module, "gradient_checkpointing", False) for module in case.model.modules())
     gradients, size = trained_step(case)
     assert gradients.keys() == expected.keys()
     for name, gradient in expected.items():
         torch.testing.assert_close(gradients[name], gradient, atol=1e-6 * max(1, float(gradient.abs().max())), rtol=0)
     assert size < 0.5 * whole
-    if isinstance(case.hugging_face, LatentThoughtModel):
-        if case.hugging_face.can_cache:
+    if isinstance(case.model, LatentThoughtModel):
+        if case.model.can_cache:
             with pytest.raises(InputError, match=r"in training with gradient checkpointing"):
-                case.hugging_face(case.batch["input_ids"], use_cache=True)
+                case.model(case.batch["input_ids"], use_cache=True)
         with pytest.raises(InputError, match="use_reentrant is True"):
-            case.hugging_face.gradient_checkpointing_enable({"use_reentrant": True})
-    case.hugging_face.gradient_checkpointing_disable()
+            case.model.gradient_checkpointing_enable({"use_reentrant": True})
+    case.model.gradient_checkpointing_disable()
     assert trained_step(case)[1] == whole
 
 
@@ -237,7 +233,7 @@ def test_a_copy_of_a_checkpointed_model_is_checkpointed_by_itself(corpus: Path) 
     """Of the family that runs its layers in its own way."""
     case = made("coconut/tiny", corpus)
     case.model.train()
-    case.hugging_face.gradient_checkpointing_enable()
+    case.model.gradient_checkpointing_enable()
     expected, size = trained_step(case)
     copied = Case(case.name, copy.deepcopy(case.model), case.batch)
     with torch.no_grad():
@@ -255,12 +251,12 @@ def test_int8_maps_say_nearly_the_same(case: Case) -> None:
     if "fbgemm" not in torch.backends.quantized.supported_engines:
         pytest.skip("needs a processor with int8 kernels of torch")
     with torch.no_grad():
-        logits = case.hugging_face(**case.read, use_cache=False).logits
+        logits = case.model(**case.read, use_cache=False).logits
     nll = case.model.token_nll(case.batch)
     kinds = {type(module) for module in linear_maps(case.model).values()} - {Conv1D}
     mapping = dict.fromkeys(kinds, torch.ao.quantization.default_dynamic_qconfig)
     quantised = torch.ao.quantization.quantize_dynamic(copy.deepcopy(case.model), mapping, torch.qint8)
-    model = hugging_face_model(quantised)
+    model = quantised
     assert isinstance(quantised.loss_head(), nn.Module)
     with torch.no_grad():
         found = model(**case.read, use_cache=False).logits
@@ -293,7 +289,7 @@ def test_a_cast_model_says_the_same_as_precisely_as_it_can(case: Case, dtype: to
     for name in thresholds:
         assert case.model.get_buffer(name).dtype == torch.float32
         assert torch.equal(case.model.get_buffer(name), thresholds[name])
-    if dtype == torch.float64 and isinstance(case.hugging_face, LatentThoughtModel):
+    if dtype == torch.float64 and isinstance(case.model, LatentThoughtModel):
         assert found[0].dtype == found[1].dtype == torch.float64
     share = 0.1 if dtype == torch.bfloat16 else 1e-4
     assert float((found[0].double() - logits).abs().mean()) < share * float(logits.std())
@@ -305,7 +301,7 @@ def test_a_cast_model_says_the_same_as_precisely_as_it_can(case: Case, dtype: to
 
 @pytest.mark.parametrize("change", [7, -3])
 def test_embeddings_are_resized_with_the_head(case: Case, change: int, tmp_path: Path) -> None:
-    model = case.hugging_face
+    model = case.model
     size = model.get_input_embeddings().weight.shape[0]
     kept = min(size, size + change)
     case.batch["input_ids"].clamp_(max=kept - 1)
@@ -335,18 +331,18 @@ def test_embeddings_are_resized_with_the_head(case: Case, change: int, tmp_path:
 def test_weights_that_are_kept_on_disk_are_there_when_they_are_read(case: Case, tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     expected = said(case)
-    case.hugging_face.save_pretrained(tmp_path / "model")
+    case.model.save_pretrained(tmp_path / "model")
     room = sum(p.numel() * p.element_size() for p in case.model.parameters()) // 2
     loaded = AutoModelForCausalLM.from_pretrained(
         tmp_path / "model", device_map="auto", max_memory={"cpu": room}, offload_folder=tmp_path / "disk"
     ).eval()
     assert "disk" in loaded.hf_device_map.values()
-    for found, value in zip(said(Case(case.name, as_contract(loaded), case.batch)), expected):
+    for found, value in zip(said(Case(case.name, as_model(loaded), case.batch)), expected):
         torch.testing.assert_close(found, value, **CLOSE)
 
 
 def test_a_model_spread_over_several_devices_is_refused(corpus: Path) -> None:
-    model = made("conceptlm/tiny", corpus).hugging_face
+    model = made("conceptlm/tiny", corpus).model
     model.hf_device_map = {"backbone": 0, "concept_layers": 1, "heads": "cpu"}
     with pytest.raises(InputError, match="device_map spreads the model over 2 devices"):
         model(torch.ones(1, 4, dtype=torch.long))
@@ -355,7 +351,7 @@ def test_a_model_spread_over_several_devices_is_refused(corpus: Path) -> None:
 
 
 def test_the_body_is_the_model_without_its_head(case: Case) -> None:
-    model = case.hugging_face
+    model = case.model
     if not isinstance(model, LatentThoughtModel):
         pytest.skip("another project's model")
     if model.why_no_states is not None:

@@ -64,7 +64,7 @@ def bad_calls(ids: Tensor, vocabulary: int) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("training", [False, True])
 def test_a_bad_call_is_refused_by_name(case: Case, training: bool) -> None:  # noqa: F811
-    model = case.hugging_face.train(training)
+    model = case.model.train(training)
     if not isinstance(model, LatentThoughtModel):
         pytest.skip("another project's model checks its own calls")
     ids = case.prompts(["She had a son. He was"])["input_ids"].repeat(2, 1)
@@ -77,7 +77,7 @@ def test_a_bad_call_is_refused_by_name(case: Case, training: bool) -> None:  # n
 
 
 def test_a_bad_prompt_is_refused_by_name(case: Case) -> None:  # noqa: F811
-    model = case.hugging_face
+    model = case.model
     if not isinstance(model, LatentThoughtModel):
         pytest.skip("another project's model checks its own calls")
     ids = case.prompts(["She had a son. He was"])["input_ids"].repeat(2, 1)
@@ -88,7 +88,7 @@ def test_a_bad_prompt_is_refused_by_name(case: Case) -> None:  # noqa: F811
 
 
 def test_small_integers_are_tokens_too(case: Case) -> None:  # noqa: F811
-    model = case.hugging_face
+    model = case.model
     if not isinstance(model, LatentThoughtModel):
         pytest.skip("another project's model checks its own calls")
     ids = case.prompts(["She had a son. He was"])["input_ids"]

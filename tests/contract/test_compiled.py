@@ -90,7 +90,7 @@ def test_a_cache_of_fixed_size_has_the_same_shapes_at_every_token(name: str, cor
     pair, options["min_new_tokens"] = ["She had a son. He was", "A"], 14
     expected, graphs = model.generate(pair, **options), []
     model.compile(backend="eager", dynamic=False)
-    model.hugging_face.register_forward_hook(lambda *_: graphs.append(counters["stats"]["unique_graphs"]))
+    model.model.register_forward_hook(lambda *_: graphs.append(counters["stats"]["unique_graphs"]))
     for _ in range(2):
         assert model.generate(pair, cache_implementation="static", **options) == expected
     assert len(graphs) == 2 * 14

@@ -22,7 +22,6 @@ import torch
 
 from mentalese import recipes
 from mentalese.data.batch import to_device
-from mentalese.models.adapter import hugging_face_model
 from mentalese.recipe import Recipe
 from mentalese.registry import families, get_recipe, load
 from mentalese.testing import MODES, contract_cache  # noqa: F401 (a fixture)
@@ -72,7 +71,7 @@ def counted(name: str, corpus: Path) -> dict[str, tuple[Counts, int]]:
     Scores and texts must be those of the host: what is done otherwise on a device, so as not to wait, is the same.
     """
     run, device, step = _trained(name, corpus)
-    recipe, model, plain = run.recipe, run.model, hugging_face_model(run.model)
+    recipe, model = run.recipe, run.model
     found = {"step": (step, 1)}
     if name in LARGE:
         return found
@@ -85,15 +84,15 @@ def counted(name: str, corpus: Path) -> dict[str, tuple[Counts, int]]:
     torch.testing.assert_close(scores[0], model.token_nll(batch), atol=1e-4, rtol=1e-4)
 
     for field, value in NOT_CAUSAL.get(name, {}).items():
-        setattr(plain.config, field, value)
+        setattr(model.config, field, value)
     prompts, texts, counts = recipe.layout.encode_prompts(PROMPTS, run.tokenizer, recipe.data), [], []
     for new in NEW:
         options = {"do_sample": False, "pad_token_id": run.tokenizer.pad_token_id}
         options |= {"min_new_tokens": new, "max_new_tokens": new}
         with device:
             there = to_device(prompts, DEVICE)
-            counts.append(device.count(lambda: texts.append(plain.generate(**there, **options))))  # noqa: B023
-    assert torch.equal(texts[-1], plain.generate(**prompts, **options))
+            counts.append(device.count(lambda: texts.append(model.generate(**there, **options))))  # noqa: B023
+    assert torch.equal(texts[-1], model.generate(**prompts, **options))
     return found | {"token": (counts[1] - counts[0], NEW[1] - NEW[0])}
 
 

@@ -12,7 +12,6 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from mentalese import Recipe, get_recipe
 from mentalese.data.store import prepare
-from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model
 from mentalese.training.plan import Plan
 from support import shrink, tiny_recipes
@@ -36,7 +35,7 @@ class Gradients(TrainerCallback):
 def rows_of(recipe: Recipe) -> tuple[Any, list[dict[str, Any]]]:
     """The model, and a batch's rows of one length as a data set for `Trainer`."""
     store, tokenizer = prepare(recipe.data, recipe.layout, show=False)
-    model = hugging_face_model(build_model(recipe.model, tokenizer, seed=0))
+    model = build_model(recipe.model, tokenizer, seed=0)
     batch = Plan(store.splits["train"], recipe, tokenizer).batch(0)
     batch.setdefault("attention_mask", torch.ones_like(batch["input_ids"]))
     names = ("input_ids", "attention_mask", "labels")

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 GRACE = 15.0  # seconds on a busy machine; an idle one needs two to three
 STAGES = {
     "preparing": ("mentalese.data.store", "_write"),
-    "validation": ("mentalese.training.step_scorer", "StepScorer.nll_parts"),
+    "validation": ("mentalese.models.base", "LanguageModel.nll_parts"),
     "answers": ("mentalese.evaluation.answers", "_continued"),
     "merging": ("mentalese.training.loop", "merged_weights"),
     "saving": ("mentalese.training.loop", "save_model"),

@@ -27,15 +27,13 @@ from mentalese.data.store import prepare
 from mentalese.data.tokenizers import open_tokenizer
 from mentalese.errors import InputError
 from mentalese.files import read_json
-from mentalese.models.adapter import CausalLMAdapter
+from mentalese.models.base import LanguageModel, LossOutput
 from mentalese.models.checkpoints import load_model, saved_recipe
-from mentalese.models.contract import LossOutput
 from mentalese.models.scoring import Perplexity
 from mentalese.training import loop
 from mentalese.training.loop import train
 from mentalese.training.parallel import gradient_shares
 from mentalese.training.run_folder import openings
-from mentalese.training.step_scorer import StepScorer
 from support import (
     assert_same,
     checkpoint,
@@ -128,10 +126,9 @@ class Script:
         self.values, self.seen = values, []  # type: tuple[list[float], list[dict[str, Tensor]]]
 
     def perplexity(self, saved: Saved, *args: Any, **kwargs: Any) -> Perplexity:
-        scorer = saved.model
-        if not isinstance(scorer, StepScorer):  # the test split, at the end
+        if kwargs.get("before_batch") is None:  # the test split, at the end
             return Perplexity(1.0, 1, 1, math.e, 1.0, {})
-        state = scorer.step.model.model.state_dict()
+        state = saved.model.state_dict()
         self.seen.append({name: value.clone() for name, value in state.items()})
         value = self.values[len(self.seen) - 1]
         return Perplexity(math.log(value), 1, 1, value, 1.0, {})
@@ -179,11 +176,11 @@ def overflowing_gradient(loss: Tensor, weight: Tensor) -> Tensor:
 def test_a_run_logs_the_shares_of_the_gradient_that_its_model_names(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def groups(model: CausalLMAdapter) -> dict[str, list[list[torch.nn.Parameter]]]:
-        blocks = model.model.transformer.h
+    def groups(model: LanguageModel) -> dict[str, list[list[torch.nn.Parameter]]]:
+        blocks = model.transformer.h
         return {name: [list(getattr(block, name).parameters()) for block in blocks] for name in ("attn", "mlp")}
 
-    monkeypatch.setattr(CausalLMAdapter, "gradient_groups", groups)
+    monkeypatch.setattr(LanguageModel, "gradient_groups", groups)
     train(dataclasses.replace(changed(recipe, "train", log_every=4)), tmp_path / "run", show=False)
     logged = [record for record in metrics(tmp_path / "run") if "loss" in record]
     assert [record["step"] for record in logged] == [4, 6]
@@ -277,16 +274,16 @@ def test_what_is_not_finite_ends_the_run_and_names_the_batch(
     max_grad_norm: float | None,
 ) -> None:
     """Step 5 (from 0; epochs are of four batches) is bad; it is found when its window of steps is logged."""
-    training_loss, calls = CausalLMAdapter.training_loss, []
+    training_loss, calls = LanguageModel.training_loss, []
 
-    def spoilt(model: CausalLMAdapter, batch: Batch, **settings: Any) -> LossOutput:
+    def spoilt(model: LanguageModel, batch: Batch, **settings: Any) -> LossOutput:
         output = training_loss(model, batch, **settings)
         calls.append(batch)
         if len(calls) == 6:
             output.loss = spoil(output.loss, model.output_weight())
         return output
 
-    monkeypatch.setattr(CausalLMAdapter, "training_loss", spoilt)
+    monkeypatch.setattr(LanguageModel, "training_loss", spoilt)
     recipe = changed(recipe, "data", train_tokens=800)
     recipe = changed(recipe, "optimizer", max_grad_norm=max_grad_norm)
     every = {"log_every": log_every, "checkpoint_every": log_every, "eval_every": 100, "keep_checkpoints": 9}
@@ -322,7 +319,7 @@ def test_an_evaluation_that_cannot_work_is_refused_before_anything_is_written(
 @pytest.mark.parametrize(
     ("name", "setting", "message"),
     [
-        ("gpt2/tiny", {"dropout": 0.1}, "phases.model.dropout: CausalLMAdapter has no such training setting"),
+        ("gpt2/tiny", {"dropout": 0.1}, "phases.model.dropout: GPT2LMHeadModel has no such training setting"),
         ("looped/tiny", {"turn": [1, 4]}, "has no such training setting; did you mean 'turns'"),
         ("looped/tiny", {"turns": [4, 0]}, r"phases.model.turns is \[4, 0\]: set a number of 1 or more"),
         ("thought_gestalt/tiny", {"token_dropout": 1.5}, "phases.model.token_dropout is 1.5: set a number from 0 to 1"),

@@ -102,7 +102,7 @@ def test_the_gradient_goes_through_the_latents(
     example: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = mentalese.load(folder, "cpu")
-    before = copy.deepcopy(opened.hugging_face)
+    before = copy.deepcopy(opened.model)
     found, rows = step(example, opened, tmp_path / "out", monkeypatch)
     assert len({reward for *_, reward in rows}) > 1
     assert distance(found, expected(before, opened.tokenizer, rows)) < 1e-4
@@ -135,14 +135,14 @@ def test_the_example_runs(
     monkeypatch.setattr(example, "reward", lambda completions, **_: [float(len(set(text))) for text in completions])
     monkeypatch.setattr(example, "SETTINGS", example.SETTINGS | FEW)
     monkeypatch.setattr(mentalese, "answer", partial(mentalese.answer, documents=50))
-    before = mentalese.load(folder, "cpu").hugging_face.state_dict()
+    before = mentalese.load(folder, "cpu").model.state_dict()
     example.main([str(folder), "--steps", "2", "--out", str(tmp_path / "out")])
     line = r"^(before|after): ([\d.]+)% of (\d+) test questions, [\d.]+% without thoughts"
     said = re.findall(line, capsys.readouterr().out, re.MULTILINE)
     assert [when for when, *_ in said] == ["before", "after"]
     after = mentalese.load(tmp_path / "out" / "after", "cpu")
-    assert not any(p.isnan().any() for p in after.hugging_face.state_dict().values())
-    assert any(not torch.equal(p, before[name]) for name, p in after.hugging_face.state_dict().items())
+    assert not any(p.isnan().any() for p in after.model.state_dict().values())
+    assert any(not torch.equal(p, before[name]) for name, p in after.model.state_dict().items())
     asked = mentalese.answer(after, show=False)
     assert (f"{100 * asked['accuracy']:.1f}", str(asked["questions"])) == said[1][1:]
 

@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM
 
 from mentalese import InputError, get_recipe
 from mentalese.data.store import prepare
-from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model
 from mentalese.models.hf import LatentThoughtModel
 from mentalese.training.plan import Plan
@@ -46,7 +45,7 @@ def opened(name: str, corpus: Path, folder: Path, **fields: Any) -> tuple[Any, A
     """A model and its tokenizer from disk, rows of tokens of different lengths, and prompts."""
     recipe = shrink(get_recipe(name), corpus)
     store, tokenizer = prepare(recipe.data, recipe.layout, show=False)
-    hugging_face_model(build_model(dict(recipe.model) | fields, tokenizer, seed=0)).save_pretrained(folder)
+    build_model(dict(recipe.model) | fields, tokenizer, seed=0).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     batch = Plan(store.splits["train"], recipe, tokenizer).batch(0)
     mask = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))

@@ -34,7 +34,7 @@ def test_texts_are_scored_with_each_kind_of_thoughts(tmp_path: Path, corpus: Pat
         assert part["difference"] == pytest.approx(part["score"] - own["score"], abs=1e-5)
         assert low <= part["difference"] <= high
         assert part["difference"] != 0
-    assert model.hugging_face.config.thought_control is None  # the model is as it was
+    assert model.model.config.thought_control is None  # the model is as it was
     assert ablation.run(model, AblationOptions(split="train", documents=6)) == result  # noise and all
 
 
@@ -76,7 +76,7 @@ def test_a_model_that_ignores_its_thoughts_does_not_change(tmp_path: Path, corpu
     recipe = shrink(get_recipe("thought_gestalt/tiny"), corpus)
     model = load(saved(tmp_path / "run", dataclasses.replace(recipe, model=recipe.model | {"context_seeding": False})))
     with torch.no_grad():
-        for block in model.hugging_face.blocks:
+        for block in model.model.blocks:
             if getattr(block, "memory_attention", None) is not None:
                 block.memory_attention.gate.zero_()
     result = ablation.run(model, AblationOptions(split="train", documents=4))

@@ -28,7 +28,7 @@ from mentalese.evaluation.answers import (
     free_answer,
 )
 from mentalese.evaluation.options import AnswerOptions
-from mentalese.models.adapter import CausalLMAdapter
+from mentalese.models.base import LanguageModel, as_model
 from mentalese.recipe import DataConfig, EvaluationConfig
 from support import opened
 
@@ -50,14 +50,14 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[TokenStore, Any,
     return store, tokenizer, layout
 
 
-def gpt2(tokenizer: Any) -> CausalLMAdapter:
+def gpt2(tokenizer: Any) -> LanguageModel:
     """Untied and with large weights: a tied random model would repeat one token, whatever the prompt."""
     torch.manual_seed(0)
     config = GPT2Config(
         vocab_size=len(tokenizer), n_positions=96, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3,
         tie_word_embeddings=False,
     )  # fmt: skip
-    return CausalLMAdapter(GPT2LMHeadModel(config)).train()
+    return as_model(GPT2LMHeadModel(config)).train()
 
 
 class Scripted(nn.Module):
@@ -217,7 +217,7 @@ def test_answers_do_not_depend_on_the_batch_size(prepared: tuple[TokenStore, Any
     alone = texts(1)
     assert len(set(alone)) == 10
     assert texts(3) == texts(64) == alone
-    assert model.model.training
+    assert model.training
 
 
 def test_training_refuses_a_question_without_room(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from mentalese import Recipe, get_recipe, recipes
-from mentalese.models.contract import count_parameters
+from mentalese.models.base import count_parameters
 
 GPT2_VOCABULARY = 50_257
 

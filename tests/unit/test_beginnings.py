@@ -170,8 +170,8 @@ def test_a_grown_model_reads_and_ends_as_its_base(kind: str, base: Path, tmp_pat
         assert ids[0].tolist() == plain(QUESTION)["input_ids"]
     assert AutoTokenizer.from_pretrained(tmp_path / "grown")(QUESTION)["input_ids"] == ids[0].tolist()
     known = len(plain)
-    assert torch.equal(grown.hugging_face(ids).logits[..., :known], first.hugging_face(ids).logits[..., :known])
-    settings = grown.hugging_face.generation_config.eos_token_id
+    assert torch.equal(grown.model(ids).logits[..., :known], first.model(ids).logits[..., :known])
+    settings = grown.model.generation_config.eos_token_id
     assert (settings if isinstance(settings, list) else [settings]) == ENDS[kind]
     for name in ("bos_token", "eos_token"):
         if (token := getattr(plain, name)) is not None:
@@ -192,7 +192,7 @@ def test_generation_stops_at_every_end(base: Path, number: int, tmp_path: Path) 
         torch.nn.init.zeros_(head.weight)
         torch.nn.init.zeros_(head.bias)
         head.bias.data[ENDS["llama_3"][number]] = 9.0
-        saved.hugging_face.set_output_embeddings(head)
+        saved.model.set_output_embeddings(head)
         assert saved.generate(QUESTION, max_new_tokens=5) == [QUESTION]
         assert "".join(saved.stream(QUESTION, max_new_tokens=5)) == ""
 
@@ -260,7 +260,7 @@ def test_a_text_is_scored_after_its_beginning(base: Path, kind: str) -> None:
     saved, tokenizer = mentalese.load(base, "cpu"), AutoTokenizer.from_pretrained(base)
     text = "Pat has 12 pens"
     ids = torch.tensor([[*([] if kind in ADDERS else [0]), *tokenizer(text)["input_ids"]]])
-    logits = saved.hugging_face(ids).logits.log_softmax(-1)
+    logits = saved.model(ids).logits.log_softmax(-1)
     given = len(FIRST.get(kind, [END]))
     likelihood = logits[0, :-1].gather(1, ids[0, 1:, None])[given - 1 :].sum()
     [score] = saved.score(text)
@@ -292,9 +292,9 @@ def test_a_run_of_a_grown_model_keeps_the_beginning(
     assert prompt[: len(first + start + words)] == first + start + words
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
     assert tokenizer(QUESTION)["input_ids"] == prompt
-    settings = saved.hugging_face.generation_config.eos_token_id
+    settings = saved.model.generation_config.eos_token_id
     assert settings == ENDS[kind]
-    assert saved.hugging_face.config.eos_token_id == ENDS[kind]
+    assert saved.model.config.eos_token_id == ENDS[kind]
     trace = saved.think(QUESTION, **({"max_new_tokens": 1} if layout.questions else {}))
     assert trace.input_ids[: len(prompt)].tolist() == prompt
     if layout.questions:

@@ -25,7 +25,6 @@ from mentalese.errors import InputError
 from mentalese.evaluation import answers
 from mentalese.evaluation.answers import answer_records
 from mentalese.families.coconut.plain import Coconut
-from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model
 from mentalese.models.checkpoints import load_model, save_model
 from mentalese.models.saved import load
@@ -76,7 +75,7 @@ def saved(folder: Path, recipe: Recipe, mode: str | None, change: Any = None, st
         with torch.no_grad():
             change(model)
     folder.mkdir()
-    save_model(folder / "model", hugging_face_model(model), tokenizer, recipe=recipe.to_dict())
+    save_model(folder / "model", model, tokenizer, recipe=recipe.to_dict())
     (folder / "config.json").write_text(json.dumps({"recipe": recipe.to_dict()}))
     return folder
 
@@ -373,7 +372,7 @@ def test_latents_that_contain_the_frontier_raise_the_diagonal(
 
     def planted(run: Any, split: Split, label: str) -> Any:
         task, graphs = figures._search(run.data.source)
-        embeddings = run.hugging_face.get_input_embeddings().weight.detach()
+        embeddings = run.model.get_input_embeddings().weight.detach()
         torch.nn.init.normal_(embeddings)
         for documents, states, thoughts in thinking(run, split, label):
             for row, document in enumerate(documents):

@@ -334,7 +334,7 @@ def test_a_run_draws_the_students_states_to_the_teachers(tiny: Recipe, tmp_path:
     lines = [line for line in metrics(tmp_path / "run") if "distillation" in line]
     assert lines[-1]["distillation"] < lines[0]["distillation"]
     assert lines[0]["loss"] == pytest.approx(2 * lines[0]["ntp"] + lines[0]["distillation"], rel=1e-5)
-    assert isinstance(load(tmp_path / "run", "cpu").hugging_face, CodiForCausalLM)
+    assert isinstance(load(tmp_path / "run", "cpu").model, CodiForCausalLM)
 
 
 def test_the_run_without_distillation_has_two_losses(tiny: Recipe) -> None:
@@ -404,9 +404,9 @@ def test_adapters_are_trained_with_the_map_on_a_decoder_that_stays_as_it_is(
     base = saved(tmp_path / "base", shrink(get_recipe("codi/tiny-cot"), corpus))
     data = dataclasses.replace(tiny.data, tokenizer=str(base / "model"))
     config = dataclasses.replace(tiny.train, init=str(base), lora_rank=4, lora_alpha=1, steps=2)
-    decoder = load(base, "cpu").hugging_face.state_dict()
+    decoder = load(base, "cpu").model.state_dict()
     train(dataclasses.replace(tiny, data=data, train=config), tmp_path / "run", show=False)
-    model = load(tmp_path / "run", "cpu").hugging_face
+    model = load(tmp_path / "run", "cpu").model
     assert any((tmp_path / "run" / "model" / "adapter").iterdir())
     moved = {
         name for name, old in decoder.items() if not torch.equal(old, model.backbone.state_dict()[name][: len(old)])

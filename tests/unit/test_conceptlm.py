@@ -25,8 +25,8 @@ from mentalese.families.conceptlm.config import ConceptLMConfig, MTPConfig
 from mentalese.families.conceptlm.model import ConceptLMForCausalLM, Concepts, explained
 from mentalese.families.conceptlm.mtp import MTPForCausalLM
 from mentalese.families.conceptlm.plain import ConceptLM, run
-from mentalese.models.adapter import as_contract
 from mentalese.models.backbone import attention_width
+from mentalese.models.base import as_model
 from mentalese.models.build import config_class
 from mentalese.models.cache import ThoughtCache
 from mentalese.models.checkpoints import load_model
@@ -812,7 +812,7 @@ def empty(name: str) -> Any:
     vocabulary = 50_257 if "gpt2" in name else 128_256 if "llama" in name else 50_304
     config = config_class(fields.pop("model_type"))(**fields, vocab_size=vocabulary)
     with torch.device("meta"):
-        return as_contract(AutoModelForCausalLM.from_config(config))
+        return as_model(AutoModelForCausalLM.from_config(config))
 
 
 def test_two_concept_layers_instead_of_two_of_34_token_layers_save_nearly_the_papers_469_percent() -> None:

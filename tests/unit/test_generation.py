@@ -8,7 +8,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
-from mentalese.models.adapter import CausalLMAdapter
+from mentalese.models.base import LanguageModel, as_model
 from mentalese.models.generation import generate_text, stream_text
 from support import metaspace_tokenizer, opened
 
@@ -16,7 +16,7 @@ PROMPTS = ["A dog", "Once upon a time there was", "x", "The function returns a l
 
 
 @pytest.fixture(scope="module")
-def model(tokenizer: PreTrainedTokenizerFast) -> CausalLMAdapter:
+def model(tokenizer: PreTrainedTokenizerFast) -> LanguageModel:
     """Untied and with large weights: a tied random model would repeat one token, whatever the prompt."""
     torch.manual_seed(0)
     special = special_token_ids(tokenizer)
@@ -24,10 +24,10 @@ def model(tokenizer: PreTrainedTokenizerFast) -> CausalLMAdapter:
         vocab_size=len(tokenizer), n_positions=64, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3,
         tie_word_embeddings=False, **{name: special[name] for name in ("pad_token_id", "bos_token_id", "eos_token_id")},
     )  # fmt: skip
-    return CausalLMAdapter(GPT2LMHeadModel(config)).eval()
+    return as_model(GPT2LMHeadModel(config)).eval()
 
 
-def test_many_prompts_give_what_each_gives_alone(model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_many_prompts_give_what_each_gives_alone(model: LanguageModel, tokenizer: PreTrainedTokenizerFast) -> None:
     together = generate_text(opened(model, tokenizer), PROMPTS, max_new_tokens=20)
     alone = [generate_text(opened(model, tokenizer), [prompt], max_new_tokens=20)[0] for prompt in PROMPTS]
     in_batches = generate_text(opened(model, tokenizer), PROMPTS, max_new_tokens=20, batch_size=3)
@@ -39,7 +39,7 @@ def test_many_prompts_give_what_each_gives_alone(model: CausalLMAdapter, tokeniz
 
 
 def test_the_same_seed_samples_the_same_text_and_leaves_other_randomness_alone(
-    model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast
+    model: LanguageModel, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     def sample(seed: int) -> list[str]:
         return generate_text(opened(model, tokenizer), PROMPTS, max_new_tokens=12, seed=seed, do_sample=True)
@@ -52,7 +52,7 @@ def test_the_same_seed_samples_the_same_text_and_leaves_other_randomness_alone(
     assert sample(1) != sample(2)
 
 
-def test_hugging_faces_own_options_pass_through(model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_hugging_faces_own_options_pass_through(model: LanguageModel, tokenizer: PreTrainedTokenizerFast) -> None:
     options = {"max_new_tokens": 8, "num_beams": 3, "num_return_sequences": 2}
     texts = generate_text(opened(model, tokenizer), PROMPTS[:2], **options)
     assert len(texts) == 4
@@ -60,16 +60,16 @@ def test_hugging_faces_own_options_pass_through(model: CausalLMAdapter, tokenize
 
 
 def test_the_model_generates_in_eval_mode_and_gets_its_mode_back(
-    model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast
+    model: LanguageModel, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     expected = generate_text(opened(model, tokenizer), PROMPTS, max_new_tokens=8)
     model.train()
     assert generate_text(opened(model, tokenizer), PROMPTS, max_new_tokens=8) == expected  # no dropout
-    assert model.model.training
+    assert model.training
     model.eval()
 
 
-def test_no_prompts_give_no_texts(model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_no_prompts_give_no_texts(model: LanguageModel, tokenizer: PreTrainedTokenizerFast) -> None:
     assert generate_text(opened(model, tokenizer), []) == []
 
 
@@ -80,17 +80,17 @@ def test_a_prompt_longer_than_the_context_is_refused(make, model, tokenizer) -> 
     make(opened(model, tokenizer), ["y" * 59], max_new_tokens=4)
 
 
-def test_an_empty_prompt_is_refused_by_its_place(model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_an_empty_prompt_is_refused_by_its_place(model: LanguageModel, tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(InputError, match=r"prompts\[2\] is ' '"):
         generate_text(opened(model, tokenizer), ["a", "b", " "], batch_size=1)
 
 
-def test_no_new_tokens_are_refused(model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_no_new_tokens_are_refused(model: LanguageModel, tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(InputError, match="max_new_tokens is 0"):
         generate_text(opened(model, tokenizer), ["a"], max_new_tokens=0)
 
 
-def test_pieces_of_a_stream_make_the_whole_text(model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_pieces_of_a_stream_make_the_whole_text(model: LanguageModel, tokenizer: PreTrainedTokenizerFast) -> None:
     allowed = set(tokenizer("abcdef ")["input_ids"])  # words: a piece ends at a space
     banned = [i for i in range(len(tokenizer)) if i not in allowed]
     options = {"max_new_tokens": 40, "seed": 3, "do_sample": True, "suppress_tokens": banned}
@@ -113,13 +113,11 @@ def test_the_space_after_a_prompt_is_kept_if_a_tokenizer_drops_those_of_texts() 
     assert "".join(pieces) == " of of"
 
 
-def test_an_error_while_streaming_reaches_the_reader(
-    model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_an_error_while_streaming_reaches_the_reader(model: LanguageModel, tokenizer: PreTrainedTokenizerFast) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("broken on purpose")
 
-    handle = model.model.transformer.h[0].register_forward_hook(fail)
+    handle = model.transformer.h[0].register_forward_hook(fail)
     try:
         with pytest.raises(RuntimeError, match="broken on purpose"):
             list(stream_text(opened(model, tokenizer), "A dog"))
@@ -127,14 +125,14 @@ def test_an_error_while_streaming_reaches_the_reader(
         handle.remove()
 
 
-def test_a_reader_that_leaves_stops_the_model(model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_reader_that_leaves_stops_the_model(model: LanguageModel, tokenizer: PreTrainedTokenizerFast) -> None:
     steps = 0
 
     def count(*_: object) -> None:
         nonlocal steps
         steps += 1
 
-    handle = model.model.transformer.h[0].register_forward_hook(count)
+    handle = model.transformer.h[0].register_forward_hook(count)
     try:
         pieces = stream_text(opened(model, tokenizer), "A dog", max_new_tokens=50)
         next(pieces)

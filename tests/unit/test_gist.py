@@ -11,8 +11,8 @@ from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel
 
 from mentalese import InputError
 from mentalese.families.baselines.gist import GPT2GistConfig, GPT2GistLMHeadModel, gist_mask
+from mentalese.models.base import count_parameters
 from mentalese.models.cache import ThoughtCache
-from mentalese.models.contract import count_parameters
 
 PAD, BOS, EOS, EOD = 0, 1, 2, 3
 SIZES = {"vocab_size": 40, "n_positions": 64, "n_embd": 32, "n_head": 4, "initializer_range": 0.2}

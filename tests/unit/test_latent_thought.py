@@ -26,10 +26,11 @@ from mentalese.families.latent_thought.inference import FastLearning, fit, infer
 from mentalese.families.latent_thought.model import LTMForCausalLM
 from mentalese.families.latent_thought.plain import LatentThought
 from mentalese.families.latent_thought.recipes import ALGORITHM_1
-from mentalese.models.contract import TrainStep, count_parameters
+from mentalese.models.base import count_parameters
 from mentalese.nn.flex import flex_attend
 from mentalese.nn.noise import Noise
 from mentalese.training.loop import train
+from mentalese.training.step import TrainStep
 from support import finish, launch, losses, sharing, shrink, training_losses
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-4}

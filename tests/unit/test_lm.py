@@ -36,9 +36,8 @@ from mentalese.evaluation.harness import MentaleseLM
 from mentalese.evaluation.options import EvaluationOptions, HubOptions, TaskOptions
 from mentalese.evaluation.suite import read_tasks
 from mentalese.evaluation.zero_shot import SETS, read_hub_task, read_questions, zero_shot
-from mentalese.models.adapter import hugging_face_model
+from mentalese.models.base import LanguageModel
 from mentalese.models.build import build_model
-from mentalese.models.contract import Contract
 from mentalese.nn.loss import IGNORED
 from mentalese.recipe import DataConfig
 from support import opened
@@ -77,7 +76,7 @@ def lm(request: pytest.FixtureRequest, tokenizer: PreTrainedTokenizerFast) -> Me
     return reader(model, tokenizer, *read, batch_size=2)
 
 
-class Bigram(nn.Module, Contract):
+class Bigram(nn.Module, LanguageModel):
     """Logits follow from the last token alone, printable characters are all it would say, and no row may be longer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, longest: int = 1000) -> None:
@@ -119,7 +118,7 @@ def test_a_plain_models_score_is_the_log_softmax_of_its_own_logits(tokenizer: Pr
     found = reader(model, tokenizer, *read, batch_size=3).loglikelihood([request(*pair) for pair in PAIRS])
     for (context, continuation), (log_likelihood, greedy) in zip(PAIRS, found):
         ids = torch.tensor([[model.config.eos_token_id, *tokenizer(context + continuation)["input_ids"]]])
-        scores = hugging_face_model(model)(ids).logits[0, :-1].detach().log_softmax(-1)
+        scores = model(ids).logits[0, :-1].detach().log_softmax(-1)
         scores, labels = scores[-len(continuation) :], ids[0, -len(continuation) :]  # a token is a byte
         assert log_likelihood == pytest.approx(float(scores.gather(1, labels[:, None]).sum()), rel=1e-5)
         assert greedy == bool((scores.argmax(-1) == labels).all())
@@ -247,7 +246,7 @@ def test_a_rolling_score_of_a_long_text_is_that_of_lm_evals_windows(
     ids, beginning = tokenizer(text)["input_ids"], special_token_ids(tokenizer)["eos_token_id"]
     expected = 0.0
     for context, said in map(make_disjoint_window, get_rolling_token_windows(ids, beginning, 31, 1)):
-        scores = hugging_face_model(model)(torch.tensor([context + said])).logits[0].detach().log_softmax(-1)
+        scores = model(torch.tensor([context + said])).logits[0].detach().log_softmax(-1)
         expected += float(scores[len(context) - 1 : -1].gather(1, torch.tensor(said)[:, None]).sum())
     lm = reader(model, tokenizer, *read, max_length=32)
     assert lm.loglikelihood_rolling([request(text)]) == [pytest.approx(expected, rel=1e-5)]
@@ -680,7 +679,7 @@ def saved(
 ) -> Path:
     folder = tmp_path_factory.mktemp("model")
     recipe = get_recipe(FAMILIES[0] if request.param == "no recipe" else request.param)
-    hugging_face_model(build(recipe.name, tokenizer)[0]).save_pretrained(folder)
+    build(recipe.name, tokenizer)[0].save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     if request.param != "no recipe":
         if isinstance(recipe.layout, Packed):

@@ -22,7 +22,6 @@ from mentalese.families.looped.grow import grown, kept_layers, shape_of
 from mentalese.families.looped.model import LoopedForCausalLM
 from mentalese.families.looped.plain import Keep, Looped
 from mentalese.families.looped.turns import drawn_turns, initial_state
-from mentalese.models.adapter import hugging_face_model
 from mentalese.models.checkpoints import load_model
 from mentalese.models.grow import grow
 from mentalese.models.saved import load
@@ -282,7 +281,7 @@ def test_a_grown_model_says_what_its_layers_do_at_any_number_of_turns(tokenizer:
     """McLeish et al. (arXiv 2511.07384): the first layers are the prelude, the last ones block and coda."""
     base = saved_llama(tokenizer, tmp_path, layers=6)
     grow(str(base), "looped", tmp_path / "grown", prelude_layers=1, block_layers=2, coda_layers=1, turns=3)
-    grown, cut = (hugging_face_model(load_model(path)[0]) for path in (tmp_path / "grown", base))
+    grown, cut = (load_model(path)[0] for path in (tmp_path / "grown", base))
     cut.model.layers = torch.nn.ModuleList(cut.model.layers[i] for i in (0, 3, 4, 5))
     ids = IDS[None]
     with torch.no_grad():

@@ -24,7 +24,6 @@ from mentalese.data.store import prepare
 from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS
 from mentalese.errors import InputError
 from mentalese.models import lora
-from mentalese.models.adapter import hugging_face_model
 from mentalese.models.checkpoints import load_model
 from mentalese.training.loop import train
 from mentalese.training.plan import Plan
@@ -105,12 +104,12 @@ def test_a_grown_model_trains_adapters_new_rows_and_new_parts_alone(
     result = train(asked, tmp_path / "run", show=False)
     before, tokenizer = load_model(asked.train.init or "")
     after = mentalese.load(tmp_path / "run", "cpu")
-    assert type(after.hugging_face) is type(hugging_face_model(before))  # a plain model: adapters are merged
+    assert type(after.model) is type(before)  # a plain model: adapters are merged
     vocabulary = tokenizer.get_vocab()
     markers = [vocabulary[name] for name in (*MARKERS, *LATENT_MARKERS.values()) if name in vocabulary]
     others = torch.tensor([i for i in range(len(tokenizer)) if i not in markers])
-    weights, moved = after.hugging_face.state_dict(), set()
-    for name, old in hugging_face_model(before).state_dict().items():
+    weights, moved = after.model.state_dict(), set()
+    for name, old in before.state_dict().items():
         if name.endswith(("embed_tokens.weight", "lm_head.weight")):
             assert torch.equal(old[others], weights[name][others])
             assert not torch.equal(old[markers], weights[name][markers])
@@ -122,7 +121,7 @@ def test_a_grown_model_trains_adapters_new_rows_and_new_parts_alone(
     assert len(adapted) == 2 * 7  # of each layer: q, k, v, o, gate, up, down
     assert all(name.endswith("_proj.weight") for name in adapted)
     assert result["parameters"]["trained"] < result["parameters"]["total"]
-    assert result["parameters"]["total"] == sum(p.numel() for p in after.hugging_face.parameters())
+    assert result["parameters"]["total"] == sum(p.numel() for p in after.model.parameters())
 
 
 @pytest.mark.parametrize("family", ["coconut", "conceptlm", None])
@@ -132,14 +131,14 @@ def test_the_adapter_opens_by_peft_and_says_what_the_merged_model_and_the_checkp
     asked = recipe(corpus, any_base, tmp_path, family, checkpoint_every=4, eval_every=4)
     train(asked, tmp_path / "run", show=False)
     inputs = batch(asked)
-    merged = mentalese.load(tmp_path / "run", "cpu").hugging_face
+    merged = mentalese.load(tmp_path / "run", "cpu").model
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model").eval()
-    saved = mentalese.load(tmp_path / "run" / "checkpoints" / "step-00000004", "cpu").hugging_face
+    saved = mentalese.load(tmp_path / "run" / "checkpoints" / "step-00000004", "cpu").model
     start = AutoModelForCausalLM.from_pretrained(asked.train.init)
     adapted = PeftModel.from_pretrained(start, tmp_path / "run" / "model" / "adapter").eval()
     with torch.no_grad():
         expected = merged(**inputs).logits
-        untrained = hugging_face_model(load_model(asked.train.init or "")[0])
+        untrained = load_model(asked.train.init or "")[0]
         assert not torch.allclose(expected, untrained(**inputs).logits, atol=1e-3)
         torch.testing.assert_close(plain(**inputs).logits, expected)
         torch.testing.assert_close(saved(**inputs).logits, expected)

@@ -22,7 +22,7 @@ from mentalese.families.masked_diffusion.config import MaskedDiffusionConfig
 from mentalese.families.masked_diffusion.model import MaskedDiffusionLM
 from mentalese.families.masked_diffusion.noise import schedule, score_entropy, training_times, uniform
 from mentalese.families.masked_diffusion.plain import MaskedDiffusion
-from mentalese.models.contract import count_parameters
+from mentalese.models.base import count_parameters
 from mentalese.models.generation import generate_text, stream_text
 from mentalese.nn.loss import IGNORED
 from mentalese.nn.noise import Noise, shared_seed

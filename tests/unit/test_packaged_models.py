@@ -40,7 +40,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 def test_a_model_opens_reads_and_writes(name: str) -> None:
     saved = mentalese.load(f"models:{name}", "cpu")
     assert saved.recipe is not None
-    assert {parameter.dtype for parameter in saved.hugging_face.parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in saved.model.parameters()} == {torch.float32}
     text = "The cell is small. It divides."
     if saved.data.source.startswith("builtin:"):
         split = saved.on(re.sub(r"count=\d+", "count=100", saved.data.source)).split("test")
@@ -64,7 +64,7 @@ def test_a_packaged_recipe_makes_the_same_model(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_saved_again_reads_as_packaged(name: str, tmp_path: Path) -> None:
     first = mentalese.load(f"models:{name}", "cpu")
-    first.hugging_face.save_pretrained(tmp_path)
+    first.model.save_pretrained(tmp_path)
     first.tokenizer.save_pretrained(tmp_path)
     again = mentalese.load(tmp_path, "cpu")
     assert again.recipe == first.recipe

@@ -24,8 +24,7 @@ from mentalese.data.split import Split
 from mentalese.data.store import split_of
 from mentalese.data.tokenizers import add_markers, special_token_ids
 from mentalese.errors import InputError
-from mentalese.models.adapter import CausalLMAdapter
-from mentalese.models.contract import Contract
+from mentalese.models.base import LanguageModel, as_model
 from mentalese.models.scoring import text_scores
 from mentalese.recipe import DataConfig, EvaluationConfig, Recipe, TrainConfig
 from support import MARKERS, make_split, opened
@@ -49,17 +48,17 @@ def split(tokenizer: PreTrainedTokenizerFast) -> Split:
 
 
 @pytest.fixture(scope="module")
-def model(tokenizer: PreTrainedTokenizerFast) -> CausalLMAdapter:
+def model(tokenizer: PreTrainedTokenizerFast) -> LanguageModel:
     """A small GPT-2 whose weights are large enough that context matters."""
     torch.manual_seed(0)
     config = GPT2Config(
         vocab_size=len(tokenizer), n_positions=64, n_embd=32, n_layer=2, n_head=4, initializer_range=0.2,
         bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
-    return CausalLMAdapter(GPT2LMHeadModel(config)).eval()
+    return as_model(GPT2LMHeadModel(config)).eval()
 
 
-class OnCpu(nn.Module, Contract):
+class OnCpu(nn.Module, LanguageModel):
     """A model without weights."""
 
     device = torch.device("cpu")
@@ -163,7 +162,7 @@ def test_what_is_no_likelihood_of_one_pass_has_no_bits_a_byte_with_ends(
 
 @pytest.mark.parametrize("kind", ["packed", "per_document"])
 def test_the_batch_size_changes_nothing(
-    kind: str, model: CausalLMAdapter, split: Split, tokenizer: PreTrainedTokenizerFast
+    kind: str, model: LanguageModel, split: Split, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     """Rows of very different lengths are padded on the right in large batches and not at all in batches of one."""
     layout = layout_of(kind, 32)
@@ -174,7 +173,7 @@ def test_the_batch_size_changes_nothing(
 
 
 def test_it_is_the_likelihood_of_the_documents_token_by_token(
-    model: CausalLMAdapter, split: Split, tokenizer: PreTrainedTokenizerFast
+    model: LanguageModel, split: Split, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     """Against a plain loop: one row, one document, no windows, Hugging Face's own logits."""
     end = special_token_ids(tokenizer)["eos_token_id"]
@@ -182,7 +181,7 @@ def test_it_is_the_likelihood_of_the_documents_token_by_token(
     for text in TEXTS[:3]:
         ids = torch.tensor([[end, *tokenizer(text)["input_ids"]]])
         with torch.no_grad():
-            logits = model.model(input_ids=ids).logits
+            logits = model(input_ids=ids).logits
         total += float(nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:], reduction="sum"))
         count += ids.shape[1] - 1
     result = score(model, split, tokenizer, context_length=60, max_documents=3)
@@ -191,7 +190,7 @@ def test_it_is_the_likelihood_of_the_documents_token_by_token(
     assert result.protocol["documents"] == 3
 
 
-def test_more_context_is_used(model: CausalLMAdapter, split: Split, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_more_context_is_used(model: LanguageModel, split: Split, tokenizer: PreTrainedTokenizerFast) -> None:
     short, long = (score(model, split, tokenizer, context_length=n) for n in (4, 60))
     assert abs(short.nll - long.nll) > 1e-3
 
@@ -289,7 +288,7 @@ def test_blocks_of_joined_documents_score_the_same_tokens_each_in_its_place(kind
 
 
 def test_joined_documents_are_context_of_each_other(
-    model: CausalLMAdapter, split: Split, tokenizer: PreTrainedTokenizerFast
+    model: LanguageModel, split: Split, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     """Against a plain loop: blocks of the joined text one by one, Hugging Face's own logits."""
     special = special_token_ids(tokenizer)
@@ -298,7 +297,7 @@ def test_joined_documents_are_context_of_each_other(
     for start in range(0, len(text) - 1, 15):
         ids = text[None, start : start + 16]
         with torch.no_grad():
-            nll = -model.model(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+            nll = -model(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
         expected[start : start + 15] = nll
     expected[split.documents[1:] - 1] = np.nan
     saved = opened(model, tokenizer, LAYOUT, context_length=16, joined=True, batch_size=3)
@@ -317,7 +316,7 @@ def test_the_protocol_of_records_tells_markers_without_latents_from_none() -> No
 
 @pytest.mark.parametrize("kind", ["packed", "per_document", "marked"])
 def test_a_perplexity_is_the_mean_of_its_tokens(
-    kind: str, model: CausalLMAdapter, split: Split, tokenizer: PreTrainedTokenizerFast
+    kind: str, model: LanguageModel, split: Split, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     saved = opened(model, tokenizer, layout_of(kind, 32), max_documents=4, batch_size=3)
     result, scores = saved.perplexity(split), saved.token_scores(split)
@@ -327,7 +326,7 @@ def test_a_perplexity_is_the_mean_of_its_tokens(
 
 
 def test_marked_windows_give_the_likelihood_between_markers(
-    model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast
+    model: LanguageModel, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     """Against a plain loop: one row, one document, no windows, Hugging Face's own logits."""
     special = special_token_ids(tokenizer)
@@ -337,7 +336,7 @@ def test_marked_windows_give_the_likelihood_between_markers(
     for document in ([[10, 11, 12], [13, 14, 15, 16, 17]], [[19, 20, 21, 22], [23, 24], [25, 26]]):
         ids = torch.tensor([[token for sentence in document for token in (bos, *sentence, eos)]])
         with torch.no_grad():
-            nll = -model.model(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+            nll = -model(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
         expected += nll[(ids[0, 1:] != bos) & (ids[0, 1:] != eos)].tolist()
     split.tokens[split.documents[1:] - 1] = special["eos_token_id"]
     scores = opened(model, tokenizer, Marked(sequence_length=64)).token_scores(split)
@@ -357,9 +356,9 @@ def test_the_protocol_says_after_what_a_sentence_begins() -> None:
 
 
 @pytest.fixture(scope="module")
-def saved(model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(model: LanguageModel, tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "model"
-    model.model.save_pretrained(folder)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     recipe = Recipe(
         name="test/tiny", description="", model={"model_type": "gpt2"}, train=TrainConfig(steps=1),

@@ -129,7 +129,7 @@ def test_an_empty_field_is_the_models_own(player: Player) -> None:
 
 
 def test_a_model_that_draws_by_itself_is_told_not_to(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(player.saved.model.model.generation_config, "do_sample", True)
+    monkeypatch.setattr(player.saved.model.generation_config, "do_sample", True)
     assert player.options("Anna", settings(player, temperature=0, top_p=0.5)).generation() == {"do_sample": False}
 
 

@@ -63,7 +63,7 @@ CALLS: dict[str, tuple[Callable[[Saved], Any], str]] = {
         r"generation_config is \{\}: pass its",
     ),
     "scores of a text": (lambda m: m.generate("She", output_scores=True), "output_scores is True: texts are passed"),
-    "all of it": (lambda m: m.generate("She", return_dict_in_generate=True), "call saved.hugging_face.generate with"),
+    "all of it": (lambda m: m.generate("She", return_dict_in_generate=True), "call saved.model.generate with"),
     "tokens for texts": (lambda m: m.generate("She", input_ids=torch.ones(1, 1)), "input_ids is of type Tensor: texts"),
     "a tokenizer": (lambda m: m.generate("She", tokenizer=m.tokenizer), r"tokenizer is of type .*: texts are passed"),
     "a mask of a stream": (lambda m: m.stream("She", attention_mask=None), "attention_mask is None: texts are passed"),
@@ -107,7 +107,7 @@ def test_a_call_is_refused_in_one_sentence(model: Saved, name: str) -> None:
 
 def test_a_models_own_settings_return_texts_too(model: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = model.generate("She", max_new_tokens=3)
-    monkeypatch.setattr(model.hugging_face.generation_config, "return_dict_in_generate", True)
+    monkeypatch.setattr(model.model.generation_config, "return_dict_in_generate", True)
     assert model.generate("She", max_new_tokens=3) == expected
 
 
@@ -154,8 +154,8 @@ def test_numbers_of_numpy_are_numbers() -> None:
 def test_weights_that_are_not_finite_are_refused_when_opened(copy: Path) -> None:
     broken = load(copy, device="cpu")
     with torch.no_grad():
-        broken.hugging_face.transformer.h[1].mlp.c_fc.weight[0, 0] = math.nan
-    broken.hugging_face.save_pretrained(copy / "model")
+        broken.model.transformer.h[1].mlp.c_fc.weight[0, 0] = math.nan
+    broken.model.save_pretrained(copy / "model")
     (copy / "model" / "mentalese.json").unlink()
     with pytest.raises(InputError, match=r"the weight .*h.1.mlp.c_fc.weight is not finite"):
         load(copy, device="cpu")

@@ -20,9 +20,8 @@ from mentalese.data.tokenizers import add_markers, special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluation import reversal
 from mentalese.evaluation.reversal import NAMES, reversal_scores, single_token_names, trend
-from mentalese.models.adapter import as_contract
+from mentalese.models.base import LanguageModel, as_model
 from mentalese.models.build import build_model
-from mentalese.models.contract import Contract
 from mentalese.models.generation import generate_text, stream_text
 from support import opened
 
@@ -59,7 +58,7 @@ def plain() -> PreTrainedTokenizerFast:
     return words(*PEOPLE, end="</s>")
 
 
-class Copycat(nn.Module, Contract):
+class Copycat(nn.Module, LanguageModel):
     """Gives 0.5 nats to the son of the context and 2 nats to everybody else, and keeps what it was asked."""
 
     def __init__(self, names: dict[str, int]) -> None:
@@ -81,7 +80,7 @@ class Copycat(nn.Module, Contract):
 def random_gpt2(vocabulary: int) -> Any:
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=vocabulary, n_embd=16, n_layer=2, n_head=2, n_positions=128, initializer_range=0.3)
-    return as_contract(GPT2LMHeadModel(config).eval())
+    return as_model(GPT2LMHeadModel(config).eval())
 
 
 def test_a_model_that_repeats_the_last_name_errs_in_reverse_only(marked: PreTrainedTokenizerFast) -> None:
@@ -144,7 +143,7 @@ def test_a_plain_causal_lm_is_asked_in_its_own_tokens(plain: PreTrainedTokenizer
     scores = reversal_scores(opened(model, plain), PEOPLE)
     text = "The son of John is Mark. The father of Mark is"
     ids = torch.tensor([[plain.eos_token_id, *plain(text)["input_ids"]]])
-    logits = model.model(ids).logits[0, -1].detach()
+    logits = model(ids).logits[0, -1].detach()
     expected = -logits.log_softmax(-1)[[single_token_names(plain)[name] for name in ("John", "Mark")]]
     np.testing.assert_allclose(scores["reversed"][1, 2], expected.numpy(), atol=1e-5)
     assert np.isnan(scores["reversed"][np.eye(4, dtype=bool)]).all()
@@ -154,7 +153,7 @@ def test_a_plain_causal_lm_is_asked_in_its_own_tokens(plain: PreTrainedTokenizer
 def folder(plain: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model as another project saves it."""
     folder = tmp_path_factory.mktemp("plain")
-    random_gpt2(len(plain)).model.save_pretrained(folder)
+    random_gpt2(len(plain)).save_pretrained(folder)
     plain.save_pretrained(folder)
     return folder
 
@@ -177,7 +176,7 @@ def test_a_plain_model_scores_a_document_after_its_own_end_of_text(
     found = evaluate(folder, source=f"file:{tmp_path / 'text.jsonl'}", split="test", show=False)
     from mentalese.data.sources import open_source
 
-    model, total, tokens = random_gpt2(len(plain)).model, 0.0, 0
+    model, total, tokens = random_gpt2(len(plain)), 0.0, 0
     for document in open_source(f"file:{tmp_path / 'text.jsonl'}").documents("test"):
         ids = torch.tensor([plain.eos_token_id, *plain(document.text)["input_ids"]])
         scores = model(ids[None]).logits[0, :-1].detach().log_softmax(-1)

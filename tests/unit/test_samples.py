@@ -32,13 +32,13 @@ from mentalese.evaluation.samples import (
     token_entropy,
     unconditional,
 )
-from mentalese.models.adapter import CausalLMAdapter
+from mentalese.models.base import LanguageModel, as_model
 from support import metaspace_tokenizer, opened
 
 LENGTH = 48
 
 
-def gpt2(tokenizer: Any, context: int = 128, seed: int = 0) -> CausalLMAdapter:
+def gpt2(tokenizer: Any, context: int = 128, seed: int = 0) -> LanguageModel:
     """Untied and with large weights: a tied random model would repeat one token, whatever the prompt."""
     torch.manual_seed(seed)
     special = special_token_ids(tokenizer)
@@ -46,11 +46,11 @@ def gpt2(tokenizer: Any, context: int = 128, seed: int = 0) -> CausalLMAdapter:
         vocab_size=len(tokenizer), n_positions=context, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3,
         tie_word_embeddings=False, **{name: special[name] for name in ("pad_token_id", "bos_token_id", "eos_token_id")},
     )  # fmt: skip
-    return CausalLMAdapter(GPT2LMHeadModel(config)).eval()
+    return as_model(GPT2LMHeadModel(config)).eval()
 
 
 @pytest.fixture(scope="module")
-def model(tokenizer: PreTrainedTokenizerFast) -> CausalLMAdapter:
+def model(tokenizer: PreTrainedTokenizerFast) -> LanguageModel:
     return gpt2(tokenizer)
 
 
@@ -63,7 +63,7 @@ def nats(judge: Saved, ids: list[int]) -> Tensor:
     """Of each token after an end of document, by Hugging Face's own logits."""
     row = torch.tensor([[judge.layout.special_ids(judge.tokenizer)["bos_token_id"], *ids]])
     with torch.no_grad():
-        return -judge.hugging_face(row).logits[0, :-1].log_softmax(-1).gather(-1, row[0, 1:, None])[:, 0]
+        return -judge.model(row).logits[0, :-1].log_softmax(-1).gather(-1, row[0, 1:, None])[:, 0]
 
 
 def test_the_entropy_of_a_sample_is_that_of_its_tokens() -> None:
@@ -89,7 +89,7 @@ def test_features_are_the_last_hidden_state_of_the_last_token(judge: Saved, toke
     for text, features in zip(texts, found):
         ids = torch.tensor([tokenizer(text)["input_ids"][:LENGTH]])
         with torch.no_grad():
-            hidden = judge.hugging_face.base_model(ids).last_hidden_state[0, -1]
+            hidden = judge.model.base_model(ids).last_hidden_state[0, -1]
         np.testing.assert_allclose(features, hidden, atol=1e-5)
 
 
@@ -105,14 +105,14 @@ def test_mauve_is_high_for_the_same_texts_and_low_for_others() -> None:
 
 
 def test_samples_from_nothing_have_their_full_length_and_are_judged_text_by_text(
-    model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast, judge: Saved, monkeypatch: pytest.MonkeyPatch
+    model: LanguageModel, tokenizer: PreTrainedTokenizerFast, judge: Saved, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Tensor] = []
     monkeypatch.setattr(samples, "token_entropy", lambda ids: made.append(ids) or token_entropy(ids))
-    model.model.generation_config = own = GenerationConfig(top_k=1, do_sample=True, eos_token_id=5)
+    model.generation_config = own = GenerationConfig(top_k=1, do_sample=True, eos_token_id=5)
     options = SampleOptions(samples=11, sample_tokens=40, seed=3)
     found = unconditional(opened(model, tokenizer), options, judge)
-    assert model.model.generation_config is own
+    assert model.generation_config is own
     assert [len(ids) for ids in made] == [40] * 22
     greedy, drawn = made[:11], made[11:]
     assert all(torch.equal(ids, greedy[0]) for ids in greedy)
@@ -142,7 +142,7 @@ def test_samples_from_nothing_have_their_full_length_and_are_judged_text_by_text
 
 
 def test_samples_follow_from_the_seed_and_fill_the_context(
-    model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast, judge: Saved
+    model: LanguageModel, tokenizer: PreTrainedTokenizerFast, judge: Saved
 ) -> None:
     def texts(**fields: Any) -> list[str]:
         options = SampleOptions(samples=3, decoding="multinomial", **fields)
@@ -207,7 +207,7 @@ SHORT: dict[str, Any] = {"prompt_tokens": 12, "sample_tokens": 8}
 
 
 def test_continuations_follow_the_beginnings_of_documents_that_are_long_enough(
-    model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast, split: Split, judge: Saved
+    model: LanguageModel, tokenizer: PreTrainedTokenizerFast, split: Split, judge: Saved
 ) -> None:
     options = SampleOptions(kind="conditional", samples=100, draws=2, **SHORT)
     found = conditional(opened(model, tokenizer), split, options, judge)
@@ -239,7 +239,7 @@ def test_a_continuation_keeps_the_space_before_it() -> None:
 
 
 def test_too_few_or_too_long_prompts_are_refused(
-    model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast, split: Split, judge: Saved
+    model: LanguageModel, tokenizer: PreTrainedTokenizerFast, split: Split, judge: Saved
 ) -> None:
     for count in (121, 99):
         options = SampleOptions(kind="conditional", samples=count, **SHORT)
@@ -255,10 +255,10 @@ def test_too_few_or_too_long_prompts_are_refused(
 
 
 @pytest.fixture(scope="module")
-def saved(model: CausalLMAdapter, tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(model: LanguageModel, tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("saved")
-    model.model.generation_config = GenerationConfig()
-    model.model.save_pretrained(folder)
+    model.generation_config = GenerationConfig()
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

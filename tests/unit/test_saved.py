@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, L
 
 import mentalese
 from mentalese import InputError, Saved, get_recipe
+from mentalese.models.base import LanguageModel, as_model, class_of
 from mentalese.models.trace import ThoughtTrace
 from support import saved, shrink, tiny_recipes
 
@@ -50,7 +53,7 @@ def test_one_text_needs_no_list(opened: Saved) -> None:
 
 
 def test_text_ends_after_a_stop_string(opened: Saved) -> None:
-    model = opened.hugging_face
+    model = opened.model
     if not getattr(model, "causal", True):
         with pytest.raises(InputError, match=r"stop_strings is .* remove it"):
             opened.generate("She", max_new_tokens=4, stop_strings=["a"])
@@ -83,7 +86,7 @@ def test_any_hugging_face_model_opens(kind: str, tokenizer: Any, tmp_path: Path)
     (score,) = opened.score(["abc def"])
     ids = opened.encode(["abc def"])["input_ids"]
     with torch.no_grad():
-        log_p = opened.hugging_face(ids).logits[0, :-1].log_softmax(-1)
+        log_p = opened.model(ids).logits[0, :-1].log_softmax(-1)
     expected = -log_p.gather(-1, ids[0, 1:, None]).sum().item()
     assert score.nll == pytest.approx(expected, rel=1e-5)
     assert score.tokens == ids.shape[1] - 1
@@ -170,3 +173,20 @@ def test_every_exported_name_is_there() -> None:
     for name in mentalese.__all__:
         assert getattr(mentalese, name) is not None, name
         assert getattr(mentalese, name).__doc__, name
+
+
+def test_a_decoder_gets_the_interface_in_place() -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 11}
+    plain = GPT2LMHeadModel(GPT2Config(**sizes)).eval()
+    ids, names = torch.arange(5)[None], list(plain.state_dict())
+    expected = plain(ids).logits
+    model = as_model(plain)
+    assert model is plain is as_model(model)
+    assert isinstance(model, GPT2LMHeadModel)
+    assert isinstance(model, LanguageModel)
+    assert class_of(model) is GPT2LMHeadModel
+    assert (type(model).__name__, list(model.state_dict())) == ("GPT2LMHeadModel", names)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert type(copied) is type(model)
+        assert torch.equal(copied(ids).logits, expected)
+        assert copied.token_nll({"input_ids": ids, "labels": ids}).shape == ids.shape

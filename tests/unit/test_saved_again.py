@@ -68,7 +68,7 @@ def test_a_copy_in_half_precision_reads_as_trained(corpus: Path, tmp_path: Path)
     AutoTokenizer.from_pretrained(run / "model").save_pretrained(tmp_path / "half")
     again = mentalese.load(tmp_path / "half", "cpu")
     assert_reads_alike(again, mentalese.load(run, "cpu"))
-    assert again.hugging_face.dtype == torch.bfloat16
+    assert again.model.dtype == torch.bfloat16
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT reads it

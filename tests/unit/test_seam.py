@@ -13,7 +13,6 @@ from torch import nn
 
 from mentalese.data.store import prepare
 from mentalese.errors import InputError
-from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model
 from mentalese.models.cache import ThoughtCache
 from mentalese.models.transformers_seam import CACHE, LogitsOutput, one_cache
@@ -145,4 +144,4 @@ def test_an_output_without_a_cache_has_neither_name() -> None:
 def _model(name: str) -> transformers.PreTrainedModel:
     recipe = get_recipe(name)
     _, tokenizer = prepare(recipe.data, recipe.layout, show=False)
-    return hugging_face_model(build_model(recipe.model, tokenizer, seed=0)).eval()
+    return build_model(recipe.model, tokenizer, seed=0).eval()

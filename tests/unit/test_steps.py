@@ -240,8 +240,8 @@ def test_a_trained_coconut_continues_with_a_step_decoder(corpus: Path, tmp_path:
     data = dataclasses.replace(recipe.data, tokenizer=str(base / "model"))
     config = dataclasses.replace(recipe.train, init=str(base), steps=1)
     train(dataclasses.replace(recipe, data=data, train=config), tmp_path / "run", show=False)
-    trained = load(tmp_path / "run", "cpu").hugging_face
-    before = load(base, "cpu").hugging_face
+    trained = load(tmp_path / "run", "cpu").model
+    before = load(base, "cpu").model
     weights = trained.state_dict()
     for name, old in before.state_dict().items():
         torch.testing.assert_close(weights[name], old, atol=0.01, rtol=0)  # a step of 3e-3
@@ -253,4 +253,4 @@ def test_a_run_trains_the_decoder_and_logs_its_loss(corpus: Path, tmp_path: Path
     logged = [line for line in metrics(tmp_path / "run") if "step_nll" in line]
     assert logged[-1]["step_nll"] < 0.95 * logged[0]["step_nll"]
     assert logged[0]["loss"] == pytest.approx(logged[0]["ntp"] + logged[0]["step_nll"], rel=1e-5)
-    assert load(tmp_path / "run", "cpu").hugging_face.step_decoder is not None
+    assert load(tmp_path / "run", "cpu").model.step_decoder is not None

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from mentalese import Recipe, get_recipe
-from mentalese.models.contract import count_parameters
+from mentalese.models.base import count_parameters
 from mentalese.registry import match_recipes
 from paper_tables import Row, check, matches, names
 

@@ -28,8 +28,8 @@ from mentalese.families.thought_gestalt.plain import ThoughtGestalt
 from mentalese.families.thought_gestalt.plan import plan_pass, sent
 from mentalese.families.thought_gestalt.repeated import parts, unit
 from mentalese.families.thought_gestalt.streams import find_sentences
+from mentalese.models.base import count_parameters
 from mentalese.models.build import check_context
-from mentalese.models.contract import count_parameters
 from mentalese.models.trace import ThoughtTrace
 from mentalese.nn.loss import linear_cross_entropy_reference
 from mentalese.registry import get_recipe, match_recipes

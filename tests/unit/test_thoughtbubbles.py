@@ -31,7 +31,8 @@ from mentalese.families.thoughtbubbles.forking import (
 from mentalese.families.thoughtbubbles.model import ThoughtbubblesForCausalLM
 from mentalese.families.thoughtbubbles.plain import Thoughtbubbles
 from mentalese.families.thoughtbubbles.readout import mixture_cross_entropy, mixture_log_probabilities
-from mentalese.models.contract import TrainStep, count_parameters
+from mentalese.models.base import count_parameters
+from mentalese.training.step import TrainStep
 from support import sharing
 
 CLOSE = {"atol": 2e-5, "rtol": 1e-4}

@@ -101,7 +101,7 @@ def test_what_it_saves_opens_and_a_resumed_run_ends_as_one_that_was_not_stopped(
     assert opened.recipe == recipe
     assert opened.tokenizer.get_vocab() == whole.processing_class.get_vocab()
     for other in (AutoModelForCausalLM.from_pretrained(tmp_path / "run"), again.model, whole.model):
-        for name, value in opened.hugging_face.state_dict().items():
+        for name, value in opened.model.state_dict().items():
             assert torch.equal(other.state_dict()[name], value), name
 
 

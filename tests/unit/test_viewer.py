@@ -21,7 +21,7 @@ from mentalese.data.store import split_of
 from mentalese.errors import InputError
 from mentalese.formatting import model_names
 from mentalese.models import contract
-from mentalese.models.adapter import as_contract
+from mentalese.models.base import as_model
 from mentalese.models.saved import Saved, load
 from mentalese.models.thinking import think, token_texts, trace
 from mentalese.models.trace import Thought
@@ -97,7 +97,7 @@ def test_a_model_of_questions_is_asked_and_its_answer_is_traced_too(runs: dict[s
     opened = load(runs["coconut"])
     asked, pad = opened.encode("Who is it?")["input_ids"], opened.tokenizer.pad_token_id
     found = opened.think("Who is it?", max_new_tokens=5)
-    answered = opened.hugging_face.generate(asked, max_new_tokens=5, do_sample=False, pad_token_id=pad)
+    answered = opened.model.generate(asked, max_new_tokens=5, do_sample=False, pad_token_id=pad)
     assert torch.equal(found.input_ids, answered[0])
     assert found.written == asked.shape[1]
     assert len(found.thoughts) == 2 * (opened.layout.asked()["latents"] or 0)
@@ -211,7 +211,7 @@ def test_any_hugging_face_model_has_surprisal_and_entropy(tokenizer: PreTrainedT
 def test_logits_in_pieces_give_the_same_trace(
     tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, ids = as_contract(gpt2(tokenizer)), torch.randint(256, (2, 30))
+    model, ids = as_model(gpt2(tokenizer)), torch.randint(256, (2, 30))
     whole = model.traces({"input_ids": ids})
     monkeypatch.setattr(contract, "_PIECE", 7)
     for found, expected in zip(model.traces({"input_ids": ids}), whole):
@@ -434,7 +434,7 @@ def test_a_model_without_its_thoughts_has_the_same_options(
     think = Saved.think
 
     def noted(saved: Saved, text: str, **options: Any) -> Any:
-        config = saved.hugging_face.config
+        config = saved.model.config
         read.append((config.thought_control, config.fast_learning_rate, options))
         return think(saved, text, **options)
 

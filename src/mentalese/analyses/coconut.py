@@ -141,7 +141,7 @@ def _similarity(saved: Saved, vectors: Sequence[Tensor]) -> Tensor:
     import torch
     from torch.nn.functional import normalize
 
-    embeddings = saved.hugging_face.get_input_embeddings().weight.detach()[: len(saved.tokenizer)]
+    embeddings = saved.model.get_input_embeddings().weight.detach()[: len(saved.tokenizer)]
     return normalize(torch.stack(list(vectors)).float(), dim=-1) @ normalize(embeddings.float(), dim=-1).T
 
 
@@ -448,7 +448,7 @@ def frontier(paths: list[str], *, source: str | None = None, documents: int = AN
     (saved,), (label,) = _open([path], source, documents), model_names([path])
     _check_latents(saved)
     (task, graphs), split = _search(saved.data.source), _split(saved, "validation")
-    embeddings = saved.hugging_face.get_input_embeddings().weight.detach().float().cpu()
+    embeddings = saved.model.get_input_embeddings().weight.detach().float().cpu()
     found: dict[int | None, list[np.ndarray]] = {}
 
     def vector(names: list[str]) -> Tensor:

@@ -19,9 +19,8 @@ from mentalese.data.batch import Batch
 from mentalese.data.config import EvaluationConfig
 from mentalese.data.layouts import Packed
 from mentalese.families.baselines.recipes import OPENWEBTEXT
-from mentalese.models.adapter import as_contract
+from mentalese.models.base import LanguageModel, as_model
 from mentalese.models.build import config_class
-from mentalese.models.contract import Contract
 from mentalese.recipe import Recipe
 
 SPEED = 4e14
@@ -82,18 +81,18 @@ class Row:
     @cache
     def of(model: str, vocabulary: int, length: int) -> Row:
         """A row of this length for a recipe's `model` section, as JSON."""
-        contract = _empty(json.loads(model), vocabulary)
+        empty = _empty(json.loads(model), vocabulary)
         ids = torch.zeros(1, length, dtype=torch.long)
         batch: Batch = {"input_ids": ids, "labels": ids}
-        return Row(contract.training_flops(batch), contract.scoring_flops(batch))
+        return Row(empty.training_flops(batch), empty.scoring_flops(batch))
 
 
-def _empty(fields: dict[str, Any], vocabulary: int) -> Contract:
+def _empty(fields: dict[str, Any], vocabulary: int) -> LanguageModel:
     """A model without memory for its weights."""
     values = {"vocab_size": vocabulary} | fields
     config = config_class(values.pop("model_type"))(**values)
     with torch.device("meta"):
-        return as_contract(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
+        return as_model(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
 
 
 def _vocabulary(recipe: Recipe) -> int | None:

@@ -14,7 +14,6 @@ from mentalese.data.batch import Batch, to_device
 from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.store import TokenStore
 from mentalese.evaluation.answers import answer_limit
-from mentalese.models.adapter import hugging_face_model
 from mentalese.recipe import EvaluationConfig, Recipe
 from mentalese.training.log_buffer import LogBuffer
 from mentalese.training.loop import Run
@@ -95,7 +94,7 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
     plan, model, parameters = run.plan, run.model, run.parameters
     micro_batches = recipe.train.gradient_accumulation_steps
     tokens, per_token = plan.position(plan.total_steps).tokens, flops_per_token(model, plan, micro_batches)
-    held = 4 * sum(p.numel() for p in hugging_face_model(model).parameters())  # with adapters; always float32
+    held = 4 * sum(p.numel() for p in model.parameters())  # with adapters; always float32
     trained = 4 * parameters["trained"]
     layers = model.config.num_hidden_layers
     width = _ACTIVATIONS * (1 if recipe.train.precision == "bf16" else 2) * model.config.hidden_size

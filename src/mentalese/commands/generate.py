@@ -33,7 +33,7 @@ def run(words: list[str]) -> None:
     from mentalese.models.saved import load
 
     saved = load(path, device(), config=config_fields(options.config)).at(options.stage, options.latents)
-    kwargs |= options.inference(saved.hugging_face.generate)
+    kwargs |= options.inference(saved.model.generate)
     kwargs |= {"max_new_tokens": options.max_new_tokens, "seed": options.seed}
     one_stream = len(prompts) == 1 and options.num_beams == 1 and saved.model.causal and not options.json
     if one_stream and sys.stdout.isatty():

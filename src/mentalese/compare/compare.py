@@ -32,9 +32,8 @@ from mentalese.evaluation.ablation import has_own_thoughts
 from mentalese.evaluation.options import AblationOptions
 from mentalese.evaluation.statistics import summary
 from mentalese.files import check_page, read_json, sealed, write_json
-from mentalese.models.adapter import hugging_face_model
+from mentalese.models.base import LanguageModel, count_parameters
 from mentalese.models.build import build_model
-from mentalese.models.contract import Contract, count_parameters
 from mentalese.models.saved import load
 from mentalese.recipe import LENGTHS, Recipe
 from mentalese.screen import progress
@@ -305,7 +304,7 @@ def _meta_model(recipe: Recipe, show: bool) -> tuple[Any, dict[str, int], Any, A
     store, tokenizer = prepare(recipe.data, recipe.layout, show=show)
     with torch.device("meta"):
         model = build_model(recipe.model, tokenizer, seed=0)
-    return model, count_parameters(hugging_face_model(model)), store, tokenizer
+    return model, count_parameters(model), store, tokenizer
 
 
 def _cost(recipe: Recipe, match: str, show: bool) -> int:
@@ -349,7 +348,7 @@ def _with_flops(recipe: Recipe, budget: int, show: bool) -> Recipe:
 
 
 def flops_per_token(
-    model: Contract, plan: Plan, micro_batches: int, samples: int = 16, *, seed: int | None = None
+    model: LanguageModel, plan: Plan, micro_batches: int, samples: int = 16, *, seed: int | None = None
 ) -> float:
     """Training FLOPs per lexical token, over steps spread evenly over the plan.
 

@@ -108,7 +108,7 @@ class EvaluationConfig:
         max_documents: score only the first N documents of the split (validation during training).
         max_test_documents: score only the first N documents of the test split after training; `None`: all of them.
         documents_seed: draw the N documents at random with this seed, for sources that are sorted; `None`: the first N.
-        estimator: the scoring rule, for models that have several (`Contract.estimators`); `None`: the model's first.
+        estimator: the scoring rule, for models that have several (`estimators`); `None`: the model's first.
         sample_prompts: prompts of the samples in `result.json`; empty: the beginnings of two test documents, or two
             test questions.
         sample_tokens: new tokens per prompt of these samples.

@@ -23,7 +23,7 @@ from mentalese.evaluation.answers import AnswerRecord, answer_records
 from mentalese.families.suite.demo import DEMO, Shown
 from mentalese.files import check_page, write_json, write_text
 from mentalese.html import render
-from mentalese.models.contract import count_parameters
+from mentalese.models.base import count_parameters
 from mentalese.models.saved import Saved, load
 from mentalese.models.trace import ThoughtTrace
 from mentalese.suite.run import levels_of, scored_nats

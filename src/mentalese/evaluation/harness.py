@@ -25,8 +25,8 @@ from mentalese.data.prompts import PromptEncoder, check_prompts
 from mentalese.data.tokenizers import decode_after
 from mentalese.errors import InputError
 from mentalese.models import hf
+from mentalese.models.base import evaluation_mode
 from mentalese.models.build import context_length
-from mentalese.models.contract import evaluation_mode
 from mentalese.models.generation import continuations
 from mentalese.models.saved import Saved
 from mentalese.nn.loss import IGNORED

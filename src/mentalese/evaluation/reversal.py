@@ -19,7 +19,7 @@ import torch
 from mentalese.data.batch import to_device
 from mentalese.errors import InputError
 from mentalese.evaluation.statistics import bootstrap_pairs
-from mentalese.models.contract import evaluation_mode
+from mentalese.models.base import evaluation_mode
 from mentalese.models.saved import Saved
 from mentalese.nn.loss import IGNORED
 from mentalese.screen import progress

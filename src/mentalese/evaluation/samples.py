@@ -35,8 +35,8 @@ from mentalese.data.tokenizers import beginning, corpus_encoder, decode, decode_
 from mentalese.errors import InputError
 from mentalese.evaluation.options import Decoding, SampleOptions
 from mentalese.install import install_command
+from mentalese.models.base import evaluation_mode
 from mentalese.models.build import context_length
-from mentalese.models.contract import evaluation_mode
 from mentalese.models.generation import seeded
 from mentalese.models.saved import Saved, load
 from mentalese.screen import progress

@@ -14,9 +14,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from mentalese.data.sentences import fixed_length
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError, nearest
-from mentalese.models.adapter import as_contract
+from mentalese.models.base import LanguageModel, as_model
 from mentalese.models.config import MOST_TENSORS, check_numbers
-from mentalese.models.contract import Contract
 from mentalese.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -68,8 +67,8 @@ def build_config(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> 
         raise InputError(f"model: {' '.join(str(cause).split())}") from error
 
 
-def build_model(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int) -> Contract:
-    """A freshly initialised model that keeps the contract; the same seed yields the same weights.
+def build_model(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int) -> LanguageModel:
+    """A freshly initialised model; the same seed yields the same weights.
 
     Raises:
         InputError: what `build_config` refuses, or sizes that the model's class does.
@@ -86,7 +85,7 @@ def build_model(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, seed
             raise InputError(f"model: {' '.join(str(error).split())}: change its sizes") from error
         except KeyError as error:  # a class looks a name up
             raise InputError(f"model: {fields['model_type']} knows no {error}: use a name that it knows") from error
-        return as_contract(model)
+        return as_model(model)
 
 
 @contextmanager

@@ -27,10 +27,9 @@ from mentalese.files import (
     whole_folder,
     write_json,
 )
-from mentalese.models.adapter import as_contract
+from mentalese.models.base import LanguageModel, as_model
 from mentalese.models.build import context_length
 from mentalese.models.config import check_numbers
-from mentalese.models.contract import Contract
 from mentalese.models.lora import FOLDER, add_adapters, merged_weights, save_adapter
 from mentalese.models.packaged import packaged
 from mentalese.models.tensor_files import is_checkpoint, load_weights
@@ -190,8 +189,8 @@ def with_fields(config: Any, fields: dict[str, Any]) -> Any:
 
 def load_model(
     path: str | Path, device: str | torch.device = "cpu", *, fields: dict[str, Any] | None = None
-) -> tuple[Contract, PreTrainedTokenizerBase]:
-    """A trained model that keeps the contract, in eval mode, and its tokenizer.
+) -> tuple[LanguageModel, PreTrainedTokenizerBase]:
+    """A trained model, in eval mode, and its tokenizer.
 
     Args:
         path: a folder written by `save_pretrained` or by a run (its `model/` is found), `hub:NAME`, `models:NAME` of an
@@ -247,7 +246,7 @@ def load_model(
     device = _device(device)
     if (broken := _not_finite(model)) is not None:
         raise InputError(f"{name}: the weight {broken} is not finite (NaN or infinite): use another checkpoint")
-    return as_contract(model.to(device).eval()), tokenizer
+    return as_model(model.to(device).eval()), tokenizer
 
 
 def _check_no_pickle(folder: Path, config: PreTrainedConfig) -> None:
@@ -299,7 +298,7 @@ def _from_checkpoint(path: Path, config: Any, tokenizer: PreTrainedTokenizerBase
             load_weights(path, model)
             return model
         adapted = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-        add_adapters(as_contract(adapted), tokenizer, recipe.train)
+        add_adapters(as_model(adapted), tokenizer, recipe.train)
     load_weights(path, adapted)
     model.load_state_dict(merged_weights(adapted))
     return model

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel, TextIteratorStreamer
+from transformers import TextIteratorStreamer
 
 from mentalese.data.batch import Batch
 from mentalese.data.tokenizers import MASK, decode, decode_after, last_token, special_token_ids
 from mentalese.errors import InputError, require
+from mentalese.models.base import LanguageModel, evaluation_mode
 from mentalese.models.build import context_length
-from mentalese.models.contract import evaluation_mode
 from mentalese.models.text_tokenizer import mask_token_id
 from mentalese.values import checked, shown
 
@@ -38,7 +38,7 @@ def generate_text(saved: Saved, prompts: Sequence[str], *, max_new_tokens: int =
     Raises:
         InputError: an empty prompt, or one that leaves no room for `max_new_tokens` in the model's context.
     """
-    texts, fills = [], mask_token_id(saved.hugging_face) is not None
+    texts, fills = [], mask_token_id(saved.model) is not None
     for number, ids, length in continuations(saved, prompts, max_new_tokens=max_new_tokens, **options):
         prompt = prompts[number]
         filled = fills and MASK in prompt
@@ -55,16 +55,16 @@ def continuations(
     if not prompts:
         return
     check_settings(max_new_tokens=max_new_tokens, seed=seed, batch_size=batch_size, **options)
-    plain = saved.hugging_face
+    model = saved.model
     everything = _encode(saved, prompts, max_new_tokens)
     options = _options(saved, max_new_tokens, options)
-    with seeded(plain, seed):
+    with seeded(model, seed):
         for start in range(0, len(prompts), batch_size):
             rows = {name: tensor[start : start + batch_size] for name, tensor in everything.items()}
             length = int(rows["attention_mask"].sum(1).max())
-            rows = {name: tensor[:, -length:].to(plain.device) for name, tensor in rows.items()}
+            rows = {name: tensor[:, -length:].to(model.device) for name, tensor in rows.items()}
             with _refusals():
-                output = plain.generate(**rows, **options)
+                output = model.generate(**rows, **options)
             each = len(output) // len(rows["input_ids"])
             for i, ids in enumerate(output):
                 yield start + i // each, ids, length
@@ -88,7 +88,7 @@ def stream_text(
 
 
 def _stream(saved: Saved, batch: Batch, seed: int, options: dict[str, Any]) -> Generator[str, None, None]:
-    model, tokenizer = saved.hugging_face, saved.tokenizer
+    model, tokenizer = saved.model, saved.tokenizer
     streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     # As `decode_after`: the first piece is decoded after the prompt's last token, whose text is not repeated.
     streamer.token_cache = last_token(batch["input_ids"][0], tokenizer)
@@ -123,12 +123,12 @@ def _stream(saved: Saved, batch: Batch, seed: int, options: dict[str, Any]) -> G
 
 def _encode(saved: Saved, prompts: Sequence[str], max_new_tokens: int) -> Batch:
     """Return left-padded prompts that fit the context with `max_new_tokens` to come."""
-    mask = mask_token_id(saved.hugging_face)
+    mask = mask_token_id(saved.model)
     filled = mask is not None and all(MASK in prompt for prompt in prompts)
     if max_new_tokens < 1 and not (filled and max_new_tokens == 0):
         raise InputError(f"max_new_tokens is {max_new_tokens}: set at least 1")
     batch = saved.layout.encode_prompts(prompts, saved.tokenizer, saved.data, mask)
-    context = context_length(saved.hugging_face.config)
+    context = context_length(saved.model.config)
     lengths = batch["attention_mask"].sum(1)
     longest = int(lengths.argmax())
     if context is not None and int(lengths[longest]) + max_new_tokens > context:
@@ -144,7 +144,7 @@ def _shortened(text: str) -> str:
 
 
 def _options(saved: Saved, max_new_tokens: int, asked: dict[str, Any]) -> dict[str, Any]:
-    model, tokenizer = saved.hugging_face, saved.tokenizer
+    model, tokenizer = saved.model, saved.tokenizer
     special = special_token_ids(tokenizer, sentences=False)
     words = asked.get("stop_strings") or model.generation_config.stop_strings
     return {
@@ -156,7 +156,7 @@ def _options(saved: Saved, max_new_tokens: int, asked: dict[str, Any]) -> dict[s
     }
 
 
-def stops(model: PreTrainedModel, special: Mapping[str, int]) -> dict[str, Any]:
+def stops(model: LanguageModel, special: Mapping[str, int]) -> dict[str, Any]:
     """Keywords of `generate`: the padding, and every end of a text that the model or its tokenizer has.
 
     Args:
@@ -168,7 +168,7 @@ def stops(model: PreTrainedModel, special: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def ends(model: PreTrainedModel) -> list[int]:
+def ends(model: LanguageModel) -> list[int]:
     """The tokens at which the model's own settings end a text."""
     own = model.generation_config.eos_token_id
     return [] if own is None else own if isinstance(own, list) else [own]
@@ -198,12 +198,12 @@ def check_settings(**settings: Any) -> None:
         if name in settings and (name in _PROMPTS or settings[name]):
             raise InputError(
                 f"{name} is {shown(settings[name])}: texts are passed and returned here, so remove it, or call "
-                "saved.hugging_face.generate with saved.encode(texts)"
+                "saved.model.generate with saved.encode(texts)"
             )
     if "generation_config" in settings:  # its max_new_tokens would lose to the one of the call
         raise InputError(
             f"generation_config is {shown(settings['generation_config'])}: pass its settings by their names, "
-            "temperature=0.8, or set saved.hugging_face.generation_config"
+            "temperature=0.8, or set saved.model.generation_config"
         )
     for name, (hint, least) in _SETTINGS.items():
         if name in settings:
@@ -227,7 +227,7 @@ def _refusals() -> Iterator[None]:
 
 
 @contextmanager
-def seeded(model: PreTrainedModel, seed: int) -> Iterator[None]:
+def seeded(model: LanguageModel, seed: int) -> Iterator[None]:
     """Eval mode and a random generator of its own, so that training around it is undisturbed."""
     devices = [model.device] if model.device.type == "cuda" else []
     with evaluation_mode(model), torch.random.fork_rng(devices=devices):

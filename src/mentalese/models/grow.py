@@ -19,7 +19,7 @@ from mentalese.data.layouts import Packed, QuestionAnswer
 from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS, add_markers
 from mentalese.errors import InputError
 from mentalese.files import check_folder_place, write_json
-from mentalese.models.adapter import hugging_face_model
+from mentalese.models.base import LanguageModel, class_of
 from mentalese.models.build import build_model, config_class, context_length
 from mentalese.models.checkpoints import load_model, save_model
 from mentalese.models.config import LatentThoughtConfig
@@ -57,8 +57,7 @@ def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: Any) -> 
     check_folder_place(out, "out")
     if out.exists() and any(out.iterdir()):
         raise InputError(f"out is {str(out)!r}, which is not empty: use another folder")
-    grown, tokenizer = load_model(base)
-    inner = hugging_face_model(grown)
+    inner, tokenizer = load_model(base)
     config = load(known[family].grow or "")(backbone_fields(inner.config), **fields)
     latents = "latent_token_id" in config_class(config["model_type"]).__dataclass_fields__
     marked = add_markers(tokenizer, latents=latents)
@@ -66,7 +65,7 @@ def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: Any) -> 
         config.setdefault("vocab_size", size)
     model = build_model(config, marked, seed)
     start_from(model, marked, base, deepen=True)
-    save_model(out, hugging_face_model(model), marked, base=base)
+    save_model(out, model, marked, base=base)
     write_json(out / RECIPE, _recipe(f"{family}/{out.name}", config, out, latents, context_length(model.config)))
 
 
@@ -105,7 +104,7 @@ def backbone_fields(config: PreTrainedConfig) -> dict[str, Any]:
     return {"model_type": config.model_type, **fields, "tie_word_embeddings": config.tie_word_embeddings}
 
 
-def start_from(model: nn.Module, tokenizer: PreTrainedTokenizerBase, path: str, *, deepen: bool = False) -> None:
+def start_from(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, path: str, *, deepen: bool = False) -> None:
     """Copies the weights of a saved model into a new one of the same class, or into the decoder inside a new one.
 
     Embeddings are copied token by token, and rows of no token as they are. A token that the saved model lacks starts
@@ -120,16 +119,16 @@ def start_from(model: nn.Module, tokenizer: PreTrainedTokenizerBase, path: str, 
         InputError: what `load_model` refuses, another tokenizer, another class, weights of other sizes, or a decoder
             that reads them in another way (heads, rotary positions, activation, norms, layers, ..).
     """
-    loaded, own_tokenizer = load_model(path)
-    base, whole = hugging_face_model(loaded), hugging_face_model(model)
-    target = whole if type(base) is type(whole) else getattr(whole, "backbone", whole)
-    if type(base) is not type(target):
+    base, own_tokenizer = load_model(path)
+    last = ends(base)
+    target: Any = model if class_of(base) is class_of(model) else getattr(model, "backbone", model)
+    if class_of(base) is not class_of(target):
         raise InputError(
             f"train.init is {path!r}, a {type(base).__name__}: the model is {_named(model)}; use a checkpoint of that"
         )
-    if target is not whole and hasattr(whole, "cut"):  # it has some of its base's layers
-        base = whole.cut(base)
-    if deepen and target is whole and base.config.num_hidden_layers < target.config.num_hidden_layers:
+    if target is not model and hasattr(model, "cut"):  # it has some of its base's layers
+        base = model.cut(base)
+    if deepen and target is model and base.config.num_hidden_layers < target.config.num_hidden_layers:
         _deepen(base, target.config.num_hidden_layers)
     old, new = (m.get_input_embeddings().num_embeddings for m in (base, target))
     rows = [[i] if i < old else [] for i in range(new)]
@@ -143,7 +142,8 @@ def start_from(model: nn.Module, tokenizer: PreTrainedTokenizerBase, path: str, 
                 f"train.init is {path!r}, which was made from another base: {name} is {tuple(value.shape)} there and "
                 f"{here} here; use a checkpoint of the recipe's own model, or grow one"
             )
-    fields, theirs = (_read_by(getattr(m, "backbone", m).config) for m in (target, base))
+    inner: Any = [getattr(m, "backbone", m) for m in (target, base)]
+    fields, theirs = (_read_by(m.config) for m in inner)
     if theirs.get("tie_word_embeddings"):  # an untied head may start as the embeddings
         del fields["tie_word_embeddings"]
     for name in fields:
@@ -155,11 +155,11 @@ def start_from(model: nn.Module, tokenizer: PreTrainedTokenizerBase, path: str, 
     with torch.no_grad():
         for name, value in weights.items():
             parameters[name].copy_(_embeddings(value, rows) if id(value) in tables else value)
-        if target is not whole and hasattr(whole, "start_from_backbone"):
-            whole.start_from_backbone()
+        if target is not model and hasattr(model, "start_from_backbone"):
+            model.start_from_backbone()
     ids, tokens = tokenizer.get_vocab(), own_tokenizer.convert_ids_to_tokens(range(len(own_tokenizer)))
-    names = {tokens[index] for index in ends(hugging_face_model(loaded)) if index < len(tokens)}
-    end_at(whole, {tokenizer.eos_token_id, *(ids[name] for name in names if name in ids)})
+    names = {tokens[index] for index in last if index < len(tokens)}
+    end_at(model, {tokenizer.eos_token_id, *(ids[name] for name in names if name in ids)})
 
 
 def _deepen(base: PreTrainedModel, layers: int) -> None:
@@ -207,9 +207,8 @@ def _read_by(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def _named(model: nn.Module) -> str:
-    target = hugging_face_model(model)
-    inner = getattr(target, "backbone", None)
-    return type(target).__name__ + (f" on {type(inner).__name__}" if inner is not None else "")
+    inner = getattr(model, "backbone", None)
+    return type(model).__name__ + (f" on {type(inner).__name__}" if inner is not None else "")
 
 
 def _rows(tokenizer: PreTrainedTokenizerBase, base: PreTrainedTokenizerBase, path: str) -> list[list[int]]:

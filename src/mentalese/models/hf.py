@@ -17,9 +17,9 @@ from transformers import logging
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError, nearest
 from mentalese.models.anywhere import OpensAnywhere
+from mentalese.models.base import ONE_PASS, LanguageModel, LossOutput, follows
 from mentalese.models.cache import ThoughtCache, check_cache_kind
 from mentalese.models.config import LatentThoughtConfig
-from mentalese.models.contract import ONE_PASS, Contract, LossOutput, follows
 from mentalese.models.inputs import check_kept, check_labels, check_mask, check_tokens, check_width
 from mentalese.models.peft_targets import adapt_by_default
 from mentalese.models.trace import ThoughtTrace
@@ -103,7 +103,7 @@ class Body(nn.Module):
         return model._returned(output, return_dict)
 
 
-class LatentThoughtModel(OpensAnywhere, TransformersModel, Contract):
+class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel):
     """Base of every family's model: a Hugging Face causal LM that keeps the contract.
 
     A subclass sets `config_class`, builds its modules in `__init__` (`embed` and `lm_head` among them, ending in
@@ -241,7 +241,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, Contract):
         return self.encode(batch["input_ids"], batch.get("attention_mask")).hidden
 
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
-        """See `Contract.training_loss`."""
+        """See `LanguageModel.training_loss`."""
         weights = self.target_weights(batch, **settings)
         encoded = self.encode(batch["input_ids"], batch.get("attention_mask"))
         loss = self.next_token_loss(encoded.hidden, batch["labels"], weights)
@@ -464,7 +464,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, Contract):
         return traces
 
     def traces(self, batch: Batch, **options: Any) -> list[ThoughtTrace]:
-        """See `Contract.traces`; `options` are the model's `forward_options`."""
+        """See `LanguageModel.traces`; `options` are the model's `forward_options`."""
         if not self.causal:
             return super().traces(batch, **options)
         self._check_options(options, self.forward_options)

@@ -25,8 +25,7 @@ from transformers import Conv1D, PreTrainedModel
 from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS
 from mentalese.errors import InputError, nearest
 from mentalese.install import install_command
-from mentalese.models.adapter import hugging_face_model
-from mentalese.models.contract import Contract
+from mentalese.models.base import LanguageModel
 from mentalese.recipe import TrainConfig
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ _LEAST = "0.20"  # earlier ones do not train new rows of a tied head
 _NAME = "default"  # PEFT's, of the only adapter
 
 
-def add_adapters(model: Contract, tokenizer: PreTrainedTokenizerBase, train: TrainConfig) -> None:
+def add_adapters(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, train: TrainConfig) -> None:
     """Adds adapters to a model in place, and freezes all that is not trained; nothing if `train.lora_rank` is `None`.
 
     Until it is trained, the model computes what it did before.
@@ -56,24 +55,23 @@ def add_adapters(model: Contract, tokenizer: PreTrainedTokenizerBase, train: Tra
         )
     import peft
 
-    whole = hugging_face_model(model)
-    maps = _linear_maps(whole)
+    maps = _linear_maps(model)
     targets = _targets(maps, train.lora_targets)
     config = peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=train.lora_rank,
         lora_alpha=2 * train.lora_rank if train.lora_alpha is None else train.lora_alpha,
-        target_modules=rf"{re.escape(_prefix(whole))}(.*\.)?({'|'.join(map(re.escape, targets))})",
+        target_modules=rf"{re.escape(_prefix(model))}(.*\.)?({'|'.join(map(re.escape, targets))})",
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in maps.values()),
-        trainable_token_indices=_new_rows(whole, tokenizer),
+        trainable_token_indices=_new_rows(model, tokenizer),
     )
-    new = _new_modules(whole)
+    new = _new_modules(model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(train.seed)
-        peft.inject_adapter_in_model(config, whole)
+        peft.inject_adapter_in_model(config, model)
     for name in new:  # not by PEFT, which would train copies of them
-        whole.get_submodule(name).requires_grad_(True)
-    whole.peft_config[_NAME].modules_to_save = new or None
+        model.get_submodule(name).requires_grad_(True)
+    model.peft_config[_NAME].modules_to_save = new or None
 
 
 def _version() -> str | None:

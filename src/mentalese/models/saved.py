@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from mentalese.data.batch import Batch, to_device
 from mentalese.data.config import AS_IT_IS, DataConfig, EvaluationConfig
@@ -21,10 +20,9 @@ from mentalese.data.store import TokenStore, prepare, source_fingerprint, split_
 from mentalese.data.tokenizers import add_markers, tokenizer_fingerprint
 from mentalese.errors import InputError
 from mentalese.models import generation, scoring, thinking
-from mentalese.models.adapter import hugging_face_model
+from mentalese.models.base import LanguageModel
 from mentalese.models.build import context_length
 from mentalese.models.checkpoints import load_model, model_folder, saved_about, saved_recipe
-from mentalese.models.contract import Contract, compile_parts
 from mentalese.models.inputs import check_tokens
 from mentalese.models.text_tokenizer import mask_token_id, saved_reading
 from mentalese.models.trace import ThoughtTrace
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """A trained model that keeps the contract, its tokenizer, and how it reads, scores and continues text.
+    """A trained model, its tokenizer, and how it reads, scores and continues text.
 
     Attributes:
         path: what it was loaded from.
@@ -50,7 +48,7 @@ class Saved:
     """
 
     path: str
-    model: Contract
+    model: LanguageModel
     tokenizer: PreTrainedTokenizerBase
     data: DataConfig
     layout: Layout
@@ -58,14 +56,14 @@ class Saved:
     recipe: Recipe | None = None
 
     @property
-    def hugging_face(self) -> PreTrainedModel:
-        """The model as Hugging Face knows it: what `generate` and `save_pretrained` are called on."""
-        return hugging_face_model(self.model)
+    def hugging_face(self) -> LanguageModel:
+        """The model, by its name in 0.2.0."""
+        return self.model
 
     @property
     def device(self) -> torch.device:
         """Where the model's weights are."""
-        return self.hugging_face.device
+        return self.model.device
 
     # -- the same model with other settings ----------------------------------------------------------------------------
 
@@ -127,7 +125,7 @@ class Saved:
         Raises:
             InputError: the model names no parts to compile.
         """
-        if not compile_parts(self.model, **options):
+        if not self.model.compile_parts(**options):
             raise InputError(f"{type(self.model).__name__} has no compiled_parts: write that method, or do not compile")
         return self
 
@@ -139,7 +137,7 @@ class Saved:
         Raises:
             InputError: an empty text, or one that is not Unicode.
         """
-        mask = mask_token_id(self.hugging_face)
+        mask = mask_token_id(self.model)
         batch = self.layout.encode_prompts(_listed(texts), self.tokenizer, self.data, mask)
         return to_device(batch, self.device)
 
@@ -215,7 +213,7 @@ class Saved:
         if not isinstance(input_ids, Tensor) or input_ids.ndim != 1:
             what = f"of shape {list(input_ids.shape)}" if isinstance(input_ids, Tensor) else shown(input_ids)
             raise InputError(f"input_ids is {what}: pass a tensor of token ids [length]")
-        input_ids = check_tokens(input_ids[None], self.hugging_face)[0]
+        input_ids = check_tokens(input_ids[None], self.model)[0]
         return thinking.trace(self, input_ids, **options)
 
     # -- splits of a text ----------------------------------------------------------------------------------------------
@@ -268,9 +266,9 @@ class Saved:
         """A split of the text in the model's own tokens. Raises what `store` does."""
         return self.store(name, show=show).splits[name]
 
-    def perplexity(self, split: Split, *, show: bool = False) -> scoring.Perplexity:
+    def perplexity(self, split: Split, *, show: bool = False, **options: Any) -> scoring.Perplexity:
         """The perplexity of a split, by the model's protocol, see `mentalese.models.scoring.perplexity`."""
-        return scoring.perplexity(self, _a_split(split), show=show)
+        return scoring.perplexity(self, _a_split(split), show=show, **options)
 
     def token_scores(self, split: Split, *, show: bool = False) -> np.ndarray:
         """Nats of each token of a split, see `mentalese.models.scoring.token_scores`."""
@@ -313,7 +311,7 @@ def load(path: str | Path, device: str | torch.device | None = None, *, config: 
     )
 
 
-def _reading(path: str, model: Contract, tokenizer: PreTrainedTokenizerBase) -> tuple[Layout, DataConfig]:
+def _reading(path: str, model: LanguageModel, tokenizer: PreTrainedTokenizerBase) -> tuple[Layout, DataConfig]:
     """The layout and the sentences of a model without a recipe.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.split import Split
 from mentalese.data.tokenizers import beginning, decode, lost_in_tokens
 from mentalese.errors import InputError
-from mentalese.models.contract import ONE_PASS, evaluation_mode
+from mentalese.models.base import ONE_PASS, evaluation_mode
 from mentalese.nn.loss import IGNORED
 from mentalese.screen import progress
 
@@ -106,13 +106,15 @@ def text_scores(saved: Saved, split: Split) -> list[TextScore]:
     return results
 
 
-def perplexity(saved: Saved, split: Split, *, show: bool = False) -> Perplexity:
+def perplexity(
+    saved: Saved, split: Split, *, show: bool = False, before_batch: Callable[[], None] = lambda: None
+) -> Perplexity:
     """Score a split's documents; the result does not depend on the batch size.
 
     Args:
-        saved: a model that scores as `Contract` describes, by the first of its `estimators` or the one of its
-            `evaluation`; left in the mode it came in.
+        saved: a model, scored by the first of its `estimators` or the one of its `evaluation`; left in its mode.
         split: what is scored; bits per byte divide by the bytes of its documents, or of their steps and answers.
+        before_batch: called before each batch; it may raise to end the evaluation.
 
     Raises:
         InputError: there is nothing to score, or the model has no such estimator.
@@ -124,7 +126,7 @@ def perplexity(saved: Saved, split: Split, *, show: bool = False) -> Perplexity:
     ends = 0.0
     apart = saved.estimator in ONE_PASS
     end = saved.layout.special_ids(tokenizer)["eos_token_id"]
-    for batch, labels, parts in _scored(saved.scored_by(tokens="all") if apart else saved, split, show):
+    for batch, labels, parts in _scored(saved.scored_by(tokens="all") if apart else saved, split, show, before_batch):
         asked = batch["labels"][:, 1:] != IGNORED
         if questions:
             answers += _text_bytes(batch, end, tokenizer)
@@ -183,7 +185,9 @@ def token_scores(saved: Saved, split: Split, *, show: bool = False) -> np.ndarra
     return scores
 
 
-def _scored(saved: Saved, split: Split, show: bool) -> Iterator[tuple[Batch, Tensor, dict[str, Tensor]]]:
+def _scored(
+    saved: Saved, split: Split, show: bool, before_batch: Callable[[], None] = lambda: None
+) -> Iterator[tuple[Batch, Tensor, dict[str, Tensor]]]:
     """Yield every evaluation batch with the labels that were scored, and their nats by part: float64 [rows, length], on
     the CPU, 0 without a label.
     """
@@ -193,6 +197,7 @@ def _scored(saved: Saved, split: Split, show: bool) -> Iterator[tuple[Batch, Ten
     total, tokens = 0.0, 0
     with progress("Scoring", int(np.diff(split.documents)[documents].sum()), show=show) as bar:
         for number, batch in enumerate(evaluation_batches(split, saved.layout, evaluation, saved.tokenizer)):
+            before_batch()
             read = {name: value for name, value in batch.items() if name != "store_index"}
             with evaluation_mode(model), torch.no_grad():
                 scores = model.nll_parts(to_device(read, saved.device), **settings)

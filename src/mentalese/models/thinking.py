@@ -46,7 +46,7 @@ def think(saved: Saved, text: str, *, max_new_tokens: int | None = None, **optio
         InputError: an empty text, a question that leaves no room for its answer in the model's context, or an option
             that the model does not know.
     """
-    layout, plain, tokenizer = saved.layout, saved.hugging_face, saved.tokenizer
+    layout, model, tokenizer = saved.layout, saved.model, saved.tokenizer
     limit = saved.evaluation.answer_tokens
     max_new_tokens = limit if max_new_tokens is None else checked("max_new_tokens", int, max_new_tokens)
     if not text.strip():
@@ -55,14 +55,14 @@ def think(saved: Saved, text: str, *, max_new_tokens: int | None = None, **optio
     if layout.markers:  # the last sentence ends too
         end = special["sentence_end_token_id"]
         batch = {"input_ids": torch.nn.functional.pad(batch["input_ids"], (0, 1), value=end)}
-    ids = batch["input_ids"].to(plain.device)
-    length, context = ids.shape[1], context_length(plain.config)
+    ids = batch["input_ids"].to(model.device)
+    length, context = ids.shape[1], context_length(model.config)
     if not layout.questions:
         if context is None or length <= context:
             return trace(saved, ids[0], **options)
         windows = _windows(length, context, layout, saved.evaluation.of_one_text())
         traces = [trace(saved, ids[0, start:stop], **options) for start, _, stop in windows]
-        through = [name for name, words in saved.model.shown.items() if words.along in ALONG_TEXT]
+        through = [name for name, words in model.shown.items() if words.along in ALONG_TEXT]
         return joined(traces, windows, through)
     if max_new_tokens < 1:
         raise InputError(f"max_new_tokens is {max_new_tokens}: set at least 1")
@@ -72,9 +72,9 @@ def think(saved: Saved, text: str, *, max_new_tokens: int | None = None, **optio
             f"answer: the model reads both at once and its context is {context}, shorten the question or set a smaller "
             "max_new_tokens"
         )
-    with seeded(plain, 0), torch.no_grad():
-        new: dict[str, Any] = {"do_sample": False, "max_new_tokens": max_new_tokens, **stops(plain, special)}
-        ids = plain.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **new)
+    with seeded(model, 0), torch.no_grad():
+        new: dict[str, Any] = {"do_sample": False, "max_new_tokens": max_new_tokens, **stops(model, special)}
+        ids = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **new)
     return dataclasses.replace(trace(saved, ids[0], **options), written=length)
 
 
@@ -97,7 +97,7 @@ def trace(saved: Saved, input_ids: Tensor, **options: Any) -> ThoughtTrace:
         InputError: what the model refuses, such as options that it does not know.
     """
     ids = input_ids[None].to(saved.device)
-    with seeded(saved.hugging_face, 0):
+    with seeded(saved.model, 0):
         (result,) = saved.model.traces({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, **options)
     name_tokens(result, saved.tokenizer)
     return result

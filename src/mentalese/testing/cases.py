@@ -14,7 +14,6 @@ import torch
 from mentalese.data.batch import Batch, to_device
 from mentalese.data.store import prepare
 from mentalese.errors import InputError
-from mentalese.models.adapter import hugging_face_model
 from mentalese.models.build import build_model
 from mentalese.recipe import Recipe
 from mentalese.registry import get_recipe
@@ -54,15 +53,11 @@ class Case:
     tokenizer: Any
     plan: Plan
 
-    @property
-    def hugging_face(self) -> Any:
-        return hugging_face_model(self.model)
-
     def batch(self, step: int = 0) -> Batch:
         return to_device(self.plan.batch(step), DEVICE)
 
     def logits(self, batch: Batch) -> torch.Tensor:
-        return self.hugging_face(batch["input_ids"], attention_mask=batch.get("attention_mask"), use_cache=False).logits
+        return self.model(batch["input_ids"], attention_mask=batch.get("attention_mask"), use_cache=False).logits
 
     def prompts(self, texts: list[str]) -> Batch:
         return to_device(self.recipe.layout.encode_prompts(texts, self.tokenizer, self.recipe.data), DEVICE)
@@ -112,7 +107,7 @@ def write_corpus(folder: Path) -> Path:
 def enlarged(model: Any) -> float:
     """By what weights are multiplied, so that matrices have a standard deviation of 0.06: a freshly initialised tied
     model repeats one token, and larger weights tell caches apart. Much larger ones tell roundings apart too."""
-    return 0.06 / (getattr(hugging_face_model(model).config, "initializer_range", None) or 0.02)
+    return 0.06 / (getattr(model.config, "initializer_range", None) or 0.02)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 
 from mentalese.data.batch import Batch
 from mentalese.data.tokenizers import special_token_ids
-from mentalese.models.contract import Contract
+from mentalese.models.base import LanguageModel
 from mentalese.nn.loss import IGNORED
 from mentalese.testing.cases import DRAWN, TOLERANCE, Case
 
@@ -78,7 +78,7 @@ def _first_row_until(batch: Batch, column: int) -> Batch:
 
 
 @torch.no_grad()
-def _cost(model: Contract, batch: Batch, share: int) -> torch.Tensor:
+def _cost(model: LanguageModel, batch: Batch, share: int) -> torch.Tensor:
     """What the targets cost in all, in training mode, in the share of the batch that contains the first row."""
     torch.manual_seed(0)
     output = model.training_loss({name: rows[::share] for name, rows in batch.items()})

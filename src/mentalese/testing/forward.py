@@ -15,7 +15,6 @@ from mentalese.data.config import EvaluationConfig
 from mentalese.data.store import prepare
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
-from mentalese.models.adapter import as_contract
 from mentalese.models.hf import LatentThoughtModel
 from mentalese.models.saved import Saved
 from mentalese.models.transformers_seam import CACHE
@@ -53,7 +52,7 @@ def test_scores_are_the_log_likelihood_of_the_logits(case: Case) -> None:
 
 
 def test_no_cache_is_returned_if_none_is_wanted_or_possible(case: Case) -> None:
-    ids, model = case.batch()["input_ids"], case.hugging_face
+    ids, model = case.batch()["input_ids"], case.model
     assert CACHE not in model(ids, use_cache=False)
     if getattr(model, "can_cache", True):
         model.config.use_cache = False
@@ -65,7 +64,7 @@ def test_no_cache_is_returned_if_none_is_wanted_or_possible(case: Case) -> None:
 
 
 def test_further_outputs_are_what_they_say_or_a_clear_error(case: Case) -> None:
-    ids, model = case.batch()["input_ids"], case.hugging_face
+    ids, model = case.batch()["input_ids"], case.model
     if not isinstance(model, LatentThoughtModel):
         pytest.skip("another project's model")
     with pytest.raises(InputError, match="output_attentions is True"):
@@ -108,14 +107,14 @@ def _config(model: Any, **fields: Any) -> Iterator[None]:
 
 def test_a_call_in_training_mode_has_the_familys_own_loss(case: Case) -> None:
     """What `transformers.Trainer` trains is what the library's own loop trains."""
-    if not isinstance(case.hugging_face, LatentThoughtModel):
+    if not isinstance(case.model, LatentThoughtModel):
         pytest.skip("another project's model")
     batch, model = case.batch(), case.model.train()
     torch.manual_seed(3)
     expected = model.training_loss(batch).loss
     torch.manual_seed(3)
     read = {name: batch[name] for name in ("input_ids", "attention_mask", "labels") if name in batch}
-    output = case.hugging_face(**read)
+    output = case.model(**read)
     torch.testing.assert_close(output.loss, expected)
     assert output.logits.shape == (*batch["input_ids"].shape, len(case.tokenizer))
     gradients = torch.autograd.grad(expected, list(model.parameters()), allow_unused=True)
@@ -127,9 +126,9 @@ def test_a_call_in_training_mode_has_the_familys_own_loss(case: Case) -> None:
 
 def test_the_loss_of_a_call_is_a_mean_whatever_else_a_trainer_passes(case: Case) -> None:
     """`transformers.Trainer` divides a loss by its micro-batches unless the model says that it has done so."""
-    if not isinstance(case.hugging_face, LatentThoughtModel):
+    if not isinstance(case.model, LatentThoughtModel):
         pytest.skip("another project's model")
-    assert case.hugging_face.accepts_loss_kwargs is False
+    assert case.model.accepts_loss_kwargs is False
 
 
 @pytest.mark.parametrize("step", [0, 1])
@@ -139,10 +138,6 @@ def test_the_flops_formula_is_what_pytorch_counts(case: Case, step: int) -> None
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         case.logits(batch)
     assert case.model.forward_flops(batch) == counter.get_total_flops() - rotary_flops(counter)
-
-
-def test_the_adapter_is_what_makes_a_hugging_face_model_keep_the_contract(case: Case) -> None:
-    assert type(as_contract(case.hugging_face)) is type(case.model)
 
 
 def test_a_perplexity_does_not_depend_on_the_batch_size(case: Case) -> None:

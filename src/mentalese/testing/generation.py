@@ -17,7 +17,7 @@ from mentalese.testing.cases import PROMPTS, TOLERANCE, Case
 def _generate(case: Case, texts: list[str], **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """New tokens [rows, 12] and their logits [rows, 12, vocabulary]."""
     inputs = case.prompts(texts)
-    output = case.hugging_face.generate(
+    output = case.model.generate(
         inputs["input_ids"],
         attention_mask=inputs["attention_mask"],
         max_new_tokens=12,
@@ -50,7 +50,7 @@ def test_a_left_padded_batch_equals_its_rows_alone(causal: Case) -> None:
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])
 def test_decoding_by_hand_equals_generate(causal: Case, name: str) -> None:
     """The textbook loop: a plain call, then one token at a time with the cache that it returned, under either name."""
-    inputs, model = causal.prompts(PROMPTS), causal.hugging_face
+    inputs, model = causal.prompts(PROMPTS), causal.model
     if name != CACHE and not (hasattr(model, "cache_for_generation") or CACHE == "cache"):
         pytest.skip(f"another project's model, which knows {CACHE} only")
     tokens, logits = _generate(causal, PROMPTS)
@@ -71,7 +71,7 @@ def test_decoding_by_hand_equals_generate(causal: Case, name: str) -> None:
 
 def test_decoding_by_hand_equals_one_call_on_the_whole_text(causal: Case) -> None:
     """Whatever `generate` does: a model that ignores what it is passed back predicts something else."""
-    inputs, model = causal.prompts(PROMPTS), causal.hugging_face
+    inputs, model = causal.prompts(PROMPTS), causal.model
     tokens, _ = _generate(causal, PROMPTS, use_cache=False)
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     whole = torch.cat((ids, tokens), dim=1)
@@ -99,18 +99,18 @@ def _positions(mask: torch.Tensor) -> torch.Tensor:
 
 
 def _inferred(case: Case, inputs: Batch) -> dict[str, torch.Tensor]:
-    if "z" not in getattr(case.hugging_face, "forward_options", ()) or not case.model.config.num_latents:
+    if "z" not in getattr(case.model, "forward_options", ()) or not case.model.config.num_latents:
         return {}
     from mentalese.families.latent_thought.inference import infer, prompt_batch
 
     batch = prompt_batch(inputs["input_ids"], inputs["attention_mask"])
-    return {"z": infer(case.hugging_face, batch, seed=torch.zeros(len(batch["input_ids"]), dtype=torch.long)).sample()}
+    return {"z": infer(case.model, batch, seed=torch.zeros(len(batch["input_ids"]), dtype=torch.long)).sample()}
 
 
 def test_beam_search_carries_the_whole_state_with_each_beam(causal: Case) -> None:
     inputs = causal.prompts(PROMPTS)
     beams = [
-        causal.hugging_face.generate(
+        causal.model.generate(
             inputs["input_ids"],
             attention_mask=inputs["attention_mask"],
             max_new_tokens=10,
@@ -125,7 +125,7 @@ def test_beam_search_carries_the_whole_state_with_each_beam(causal: Case) -> Non
 
 
 def test_a_cache_of_fixed_size_continues_as_one_that_grows_or_is_refused(causal: Case) -> None:
-    model, inputs = causal.hugging_face, causal.prompts(PROMPTS)
+    model, inputs = causal.model, causal.prompts(PROMPTS)
     if not hasattr(model, "why_no_fixed_cache"):
         pytest.skip("it is another project's model")
     if model.why_no_fixed_cache is not None:

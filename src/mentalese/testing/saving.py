@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from mentalese.models.base import class_of
 from mentalese.testing.cases import Case
 from mentalese.testing.runs import DEVICE
 
@@ -64,12 +65,12 @@ def opener(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opener]:
 
 
 def test_a_saved_model_opens_with_the_auto_class_and_predicts_the_same(case: Case, tmp_path: Path) -> None:
-    case.hugging_face.save_pretrained(tmp_path)
+    case.model.save_pretrained(tmp_path)
     assert not list(tmp_path.glob("*.bin")), "weights are safetensors"
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path).to(DEVICE).eval()
-    assert type(loaded) is type(case.hugging_face)
+    assert type(loaded) is class_of(case.model)
     assert loaded.config.to_dict().items() >= {"vocab_size": len(case.tokenizer)}.items()
-    for (name, tensor), (other, expected) in zip(loaded.state_dict().items(), case.hugging_face.state_dict().items()):
+    for (name, tensor), (other, expected) in zip(loaded.state_dict().items(), case.model.state_dict().items()):
         assert name == other
         assert torch.equal(tensor, expected), name
     batch = case.batch()
@@ -80,23 +81,23 @@ def test_a_saved_model_opens_with_the_auto_class_and_predicts_the_same(case: Cas
 
 def test_a_saved_model_opens_without_naming_the_package(case: Case, tmp_path: Path, opener: Opener) -> None:
     """In a process of its own, by `trust_remote_code=True`, where only transformers is imported."""
-    case.hugging_face.save_pretrained(tmp_path / "model")
+    case.model.save_pretrained(tmp_path / "model")
     ids = case.batch()["input_ids"][:1, :8]
     torch.save(ids.cpu(), tmp_path / "ids.pt")
     opener(tmp_path)
     with torch.no_grad():
-        expected = case.hugging_face(ids).logits.cpu()
+        expected = case.model(ids).logits.cpu()
     torch.testing.assert_close(torch.load(tmp_path / "logits.pt", weights_only=True), expected)
     names = {path.name for path in (tmp_path / "again").iterdir()}
     assert names == {path.name for path in (tmp_path / "model").iterdir()}
 
 
 def test_a_config_keeps_what_other_tools_have_written_into_it(case: Case, tmp_path: Path) -> None:
-    case.hugging_face.config.save_pretrained(tmp_path)
+    case.model.config.save_pretrained(tmp_path)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"another_tools_key": {"bits": 8}}))
     config = AutoConfig.from_pretrained(tmp_path)
-    assert type(config) is type(case.hugging_face.config)
+    assert type(config) is type(case.model.config)
     assert config.another_tools_key == {"bits": 8}
     config.save_pretrained(tmp_path / "again")
     assert json.loads((tmp_path / "again" / "config.json").read_text())["another_tools_key"] == {"bits": 8}
@@ -104,7 +105,7 @@ def test_a_config_keeps_what_other_tools_have_written_into_it(case: Case, tmp_pa
 
 def test_a_config_can_be_made_without_arguments(case: Case) -> None:
     """Versions of transformers compare a config with its class's defaults."""
-    kind = type(case.hugging_face.config)
+    kind = type(case.model.config)
     assert kind.from_dict(kind().to_dict()).to_dict() == kind().to_dict()
 
 

@@ -46,7 +46,7 @@ def test_a_trace_has_a_number_for_every_token_that_something_predicts(case: Case
 
 
 def test_a_latent_thought_model_shows_its_thoughts_and_they_are_kept_as_they_are(case: Case, tmp_path: Path) -> None:
-    if not isinstance(case.hugging_face, LatentThoughtModel) or not case.model.causal:
+    if not isinstance(case.model, LatentThoughtModel) or not case.model.causal:
         pytest.skip("a baseline has no thoughts")
     batch = case.batch()
     assert case.model.about_thoughts

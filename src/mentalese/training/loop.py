@@ -32,10 +32,9 @@ from mentalese.data.store import TokenStore, prepare, report
 from mentalese.errors import InputError
 from mentalese.evaluation.answers import answer_limit, ask, check_room
 from mentalese.files import read_json, remove_remains, sealed, write_json, write_text
-from mentalese.models.adapter import hugging_face_model
+from mentalese.models.base import LossOutput
 from mentalese.models.build import check_length, context_length
 from mentalese.models.checkpoints import save_model, saved_about
-from mentalese.models.contract import LossOutput, TrainStep
 from mentalese.models.lora import merged_weights
 from mentalese.models.saved import Saved, load
 from mentalese.recipe import EvaluationConfig, Recipe
@@ -69,7 +68,7 @@ from mentalese.training.run_folder import (
 from mentalese.training.signals import Interrupted, Stop, stop_signals
 from mentalese.training.start import outline, start
 from mentalese.training.state import State
-from mentalese.training.step_scorer import StepScorer
+from mentalese.training.step import TrainStep
 from mentalese.training.tracking import check_trackers, open_trackers, read_metrics
 
 SAMPLES = 2  # without evaluation.sample_prompts
@@ -164,7 +163,7 @@ class Run:
         self._write_config(resume)
         checkpoints = Checkpointer(self.out / "checkpoints", self.parallel, self.recipe.train.keep_checkpoints)
         if resume and checkpoints.latest() is not None:
-            self.state = State(**checkpoints.load(hugging_face_model(self.model), self.optimizer))
+            self.state = State(**checkpoints.load(self.model, self.optimizer))
             if saved_about(self.out).get("step") != self.state.best_step:
                 # The model on disk is from after this checkpoint: the next validation saves it again.
                 self.state.best_step = self.state.best = self.state.best_nll = None
@@ -361,9 +360,7 @@ class Run:
         # Every rank scores the whole split: sharded parameters need all ranks, and rank 0's result decides for all.
         with self.autocast():
             saved = self.as_saved(layout)
-            through_step = StepScorer(self.step, self.model, self.parallel.device, self._stop_together)
-            scorer = dataclasses.replace(saved, model=through_step)
-            figure = self._figure("validation", saved, scorer)
+            figure = self._figure("validation", saved, before_batch=self._stop_together)
         figure = self.parallel.broadcast_object(figure)
         if layout.stage != state.stage:  # the best of another stage does not count at this one
             state.stage, state.validations_without_gain = layout.stage, 0
@@ -412,16 +409,17 @@ class Run:
         return dataclasses.replace(evaluation, answer_tokens=self._limits[layout])
 
     def _figure(
-        self, name: str, saved: Saved, scorer: Saved, *, show: bool = False, out: Path | None = None
+        self, name: str, saved: Saved, *, show: bool = False, out: Path | None = None, **options: Any
     ) -> dict[str, Any]:
-        """The perplexity of a split under `scorer`; if the recipe asks questions, also how many `saved` answered
-        correctly, and at which stage.
+        """The perplexity of a split; if the recipe asks questions, also how many were answered correctly, and at which
+        stage.
 
         Args:
             out: a file for the answers, see `Answers.write`.
+            options: of `scoring.perplexity`.
         """
         split = self.store.splits[name]
-        scored = scorer.perplexity(split, show=show).to_dict()
+        scored = saved.perplexity(split, show=show, **options).to_dict()
         if not self.asks:
             return scored
         answers = ask(saved, split, show=show)
@@ -475,7 +473,7 @@ class Run:
 
     def _sample_prompts(self) -> tuple[list[str], int]:
         """What the samples of `result.json` continue, and how far; refused now rather than after training."""
-        recipe, model = self.recipe, hugging_face_model(self.model)
+        recipe, model = self.recipe, self.model
         questions = recipe.layout.questions
         context = context_length(model.config) or math.inf
         check_length(model.config, "evaluation.sample_tokens", recipe.evaluation.sample_tokens)
@@ -517,11 +515,11 @@ class Run:
         } | {name: self.store.meta[name] for name in ("left_out",) if name in self.store.meta}
 
     def _write_checkpoint(self, checkpoints: Checkpointer) -> None:
-        checkpoints.save(self.state.step, hugging_face_model(self.model), self.optimizer, dict(vars(self.state)))
+        checkpoints.save(self.state.step, self.model, self.optimizer, dict(vars(self.state)))
 
     def _save_model(self, figure: dict[str, Any]) -> None:
         """The best model so far as `model/`, with this evaluation on its card."""
-        model = hugging_face_model(self.model)
+        model = self.model
         sharded = self.parallel.world_size > 1 and self.recipe.train.parallel == "fsdp"
         adapted = model if self.recipe.train.lora_rank is not None else None
         weights = full_state_dict(model) if sharded else None
@@ -559,7 +557,7 @@ class Run:
         saved, bounded = load(self.out, self.parallel.device), recipe.evaluation.of_test()
         saved = saved.scored_by(max_documents=bounded.max_documents, documents_seed=bounded.documents_seed)
         # In float32 whatever the run's precision, as `mentalese eval` scores.
-        test = self._figure("test", saved, saved, show=self.show, out=self.out / ANSWERS)
+        test = self._figure("test", saved, show=self.show, out=self.out / ANSWERS)
         # Greedy decoding of a small model repeats itself, but an answer is what the model is most certain of.
         sampling = {"do_sample": False} if self.asks else {"do_sample": True, "top_p": 0.9}
         texts = saved.generate(self.prompts, max_new_tokens=self.sample_tokens, seed=recipe.train.seed, **sampling)

@@ -16,8 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mentalese.errors import InputError
-from mentalese.models.adapter import hugging_face_model
-from mentalese.models.contract import Contract
+from mentalese.models.base import LanguageModel
 from mentalese.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ class LiveBytes(TorchDispatchMode):
         self._seen[key] = weakref.ref(storage, gone)
 
 
-def check_memory(model: Contract, recipe: Recipe, parallel: Parallel) -> None:
+def check_memory(model: LanguageModel, recipe: Recipe, parallel: Parallel) -> None:
     """Check that weights, gradients and Adam's moments fit into a device's memory, before they are made.
 
     Args:
@@ -67,7 +66,7 @@ def check_memory(model: Contract, recipe: Recipe, parallel: Parallel) -> None:
     Raises:
         InputError: they do not fit.
     """
-    parameters = list(hugging_face_model(model).parameters())
+    parameters = list(model.parameters())
     needed = 4 * sum(p.numel() + 3 * p.numel() * p.requires_grad for p in parameters)
     if recipe.train.parallel == "fsdp":
         needed //= parallel.world_size

@@ -7,7 +7,7 @@ multiplies by `world_size / targets of all ranks`. So N ranks equal one, however
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
@@ -25,7 +25,7 @@ from torch.nn.utils import get_total_norm
 from mentalese.errors import InputError
 
 if TYPE_CHECKING:
-    from mentalese.models.contract import TrainStep
+    from mentalese.training.step import TrainStep
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
@@ -146,8 +146,9 @@ def wrap(
     its stage): ranks that use it are averaged with zeros, and one that no rank uses keeps no gradient at all, so that
     AdamW skips it as in one process; adding `0 * p.sum()` to the loss would decay its weight and count the step.
 
-    FSDP2 shards every transformer block, and the rest with the step as root; a model whose blocks are used outside
-    their forward is one shard. It reduces what has a gradient, so all ranks must run the same modules.
+    FSDP2 shards every transformer block, and the rest with the model as root; a model whose blocks are used outside
+    their forward is one shard. The loss and scores gather what they need. FSDP2 reduces what has a gradient, so all
+    ranks must run the same modules.
     """
     if parallel.world_size == 1:
         return step
@@ -156,17 +157,31 @@ def wrap(
         together.broadcast_buffers = False  # the argument's name changes between versions, the attribute's does not
         return together
     mesh = init_device_mesh(parallel.device.type, (parallel.world_size,))
-    fill = _Filler(step.model, whole, parallel)
-    for block in _blocks(step) if step.model.shard_blocks else []:
+    model = step.model
+    fill = _Filler(model, whole, parallel)
+    for block in _blocks(model) if model.shard_blocks else []:
         fill(block)
         fully_shard(block, mesh=mesh)
-    fill(step)
-    root = fully_shard(step, mesh=mesh)
-    if getattr(step.model, "inner_gradients", False):
-        # An inner backward pass must not take the parameters away from the forward pass that it is part of.
-        step.register_forward_pre_hook(lambda module, inputs: root.set_reshard_after_backward(False))
-        step.register_forward_hook(lambda module, inputs, output: root.set_reshard_after_backward(True))
+    fill(model)
+    fully_shard(model, mesh=mesh)
+    for name in ("training_loss", "nll_parts"):
+        register_fsdp_forward_method(model, name)
+        if model.inner_gradients:
+            setattr(model, name, _gathered(model, getattr(model, name)))
     return step
+
+
+def _gathered(model: Any, method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method without resharding: an inner backward pass keeps the parameters for the pass that it is part of."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        model.set_reshard_after_backward(False)
+        try:
+            return method(*args, **kwargs)
+        finally:
+            model.set_reshard_after_backward(True)
+
+    return call
 
 
 class _Filler:
@@ -215,8 +230,8 @@ def _blocks(module: nn.Module) -> list[nn.Module]:
 
 def no_sync(step: nn.Module, last: bool) -> AbstractContextManager[Any]:
     """Around each micro-batch's forward and backward pass: gradients are reduced in the last one only."""
-    if isinstance(step, FSDPModule):
-        step.set_requires_gradient_sync(last)
+    if isinstance(model := getattr(step, "model", None), FSDPModule):
+        model.set_requires_gradient_sync(last)
     elif isinstance(step, DistributedDataParallel) and not last:
         return step.no_sync()
     return nullcontext()

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from mentalese.errors import InputError, nearest
-from mentalese.models.adapter import hugging_face_model
+from mentalese.models.base import LanguageModel, count_parameters
 from mentalese.models.build import build_model, check_context
 from mentalese.models.checkpoints import check_model
-from mentalese.models.contract import Contract, count_parameters
 from mentalese.models.generation import ends
 from mentalese.models.grow import end_at, start_from
 from mentalese.models.lora import add_adapters
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 def start(
     recipe: Recipe, tokenizer: PreTrainedTokenizerBase, parallel: Parallel
-) -> tuple[Contract, dict[str, int], Contract | None]:
+) -> tuple[LanguageModel, dict[str, int], LanguageModel | None]:
     """The model that this process trains, its parameters, and what `wrap` fills it with.
 
     If processes share the weights (FSDP2), rank 0 alone makes them and reads `train.init`, in its memory and not on a
@@ -39,7 +38,7 @@ def start(
         model, parameters = start_model(recipe, tokenizer)
         model.to(parallel.device)
         return model, parameters, None
-    whole: Contract | None = None
+    whole: LanguageModel | None = None
     error: InputError | None = None
     if parallel.is_main:
         try:
@@ -49,12 +48,11 @@ def start(
     if (error := parallel.broadcast_object(error)) is not None:
         raise error
     model, parameters = outline(recipe, tokenizer)
-    found = [] if whole is None else ends(hugging_face_model(whole))
-    end_at(hugging_face_model(model), parallel.broadcast_object(found))
+    end_at(model, parallel.broadcast_object([] if whole is None else ends(whole)))
     return model, parameters, whole
 
 
-def outline(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> tuple[Contract, dict[str, int]]:
+def outline(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> tuple[LanguageModel, dict[str, int]]:
     """The model on the meta device, where it takes no memory, and its parameters, as `start_model` returns them."""
     if recipe.train.init is not None:
         check_model(recipe.train.init)
@@ -64,7 +62,7 @@ def outline(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> tuple[Contrac
 
 def start_model(
     recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, weights: bool = True
-) -> tuple[Contract, dict[str, int]]:
+) -> tuple[LanguageModel, dict[str, int]]:
     """The model, and its parameters: `total` and `non_embedding` of the model without adapters, and `trained`.
 
     Args:
@@ -79,21 +77,20 @@ def start_model(
         start_from(model, tokenizer, train.init)
     check_context(model.config, recipe)
     check_phases(model, recipe)
-    whole = hugging_face_model(model)
-    parameters = count_parameters(whole)
+    parameters = count_parameters(model)
     add_adapters(model, tokenizer, train)
     if train.checkpointing:
-        if not whole.supports_gradient_checkpointing:
+        if not model.supports_gradient_checkpointing:
             raise InputError(
-                f"train.checkpointing is True: {type(whole).__name__} cannot compute its activations again; set False"
+                f"train.checkpointing is True: {type(model).__name__} cannot compute its activations again; set False"
             )
         # transformers has renamed it, and calls a family's own under the old name.
-        enable = getattr(whole, "activation_checkpointing_enable", None) or whole.gradient_checkpointing_enable
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable()
-    return model, parameters | {"trained": sum(p.numel() for p in whole.parameters() if p.requires_grad)}
+    return model, parameters | {"trained": sum(p.numel() for p in model.parameters() if p.requires_grad)}
 
 
-def check_phases(model: Contract, recipe: Recipe) -> None:
+def check_phases(model: LanguageModel, recipe: Recipe) -> None:
     """Raises `InputError` if a phase sets what the model's training does not have, or a value that it cannot be."""
     known = model.training_settings()
     for name, value in (setting for phase in recipe.phases for setting in phase.model.items()):

@@ -15,9 +15,7 @@ from transformers import TrainerCallback, TrainingArguments
 from mentalese.data.batch import Batch
 from mentalese.data.store import prepare
 from mentalese.errors import InputError
-from mentalese.models.adapter import hugging_face_model
 from mentalese.models.checkpoints import reading_tokenizer, write_about
-from mentalese.models.contract import TrainStep
 from mentalese.models.transformers_seam import step_trainer, use_one_gpu
 from mentalese.recipe import Recipe
 from mentalese.recipe_files import open_recipe
@@ -25,6 +23,7 @@ from mentalese.training.optim import build_optimizer, learning_rate
 from mentalese.training.parallel import clip_and_scale
 from mentalese.training.plan import Plan, step_seed
 from mentalese.training.start import start_model
+from mentalese.training.step import TrainStep
 
 DECIDED = (
     "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "lr_scheduler_type",
@@ -82,9 +81,7 @@ class MentaleseTrainer(step_trainer()):  # type: ignore[misc]
             self.step.compile()
         self.sums: list[tuple[Tensor, Tensor]] = []  # of the micro-batches since the last update: losses, weights
         batches = MicroBatches(self.plan, args.world_size)
-        super().__init__(
-            hugging_face_model(model), args, lambda items: items[0], batches, None, tokenizer, callbacks=callbacks
-        )
+        super().__init__(model, args, lambda items: items[0], batches, None, tokenizer, callbacks=callbacks)
         self.model_accepts_loss_kwargs = False  # losses are weighed here
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -136,7 +133,7 @@ class MentaleseTrainer(step_trainer()):  # type: ignore[misc]
         step, folder = self.state.global_step, Path(output_dir or self.args.output_dir)
         layout = self.plan.layout(max(step - 1, 0)) if self.recipe.layout.questions else self.recipe.layout
         about = {"recipe": dataclasses.replace(self.recipe, layout=layout).to_dict(), "step": step}
-        reading_tokenizer(self.processing_class, hugging_face_model(self.model), about).save_pretrained(folder)
+        reading_tokenizer(self.processing_class, self.model, about).save_pretrained(folder)
         write_about(folder, self.processing_class, about)
 
 

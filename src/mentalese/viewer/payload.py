@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mentalese.evaluation.answer_rule import AnswerRule, final_answer
 from mentalese.formatting import short_names
-from mentalese.models.contract import Contract
+from mentalese.models.base import LanguageModel
 from mentalese.models.trace import SHOWN, Shown, ThoughtTrace
 from mentalese.registry import families, load
 
@@ -140,13 +140,13 @@ def _answer(trace: ThoughtTrace, written: int, expected: str | None) -> dict[str
             "right": None if wanted is None else AnswerRule.of("", [wanted]).equal(own, wanted)}  # fmt: skip
 
 
-def _model_class(model_type: str) -> type[Contract]:
+def _model_class(model_type: str) -> type[LanguageModel]:
     """The class with the words for a model's thoughts."""
     for family in families().values():
         if model_type in family.classes:
             kind = load(family.classes[model_type][1])
-            return kind if issubclass(kind, Contract) else Contract
-    return Contract
+            return kind if issubclass(kind, LanguageModel) else LanguageModel
+    return LanguageModel
 
 
 def _shown(key: str, words: Mapping[str, Shown]) -> Shown:

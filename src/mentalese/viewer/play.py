@@ -35,9 +35,9 @@ from mentalese.data.prompts import PromptEncoder
 from mentalese.errors import InputError
 from mentalese.formatting import model_names, short_count
 from mentalese.html import PALETTE, as_json
+from mentalese.models.base import count_parameters
 from mentalese.models.build import context_length
 from mentalese.models.checkpoints import with_fields
-from mentalese.models.contract import count_parameters
 from mentalese.models.generate_options import GenerateOptions, config_fields
 from mentalese.models.saved import Saved
 from mentalese.models.trace import ThoughtTrace
@@ -86,7 +86,7 @@ class Knob:
 
 def sampling_knobs(saved: Saved) -> list[Knob]:
     """How tokens are sampled, and how many."""
-    own = saved.hugging_face.generation_config
+    own = saved.model.generation_config
     room = (context_length(saved.model.config) or _MOST_TOKENS + 1) - 1
     most, default = min(room, _MOST_TOKENS), GenerateOptions.max_new_tokens
     sampled = float(own.temperature or 1.0) if own.do_sample else 0.0
@@ -113,7 +113,7 @@ def thought_knobs(saved: Saved) -> list[Knob]:
     config, knobs = saved.model.config, []
     if (own := saved.layout.asked().get("latents")) is not None:
         knobs.append(Knob("latents", "Latent thoughts", "after the question", own, 0, max(2 * own, 12)))
-    takes = inspect.signature(saved.hugging_face.generate).parameters
+    takes = inspect.signature(saved.model.generate).parameters
     if "fast_steps" in takes and config.num_latents and config.inference != "amortised":
         steps = "gradient steps on the thoughts of a text"
         knobs.append(Knob("fast_steps", "Fast steps", steps, config.fast_steps, 1, max(4 * config.fast_steps, 64)))
@@ -144,7 +144,7 @@ class Player:
         given["config"] = tuple(f"{knob.name}={at[knob.name]}" for knob in changed if knob.field)
         if at["temperature"] == 0:  # nothing is sampled
             given = {name: value for name, value in given.items() if name not in ("temperature", "top_p", "top_k")}
-            given["greedy"] = bool(self.saved.hugging_face.generation_config.do_sample)
+            given["greedy"] = bool(self.saved.model.generation_config.do_sample)
         return GenerateOptions(prompt=(prompt,), **given)
 
     def command(self, options: GenerateOptions) -> str:
@@ -186,7 +186,7 @@ class Player:
                 due = time.monotonic() + max(_OFTEN, _SHARE * (time.monotonic() - start))
             return torch.full((input_ids.shape[0],), stopped.is_set(), device=input_ids.device)
 
-        kwargs = options.generation() | options.inference(saved.hugging_face.generate)
+        kwargs = options.generation() | options.inference(saved.model.generate)
         kwargs |= {"max_new_tokens": options.max_new_tokens, "seed": options.seed, "stopping_criteria": [look]}
         if "show_progress" in kwargs:
             kwargs["show_progress"] = False

@@ -6,7 +6,7 @@ from typing import Any
 
 from mentalese.errors import InputError
 from mentalese.formatting import model_names
-from mentalese.models.contract import count_parameters
+from mentalese.models.base import count_parameters
 from mentalese.models.saved import Saved
 from mentalese.viewer.page import page
 from mentalese.viewer.payload import payload
@@ -36,7 +36,7 @@ def think_page(
     models = [saved] if against is None else [saved, against]
     if answer is not None and not any(model.layout.questions for model in models):
         raise InputError(f"answer is {answer!r}, and {saved.path} does not answer questions: remove it")
-    control = None if against is None else getattr(against.hugging_face.config, "thought_control", None)
+    control = None if against is None else getattr(against.model.config, "thought_control", None)
     if against is None or against.path != saved.path:
         control = None
     traces = []

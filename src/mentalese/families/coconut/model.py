@@ -42,8 +42,8 @@ from mentalese.models.backbone import (
     sliding_window,
     takes_pairs,
 )
+from mentalese.models.base import LossOutput, follows
 from mentalese.models.cache import ThoughtCache, fixed_columns, write_at
-from mentalese.models.contract import LossOutput, follows
 from mentalese.models.hf import Encoded
 from mentalese.models.peft_targets import BACKBONE_TARGETS
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
@@ -454,7 +454,7 @@ class CoconutForCausalLM(WrappedDecoder):
     # ------------------------------------------------------------------------------------- training and cost
 
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
-        """See `Contract.training_loss`; what the latents of a batch do not need gets zero gradients.
+        """See `LanguageModel.training_loss`; what the latents of a batch do not need gets zero gradients.
 
         With a step decoder, `metrics` holds `ntp` and `step_nll` apart; the latter is a mean over the tokens of all
         steps, which micro-batches and ranks weigh by their targets.
@@ -504,15 +504,15 @@ class CoconutForCausalLM(WrappedDecoder):
         return labels.masked_fill(labels == self.config.latent_token_id, IGNORED)
 
     def next_token_loss(self, hidden: Tensor, labels: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """See `Contract.next_token_loss`; a latent is never a target."""
+        """See `LanguageModel.next_token_loss`; a latent is never a target."""
         return super().next_token_loss(hidden, self._said(labels), weights)
 
     def next_token_nll(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """See `Contract.next_token_nll`; zero at latents."""
+        """See `LanguageModel.next_token_nll`; zero at latents."""
         return super().next_token_nll(hidden, self._said(labels))
 
     def scored_labels(self, batch: Batch, estimator: str) -> Tensor:
-        """See `Contract.scored_labels`: those of latents are not scored."""
+        """See `LanguageModel.scored_labels`: those of latents are not scored."""
         return self._said(super().scored_labels(batch, estimator))
 
     def forward_flops(self, batch: Batch) -> int:
@@ -536,7 +536,7 @@ class CoconutForCausalLM(WrappedDecoder):
         return 2 * rows * (body + latent + length * self.output_weight().numel())
 
     def training_flops(self, batch: Batch, **settings: Any) -> int:
-        """See `Contract.training_flops`; those of the step decoder count here alone."""
+        """See `LanguageModel.training_flops`; those of the step decoder count here alone."""
         flops = super().training_flops(batch, **settings)
         if self.step_decoder is not None:
             flops += 3 * self.step_decoder.flops(batch, self.output_weight().numel())

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from mentalese.data.batch import Batch
 from mentalese.families.coconut.model import CoconutEncoded, CoconutForCausalLM
 from mentalese.families.codi.config import CodiConfig
-from mentalese.models.contract import LossOutput
+from mentalese.models.base import LossOutput
 from mentalese.models.trace import Shown
 from mentalese.nn.loss import IGNORED
 

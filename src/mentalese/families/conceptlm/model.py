@@ -44,8 +44,8 @@ from mentalese.families.conceptlm.codebook import (
 )
 from mentalese.families.conceptlm.config import ConceptLMConfig
 from mentalese.models.backbone import attention_width, linear_weights
+from mentalese.models.base import LossOutput
 from mentalese.models.cache import ThoughtCache
-from mentalese.models.contract import LossOutput
 from mentalese.models.hf import Encoded
 from mentalese.models.peft_targets import BACKBONE_TARGETS
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
@@ -450,7 +450,7 @@ class ConceptLMForCausalLM(LayeredDecoder):
         return 2 * (rows * count * each + once)
 
     def training_flops(self, batch: Batch, **settings: Any) -> int:
-        """See `Contract.training_flops`; nearest codes are found without a backward pass.
+        """See `LanguageModel.training_flops`; nearest codes are found without a backward pass.
 
         Making the code tables is left out: it costs the same for any batch, and each process does it.
         """

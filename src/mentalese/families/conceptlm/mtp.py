@@ -18,8 +18,8 @@ from mentalese.data.batch import Batch
 from mentalese.errors import InputError
 from mentalese.families.conceptlm.config import MTPConfig
 from mentalese.models.backbone import attention_width, linear_weights
+from mentalese.models.base import LossOutput
 from mentalese.models.cache import ThoughtCache
-from mentalese.models.contract import LossOutput
 from mentalese.models.hf import Encoded
 from mentalese.models.peft_targets import BACKBONE_TARGETS
 from mentalese.models.trace import Shown, Thought, ThoughtTrace

@@ -38,7 +38,7 @@ from mentalese.families.latent_thought.inference import (
     infer,
     prompt_batch,
 )
-from mentalese.models.contract import LossOutput
+from mentalese.models.base import LossOutput
 from mentalese.models.hf import CausalLMOutputWithThoughts, Encoded
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
 from mentalese.nn.controls import controlled
@@ -103,7 +103,7 @@ class LTMForCausalLM(LTMGeneration):
 
     @property
     def shard_blocks(self) -> bool:  # type: ignore[override]
-        """See `Contract`; `accumulate` needs the gradients of all weights at once, in the middle of a step."""
+        """See `LanguageModel`; `accumulate` needs the gradients of all weights at once, in the middle of a step."""
         return self.config.slow_grad != "accumulate"
 
     # ------------------------------------------------------------------------------------- training
@@ -217,7 +217,7 @@ class LTMForCausalLM(LTMGeneration):
         return "context" if self.config.num_latents else None
 
     def scoring_protocol(self, estimator: str) -> dict[str, Any]:
-        """See `Contract.scoring_protocol`."""
+        """See `LanguageModel.scoring_protocol`."""
         config = self.config
         if not config.num_latents:
             return {}
@@ -227,7 +227,7 @@ class LTMForCausalLM(LTMGeneration):
         return {"inference": {name: getattr(config, name) for name in names} | fixed}
 
     def scored_labels(self, batch: Batch, estimator: str) -> Tensor:
-        """See `Contract.scored_labels`, and `estimators`; labels of a row's first token never count."""
+        """See `LanguageModel.scored_labels`, and `estimators`; labels of a row's first token never count."""
         labels, mask = batch["labels"], batch.get("attention_mask")
         real = torch.ones_like(labels) if mask is None else mask
         labels = labels.masked_fill((real == 0) | (real.cumsum(1) == 1), IGNORED)
@@ -240,7 +240,7 @@ class LTMForCausalLM(LTMGeneration):
     def token_nll(
         self, batch: Batch, estimator: str | None = None, *, fast_steps: int | None = None, seed: int = 0
     ) -> Tensor:
-        """See `Contract.token_nll`; the arguments are those of `nll_parts`."""
+        """See `LanguageModel.token_nll`; the arguments are those of `nll_parts`."""
         parts = self.nll_parts(batch, estimator, fast_steps=fast_steps, seed=seed)
         return torch.stack([*parts.values()]).sum(0)
 
@@ -294,7 +294,7 @@ class LTMForCausalLM(LTMGeneration):
         return batch["input_ids"].masked_fill(begun if mask is None else begun | (mask == 0), IGNORED)
 
     def continuation_inputs(self, batch: Batch) -> dict[str, Tensor]:
-        """See `Contract.continuation_inputs`; with thoughts, inferred as for the estimator `context`."""
+        """See `LanguageModel.continuation_inputs`; with thoughts, inferred as for the estimator `context`."""
         inputs = super().continuation_inputs(batch)
         if not self.config.num_latents:
             return inputs
@@ -308,15 +308,15 @@ class LTMForCausalLM(LTMGeneration):
         return nll.view(targets.shape)
 
     def forward_flops(self, batch: Batch) -> int:
-        """See `Contract.forward_flops`; thoughts are given."""
+        """See `LanguageModel.forward_flops`; thoughts are given."""
         return cost.forward_flops(self.config, batch)
 
     def training_flops(self, batch: Batch, **settings: Any) -> int:
-        """See `Contract.training_flops`, and `cost.training_flops`."""
+        """See `LanguageModel.training_flops`, and `cost.training_flops`."""
         return cost.training_flops(self.config, batch)
 
     def scoring_flops(self, batch: Batch) -> int:
-        """See `Contract.scoring_flops`, and `cost.scoring_flops`."""
+        """See `LanguageModel.scoring_flops`, and `cost.scoring_flops`."""
         return cost.scoring_flops(self.config, batch)
 
     # ------------------------------------------------------------------------------------- Hugging Face's side

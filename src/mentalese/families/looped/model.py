@@ -37,8 +37,8 @@ from mentalese.families.looped.grow import kept_layers
 from mentalese.families.looped.layers import Keys, LoopedCache, SandwichLayer
 from mentalese.families.looped.turns import drawn_turns, initial_state
 from mentalese.models.backbone import attention_width, linear_weights
+from mentalese.models.base import LossOutput, follows
 from mentalese.models.cache import ThoughtCache, fixed_columns, write_at
-from mentalese.models.contract import LossOutput, follows
 from mentalese.models.hf import Encoded
 from mentalese.models.peft_targets import BACKBONE_TARGETS
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
@@ -303,11 +303,11 @@ class LoopedForCausalLM(LayeredDecoder):
     # -- training and cost -------------------------------------------------------------------------------------------
 
     def before_step(self, seed: int) -> None:
-        """See `Contract.before_step`: r and the noise are the step's."""
+        """See `LanguageModel.before_step`: r and the noise are the step's."""
         self._step = seed
 
     def after_step(self) -> None:
-        """See `Contract.after_step`."""
+        """See `LanguageModel.after_step`."""
         self._step = None
 
     def _mean_turns(self, settings: dict[str, Any]) -> float:
@@ -352,12 +352,12 @@ class LoopedForCausalLM(LayeredDecoder):
         return 2 * rows * length * once, 2 * rows * length * (block + 2 * config.hidden_size**2)
 
     def forward_flops(self, batch: Batch) -> int:
-        """See `Contract.forward_flops`: at `config.turns`, where no token stops before."""
+        """See `LanguageModel.forward_flops`: at `config.turns`, where no token stops before."""
         once, turn = self._flops(batch)
         return once + self.config.turns * turn
 
     def training_flops(self, batch: Batch, **settings: Any) -> int:
-        """See `Contract.training_flops`: at the r of the step, or outside of one at the mean over what may be drawn."""
+        """See `LanguageModel.training_flops`: at the r of the step; outside of one at the mean r."""
         mean, spread = self._mean_turns(settings), self.config.turns_spread
         seeds = range(_DRAWS) if self._step is None else (self._step,)
         drawn = [drawn_turns(mean, spread, seed) for seed in seeds]
@@ -370,7 +370,7 @@ class LoopedForCausalLM(LayeredDecoder):
         return list(self.layers)
 
     def scoring_protocol(self, estimator: str) -> dict[str, Any]:
-        """See `Contract.scoring_protocol`."""
+        """See `LanguageModel.scoring_protocol`."""
         stops = {} if self.config.exit_distance is None else {"exit_distance": self.config.exit_distance}
         return {"turns": self.config.turns} | stops
 

@@ -39,8 +39,8 @@ from mentalese.errors import InputError
 from mentalese.families.masked_diffusion.blocks import FREQUENCIES, Block, Modulation, TimeEmbedding
 from mentalese.families.masked_diffusion.config import MaskedDiffusionConfig
 from mentalese.families.masked_diffusion.noise import schedule, score_entropy, training_times, uniform
+from mentalese.models.base import LossOutput
 from mentalese.models.cache import ThoughtCache
-from mentalese.models.contract import LossOutput
 from mentalese.models.hf import Encoded, LatentThoughtModel
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
 from mentalese.nn.noise import Noise, shared_seed
@@ -261,18 +261,18 @@ class MaskedDiffusionLM(LatentThoughtModel):
         return torch.zeros_like(nats).scatter(1, columns, nats)
 
     def scoring_protocol(self, estimator: str) -> dict[str, Any]:
-        """See `Contract.scoring_protocol`."""
+        """See `LanguageModel.scoring_protocol`."""
         return {"score_times": self.config.score_times}
 
     def continuation_inputs(self, batch: Batch) -> dict[str, Tensor]:
-        """See `Contract.continuation_inputs`: labels are replaced by masks."""
+        """See `LanguageModel.continuation_inputs`: labels are replaced by masks."""
         masked = batch["input_ids"].masked_fill(batch["labels"] != IGNORED, self.config.mask_token_id)
         return {"input_ids": masked, "attention_mask": batch["attention_mask"]}
 
     # ------------------------------------------------------------------------------------- cost
 
     def forward_flops(self, batch: Batch) -> int:
-        """See `Contract.forward_flops`."""
+        """See `LanguageModel.forward_flops`."""
         config = self.config
         rows, length = batch["input_ids"].shape
         d, layers, c = config.hidden_size, config.num_hidden_layers, config.conditioning_size
@@ -286,7 +286,7 @@ class MaskedDiffusionLM(LatentThoughtModel):
         return 3 * self.forward_flops(batch) - 2 * len(batch["input_ids"]) * waves
 
     def scoring_flops(self, batch: Batch) -> int:
-        """See `Contract.scoring_flops`: a pass for each time."""
+        """See `LanguageModel.scoring_flops`: a pass for each time."""
         return self.config.score_times * self.forward_flops(batch)
 
     def compiled_parts(self) -> list[nn.Module]:

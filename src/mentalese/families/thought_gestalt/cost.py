@@ -1,4 +1,4 @@
-"""What passes cost, counted as PyTorch's FLOP counter counts (`Contract.forward_flops`)."""
+"""What passes cost, counted as PyTorch's FLOP counter counts (`LanguageModel.forward_flops`)."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ from mentalese.families.thought_gestalt.memory import Memory, MemoryMap, memory_
 from mentalese.families.thought_gestalt.plan import AllSteps, Plan, StepPlan, plan_pass, sent
 from mentalese.families.thought_gestalt.repeated import Part, by_step, repeated
 from mentalese.families.thought_gestalt.streams import Layout, SentenceMarkers, find_sentences
+from mentalese.models.base import LossOutput
 from mentalese.models.cache import ThoughtCache
-from mentalese.models.contract import LossOutput
 from mentalese.models.hf import Encoded, LatentThoughtModel
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
 from mentalese.nn.controls import controlled
@@ -461,7 +461,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
 
     @torch.no_grad()
     def token_nll(self, batch: Batch) -> Tensor:
-        """See `Contract.token_nll`; zero at BOS too, which is never a target."""
+        """See `LanguageModel.token_nll`; zero at BOS too, which is never a target."""
         ids, labels = batch["input_ids"], batch["labels"]
         places, found = [], []
         for output in self._parts(ids, batch.get("attention_mask"), ends=False, tokens=SCORED_AT_ONCE):
@@ -486,12 +486,12 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
         return groups
 
     def forward_flops(self, batch: Batch) -> int:
-        """See `Contract.forward_flops`."""
+        """See `LanguageModel.forward_flops`."""
         layout = find_sentences(batch["input_ids"], batch.get("attention_mask"), self.config)
         return layer_flops(self.config, layout) + head_flops(self.config, batch["input_ids"].numel())
 
     def training_flops(self, batch: Batch, **settings: Any) -> int:
-        """See `Contract.training_flops`; upper layers and head only see tokens that predict something."""
+        """See `LanguageModel.training_flops`; upper layers and head only see tokens that predict something."""
         layout = find_sentences(batch["input_ids"], batch.get("attention_mask"), self.config)
         head = head_flops(self.config, len(layout.predicting()))
         ahead = 2 * (len(layout.lengths) - sum(layout.counts[:1])) * self.config.hidden_size**2

@@ -32,8 +32,8 @@ from mentalese.families.thoughtbubbles.config import ThoughtbubblesConfig
 from mentalese.families.thoughtbubbles.encoding import Candidates, Encoding
 from mentalese.families.thoughtbubbles.forking import Room, Streams, fork, lowest_kept, select_block, within_budget
 from mentalese.families.thoughtbubbles.readout import mixture_cross_entropy, mixture_log_probabilities
+from mentalese.models.base import LossOutput
 from mentalese.models.cache import ThoughtCache
-from mentalese.models.contract import LossOutput
 from mentalese.models.hf import LatentThoughtModel
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
 from mentalese.nn.loss import IGNORED
@@ -390,7 +390,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         return [module for module in self.fork_decisions.values() if isinstance(module, ForkDecision)]
 
     def after_step(self) -> None:
-        """See `Contract.after_step`: moves the thresholds of the causal selection."""
+        """See `LanguageModel.after_step`: moves the thresholds of the causal selection."""
         share = FOLLOWING if self.config.selection == "causal" else CALIBRATION
         for decision in self._decisions():
             decision.after_step(share)
@@ -402,7 +402,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         return mixture_cross_entropy(hidden, self.loss_head(), targets, encoded.streams)
 
     def forward_flops(self, batch: Batch) -> int:
-        """See `Contract.forward_flops`. A causal selection is assumed to use its whole budget; padding of heads
+        """See `LanguageModel.forward_flops`. A causal selection is assumed to use its whole budget; padding of heads
         on a GPU does not count."""
         config = self.config
         rows, length = batch["input_ids"].shape
@@ -441,7 +441,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
 
     @torch.no_grad()
     def token_nll(self, batch: Batch, estimator: str | None = None) -> Tensor:
-        """See `Contract.token_nll` and `estimators`."""
+        """See `LanguageModel.token_nll` and `estimators`."""
         estimator = estimator or self.estimators[0]
         if estimator not in self.estimators:
             raise InputError(f"estimator is {estimator!r}: this model has {', '.join(self.estimators)}")

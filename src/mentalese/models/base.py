@@ -1,4 +1,4 @@
-"""The contract that every model keeps, so that one loop, one evaluation and one comparison serve all families.
+"""The interface of every model, so that one loop, one evaluation and one comparison serve all families.
 
 A family brings a `LatentThoughtConfig` and a `LatentThoughtModel`, for which it writes `encode`, `fill` and
 `forward_flops`. Hugging Face's `forward`, generation, the training loss and scores follow from these. A family whose
@@ -11,13 +11,16 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
+from mentalese.models.backbone import attention_width, check_head, layers_of, linear_weights
 from mentalese.models.trace import Shown, ThoughtTrace
 from mentalese.nn.linear import matrix_or_module
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
@@ -46,18 +49,17 @@ class LossOutput:
     encoded: Callable[[], Any] | None = None
 
 
-# For the type checker a model that keeps the contract is a module; at run time its class also inherits `nn.Module`.
+# For the type checker a model is transformers'. At run time its class inherits this interface and a class of theirs.
 if TYPE_CHECKING:
-    _Module = nn.Module
+    from transformers import PreTrainedModel as _Module
 else:
     _Module = object
 
 
-class Contract(_Module):
-    """Training, scoring and cost, in terms of final hidden states and the output embedding.
+class LanguageModel(_Module):
+    """A causal LM of transformers with a training loss, scores, traces and costs.
 
-    A class that keeps it without `LatentThoughtModel` writes `final_hidden_states`, `forward_flops` and
-    `get_output_embeddings`.
+    Families inherit it through `LatentThoughtModel`; models of transformers' own classes get it by `as_model`.
 
     Attributes:
         causal: logits of a position predict the next token and see nothing after it, so that a cache can be used.
@@ -79,7 +81,6 @@ class Contract(_Module):
     continuation_estimator: str | None = None
     about_thoughts = ""
     shown: ClassVar[Mapping[str, Shown]] = {}
-    config: Any
 
     def final_hidden_states(self, batch: Batch) -> Tensor:
         """[batch, length, hidden]: what the output embedding turns into logits; position t predicts token t + 1."""
@@ -93,10 +94,6 @@ class Contract(_Module):
         """
         raise NotImplementedError(f"{type(self).__name__} needs forward_flops")
 
-    def get_output_embeddings(self) -> nn.Module:
-        """The language-model head, [.., hidden] to [.., vocabulary]."""
-        raise NotImplementedError(f"{type(self).__name__} needs get_output_embeddings")
-
     def training_flops(self, batch: Batch, **settings: Any) -> int:
         """FLOPs of one training step on this batch; the backward pass of a plain model costs two forward passes."""
         return 3 * self.forward_flops(batch)
@@ -108,6 +105,27 @@ class Contract(_Module):
     def compiled_parts(self) -> list[nn.Module] | None:
         """The modules for `torch.compile` to take, if a whole step changes shape with its batch; else `None`."""
         return None
+
+    def compile_parts(self, **options: Any) -> bool:
+        """Call `torch.compile` for each of `compiled_parts`, once for all shapes; return True if there are some.
+
+        Args:
+            options: of `torch.compile`.
+        """
+        parts = self.compiled_parts()
+        # A graph for each kind of block, mode and precision, and with transformers' caches for each layer; what is over
+        # the limit would silently run eagerly.
+        limit = max(64, 8 * len(parts or ()))
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, limit)
+        torch.fx.experimental._config.use_duck_shape = False  # as many rows as heads now need not be so always
+        for part in parts or ():
+            part.compile(**{"dynamic": True} | options)
+        if options.get("mode") in ("reduce-overhead", "max-autotune"):
+            # CUDA graphs of a step may write over the outputs of the step before; else that would be the layer before.
+            begin = torch.compiler.cudagraph_mark_step_begin
+            begin()
+            self.register_forward_pre_hook(lambda *_: begin())
+        return parts is not None
 
     def gradient_groups(self) -> dict[str, list[list[nn.Parameter]]]:
         """Components whose shares of the gradient training logs: for each of a component's layers its parameters."""
@@ -277,6 +295,81 @@ def follows(real: Tensor) -> Tensor:
     return real & nn.functional.pad(real[:, :-1], (1, 0))
 
 
+# -------------------------------------------------------------------------------------------- transformers' own classes
+
+
+class DecoderLM(LanguageModel):
+    """The interface for a causal LM of transformers whose logits are one matrix times its last hidden state.
+
+    Attributes:
+        defined_as: the class of transformers.
+    """
+
+    defined_as: type[PreTrainedModel]
+
+    def final_hidden_states(self, batch: Batch) -> Tensor:
+        mask = batch.get("attention_mask")
+        positions = None if mask is None else (mask.cumsum(1) - 1).clamp(min=0)
+        ids = batch["input_ids"]
+        # Without a mask, transformers would look for padding in the tokens and for several texts in the positions.
+        mask = torch.ones_like(ids) if mask is None else mask
+        output = self.base_model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
+        return output.last_hidden_state
+
+    def compiled_parts(self) -> list[nn.Module]:
+        return layers_of(self)
+
+    def forward_flops(self, batch: Batch) -> int:
+        """Every linear map once per token, attention in full over the row, the head once per token."""
+        rows, length = batch["input_ids"].shape
+        return 2 * rows * length * (self._weights + 2 * length * attention_width(self.config))
+
+    @cached_property
+    def _weights(self) -> int:
+        """Weights that multiply each token, including the head's, even if it is tied."""
+        return linear_weights(self) + self.output_weight().numel()
+
+    def __reduce__(self) -> Any:
+        return _restored, (self.defined_as,), self.__dict__
+
+
+@cache
+def _with_interface(kind: Any) -> type[DecoderLM]:
+    """The subclass of a class of transformers that has the interface; to other tools it is the class itself."""
+    names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(kind.__name__, (DecoderLM, kind), names | {"defined_as": kind})
+
+
+def _restored(kind: Any) -> DecoderLM:
+    """An empty model for `copy` and `pickle`, which do not find the subclass by its name."""
+    extended = _with_interface(kind)
+    return extended.__new__(extended)
+
+
+def as_model(model: PreTrainedModel) -> LanguageModel:
+    """Give a causal LM of transformers the interface, in place; a family's model has it.
+
+    The model remains an instance of its class, with its weights' names, `generate` and `save_pretrained`.
+
+    Raises:
+        InputError: the logits are more than the output embedding applied to the last hidden state (soft-capped, scaled,
+            with a bias), for which a chunked head would be silently wrong.
+    """
+    if not isinstance(model, LanguageModel):
+        check_head(model)
+        kind: Any = type(model)
+        model.__class__ = _with_interface(kind)
+    return model
+
+
+def class_of(model: nn.Module) -> type[Any]:
+    """The class that transformers or a family defines for a model."""
+    return model.defined_as if isinstance(model, DecoderLM) else type(model)
+
+
+# ----------------------------------------------------------------------------------------------------------- any module
+
+
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Eval mode (no dropout) inside the block; every module's own mode is restored after it."""
@@ -287,53 +380,6 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-
-
-def compile_parts(model: Contract, **options: Any) -> bool:
-    """`torch.compile` for the parts that the model names, once for all shapes; whether it names any.
-
-    Args:
-        options: of `torch.compile`.
-    """
-    parts = model.compiled_parts()
-    # A graph for each kind of block, mode and precision, and with transformers' caches for each layer; what is over the
-    # limit would silently run eagerly.
-    limit = max(64, 8 * len(parts or ()))
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, limit)
-    torch.fx.experimental._config.use_duck_shape = False  # as many rows as heads now need not be so always
-    for part in parts or ():
-        part.compile(**{"dynamic": True} | options)
-    if options.get("mode") in ("reduce-overhead", "max-autotune") and isinstance(model, nn.Module):
-        # CUDA graphs of a step may write over the outputs of the step before; else that would be the layer before.
-        begin = torch.compiler.cudagraph_mark_step_begin
-        begin()
-        model.register_forward_pre_hook(lambda *_: begin())
-    return parts is not None
-
-
-class TrainStep(nn.Module):
-    """What DDP, FSDP2 and `torch.compile` wrap: a call returns one micro-batch's loss, whatever passes that takes."""
-
-    def __init__(self, model: Contract) -> None:
-        super().__init__()
-        self.model = model
-
-    def compile(self, **options: Any) -> None:
-        """`torch.compile` for the step, or for the parts of it that the model names."""
-        if not compile_parts(self.model, **options):
-            super().compile(**options)
-
-    def forward(
-        self, batch: Batch, settings: Mapping[str, Any] | None, scoring: Mapping[str, Any] | None = None
-    ) -> LossOutput | dict[str, Tensor]:
-        """The training loss under these settings; with `settings=None` the tokens' scores, `Contract.nll_parts`.
-
-        Args:
-            scoring: keywords of `token_nll`.
-        """
-        if settings is None:
-            return self.model.nll_parts(batch, **(scoring or {}))
-        return self.model.training_loss(batch, **settings)
 
 
 def count_parameters(model: nn.Module) -> dict[str, int]:
