@@ -220,7 +220,7 @@ def test_checkpointing_keeps_the_gradients_and_less_memory(case: Case) -> None:
         torch.testing.assert_close(gradients[name], gradient, atol=1e-6 * max(1, float(gradient.abs().max())), rtol=0)
     assert size < 0.5 * whole
     if isinstance(case.model, LatentThoughtModel):
-        if case.model.can_cache:
+        if case.model.limits.cache is None:
             with pytest.raises(InputError, match=r"in training with gradient checkpointing"):
                 case.model(case.batch["input_ids"], use_cache=True)
         with pytest.raises(InputError, match="use_reentrant is True"):
@@ -354,7 +354,7 @@ def test_the_body_is_the_model_without_its_head(case: Case) -> None:
     model = case.model
     if not isinstance(model, LatentThoughtModel):
         pytest.skip("another project's model")
-    if model.why_no_states is not None:
+    if model.limits.token_states is not None:
         with pytest.raises(InputError, match="base_model: "):
             model.base_model(case.batch["input_ids"])
         return
@@ -363,8 +363,8 @@ def test_the_body_is_the_model_without_its_head(case: Case) -> None:
         states = model.base_model(**read, use_cache=False).last_hidden_state
         torch.testing.assert_close(model.get_output_embeddings()(states), model(**read, use_cache=False).logits)
     model.train()
-    if model.own_losses:
-        with pytest.warns(UserWarning, match=r"trained on next tokens alone"):
+    if model.limits.loss is not None:
+        with pytest.warns(UserWarning, match=r"trained on next tokens only"):
             model.base_model(**read)
     else:
         model.base_model(**read)

@@ -71,7 +71,7 @@ def test_a_bad_call_is_refused_by_name(case: Case, training: bool) -> None:  # n
     for name, arguments in bad_calls(ids, model.config.vocab_size).items():
         with pytest.raises(InputError, match=name.partition(":")[0]):
             model(**({"labels": arguments["input_ids"]} | arguments if training else arguments))
-    if model.why_no_states is None and not training:
+    if model.limits.token_states is None and not training:
         with pytest.raises(InputError, match="attention_mask has"):
             model.base_model(ids, attention_mask=torch.ones_like(ids)[:, 1:])
 

@@ -278,8 +278,10 @@ def test_generation_goes_on_until_the_first_stop(lm: MentaleseLM) -> None:
 
 
 def test_the_protocol_says_how_the_model_scores_and_what_it_reads(tokenizer: PreTrainedTokenizerFast) -> None:
-    model = Bigram(tokenizer, 50)
-    model.estimators = ("block", "prefix-dynamic")
+    class ByBlock(Bigram):
+        estimators = ("block", "prefix-dynamic")
+
+    model = ByBlock(tokenizer, 50)
     protocol = reader(model, tokenizer).protocol()
     assert protocol["estimator"] == "block"
     assert protocol["text"] == "after the beginning-of-text token; windows of at most 50 tokens"

@@ -99,7 +99,7 @@ class MentaleseLM(LM):
         return {
             "text": f"{self.layout.beginning}; {longer}",
             "tokens": f"every token of the continuation{', ends of sentences included' if self.layout.markers else ''}",
-            "estimator": self.model.continuation_estimator or self.model.estimators[0],
+            "estimator": self.model.continuation_scoring().get("estimator", self.model.estimators[0]),
             "lm_eval": version("lm-eval"),
         }
 

@@ -63,24 +63,29 @@ class LanguageModel(_Module):
 
     Attributes:
         causal: logits of a position predict the next token and see nothing after it, so that a cache can be used.
-        shard_blocks: FSDP2 may shard each block by itself; not if a step uses a block's weights outside its forward.
         inner_gradients: the training step calls `autograd.grad` itself (an inner optimisation); FSDP2 then keeps
             parameters gathered until the step is over.
-        estimators: the scoring rules of `token_nll`, the default first; `exact` is the autoregressive
-            likelihood. A family that has several takes `token_nll(batch, estimator)`.
-        continuation_estimator: the rule for labels that follow a known text and must not be read before they are
-            scored (questions and choices); `None`: the default is such a rule.
         about_thoughts: a sentence for readers of a trace: what this model's thoughts are; empty if it has none.
         shown: what a trace contains, by name, in addition to `SHOWN` or overriding it.
     """
 
     causal = True
-    shard_blocks = True
     inner_gradients = False
-    estimators: tuple[str, ...] = ("exact",)
-    continuation_estimator: str | None = None
     about_thoughts = ""
     shown: ClassVar[Mapping[str, Shown]] = {}
+
+    @property
+    def estimators(self) -> tuple[str, ...]:
+        """The scoring rules of `token_nll`, the default first; `exact` is the autoregressive likelihood.
+
+        A family that has several takes `token_nll(batch, estimator)`.
+        """
+        return ("exact",)
+
+    @property
+    def shard_blocks(self) -> bool:
+        """True if FSDP2 may shard each block by itself; not if a step uses a block's weights outside its forward."""
+        return True
 
     def final_hidden_states(self, batch: Batch) -> Tensor:
         """[batch, length, hidden]: what the output embedding turns into logits; position t predicts token t + 1."""
@@ -215,8 +220,9 @@ class LanguageModel(_Module):
         return {}
 
     def continuation_scoring(self) -> dict[str, str]:
-        """Keywords of `token_nll` that score labels that follow a known text, see `continuation_estimator`."""
-        return {} if self.continuation_estimator is None else {"estimator": self.continuation_estimator}
+        """Keywords of `token_nll` for labels that follow a known text (questions and choices), and must not be read
+        before they are scored."""
+        return {}
 
     def continuation_inputs(self, batch: Batch) -> dict[str, Tensor]:
         """What `forward` takes to predict a batch's labels, of which it may not read any before its turn."""

@@ -161,14 +161,14 @@ class ThoughtCache(Cache):
         )
 
 
-def check_cache_kind(model: nn.Module, kind: str | None, why_no_fixed: str | None) -> None:
+def check_cache_kind(model: nn.Module, kind: str | None, limit: str | None) -> None:
     """Raises `InputError` for a `cache_implementation` that a model does not have.
 
     Args:
-        why_no_fixed: the reason why a cache of it cannot have a fixed size; `None`: it can.
+        limit: the reason why a cache of it cannot have a fixed size, see `Limits.static_cache`.
     """
-    if kind not in ((None, "dynamic", "static") if why_no_fixed is None else (None, "dynamic")):
-        why = why_no_fixed or "it grows, or is 'static'"
+    if kind not in ((None, "dynamic", "static") if limit is None else (None, "dynamic")):
+        why = limit or "it grows, or is 'static'"
         raise InputError(
             f"cache_implementation is {kind!r}: {type(model).__name__} has no such cache ({why}), so remove it"
         )

@@ -48,6 +48,27 @@ class Encoded:
     hidden_states: tuple[Tensor, ...] | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Reasons, for messages, why a model lacks what callers of transformers' models expect; `None`: it has it.
+
+    Attributes:
+        cache: tokens cannot be read one after the other.
+        static_cache: a cache cannot have a fixed size; if it can, `encode` ends in `cache.advance(length)`.
+        hidden_states: `encode` does not take `output_hidden_states`.
+        token_states: no single hidden state of a token predicts the next one.
+        continued_traces: a trace cannot begin in the middle of a text, with a cache of what came before.
+        loss: what a loss that is computed from hidden states leaves out of `training_loss`.
+    """
+
+    cache: str | None = None
+    static_cache: str | None = "it grows with the text"
+    hidden_states: str | None = "it keeps the final ones only; use model.encode(input_ids).hidden"
+    token_states: str | None = None
+    continued_traces: str | None = "pass the whole text in one call"
+    loss: str | None = None
+
+
 class ResidualLinear(nn.Linear):
     """A map whose output is added to the residual stream; it starts smaller the deeper the model (GPT-2).
 
@@ -85,11 +106,12 @@ class Body(nn.Module):
             InputError: as for `forward`; or the model has no single state per token that predicts the next one.
         """
         (model,) = self.whole
-        if model.why_no_states is not None:
-            raise InputError(f"{type(model).__name__}.base_model: {model.why_no_states}")
-        if model.training and model.own_losses:
+        limits = model.limits
+        if limits.token_states is not None:
+            raise InputError(f"{type(model).__name__}.base_model: {limits.token_states}")
+        if model.training and limits.loss is not None:
             warnings.warn(
-                f"{type(model).__name__} is trained on next tokens alone: {model.own_losses} take no part in a loss "
+                f"{type(model).__name__} is trained on next tokens only: {limits.loss} take no part in a loss "
                 "that is computed from hidden states; its own loss is that of model(input_ids, labels=labels)",
                 stacklevel=2,
             )
@@ -116,15 +138,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel):
 
     Attributes:
         forward_options: further keywords of `encode` that `forward` takes.
-        keeps_hidden_states: whether `encode` takes `output_hidden_states`.
-        can_cache: whether tokens can be read one after the other.
-        traces_continue: whether a trace may begin in the middle of a text, with a cache of what came before.
-        why_no_cache: the reason, for messages, if `can_cache` is False.
-        why_no_fixed_cache: the reason, for messages, if a cache cannot have a fixed size; `None`: it can, and `encode`
-            ends in `cache.advance(length)`.
-        why_no_states: the reason, for messages, if no single hidden state of a token predicts the next one.
         lora_targets: names of the linear maps that PEFT adapts if none are named.
-        own_losses: what `training_loss` trains besides the next token, for messages.
     """
 
     config_class = LatentThoughtConfig
@@ -133,14 +147,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel):
     tied_weights = {"lm_head.weight": "embed.weight"}  # noqa: RUF012 (nothing writes to it)
     cache_class: type[ThoughtCache] = ThoughtCache
     forward_options: tuple[str, ...] = ()
-    keeps_hidden_states = False
-    can_cache = True
-    traces_continue = False
-    why_no_cache = "this model reads a text only as a whole"
-    why_no_fixed_cache: str | None = "it grows with the text"
-    why_no_states: str | None = None
     lora_targets: tuple[str, ...] = ()
-    own_losses = ""
     _static_tokens = 0
     embed: nn.Embedding
     lm_head: nn.Linear
@@ -151,6 +158,11 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel):
         super().__init_subclass__(**options)
         if cls.lora_targets:
             adapt_by_default(cls.config_class.model_type, cls.lora_targets)
+
+    @property
+    def limits(self) -> Limits:
+        """Reasons why the model, as its config has it, lacks what callers expect; a family states its own."""
+        return Limits()
 
     def initialize(self, module: nn.Module) -> None:
         super().initialize(module)
@@ -220,7 +232,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel):
         return self.get_output_embeddings()(encoded.hidden[:, at])
 
     def states(self, encoded: Any) -> Tensor:
-        """[batch, length, hidden], what the head reads; see `why_no_states`."""
+        """[batch, length, hidden], what the head reads; see `Limits.token_states`."""
         return encoded.hidden
 
     def labels_loss(self, encoded: Any, labels: Tensor) -> Tensor:
@@ -349,13 +361,13 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel):
         """Raise `InputError` if a call with this cache cannot return traces."""
         if not self.causal:
             raise InputError(f"output_thoughts is True: {type(self).__name__} reads in both directions and has none")
-        if not self.traces_continue and cache is not None and cache.seen_tokens:
-            raise InputError("output_thoughts is True with a cache in use: pass the whole text in one call")
+        if (why := self.limits.continued_traces) is not None and cache is not None and cache.seen_tokens:
+            raise InputError(f"output_thoughts is True with a cache in use: {why}")
 
     @property
     def _caches(self) -> bool:
         """Whether a call that says nothing of a cache returns one."""
-        return self.config.use_cache and self.can_cache and not self.training
+        return self.config.use_cache and self.limits.cache is None and not self.training
 
     def output(self, encoded: Any, **fields: Any) -> CausalLMOutputWithThoughts:
         """What `forward` returns; families with further fields override it."""
@@ -368,10 +380,10 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel):
                 f"{CACHE} is a {type(cache).__name__}: {type(self).__name__} needs a "
                 f"{self.cache_class.__name__} (remove the argument, or use model.new_cache())"
             )
-        if not self.can_cache:
+        if (why := self.limits.cache) is not None:
             if cache is not None or use_cache:
                 name = f"{CACHE} is set" if cache is not None else "use_cache is True"
-                raise InputError(f"{name}: {self.why_no_cache}, so set use_cache=False")
+                raise InputError(f"{name}: {why}, so set use_cache=False")
             return None
         if (cache is not None or use_cache) and self.training and self._checkpoints:
             raise InputError(
@@ -410,11 +422,8 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel):
             )
         if not (self.config.output_hidden_states if output_hidden_states is None else output_hidden_states):
             return options
-        if not self.keeps_hidden_states:
-            raise InputError(
-                f"output_hidden_states is True: {type(self).__name__} keeps the final ones alone; use "
-                "model.encode(input_ids).hidden"
-            )
+        if (why := self.limits.hidden_states) is not None:
+            raise InputError(f"output_hidden_states is True with a {type(self).__name__}: {why}")
         return options | {"output_hidden_states": True}
 
     def _returned(self, output: StatesOutput | LogitsOutput, return_dict: bool | None) -> Any:
@@ -423,10 +432,10 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel):
     def cache_for_generation(self, settings: Any, cache: ThoughtCache | None, max_tokens: int) -> ThoughtCache | None:
         """See `OwnCacheGenerationMixin`."""
         kind = settings.cache_implementation
-        check_cache_kind(self, kind, self.why_no_fixed_cache)
+        check_cache_kind(self, kind, self.limits.static_cache)
         if cache is not None and kind == "static":
             raise InputError(f"{CACHE} is set with cache_implementation 'static': it is used as it is, remove one")
-        if not self.can_cache:
+        if self.limits.cache is not None:
             settings.use_cache = False
         elif settings.use_cache is not False and cache is None:
             cache = self.new_cache()

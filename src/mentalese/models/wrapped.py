@@ -24,7 +24,7 @@ from mentalese.models.backbone import (
 )
 from mentalese.models.cache import ThoughtCache
 from mentalese.models.config import LatentThoughtConfig
-from mentalese.models.hf import LatentThoughtModel
+from mentalese.models.hf import LatentThoughtModel, Limits
 from mentalese.models.places import places
 from mentalese.models.transformers_seam import CACHE, attention_of, initialize_as, set_attention
 
@@ -124,7 +124,6 @@ class WrappedDecoder(LatentThoughtModel):
     config_class = WrappedDecoderConfig
     tied_weights: ClassVar[dict[str, str]] = {}  # the backbone's own; PEFT looks for them if this is a dict
     supports_gradient_checkpointing = True
-    keeps_hidden_states = True
 
     def __init__(self, config: WrappedDecoderConfig) -> None:
         asked = attention_of(config)  # transformers fills it in, for this class; a backbone may not have it
@@ -132,6 +131,10 @@ class WrappedDecoder(LatentThoughtModel):
         where = f"{config.model_type}.backbone"
         self.backbone = build_decoder(where, config.backbone_config, asked)
         set_attention(config, attention_of(self.backbone.config))
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(hidden_states=None)
 
     def compiled_parts(self) -> list[nn.Module]:
         return layers_of(self)

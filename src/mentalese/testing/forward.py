@@ -54,7 +54,7 @@ def test_scores_are_the_log_likelihood_of_the_logits(case: Case) -> None:
 def test_no_cache_is_returned_if_none_is_wanted_or_possible(case: Case) -> None:
     ids, model = case.batch()["input_ids"], case.model
     assert CACHE not in model(ids, use_cache=False)
-    if getattr(model, "can_cache", True):
+    if not isinstance(model, LatentThoughtModel) or model.limits.cache is None:
         model.config.use_cache = False
         assert CACHE not in model(ids)
     else:
@@ -78,7 +78,7 @@ def test_further_outputs_are_what_they_say_or_a_clear_error(case: Case) -> None:
     assert torch.equal(as_tuple[0], model(ids, use_cache=False).logits)
     with _config(model, return_dict=False):
         assert isinstance(model(ids, use_cache=False), tuple)
-    if not model.keeps_hidden_states:
+    if model.limits.hidden_states is not None:
         with pytest.raises(InputError, match="output_hidden_states is True"):
             model(ids, output_hidden_states=True)
         with _config(model, output_hidden_states=True), pytest.raises(InputError, match="output_hidden_states is True"):

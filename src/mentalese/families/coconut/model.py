@@ -44,7 +44,7 @@ from mentalese.models.backbone import (
 )
 from mentalese.models.base import LossOutput, follows
 from mentalese.models.cache import ThoughtCache, fixed_columns, write_at
-from mentalese.models.hf import Encoded
+from mentalese.models.hf import Encoded, Limits
 from mentalese.models.peft_targets import BACKBONE_TARGETS
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
 from mentalese.models.transformers_seam import CACHE, attention_of
@@ -252,7 +252,6 @@ class CoconutForCausalLM(WrappedDecoder):
 
     config_class = CoconutConfig
     lora_targets = BACKBONE_TARGETS
-    traces_continue = True
     shard_blocks = False  # a step runs the backbone many times
     steps_layout = "qa_steps"  # whose batches a step decoder needs
     about_thoughts = (
@@ -299,12 +298,16 @@ class CoconutForCausalLM(WrappedDecoder):
                 module.gradient_checkpointing = False
 
     @property
-    def why_no_fixed_cache(self) -> str | None:  # type: ignore[override]
-        """See `LatentThoughtModel`: columns without keys are told from others by masks of pairs."""
+    def limits(self) -> Limits:
+        """See `LatentThoughtModel`; columns of a static cache without keys are told from others by masks of pairs."""
         config = self.backbone.config
-        if takes_pairs(config):
-            return None
-        return f"the backbone, a {config.model_type} with {attention_of(config)}, takes no masks of pairs"
+        no_pairs = f"the backbone, a {config.model_type} with {attention_of(config)}, takes no masks of pairs"
+        return Limits(
+            hidden_states=None,
+            static_cache=None if takes_pairs(config) else no_pairs,
+            continued_traces=None,
+            loss=None if self.step_decoder is None else "the steps that latents stand for",
+        )
 
     def compiled_parts(self) -> list[nn.Module]:
         """The layers; they are told of padding from then on whether there is some or not, which is one graph less."""
@@ -488,11 +491,6 @@ class CoconutForCausalLM(WrappedDecoder):
         if module is not None:
             output.loss = output.loss + 0.0 * sum(p.sum() for p in module.parameters())
         return output
-
-    @property
-    def own_losses(self) -> str:  # type: ignore[override]
-        """See `LatentThoughtModel`."""
-        return "" if self.step_decoder is None else "the steps that latents stand for"
 
     def start_from_backbone(self) -> None:
         """What a trained decoder inside gives to the rest."""

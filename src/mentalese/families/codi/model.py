@@ -14,6 +14,7 @@ Letters in shapes: R rows, H = R / 2 pairs, L tokens, d hidden size, M layers.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from mentalese.data.batch import Batch
 from mentalese.families.coconut.model import CoconutEncoded, CoconutForCausalLM
 from mentalese.families.codi.config import CodiConfig
 from mentalese.models.base import LossOutput
+from mentalese.models.hf import Limits
 from mentalese.models.trace import Shown
 from mentalese.nn.loss import IGNORED
 
@@ -51,10 +53,9 @@ class CodiForCausalLM(CoconutForCausalLM):
         self.post_init()
 
     @property
-    def own_losses(self) -> str:  # type: ignore[override]
-        """See `LatentThoughtModel`."""
-        own = "the weights of teachers and students, the distance between their states"
-        return " and ".join(filter(None, (own, super().own_losses)))
+    def limits(self) -> Limits:
+        inherited, loss = super().limits, "the weights of teachers and students, the distance between their states"
+        return replace(inherited, loss=" and ".join(filter(None, (loss, inherited.loss))))
 
     def _thought(self, hidden: Tensor) -> Tensor:
         return self.projection(hidden)

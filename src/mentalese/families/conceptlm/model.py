@@ -46,7 +46,7 @@ from mentalese.families.conceptlm.config import ConceptLMConfig
 from mentalese.models.backbone import attention_width, linear_weights
 from mentalese.models.base import LossOutput
 from mentalese.models.cache import ThoughtCache
-from mentalese.models.hf import Encoded
+from mentalese.models.hf import Encoded, Limits
 from mentalese.models.peft_targets import BACKBONE_TARGETS
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
 from mentalese.models.transformers_seam import attention_of
@@ -204,8 +204,6 @@ class ConceptLMForCausalLM(LayeredDecoder):
     config_class = ConceptLMConfig
     lora_targets = BACKBONE_TARGETS
     cache_class = ConceptCache
-    why_no_fixed_cache = "keys of concepts are added as rows end their chunks, and not at every token"
-    own_losses = "the losses of concepts and their codes"
     kept_in_float32 = ("codebook",)
     about_thoughts = (
         "Concepts: each is the mean state of a few tokens, quantised to codes, and is predicted from those before it."
@@ -239,6 +237,14 @@ class ConceptLMForCausalLM(LayeredDecoder):
             module.start(self.backbone.config.initializer_range)
         if isinstance(module, ConceptHeads) and self.config.silent_start:
             init.zeros_(module.weight)
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(
+            hidden_states=None,
+            static_cache="keys of concepts are added as rows end their chunks, and not at every token",
+            loss="the losses of concepts and their codes",
+        )
 
     def start_from_backbone(self) -> None:
         """Concept layers become copies of the backbone's first ones (section 4.3)."""

@@ -20,7 +20,7 @@ from mentalese.families.conceptlm.config import MTPConfig
 from mentalese.models.backbone import attention_width, linear_weights
 from mentalese.models.base import LossOutput
 from mentalese.models.cache import ThoughtCache
-from mentalese.models.hf import Encoded
+from mentalese.models.hf import Encoded, Limits
 from mentalese.models.peft_targets import BACKBONE_TARGETS
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
 from mentalese.models.wrapped import LayeredDecoder
@@ -39,7 +39,6 @@ class MTPForCausalLM(LayeredDecoder):
 
     config_class = MTPConfig
     lora_targets = BACKBONE_TARGETS
-    own_losses = "the losses of later tokens"
     about_thoughts = "States that each predict a token further ahead than the next one; they are shown where it stands."
     shown = {  # noqa: RUF012 (nothing writes to it)
         "surprisal.": Shown("surprisal, {} ahead", "The token's cost, predicted this number of tokens ahead.", "nats")
@@ -50,6 +49,10 @@ class MTPForCausalLM(LayeredDecoder):
         self.future_layers = self.new_layers([config.num_hidden_layers - 1] * (config.num_future_tokens - 1))
         self.layers[-1].register_forward_pre_hook(self._look_ahead, with_kwargs=True)
         self.post_init()
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(hidden_states=None, loss="the losses of later tokens")
 
     def _look_ahead(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Before the last layer: the other heads read what it reads."""

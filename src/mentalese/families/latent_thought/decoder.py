@@ -17,7 +17,7 @@ from mentalese.errors import InputError
 from mentalese.families.latent_thought.blocks import Block, Encoder, PackedBatch, Past, slot_positions
 from mentalese.families.latent_thought.config import LTMConfig
 from mentalese.models.cache import ThoughtCache
-from mentalese.models.hf import LatentThoughtModel
+from mentalese.models.hf import LatentThoughtModel, Limits
 from mentalese.models.transformers_seam import attention_of
 from mentalese.nn.packing import PackedRows
 from mentalese.nn.rotary import rotary_table
@@ -52,11 +52,9 @@ class LTMDecoder(LatentThoughtModel):
 
     config_class = LTMConfig
     cache_class = LTMCache
-    why_no_fixed_cache = "it is always as large as the window of tokens"
     supports_gradient_checkpointing = True
     supports_flex_attention = True
     lora_targets = ("qkv", "query", "key_value")
-    keeps_hidden_states = True
 
     def __init__(self, config: LTMConfig) -> None:
         super().__init__(config)
@@ -72,6 +70,10 @@ class LTMDecoder(LatentThoughtModel):
         super().initialize(module)
         if isinstance(module, Encoder):
             init.normal_(module.queries, std=self.config.initializer_range)
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(hidden_states=None, static_cache="it is always as large as the window of tokens")
 
     def new_cache(self) -> LTMCache:
         return LTMCache()

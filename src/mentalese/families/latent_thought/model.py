@@ -14,7 +14,7 @@ hidden size. Rows are packed: they begin at their first token, and padding comes
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -39,7 +39,7 @@ from mentalese.families.latent_thought.inference import (
     prompt_batch,
 )
 from mentalese.models.base import LossOutput
-from mentalese.models.hf import CausalLMOutputWithThoughts, Encoded
+from mentalese.models.hf import CausalLMOutputWithThoughts, Encoded, Limits
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
 from mentalese.nn.controls import controlled
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll, linear_nll_sum
@@ -82,7 +82,6 @@ class LTMForCausalLM(LTMGeneration):
     """A Latent Thought Model; with `num_latents` = 0 the same decoder without thoughts."""
 
     inner_gradients = True
-    own_losses = "thoughts of the text, inferred from it,"
     forward_options = ("z", "fast_steps")
     about_thoughts = (
         "Vectors for each block, inferred from this text. Surprisal is the cost of the text once they are known, "
@@ -102,7 +101,11 @@ class LTMForCausalLM(LTMGeneration):
     }
 
     @property
-    def shard_blocks(self) -> bool:  # type: ignore[override]
+    def limits(self) -> Limits:
+        return replace(super().limits, loss="thoughts of the text, inferred from it,")
+
+    @property
+    def shard_blocks(self) -> bool:
         """See `LanguageModel`; `accumulate` needs the gradients of all weights at once, in the middle of a step."""
         return self.config.slow_grad != "accumulate"
 
@@ -196,7 +199,7 @@ class LTMForCausalLM(LTMGeneration):
     # ------------------------------------------------------------------------------------- scores
 
     @property
-    def estimators(self) -> tuple[str, ...]:  # type: ignore[override]
+    def estimators(self) -> tuple[str, ...]:
         """What thoughts are inferred from when a row's labels are scored.
 
         `elbo-bound`: the labels themselves. The KL of the thoughts is spread evenly over the row's labels; the sum is
@@ -212,9 +215,8 @@ class LTMForCausalLM(LTMGeneration):
         fitted = ("fitted-draw",) if self.encoder is None else ()
         return "elbo-bound", "prefix", "context", *fitted
 
-    @property
-    def continuation_estimator(self) -> str | None:  # type: ignore[override]
-        return "context" if self.config.num_latents else None
+    def continuation_scoring(self) -> dict[str, str]:
+        return {"estimator": "context"} if self.config.num_latents else {}
 
     def scoring_protocol(self, estimator: str) -> dict[str, Any]:
         """See `LanguageModel.scoring_protocol`."""

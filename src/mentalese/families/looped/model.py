@@ -39,7 +39,7 @@ from mentalese.families.looped.turns import drawn_turns, initial_state
 from mentalese.models.backbone import attention_width, linear_weights
 from mentalese.models.base import LossOutput, follows
 from mentalese.models.cache import ThoughtCache, fixed_columns, write_at
-from mentalese.models.hf import Encoded
+from mentalese.models.hf import Encoded, Limits
 from mentalese.models.peft_targets import BACKBONE_TARGETS
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
 from mentalese.models.transformers_seam import CACHE, attention_of
@@ -73,9 +73,7 @@ class LoopedForCausalLM(LayeredDecoder):
     config_class = LoopedConfig
     config: LoopedConfig
     lora_targets = BACKBONE_TARGETS
-    why_no_fixed_cache = None
     cache_class = LoopedCache
-    keeps_hidden_states = False
     shard_blocks = False  # a block runs several times in a pass
     about_thoughts = (
         "States: every token goes through the same layers several times, and each turn reads what the one before it "
@@ -120,9 +118,8 @@ class LoopedForCausalLM(LayeredDecoder):
                 init.normal_(added.weight, std=std)
 
     @property
-    def own_losses(self) -> str:  # type: ignore[override]
-        """See `LatentThoughtModel`."""
-        return "" if self.config.turns_spread is None else "drawn numbers of turns"
+    def limits(self) -> Limits:
+        return Limits(static_cache=None, loss=None if self.config.turns_spread is None else "drawn numbers of turns")
 
     @cached_property
     def _parts(self) -> tuple[range, range, range]:

@@ -41,7 +41,7 @@ from mentalese.families.masked_diffusion.config import MaskedDiffusionConfig
 from mentalese.families.masked_diffusion.noise import schedule, score_entropy, training_times, uniform
 from mentalese.models.base import LossOutput
 from mentalese.models.cache import ThoughtCache
-from mentalese.models.hf import Encoded, LatentThoughtModel
+from mentalese.models.hf import Encoded, LatentThoughtModel, Limits
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
 from mentalese.nn.noise import Noise, shared_seed
 from mentalese.nn.packing import front
@@ -81,11 +81,6 @@ class MaskedDiffusionLM(LatentThoughtModel):
     supports_gradient_checkpointing = True
     lora_targets = ("qkv",)
     causal = False
-    can_cache = False
-    why_no_fixed_cache = "a bidirectional model has none"
-    why_no_cache = "a bidirectional model has no cache, since a new token changes the states of all positions"
-    why_no_states = "it predicts the token at a position, not the next one, so trainers of causal models do not fit it"
-    keeps_hidden_states = True
     forward_options = ("mask_probability",)
     estimators = ("elbo-bound",)
 
@@ -101,6 +96,15 @@ class MaskedDiffusionLM(LatentThoughtModel):
         )
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(
+            cache="a bidirectional model has no cache, since a new token changes the states of all positions",
+            static_cache="a bidirectional model has none",
+            token_states="it predicts the token at a position, not the next one; trainers of causal models do not fit",
+            hidden_states=None,
+        )
 
     def initialize(self, module: nn.Module) -> None:
         super().initialize(module)

@@ -45,7 +45,7 @@ from mentalese.families.thought_gestalt.repeated import Part, by_step, repeated
 from mentalese.families.thought_gestalt.streams import Layout, SentenceMarkers, find_sentences
 from mentalese.models.base import LossOutput
 from mentalese.models.cache import ThoughtCache
-from mentalese.models.hf import Encoded, LatentThoughtModel
+from mentalese.models.hf import Encoded, LatentThoughtModel, Limits
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
 from mentalese.nn.controls import controlled
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
@@ -93,7 +93,6 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
     config_class = ThoughtGestaltConfig
     supports_gradient_checkpointing = True
     lora_targets = ("qkv", "query", "key_value")
-    why_no_fixed_cache = "the keys of a sentence are given up when it ends"
     shard_blocks = False  # a step uses a block's weights many times, and those of `key_value` outside their module
     about_thoughts = "One vector per sentence, kept in a memory that the tokens of later sentences read."
     shown = {  # noqa: RUF012 (nothing writes to it)
@@ -122,12 +121,12 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel):
             init.constant_(module.gate, self.config.gate_init)
 
     @property
-    def own_losses(self) -> str:  # type: ignore[override]
-        """See `LatentThoughtModel`."""
+    def limits(self) -> Limits:
         config = self.config
         hinged = config.memory != "none" and config.sentence_head == "normalized"
         named = {"the lengths of sentence vectors": hinged, "the next sentence's vector": config.next_vector_weight}
-        return " and ".join(name for name, weight in named.items() if weight)
+        loss = " and ".join(name for name, weight in named.items() if weight)
+        return Limits(static_cache="the keys of a sentence are given up when it ends", loss=loss or None)
 
     @property
     def layers(self) -> list[Any]:

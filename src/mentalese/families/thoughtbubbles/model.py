@@ -34,7 +34,7 @@ from mentalese.families.thoughtbubbles.forking import Room, Streams, fork, lowes
 from mentalese.families.thoughtbubbles.readout import mixture_cross_entropy, mixture_log_probabilities
 from mentalese.models.base import LossOutput
 from mentalese.models.cache import ThoughtCache
-from mentalese.models.hf import LatentThoughtModel
+from mentalese.models.hf import LatentThoughtModel, Limits
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
 from mentalese.nn.loss import IGNORED
 from mentalese.nn.packing import PackedRows
@@ -78,8 +78,6 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         "attention": Shown("attention", "How much a stream attends to another one after the last fork."),
         "stream_weight": Shown("weight of streams", "How much each stream counts at the end.", "share", "stream"),
     }
-    why_no_fixed_cache = "a token has as many keys as streams, and these differ"
-    why_no_cache = "selection is 'block', so a new token may change the streams of earlier ones"
     supports_flex_attention = True
 
     def __init__(self, config: ThoughtbubblesConfig) -> None:
@@ -90,6 +88,15 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(
+            cache=None if self.config.causal else "selection is 'block', so a new token may change earlier streams",
+            static_cache="a token has as many keys as streams, and these differ",
+            token_states="readout is 'mixture', which mixes the predictions of several states" if self.mixes else None,
+            loss="the thresholds of the causal selection" if self.config.fork_layers else None,
+        )
 
     def initialize(self, module: nn.Module) -> None:
         super().initialize(module)
@@ -330,16 +337,6 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
 
     # ------------------------------------------------------------------------------------- training and scores
 
-    @property
-    def own_losses(self) -> str:  # type: ignore[override]
-        """See `LatentThoughtModel`."""
-        return "the thresholds of the causal selection" if self.config.fork_layers else ""
-
-    @property
-    def why_no_states(self) -> str | None:  # type: ignore[override]
-        """See `LatentThoughtModel`."""
-        return "readout is 'mixture', which mixes the distributions of several states" if self.mixes else None
-
     def final_hidden_states(self, batch: Batch) -> Tensor:
         """[B, L, d], zero at padding.
 
@@ -424,7 +421,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         return list(self.blocks)
 
     @property
-    def estimators(self) -> tuple[str, ...]:  # type: ignore[override]
+    def estimators(self) -> tuple[str, ...]:
         """How a text can be scored, the config's own way first.
 
         `exact`: one pass is the autoregressive likelihood. `block-not-causal`: the paper's one pass, in which later
@@ -493,11 +490,6 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel):
         if encoded.rows.columns is None:
             return mixed
         return mixed.masked_fill((streams.counts == 0)[..., None], 0.0)
-
-    @property
-    def can_cache(self) -> bool:  # type: ignore[override]
-        """Whether the selection is causal; otherwise a new token may change the streams of earlier ones."""
-        return self.config.causal
 
     def labels_loss(self, encoded: Encoding, labels: Tensor) -> Tensor:
         """See `LatentThoughtModel.labels_loss`; a mixture has its own."""
