@@ -20,7 +20,7 @@ from mentalese import Recipe, ThoughtTrace, cli, get_recipe
 from mentalese.data.store import split_of
 from mentalese.errors import InputError
 from mentalese.formatting import model_names
-from mentalese.models import contract
+from mentalese.models import base
 from mentalese.models.base import as_model
 from mentalese.models.saved import Saved, load
 from mentalese.models.thinking import think, token_texts, trace
@@ -213,7 +213,7 @@ def test_logits_in_pieces_give_the_same_trace(
 ) -> None:
     model, ids = as_model(gpt2(tokenizer)), torch.randint(256, (2, 30))
     whole = model.traces({"input_ids": ids})
-    monkeypatch.setattr(contract, "_PIECE", 7)
+    monkeypatch.setattr(base, "_PIECE", 7)
     for found, expected in zip(model.traces({"input_ids": ids}), whole):
         for name, score in expected.scores.items():
             torch.testing.assert_close(found.scores[name], score, equal_nan=True)
