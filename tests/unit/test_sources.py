@@ -19,7 +19,7 @@ from mentalese import InputError, network
 from mentalese.commands.shared import read_text
 from mentalese.data.documents import SPLITS, Document, Source, record
 from mentalese.data.files import split_files
-from mentalese.data.sources import is_one_text, open_source
+from mentalese.data.sources import is_one_text, open_source, opened_source
 from mentalese.data.store import prepare
 from mentalese.recipe import DataConfig
 
@@ -522,3 +522,11 @@ def test_a_stream_that_breaks_leaves_nothing_behind(tmp_path: Path, monkeypatch:
     with pytest.raises(InputError, match=r"cannot be had \(the line is cut\)"):
         open_source("hub:someone/stories")
     assert not list((tmp_path / "hub").iterdir())
+
+
+def test_a_source_is_opened_once_until_its_files_change(tmp_path: Path) -> None:
+    config = DataConfig(source=f"file:{jsonl(tmp_path / 'a.jsonl', numbered(200))}")
+    first = opened_source(config)
+    assert opened_source(config) is first
+    jsonl(tmp_path / "a.jsonl", numbered(201))
+    assert opened_source(config).count == first.count + 1

@@ -30,6 +30,7 @@ def run(words: list[str]) -> None:
         raise InputError(f"`mentalese push` takes MODEL and REPO, and got {len(names)}: name both")
     path, repo = names
 
+    from mentalese.files import check_files
     from mentalese.models.checkpoints import check_weights, model_folder
     from mentalese.models.tensor_files import is_checkpoint
     from mentalese.training.model_card import NAME
@@ -42,6 +43,7 @@ def run(words: list[str]) -> None:
         raise InputError(f"MODEL is {path!r}, which contains no model: use the folder of a run or of a saved model")
     if not (folder / NAME).is_file():
         raise InputError(f"MODEL is {path!r}, which has no card: write {folder / NAME}, or train again")
+    check_files(folder)
     check_weights(folder)
     _check_name(repo)
     files = sorted(file for file in folder.rglob("*") if file.is_file())

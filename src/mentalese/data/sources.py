@@ -10,11 +10,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain, islice
 from pathlib import Path
 
 from mentalese.data.builtin import open_builtin
+from mentalese.data.config import DataConfig
 from mentalese.data.detokenizers import check_detokenizer, detokenize
 from mentalese.data.documents import HELD_OUT, SPLITS, Document, Kind, Reader, Source
 from mentalese.data.files import ROW_SUFFIXES, TEXT_SUFFIXES, Row, RowReader, is_undivided, row_reader, split_files
@@ -91,6 +92,29 @@ def open_source(
             "documents at blank lines, or by length where there are none",
         )
     return source
+
+
+def opened_source(config: DataConfig, whole: bool = False) -> Source:
+    """Return the source that `config` names, read and hashed once per process while its files stay as they are."""
+    asked = config.source, config.text_column, config.detokenizer, config.held_out
+    return _opened_source(*asked, whole, _state(config.source))
+
+
+def _state(spec: str) -> tuple[object, ...]:
+    """Return path, size and time of all files of a source; of what has none, nothing."""
+    try:
+        place = Path(spec.partition(":")[2]).expanduser()
+        files = [place, *sorted(place.rglob("*"))] if place.exists() else []
+        return tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    except (OSError, ValueError, RuntimeError):  # not a path, or a broken link: opened again each time
+        return (object(),)
+
+
+@lru_cache(maxsize=2)
+def _opened_source(
+    source: str, text_column: str | None, detokenizer: str | None, held_out: float, whole: bool, state: object
+) -> Source:
+    return open_source(source, text_column=text_column, detokenizer=detokenizer, held_out=held_out, whole=whole)
 
 
 def is_one_text(spec: str) -> bool:

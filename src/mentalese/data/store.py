@@ -25,7 +25,7 @@ from mentalese.data.config import AS_IT_IS, DataConfig
 from mentalese.data.documents import Document, Source
 from mentalese.data.layouts import Layout, Packed
 from mentalese.data.sentences import SentenceEncoder, fixed_length, open_splitter
-from mentalese.data.sources import open_source
+from mentalese.data.sources import opened_source
 from mentalese.data.split import ARRAYS, Split
 from mentalese.data.tokenizers import (
     EOD,
@@ -122,7 +122,7 @@ def prepare(
     if (fixed_length(config.sentences) or 0) > cap:
         raise InputError(f"data.sentences is {config.sentences!r}: set at most data.max_sentence_tokens ({cap})")
     _, splitter = open_splitter(config.sentences)
-    source = _open_source(config, whole)
+    source = opened_source(config, whole)
     for remark in source.remarks if show else ():
         _say_once(remark)
     _check_kind(config, layout, source.kind)
@@ -239,7 +239,7 @@ def source_fingerprint(config: DataConfig) -> str:
     """A hash of the text that `config` names, without preparing it."""
     if config.source.startswith("store:"):
         return open_store(config.source.removeprefix("store:")).meta["source_fingerprint"]
-    return _open_source(config).fingerprint
+    return opened_source(config).fingerprint
 
 
 def tokenizer_in_folder(config: DataConfig, layout: Layout) -> str | None:
@@ -264,16 +264,6 @@ def source_name(config: DataConfig) -> str:
     if config.source.startswith("store:"):
         return str(open_store(config.source.removeprefix("store:"), verify=False).meta["source"])
     return config.source
-
-
-def _open_source(config: DataConfig, whole: bool = False) -> Source:
-    return open_source(
-        config.source,
-        text_column=config.text_column,
-        detokenizer=config.detokenizer,
-        held_out=config.held_out,
-        whole=whole,
-    )
 
 
 def _open_prepared(config: DataConfig, layout: Layout, to_train: bool) -> tuple[TokenStore, PreTrainedTokenizerFast]:

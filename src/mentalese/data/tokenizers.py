@@ -216,15 +216,25 @@ def open_tokenizer(spec: str, source: Source, *, cache: Path, show: bool = True)
 
 
 def load_pretrained_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """A tokenizer as it was saved: a folder, or `hub:NAME`. A beginning, an end or padding that the model's config next
-    to it names, and the tokenizer does not, gets its name.
+    """Return a tokenizer as it was saved: a folder, or `hub:NAME`.
 
     Raises:
-        InputError: the folder contains none or has changed since it was saved, or the hub's cannot be fetched.
+        InputError: the folder has changed since it was saved, or what `read_tokenizer` raises.
+    """
+    if not path.startswith("hub:"):
+        check_files(Path(path))
+    return read_tokenizer(path)
+
+
+def read_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    """Return a tokenizer whose files were checked. A beginning, an end or padding that the model's config next to it
+    names, and the tokenizer does not, gets its name.
+
+    Raises:
+        InputError: the folder contains none, or the hub's cannot be fetched.
     """
     if not path.startswith("hub:"):
         folder = Path(path)
-        check_files(folder)
         names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
         if "tokenizer.json" not in names and {"vocab.json", "merges.txt"} <= names:
             return GPT2TokenizerFast.from_pretrained(folder)

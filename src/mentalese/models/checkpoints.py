@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from mentalese.data.config import DataConfig
 from mentalese.data.layouts import Layout, Packed
-from mentalese.data.tokenizers import load_pretrained_tokenizer, tokenizer_fingerprint
+from mentalese.data.tokenizers import read_tokenizer, tokenizer_fingerprint
 from mentalese.errors import InputError, nearest
 from mentalese.files import (
     RECORD,
@@ -162,10 +162,9 @@ def saved_recipe(path: str | Path) -> Recipe | None:
 
 
 def check_weights(path: str | Path) -> None:
-    """Raises `InputError` if weights, or other files, next to a `mentalese.json` are not those that were saved."""
+    """Raise `InputError` if weights next to a `mentalese.json` are not those that were saved."""
     if str(path).startswith("hub:"):
         return
-    check_files(model_folder(path))
     noted = saved_about(path).get("weights", {})
     if not isinstance(noted, dict):
         raise InputError(f"{model_folder(path) / RECORD}: weights is {noted!r}: use an intact copy")
@@ -207,16 +206,16 @@ def load_model(
     at_hub = name.startswith("hub:")
     source = name.removeprefix("hub:") if at_hub else str(model_folder(path))
     check_model(path)
-    if checkpoint:
+    if not at_hub:
         check_files(model_folder(path))
-    else:
+    if not checkpoint:
         check_weights(path)
     try:
         with quiet_transformers(), hub_or_cache("MODEL", name) if at_hub else nullcontext():
             config = with_fields(AutoConfig.from_pretrained(source, trust_remote_code=False), fields or {})
             if not at_hub:
                 _check_no_pickle(Path(source), config)
-            tokenizer = load_pretrained_tokenizer(name if at_hub else source)
+            tokenizer = read_tokenizer(name if at_hub else source)
             about = saved_about(path)
             if checkpoint:
                 model = _from_checkpoint(Path(name), config, tokenizer)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from itertools import islice
 
-from mentalese.data.sources import open_source
+from mentalese.data.sources import opened_source
 from mentalese.evaluation.answer_rule import final_answer
 from mentalese.models.saved import Saved
 
@@ -37,7 +37,7 @@ def examples(saved: Saved, count: int = 3) -> list[Example]:
     if saved.recipe is None or not saved.data.source.startswith("builtin:"):
         return []
     found = []
-    source = open_source(saved.data.source, held_out=saved.data.held_out)
+    source = opened_source(saved.data)
     for document in islice(source.documents("test"), count):
         if saved.layout.questions and document.segments:
             found.append(Example(document.segments[0].strip(), final_answer(document.segments[-1]), True))
