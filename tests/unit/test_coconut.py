@@ -134,15 +134,6 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> list[StorageWeakRef]:
     return refs
 
 
-def test_the_passes_share_one_copy_of_keys_and_values_for_their_gradients(kept: list[StorageWeakRef]) -> None:
-    hidden = made().encode(torch.tensor([ROWS[0]])).hidden
-    alive = [
-        not keys.expired() for keys in kept
-    ]  # the question, two latents, the last latent with the rest; two layers
-    assert alive == [False] * 6 + [True] * 2
-    hidden.sum().backward()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["coconut", "agclr"])
 @pytest.mark.parametrize("trained", [True, False])
@@ -499,7 +490,7 @@ def test_latents_that_cannot_be_read_are_refused(ids: list[int], says: str) -> N
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable. is deprecated")
 @pytest.mark.parametrize("backbone", BACKBONES)
 @pytest.mark.parametrize("mode", ["coconut", "agclr", "pause"])
-def test_checkpointed_layers_read_the_keys_of_earlier_passes(backbone: str, mode: str) -> None:
+def test_checkpointed_passes_read_the_keys_of_earlier_ones(backbone: str, mode: str) -> None:
     model = made(backbone, mode=mode).train()
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -512,7 +503,5 @@ def test_checkpointed_layers_read_the_keys_of_earlier_passes(backbone: str, mode
 
     expected = step()
     model.gradient_checkpointing_enable()
-    forwards = [vars(module).get("forward") for module in model.modules()]
     for gradient, other in zip(step(), expected, strict=True):
         torch.testing.assert_close(gradient, other)
-    assert [vars(module).get("forward") for module in model.modules()] == forwards

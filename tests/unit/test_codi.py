@@ -366,10 +366,10 @@ def test_learned_tokens_cost_the_same_and_feed_nothing_back(tiny: Recipe) -> Non
     for one in (model, paused):
         one.eval()
         before = one.training_loss(made_batch).loss
+        before.backward()
         with torch.no_grad():
             one.projection[0].weight.mul_(-1)  # type: ignore[union-attr, index]
         changes.append((one.training_loss(made_batch).loss - before).abs())
-        before.backward()
     assert changes[0] > 0
     assert changes[1] == 0
     assert not paused.projection[0].weight.grad.any()  # type: ignore[union-attr, index]

@@ -16,32 +16,22 @@ so that pass p is one column for all rows. Letters in shapes: B rows of L tokens
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import Cache, DynamicLayer
+from transformers import Cache, DynamicCache
 from transformers import initialization as init
 
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
-from mentalese.families.coconut.concept_stream import ConceptStream, Gate
-from mentalese.families.coconut.config import CoconutConfig
-from mentalese.families.coconut.layout import Layout, Rows, lay_out
+from mentalese.families.coconut.config import GATES, CoconutConfig
+from mentalese.families.coconut.layout import Layout, in_order, lay_out
 from mentalese.families.coconut.steps import StepDecoder, step_loss
-from mentalese.models.backbone import (
-    attention_masks,
-    attention_width,
-    layers_of,
-    linear_weights,
-    sliding_window,
-    takes_pairs,
-)
+from mentalese.models.backbone import attention_masks, attention_width, linear_weights, takes_pairs
 from mentalese.models.base import LossOutput, follows
 from mentalese.models.cache import ThoughtCache, fixed_columns, write_at
 from mentalese.models.hf import Encoded, Limits
@@ -54,183 +44,59 @@ from mentalese.nn.loss import IGNORED
 
 NEAREST = 5  # tokens of a trace that stand beside a latent
 
-# ------------------------------------------------------------------------------------------------ keys and values
+
+class Gate(nn.Linear):
+    """W h + b of a gate, W = 0 at the start (appendix A.3), without the sigmoid: tools that adapt or quantise linear
+    maps replace the module."""
+
+    def __init__(self, width: int, bias_init: float) -> None:
+        super().__init__(width, width)
+        self.bias_init = bias_init
 
 
-@contextmanager
-def _keys_kept_once(keys: Any) -> Iterator[None]:
-    """Inside, what a pass keeps of keys and values for its gradient is taken from the last pass's.
+class ConceptStream(nn.Module):
+    """AGCLR's memory across the passes (Eq. 1 to 4)."""
 
-    Theirs are the beginning of those; a copy for each pass would be kept otherwise.
-    """
-    # What is kept must hold no graph, or it keeps itself alive: no tensor as it is, and in the end no layer either.
-    layers = list(keys.layers)
-    last: dict[tuple[int, str], Tensor] = {}
-
-    def pack(tensor: Tensor) -> Any:
-        if tensor.ndim == 4:
-            for number, layer in enumerate(layers):
-                for name in ("keys", "values"):
-                    held = getattr(layer, name)
-                    if held is not None and tensor.data_ptr() == held.data_ptr() and tensor.shape == held.shape:
-                        return number, name, tensor.shape[2]
-        return tensor.detach()
-
-    def unpack(packed: Any) -> Tensor:
-        if isinstance(packed, Tensor):
-            return packed
-        number, name, length = packed
-        return last[number, name][:, :, :length]
-
-    try:
-        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-            yield
-        for number, layer in enumerate(layers):
-            last[number, "keys"], last[number, "values"] = layer.keys.detach(), layer.values.detach()
-    finally:
-        layers.clear()
-
-
-class _PassKeys(DynamicLayer):
-    """A layer's keys and values in one pass: those of the passes before it, and its own.
-
-    A checkpointed layer runs again in the backward pass, so that an update changes nothing that it reads.
-    """
-
-    def __init__(self, earlier: tuple[tuple[Tensor, Tensor], ...]) -> None:
+    def __init__(self, config: CoconutConfig) -> None:
         super().__init__()
-        self.earlier = earlier
-        self.own: tuple[Tensor, Tensor] | None = None
+        width, biases = config.hidden_size, zip(GATES, config.gate_biases)
+        self.norm, self.memory_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.gates = nn.ModuleDict({name: Gate(width, bias) for name, bias in biases if name in config.gates})
+        self.write_passes = config.write_passes
 
-    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        if self.own is None:
-            self.own = keys, values
-        keys, values = (torch.cat(parts, dim=-2) for parts in zip(*self.earlier, (keys, values)))
-        return keys, values
+    def forward(self, hidden: Tensor, memory: Tensor, latents: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return h'_t and c_t [B, d] of one latent, and the values [B, d] of the gates by name.
 
-    def get_seq_length(self) -> int:
-        return sum(keys.shape[-2] for keys, _ in self.earlier)
-
-    @property
-    def all(self) -> tuple[tuple[Tensor, Tensor], ...]:
-        return self.earlier if self.own is None else (*self.earlier, self.own)
-
-
-class _KeysOf:
-    """What a layer needs of a cache, its own keys and values: a graph of one layer is then that of all."""
-
-    def __init__(self, keys: DynamicLayer) -> None:
-        self.keys = keys
-
-    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        return self.keys.update(keys, values)
-
-
-class _CompiledLayer(nn.Module):
-    """A layer that `torch.compile` takes without what calls it, see `_layers_run_by`."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def compile(self, **options: Any) -> None:
-        self.layer.forward = torch.compile(self.layer.forward, **options)
-
-
-@contextmanager
-def _layers_run_by(layers: list[nn.Module], run: Callable[..., Any], some: list[nn.Module]) -> Iterator[None]:
-    """Inside, each layer has its own part of the cache, and calls of `some` go through `run(function, *args)`.
-
-    transformers' own checkpointing takes a layer's cache away from it, and with it the passes before.
-    """
-
-    def called(number: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get(CACHE) is not None:
-            kwargs[CACHE] = _KeysOf(kwargs[CACHE].layers[number])
-        if any(layers[number] is layer for layer in some):
-            return run(partial(forward, **kwargs), *args)
-        return forward(*args, **kwargs)
-
-    before = [vars(layer).get("forward") for layer in layers]
-    for number, layer in enumerate(layers):
-        layer.forward = partial(called, number, layer.forward)
-    try:
-        yield
-    finally:
-        for layer, forward in zip(layers, before):
-            if forward is None:
-                del layer.forward
-            else:
-                layer.forward = forward
-
-
-class _Reader:
-    """The backbone over a call's columns, pass by pass, each on the keys and values of those before it.
-
-    Args:
-        mask: bool [B, m], all columns, those of earlier calls first; `None`: all are tokens.
-        past: how many columns earlier calls have.
-        full: how many of the first columns hold a token in every row.
-        keys: what passes share; `None`: there is only one.
-        columns: of keys of a fixed size; `None`: they grow.
-        keep: also keep the hidden states of every layer, a tuple per pass.
-    """
-
-    def __init__(
-        self,
-        body: nn.Module,
-        mask: Tensor | None,
-        past: int,
-        full: int,
-        keys: Any,
-        columns: int | None,
-        keep: bool,
-    ) -> None:
-        if columns is not None and mask is not None:
-            mask = F.pad(mask, (0, columns - mask.shape[1]))
-        self.body, self.mask, self.past, self.full, self.keys, self.keep = body, mask, past, full, keys, keep
-        self.columns = columns
-        self.positions = None if mask is None else (mask.cumsum(1) - 1).clamp(min=0)
-        self.hidden_states: list[tuple[Tensor, ...]] = []
-
-    def __call__(self, inputs: Tensor, start: int) -> Tensor:
-        """Final hidden states [B, n, d] of `inputs` [B, n, d], which lie in the columns from `start` on."""
-        start, end = self.past + start, self.past + start + inputs.shape[1]
-        masks, positions = None, None
-        if self.mask is not None and self.positions is not None and end > self.full:
-            width = self.columns or end
-            mask, counted = self.mask[:, :width], self.positions[:, :width]
-            masks = attention_masks(self.body.config, mask, counted, start, inputs.dtype, end)
-            positions = self.positions[:, start:end]
-        elif self.keys is None:  # without a mask, transformers would look for several texts in the positions
-            masks = torch.ones(inputs.shape[:2], dtype=torch.long, device=inputs.device)
-        if self.columns is not None:
-            write_at(self.keys.layers, start, end)
-        output = self.body(
-            inputs_embeds=inputs,
-            attention_mask=masks,
-            position_ids=positions,
-            use_cache=self.keys is not None,
-            **{CACHE: self.keys},
-            **({"output_hidden_states": True} if self.keep else {}),
-        )
-        if self.keep:
-            self.hidden_states.append(output.hidden_states)
-        if self.keys is not None and isinstance(self.keys.layers[0], _PassKeys):
-            self.keys = Cache(layers=[_PassKeys(layer.all) for layer in self.keys.layers])
-        return output.last_hidden_state
+        Args:
+            hidden: [B, d], h_t.
+            memory: [B, d], c_{t-1}.
+            latents: [B], the number of latents before this one.
+        """
+        normed = self.norm(hidden)
+        gates = {name: gate(normed).sigmoid() for name, gate in self.gates.items()}
+        if "forget" in gates:
+            hidden = (1 - gates["forget"]) * hidden
+        if "read" in gates:
+            hidden = hidden + gates["read"] * memory
+        written = self.memory_norm(memory + gates["write"] * hidden if "write" in gates else memory)
+        if self.write_passes is not None:
+            written = torch.where((latents < self.write_passes)[:, None], written, memory)
+        return hidden, written, gates
 
 
 @dataclass
 class Thoughts:
-    """What the latents of a batch were: one entry per pass, [B, d] each, and the gates' values by name.
+    """The latents of a batch, in lists of one entry per pass.
 
-    `states` are h_t, `latents` h'_t, `concepts` c_t. `is_latent`, bool [B, L], marks their positions, `embedded`
-    [B, L, d] is what the tokens are without passes.
+    Attributes:
+        is_latent: bool [B, L], their positions.
+        states: h_t, [B, d].
+        latents: h'_t, [B, d].
+        concepts: c_t, [B, d]; empty without a concept stream.
+        gates: the values [B, d] of the gates by name.
     """
 
     is_latent: Tensor
-    embedded: Tensor
     states: list[Tensor] = field(default_factory=list)
     latents: list[Tensor] = field(default_factory=list)
     concepts: list[Tensor] = field(default_factory=list)
@@ -239,12 +105,79 @@ class Thoughts:
 
 @dataclass(kw_only=True)
 class CoconutEncoded(Encoded):
-    """Final hidden states, and what the latents were if a trace was asked for."""
+    """Final hidden states and the latents."""
 
-    thoughts: Thoughts | None = None
+    thoughts: Thoughts
 
 
-# ------------------------------------------------------------------------------------------------------------ the model
+Pieces = list[tuple[Tensor, Tensor]]
+"""Keys and values [B, heads, columns, d / heads] of a pass by layer."""
+
+
+class Passes:
+    """The backbone over the columns of a call, pass by pass, each on the keys and values of those before it.
+
+    Args:
+        body: the backbone without its head.
+        mask: bool [B, columns], the columns that hold tokens, those of earlier calls first.
+        keys: keys and values of earlier calls, to which passes add; `None` for a single pass.
+        keep_levels: also keep the hidden states of all layers, as `levels`.
+        checkpoint: calls a function with arguments and again in the backward pass; `None` keeps all activations.
+    """
+
+    def __init__(
+        self,
+        body: nn.Module,
+        mask: Tensor,
+        keys: Cache | None,
+        *,
+        keep_levels: bool,
+        checkpoint: Callable[..., Any] | None,
+    ) -> None:
+        room = None if keys is None else fixed_columns(keys.layers, mask.shape[1])
+        self.fixed = room is not None
+        self.mask = mask if room is None else F.pad(mask, (0, room - mask.shape[1]))
+        self.positions = (self.mask.cumsum(1) - 1).clamp(min=0)
+        self.body, self.keys, self.keep_levels, self.checkpoint = body, keys, keep_levels, checkpoint
+        self.pieces: list[Pieces] = []
+        self.levels: list[tuple[Tensor, ...]] = []
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Return the final hidden states [B, n, d] of the next n columns, whose inputs are [B, n, d]."""
+        if self.checkpoint is None:
+            output = self._read(inputs, self.keys)
+        else:
+            output, pieces = self.checkpoint(self._read_again, inputs, tuple(self.pieces))
+            self.pieces.append(pieces)
+        if self.keep_levels:
+            self.levels.append(output.hidden_states)
+        return output.last_hidden_state
+
+    def _read(self, inputs: Tensor, keys: Cache | None) -> Any:
+        start = 0 if keys is None else keys.get_seq_length()
+        end = start + inputs.shape[1]
+        width = self.mask.shape[1] if self.fixed else end
+        if self.fixed and keys is not None:
+            write_at(keys.layers, start, end)
+        mask, positions = self.mask[:, :width], self.positions[:, :width]
+        return self.body(
+            inputs_embeds=inputs,
+            attention_mask=attention_masks(self.body.config, mask, positions, start, inputs.dtype, end),
+            position_ids=positions[:, start:end],
+            use_cache=keys is not None,
+            output_hidden_states=self.keep_levels,
+            **{CACHE: keys},
+        )
+
+    def _read_again(self, inputs: Tensor, earlier: tuple[Pieces, ...]) -> tuple[Any, Pieces]:
+        """Return the output of a pass, and its own keys and values; nothing is changed, so that it can run twice."""
+        keys = DynamicCache()
+        for layer, pieces in enumerate(zip(*earlier)):
+            keys.update(*(torch.cat(piece, dim=2) for piece in zip(*pieces)), layer)
+        start = keys.get_seq_length()
+        output = self._read(inputs, keys)
+        held = ((layer.keys[:, :, start:], layer.values[:, :, start:]) for layer in keys.layers)
+        return output, [(layer_keys.contiguous(), layer_values.contiguous()) for layer_keys, layer_values in held]
 
 
 class CoconutForCausalLM(WrappedDecoder):
@@ -275,11 +208,9 @@ class CoconutForCausalLM(WrappedDecoder):
         self.concept_stream = ConceptStream(config) if config.mode == "agclr" else None
         self.step_decoder = None if config.step_decoder_layers is None else StepDecoder(config)
         self.gradient_checkpointing = False
-        self._checkpointed: list[nn.Module] = []
-        self._run_again: Callable[..., Any] = partial  # runs a checkpointed layer
-        self._compiled = False
+        self._checkpoint: Callable[..., Any] | None = None
         self.post_init()
-        if config.latent_token_id is not None:  # a latent is asked for, never said
+        if config.latent_token_id is not None:  # generation writes words
             self.generation_config.suppress_tokens = [config.latent_token_id]
 
     def initialize(self, module: nn.Module) -> None:
@@ -289,17 +220,16 @@ class CoconutForCausalLM(WrappedDecoder):
             init.constant_(module.bias, module.bias_init)
 
     def set_checkpointing(self, enable: bool, run: Callable[..., Any], every_n_layers: int) -> None:
-        """See `LatentThoughtModel`; the backbone's layers do not know that they are checkpointed."""
+        """See `LatentThoughtModel`: whole passes run again, as transformers' layers would drop earlier passes' keys."""
         super().set_checkpointing(enable, run, every_n_layers)
-        self._run_again = run
-        self._checkpointed = [layer for layer in layers_of(self.backbone) if layer.gradient_checkpointing]
+        self._checkpoint = run if enable else None
         for module in self.backbone.modules():
             if hasattr(module, "gradient_checkpointing"):
                 module.gradient_checkpointing = False
 
     @property
     def limits(self) -> Limits:
-        """See `LatentThoughtModel`; columns of a static cache without keys are told from others by masks of pairs."""
+        """See `LatentThoughtModel`; only masks of pairs tell columns of a static cache without keys from others."""
         config = self.backbone.config
         no_pairs = f"the backbone, a {config.model_type} with {attention_of(config)}, takes no masks of pairs"
         return Limits(
@@ -308,11 +238,6 @@ class CoconutForCausalLM(WrappedDecoder):
             continued_traces=None,
             loss=None if self.step_decoder is None else "the steps that latents stand for",
         )
-
-    def compiled_parts(self) -> list[nn.Module]:
-        """The layers; they are told of padding from then on whether there is some or not, which is one graph less."""
-        self._compiled = True
-        return [_CompiledLayer(layer) for layer in layers_of(self.backbone)]
 
     # ------------------------------------------------------------------------------------- the passes
 
@@ -325,11 +250,11 @@ class CoconutForCausalLM(WrappedDecoder):
         trace: bool = False,
         output_hidden_states: bool = False,
     ) -> CoconutEncoded:
-        """Final hidden states [B, L, d], zero at padding, from where `cache` left off; the cache moves on.
+        """Return final hidden states [B, L, d], zero at padding, from where `cache` left off; the cache moves on.
 
         Args:
-            trace: also keep what the latents were.
-            output_hidden_states: also keep those of every layer; the first are what it read, tokens and latents.
+            trace: has no effect: the latents are always returned.
+            output_hidden_states: also return those of every layer; the first are its inputs, tokens and latents.
 
         Raises:
             InputError: a latent before any token, or latents apart from each other.
@@ -339,120 +264,89 @@ class CoconutForCausalLM(WrappedDecoder):
                 f"{self.config.model_type}.latent_token_id is None, so that nothing is a latent: use the token that "
                 "marks one (`mentalese grow` adds it to a tokenizer)"
             )
-        batch, length = input_ids.shape
         state = {} if cache is None else cache.state
+        continued = "hidden" in state
         real = self.real_tokens(input_ids, attention_mask, cache)
-        is_latent = (input_ids == self.config.latent_token_id) & real
-        thoughts = Thoughts(is_latent, self.get_input_embeddings()(input_ids)) if trace else None
-        thinks = self.config.mode != "pause"
-        one = thinks and length == 1 and "hidden" in state  # which may be a latent, of some rows or all
-        layout, padded = None, attention_mask is not None
-        if not one and (thinks or padded):
-            rows = Rows.of(is_latent, real, together=self.training)
-            padded = min(rows.on_host[3]) < length
-            layout = lay_out(is_latent, real, rows) if thinks and rows.passes else None
-        elif one and real.device.type == "cpu":  # a GPU is not waited for at each token
-            one, padded = bool(is_latent.any()), padded and not bool(real.all())
-        ids, own, full = input_ids, real, 0 if padded else length
-        if layout is not None:
-            ids, own, full = input_ids.gather(1, layout.source), layout.real, layout.full
-        past = 0 if cache is None else cache.layers[0].get_seq_length()
-        columns = None if cache is None else fixed_columns(cache.layers, past + own.shape[1])
-        if sliding_window(self.backbone.config) is not None or self._compiled or columns is not None:
-            full = 0  # whose masks are ours, see `attention_masks`
-        mask = self._mask(own, state.get("mask"), past, full)
-        self.check_length(mask, past + own.shape[1])
+        thoughts = Thoughts((input_ids == self.config.latent_token_id) & real)
+        layout = self._layout(thoughts.is_latent, real, continued, together=self.training)
+        mask = torch.cat((state["mask"], layout.real), dim=1) if continued else layout.real
+        self.check_length(mask, mask.shape[1])
         keys = None
-        checkpointed = self._checkpointed if self.training and torch.is_grad_enabled() and cache is None else []
-        if layout is not None or cache is not None:
-            kept = (self.new_cache() if cache is None else cache).layers
-            keys = Cache(layers=[_PassKeys(()) for _ in kept] if checkpointed else kept)
-        full = past + full if full and "mask" not in state else 0
-        read = _Reader(self.backbone.base_model, mask, past, full, keys, columns, output_hidden_states)
-        embedded = self.get_input_embeddings()(ids)
-        if one:
-            embedded = self._one(embedded, is_latent, state, thoughts)
-        once = keys is not None and cache is None and torch.is_grad_enabled() and not checkpointed
-        layers = layers_of(self.backbone) if checkpointed or self._compiled else []
-        run = self._run_again if checkpointed else partial
-        with _layers_run_by(layers, run, checkpointed) if layers else nullcontext():
-            if layout is None:
-                hidden = read(embedded, 0)
-            else:
-                with _keys_kept_once(keys) if once else nullcontext():
-                    hidden = self._think(embedded, layout, read, state, thoughts)
-                hidden = layout.in_place(hidden)
-        levels = [torch.cat(level, dim=1) for level in zip(*read.hidden_states)]
-        levels = [level if layout is None else layout.in_place(level) for level in levels]
-        if padded:
-            hidden, *levels = (x.masked_fill(~real[..., None], 0.0) for x in (hidden, *levels))
         if cache is not None:
-            last = real.long().mul(torch.arange(1, length + 1, device=real.device)).argmax(1)
-            latest = hidden[torch.arange(batch, device=real.device), last]
-            if "hidden" in state:
-                latest = torch.where(real.any(1, keepdim=True), latest, state["hidden"])
-            state["hidden"] = latest
-            if mask is not None:
-                state["mask"] = mask
-            cache.advance(length)
+            keys = Cache(layers=cache.layers)
+        elif layout.thinks.shape[1]:
+            keys = DynamicCache()
+        read = Passes(
+            self.backbone.base_model,
+            mask,
+            keys,
+            keep_levels=output_hidden_states,
+            checkpoint=self._checkpoint if self.training and cache is None else None,
+        )
+        hidden = self._think(input_ids.gather(1, layout.source), layout, read, state, thoughts)
+        levels = [hidden, *(torch.cat(level, dim=1) for level in zip(*read.levels))]
+        hidden, *levels = (layout.in_place(level) for level in levels)
+        if attention_mask is not None:
+            hidden, *levels = (level.masked_fill(~real[..., None], 0.0) for level in (hidden, *levels))
+        if cache is not None:
+            column = torch.arange(1, real.shape[1] + 1, device=real.device)
+            last = (real * column).argmax(1)[:, None, None].expand(-1, 1, hidden.shape[2])
+            latest = hidden.gather(1, last)[:, 0]
+            state["hidden"] = torch.where(real.any(1, keepdim=True), latest, state["hidden"]) if continued else latest
+            state["mask"] = mask
+            cache.advance(input_ids.shape[1])
         return CoconutEncoded(hidden=hidden, hidden_states=tuple(levels) or None, thoughts=thoughts)
 
-    def _think(
-        self, embedded: Tensor, layout: Layout, read: Any, state: dict[str, Tensor], thoughts: Thoughts | None
-    ) -> Tensor:
-        """Final hidden states [B, P + N + R, d]: the question, latent by latent, the last one with the rest."""
-        prompt, passes = layout.prompt, layout.passes
-        rows, width = embedded.shape[0], embedded.shape[2]
-        parts = [read(embedded[:, :prompt], 0)] if prompt else []
-        before = parts[-1][:, -1] if prompt else embedded.new_zeros(rows, width)
-        if layout.begins:
-            if "hidden" not in state:
-                raise InputError("input_ids begins with a latent token: it reads the state of the token before it")
-            before = torch.where(layout.first[:, None], state["hidden"].to(before.dtype), before)
+    def _layout(self, is_latent: Tensor, real: Tensor, continued: bool, *, together: bool) -> Layout:
+        """Return the columns of tokens, bool [B, L] each; further tokens, one per row, are latents or not."""
+        if self.config.mode == "pause":
+            return in_order(real, is_latent[:, :0])
+        if continued and real.shape[1] == 1:
+            return in_order(real, is_latent)
+        return lay_out(is_latent, real, continued=continued, together=together)
+
+    def _think(self, ids: Tensor, layout: Layout, read: Passes, state: dict[str, Tensor], thoughts: Thoughts) -> Tensor:
+        """Return final hidden states [B, P + N + R, d]: the question, latent by latent, the last one with the rest."""
+        embedded = self.get_input_embeddings()(ids)
+        passes = layout.thinks.shape[1]
+        if not passes:
+            return read(embedded)
+        before = state["hidden"] if "hidden" in state else torch.zeros_like(embedded[:, 0])
+        parts = []
+        if layout.prompt:
+            parts.append(read(embedded[:, : layout.prompt]))
+            before = torch.where(layout.first[:, None], before, parts[0][:, -1])
         for number in range(passes):
-            latent = self._latent(before, number < layout.latents, state, thoughts)
-            column = prompt + number
-            inputs = latent[:, None]
+            column, thinking = layout.prompt + number, layout.thinks[:, number]
+            latent = self._latent(before, thinking, state, thoughts).to(embedded.dtype)
+            inputs = torch.where(thinking[:, None], latent, embedded[:, column])[:, None]
             if number == passes - 1:  # the rest needs no pass of its own
-                inputs = torch.cat((inputs.to(embedded.dtype), embedded[:, column + 1 :]), dim=1)
-            parts.append(read(inputs, column))
+                inputs = torch.cat((inputs, embedded[:, column + 1 :]), dim=1)
+            parts.append(read(inputs))
             before = parts[-1][:, 0]
         return torch.cat(parts, dim=1)
 
-    def _one(self, embedded: Tensor, is_latent: Tensor, state: dict[str, Tensor], thoughts: Thoughts | None) -> Tensor:
-        """What one further token of each row reads, [B, 1, d]: a latent its row's last hidden state."""
-        latent = self._latent(state["hidden"].to(embedded.dtype), is_latent[:, 0], state, thoughts)
-        return torch.where(is_latent[..., None], latent[:, None].to(embedded.dtype), embedded)
-
-    def _latent(self, before: Tensor, thinking: Tensor, state: dict[str, Tensor], thoughts: Thoughts | None) -> Tensor:
-        """What a latent after hidden states [B, d] reads, [B, d]; the concept stream moves on in `thinking` rows."""
-        latent, values = self._thought(before), {}
-        memory = state.get("memory", torch.zeros_like(before))
+    def _latent(self, before: Tensor, thinking: Tensor, state: dict[str, Tensor], thoughts: Thoughts) -> Tensor:
+        """Return the input [B, d] of a latent after hidden states [B, d]; the memory of `thinking` rows moves on."""
+        latent, gates = self._thought(before), {}
         if self.concept_stream is not None:
+            memory = state.get("memory", torch.zeros_like(before))
             count = state.get("latents", torch.zeros_like(thinking, dtype=torch.long))
-            latent, written, values = self.concept_stream(before, memory, count)
-            memory = torch.where(thinking[:, None], written, memory)
-            state["memory"], state["latents"] = memory, count + thinking
+            latent, written, gates = self.concept_stream(before, memory, count)
+            state["memory"] = torch.where(thinking[:, None], written, memory)
+            state["latents"] = count + thinking
+            thoughts.concepts.append(state["memory"])
         if self.config.thought_control is not None:
             marker = torch.full((), self.config.latent_token_id, device=before.device)
             latent = controlled(latent, self.config.thought_control, self.get_input_embeddings()(marker))
-        if thoughts is not None:
-            thoughts.states.append(before)
-            thoughts.latents.append(latent)
-            thoughts.concepts.append(memory)
-            thoughts.gates.append(values)
+        thoughts.states.append(before)
+        thoughts.latents.append(latent)
+        thoughts.gates.append(gates)
         return latent
 
     def _thought(self, hidden: Tensor) -> Tensor:
-        """A hidden state [B, d] as a latent reads it; families that change it override this."""
+        """Return the latent [B, d] after a hidden state [B, d]; families that change it override this."""
         return hidden
-
-    @staticmethod
-    def _mask(own: Tensor, held: Tensor | None, past: int, full: int) -> Tensor | None:
-        """bool [B, m], the tokens among all columns, of which `past` are those of earlier calls; `None`: all are."""
-        if held is None and full == own.shape[1]:
-            return None
-        return torch.cat((own.new_ones(len(own), past) if held is None else held, own), dim=1)
 
     # ------------------------------------------------------------------------------------- training and cost
 
@@ -463,7 +357,7 @@ class CoconutForCausalLM(WrappedDecoder):
         steps, which micro-batches and ranks weigh by their targets.
         """
         weights = self.target_weights(batch, **settings)
-        encoded = self.encode(batch["input_ids"], batch.get("attention_mask"), trace=self.step_decoder is not None)
+        encoded = self.encode(batch["input_ids"], batch.get("attention_mask"))
         loss, weight = self.next_token_loss(encoded.hidden, batch["labels"], weights)
         output = LossOutput(loss, weight, encoded=lambda: encoded)
         self._add_step_loss(output, batch, encoded)
@@ -478,7 +372,6 @@ class CoconutForCausalLM(WrappedDecoder):
                 f"{self.config.model_type}.step_decoder_layers is {self.config.step_decoder_layers}: the batch has no "
                 f"written steps; use layout {self.steps_layout!r}, or set step_decoder_layers to None"
             )
-        assert encoded.thoughts is not None
         latents, embed = encoded.thoughts.latents, self.get_input_embeddings()
         loss = step_loss(self.step_decoder, batch, latents, embed, self.loss_head())
         output.metrics = {"ntp": output.loss.detach()} | output.metrics | {"step_nll": loss.detach()}
@@ -514,24 +407,17 @@ class CoconutForCausalLM(WrappedDecoder):
         return self._said(super().scored_labels(batch, estimator))
 
     def forward_flops(self, batch: Batch) -> int:
-        ids = batch["input_ids"]
-        rows, length = ids.shape
-        mask = batch.get("attention_mask")
+        ids, mask = batch["input_ids"], batch.get("attention_mask")
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
         is_latent = (ids == self.config.latent_token_id) & real
-        columns, pairs, latent = length, length**2, 0
-        if self.config.mode != "pause" and bool(is_latent.any()):
-            layout = lay_out(is_latent, real)
-            prompt, passes, columns = layout.prompt, layout.passes, layout.source.shape[1]
-            pairs = (
-                prompt**2
-                + sum(prompt + number for number in range(1, passes))
-                + (columns - prompt - passes + 1) * columns
-            )
-            latent = passes * self._latent_weights()
-        inner = self.backbone.config
-        body = columns * linear_weights(self.backbone) + 2 * pairs * attention_width(inner)
-        return 2 * rows * (body + latent + length * self.output_weight().numel())
+        layout = self._layout(is_latent, real, continued=False, together=False)
+        prompt, passes, columns = layout.prompt, layout.thinks.shape[1], layout.source.shape[1]
+        single = max(passes - 1, 0)
+        pairs = prompt**2 + sum(prompt + number for number in range(1, single + 1))
+        pairs += (columns - prompt - single) * columns  # the last pass reads the rest
+        body = columns * linear_weights(self.backbone) + 2 * pairs * attention_width(self.backbone.config)
+        latents = passes * self._latent_weights()
+        return 2 * len(ids) * (body + latents + ids.shape[1] * self.output_weight().numel())
 
     def training_flops(self, batch: Batch, **settings: Any) -> int:
         """See `LanguageModel.training_flops`; those of the step decoder count here alone."""
@@ -551,35 +437,31 @@ class CoconutForCausalLM(WrappedDecoder):
         return follows(real) & (input_ids != self.config.latent_token_id)
 
     def fill(self, traces: list[ThoughtTrace], encoded: CoconutEncoded, real: Tensor) -> None:
-        """Each latent as it was read and, of AGCLR, the concept stream after it, with what the output embedding makes
-        of them.
+        """Add each latent and, of AGCLR, the concept stream after it, with the tokens that the head makes of them.
 
         `curves` contains, per pass, each gate's mean, and `retention`: the cosine of the state before each latent with
         that before the first one (Figure 3 of AGCLR), of h'_t instead of h_t as `retention_gated`.
         """
         thoughts = encoded.thoughts
-        assert thoughts is not None
+        vectors, states = {"latent": thoughts.latents}, {"retention": thoughts.states}
+        if self.concept_stream is not None:
+            vectors["concept"], states["retention_gated"] = thoughts.concepts, thoughts.latents
         for row, trace in enumerate(traces):
             columns = thoughts.is_latent[row].nonzero()[:, 0].tolist()
-            if not thoughts.latents:
-                trace.thoughts = [Thought(thoughts.embedded[row, at].detach(), at, at + 1, "latent") for at in columns]
+            if self.config.mode == "pause":
+                embedded = self.get_input_embeddings()(trace.input_ids)
+                trace.thoughts = [Thought(embedded[at], at, at + 1, "latent") for at in columns]
                 continue
             for number, at in enumerate(columns):
-                vectors = {"latent": thoughts.latents[number][row]}
-                if self.concept_stream is not None:
-                    vectors["concept"] = thoughts.concepts[number][row]
-                for label, vector in vectors.items():
-                    trace.thoughts.append(Thought(vector.detach(), at, at + 1, label, nearest=self._nearest(vector)))
-            if not columns:
-                continue
-            for name in thoughts.gates[0]:
-                trace.curves[name] = torch.stack([thoughts.gates[n][name][row].mean() for n in range(len(columns))])
-            kept = {"retention": thoughts.states}
-            if self.concept_stream is not None:
-                kept["retention_gated"] = thoughts.latents
-            for name, states in kept.items():
-                own = torch.stack([state[row].float() for state in states[: len(columns)]])
-                trace.curves[name] = torch.cosine_similarity(own[:1], own, dim=-1)
+                for label, passes in vectors.items():
+                    vector = passes[number][row].detach()
+                    trace.thoughts.append(Thought(vector, at, at + 1, label, nearest=self._nearest(vector)))
+            if columns:
+                gates = thoughts.gates[: len(columns)]
+                trace.curves |= {name: torch.stack([gate[name][row].mean() for gate in gates]) for name in gates[0]}
+            for name, passes in states.items() if columns else ():
+                by_pass = torch.stack([state[row].float() for state in passes[: len(columns)]])
+                trace.curves[name] = torch.cosine_similarity(by_pass[:1], by_pass, dim=-1)
 
     def _nearest(self, vector: Tensor) -> tuple[tuple[int, float], ...]:
         """The likeliest tokens, were the vector [d] a final hidden state."""
