@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from mentalese import recipes
 from mentalese.data.store import prepare
 from mentalese.families.codi.recipes import gsm8k
-from mentalese.families.looped.grow import grown
+from mentalese.families.looped.recipes import grown
 from mentalese.families.suite.latent_reasoning import loops, ways
 from mentalese.testing.runs import quiet_run
 from mentalese.training.log_buffer import LogBuffer

@@ -18,10 +18,9 @@ from mentalese.analyses.looped import DOCUMENTS
 from mentalese.errors import InputError
 from mentalese.families.looped import plain
 from mentalese.families.looped.config import BACKBONES, LoopedConfig
-from mentalese.families.looped.grow import grown, kept_layers, shape_of
 from mentalese.families.looped.model import LoopedForCausalLM
-from mentalese.families.looped.plain import Keep, Looped
-from mentalese.families.looped.turns import drawn_turns, initial_state
+from mentalese.families.looped.plain import Keep, Looped, drawn_turns, initial_state
+from mentalese.families.looped.recipes import grown, shape_of
 from mentalese.models.checkpoints import load_model
 from mentalese.models.grow import grow
 from mentalese.models.saved import load
@@ -65,7 +64,7 @@ def plain_of(model: LoopedForCausalLM) -> Looped:
         {"norms": "own", "turns": 3},
         {"turns": 5, "backprop_turns": 2},
         {"turns": 1},
-        {"prelude_layers": 0, "coda_layers": 0, "state_std": 0.0},
+        {"prelude_layers": 0, "coda_layers": 0},
         {"turns": 6, "exit_distance": 0.4},
     ],
     ids=["sandwich", "own", "truncated", "once", "block-alone", "exit"],
@@ -142,7 +141,7 @@ def token_by_token(model: Looped, ids: torch.Tensor) -> torch.Tensor:
     count = min(config.turns, config.cache_turns or config.turns)
     once, often = [Slots(1) for _ in model.layers], [Slots(count) for _ in block]
     every = torch.arange(len(ids))
-    starts = initial_state(ids[None], every[None], config.hidden_size, config.state_std, 0).double()
+    starts = initial_state(ids[None], every[None], config.hidden_size, 0).double()
     for i, token in enumerate(ids):
         position = every[i : i + 1]
         x = config.embedding_scale * model.embed_tokens(token.view(1, 1))
@@ -195,13 +194,12 @@ def test_one_pass_shows_every_number_of_turns() -> None:
 
 def test_the_mean_of_what_is_drawn_is_the_one_asked_for() -> None:
     """Eq. 1 and 2: one turn at least, and a heavy tail."""
-    drawn = torch.tensor([float(drawn_turns(8, 0.5, seed)) for seed in range(4000)])
+    drawn = torch.tensor([float(drawn_turns(8, seed)) for seed in range(4000)])
     assert drawn.mean().item() == pytest.approx(8, abs=0.25)
     variance = 7 + 49 * (math.exp(0.25) - 1)  # of a Poisson number and of its log-normal rate
     assert drawn.var().item() == pytest.approx(variance, rel=0.15)
     assert drawn.min() >= 1
-    assert {drawn_turns(1, 0.5, seed) for seed in range(9)} == {1}
-    assert {drawn_turns(4.4, None, seed) for seed in range(9)} == {4}
+    assert {drawn_turns(1, seed) for seed in range(9)} == {1}
 
 
 def test_a_step_draws_once_for_all_its_micro_batches_and_costs_what_it_draws() -> None:
@@ -221,8 +219,6 @@ def test_a_step_draws_once_for_all_its_micro_batches_and_costs_what_it_draws() -
     assert min(costs) < model.training_flops(batch) < max(costs), "outside of a step it is the mean"
     model.before_step(0)
     assert float(model.training_loss(batch, turns=1.0).metrics["turns"]) == 1
-    with pytest.raises(InputError, match=r"phases.model.turns is 0"):
-        model.training_loss(batch, turns=0)
 
 
 def test_a_cache_knows_the_turns_it_was_written_at() -> None:
@@ -239,7 +235,6 @@ def test_a_cache_knows_the_turns_it_was_written_at() -> None:
         ({"prelude_layers": 2, "coda_layers": 2}, "none is left for the block"),
         ({"turns": 0}, "looped.turns is 0: set at least 1"),
         ({"backprop_turns": 0}, "looped.backprop_turns is 0"),
-        ({"turns_spread": -1.0}, "looped.turns_spread is -1.0"),
         ({"exit_distance": 0.0}, "looped.exit_distance is 0.0: set a share above 0"),
         ({"cache_turns": 0}, "looped.cache_turns is 0"),
         ({"turns": 1, "thought_control": "removed"}, "no thoughts to control"),
@@ -302,7 +297,8 @@ def test_trained_decoders_are_cut_as_published() -> None:
     assert (shape_of(22), shape_of(16), shape_of(12)) == ((4, 8, 4), (4, 6, 4), (3, 6, 3))
     model = grown({"num_hidden_layers": 22})
     assert model["backbone"]["num_hidden_layers"] == 16
-    assert kept_layers(22, 16, 4) == [0, 1, 2, 3, *range(10, 22)]
+    kinds = grown({"num_hidden_layers": 22, "layer_types": [*range(22)]})["backbone"]["layer_types"]
+    assert kinds == [0, 1, 2, 3, *range(10, 22)]
     with pytest.raises(InputError, match="block_layers is 8, with a prelude of 4 and a coda of 4"):
         grown({"num_hidden_layers": 12}, block_layers=8, prelude_layers=4, coda_layers=4)
 

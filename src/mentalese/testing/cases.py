@@ -26,7 +26,7 @@ ROUGH: dict[str, Any] = {"atol": 1e-3, "rtol": 1e-3}  # after an inner optimisat
 # of its causal selection.
 NOT_CAUSAL = {"thoughtbubbles/tiny": {"selection": "causal"}}
 # What training draws at each step, and scores do not: settings under which it draws nothing.
-DRAWN: dict[str, dict[str, Any]] = {"looped/tiny": {"turns_spread": None, "state_std": 0.0}}
+DRAWN: dict[str, dict[str, Any]] = {"looped/tiny": {"turns": 1}}
 # Other ways through a family's code than its `tiny` recipe takes.
 MODES = (
     *("coconut/tiny-coconut", "coconut/tiny-pause"),

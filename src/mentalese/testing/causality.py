@@ -81,6 +81,7 @@ def _first_row_until(batch: Batch, column: int) -> Batch:
 def _cost(model: LanguageModel, batch: Batch, share: int) -> torch.Tensor:
     """What the targets cost in all, in training mode, in the share of the batch that contains the first row."""
     torch.manual_seed(0)
+    model.before_step(0)
     output = model.training_loss({name: rows[::share] for name, rows in batch.items()})
     # What else is trained beside the next token may look ahead: its targets are later tokens.
     ntp = next((output.metrics[name] for name in ("ntp", "nll") if name in output.metrics), output.loss)

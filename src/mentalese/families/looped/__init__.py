@@ -9,11 +9,10 @@ FAMILY = Family(
     description="Recurrent depth: a block of layers that every token goes through several times, at test any number",
     recipes=f"{_HERE}.recipes:RECIPES",
     classes={"looped": (f"{_HERE}.config:LoopedConfig", f"{_HERE}.model:LoopedForCausalLM")},
-    grow=f"{_HERE}.grow:grown",
+    grow=f"{_HERE}.recipes:grown",
     figures="mentalese.analyses.looped:FIGURES",
     idle_options={
         "looped": {
-            "turns_spread": {"turns": 16},
             "backprop_turns": {"backprop_turns": 1},
             "exit_distance": {"exit_distance": 2.0},
             "cache_turns": "what generation keeps; a pass over a whole text keeps nothing",

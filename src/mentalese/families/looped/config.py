@@ -17,13 +17,11 @@ class LoopedConfig(LayeredDecoderConfig):
 
     Attributes:
         backbone: the layers, in their order: the prelude, the block that is run `turns` times, the coda.
-        prelude_layers, coda_layers: l_P and l_C; the layers between them are the block, l_R.
+        prelude_layers, coda_layers: l_P and l_C; the layers between them are the block, l_R. Zhu et al. have neither.
         turns: r, turns of the block at test time, and their mean in training.
-        turns_spread: sigma of r in training (Eq. 1); `None`: r is always `turns`.
         backprop_turns: k, the last turns through which gradients go (section 3.3).
         norms: `sandwich`: four norms per layer, one after the block, embeddings times sqrt(hidden_size) and small first
             weights of what layers add (sections 3.2, 4.1); `own`: the backbone as it is, for a trained one.
-        state_std: standard deviation of the first state's normal noise; 0: it starts at zero.
         exit_distance: at test time a token stops when a turn moves its state by less than this share of the state's
             length; `None`: all tokens take `turns`.
         cache_turns: turns of which generation keeps keys and values; later ones overwrite them (section 6.2). `None`:
@@ -36,10 +34,8 @@ class LoopedConfig(LayeredDecoderConfig):
     prelude_layers: int = 1
     coda_layers: int = 1
     turns: int = 4
-    turns_spread: float | None = 0.5
     backprop_turns: int = 8
     norms: Literal["sandwich", "own"] = "sandwich"
-    state_std: float = 0.6324555320336759  # sqrt(2 / 5)
     exit_distance: float | None = None
     cache_turns: int | None = None
 
@@ -67,7 +63,7 @@ class LoopedConfig(LayeredDecoderConfig):
         kind = self.backbone_config.model_type
         if kind not in BACKBONES:
             raise InputError(f"looped.backbone.model_type is {kind!r}: use one of {', '.join(BACKBONES)}")
-        self._at_least(0, "prelude_layers", "coda_layers", "state_std")
+        self._at_least(0, "prelude_layers", "coda_layers")
         self._at_least(1, "turns", "backprop_turns")
         if self.block_layers < 1:
             raise InputError(
@@ -75,8 +71,6 @@ class LoopedConfig(LayeredDecoderConfig):
                 f"{self.num_hidden_layers} layers, so that none is left for the block; set fewer, or more of its "
                 "num_hidden_layers"
             )
-        if self.turns_spread is not None:
-            self._at_least(0, "turns_spread")
         if self.exit_distance is not None and not self.exit_distance > 0:
             raise InputError(f"looped.exit_distance is {self.exit_distance}: set a share above 0, or None")
         if self.cache_turns is not None:

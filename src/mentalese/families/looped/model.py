@@ -20,25 +20,25 @@ Sections and equations are the paper's. Letters in shapes: B rows of L tokens, d
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import DynamicLayer, GradientCheckpointingLayer
 from transformers import initialization as init
 
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
 from mentalese.families.looped.config import LoopedConfig
-from mentalese.families.looped.grow import kept_layers
-from mentalese.families.looped.layers import Keys, LoopedCache, SandwichLayer
-from mentalese.families.looped.turns import drawn_turns, initial_state
-from mentalese.models.backbone import attention_width, linear_weights
+from mentalese.families.looped.plain import drawn_turns, initial_state
+from mentalese.models.backbone import attention_masks, attention_width, linear_weights
 from mentalese.models.base import LossOutput, follows
-from mentalese.models.cache import ThoughtCache, fixed_columns, write_at
+from mentalese.models.cache import FixedKeys, ThoughtCache, fixed_columns, write_at
 from mentalese.models.hf import Encoded, Limits
 from mentalese.models.peft_targets import BACKBONE_TARGETS
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
@@ -47,7 +47,106 @@ from mentalese.models.wrapped import LayeredDecoder, TokenLayout
 from mentalese.nn.controls import controlled
 from mentalese.nn.noise import shared_seed
 
-_DRAWS = 256  # of r, for what a step costs on average
+DRAWS = 256  # of r, for the mean cost of a step
+Pair = tuple[Tensor, Tensor]
+"""Keys and values [B, heads, tokens, d / heads]."""
+
+
+class SandwichLayer(GradientCheckpointingLayer):
+    """A decoder's layer with two more norms, each of the sum of what was there and what was added (section 3.2):
+
+        x = n_2(x + Attn(n_1(x))),  x = n_4(x + MLP(n_3(x)))
+
+    Args:
+        layer: the layer, whose modules, names and weights are used.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = layer.self_attn, layer.mlp
+        self.input_layernorm = layer.input_layernorm
+        self.post_attention_layernorm = layer.post_attention_layernorm
+        self.attention_out_norm = copy.deepcopy(layer.input_layernorm)
+        self.mlp_out_norm = copy.deepcopy(layer.input_layernorm)
+
+    def forward(self, hidden_states: Tensor, **options: Any) -> Tensor:
+        """Return [B, L, d] for [B, L, d]; the options are those of the decoder's attention."""
+        attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **options)
+        x = self.attention_out_norm(hidden_states + attended)
+        return self.mlp_out_norm(x + self.mlp(self.post_attention_layernorm(x)))
+
+
+class LoopedCache(ThoughtCache):
+    """Keys and values of the layers in the order in which a token goes through them, the block once per slot.
+
+    Turn t writes slot t mod `slots` (section 6.2).
+
+    Attributes:
+        turns: turns of the model that writes it.
+    """
+
+    def __init__(self, config: LoopedConfig) -> None:
+        self.turns, self.first, self.block = config.turns, config.prelude_layers, config.block_layers
+        self.slots = min(config.turns, config.cache_turns or config.turns)
+        super().__init__(config.num_hidden_layers + (self.slots - 1) * self.block)
+
+    def of(self, layer: int, slot: int) -> DynamicLayer:
+        """Return the keys and values of earlier calls, to which a layer adds its own."""
+        inside = self.first <= layer < self.first + self.block
+        after = self.slots - 1 if layer >= self.first + self.block else 0
+        held = self.layers[layer + self.block * (slot if inside else after)]
+        if held.get_seq_length() > self.seen_tokens and not isinstance(held, FixedKeys):  # an earlier turn's
+            held.keys, held.values = (part[:, :, : self.seen_tokens] for part in (held.keys, held.values))
+        return held
+
+
+class LayerKeys:
+    """The cache that one layer gets in one turn; a graph of one layer is then that of all, and of all turns.
+
+    Attributes:
+        held: the keys and values of earlier calls, to which those of this one are added; `None`: there are none.
+        stopped: bool [B, 1, L, 1], tokens that have stopped: their keys stay `latest`. `None`: none.
+        latest: the keys and values of the call's tokens after an earlier turn; then after this one.
+    """
+
+    def __init__(self, held: DynamicLayer | None, stopped: Tensor | None, latest: Pair | None) -> None:
+        self.held, self.stopped, self.latest = held, stopped, latest
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> Pair:
+        if self.stopped is not None and self.latest is not None:
+            keys = torch.where(self.stopped, self.latest[0], keys)
+            values = torch.where(self.stopped, self.latest[1], values)
+        self.latest = keys, values
+        return (keys, values) if self.held is None else self.held.update(keys, values)
+
+
+class Keys:
+    """The keys and values of a call, turn by turn.
+
+    Attributes:
+        slot: the slot of the turn that runs.
+        stopped: bool [B, 1, L, 1], tokens that have stopped: their keys stay those of their last turn. `None`: none.
+    """
+
+    def __init__(self, cache: LoopedCache | None) -> None:
+        self.cache, self.slot = cache, 0
+        self.stopped: Tensor | None = None
+        self.latest: dict[int, Pair] = {}
+
+    def run(self, number: int, layer: nn.Module, hidden: Tensor, options: dict[str, Any]) -> Tensor:
+        """Return [B, L, d] after a layer."""
+        held = None if self.cache is None else self.cache.of(number, self.slot)
+        keys = LayerKeys(held, self.stopped, self.latest.get(number))
+        hidden = layer(hidden, **options, **{CACHE: keys})
+        assert keys.latest is not None, "gradient checkpointing removes the cache: call model.eval() first"
+        self.latest[number] = keys.latest
+        return hidden
+
+    def fill(self, block: range, slots: range) -> None:
+        """Write the tokens' last keys and values where they took no turn, for later tokens that do."""
+        if self.cache is not None:
+            for slot, number in itertools.product(slots, block):
+                self.cache.of(number, slot).update(*self.latest[number])
 
 
 @dataclass(kw_only=True)
@@ -119,7 +218,7 @@ class LoopedForCausalLM(LayeredDecoder):
 
     @property
     def limits(self) -> Limits:
-        return Limits(static_cache=None, loss=None if self.config.turns_spread is None else "drawn numbers of turns")
+        return Limits(static_cache=None, loss="drawn numbers of turns")
 
     @cached_property
     def _parts(self) -> tuple[range, range, range]:
@@ -131,14 +230,13 @@ class LoopedForCausalLM(LayeredDecoder):
     # -- growing -----------------------------------------------------------------------------------------------------
 
     def cut(self, base: Any) -> Any:
-        """A trained decoder without the layers that this model does not have, in place; see `kept_layers`."""
-        layers = getattr(base.base_model, self.places.layers)
-        own = self.config.num_hidden_layers
-        kept = kept_layers(len(layers), own, self.config.prelude_layers) if len(layers) > own else range(len(layers))
-        setattr(base.base_model, self.places.layers, nn.ModuleList(layers[i] for i in kept))
-        base.config.num_hidden_layers = len(kept)
+        """Remove the layers between prelude and block that a trained decoder has and this model does not."""
+        layers, first = getattr(base.base_model, self.places.layers), self.config.prelude_layers
+        after = first + max(0, len(layers) - self.config.num_hidden_layers)
+        setattr(base.base_model, self.places.layers, nn.ModuleList([*layers[:first], *layers[after:]]))
+        base.config.num_hidden_layers -= after - first
         if getattr(base.config, "layer_types", None):
-            base.config.layer_types = [base.config.layer_types[i] for i in kept]
+            base.config.layer_types = [*base.config.layer_types[:first], *base.config.layer_types[after:]]
         return base
 
     def start_from_backbone(self) -> None:
@@ -159,7 +257,7 @@ class LoopedForCausalLM(LayeredDecoder):
     # -- a pass ------------------------------------------------------------------------------------------------------
 
     def new_cache(self) -> LoopedCache:
-        return LoopedCache()
+        return LoopedCache(self.config)
 
     def encode(
         self,
@@ -169,12 +267,18 @@ class LoopedForCausalLM(LayeredDecoder):
         cache: ThoughtCache | None = None,
         trace: bool = False,
     ) -> LoopedEncoded:
-        """Final hidden states [B, L, d], from where `cache` left off, after `config.turns` turns; the cache moves on.
+        """Return final hidden states [B, L, d] after `config.turns` turns, from where `cache` left off; it moves on.
 
         Raises:
             InputError: a cache that another number of turns wrote.
         """
-        return self._read(input_ids, attention_mask, self.config.turns, 0, cast("LoopedCache | None", cache), trace)
+        assert cache is None or isinstance(cache, LoopedCache)
+        if cache is not None and cache.turns != self.config.turns:
+            raise InputError(
+                f"config.turns is {self.config.turns}: the cache was written at {cache.turns}; set that, or begin with "
+                "a new cache"
+            )
+        return self._read(input_ids, attention_mask, self.config.turns, 0, cache, trace)
 
     def _read(
         self,
@@ -185,117 +289,82 @@ class LoopedForCausalLM(LayeredDecoder):
         cache: LoopedCache | None = None,
         trace: bool = False,
     ) -> LoopedEncoded:
-        """`encode` at this many turns, from the noise of a seed."""
-        past = self._open(cache, turns)
+        """Return `encode` at this many turns, from the noise of a seed."""
+        config, (prelude, block, coda) = self.config, self._parts
+        past = 0 if cache is None else cache.seen_tokens
         layout = self.token_layout(input_ids, attention_mask, cache)
         positions = layout.positions
         if positions is None:
             positions = torch.arange(past, past + input_ids.shape[1], device=input_ids.device)[None]
-        embedded = self.config.embedding_scale * self.get_input_embeddings()(input_ids)
-        stops = self.config.exit_distance is not None and not self.training
-        keys = Keys(cache, past) if stops or cache is not None else None
-        end = past + input_ids.shape[1]
-        columns = None if cache is None else fixed_columns(cache.layers, end)
-        if cache is not None and columns is not None:
-            write_at(cache.layers, past, end)
-        options = self._options(embedded, layout, positions, past, columns) | {CACHE: keys}
-        prelude, _, coda = self._parts
-        injected = self._run(prelude, embedded, options)
-        start = initial_state(input_ids, positions, self.config.hidden_size, self.config.state_std, seed)
-        state, encoded = self._loop(start.to(injected.dtype), injected, options, turns, layout.real, trace)
-        if keys is not None:
-            keys.slot, keys.stopped = 0, None
-        for seen in encoded.states:
-            encoded.by_turn.append(self.final_norm(self._run(coda, seen, options)))
-        encoded.hidden = self.final_norm(self._run(coda, state, options))
-        if cache is not None:
-            cache.advance(input_ids.shape[1])
-        return encoded
-
-    def _loop(
-        self, start: Tensor, injected: Tensor, options: dict[str, Any], turns: int, real: Tensor | None, trace: bool
-    ) -> tuple[Tensor, LoopedEncoded]:
-        """The state [B, L, d] after all turns, and what is known of them."""
-        config, keys = self.config, options[CACHE]
+        embedded = config.embedding_scale * self.get_input_embeddings()(input_ids)
+        options = self._options(embedded, layout, positions, cache)
         exit_distance = None if self.training else config.exit_distance
-        running = torch.ones(start.shape[:2], dtype=torch.bool, device=start.device) if real is None else real
-        taken, state = torch.zeros_like(running, dtype=torch.long), start
-        encoded = LoopedEncoded(hidden=start)
+        keys = None if cache is None and exit_distance is None else Keys(cache)
         slots = min(turns, config.cache_turns or turns)
+
+        injected = self._run(prelude, embedded, options, keys)
+        start = initial_state(input_ids, positions, config.hidden_size, seed).to(injected.dtype)
+        state, encoded = start, LoopedEncoded(hidden=start)
+        running = torch.ones_like(input_ids, dtype=torch.bool) if layout.real is None else layout.real
         for turn in range(turns):
             if keys is not None:
                 keys.slot = turn % slots
             read = controlled(state, config.thought_control, removed=start) if turn else state
             with torch.set_grad_enabled(torch.is_grad_enabled() and turn >= turns - config.backprop_turns):
-                new = self._turn(read, injected, options)
-            taken = taken + running
-            if not (trace or exit_distance is not None):
+                new = self._turn(read, injected, options, keys)
+            encoded.taken = running.long() if encoded.taken is None else encoded.taken + running
+            if not trace and exit_distance is None:
                 state = new
                 continue
             change, length = (new - state).float().norm(dim=-1), new.float().norm(dim=-1)
-            if exit_distance is not None:
-                new = torch.where(running[..., None], new, state)
-            state = new
+            state = new if exit_distance is None else torch.where(running[..., None], new, state)
             if trace:
                 encoded.states.append(state)
                 encoded.moved.append((change / length).masked_fill(~running, 0.0))
-            if exit_distance is not None:
+            if exit_distance is not None and keys is not None:
                 running = running & (change >= exit_distance * length)
                 keys.stopped = ~running[:, None, :, None]
                 if not bool(running.any()):
-                    keys.fill(self._parts[1], range(turn + 1, slots))
+                    keys.fill(block, range(turn + 1, slots))
                     break
-        encoded.taken = taken
-        return state, encoded
+        if keys is not None:
+            keys.stopped = None
+        encoded.by_turn = [self.final_norm(self._run(coda, seen, options, keys)) for seen in encoded.states]
+        encoded.hidden = self.final_norm(self._run(coda, state, options, keys))
+        if cache is not None:
+            cache.advance(input_ids.shape[1])
+        return encoded
 
-    def _turn(self, state: Tensor, injected: Tensor, options: dict[str, Any]) -> Tensor:
-        """R(e, s) (section 3.2)."""
-        new = self._run(self._parts[1], self.adapter(torch.cat((state, injected), dim=-1)), options)
+    def _turn(self, state: Tensor, injected: Tensor, options: dict[str, Any], keys: Keys | None) -> Tensor:
+        """Return R(e, s) (section 3.2)."""
+        new = self._run(self._parts[1], self.adapter(torch.cat((state, injected), dim=-1)), options, keys)
         return new if self.block_norm is None else self.block_norm(new)
 
-    def _run(self, numbers: range, hidden: Tensor, options: dict[str, Any]) -> Tensor:
-        """[B, L, d] through these layers."""
-        keys = options[CACHE]
+    def _run(self, numbers: range, hidden: Tensor, options: dict[str, Any], keys: Keys | None) -> Tensor:
+        """Return [B, L, d] after these layers."""
         for number in numbers:
-            own = None if keys is None else keys.of(number)
-            hidden = self.layers[number](hidden, **options | {CACHE: own})
-            if keys is not None:
-                keys.keep(number, own)
+            layer = self.layers[number]
+            hidden = layer(hidden, **options) if keys is None else keys.run(number, layer, hidden, options)
         return hidden
 
-    def _open(self, cache: LoopedCache | None, turns: int) -> int:
-        """Tokens in the cache."""
-        if cache is None:
-            return 0
-        if cache.turns not in (None, turns):
-            raise InputError(
-                f"config.turns is {turns}: the cache was written at {cache.turns}; set that, or begin with a new cache"
-            )
-        cache.turns = turns
-        return cache.seen_tokens
-
     def _options(
-        self, hidden: Tensor, layout: TokenLayout, positions: Tensor, past: int, columns: int | None
+        self, hidden: Tensor, layout: TokenLayout, positions: Tensor, cache: LoopedCache | None
     ) -> dict[str, Any]:
-        """What every layer is told of a call: positions, and a mask where attention needs one.
-
-        Args:
-            columns: of keys of a fixed size; `None`: they grow.
-        """
-        length, tokens = hidden.shape[1], layout.mask
+        """Return the positions, and a mask where attention needs one; a cache of a fixed size learns its columns."""
+        past = 0 if cache is None else cache.seen_tokens
+        length, end, tokens = hidden.shape[1], past + hidden.shape[1], layout.mask
+        columns = None if cache is None else fixed_columns(cache.layers, end)
         (rotary,) = self.places.positions(self.backbone.base_model, hidden, positions, 1)
         causal = attention_of(self.backbone.config) == "sdpa" and not past  # it makes such a mask itself
         if columns is None and tokens is None and (length == 1 or causal):
             return {"attention_mask": None, **rotary}
-        column = torch.arange(columns or past + length, device=hidden.device)
-        now = column[past : past + length, None]
-        seen = (column <= now)[None]
-        if tokens is not None and columns is not None:
-            tokens = F.pad(tokens, (0, columns - past - length))
-        if tokens is not None:  # a column of padding attends to itself: a row without any key has no softmax
-            seen = (seen & tokens[:, None]) | (column == now)
-        mask = torch.zeros(seen.shape, dtype=hidden.dtype, device=hidden.device)
-        return {"attention_mask": mask.masked_fill(~seen, torch.finfo(hidden.dtype).min)[:, None], **rotary}
+        if cache is not None and columns is not None:
+            write_at(cache.layers, past, end)
+        if tokens is None:
+            tokens = torch.ones(1, end, dtype=torch.bool, device=hidden.device)
+        tokens = F.pad(tokens, (0, (columns or end) - end))
+        masks = attention_masks(self.backbone.config, tokens, tokens.cumsum(1) - 1, past, hidden.dtype, end)
+        return {"attention_mask": masks["full_attention"] if isinstance(masks, dict) else masks, **rotary}
 
     # -- training and cost -------------------------------------------------------------------------------------------
 
@@ -306,13 +375,6 @@ class LoopedForCausalLM(LayeredDecoder):
     def after_step(self) -> None:
         """See `LanguageModel.after_step`."""
         self._step = None
-
-    def _mean_turns(self, settings: dict[str, Any]) -> float:
-        """The mean of r at a step, `settings` without it."""
-        mean = settings.pop("turns", self.config.turns)
-        if not mean >= 1:
-            raise InputError(f"phases.model.turns is {mean}: set 1 or more")
-        return mean
 
     def training_settings(self) -> dict[str, tuple[float, float]]:
         return {"turns": (1, math.inf)}
@@ -326,12 +388,12 @@ class LoopedForCausalLM(LayeredDecoder):
         Args:
             settings: `turns`, in place of the config's: the mean of r.
         """
-        mean = self._mean_turns(settings)
+        mean = settings.pop("turns", self.config.turns)
         weights = self.target_weights(batch, **settings)
         turns, seed = round(mean), 0
         if self.training:
             seed = shared_seed() if self._step is None else self._step
-            turns = drawn_turns(mean, self.config.turns_spread, seed)
+            turns = drawn_turns(mean, seed)
         encoded = self._read(batch["input_ids"], batch.get("attention_mask"), turns, seed)
         loss = self.next_token_loss(encoded.hidden, batch["labels"], weights)
         return LossOutput(*loss, {"turns": loss[1].new_tensor(float(turns))}, encoded=lambda: encoded)
@@ -355,16 +417,12 @@ class LoopedForCausalLM(LayeredDecoder):
 
     def training_flops(self, batch: Batch, **settings: Any) -> int:
         """See `LanguageModel.training_flops`: at the r of the step; outside of one at the mean r."""
-        mean, spread = self._mean_turns(settings), self.config.turns_spread
-        seeds = range(_DRAWS) if self._step is None else (self._step,)
-        drawn = [drawn_turns(mean, spread, seed) for seed in seeds]
+        mean = settings.pop("turns", self.config.turns)
+        seeds = range(DRAWS) if self._step is None else (self._step,)
+        drawn = [drawn_turns(mean, seed) for seed in seeds]
         with_gradient = sum(min(r, self.config.backprop_turns) for r in drawn)
         once, turn = self._flops(batch)
         return 3 * once + turn * (sum(drawn) + 2 * with_gradient) // len(drawn)
-
-    def compiled_parts(self) -> list[nn.Module]:
-        """The layers: how often they run differs from step to step."""
-        return list(self.layers)
 
     def scoring_protocol(self, estimator: str) -> dict[str, Any]:
         """See `LanguageModel.scoring_protocol`."""

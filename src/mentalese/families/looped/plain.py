@@ -15,6 +15,7 @@ for other decoders; tests compare outputs and gradients. Both read the same weig
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -24,8 +25,11 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from mentalese.families.looped.config import LoopedConfig
-from mentalese.families.looped.turns import drawn_turns, initial_state
+from mentalese.nn.noise import Noise
 
+SPREAD = 0.5  # sigma of Eq. 1
+STATE_STD = math.sqrt(2 / 5)  # section 4.1
+PRIME = 1_000_003  # neighbouring positions have other seeds than neighbouring steps
 Pair = tuple[Tensor, Tensor]
 """Keys and values, [batch, heads, length, head width] each."""
 Keep = Callable[[Tensor, Tensor], Pair]
@@ -90,7 +94,7 @@ class Looped(nn.Module):
             seed: of the step; the number of turns (Eq. 1 and 2) and the noise of the first state are drawn with it.
             turns: a number of turns instead of the drawn one.
         """
-        turns = turns or drawn_turns(self.config.turns, self.config.turns_spread, seed)
+        turns = turns or drawn_turns(self.config.turns, seed)
         logits = self.lm_head(self.read(input_ids, turns, seed).hidden)
         return F.cross_entropy(logits[:, :-1].flatten(0, 1), input_ids[:, 1:].flatten())
 
@@ -100,7 +104,7 @@ class Looped(nn.Module):
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         embedded = config.embedding_scale * self.embed_tokens(input_ids)
         injected = run(prelude, embedded, positions)
-        state = initial_state(input_ids, positions[None], config.hidden_size, config.state_std, seed).to(embedded.dtype)
+        state = initial_state(input_ids, positions[None], config.hidden_size, seed).to(embedded.dtype)
         stopped = torch.zeros(input_ids.shape, dtype=torch.bool, device=input_ids.device)
         reading, memory = Reading(state, turns=torch.zeros_like(input_ids)), [Memory(stopped) for _ in block]
         for turn in range(turns):
@@ -120,6 +124,29 @@ class Looped(nn.Module):
         state = self.adapter(torch.cat((state, injected), dim=-1))
         state = run(self.parts[1], state, positions, memory)
         return state if self.block_norm is None else self.block_norm(state)
+
+
+def drawn_turns(mean: float, seed: int) -> int:
+    """Return r of a log-normal Poisson distribution with this mean (Eq. 1 and 2), the same for a seed everywhere.
+
+    tau ~ N(log(mean - 1) - sigma^2 / 2, sigma), and r ~ Poisson(e^tau) + 1.
+    """
+    if mean <= 1:
+        return round(mean)
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    tau = math.log(mean - 1) - SPREAD**2 / 2 + SPREAD * torch.randn((), generator=generator, dtype=torch.float64)
+    return 1 + int(torch.poisson(tau.exp(), generator=generator))
+
+
+def initial_state(input_ids: Tensor, positions: Tensor, width: int, seed: int) -> Tensor:
+    """Return s_0, float32 [batch, length, hidden]: noise that follows from a token, its position and a seed.
+
+    Args:
+        input_ids: [batch, length].
+        positions: [batch or 1, length], counted from each row's first token.
+    """
+    seeds = (positions * PRIME + seed % 2**62).expand_as(input_ids).reshape(-1)
+    return STATE_STD * Noise.of(input_ids.reshape(-1, 1), seeds).draw(0, (width,)).view(*input_ids.shape, width)
 
 
 def plain_name(name: str) -> str:

@@ -13,9 +13,13 @@ import dataclasses
 from typing import Any
 
 from mentalese.data.layouts import Packed
+from mentalese.errors import InputError
 from mentalese.families.baselines.recipes import WIKITEXT, llama
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
 
+PUBLISHED = {16: (4, 6, 4), 22: (4, 8, 4)}
+"""Layers of a trained decoder -> prelude, block and coda that McLeish et al. (arXiv 2511.07384) make of them: of
+Llama-3.2-1B and OLMo-2-1B, and of TinyLlama."""
 TITLES = {
     "once": "the same layers without the loop",
     "unrolled": "each turn has layers of its own",
@@ -38,6 +42,41 @@ def changed(model: dict[str, Any], name: str) -> dict[str, Any]:
         block = backbone["num_hidden_layers"] - ends
         backbone = backbone | {"num_hidden_layers": ends + model["turns"] * block}
     return model | {"backbone": backbone, "turns": 1}
+
+
+def shape_of(layers: int) -> tuple[int, int, int]:
+    """Return prelude, block and coda for a trained decoder of this many layers: published ones, or a quarter, half and
+    a quarter."""
+    ends = layers // 4
+    return PUBLISHED.get(layers, (ends, layers - 2 * ends, ends))
+
+
+def grown(backbone: dict[str, Any], block_layers: int | None = None, **fields: Any) -> dict[str, Any]:
+    """Return the `model` of a recipe whose layers are some of this decoder's: its first, and its last ones.
+
+    Args:
+        block_layers: l_R; layers between the prelude and the block are dropped. `None`: see `shape_of`, or what the
+            other two leave.
+
+    Raises:
+        InputError: more layers than the decoder has.
+    """
+    layers = backbone["num_hidden_layers"]
+    prelude, block, coda = shape_of(layers)
+    first, last = fields.pop("prelude_layers", prelude), fields.pop("coda_layers", coda)
+    if block_layers is None:
+        block_layers = block if first + last == prelude + coda else layers - first - last
+    kept = first + block_layers + last
+    if block_layers < 1 or kept > layers:
+        raise InputError(
+            f"block_layers is {block_layers}, with a prelude of {first} and a coda of {last}: the decoder has {layers} "
+            "layers; set prelude_layers, block_layers and coda_layers that it has"
+        )
+    cut = backbone | {"num_hidden_layers": kept}
+    if (kinds := backbone.get("layer_types")) is not None:
+        cut["layer_types"] = [*kinds[:first], *kinds[first + layers - kept :]]
+    shape = {"prelude_layers": first, "coda_layers": last}
+    return {"model_type": "looped", "backbone": cut, "norms": "own", **shape} | fields
 
 
 def variants(recipe: Recipe) -> list[Recipe]:

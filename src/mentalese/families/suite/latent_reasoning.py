@@ -14,8 +14,7 @@ from mentalese.families.coconut.recipes import GPT2, GPT2_HUB, WORD_PROBLEMS
 from mentalese.families.coconut.recipes import method as latent
 from mentalese.families.codi.recipes import LLAMA, LLAMA_HUB, gsm8k
 from mentalese.families.codi.recipes import method as distilled
-from mentalese.families.looped.grow import grown
-from mentalese.families.looped.recipes import TITLES
+from mentalese.families.looped.recipes import TITLES, grown
 from mentalese.recipe import Recipe
 
 LATENTS = WORD_PROBLEMS.stages * WORD_PROBLEMS.latents_per_step
