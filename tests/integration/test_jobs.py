@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from mentalese.compare import executors
 from mentalese.compare import jobs as jobs_module
 from mentalese.compare.compare import compare
 from mentalese.compare.jobs import Job, run_jobs
@@ -77,16 +78,16 @@ def test_a_job_that_follows_waits_for_no_other(tmp_path: Path, corpus: Path, mon
     """`long` lasts until the one that follows `short` is done."""
     short, following, long = jobs(corpus, tmp_path, 3)
     done: list[Job] = []
-    hand_over = jobs_module._hand_over
+    train = executors._Process.train
 
-    def slow(job: Job, *arguments: Any) -> Any:
+    def slow(process: executors._Process, order: dict[str, Any]) -> Any:
         end = time.monotonic() + 300
-        while job is long and following not in done:
+        while order["folder"] == str(long.folder) and following not in done:
             assert time.monotonic() < end, "it waits for the long one"
             time.sleep(0.05)
-        return hand_over(job, *arguments)
+        return train(process, order)
 
-    monkeypatch.setattr(jobs_module, "_hand_over", slow)
+    monkeypatch.setattr(executors._Process, "train", slow)
 
     def then(job: Job, result: dict[str, Any] | None) -> list[Job]:
         assert result == read_json(job.folder / "result.json")
@@ -140,8 +141,8 @@ def test_ranks_that_share_trainings_send_none_elsewhere(
     options: dict[str, Any], message: str, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(jobs_module, "_Pool", None)
-    monkeypatch.setattr(jobs_module.cluster, "send", None)
+    monkeypatch.setattr(jobs_module, "Processes", None)
+    monkeypatch.setattr(jobs_module, "Cluster", None)
     with pytest.raises(InputError, match=message):
         run_jobs(jobs(corpus, tmp_path, 2), show=False, **options)
 
@@ -187,7 +188,7 @@ def test_processes_end_with_the_one_that_started_them(tmp_path: Path, corpus: Pa
     out = tmp_path / "run"
     order = json.dumps({"recipe": long.to_dict(), "folder": str(out), "argv": ["x"]}) + "\n"
     with subprocess.Popen(
-        [sys.executable, "-m", "mentalese.compare.jobs"], stdin=subprocess.PIPE, text=True
+        [sys.executable, "-m", "mentalese.compare.executors"], stdin=subprocess.PIPE, text=True
     ) as process:
         process.stdin.write(order)
         process.stdin.flush()

@@ -64,7 +64,7 @@ def run_suite(
         trials: learning rates tried with every method; 1: its own, untuned.
         seeds: runs per method after tuning.
         jobs: trainings at once, each in a process with one thread, or one GPU.
-        executor: sends them to a cluster, see `mentalese.compare.cluster`.
+        executor: sends them to a cluster, see `mentalese.compare.executors`.
         size: scales width, text and questions.
 
     Returns:
