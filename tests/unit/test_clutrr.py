@@ -76,38 +76,30 @@ def test_records_batches_ask_for_the_answer_alone(tmp_path: Path, monkeypatch: p
     assert "[Yan] left. How is" in tokenizer.decode(batch["input_ids"][0])
 
 
-@pytest.mark.parametrize(
-    ("columns", "says"),
-    [
-        ({"query": "Zoe, Yan"}, "the query is 'Zoe, Yan', where two names belong"),
-        ({"query": "('Zoe', 'Xu')"}, "asks about 'Xu', who is not in the story"),
-        ({"target": " "}, "there is no target"),
-        ({"story": ""}, "asks about 'Zoe', who is not in the story"),
-    ],
-)
-def test_a_row_that_is_no_question_is_named_by_file_and_line(
-    tmp_path: Path, columns: dict[str, str], says: str
-) -> None:
+@pytest.mark.parametrize("columns", [{"query": "Zoe, Yan"}, {"query": "('Zoe', 'Xu')"}, {"target": " "}, {"story": ""}])
+def test_a_malformed_row_is_named_by_file_and_line(tmp_path: Path, columns: dict[str, str]) -> None:
     path = archive(tmp_path, row(story="[Zoe] wrote to\n[Yan]."), row(**columns))
-    with pytest.raises(InputError, match=rf"data\.zip/1\.4_test\.csv, line 4: .*{says}"):  # a story of two lines before
+    with pytest.raises(
+        InputError, match=r"data\.zip/1\.4_test\.csv, line 4 is malformed"
+    ):  # a story of two lines before
         open_source(f"clutrr:{path}")
 
 
 def test_what_is_not_the_published_zip_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none\.zip does not exist"):
         open_source(f"clutrr:{tmp_path}/none.zip")
-    with pytest.raises(InputError, match="contains 0 zip files"):
+    with pytest.raises(InputError, match="no file of a known kind"):
         open_source(f"clutrr:{tmp_path}")
-    with pytest.raises(InputError, match=r"contains no \*_test\.csv"):
+    with pytest.raises(InputError, match=r"no \*_test\.csv"):
         open_source(f"clutrr:{archive(tmp_path, test='1.4_valid.csv')}")
     path = tmp_path / "data.zip"
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("a_train.csv", "story,target\nx,y\n")
         file.writestr("a_test.csv", "story,target\nx,y\n")
-    with pytest.raises(InputError, match=r"a_train\.csv has no column 'query'"):
+    with pytest.raises(InputError, match=r"a_train\.csv, line 2 .*no 'query'"):
         open_source(f"clutrr:{path}")
     path.write_bytes(b"no zip")
-    with pytest.raises(InputError, match="is no readable zip"):
+    with pytest.raises(InputError, match="cannot be read"):
         open_source(f"clutrr:{path}")
 
 

@@ -49,20 +49,12 @@ def test_a_gsm8k_solution_is_its_lines_and_a_number_without_commas(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("columns", "says"),
-    [
-        ({"answer": "It is 5."}, "has no ####"),
-        ({"answer": "#### 5"}, "no solution before ####"),
-        ({"answer": "2+3\n#### "}, "the answer is empty"),
-        ({"answer": 5}, "question and answer must be texts"),
-        ({"question": "\n"}, "the question is empty"),
-    ],
+    "columns",
+    [{"answer": "It is 5."}, {"answer": "#### 5"}, {"answer": "2+3\n#### "}, {"answer": 5}, {"question": "\n"}],
 )
-def test_a_row_that_is_no_question_of_gsm8k_is_named_by_its_line(
-    tmp_path: Path, columns: dict[str, Any], says: str
-) -> None:
+def test_a_malformed_row_of_gsm8k_is_named(tmp_path: Path, columns: dict[str, Any]) -> None:
     path = jsonl(tmp_path / "train.jsonl", [GSM8K, GSM8K | columns])
-    with pytest.raises(InputError, match=rf"train\.jsonl, line 2.*{says}"):
+    with pytest.raises(InputError, match=r"train\.jsonl, line 2 is malformed"):
         open_source(f"gsm8k:{path}")
 
 
@@ -80,19 +72,19 @@ def test_gsm8k_aug_has_equations_as_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    "line",
     [
-        ("1 and 1? <<1+1=2>> #### 2", "has no ####|no question of GSM8K-Aug"),
-        ("1 and 1?||<<1+1=2>> 2", "has no ####"),
-        ("1 and 1?||<<1+1=2>> so #### 2", "no question of GSM8K-Aug"),
-        ("1 and 1?||<<1+1=2>> <<2+1=3 #### 3", "no question of GSM8K-Aug"),
-        ("1 and 1?||<<1+1=2>> ####", "the answer is empty"),
-        ("||<<1+1=2>> #### 2", "the question is empty"),
+        "1 and 1? <<1+1=2>> #### 2",
+        "1 and 1?||<<1+1=2>> 2",
+        "1 and 1?||<<1+1=2>> so #### 2",
+        "1 and 1?||<<1+1=2>> <<2+1=3 #### 3",
+        "1 and 1?||<<1+1=2>> ####",
+        "||<<1+1=2>> #### 2",
     ],
 )
-def test_a_line_that_is_no_question_of_gsm8k_aug_is_named(tmp_path: Path, line: str, says: str) -> None:
+def test_a_malformed_line_of_gsm8k_aug_is_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "train.txt").write_text(f"2 and 2?||<<2+2=4>> #### 4\n{line}\n")
-    with pytest.raises(InputError, match=rf"train\.txt, line 2.*({says})"):
+    with pytest.raises(InputError, match=r"train\.txt, line 2 is malformed"):
         open_source(f"gsm8k-aug:{tmp_path}")
 
 
@@ -141,22 +133,23 @@ def test_hotpotqa_gives_the_paragraphs_it_needs_and_the_sentences_in_them(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("columns", "says"),
+    "columns",
     [
-        ({"context": []}, "no paragraph is called 'Blue Mill'"),
-        ({"context": "Torven"}, "is no question of HotpotQA"),
-        ({"context": [*HOTPOT["context"], ["Torven", ["A port."]]]}, "two paragraphs are called 'Torven'"),
-        ({"answer": None}, "is no question of HotpotQA"),
-        ({"supporting_facts": [["Torven", 9]]}, "no supporting facts"),
-        ({"supporting_facts": [["Torven", "x"]]}, "is no question of HotpotQA"),
-        ({"supporting_facts": {"title": ["Torven"]}}, "is no question of HotpotQA"),
-        ({"question": " "}, "the question is empty"),
-        ({"answer": ""}, "the answer is empty"),
+        {"context": []},
+        {"context": "Torven"},
+        {"context": [*HOTPOT["context"], ["Torven", ["A port."]]]},
+        {"context": HOTPOT["context"][:1]},
+        {"answer": None},
+        {"supporting_facts": [["Torven", 9]]},
+        {"supporting_facts": [["Torven", "x"]]},
+        {"supporting_facts": {"title": ["Torven"]}},
+        {"question": " "},
+        {"answer": ""},
     ],
 )
-def test_a_row_that_is_no_question_of_hotpotqa_is_named(tmp_path: Path, columns: dict[str, Any], says: str) -> None:
+def test_a_malformed_row_of_hotpotqa_is_named(tmp_path: Path, columns: dict[str, Any]) -> None:
     (tmp_path / "train.json").write_text(json.dumps([HOTPOT, HOTPOT | columns]))
-    with pytest.raises(InputError, match=rf"train\.json, row 2.*{says}"):
+    with pytest.raises(InputError, match=r"train\.json, row 2 is malformed"):
         open_source(f"hotpotqa:{tmp_path}")
 
 

@@ -38,20 +38,15 @@ def test_missing_steps_are_named_with_an_example(tmp_path: Path) -> None:
     spec = write(tmp_path, numbered({"question": "Pat has N pens. How many?", "answer": "N"}))
     with pytest.raises(InputError) as caught:
         open_source(spec)
-    message = str(caught.value)
-    assert "there is no column 'steps': add it" in message
-    assert "[] where there are none" in message
-    assert '{"question": "Pat has 0 pens. How many?", "steps": [], "answer": "0"}' in message
-    assert "name it by data.text_column" in message
+    for part in ("no column 'steps'", '{"question": "How many?", "steps": [], "answer": "4"}', "data.text_column"):
+        assert part in str(caught.value)
     assert open_source(spec, text_column="question").kind == "text"
 
 
 def test_a_later_row_without_steps_is_named_by_its_line(tmp_path: Path) -> None:
     rows = numbered({"question": "N?", "steps": [], "answer": "N"})
     del rows[2]["steps"]
-    with pytest.raises(
-        InputError, match=r"line 3 is no record: it has question, answer, and there is no column 'steps'"
-    ):
+    with pytest.raises(InputError, match=r"line 3 .*no 'steps'"):
         open_source(write(tmp_path, rows))
 
 
@@ -75,7 +70,7 @@ def test_a_file_of_gsm8k_names_its_own_loader(tmp_path: Path) -> None:
 
 
 def test_rows_from_python_are_read_by_the_same_rules() -> None:
-    with pytest.raises(InputError, match="there is no column 'steps'"):
+    with pytest.raises(InputError, match="no column 'steps'"):
         open_source(as_source(numbered({"question": "Who N?", "answer": "N"})))
     _, found = whole(as_source(numbered({"prompt": "Who N?", "completion": "N"})))
     assert found[0] == ("Who 0?\n", "### 0")
@@ -152,7 +147,7 @@ def test_chats_of_sharegpt_are_read(tmp_path: Path) -> None:
 def test_a_broken_chat_is_named_by_its_line(tmp_path: Path) -> None:
     good = {"messages": chat("2 and 3?", "5")}
     for wrong in ("no chat", [], [{"role": "user"}], [{"role": "user", "content": ["a picture"]}]):
-        with pytest.raises(InputError, match=r"line 2 is no chat"):
+        with pytest.raises(InputError, match=r"rows\.jsonl, line 2 is malformed"):
             open_source(write(tmp_path, [good, {"messages": wrong}]))
 
 

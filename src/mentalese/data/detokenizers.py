@@ -49,15 +49,15 @@ DETOKENIZERS = {name: [(re.compile(found), new) for found, new in rules] for nam
 """The rules of each format, applied one after the other."""
 
 
+def detokenize(text: str, name: str) -> str:
+    """Return a text of the named format as running text."""
+    for pattern, new in DETOKENIZERS[name]:
+        text = pattern.sub(new, text)
+    return text
+
+
 def check_detokenizer(name: str) -> None:
-    """Raises `InputError` where no format is called so."""
+    """Raise `InputError` if no format has this name."""
     if name not in DETOKENIZERS:
         hint = nearest(name, DETOKENIZERS)
         raise InputError(f"data.detokenizer is {name!r}: no such format{hint} (known: {', '.join(DETOKENIZERS)})")
-
-
-def detokenize(text: str, name: str) -> str:
-    """A text of the named format as running text."""
-    for found, new in DETOKENIZERS[name]:
-        text = found.sub(new, text)
-    return text

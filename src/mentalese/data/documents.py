@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -21,7 +20,6 @@ HELD_OUT = 0.1
 
 Kind = Literal["text", "records"]
 _BREAK = re.compile(r"\s*[\r\n]\s*")
-_EQUATION = re.compile(r"<<[^<>]+>>")
 _DUPLICATE, _EMPTY = -1, -2  # instead of the number of a document's split
 
 
@@ -51,18 +49,17 @@ class Source:
             a share, by a hash of the text; from 2 on the last N.
 
     Attributes:
-        name: as it was asked for.
+        name: `data.source`.
         kind: `text`, or `records` (question, steps and answer as segments).
         fingerprint: sha256 of every document and its split; the file's name and place do not count.
         count: the number of documents that were read, with those that are left out.
-        splits: those there are of `train`, `validation` and `test`.
+        splits: the splits there are of `train`, `validation` and `test`.
         dropped: documents of each split that were left out because a later split has them, or their question, too.
         empty: documents of each split that were left out because they contain nothing but white space.
         remarks: how the documents were found, where a user may expect another way; one line each.
 
     Raises:
-        InputError: a split contains no document, there are too few to take validation and test from, or both are given
-            and `held_out` is set.
+        InputError: no document is left for a split, or all splits are given and `held_out` is set.
     """
 
     def __init__(
@@ -76,12 +73,9 @@ class Source:
     ) -> None:
         self.name, self.kind, self._readers, self.remarks = name, kind, readers, remarks
         digest = hashlib.sha256(f"{VERSION} {kind}".encode())
-        questions: dict[str, np.ndarray] = {}
-        keys: dict[str, np.ndarray] = {}
-        sizes: dict[str, np.ndarray] = {}
-        for split in SPLITS:
-            if split in readers:
-                keys[split], questions[split], sizes[split] = _scan(name, split, readers[split], digest)
+        scans = {split: _scan(name, split, readers[split], digest) for split in SPLITS if split in readers}
+        keys = {split: scan.keys for split, scan in scans.items()}
+        questions = {split: scan.questions for split, scan in scans.items()}
         if kind == "records" and _distinct(questions) < _distinct(keys):
             keys = questions
             digest.update(b"by question")
@@ -89,17 +83,39 @@ class Source:
             digest.update(f"held out {held_out}".encode())
         self.fingerprint = digest.hexdigest()
         self.count = sum(map(len, keys.values()))
-        self._owner = _assign(name, keys, {split: size == 0 for split, size in sizes.items()}, held_out)
         self.splits = SPLITS if "train" in readers else tuple(keys)
-        self._sizes = {
-            split: sum(int(sizes[given][owner == SPLITS.index(split)].sum()) for given, owner in self._owner.items())
-            for split in self.splits
+
+        # The number of the split that each document belongs to, or why it belongs to none.
+        self._owner = {
+            split: np.where(scan.sizes == 0, _EMPTY, SPLITS.index(split)).astype(np.int8)
+            for split, scan in scans.items()
         }
+        for split, later in (("validation", "test"), ("train", "validation"), ("train", "test")):
+            if split in keys and later in keys:
+                owner = self._owner[split]
+                owner[(owner >= 0) & np.isin(keys[split], keys[later])] = _DUPLICATE
+        missing = [split for split in ("test", "validation") if split in self.splits and split not in keys]
+        if missing:
+            hold_out = _hold_out_last if held_out >= 1 else _hold_out_share
+            hold_out(keys["train"], self._owner["train"], missing, held_out / 2)
+        elif held_out != HELD_OUT:
+            raise InputError(f"data.held_out is {held_out:g}: {name} has splits of its own; remove it")
+
+        self._sizes = dict.fromkeys(self.splits, 0)
+        for split in self.splits:
+            owned = {given: owner == SPLITS.index(split) for given, owner in self._owner.items()}
+            self._sizes[split] = sum(int(scans[given].sizes[mask].sum()) for given, mask in owned.items())
+        if lacking := [split for split, size in self._sizes.items() if not size]:
+            other = "" if held_out == HELD_OUT else f", or another data.held_out than {held_out:g}"
+            raise InputError(
+                f"{name} has no document left for {' and '.join(lacking)}, of {self.count:,} with empty ones and "
+                f"copies: use more documents{other}"
+            )
         self.dropped = {split: int((owner == _DUPLICATE).sum()) for split, owner in self._owner.items()}
         self.empty = {split: int((owner == _EMPTY).sum()) for split, owner in self._owner.items()}
 
     def documents(self, split: str) -> Iterator[Document]:
-        """The documents of a split, in the source's order, read as one goes.
+        """Yield the documents of a split in the source's order, read as one goes.
 
         Raises:
             InputError: the source has no such split.
@@ -108,25 +124,27 @@ class Source:
         number = SPLITS.index(split)
         for given, owner in self._owner.items():
             if (owner == number).any():
-                yield from (document for document, own in zip(self._readers[given](), owner) if own == number)
+                yield from (document for document, place in zip(self._readers[given](), owner) if place == number)
 
     def size(self, split: str) -> int:
-        """UTF-8 bytes of the split's text. Raises `InputError` where the source has no such split."""
+        """Return the UTF-8 bytes of the split's text; raise `InputError` if the source has no such split."""
         if split not in self._sizes:
             raise InputError(f"{self.name} contains no {split} file, only {' and '.join(self.splits)}: add one")
         return self._sizes[split]
 
 
-def _distinct(keys: dict[str, np.ndarray]) -> int:
-    return len(np.unique(np.concatenate(list(keys.values()))))
+@dataclass(frozen=True)
+class _Scan:
+    """64 bits of the sha256 of each document and of its first segment, and its bytes, 0 for empty ones."""
+
+    keys: np.ndarray
+    questions: np.ndarray
+    sizes: np.ndarray
 
 
-def _scan(name: str, split: str, reader: Reader, digest: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """64 bits of the sha256 of each document and of its first segment, and its bytes, 0 for empty ones.
-
-    Everything goes into `digest`.
-    """
-    keys, firsts, sizes = array("Q"), array("Q"), array("Q")
+def _scan(name: str, split: str, reader: Reader, digest: hashlib._Hash) -> _Scan:
+    """Read a split once; every document goes into `digest`."""
+    keys, questions, sizes = array("Q"), array("Q"), array("Q")
     digest.update(split.encode())
     for document in reader():
         try:
@@ -135,47 +153,23 @@ def _scan(name: str, split: str, reader: Reader, digest: Any) -> tuple[np.ndarra
             raise InputError(
                 f"{name}: document {len(keys) + 1} of {split} is not valid Unicode (half a surrogate pair): repair it"
             ) from error
-        own, empty = hashlib.sha256(text).digest(), not document.text.strip()
-        digest.update(own)
+        whole = hashlib.sha256(text).digest()
+        digest.update(whole)
         digest.update(str([len(segment) for segment in document.segments or ()]).encode())
-        keys.append(int.from_bytes(own[:8], "big"))
-        first = hashlib.sha256(document.segments[0].encode()).digest() if document.segments else own
-        firsts.append(int.from_bytes(first[:8], "big"))
-        sizes.append(0 if empty else len(text))
-    if not any(sizes):
-        raise InputError(f"{name} contains no text for {split}: use a source with at least one document there")
-    return np.array(keys, dtype=np.uint64), np.array(firsts, dtype=np.uint64), np.array(sizes, dtype=np.int64)
+        first = hashlib.sha256(document.segments[0].encode()).digest() if document.segments else whole
+        keys.append(int.from_bytes(whole[:8], "big"))
+        questions.append(int.from_bytes(first[:8], "big"))
+        sizes.append(len(text) if document.text.strip() else 0)
+    return _Scan(*(np.array(values, dtype=np.uint64) for values in (keys, questions, sizes)))
 
 
-def _assign(
-    name: str, keys: dict[str, np.ndarray], empty: dict[str, np.ndarray], held_out: float
-) -> dict[str, np.ndarray]:
-    """For each given split, the number of the split that each of its documents belongs to; below 0 for none."""
-    owner = {given: np.where(empty[given], _EMPTY, SPLITS.index(given)).astype(np.int8) for given in keys}
-    for given, later in (("validation", ("test",)), ("train", ("validation", "test"))):
-        for other in later:
-            if given in keys and other in keys:
-                owner[given][~empty[given] & np.isin(keys[given], keys[other])] = _DUPLICATE
-    for given in owner:
-        if (owner[given] < 0).all():
-            raise InputError(f"{name}: every document of {given} occurs in another split too: use other documents")
-    missing = [split for split in ("test", "validation") if split not in keys]
-    if held_out != HELD_OUT and not (missing and "train" in keys):
-        raise InputError(f"data.held_out is {held_out:g}: {name} has splits of its own; remove it")
-    if missing and "train" in keys:
-        hold_out = _hold_out_last if held_out >= 1 else _hold_out_share
-        hold_out(name, keys["train"], owner["train"], missing, held_out / 2)
-    return owner
+def _distinct(keys: dict[str, np.ndarray]) -> int:
+    return len(np.unique(np.concatenate(list(keys.values()))))
 
 
-def _hold_out_share(name: str, keys: np.ndarray, owner: np.ndarray, missing: list[str], share: float) -> None:
-    """Give each missing split this share of the documents, by their keys, and at least one."""
+def _hold_out_share(keys: np.ndarray, owner: np.ndarray, missing: Sequence[str], share: float) -> None:
+    """Give each missing split this share of the documents, by their keys, and at least one if there are enough."""
     distinct = np.unique(keys[owner >= 0])
-    if len(distinct) <= len(missing):
-        raise InputError(
-            f"{name} contains {len(distinct)} distinct document(s), too few to take {' and '.join(missing)} from: "
-            f"use at least {len(missing) + 1}, or a folder with train, validation and test files"
-        )
     rank, start = np.searchsorted(distinct, keys), 0
     for i, split in enumerate(missing):
         bound = np.searchsorted(distinct, np.uint64(int((i + 1) * share * 2**64)))
@@ -184,31 +178,25 @@ def _hold_out_share(name: str, keys: np.ndarray, owner: np.ndarray, missing: lis
         start = end
 
 
-def _hold_out_last(name: str, keys: np.ndarray, owner: np.ndarray, missing: list[str], count: float) -> None:
+def _hold_out_last(keys: np.ndarray, owner: np.ndarray, missing: Sequence[str], count: float) -> None:
     """Give each missing split this many documents from the end, test the very last; earlier copies are left out."""
-    end, used = len(keys), owner >= 0
+    end, train = len(keys), owner >= 0
     for split in missing:
         begin = max(end - int(count), 0)
-        part = np.zeros_like(used)
-        part[begin:end] = used[begin:end]
+        part = np.zeros_like(train)
+        part[begin:end] = train[begin:end]
         owner[part] = SPLITS.index(split)
-        owner[:begin][used[:begin] & np.isin(keys[:begin], keys[part])] = _DUPLICATE
-        used, end = owner == SPLITS.index("train"), begin
-    kept = (*missing, "train")
-    if lacking := [split for split in kept if not (owner == SPLITS.index(split)).any()]:
-        raise InputError(
-            f"data.held_out is {2 * count:g}: {name} contains {len(keys):,} documents, so that none is left for "
-            f"{' and '.join(lacking)}; set fewer, or a share below 1"
-        )
+        owner[:begin][train[:begin] & np.isin(keys[:begin], keys[part])] = _DUPLICATE
+        train, end = owner == SPLITS.index("train"), begin
 
 
 def one_line(text: str) -> str:
-    """A text without white space around it, and with a space for each break of a line: how questions are read."""
+    """Return a text as questions are read: no white space around it, and a space for each break of a line."""
     return _BREAK.sub(" ", text.strip())
 
 
 def line_places(text: str) -> list[int]:
-    """The place in `text` of each character of `one_line(text)`."""
+    """Return the place in `text` of each character of `one_line(text)`."""
     start, stop = len(text) - len(text.lstrip()), len(text.rstrip())
     places: list[int] = []
     for found in _BREAK.finditer(text, start, stop):
@@ -218,32 +206,15 @@ def line_places(text: str) -> list[int]:
 
 
 def record(question: str, steps: Iterable[str], answer: str) -> Document:
-    """A document of kind `records`: the question and each step on a line of its own, then `### answer`.
+    """Return a document of kind `records`: the question and each step on a line of its own, then `### answer`.
 
     Line breaks within one of them become spaces.
+
+    Raises:
+        ValueError: one of them is empty, or not a text.
     """
-    question, answer, *steps = map(one_line, (question, answer, *steps))
-    return Document.join([f"{question}\n", *(f"{step}\n" for step in steps), f"### {answer}"])
-
-
-def answer_text(answer: object) -> str | None:
-    """An answer as text, a whole number without decimals (12.0 is 12); `None` if it is neither text nor number."""
-    if isinstance(answer, float) and math.isfinite(answer) and answer.is_integer():
-        answer = int(answer)
-    if isinstance(answer, bool) or not isinstance(answer, str | int | float):
-        return None
-    return str(answer)
-
-
-def steps_of(solution: str) -> list[str]:
-    """The steps of a written solution: its equations `<<..>>` if it has nothing else, else its lines, or the sentences
-    of its only line."""
-    equations = _EQUATION.findall(solution)
-    if equations and not _EQUATION.sub("", solution).strip():
-        return equations
-    lines = [line.strip() for line in solution.splitlines() if line.strip()]
-    if len(lines) != 1:
-        return lines
-    import sentencex
-
-    return [sentence.strip() for sentence in sentencex.segment("en", lines[0]) if sentence.strip()]
+    parts = (question, *steps, answer)
+    if not all(isinstance(part, str) and part.strip() for part in parts):
+        raise ValueError("question, answer and each step must be texts that are not empty")
+    *before, last = map(one_line, parts)
+    return Document.join([*(f"{line}\n" for line in before), f"### {last}"])

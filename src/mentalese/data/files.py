@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import csv
+import glob
 import gzip
+import io
 import json
+import os
 import re
 import sys
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
 from mentalese.errors import InputError
-from mentalese.files import is_there
-from mentalese.values import shown
 
-Row = tuple[str, dict[str, Any]]
-"""Where a row stands (for messages), and its columns."""
+Columns = dict[str, Any]
+Row = tuple[str, Columns]
+"""The place of a row, for messages, and its columns."""
 RowReader = Callable[[], Iterator[Row]]
 
 TEXT_SUFFIXES = (".txt", ".txt.gz")
@@ -27,190 +32,216 @@ _TABLE_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 ROW_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", *_TABLE_SUFFIXES)
 
 SPLIT_ALIASES = {"valid": "validation", "val": "validation", "dev": "validation"}
-_SPLIT_FILE = re.compile(r"(?:(?P<prefix>.*?)[-_])??(?P<split>train|validation|valid|val|dev|test)(?:[-_.].*)?")
+_SPLITS = {name: name for name in ("train", "validation", "test")} | SPLIT_ALIASES
+_SPLIT_FILE = re.compile(rf"(?:(?P<prefix>.*?)[-_])??(?P<split>{'|'.join(_SPLITS)})(?:[-_.].*)?")
 ENCODING = "utf-8-sig"
-"""UTF-8; the mark that some editors write before a text is no part of it."""
+"""UTF-8; the mark that some editors write before a text does not belong to it."""
+_ZIPPED = ("train", "test")
+_PIECE = 1_000_000  # characters of a line that are read at once
 
 
-def split_files(path: Path, suffixes: tuple[str, ...]) -> dict[str, list[Path]]:
-    """The files of each split, sorted: a lone file is train, files of a folder are told apart by their names.
+# -- finding files -----------------------------------------------------------------------------------------------------
 
-    A name begins with its split's (`train-00000.parquet`). Only in a folder without such names it may follow one prefix
-    (`prosqa_valid.json.gz`), the same for all. A folder without any may have sub-folders called like splits, or one
-    sub-folder with everything; else all files in it and below are train.
+
+@dataclass(frozen=True)
+class SplitFiles:
+    """Files of a source, sorted.
+
+    Attributes:
+        by_split: the files of each split that has some.
+        divided: names of files or folders say which split is which; otherwise all files are train.
+    """
+
+    by_split: dict[str, list[Path]]
+    divided: bool
+
+    @property
+    def files(self) -> list[Path]:
+        return list(chain.from_iterable(self.by_split.values()))
+
+
+def find_files(path: Path, *kinds: tuple[str, ...]) -> SplitFiles:
+    """Find the files of each split in a folder and the folders in it, hidden ones excepted.
+
+    A name begins with the name of its split (`train-00000.parquet`). Only in a folder without such names it may follow
+    one prefix (`prosqa_valid.json.gz`), the same for all. A folder without any may have sub-folders called like splits.
+    If all files are in one sub-folder, it takes the folder's place.
+
+    Args:
+        kinds: endings of names; files of the first kind that is there are found, and no others.
 
     Raises:
-        InputError: nothing is there, or nothing of these kinds; a file is empty, or there in two kinds.
+        InputError: no file of these kinds is there, or a file is there in two kinds.
     """
-    if not (is_there(path) and (path.is_file() or path.is_dir())):
-        raise InputError(f"{path} does not exist: check data.source")
-    if path.is_file():
-        if not path.name.endswith(suffixes):
-            raise InputError(f"{path} is of no known kind: use {', '.join(suffixes)} or a folder of them")
-        found = {"train": [path]}
-    elif not (found := _named_splits(path, suffixes) or _split_folders(path, suffixes)):
-        return {"train": _loose_files(path, suffixes)}
-    for file in chain.from_iterable(found.values()):
-        if file.stat().st_size == 0:
-            raise InputError(f"{file} is empty: use a file with text")
+    # These functions find no file for a path that is too long, where methods of `Path` raise `OSError`.
+    paths = sorted(path / name for name in glob.glob("**", root_dir=path, recursive=True))  # noqa: PTH207
+    paths = [path] if os.path.isfile(path) else [file for file in paths if file.is_file()]  # noqa: PTH113
+    suffixes = next((kind for kind in kinds if any(file.name.endswith(kind) for file in paths)), ())
+    everything = [file for file in paths if file.name.endswith(suffixes)]
+    if not everything:
+        problem = "has no file of a known kind" if os.path.exists(path) else "does not exist"  # noqa: PTH110
+        raise InputError(f"{path} {problem}: use files of {', '.join(chain.from_iterable(kinds))}, or a folder of them")
+    if everything == [path]:
+        return SplitFiles({"train": [path]}, divided=False)
+    while len(folders := {file.relative_to(path).parts[0] for file in everything}) == 1:
+        [only] = folders
+        if only in _SPLITS or not (path / only).is_dir():
+            break
+        path /= only
+    found = SplitFiles(_by_name(path, everything) or _by_folder(path, everything), divided=True)
+    if not found.by_split:
+        found = SplitFiles({"train": [file for file in everything if file.stat().st_size]}, divided=False)
+    names: dict[str, Path] = {}
+    for file in found.files:
+        suffix = next(suffix for suffix in suffixes if file.name.endswith(suffix))
+        if (other := names.setdefault(str(file).removesuffix(suffix), file)) != file:
+            raise InputError(f"{path} contains {other.name} and {file.name}, one text in two kinds: keep one of them")
     return found
 
 
-def is_undivided(path: Path, suffixes: tuple[str, ...]) -> bool:
-    """Test if a path is one file, or a folder in which no name is that of a split."""
-    if not is_there(path) or not path.is_dir():
-        return is_there(path)
-    return not (_named_splits(path, suffixes) or _split_folders(path, suffixes))
-
-
-def _named_splits(path: Path, suffixes: tuple[str, ...]) -> dict[str, list[Path]]:
-    """The files in a folder whose names are those of splits; of its only sub-folder where it has no files."""
+def _by_name(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
+    """Group the files that are directly in the folder and called like a split."""
     by_prefix: dict[str, dict[str, list[Path]]] = {}
-    for file in sorted(path.iterdir()):
-        suffix = next((suffix for suffix in suffixes if file.name.endswith(suffix)), None)
-        if suffix and file.is_file() and (match := _SPLIT_FILE.fullmatch(file.name.removesuffix(suffix))):
-            split = SPLIT_ALIASES.get(match["split"], match["split"])
-            by_prefix.setdefault(match["prefix"] or "", {}).setdefault(split, []).append(file)
-    if not by_prefix:
-        folder = _only_folder(path, suffixes)
-        return _named_splits(folder, suffixes) if folder else {}
+    for file in files:
+        if file.parent == folder and (match := _SPLIT_FILE.fullmatch(file.name)):
+            by_prefix.setdefault(match["prefix"] or "", {}).setdefault(_SPLITS[match["split"]], []).append(file)
     if "" not in by_prefix and len(by_prefix) > 1:
         sets = ", ".join(sorted(by_prefix))
-        raise InputError(f"{path} contains files of several sets ({sets}): put each in a folder of its own")
-    found = by_prefix.get("") or next(iter(by_prefix.values()))
-    _check_kinds(path, list(chain.from_iterable(found.values())), suffixes)
-    return found
+        raise InputError(f"{folder} contains files of several sets ({sets}): put each in a folder of its own")
+    return by_prefix.get("") or next(iter(by_prefix.values()), {})
 
 
-def _split_folders(path: Path, suffixes: tuple[str, ...]) -> dict[str, list[Path]]:
-    """The files in sub-folders that are called like splits; of the only sub-folder where there are no files."""
+def _by_folder(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
+    """Group the files in sub-folders that are called like a split."""
     found: dict[str, list[Path]] = {}
-    for folder in _visible(path):
-        split = SPLIT_ALIASES.get(folder.name, folder.name)
-        if folder.is_dir() and split in ("train", "validation", "test"):
-            found.setdefault(split, []).extend(_loose_files(folder, suffixes))
-    only = None if found else _only_folder(path, suffixes)
-    return _split_folders(only, suffixes) if only else found
-
-
-def _only_folder(path: Path, suffixes: tuple[str, ...]) -> Path | None:
-    """The only sub-folder of a folder without files of these kinds, such as `data` of a set of the hub."""
-    if any(file.is_file() and file.name.endswith(suffixes) for file in _visible(path)):
-        return None
-    folders = [folder for folder in _visible(path) if folder.is_dir()]
-    return folders[0] if len(folders) == 1 else None
-
-
-def _loose_files(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """All files with text in a folder and its sub-folders, sorted; hidden ones do not count."""
-    found = [
-        file
-        for file in sorted(path.rglob("*"))
-        if file.name.endswith(suffixes)
-        and not any(part.startswith(".") for part in file.relative_to(path).parts)
-        and file.is_file()
-        and file.stat().st_size
-    ]
-    if not found:
-        names = ", ".join(f"train{suffix}" for suffix in suffixes)
-        raise InputError(f"{path} contains no train file ({names}) and no other file of these kinds: add one")
-    _check_kinds(path, found, suffixes)
+    for file in files:
+        if split := _SPLITS.get(file.relative_to(folder).parts[0]):
+            found.setdefault(split, []).append(file)
     return found
 
 
-def _visible(path: Path) -> list[Path]:
-    return [file for file in sorted(path.iterdir()) if not file.name.startswith(".")]
-
-
-def _check_kinds(folder: Path, files: list[Path], suffixes: tuple[str, ...]) -> None:
-    """Raises `InputError` if two files differ only in their kind, such as one and its gzip."""
-    kinds: dict[str, str] = {}
-    for file in files:
-        own = str(file.relative_to(folder))
-        name = own.removesuffix(next(suffix for suffix in suffixes if own.endswith(suffix)))
-        if (other := kinds.setdefault(name, own)) != own:
-            raise InputError(f"{folder} contains {other} and {own}, one text in two kinds: keep one of them")
-
-
-def row_reader(path: Path) -> RowReader:
-    """A reader of a file of rows; JSON and tables in gzip too."""
-    if path.suffix == ".parquet":
-        return lambda: _read_parquet(path)
-    if path.name.endswith(_TABLE_SUFFIXES):
-        return lambda: _read_table(path)
-    return lambda: (_read_json_list if path.name.endswith((".json", ".json.gz")) else read_json_lines)(path)
+# -- reading -----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def open_text(path: Path, newline: str | None = None) -> Iterator[TextIO]:
-    """A UTF-8 file, gzip by its ending; `newline` is passed to `open`.
+def _reading(place: Callable[[], str], remedy: str = "repair it, or use an intact copy") -> Iterator[None]:
+    """Turn what readers of any kind of file raise into one `InputError` with the place."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (ValueError, RecursionError, EOFError, OSError, csv.Error, zlib.error, zipfile.BadZipFile) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{place()} cannot be read ({reason}): {remedy}") from error
+
+
+@contextmanager
+def open_text(path: Path | zipfile.Path, newline: str | None = None) -> Iterator[TextIO]:
+    """Open a UTF-8 file, gzip by its ending, also in a zip; `newline` is passed to `open`.
 
     Raises:
-        InputError: it is neither, as it turns out while it is read.
+        InputError: it cannot be read, as it turns out while it is read.
     """
-    opener: Any = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opener(path, "rt", encoding=ENCODING, newline=newline) as file:
-            yield file
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text: convert it") from error
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise InputError(f"{path} is no whole gzip file ({error}): fetch it again") from error
+    with _reading(lambda: str(path)):
+        content: Any = gzip.open if path.suffix == ".gz" else type(path).open
+        with content(path, "rb") as binary:
+            yield io.TextIOWrapper(binary, ENCODING, newline=newline)
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Yield lines with their ends; of a line of more than a million characters, pieces.
+
+    Raises:
+        InputError: the file is not UTF-8 text.
+    """
+    with open_text(path) as file:
+        while line := file.readline(_PIECE):
+            if "\0" in line:
+                raise InputError(f"{path} is binary: use UTF-8 text")
+            yield line
+
+
+@dataclass(frozen=True)
+class SplitRows:
+    """Readers of the rows of each split, of one file each; `divided` as in `SplitFiles`."""
+
+    by_split: dict[str, list[RowReader]]
+    divided: bool
+
+
+def find_rows(path: Path, *kinds: tuple[str, ...]) -> SplitRows:
+    """Return readers of the files that `find_files` finds; of a text each line is a row with the column `text`.
+
+    A zip is CLUTRR's: all `*_train.csv` in it are train, all `*_test.csv` test.
+    """
+    found = find_files(path, *kinds)
+    if found.files[0].suffix == ".zip":
+        tables = _tables_in_zip(found.files[0])
+        return SplitRows({split: [partial(read_table, table) for table in tables[split]] for split in tables}, True)
+    return SplitRows({split: [*map(row_reader, files)] for split, files in found.by_split.items()}, found.divided)
+
+
+def _tables_in_zip(path: Path) -> dict[str, list[zipfile.Path]]:
+    with _reading(lambda: str(path), "use the zip of a CLUTRR task, as it was published"):
+        archive = zipfile.Path(path)
+        names = sorted(archive.root.namelist())
+        tables = {split: [archive / name for name in names if name.endswith(f"_{split}.csv")] for split in _ZIPPED}
+        if not all(tables.values()):
+            raise ValueError("it has no *_train.csv, or no *_test.csv")
+    return tables
+
+
+def row_reader(path: Path) -> RowReader:
+    """Return a reader of a file of rows, told by its ending; of a text each line is a row with the column `text`."""
+    kind = path.name.removesuffix(".gz").rpartition(".")[2]
+    readers = {"jsonl": read_json_lines, "json": _read_json, "csv": read_table, "tsv": read_table}
+    return partial((readers | {"parquet": _read_parquet, "txt": _read_text_lines})[kind], path)
 
 
 def read_json_lines(path: Path) -> Iterator[Row]:
-    """`(where, row)` of each line, for messages; gzip by the file's ending. Raises `InputError` for what is no JSON."""
-    with open_text(path) as file:
+    """Yield a row for each line of JSON; raise `InputError` for any other line."""
+    where = str(path)
+    with open_text(path) as file, _reading(lambda: where):
         for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            where = f"{path}, line {number}"
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise InputError(f"{where} is not JSON ({error}): repair or remove it") from error
-            if not isinstance(row, dict):
-                raise InputError(f"{where} is not a JSON object: use one object with named columns a line")
-            yield where, row
+            if line.strip():
+                where = f"{path}, line {number}"
+                yield _row(where, json.loads(line))
 
 
-def _read_json_list(path: Path) -> Iterator[Row]:
-    try:
-        with open_text(path) as file:
-            rows = json.load(file)
-    except InputError:  # a ValueError too
-        raise
-    except (ValueError, RecursionError) as error:  # a number may have too many digits
-        raise InputError(f"{path} is not JSON ({error}): repair it, or call it .jsonl if each line is a row") from error
-    if not isinstance(rows, list):
-        raise InputError(f"{path} is no JSON list: use a list of objects, or .jsonl with one object a line")
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict):
-            raise InputError(f"{path}, row {number} is not a JSON object: use objects with named columns")
-        yield f"{path}, row {number}", row
+def _read_json(path: Path) -> Iterator[Row]:
+    """Yield the objects of a list, or the values of an object of objects."""
+    with open_text(path) as file, _reading(lambda: str(path), "repair it, or call it .jsonl if each line is a row"):
+        content = json.load(file)
+    rows = content.items() if isinstance(content, dict) else enumerate(content, 1)
+    for name, row in rows:
+        yield _row(f"{path}, row {name}", row)
 
 
-def _read_table(path: Path) -> Iterator[Row]:
-    """Rows of a CSV or TSV file with a header, as texts; a cell of `steps` is a JSON list, or has a step a line."""
+def _row(where: str, content: object) -> Row:
+    if not isinstance(content, dict):
+        raise InputError(f"{where} is not a JSON object: use objects with named columns")
+    return where, content
+
+
+def _read_text_lines(path: Path) -> Iterator[Row]:
+    with open_text(path) as file:
+        yield from ((f"{path}, line {number}", {"text": line}) for number, line in enumerate(file, 1) if line.strip())
+
+
+def read_table(path: Path | zipfile.Path) -> Iterator[Row]:
+    """Yield rows of a table with a header, as texts; a cell of `steps` is a JSON list, or has a step a line."""
     with open_text(path, newline="") as file:
-        tabs = ".tsv" in path.suffixes
         header = file.readline()
-        separator = "\t" if tabs else ";" if header.count(";") > header.count(",") else ","
+        separator = "\t" if ".tsv" in path.suffixes else ";" if header.count(";") > header.count(",") else ","
         csv.field_size_limit(sys.maxsize)
         rows = csv.reader(chain([header], file), delimiter=separator, strict=True)
-        try:
+        with _reading(lambda: f"{path}, line {rows.line_num}"):
             names = next(rows, [])
-            if twice := [name for name in names if names.count(name) > 1]:
-                raise InputError(f"{path} has two columns of one name ({shown(twice[0])}): rename one")
-            for cells in rows:
-                where = f"{path}, line {rows.line_num}"
-                if not cells:
-                    continue
-                if len(cells) != len(names):
-                    raise InputError(f"{where} has {len(cells)} cells, the header has {len(names)}: repair it")
-                yield where, {name: _steps(cell) if name == "steps" else cell for name, cell in zip(names, cells)}
-        except csv.Error as error:
-            raise InputError(f"{path}, line {rows.line_num} cannot be read ({error}): repair it") from error
+            for cells in filter(None, rows):
+                if len(cells) != len({*names}):
+                    raise csv.Error(f"it has {len(cells)} cells, the header {len({*names})} different names")
+                row = {name: _steps(cell) if name == "steps" else cell for name, cell in zip(names, cells)}
+                yield f"{path}, line {rows.line_num}", row
 
 
 def _steps(cell: str) -> Any:
@@ -221,17 +252,11 @@ def _steps(cell: str) -> Any:
 
 
 def _read_parquet(path: Path) -> Iterator[Row]:
-    import pyarrow
     import pyarrow.parquet
 
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            number = 0
-            for batch in file.iter_batches(batch_size=1024):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"{path}, row {number}", row
-    except (pyarrow.ArrowException, OSError) as error:
-        raise InputError(
-            f"{path} is no readable parquet file ({str(error).splitlines()[0]}): write it again"
-        ) from error
+    number = 0
+    with _reading(lambda: str(path)), pyarrow.parquet.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=1024):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{path}, row {number}", row

@@ -11,6 +11,7 @@ import hashlib
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -22,82 +23,59 @@ from mentalese.errors import InputError
 from mentalese.files import cache_dir, read_json, sealed, whole_folder, write_json
 from mentalese.network import hub_or_cache
 
-_SPLIT = re.compile(r"([\w.-]*)(?:\[:(\d+)\])?")
+_VERSION = 2  # of what is kept
+_SPEC = re.compile(
+    r"hub:(?P<name>[^:@]+)(?:@(?P<revision>[^:]*))?(?::(?P<config>[^:]*))?(?::(?P<split>[\w.-]+)(?:\[:(?P<count>\d+)\])?)?"
+)
 
 
-def hub_rows(spec: str, *, answers: bool = False) -> dict[str, RowReader]:
-    """Readers of the rows of each split of `hub:NAME[@REVISION][:CONFIG[:SPLIT]]`.
+def hub_rows(spec: str) -> dict[str, RowReader]:
+    """Return readers of the rows of each split of `hub:NAME[@REVISION][:CONFIG[:SPLIT]]`.
 
-    SPLIT may end in `[:N]`: only the first N rows are streamed. Without the network, what `datasets` has in its
-    own cache is read.
-
-    Args:
-        answers: numbers and choices are needed, which earlier versions did not keep: such a cache is read again.
+    SPLIT may end in `[:N]`: only the first N rows are streamed. Without the network, the cache of `datasets` is read.
 
     Raises:
-        InputError: the set cannot be had, or has none of the splits.
+        InputError: the set cannot be read, or has none of the splits.
     """
-    folder = cache_dir() / "hub" / hashlib.sha256(spec.encode()).hexdigest()[:16]
-    if not (folder / "meta.json").is_file() or (answers and not read_json(folder / "meta.json").get("answers")):
+    folder = cache_dir() / "hub" / hashlib.sha256(f"{_VERSION} {spec}".encode()).hexdigest()[:16]
+    if not (folder / "meta.json").is_file():
         print(f"{spec}: read once, the text is kept in {folder}", file=sys.stderr)
-        with whole_folder(folder, replace=(folder / "meta.json").is_file()) as temporary:
-            counts = {split: _keep(rows, temporary / f"{split}.jsonl.gz") for split, rows in _stream(spec).items()}
-            write_json(temporary / "meta.json", sealed({"source": spec, "rows": counts, "answers": True}))
+        with whole_folder(folder) as temporary:
+            counts = _keep(spec, temporary)
+            write_json(temporary / "meta.json", sealed({"source": spec, "rows": counts}))
     kept = read_json(folder / "meta.json")["rows"]
-    return {split: _reader(spec, split, folder / f"{split}.jsonl.gz") for split in SPLITS if split in kept}
+    return {split: partial(_rows, spec, split, folder) for split in SPLITS if split in kept}
 
 
-def _stream(spec: str) -> dict[str, Iterable[Mapping[str, Any]]]:
+def _rows(spec: str, split: str, folder: Path) -> Iterator[Row]:
+    for number, (_, row) in enumerate(read_json_lines(folder / f"{split}.jsonl.gz"), 1):
+        yield f"{spec}, {split} row {number}", row
+
+
+def _keep(spec: str, folder: Path) -> dict[str, int]:
+    """Stream each split into a file of what may be text; return the numbers of rows."""
     import datasets
 
-    name, _, place = spec.removeprefix("hub:").partition(":")
-    name, _, revision = name.partition("@")
-    config, _, place = place.partition(":")
-    match = _SPLIT.fullmatch(place)
-    if match is None or (place and not match[1]):
-        raise InputError(f"data.source is {spec!r}: write its split as train or train[:N]")
-    split, count = match[1], int(match[2]) if match[2] else None
-    options = {"split": split or None, "revision": revision or None}
+    match = _SPEC.fullmatch(spec)
+    if match is None:
+        raise InputError(f"data.source is {spec!r}: write hub:NAME@REVISION:CONFIG:SPLIT, SPLIT as train or train[:N]")
+    name, revision, config, split, count = (match[group] or None for group in match.re.groupindex)
     try:
         with hub_or_cache("data.source", spec) as reached:
-            found = datasets.load_dataset(name, config or None, **options, streaming=reached)
+            content = datasets.load_dataset(name, config, split=split, revision=revision, streaming=reached)
+        splits: dict[str, list[Iterable[Mapping[str, Any]]]] = {}
+        for given, rows in ({split: content} if split else content).items():
+            splits.setdefault(SPLIT_ALIASES.get(given, given), []).append(rows)
+        if not set(splits) & set(SPLITS):
+            raise InputError(f"data.source is {spec!r}: it has no {', '.join(SPLITS)} split, only {', '.join(splits)}")
+        counts = {}
+        for known in (known for known in SPLITS if known in splits):
+            with gzip.open(folder / f"{known}.jsonl.gz", "wb", compresslevel=1) as file:
+                rows = islice(chain.from_iterable(splits[known]), count and int(count))
+                counts[known] = sum(bool(file.write(text_fields(row))) for row in rows)
+        return counts
     except InputError:
         raise
     except (OSError, ValueError, RuntimeError) as error:
-        raise _unavailable(spec, error) from error
-    splits: dict[str, list[Iterable[Mapping[str, Any]]]] = {}
-    for own, rows in ({split: found} if split else found).items():
-        splits.setdefault(SPLIT_ALIASES.get(own, own), []).append(rows)  # as of files, both validation and dev
-    if not set(splits) & set(SPLITS):
-        raise InputError(f"data.source is {spec!r}: it has no {', '.join(SPLITS)} split, only {', '.join(splits)}")
-    return {own: _rows(spec, chain.from_iterable(splits[own]), count) for own in SPLITS if own in splits}
-
-
-def _rows(spec: str, rows: Iterable[Mapping[str, Any]], count: int | None) -> Iterator[Mapping[str, Any]]:
-    try:
-        yield from islice(rows, count)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise _unavailable(spec, error) from error
-
-
-def _unavailable(spec: str, error: Exception) -> InputError:
-    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    return InputError(f"data.source is {spec!r}: the hub's data set cannot be had ({reason})")
-
-
-def _keep(rows: Iterable[Mapping[str, Any]], path: Path) -> int:
-    """Writes what may be text; the number of rows."""
-    count = 0
-    with gzip.open(path, "wb", compresslevel=1) as file:
-        for row in rows:
-            file.write(text_fields(row))
-            count += 1
-    return count
-
-
-def _reader(spec: str, split: str, path: Path) -> RowReader:
-    def rows() -> Iterator[Row]:
-        for number, (_, row) in enumerate(read_json_lines(path), 1):
-            yield f"{spec}, {split} row {number}", row
-
-    return rows
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise InputError(f"data.source is {spec!r}: the hub's data set cannot be read ({reason})") from error

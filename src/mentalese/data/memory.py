@@ -1,14 +1,15 @@
 """Texts from Python as a source: lists, data sets of `datasets`, generator functions.
 
-A source is a name in every recipe and every result, so texts get one that says what they are: `python:` and a hash of
-them. The name is known for as long as the process lives; another process must be passed the same texts again.
+A source is a name in every recipe and every result, so texts are named by `python:` and a hash of them. The name is
+valid for as long as the process lives; another process must be passed the same texts again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from mentalese.data.documents import SPLITS
@@ -21,7 +22,7 @@ _READERS: dict[str, dict[str, RowReader]] = {}
 
 
 def as_source(texts: Any) -> str:
-    """The name of texts as a source: `DataConfig(source=as_source(texts))`.
+    """Return the name of texts as a source: `DataConfig(source=as_source(texts))`.
 
     Args:
         texts: an iterable of texts (str) or of rows (dict, as in a jsonl file): a list, a `datasets.Dataset` or
@@ -30,29 +31,32 @@ def as_source(texts: Any) -> str:
             source and is returned as it is.
 
     Raises:
-        InputError: something else, a split that does not exist, no text, or an item that is neither text nor row.
+        InputError: something else, a split that does not exist, or an item that is neither text nor row.
     """
     if isinstance(texts, str):
         return texts
     parts = dict(texts) if isinstance(texts, Mapping) else {"train": texts}
-    readers, digest = {}, hashlib.sha256()
-    for own, items in parts.items():
-        split = SPLIT_ALIASES.get(own, own)
-        if split not in SPLITS:
-            raise InputError(f"data has the split {own!r}: use {', '.join(SPLITS)}{nearest(str(own), SPLITS)}")
-        if split in readers:
-            raise InputError(f"data has the split {own!r}, and {split} by another name: join the two")
-        readers[split], found = _reader(split, items)
-        digest.update(f"{split} {found}".encode())
-    if not readers:
-        raise InputError("data is {}: pass at least one text")
+    readers: dict[str, RowReader] = {}
+    digest = hashlib.sha256()
+    for name, items in parts.items():
+        split = SPLIT_ALIASES.get(name, name)
+        if split not in SPLITS or split in readers:
+            raise InputError(f"data has the split {name!r}: use {', '.join(SPLITS)}, each once{nearest(name, SPLITS)}")
+        items = list(items) if isinstance(items, Iterator) else items
+        content = _hash(_rows(split, items))
+        readers[split] = partial(_same_rows, split, items, content)
+        digest.update(f"{split} {content}".encode())
     name = f"{KIND}:{digest.hexdigest()[:16]}"
     _READERS[name] = readers
     return name
 
 
 def row_readers(name: str) -> dict[str, RowReader]:
-    """By split, what reads the rows of texts that this process was passed; raises `InputError` if it was not."""
+    """Return readers of the rows of each split of texts that were passed in this process.
+
+    Raises:
+        InputError: they were not.
+    """
     if name not in _READERS:
         raise InputError(
             f"data.source is {name!r}: these texts were passed from Python and are not stored; pass the same ones "
@@ -61,54 +65,48 @@ def row_readers(name: str) -> dict[str, RowReader]:
     return _READERS[name]
 
 
-def _reader(split: str, items: Any) -> tuple[RowReader, str]:
-    """What reads the rows of a split, and their hash; a later reading that differs is refused."""
-    if isinstance(items, Iterator):
-        items = list(items)
-    if isinstance(items, str | bytes) or not (callable(items) or _is_iterable(items)):
-        raise InputError(f"data[{split!r}] is {type(items).__name__}: use an iterable of texts or of rows")
-
-    def rows(expected: str | None = None) -> Iterator[Row]:
-        digest, number = hashlib.sha256(), 0
-        found = items() if callable(items) else items
-        if isinstance(found, str | bytes) or not _is_iterable(found):
-            raise InputError(f"data[{split!r}] is a function of {type(found).__name__}: return an iterable of texts")
-        for number, item in enumerate(found, 1):
-            where = f"data, {split} item {number}"
-            if not isinstance(item, str | Mapping):
-                raise InputError(f"{where} is {type(item).__name__}: use texts (str) or rows (dict)")
-            row = {"text": item} if isinstance(item, str) else dict(item)
-            if not all(isinstance(name, str) for name in row):
-                raise InputError(f"{where} has the columns {[*row]!r}: use texts as their names")
-            digest.update(text_fields(row))
-            yield where, row
-        seen.append(digest.hexdigest())
-        if not number:
-            raise InputError(f"data has no texts for {split}: pass at least one")
-        if expected not in (None, seen[-1]):
-            raise InputError(
-                f"data, {split}: the texts differ from those of the first reading; pass a list, or a function that "
-                "yields the same texts each time"
-            )
-
-    seen: list[str] = []
-    for _ in rows():
-        pass
-    first = seen[-1]
-    return lambda: rows(first), first
-
-
-def _is_iterable(items: Any) -> bool:
-    """Whether something can be read item by item; a tensor of one number says so and cannot."""
+def _rows(split: str, items: Any) -> Iterator[Row]:
+    texts = items() if callable(items) else items
     try:
-        iter(items)
-    except TypeError:
-        return False
-    return True
+        texts = None if isinstance(texts, str | bytes) else iter(texts)
+    except TypeError:  # also of a tensor with one number, which has `__iter__`
+        texts = None
+    if texts is None:
+        kind = type(items).__name__
+        raise InputError(
+            f"data[{split!r}] is {kind}: use an iterable of texts or of rows, or a function that returns one"
+        )
+    for number, item in enumerate(texts, 1):
+        where = f"data, {split} item {number}"
+        if isinstance(item, str):
+            item = {"text": item}
+        if not isinstance(item, Mapping) or not all(isinstance(name, str) for name in item):
+            raise InputError(f"{where} is {type(item).__name__}: use texts (str), or rows (dict) with texts as names")
+        yield where, dict(item)
+
+
+def _hash(rows: Iterable[Row]) -> str:
+    digest = hashlib.sha256()
+    for _, row in rows:
+        digest.update(text_fields(row))
+    return digest.hexdigest()
+
+
+def _same_rows(split: str, items: Any, content: str) -> Iterator[Row]:
+    """Yield the rows as they were at the first reading; raise `InputError` if they differ."""
+    digest = hashlib.sha256()
+    for where, row in _rows(split, items):
+        digest.update(text_fields(row))
+        yield where, row
+    if digest.hexdigest() != content:
+        raise InputError(
+            f"data, {split}: the texts differ from those of the first reading; pass a list, or a function that "
+            "yields the same texts each time"
+        )
 
 
 def text_fields(row: Mapping[str, Any]) -> bytes:
-    """A line of JSON with what may be text or an answer in a row: strings, numbers, lists and dicts of them, and fields
-    that are missing."""
+    """Return a line of JSON with what may be text or an answer in a row: strings, numbers, lists and dicts of them, and
+    fields that are missing."""
     texts = {name: value for name, value in row.items() if isinstance(value, _TEXTUAL)}
     return json.dumps(texts, sort_keys=True, default=lambda value: type(value).__name__).encode() + b"\n"

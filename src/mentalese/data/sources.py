@@ -7,9 +7,9 @@ every document's split is known: given splits stay, missing ones are taken out o
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain, islice
 from pathlib import Path
@@ -18,17 +18,15 @@ from mentalese.data.builtin import open_builtin
 from mentalese.data.config import DataConfig
 from mentalese.data.detokenizers import check_detokenizer, detokenize
 from mentalese.data.documents import HELD_OUT, SPLITS, Document, Kind, Reader, Source
-from mentalese.data.files import ROW_SUFFIXES, TEXT_SUFFIXES, Row, RowReader, is_undivided, row_reader, split_files
+from mentalese.data.files import ROW_SUFFIXES, TEXT_SUFFIXES, Columns, Row, RowReader, SplitRows, find_files, find_rows
 from mentalese.data.hub import hub_rows
 from mentalese.data.memory import KIND, row_readers
 from mentalese.data.plain_text import HEADING, cut_documents, join_lines, length_of_few, read_documents
-from mentalese.data.published import PUBLISHED
-from mentalese.data.row_formats import FIRST_ROWS, column_text, find_format
+from mentalese.data.published import PUBLISHED, PublishedSet
+from mentalese.data.row_formats import FIRST_ROWS, find_format
 from mentalese.errors import InputError
-from mentalese.files import is_there
+from mentalese.files import as_path
 from mentalese.values import shown
-
-_SUFFIXES = (*TEXT_SUFFIXES, *ROW_SUFFIXES)
 
 
 def open_source(
@@ -39,23 +37,11 @@ def open_source(
     whole: bool = False,
     held_out: float = HELD_OUT,
 ) -> Source:
-    """Opens and checks a source.
+    """Open and check a source.
 
     Args:
-        spec: `builtin:NAME`, `file:PATH` or `hub:NAME[@REVISION][:CONFIG[:SPLIT]]`, CONFIG empty for the only one, all
-            splits unless one is named (`train[:N]`: its first N rows); for published sets of questions (`published.py`)
-            `gsm8k:PATH` and the like, or `gsm8k:hub:NAME[..]`; or what `as_source` returns for texts from Python.
-            PATH is a txt, jsonl, json (a list of rows), csv, tsv or parquet file, all but the last in gzip too, or a
-            folder with files or sub-folders called train, validation and test (`valid`, `val`, `dev`,
-            `train-00000.parquet`; where none is called so, `prosqa_valid.json.gz` too). A folder without train has the
-            splits it has; a folder without any of these names is one text, of all files in it and below.
-            In a txt file a document begins at each level-one heading (`= Title =`, as WikiText writes it) and after
-            each line `<|endoftext|>`; a file with neither is one document. A text without splits that has too few
-            documents to be split is cut at blank lines, or by length.
-            A row with `question`, `steps` and `answer` is a record; other rows of questions, prompts and chats are
-            described in `row_formats.py`. All else are documents, or lines of a text as above where one of the first
-            100 is a level-one heading and none has more lines than one (the hub's WikiText); such lines are joined over
-            all files of a split.
+        spec: `data.source`; docs/training.md describes files, folders and rows. Rows that are the lines of a text
+            with level-one headings (the hub's WikiText) are joined over all files of a split.
         text_column: the column that contains the text. By default `text`, or else the only one with strings, or else
             the only one with long strings (100 characters and more on average).
         detokenizer: the format of texts that are to be read as running text, one of `DETOKENIZERS`.
@@ -66,27 +52,24 @@ def open_source(
         InputError: no such source, column or format, a file that is missing, empty, binary or malformed, a format
             for records, or splits in what is to be read as a whole.
     """
-    if "\0" in spec or any("\ud800" <= character <= "\udfff" for character in spec):
-        raise InputError(f"data.source is {spec!r}: use a name in Unicode, without the character 0")
+    as_path(spec, "data.source")  # checks
     if detokenizer is not None:
         check_detokenizer(detokenizer)
-    kind = spec.partition(":")[0]
-    if text_column is not None and kind in ("builtin", *PUBLISHED):
+    content = _open(spec, text_column, whole)
+    if text_column is not None and not content.has_columns:
         raise InputError(f"data.text_column is {text_column!r}: {spec} has no choice of columns, leave it out")
-    if kind in PUBLISHED:
-        _check_text(spec, "records", detokenizer)  # before anything is read
-    opened = _open(spec, text_column, whole)
-    readers = opened.readers
-    _check_text(spec, opened.kind, detokenizer)
+    readers = content.readers
     if detokenizer is not None:
-        readers = {split: _detokenized(reader, detokenizer) for split, reader in readers.items()}
+        if content.kind == "records":
+            raise InputError(f"data.detokenizer is {detokenizer!r}: {spec} contains questions, leave it out")
+        readers = {split: partial(_detokenized, reader, detokenizer) for split, reader in readers.items()}
     if whole:
         if len(readers) > 1:
             splits = ", ".join(split for split in SPLITS if split in readers)
             raise InputError(f"split is 'all': {spec} has splits of its own, set one of {splits}")
         readers = {"test": next(iter(readers.values()))}
-    source = Source(spec, opened.kind, readers, opened.remarks, held_out=HELD_OUT if whole else held_out)
-    if opened.cut:
+    source = Source(spec, content.kind, readers, content.remarks, held_out=HELD_OUT if whole else held_out)
+    if content.cut:
         source.remarks += (
             f"{spec}: no headings and no lines <|endoftext|> divide it, so that it is cut into {source.count:,} "
             "documents at blank lines, or by length where there are none",
@@ -119,107 +102,115 @@ def _opened_source(
 
 def is_one_text(spec: str) -> bool:
     """Test if a source is one file, or one set of texts from Python or the hub, and has no splits of its own."""
-    kind, _, rest = spec.partition(":")
-    if kind == KIND:
-        return set(row_readers(spec)) == {"train"}
-    if kind == "hub" and rest:
-        return set(hub_rows(spec)) == {"train"}
-    if kind in PUBLISHED and rest.startswith("hub:"):
-        return set(PUBLISHED[kind].rows(rest)) == {"train"}
-    if kind != "file" and kind not in PUBLISHED:
-        return False
-    if not is_undivided(Path(rest).expanduser(), _SUFFIXES):
-        return False
-    return kind == "file" or set(PUBLISHED[kind].rows(rest)) == {"train"}
+    as_path(spec, "data.source")  # checks
+    kind, _, place = spec.partition(":")
+    if kind == "file":
+        return not find_files(Path(place).expanduser(), (*TEXT_SUFFIXES, *ROW_SUFFIXES)).divided
+    return kind in (KIND, "hub", *PUBLISHED) and not _rows(spec).divided
 
 
-def _check_text(spec: str, kind: Kind, detokenizer: str | None) -> None:
-    if detokenizer is not None and kind == "records":
-        raise InputError(f"data.detokenizer is {detokenizer!r}: {spec} contains questions, leave it out")
-
-
-def _detokenized(reader: Reader, detokenizer: str) -> Reader:
-    return lambda: (Document(detokenize(document.text, detokenizer)) for document in reader())
+def _detokenized(reader: Reader, detokenizer: str) -> Iterator[Document]:
+    return (Document(detokenize(document.text, detokenizer)) for document in reader())
 
 
 @dataclass(frozen=True)
-class _Opened:
-    """Documents by split as they are in a source, and how they were found; `cut`: of a text without their ends."""
+class _Content:
+    """Documents by split as they are in a source, and how they were found.
+
+    Attributes:
+        has_columns: the source consists of rows, of which a column may be chosen.
+        cut: it is a text without ends of documents.
+    """
 
     kind: Kind
     readers: dict[str, Reader]
     remarks: tuple[str, ...] = ()
+    has_columns: bool = False
     cut: bool = False
 
 
-def _open(spec: str, text_column: str | None, whole: bool) -> _Opened:
-    kind, _, rest = spec.partition(":")
+def _open(spec: str, text_column: str | None, whole: bool) -> _Content:
+    kind, _, place = spec.partition(":")
     if kind == "builtin":
-        return _Opened(*open_builtin(rest))
-    if kind in PUBLISHED and rest:
-        return _Opened("records", *PUBLISHED[kind].readers(spec, rest))
-    if kind == "file" and rest:
-        return _open_files(spec, Path(rest).expanduser(), text_column, whole)
-    if kind == "hub" and rest:
-        return _open_rows(spec, {split: [rows] for split, rows in hub_rows(spec).items()}, text_column)
-    if kind == KIND:
-        return _open_rows(spec, {split: [rows] for split, rows in row_readers(spec).items()}, text_column)
-    if kind == "store":
-        raise InputError(f"data.source is {spec!r}: a prepared store contains tokens, not text; name the text's source")
+        return _Content(*open_builtin(place))
+    if kind in PUBLISHED and place:
+        return _open_published(spec, PUBLISHED[kind])
+    if kind == "file" and place:
+        return _open_files(spec, Path(place).expanduser(), text_column, whole)
+    if kind in ("hub", KIND) and place:
+        return _open_rows(spec, _rows(spec), text_column)
     sets = ", ".join(f"{name}:PATH" for name in PUBLISHED)
     remedy = f"use builtin:NAME, file:PATH, hub:NAME, store:FOLDER or a published set ({sets})"
-    raise InputError(f"data.source is {shown(spec)}: {f'write file:{spec}' if is_there(Path(spec)) else remedy}")
+    if kind == "store":
+        remedy = "a prepared store contains tokens, not text; name the text's source"
+    elif os.path.exists(spec):  # noqa: PTH110
+        remedy = f"write file:{spec}"
+    raise InputError(f"data.source is {shown(spec)}: {remedy}")
 
 
-def _open_files(spec: str, path: Path, text_column: str | None, whole: bool) -> _Opened:
-    found = split_files(path, _SUFFIXES)
-    files = [file for paths in found.values() for file in paths]
-    plain = [file for file in files if file.name.endswith(TEXT_SUFFIXES)]
-    if plain and len(plain) < len(files):
-        raise InputError(f"{path} mixes .txt and other files: keep one kind")
+def _rows(spec: str) -> SplitRows:
+    """Return the rows of a source that has some: a published set, `hub:NAME`, or texts from Python."""
+    kind, _, place = spec.partition(":")
+    if kind in PUBLISHED and not place.startswith("hub:"):
+        return find_rows(Path(place).expanduser(), *PUBLISHED[kind].kinds)
+    rows = row_readers(spec) if kind == KIND else hub_rows(place if kind in PUBLISHED else spec)
+    return SplitRows({split: [reader] for split, reader in rows.items()}, divided=set(rows) != {"train"})
+
+
+def _open_published(spec: str, published: PublishedSet) -> _Content:
+    rows = _rows(spec).by_split
+    hidden = [split for split, parts in rows.items() if published.hidden and any(map(published.hidden, _first(parts)))]
+    if len(hidden) == len(rows):
+        raise InputError(f"{spec} has no answers: use a split that was published with them")
+    remarks = tuple(f"{spec}: {split} was published without answers and is left out" for split in hidden)
+    readers: dict[str, Reader] = {
+        split: partial(_documents, rows[split], published.record) for split in rows if split not in hidden
+    }
+    return _Content("records", readers, remarks)
+
+
+def _first(parts: list[RowReader]) -> list[Columns]:
+    return [row for _, row in islice(parts[0](), 1)]
+
+
+def _documents(parts: list[RowReader], document: Callable[[str, Columns], Document]) -> Iterator[Document]:
+    return (document(where, row) for part in parts for where, row in part())
+
+
+def _open_files(spec: str, path: Path, text_column: str | None, whole: bool) -> _Content:
+    found = find_files(path, (*TEXT_SUFFIXES, *ROW_SUFFIXES))
+    plain = [file for file in found.files if file.name.endswith(TEXT_SUFFIXES)]
     remarks: tuple[str, ...] = ()
-    if len(files) > 1 and is_undivided(path, _SUFFIXES):
-        remarks = (f"{spec}: no file is called train, so that all {len(files):,} in it and below are one text",)
+    if len(found.files) > 1 and not found.divided:
+        remarks = (f"{spec}: no file is called train, so that all {len(found.files):,} in it and below are one text",)
     if not plain:
-        rows = {split: [row_reader(file) for file in paths] for split, paths in found.items()}
-        opened = _open_rows(spec, rows, text_column)
-        return dataclasses.replace(opened, remarks=remarks + opened.remarks)
-    if text_column is not None:
-        raise InputError(f"data.text_column is {text_column!r}: a txt file has no columns, leave it out")
-    if not whole and is_undivided(path, _SUFFIXES) and (characters := length_of_few(files)) is not None:
-        return _Opened("text", {"train": partial(cut_documents, files, characters)}, remarks, cut=True)
-    return _Opened("text", {split: partial(read_documents, paths) for split, paths in found.items()}, remarks)
+        content = _open_rows(spec, find_rows(path, ROW_SUFFIXES), text_column)
+        return replace(content, remarks=remarks + content.remarks)
+    if len(plain) < len(found.files):
+        raise InputError(f"{path} mixes .txt and other files: keep one kind")
+    if not whole and not found.divided and (characters := length_of_few(plain)) is not None:
+        return _Content("text", {"train": partial(cut_documents, plain, characters)}, remarks, cut=True)
+    return _Content("text", {split: partial(read_documents, files) for split, files in found.by_split.items()}, remarks)
 
 
-def _open_rows(spec: str, rows: dict[str, list[RowReader]], text_column: str | None) -> _Opened:
+def _open_rows(spec: str, rows: SplitRows, text_column: str | None) -> _Content:
     def every_row() -> Iterator[Row]:
-        return chain.from_iterable(part() for split in SPLITS for part in rows.get(split, ()))
+        return chain.from_iterable(part() for split in SPLITS for part in rows.by_split.get(split, ()))
 
     row_format = find_format(spec, every_row, text_column)
-    column, remarks = row_format.column, tuple(filter(None, [row_format.remark]))
-    if column is not None:
-        first = [column_text(where, row, column).text for where, row in islice(every_row(), FIRST_ROWS)]
-        if _are_lines(first):
-            return _Opened("text", {split: _line_reader(parts, column) for split, parts in rows.items()}, remarks)
-
-    def reader(parts: list[RowReader]) -> Iterator[Document]:
-        for part in parts:
-            for where, row in part():
-                yield row_format.document(where, row)
-
-    return _Opened(row_format.kind, {split: partial(reader, parts) for split, parts in rows.items()}, remarks)
+    remarks = tuple(filter(None, [row_format.remark]))
+    readers: dict[str, Reader] = {
+        split: partial(_documents, parts, row_format.document) for split, parts in rows.by_split.items()
+    }
+    if row_format.column is not None:
+        first = [row_format.document(where, row).text for where, row in islice(every_row(), FIRST_ROWS)]
+        if any(map(HEADING.fullmatch, first)) and not any("\n" in text.strip() for text in first):
+            readers = {split: partial(_join_rows, reader) for split, reader in readers.items()}
+    return _Content(row_format.kind, readers, remarks, has_columns=True)
 
 
-def _are_lines(texts: list[str]) -> bool:
-    """Test if rows are the lines of a text with headings, and not documents."""
-    return any(map(HEADING.fullmatch, texts)) and not any("\n" in text.strip() for text in texts)
-
-
-def _line_reader(parts: list[RowReader], column: str) -> Reader:
-    def read() -> Iterator[str]:
-        for where, row in chain.from_iterable(part() for part in parts):
-            # The hub's WikiText leaves nothing of the blank lines, which are " \n" in the files it was made from.
-            line = column_text(where, row, column).text or " "
-            yield line if line.endswith("\n") else line + "\n"
-
-    return lambda: join_lines(read())
+def _join_rows(reader: Reader) -> Iterator[Document]:
+    """Make documents of rows that are the lines of a text with headings."""
+    # The hub's WikiText leaves nothing of the blank lines, which are " \n" in the files it was made from.
+    lines = (document.text or " " for document in reader())
+    return join_lines(line if line.endswith("\n") else line + "\n" for line in lines)
