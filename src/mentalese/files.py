@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all."""
+"""Files and folders that are written whole or not at all, and checks of what was written."""
 
 from __future__ import annotations
 
@@ -11,126 +11,49 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
 
 _REFUSALS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
 _REFUSALS |= {errno.EEXIST}  # a file where a folder would be
-
 _LONGEST_NAME = 255  # bytes, of a file or folder, on the usual disks
-
-
-@contextmanager
-def whole_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
-    """Yields a temporary sibling of `target` to write into; it takes the name `target` when the block ends well.
-
-    Where there is a folder of that name already, it stays and ours goes (another process was first); with `replace` it
-    is the old one that goes. After an error nothing of ours stays.
-
-    Raises:
-        InputError: the disk is full, the place cannot be written, or it is a folder without a name, such as `.`.
-    """
-    if target.name in ("", ".."):
-        raise InputError(f"{str(target)!r} names no new folder: use a name, e.g. {str(target / 'new')!r}")
-    temporary = None
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-        yield temporary
-        temporary.chmod(0o755)
-        if replace and target.exists():
-            old = target.with_name(f".{target.name}.old")
-            shutil.rmtree(old, ignore_errors=True)
-            target.rename(old)
-            temporary.rename(target)
-            shutil.rmtree(old)
-            return
-        try:
-            temporary.rename(target)
-        except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                raise
-    except (OSError, SafetensorError) as error:
-        code = error.errno if isinstance(error, OSError) else _safetensors_errno(error)
-        if code not in _REFUSALS:
-            raise
-        raise InputError(
-            f"{target} cannot be written ({os.strerror(code).lower()}): make room or choose another folder"
-        ) from error
-    finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-
-def remove_remains(target: Path) -> None:
-    """Removes what a process that was killed inside `whole_folder(target)` left beside it; no other may be writing."""
-    for remains in (*target.parent.glob(f".{target.name}-*"), target.with_name(f".{target.name}.old")):
-        shutil.rmtree(remains, ignore_errors=True)
-
-
-def _safetensors_errno(error: SafetensorError) -> int | None:
-    """safetensors reports the system's refusal in words only: `I/O error: File too large (os error 27)`."""
-    found = re.search(r"os error (\d+)", str(error))
-    return int(found[1]) if found else None
-
-
-def cache_dir() -> Path:
-    """`$MENTALESE_CACHE`, or `~/.cache/mentalese`: trained tokenizers, token stores, texts of the hub."""
-    return Path(os.environ.get("MENTALESE_CACHE") or Path.home() / ".cache" / "mentalese").expanduser()
-
-
-def sha256(path: Path) -> str:
-    """The file's SHA-256, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def as_path(value: Any, name: str) -> Path:
-    """A path that somebody passed as `name`; raises `InputError` for what is none."""
-    try:
-        path = Path(value)
-        str(path).encode()
-    except UnicodeEncodeError:
-        raise InputError(f"{name} is {str(value)!r}: use a path in Unicode") from None
-    except TypeError:
-        raise InputError(f"{name} is of type {type(value).__name__}: use a path (str or Path)") from None
-    if "\0" in str(path):
-        raise InputError(f"{name} is {str(path)!r}: use a path, which has no character 0")
-    if any(len(part.encode()) > _LONGEST_NAME for part in path.parts):
-        raise InputError(
-            f"{name} is {str(path)[:40] + ' ..'!r}: use a path, whose names have at most {_LONGEST_NAME} bytes"
-        )
-    return path
-
-
-def is_there(path: Path) -> bool:
-    """Whether a file or folder has this path; what is too long for a path is none."""
-    try:
-        return path.exists()
-    except OSError:
-        return False
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, without its checksum; raises `InputError` if the file is damaged."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read ({' '.join(str(error).split())}): use an intact copy") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path} contains {type(content).__name__} instead of an object: use an intact copy")
-    return unsealed(content, path)
-
 
 _OWN = {"config.json", "result.json", "metrics.jsonl", "mentalese.json", "README.md", "further.json", "suite.json"}
 _OWN |= {"ablation.json", "diverged.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
 _OWN |= {"model.safetensors", "answers.jsonl"}
 """Files of runs and of saved models, next to a `config.json`."""
+
+
+def cache_dir() -> Path:
+    """Return `$MENTALESE_CACHE`, or `~/.cache/mentalese`: trained tokenizers, token stores, texts of the hub."""
+    return Path(os.environ.get("MENTALESE_CACHE") or Path.home() / ".cache" / "mentalese").expanduser()
+
+
+# -- places ------------------------------------------------------------------------------------------------------------
+
+
+def as_path(value: Any, name: str) -> Path:
+    """Return a path that the user passed as `name`; raise `InputError` for anything else."""
+    try:
+        path = Path(value)
+    except TypeError:
+        raise InputError(f"{name} is of type {type(value).__name__}: use a path (str or Path)") from None
+    check_characters(str(path), name)
+    short = all(len(part.encode()) <= _LONGEST_NAME for part in path.parts)
+    require(short, name, f"{str(path)[:40]} ..", f"use a path, whose names have at most {_LONGEST_NAME} bytes")
+    return path
+
+
+def check_characters(text: str, name: str) -> None:
+    """Raise `InputError` for a path or name of a source that no file can have."""
+    in_unicode = not any("\ud800" <= character <= "\udfff" for character in text)
+    require(in_unicode, name, text, "use a path in Unicode")
+    require("\0" not in text, name, text, "use a path, which has no character 0")
 
 
 def check_place(out: Path | None, name: str) -> None:
@@ -141,19 +64,16 @@ def check_place(out: Path | None, name: str) -> None:
     """
     if out is None:
         return
+    text = str(out)
     if is_special(out):
-        if not os.access(out, os.W_OK):
-            raise InputError(f"{name} is {str(out)!r}: it cannot be written, use another file")
-        return
+        return require(os.access(out, os.W_OK), name, text, "it cannot be written, use another file")
     place = Path(os.path.realpath(out))
-    if not place.parent.is_dir():
-        raise InputError(f"{name} is {str(out)!r}: its folder does not exist, make it first")
-    if not os.access(place.parent, os.W_OK | os.X_OK):
-        raise InputError(f"{name} is {str(out)!r}: its folder cannot be written, use another one")
-    if place.is_dir():
-        raise InputError(f"{name} is {str(out)!r}: that is a folder, use a file in it")
-    if place.name in _OWN and place.is_file() and (place.parent / "config.json").is_file():
-        raise InputError(f"{name} is {str(out)!r}, which belongs to the run or model in that folder: use another name")
+    writable = os.access(place.parent, os.W_OK | os.X_OK)
+    belongs = place.name in _OWN and place.is_file() and (place.parent / "config.json").is_file()
+    require(place.parent.is_dir(), name, text, "its folder does not exist, make it first")
+    require(writable, name, text, "its folder cannot be written, use another one")
+    require(not place.is_dir(), name, text, "that is a folder, use a file in it")
+    return require(not belongs, name, text, "it belongs to the run or model in that folder: use another name")
 
 
 def check_folder_place(folder: Path, name: str) -> None:
@@ -163,51 +83,101 @@ def check_folder_place(folder: Path, name: str) -> None:
         InputError: the folder, or one above it, is a file or cannot be written.
     """
     place = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
-    if not place.is_dir():
-        raise InputError(f"{name} is {str(folder)!r}: {place} is a file, use a folder")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise InputError(f"{name} is {str(folder)!r}: {place} cannot be written, use another folder")
+    require(place.is_dir(), name, str(folder), f"{place} is a file, use a folder")
+    require(os.access(place, os.W_OK | os.X_OK), name, str(folder), f"{place} cannot be written, use another folder")
 
 
 def check_page(page: Path, data: str) -> None:
     """Check the place of a page and its folder.
 
     Raises:
-        InputError: a folder that cannot be written, or has a page of others: ours has the file `data` beside it.
+        InputError: a folder that cannot be written, or that has another page: ours has the file `data` beside it.
     """
     check_folder_place(page.parent, "--out")
-    if page.exists() and not page.with_name(data).is_file():
-        raise InputError(f"--out is {str(page.parent)!r}, which has another {page.name}: use another folder")
-
-
-_DESCRIPTOR = re.compile(r"/(?:dev/fd|proc/self/fd)/(?P<number>\d+)|/dev/std(?P<name>out|err)")
-
-
-def _descriptor(path: Path) -> int | None:
-    """The open file that a path such as /dev/stdout stands for, also through links."""
-    for _ in range(40):  # as many links as Linux follows
-        if match := _DESCRIPTOR.fullmatch(os.path.normpath(path.absolute())):
-            return int(match["number"] or {"out": 1, "err": 2}[match["name"]])
-        if not path.is_symlink():
-            return None
-        path = path.parent / path.readlink()
-    return None
+    free = not page.exists() or page.with_name(data).is_file()
+    require(free, "--out", str(page.parent), f"it has another {page.name}: use another folder")
 
 
 def is_special(path: Path) -> bool:
-    """Test if a path is a device, a pipe or an open file such as /dev/stdout, also through links: nothing may take its
-    place."""
-    return path.exists() and (_descriptor(path) is not None or not (path.is_file() or path.is_dir()))
+    """Test if a path is a device, a pipe or standard output, also through links: no file may take its place."""
+    return path.exists() and (_standard_stream(path) is not None or not (path.is_file() or path.is_dir()))
+
+
+def _standard_stream(path: Path) -> int | None:
+    """Return the descriptor of standard output or error if the path, such as /dev/stdout, is the same file."""
+    for descriptor in (1, 2):
+        with suppress(OSError):  # closed, or no such path
+            if os.path.samestat(path.stat(), os.fstat(descriptor)):
+                return descriptor
+    return None
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    """Turn the system's refusal to write into an `InputError`."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        # safetensors reports it in words: `I/O error: File too large (os error 27)`.
+        number = re.search(r"os error (\d+)", str(error)) if isinstance(error, SafetensorError) else None
+        code = error.errno if isinstance(error, OSError) else number and int(number[1])
+        if code not in _REFUSALS:
+            raise
+        reason = os.strerror(code).lower()
+        raise InputError(f"{target} cannot be written ({reason}): make room or choose another place") from error
+
+
+@contextmanager
+def whole_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
+    """Yield a temporary sibling of `target` to write into; it takes the name `target` when the block ends well.
+
+    Where there is a folder of that name already, it stays and ours goes (another process was first); with `replace` it
+    is the old one that goes. After an error nothing of ours stays.
+
+    Raises:
+        InputError: the disk is full, the place cannot be written, or it is a folder without a name, such as `.`.
+    """
+    require(target.name not in ("", ".."), "the folder", str(target), f"use a name, e.g. {str(target / 'new')!r}")
+    temporary = None
+    try:
+        with _writing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+            yield temporary
+            temporary.chmod(0o755)
+            old = target.with_name(f".{target.name}.old")
+            if replace and target.exists():
+                shutil.rmtree(old, ignore_errors=True)
+                target.rename(old)
+            try:
+                temporary.rename(target)
+            except OSError as error:
+                if replace or error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+            if replace:
+                shutil.rmtree(old, ignore_errors=True)
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def remove_remains(target: Path) -> None:
+    """Remove what a process that was killed inside `whole_folder(target)` left beside it; no other may be writing."""
+    for remains in (*target.parent.glob(f".{target.name}-*"), target.with_name(f".{target.name}.old")):
+        shutil.rmtree(remains, ignore_errors=True)
 
 
 def temporary_name(path: Path) -> Path:
-    """The file beside `path` that is written before it takes its name."""
+    """Return the file beside `path` that is written before it takes its name."""
     return path.with_name(f".{path.name}.tmp")
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Yields a temporary file beside `path`, to be written; it takes its name when the block ends well.
+    """Yield a temporary file beside `path`, to be written; it takes its name when the block ends well.
 
     So `path` never holds half of it. A link stays, and what it points at is written. A device or a pipe is yielded
     itself.
@@ -215,25 +185,24 @@ def whole_file(path: Path) -> Iterator[Path]:
     Raises:
         InputError: the disk is full, or the place cannot be written.
     """
-    special = is_special(path)
-    target = path if special else Path(os.path.realpath(path))
-    temporary = target if special else temporary_name(target)
+    if is_special(path):
+        with _writing(path):
+            yield path
+        return
+    target = Path(os.path.realpath(path))
+    temporary = temporary_name(target)
     try:
-        yield temporary
-        if not special:
+        with _writing(path):
+            yield temporary
             temporary.replace(target)
-    except OSError as error:
-        if error.errno not in _REFUSALS:
-            raise
-        if not special:
-            temporary.unlink(missing_ok=True)
-        reason = os.strerror(error.errno).lower()
-        raise InputError(f"{path} cannot be written ({reason}): make room or choose another file") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text as `whole_file` does."""
-    descriptor = _descriptor(path)
+    """Write a text as `whole_file` does."""
+    descriptor = _standard_stream(path)
     with whole_file(path) as place:
         if descriptor is None:
             place.write_text(text, encoding="utf-8")
@@ -262,7 +231,7 @@ def compact_json(content: Any, width: int = 4000) -> str:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes JSON, indented, as `whole_file` does."""
+    """Write JSON, indented, as `whole_file` does."""
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
@@ -274,19 +243,25 @@ RECORD = "mentalese.json"
 _READ = ("*config.json", "*token*.json", "vocab*", "merges.txt", "*.jinja", "*.index.json")
 
 
+def sha256(path: Path) -> str:
+    """Return the file's SHA-256, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def checksum(content: Any) -> str:
-    """The SHA-256 of a JSON value, in hex; spaces and the order of names do not count."""
+    """Return the SHA-256 of a JSON value, in hex; spaces and the order of names do not count."""
     read = json.loads(json.dumps(content))
     return hashlib.sha256(json.dumps(read, sort_keys=True).encode()).hexdigest()
 
 
 def sealed(content: dict[str, Any]) -> dict[str, Any]:
-    """The content with its checksum, for files that are read again."""
+    """Return the content with its checksum, for files that are read again."""
     return content | {CHECKSUM: checksum(content)}
 
 
 def unsealed(content: dict[str, Any], where: object) -> dict[str, Any]:
-    """The content without its checksum; without one it is taken as it is, since people write such files too.
+    """Return the content without its checksum; without one it is taken as it is, since people write such files too.
 
     Raises:
         InputError: it is not what was sealed.
@@ -300,8 +275,17 @@ def unsealed(content: dict[str, Any], where: object) -> dict[str, Any]:
     return content
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, without its checksum; raise `InputError` if the file is damaged."""
+    try:
+        content = dict(json.loads(path.read_text(encoding="utf-8")).items())
+    except (OSError, ValueError, RecursionError, AttributeError) as error:
+        raise InputError(f"{path} cannot be read ({' '.join(str(error).split())}): use an intact copy") from error
+    return unsealed(content, path)
+
+
 def file_hashes(folder: Path) -> dict[str, str]:
-    """The SHA-256s of the files of a model or tokenizer that are read beside its weights."""
+    """Return the SHA-256s of the files of a model or tokenizer that are read beside its weights."""
     files = {path for pattern in _READ for path in folder.glob(pattern)}
     return {path.name: sha256(path) for path in sorted(files)}
 
@@ -314,8 +298,7 @@ def check_files(folder: Path) -> None:
     """
     record = folder / RECORD
     noted = read_json(record).get("files", {}) if record.is_file() else {}
-    if not isinstance(noted, dict):
-        raise InputError(f"{record}: files is {noted!r}: use an intact copy")
+    require(isinstance(noted, dict), f"files in {record}", noted, "use an intact copy")
     for name, expected in noted.items():
         if not (folder / name).is_file() or sha256(folder / name) != expected:
             raise InputError(

@@ -1,7 +1,4 @@
-"""The Hugging Face hub: asked whether it can be reached before it is used, so that a missing network is said at once.
-
-By itself the hub's client tries each request six times, for half a minute and more.
-"""
+"""A check whether the Hugging Face hub can be reached: its client itself tries for half a minute and more."""
 
 from __future__ import annotations
 
@@ -13,11 +10,11 @@ from typing import Any
 from mentalese.errors import InputError
 
 _SECONDS = 10
-"""How long an answer of the hub is waited for."""
+"""The longest wait for an answer of the hub."""
 
 
 def unreachable() -> str | None:
-    """Why the hub cannot be reached, in a few words; `None` if it answers."""
+    """Return why the hub cannot be reached, in a few words; `None` if it answers."""
     from huggingface_hub import constants, get_session
 
     if constants.is_offline_mode():
@@ -30,7 +27,7 @@ def unreachable() -> str | None:
 
 
 def transport_error() -> type[Exception]:
-    """What the hub's client raises if a connection breaks: that of httpx or httpx2, by the hub's version."""
+    """Return the error of a broken connection: of httpx or httpx2, by the version of the hub's client."""
     from huggingface_hub import get_session
 
     client = sys.modules[type(get_session()).__module__.partition(".")[0]]
@@ -40,14 +37,13 @@ def transport_error() -> type[Exception]:
 
 @contextmanager
 def hub_or_cache(field: str, name: str) -> Iterator[bool]:
-    """Runs a block that reads from the hub; without the network, from what Hugging Face's libraries have kept.
+    """Run a block that reads from the hub; without the network, from the caches of Hugging Face's libraries.
 
     Args:
-        field: what the user set, for the message.
-        name: its value.
+        field: the field that the user set to `name`, for the message.
 
     Yields:
-        Whether the hub can be reached.
+        True if the hub can be reached.
 
     Raises:
         InputError: it cannot, and the block failed.

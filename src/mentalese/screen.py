@@ -1,11 +1,15 @@
-"""What people see: progress with the time left, and tables; drawn on a terminal, plain text elsewhere."""
+"""Progress with the time left, and tables; drawn on a terminal, plain text elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
 
 SECONDS_BETWEEN_LINES = 15.0
 
@@ -18,79 +22,57 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """One piece of long work; `update` says how much of `total` is done, with a short note such as the loss.
+    """Progress of long work, on standard error: a bar on a terminal, or a line now and then.
 
     Attributes:
-        total: may grow.
-        start: what was done before, in a run that resumes.
+        total: the amount of work; it may grow.
+        start: the amount that was done before, in a run that resumes.
+        show: print anything.
     """
 
-    def __init__(self, title: str, total: float, start: float) -> None:
-        self.title, self.total, self.start = title, total, start
-        self.started = time.monotonic()
-
-    def eta(self, done: float) -> str:
-        elapsed, gained = time.monotonic() - self.started, done - self.start
-        return duration(elapsed * (self.total - done) / gained) if gained > 0 else "?"
-
-    def update(self, done: float, note: str = "") -> None: ...
-
-
-class _Bar(Progress):
-    def __init__(self, title: str, total: float, start: float) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, TaskProgressColumn, TextColumn
-        from rich.progress import Progress as RichProgress
-
-        super().__init__(title, total, start)
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[note]}", markup=False),
-        )
-        self.bar = RichProgress(*columns, console=Console(stderr=True))
-        self.task = self.bar.add_task(title, total=total, completed=int(start), note="")
+    def __init__(self, title: str, total: float, start: float = 0, *, show: bool = True) -> None:
+        self.title, self.total, self.start, self.show = title, total, start, show
+        self.began = self.printed = time.monotonic()
+        self.bar = _bar(title) if show and sys.stderr.isatty() else None
 
     def update(self, done: float, note: str = "") -> None:
-        self.bar.update(self.task, completed=done, total=self.total, note=f"{note}  {self.eta(done)} left")
-
-
-class _Lines(Progress):
-    def __init__(self, title: str, total: float, start: float) -> None:
-        super().__init__(title, total, start)
-        self.last = self.started
-
-    def update(self, done: float, note: str = "") -> None:
-        now = time.monotonic()
-        if now - self.last >= SECONDS_BETWEEN_LINES:
-            self.last = now
+        """Set how much of `total` is done, with a short note such as the loss."""
+        now, gained = time.monotonic(), done - self.start
+        left = duration((now - self.began) * (self.total - done) / gained) if gained > 0 else "?"
+        if self.bar is not None:
+            self.bar.update(self.bar.task_ids[0], completed=done, total=self.total, note=f"{note}  {left} left")
+        elif self.show and now - self.printed >= SECONDS_BETWEEN_LINES:
+            self.printed = now
             share = done / self.total if self.total else 1.0
-            print(f"{self.title}: {share:.0%}  {note}  {self.eta(done)} left", file=sys.stderr, flush=True)
+            print(f"{self.title}: {share:.0%}  {note}  {left} left", file=sys.stderr, flush=True)
+
+
+def _bar(title: str) -> RichProgress:
+    from rich.console import Console
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+    from rich.progress import Progress as RichProgress
+
+    title_column, note = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[note]}"))
+    bar = RichProgress(title_column, BarColumn(), TaskProgressColumn(), note, console=Console(stderr=True))
+    bar.add_task(title, note="")
+    return bar
 
 
 @contextmanager
 def progress(title: str, total: float, *, start: float = 0, show: bool = True) -> Iterator[Progress]:
-    """Shows progress on standard error while the block runs; with `show=False` nothing is shown.
-
-    `start` is what was done before, in a run that resumes.
-    """
-    if not show:
-        yield Progress(title, total, start)
-    elif sys.stderr.isatty():
-        bar = _Bar(title, total, start)
-        with bar.bar:
-            yield bar
-    else:
-        yield _Lines(title, total, start)
+    """Show progress on standard error while the block runs."""
+    shown = Progress(title, total, start, show=show)
+    with shown.bar or nullcontext():
+        shown.update(start)
+        yield shown
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
-    """A table on standard output; its first column is text, the others are figures."""
+    """Print a table on standard output; its first column is text, the others are figures."""
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table
-        from rich.text import Text  # its words are no markup
+        from rich.text import Text  # its words are not markup
 
         table = Table(title=Text(title, style="table.title") if title else None)
         for index, name in enumerate(header):  # on a narrow terminal a cell takes more lines; nothing is cut

@@ -114,7 +114,7 @@ def test_a_comparison_says_what_it_costs_to_lose_the_thoughts(
     page = (tmp_path / "report.html").read_text()
     assert shown in page
     assert cli.main(["ablate", str(folder), "--documents", "2", "--out", str(folder / "ablation.json")]) == 2
-    assert "which belongs to the run" in capsys.readouterr().err
+    assert "belongs to the run" in capsys.readouterr().err
     part = ablation.run(load(folder), AblationOptions(documents=2))
     write_json(folder / "ablation.json", part)  # of somebody who was here before
     assert compare(recipes, tmp_path, ablate=True, show=False)["rows"][1]["ablation"] == thinking["ablation"]

@@ -440,7 +440,7 @@ def test_a_page_of_somebody_else_is_not_replaced(
     for place in ("demo.run.run_jobs", "suite.run.compare", "compare.compare.run_jobs"):
         monkeypatch.setattr(f"mentalese.{place}", train)
     (tmp_path / page).write_text("mine")
-    with pytest.raises(InputError, match=f"which has another {page}: use another folder"):
+    with pytest.raises(InputError, match=f"it has another {page}: use another folder"):
         run(tmp_path)
     assert (tmp_path / page).read_text() == "mine"
 

@@ -25,7 +25,7 @@ from mentalese.data.plain_text import HEADING, cut_documents, join_lines, length
 from mentalese.data.published import PUBLISHED, PublishedSet
 from mentalese.data.row_formats import FIRST_ROWS, find_format
 from mentalese.errors import InputError
-from mentalese.files import as_path
+from mentalese.files import check_characters
 from mentalese.values import shown
 
 
@@ -52,7 +52,7 @@ def open_source(
         InputError: no such source, column or format, a file that is missing, empty, binary or malformed, a format
             for records, or splits in what is to be read as a whole.
     """
-    as_path(spec, "data.source")  # checks
+    check_characters(spec, "data.source")
     if detokenizer is not None:
         check_detokenizer(detokenizer)
     content = _open(spec, text_column, whole)
@@ -102,7 +102,7 @@ def _opened_source(
 
 def is_one_text(spec: str) -> bool:
     """Test if a source is one file, or one set of texts from Python or the hub, and has no splits of its own."""
-    as_path(spec, "data.source")  # checks
+    check_characters(spec, "data.source")
     kind, _, place = spec.partition(":")
     if kind == "file":
         return not find_files(Path(place).expanduser(), (*TEXT_SUFFIXES, *ROW_SUFFIXES)).divided
