@@ -243,7 +243,7 @@ def test_empty_documents_are_left_out_and_counted(tmp_path: Path) -> None:
     assert store.meta["data_hash"] == whole.meta["data_hash"]
     assert report(whole, sentences=True) == []
     assert report(store, sentences=False) == ["3 documents were empty and left out"]
-    with pytest.raises(InputError, match="contains no text for train"):
+    with pytest.raises(InputError, match="has no document left for train"):
         prepare(DataConfig(source=write_rows(tmp_path / "c.jsonl", [{"text": " "}] * 9)), show=False)
 
 
