@@ -240,7 +240,7 @@ def test_a_range_that_is_not_extended_says_that_the_best_value_is_at_its_edge(
     one = Tuned(recipe("a/x"), tmp_path, lambda recipe: recipe, grid(recipe("a/x"), fields))
     values = [settings[name] for settings in one.pending]
     one.jobs()
-    one.add([{"validation": {"perplexity": 1.0 if value == chosen else 2.0}} for value in values])
+    one.add([{"validation": {"nll": 1.0, "perplexity": 1.0 if value == chosen else 2.0}} for value in values])
     assert (one.pending, one.to_dict()["at_edge"]) == ([], [name] if at_edge else [])
 
 
@@ -255,7 +255,7 @@ def test_runs_of_a_setting_with_a_path_are_set_aside_too(tmp_path: Path) -> None
     first = recipe("a/x")
     one = Tuned(first, tmp_path, lambda recipe: recipe, grid(first, parse(["train.init=runs/a,runs/b"])))
     one.jobs()
-    one.add([{"validation": {"perplexity": value}} for value in (1.0, 2.0)])
+    one.add([{"validation": {"nll": value, "perplexity": value}} for value in (1.0, 2.0)])
     worse = dataclasses.replace(one.trials[1].recipe, train=TrainConfig(tokens=1000, init="runs/b"))
     folder = tmp_path / "seed-0"
     folder.mkdir()

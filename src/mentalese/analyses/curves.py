@@ -7,6 +7,7 @@ from typing import Any
 
 from mentalese.analyses.drawing import COLORS, MARKERS, Figure, canvas, count_axis, percent_axis, read_result
 from mentalese.errors import InputError
+from mentalese.evaluation.metric import ACCURACY, PERPLEXITY, metric_of
 from mentalese.formatting import by_next_token
 
 
@@ -14,32 +15,34 @@ def _curves(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     """Validation perplexity and training loss, of the next token, against tokens; for runs of questions, accuracy
     against steps."""
     results = [read_result(path) for path in paths]
-    asked = ["accuracy" in result["test"] for result in results]
-    if len(set(asked)) > 1:
-        text, questions = paths[asked.index(False)], paths[asked.index(True)]
+    metrics = [metric_of(result["test"]) for result in results]
+    if len(set(metrics)) > 1:
+        text, questions = (paths[metrics.index(metric)] for metric in (PERPLEXITY, ACCURACY))
         raise InputError(f"{questions} has an accuracy and {text} a perplexity: draw them separately")
-    metric, x, clocks = ("accuracy", "step", "steps") if asked[0] else ("perplexity", "tokens", "tokens")
+    metric = metrics[0]
+    clocks = f"{metric.clock.removesuffix('s')}s"
     picture, ((left, right),) = canvas(1, 2, 10, 3.6)
     numbers: dict[str, Any] = {"runs": []}
     ends: dict[int, set[int]] = {}  # the last steps of stages, and which
     for i, (path, result) in enumerate(zip(paths, results)):
-        color, test = COLORS[i % len(COLORS)], result["test"][metric]
-        label = f"{result['recipe']}, test {f'{test:.1%}' if asked[0] else f'{test:.{1 if test >= 20 else 2}f}'}"
+        color, test = COLORS[i % len(COLORS)], result["test"][metric.name]
+        label = f"{result['recipe']}, test {metric.format(test)}"
         series: dict[str, Any] = {}
         for axes, name, style in (
-            (left, f"validation_{metric}", {"marker": MARKERS[i % len(MARKERS)], "markersize": 3}),
+            (left, f"validation_{metric.name}", {"marker": MARKERS[i % len(MARKERS)], "markersize": 3}),
             (right, "loss", {"linewidth": 1}),
         ):
-            points = [(point[x], point[name]) for point in map(by_next_token, result["curve"]) if name in point]
+            curve = map(by_next_token, result["curve"])
+            points = [(point[metric.clock], point[name]) for point in curve if name in point]
             axes.plot(*zip(*points), color=color, label=label, **style)
             series[name] = [list(point) for point in points]
-        if asked[0]:
+        if metric is ACCURACY:
             series["stages"] = stages = _stages(result["curve"])
             if len(stages) <= 4:  # one stage per epoch would hide the curves
                 for end, stage in stages[:-1]:
                     ends.setdefault(end, set()).add(stage)
-        numbers["runs"].append({"path": path, "recipe": result["recipe"], f"test_{metric}": test} | series)
-    if asked[0]:
+        numbers["runs"].append({"path": path, "recipe": result["recipe"], f"test_{metric.name}": test} | series)
+    if metric is ACCURACY:
         for end, which in ends.items():
             left.axvline(end, color="0.5", linewidth=0.8, linestyle="--")
             left.annotate(

@@ -9,6 +9,7 @@ from typing import Any
 from mentalese.commands.options import one, read
 from mentalese.commands.recipe_options import read_recipe, split_settings
 from mentalese.errors import InputError
+from mentalese.evaluation.metric import ACCURACY, metric_of
 from mentalese.formatting import scored_as, unanswered
 from mentalese.recipe_files import open_recipe
 
@@ -63,8 +64,8 @@ def run(words: list[str]) -> None:
 
 
 def _score(test: dict[str, Any]) -> str:
-    if "accuracy" in test:
-        return f"test accuracy {test['accuracy']:.1%} of {test['questions']:,} questions{unanswered(test)}"
+    if metric_of(test) is ACCURACY:
+        return f"test accuracy {ACCURACY.format(test['accuracy'])} of {test['questions']:,} questions{unanswered(test)}"
     bits = test["bits_per_byte"]
     shown = f"test perplexity {test['perplexity']:.2f}{scored_as(test['protocol'])}"
     return shown if bits is None else f"{shown}, {bits:.3f} bits per byte"

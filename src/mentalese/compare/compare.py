@@ -29,6 +29,7 @@ from mentalese.data.store import prepare, tokenizer_name
 from mentalese.errors import InputError
 from mentalese.evaluation import ablation
 from mentalese.evaluation.ablation import has_own_thoughts
+from mentalese.evaluation.metric import METRICS, PERPLEXITY
 from mentalese.evaluation.options import AblationOptions
 from mentalese.evaluation.statistics import summary
 from mentalese.files import check_page, read_json, sealed, write_json
@@ -72,12 +73,6 @@ _SHARED = (
 
 # What is set for all runs if tokens or FLOPs are matched.
 _MATCHED = (*(f"train.{name}" for name in LENGTHS), "train.early_stopping_patience")
-
-# The test results in a row of the table.
-_FIGURES = {
-    "perplexity": ("perplexity", "bits_per_byte", "bits_per_byte_with_ends"),
-    "accuracy": ("accuracy", "exact_match", "f1"),
-}
 
 
 def compare(
@@ -397,35 +392,34 @@ def _row(
     def over_seeds(name: str) -> dict[str, float]:
         return summary([run[name] for run in runs])
 
-    metric = recipe.evaluation.metric
+    metric = METRICS[recipe.evaluation.metric]
     row = {
         "name": recipe.name,
         "description": recipe.description,
         "parameters": runs[0]["parameters"],
         **{
             name: summary([run["test"][name] for run in runs])
-            for name in _FIGURES[metric]
+            for name in metric.figures
             if all(run["test"].get(name) is not None for run in runs)  # bits per byte, which not all estimators have
         },
-        f"validation_{metric}": summary([run["validation"][metric] for run in runs]),
+        f"validation_{metric.name}": summary([run["validation"][metric.name] for run in runs]),
         **{name: over_seeds(name) for name in ("train_flops_per_token", "tokens_per_second")},
         **{name: over_seeds(name) for name in ("tokens", "flops", "seconds", "steps")},
         "baseline": None,
-        **({"difference": 0.0} if metric == "accuracy" else {"ratio": 1.0}),
+        metric.change: 1.0 if metric is PERPLEXITY else 0.0,
         "paired_test": None,
         "runs": runs,
     }
     if baseline != recipe.name:
-        tested = "accuracy" if metric == "accuracy" else "nll"
-        values, reference = ([run["test"][tested] for run in some] for some in (runs, baseline_runs))
+        values, reference = ([run["test"][metric.tested] for run in some] for some in (runs, baseline_runs))
         difference = statistics.fmean(values) - statistics.fmean(reference)
         row["baseline"] = baseline
         if not scored_alike([*runs, *baseline_runs]):
-            row["difference" if metric == "accuracy" else "ratio"] = None
-        elif metric == "accuracy":
-            row["difference"] = difference
-        else:  # of the geometric means: the ratio that the test on log-perplexities tests
-            row["ratio"] = math.exp(difference) if difference < 700 else math.inf
+            row[metric.change] = None
+        elif metric is PERPLEXITY:  # of the geometric means: the ratio that the test on log-perplexities tests
+            row[metric.change] = math.exp(difference) if difference < 700 else math.inf
+        else:
+            row[metric.change] = difference
         test = paired_test(runs, baseline_runs)
         row["paired_test"] = None if test is None else test.to_dict()
     return row

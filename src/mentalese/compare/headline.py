@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from mentalese.evaluation.metric import ACCURACY, metric_of
 from mentalese.evaluation.statistics import PairedTest, paired_t_test
 from mentalese.formatting import scored_as
 
@@ -15,8 +16,8 @@ FLOPS_TOLERANCE = 0.02
 
 
 def metric(rows: Sequence[dict[str, Any]]) -> str:
-    """The metric of a comparison, `perplexity` or `accuracy`: the same for all of its rows."""
-    return "accuracy" if "accuracy" in rows[0] else "perplexity"
+    """Return the metric of a comparison, `perplexity` or `accuracy`: the same for all of its rows."""
+    return metric_of(rows[0]).name
 
 
 def paired_test(runs: Sequence[dict[str, Any]], reference: Sequence[dict[str, Any]]) -> PairedTest | None:
@@ -27,21 +28,21 @@ def paired_test(runs: Sequence[dict[str, Any]], reference: Sequence[dict[str, An
     """
     if min(len(runs), len(reference)) < SEEDS_FOR_A_TEST or not scored_alike([*runs, *reference]):
         return None
-    test = runs[0]["test"]
-    name, step = ("accuracy", 1 / test["questions"]) if "accuracy" in test else ("nll", 0.0)
-    return paired_t_test(*([run["test"][name] for run in some] for some in (runs, reference)), step=step)
+    test = metric_of(runs[0]["test"])
+    values, others = ([run["test"][test.tested] for run in some] for some in (runs, reference))
+    return paired_t_test(values, others, step=test.step(runs[0]["test"]))
 
 
 def scored_alike(runs: Sequence[dict[str, Any]]) -> bool:
     """Whether all runs were scored on as many tokens, or questions."""
-    size = "questions" if "accuracy" in runs[0]["test"] else "tokens"
-    return len({run["test"][size] for run in runs}) == 1
+    counted = metric_of(runs[0]["test"]).counted
+    return len({run["test"][counted] for run in runs}) == 1
 
 
 def ranked(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The best first; equal rows keep their order."""
-    name = metric(rows)
-    return sorted(rows, key=lambda row: row[name]["mean"], reverse=name == "accuracy")
+    measured = metric_of(rows[0])
+    return measured.ranked(rows, lambda row: row[measured.name]["mean"])
 
 
 def winner(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
@@ -49,20 +50,20 @@ def winner(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     best, *others = ranked(rows)
     tests = [paired_test(best["runs"], other["runs"]) for other in others]
     # Means of perplexities may be in another order than those of their logarithms, which are tested.
-    sign = 1 if metric(rows) == "accuracy" else -1
-    return best if all(test is not None and test.conclusive and sign * test.difference > 0 for test in tests) else None
+    ahead = [test is not None and test.conclusive and metric_of(best).better(test.difference, 0.0) for test in tests]
+    return best if all(ahead) else None
 
 
 def headline(rows: Sequence[dict[str, Any]]) -> str:
     """The result in a sentence."""
     best, second, *_ = ranked(rows)
     last = ranked(rows)[-1]
-    names = f"test {metric(rows)}"
+    measured = metric_of(best)
+    names = f"test {measured.name}"
     if not scored_alike([run for row in rows for run in row["runs"]]):
-        size = "questions" if metric(rows) == "accuracy" else "tokens"
         return (
-            f"{len(rows)} models that were scored on different numbers of {size}, and so are not ranked: {names} from "
-            f"{figure(best)} to {figure(last)}."
+            f"{len(rows)} models that were scored on different numbers of {measured.counted}, and so are not ranked: "
+            f"{names} from {figure(best)} to {figure(last)}."
         )
     test = paired_test(best["runs"], second["runs"])
     if test is None:
@@ -74,7 +75,7 @@ def headline(rows: Sequence[dict[str, Any]]) -> str:
         )
     if winner(rows) is None:
         return f"No model is ahead in {names}: {best['name']} has {figure(best)}, {second['name']} {figure(second)}."
-    if "accuracy" in best:
+    if measured is ACCURACY:
         low, high = (f"{100 * value:.1f}" for value in test.interval)
         gain = f"{100 * test.difference:.1f} points above {second['name']} (95% {low} to {high}, "
     else:
@@ -85,9 +86,9 @@ def headline(rows: Sequence[dict[str, Any]]) -> str:
 
 def figure(row: dict[str, Any]) -> str:
     """The mean of the metric, with its unit."""
-    if "accuracy" in row:
-        return f"{row['accuracy']['mean']:.1%}"
-    return f"{row['perplexity']['mean']:,.{perplexity_digits(row)}f}{estimator_label(row)}"
+    measured = metric_of(row)
+    text = measured.format(row[measured.name]["mean"])
+    return text if measured is ACCURACY else text + estimator_label(row)
 
 
 def perplexity_digits(row: dict[str, Any]) -> int:

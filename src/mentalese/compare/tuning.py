@@ -20,6 +20,7 @@ from typing import Any
 
 from mentalese.compare.jobs import Job
 from mentalese.errors import InputError
+from mentalese.evaluation.metric import METRICS, Metric
 from mentalese.files import read_json
 from mentalese.recipe import Recipe
 from mentalese.recipe_files import field_type, override
@@ -86,8 +87,8 @@ class Tuned:
         """
         for trial, result in zip(self.trials[-len(results) :], results):
             if result is not None:
-                figure, metric = result["validation"], self.base.evaluation.metric
-                trial.value, trial.nll = figure[metric], figure["nll"] if metric == "accuracy" else 0.0
+                figure = result["validation"]
+                trial.value, trial.nll = figure[self.metric.name], figure["nll"]
         beyond = self.beyond() if self.extensions < EXTENSIONS else ()
         best = self.best.settings
         # Across 1, a share becomes no value at all (a dropout), or something else (a warm-up in steps).
@@ -97,13 +98,16 @@ class Tuned:
 
     @property
     def best(self) -> Trial:
-        sign = -1 if self.base.evaluation.metric == "accuracy" else 1
-        known = [(sign * trial.value, trial.nll, i) for i, trial in enumerate(self.trials) if trial.value is not None]
+        known = sorted((trial for trial in self.trials if trial.value is not None), key=lambda trial: trial.nll)
         if not known:
             raise FloatingPointError(
                 f"{self.base.name}: the loss was not finite in any of {len(self.trials)} trials: tune over lower values"
             )
-        return self.trials[min(known)[-1]]
+        return self.metric.ranked(known, lambda trial: trial.value or 0.0)[0]
+
+    @property
+    def metric(self) -> Metric:
+        return METRICS[self.base.evaluation.metric]
 
     @property
     def recipe(self) -> Recipe:

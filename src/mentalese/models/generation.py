@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import TextIteratorStreamer
@@ -15,14 +15,12 @@ from mentalese.data.tokenizers import MASK, decode, decode_after, last_token, sp
 from mentalese.errors import InputError, require
 from mentalese.models.base import LanguageModel, evaluation_mode
 from mentalese.models.build import context_length
+from mentalese.models.text_model import TextModel
 from mentalese.models.text_tokenizer import mask_token_id
 from mentalese.values import checked, shown
 
-if TYPE_CHECKING:
-    from mentalese.models.saved import Saved
 
-
-def generate_text(saved: Saved, prompts: Sequence[str], *, max_new_tokens: int = 40, **options: Any) -> list[str]:
+def generate_text(saved: TextModel, prompts: Sequence[str], *, max_new_tokens: int = 40, **options: Any) -> list[str]:
     """Return each prompt with its continuation, and with what the model fills in for each `<|mask|>`, if it can.
 
     Args:
@@ -48,7 +46,13 @@ def generate_text(saved: Saved, prompts: Sequence[str], *, max_new_tokens: int =
 
 
 def continuations(
-    saved: Saved, prompts: Sequence[str], *, max_new_tokens: int, seed: int = 0, batch_size: int = 32, **options: Any
+    saved: TextModel,
+    prompts: Sequence[str],
+    *,
+    max_new_tokens: int,
+    seed: int = 0,
+    batch_size: int = 32,
+    **options: Any,
 ) -> Iterator[tuple[int, torch.Tensor, int]]:
     """Yield the rows of which `generate_text` makes texts: the number of the prompt, the tokens [length] of prompt and
     new text, and where the new ones begin. Takes and raises what `generate_text` does."""
@@ -71,7 +75,7 @@ def continuations(
 
 
 def stream_text(
-    saved: Saved, prompt: str, *, max_new_tokens: int = 40, seed: int = 0, **options: Any
+    saved: TextModel, prompt: str, *, max_new_tokens: int = 40, seed: int = 0, **options: Any
 ) -> Generator[str, None, None]:
     """Yield the new text after `prompt`, piece by piece as it is generated; beams cannot be streamed.
 
@@ -87,7 +91,7 @@ def stream_text(
     return _stream(saved, batch, seed, _options(saved, max_new_tokens, options))
 
 
-def _stream(saved: Saved, batch: Batch, seed: int, options: dict[str, Any]) -> Generator[str, None, None]:
+def _stream(saved: TextModel, batch: Batch, seed: int, options: dict[str, Any]) -> Generator[str, None, None]:
     model, tokenizer = saved.model, saved.tokenizer
     streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     # As `decode_after`: the first piece is decoded after the prompt's last token, whose text is not repeated.
@@ -121,7 +125,7 @@ def _stream(saved: Saved, batch: Batch, seed: int, options: dict[str, Any]) -> G
         raise errors[0]
 
 
-def _encode(saved: Saved, prompts: Sequence[str], max_new_tokens: int) -> Batch:
+def _encode(saved: TextModel, prompts: Sequence[str], max_new_tokens: int) -> Batch:
     """Return left-padded prompts that fit the context with `max_new_tokens` to come."""
     mask = mask_token_id(saved.model)
     filled = mask is not None and all(MASK in prompt for prompt in prompts)
@@ -143,7 +147,7 @@ def _shortened(text: str) -> str:
     return repr(text if len(text) <= 40 else text[:39] + "…")
 
 
-def _options(saved: Saved, max_new_tokens: int, asked: dict[str, Any]) -> dict[str, Any]:
+def _options(saved: TextModel, max_new_tokens: int, asked: dict[str, Any]) -> dict[str, Any]:
     model, tokenizer = saved.model, saved.tokenizer
     special = special_token_ids(tokenizer, sentences=False)
     words = asked.get("stop_strings") or model.generation_config.stop_strings

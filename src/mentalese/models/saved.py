@@ -24,9 +24,9 @@ from mentalese.models.base import LanguageModel
 from mentalese.models.build import context_length
 from mentalese.models.checkpoints import load_model, model_folder, saved_about, saved_recipe
 from mentalese.models.inputs import check_tokens
+from mentalese.models.text_model import TextModel
 from mentalese.models.text_tokenizer import mask_token_id, saved_reading
 from mentalese.models.trace import ThoughtTrace
-from mentalese.recipe import Recipe
 from mentalese.values import checked, replaced, shown
 
 if TYPE_CHECKING:
@@ -34,36 +34,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saved:
-    """A trained model, its tokenizer, and how it reads, scores and continues text.
-
-    Attributes:
-        path: what it was loaded from.
-        model: in eval mode.
-        tokenizer: the one that it was trained with, markers included.
-        data: the text it was trained on, its tokens and sentences.
-        layout: how texts become its rows and its prompts.
-        evaluation: the protocol of its results; whole splits are scored.
-        recipe: the recipe it was trained with; `None` for another project's model.
-    """
-
-    path: str
-    model: LanguageModel
-    tokenizer: PreTrainedTokenizerBase
-    data: DataConfig
-    layout: Layout
-    evaluation: EvaluationConfig
-    recipe: Recipe | None = None
-
-    @property
-    def hugging_face(self) -> LanguageModel:
-        """The model, by its name in 0.2.0."""
-        return self.model
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model's weights are."""
-        return self.model.device
+class Saved(TextModel):
+    """A trained model: texts and splits in, text, scores and traces out. See `TextModel` for its fields."""
 
     # -- the same model with other settings ----------------------------------------------------------------------------
 
@@ -105,16 +77,6 @@ class Saved:
             return own is not None and own == source_fingerprint(self.data)
         except InputError:  # too short to be split, or split otherwise
             return False
-
-    def scored_by(self, **protocol: Any) -> Saved:
-        """The model with other fields of its protocol, see `EvaluationConfig`.
-
-        Raises:
-            InputError: there is no such field, or the layout does not have such a protocol.
-        """
-        evaluation = replaced(self.evaluation, "evaluation", **protocol)
-        self.layout.check_evaluation(evaluation)
-        return dataclasses.replace(self, evaluation=evaluation)
 
     def compile(self, **options: Any) -> Saved:
         """Compiles the model's layers, in place, for generation and scores; the first calls take up to minutes.
@@ -217,26 +179,6 @@ class Saved:
         return thinking.trace(self, input_ids, **options)
 
     # -- splits of a text ----------------------------------------------------------------------------------------------
-
-    @property
-    def estimator(self) -> str:
-        """The name of the scoring rule; raises `InputError` for one that the model does not have."""
-        chosen, known = self.evaluation.estimator, self.model.estimators
-        if chosen not in (None, *known):
-            raise InputError(f"evaluation.estimator is {chosen!r}: this model has {', '.join(known)}; use one of them")
-        return chosen or known[0]
-
-    @property
-    def protocol(self) -> dict[str, Any]:
-        """Tokens, context and estimator of a score, to publish with it."""
-        self.layout.check_evaluation(self.evaluation)
-        return {
-            "tokens": self.evaluation.tokens,
-            **self.layout.protocol(self.evaluation, self.data),
-            "estimator": self.estimator,
-            **self.model.scoring_protocol(self.estimator),
-            **self.layout.asked(),
-        }
 
     def store(self, split: str = "test", *, layout: Layout | None = None, show: bool = False) -> TokenStore:
         """The text `data.source` in the model's own tokens; documents end in the model's own end of text.

@@ -19,13 +19,12 @@ from mentalese.data.split import Split
 from mentalese.data.tokenizers import beginning, decode, lost_in_tokens
 from mentalese.errors import InputError
 from mentalese.models.base import ONE_PASS, evaluation_mode
+from mentalese.models.text_model import TextModel
 from mentalese.nn.loss import IGNORED
 from mentalese.screen import progress
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from mentalese.models.saved import Saved
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class TextScore:
         return self.nll / math.log(2) / self.bytes if self.lost is None else None
 
 
-def text_scores(saved: Saved, split: Split) -> list[TextScore]:
+def text_scores(saved: TextModel, split: Split) -> list[TextScore]:
     """Return `token_scores` summed by document; raise `InputError` for one without a scored token."""
     scores, results = token_scores(saved, split), []
     for number, (start, end, size) in enumerate(zip(split.documents, split.documents[1:], split.document_bytes)):
@@ -107,7 +106,7 @@ def text_scores(saved: Saved, split: Split) -> list[TextScore]:
 
 
 def perplexity(
-    saved: Saved, split: Split, *, show: bool = False, before_batch: Callable[[], None] = lambda: None
+    saved: TextModel, split: Split, *, show: bool = False, before_batch: Callable[[], None] = lambda: None
 ) -> Perplexity:
     """Score a split's documents; the result does not depend on the batch size.
 
@@ -167,7 +166,7 @@ def _text_bytes(batch: Batch, end: int, tokenizer: PreTrainedTokenizerBase) -> i
     return sum(len(decode(ids[own], tokenizer).encode()) for ids, own in zip(batch["labels"], text))
 
 
-def token_scores(saved: Saved, split: Split, *, show: bool = False) -> np.ndarray:
+def token_scores(saved: TextModel, split: Split, *, show: bool = False) -> np.ndarray:
     """Return the same scores token by token: models with other contexts and batches are compared on each token.
 
     Takes and raises what `perplexity` does. `evaluation.tokens` is read as `lexical`, since the store contains no ends
@@ -186,7 +185,7 @@ def token_scores(saved: Saved, split: Split, *, show: bool = False) -> np.ndarra
 
 
 def _scored(
-    saved: Saved, split: Split, show: bool, before_batch: Callable[[], None] = lambda: None
+    saved: TextModel, split: Split, show: bool, before_batch: Callable[[], None] = lambda: None
 ) -> Iterator[tuple[Batch, Tensor, dict[str, Tensor]]]:
     """Yield every evaluation batch with the labels that were scored, and their nats by part: float64 [rows, length], on
     the CPU, 0 without a label.

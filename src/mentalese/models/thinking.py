@@ -17,6 +17,7 @@ from mentalese.data.tokenizers import special_ids
 from mentalese.errors import InputError
 from mentalese.models.build import context_length
 from mentalese.models.generation import seeded, stops
+from mentalese.models.text_model import TextModel
 from mentalese.models.trace import ALONG_TEXT, ThoughtTrace
 from mentalese.models.windows import joined
 from mentalese.values import checked
@@ -24,12 +25,11 @@ from mentalese.values import checked
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from mentalese.models.saved import Saved
 
 _LONGEST_CHARACTER = 4  # tokens of one byte each
 
 
-def think(saved: Saved, text: str, *, max_new_tokens: int | None = None, **options: Any) -> ThoughtTrace:
+def think(saved: TextModel, text: str, *, max_new_tokens: int | None = None, **options: Any) -> ThoughtTrace:
     """Return what a model thinks of a text, read as in training: after the end of a document, or in whole sentences.
 
     For models trained on questions, the text is used as the question, with latents as `layout` has them, and the
@@ -87,7 +87,7 @@ def _windows(length: int, context: int, layout: Layout, evaluation: EvaluationCo
     return [*zip(rows.start.tolist(), rows.target.tolist(), rows.stop.tolist())]
 
 
-def trace(saved: Saved, input_ids: Tensor, **options: Any) -> ThoughtTrace:
+def trace(saved: TextModel, input_ids: Tensor, **options: Any) -> ThoughtTrace:
     """Return what a model thinks of these tokens [length], with their texts.
 
     Args:

@@ -25,6 +25,7 @@ from mentalese.data.suite import Levels, task
 from mentalese.data.suite.base import MarkovText
 from mentalese.data.suite.recall import Recall
 from mentalese.errors import InputError, nearest
+from mentalese.evaluation.metric import metric_of
 from mentalese.evaluation.options import EvaluationOptions
 from mentalese.evaluation.statistics import paired_t_test, student_t_quantile, summary
 from mentalese.evaluation.suite import run as evaluate
@@ -183,7 +184,7 @@ def judge(chosen: SuiteTask, comparison: Mapping[str, Any], folder: Path, size: 
             }
         )
     test = comparison["rows"][0]["runs"][0]["test"]
-    step = 1 / test["questions"] / abs(levels.optimum - levels.floor) if "accuracy" in test else 0.0
+    step = metric_of(test).step(test) / abs(levels.optimum - levels.floor)
     _add_tests(methods, chosen, step)
     return {
         "name": chosen.name,
@@ -299,7 +300,7 @@ def score(chosen: SuiteTask, run: Path, test: Mapping[str, Any]) -> float:
     if chosen.spec.startswith("file:"):
         return _paid_bits(test)
     if chosen.scored == "all":
-        return float(test["accuracy"] if "accuracy" in test else test["nll"])
+        return float(test[metric_of(test).tested])
     return part_nats(run, chosen)
 
 

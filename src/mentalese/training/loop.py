@@ -31,6 +31,7 @@ from mentalese.data.layouts import Layout
 from mentalese.data.store import TokenStore, prepare, report
 from mentalese.errors import InputError
 from mentalese.evaluation.answers import answer_limit, ask, check_room
+from mentalese.evaluation.metric import ACCURACY, METRICS
 from mentalese.files import read_json, remove_remains, sealed, write_json, write_text
 from mentalese.models.base import LossOutput
 from mentalese.models.build import check_length, context_length
@@ -120,7 +121,8 @@ class Run:
     def __init__(self, recipe: Recipe, out: Path, parallel: Parallel, *, show: bool, weights: bool = True) -> None:
         self.recipe, self.out, self.parallel, self.show = recipe, out, parallel, show
         check_trackers(recipe.train.trackers)
-        self.asks = recipe.evaluation.metric == "accuracy"
+        self.metric = METRICS[recipe.evaluation.metric]
+        self.asks = self.metric is ACCURACY
         if self.asks and parallel.world_size > 1 and recipe.train.parallel == "fsdp":
             raise InputError(
                 "train.parallel is 'fsdp': FSDP cannot generate answers; set train.parallel=ddp, use one process, or "
@@ -305,7 +307,7 @@ class Run:
         log(metrics)
         buffer.clear()
         best = self.state.best
-        shown = "" if best is None else f"accuracy {best:.1%}" if self.asks else f"perplexity {best:.1f}"
+        shown = "" if best is None else f"{self.metric.name} {self.metric.format(best)}"
         cut = f", {self.state.unfinished:,} unfinished" if self.state.unfinished else ""
         validated = f"  best {shown}{cut}" if shown else ""
         apart = f" (next token {metrics['ntp']:.3f})" if "ntp" in metrics else ""
@@ -365,7 +367,7 @@ class Run:
         if layout.stage != state.stage:  # the best of another stage does not count at this one
             state.stage, state.validations_without_gain = layout.stage, 0
             state.best_step = state.best = state.best_nll = state.to_beat = None
-        value, nll = figure[self.recipe.evaluation.metric], figure["nll"]
+        value, nll = figure[self.metric.name], figure["nll"]
         if self._gains(value, state.to_beat, by=self.recipe.train.early_stopping_min_delta):
             state.to_beat, state.validations_without_gain = value, 0
         else:
@@ -379,8 +381,8 @@ class Run:
         state.validation_due = False
 
     def _gains(self, value: float, before: float | None, by: float = 0.0) -> bool:
-        """Whether the metric is better than it was, by more than `by`."""
-        return before is None or (value > before + by if self.asks else value < before - by)
+        """Test if the metric is better than it was, by more than `by`."""
+        return before is None or self.metric.better(value, before, by)
 
     def _layout_at(self, step: int) -> Layout:
         """The layout of evaluation after a step: questions as training last read them, text always in the same way."""

@@ -1,0 +1,82 @@
+"""A model with its tokenizer, and how it reads and scores text."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+from mentalese.data.config import DataConfig, EvaluationConfig
+from mentalese.data.layouts import Layout
+from mentalese.errors import InputError
+from mentalese.models.base import LanguageModel
+from mentalese.recipe import Recipe
+from mentalese.values import replaced
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextModel:
+    """A trained model, its tokenizer, and how it reads, scores and continues text.
+
+    Attributes:
+        path: what it was loaded from.
+        model: in eval mode.
+        tokenizer: the one that it was trained with, markers included.
+        data: the text it was trained on, its tokens and sentences.
+        layout: how texts become its rows and its prompts.
+        evaluation: the protocol of its results; whole splits are scored.
+        recipe: the recipe it was trained with; `None` for another project's model.
+    """
+
+    path: str
+    model: LanguageModel
+    tokenizer: PreTrainedTokenizerBase
+    data: DataConfig
+    layout: Layout
+    evaluation: EvaluationConfig
+    recipe: Recipe | None = None
+
+    @property
+    def hugging_face(self) -> LanguageModel:
+        """The model, by its name in 0.2.0."""
+        return self.model
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's weights are."""
+        return self.model.device
+
+    def scored_by(self, **protocol: Any) -> Self:
+        """The model with other fields of its protocol, see `EvaluationConfig`.
+
+        Raises:
+            InputError: there is no such field, or the layout does not have such a protocol.
+        """
+        evaluation = replaced(self.evaluation, "evaluation", **protocol)
+        self.layout.check_evaluation(evaluation)
+        return dataclasses.replace(self, evaluation=evaluation)
+
+    @property
+    def estimator(self) -> str:
+        """The name of the scoring rule; raises `InputError` for one that the model does not have."""
+        chosen, known = self.evaluation.estimator, self.model.estimators
+        if chosen not in (None, *known):
+            raise InputError(f"evaluation.estimator is {chosen!r}: this model has {', '.join(known)}; use one of them")
+        return chosen or known[0]
+
+    @property
+    def protocol(self) -> dict[str, Any]:
+        """Tokens, context and estimator of a score, to publish with it."""
+        self.layout.check_evaluation(self.evaluation)
+        return {
+            "tokens": self.evaluation.tokens,
+            **self.layout.protocol(self.evaluation, self.data),
+            "estimator": self.estimator,
+            **self.model.scoring_protocol(self.estimator),
+            **self.layout.asked(),
+        }
