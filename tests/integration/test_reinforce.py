@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 import mentalese
 from mentalese import InputError, get_recipe
 from mentalese.data.evaluation import question_batches
-from mentalese.evaluation.answers import answer_records
+from mentalese.evaluation.answers import ask
 from mentalese.families.coconut.model import CoconutForCausalLM
 from mentalese.families.coconut.plain import Coconut
 from support import module_at, saved, sharing, shrink
@@ -118,7 +118,7 @@ def test_the_gradient_goes_through_the_latents(
 def test_questions_are_those_of_evaluation(example: Any, folder: Path, tmp_path: Path) -> None:
     opened = mentalese.load(folder, "cpu")
     split, asked = opened.split("train"), example.questions(opened)
-    records = answer_records(opened, split)
+    records = ask(opened, split).records
     assert [record.expected for record in records] == asked["right"]
     tokenizer = example.trainer(opened, tmp_path / "out", **FEW).processing_class
     alone = dataclasses.replace(opened.evaluation, batch_size=1)

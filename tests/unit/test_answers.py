@@ -21,8 +21,7 @@ from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluation.answers import (
     AnswerMetrics,
-    answer_metrics,
-    answer_records,
+    ask,
     check_room,
     final_answer,
     free_answer,
@@ -85,7 +84,7 @@ class Scripted(nn.Module):
         return torch.cat([input_ids, torch.tensor([row + [pad] * (longest - len(row)) for row in rows])], dim=1)
 
 
-def ask(
+def scripted(
     prepared: tuple[TokenStore, Any, QuestionAnswer], said: list[str], *, count: int | None = None, **fields: Any
 ) -> tuple[AnswerMetrics, Scripted]:
     store, tokenizer, layout = prepared
@@ -94,7 +93,7 @@ def ask(
     model, layout = Scripted(said, tokenizer, context), dataclasses.replace(layout, **fields)
     train = store.splits["train"]
     saved = opened(model, tokenizer, layout, **vars(settings))
-    return answer_metrics(saved, train, options, examples=train), model
+    return ask(saved, train, options, examples=train).metrics(), model
 
 
 @pytest.mark.parametrize(
@@ -119,15 +118,15 @@ def test_accuracy_is_to_the_letter_and_squads_figures_are_not(prepared: tuple[To
     split = store.splits["train"]
     starts = split.segments[split.document_segments[1:] - 1]
     right = [tokenizer.decode(split.tokens[a : b - 1]) for a, b in zip(starts, split.documents[1:])]
-    [longest] = ask(prepared, ["?"])[1].asked
+    [longest] = scripted(prepared, ["?"])[1].asked
     assert right[0].startswith("### The ")
     assert longest[-1:] == tokenizer("\n")["input_ids"]
 
-    assert dataclasses.astuple(ask(prepared, [f"steps\n{right[0]}"])[0])[:4] == (1, 1, 1, 1)
+    assert dataclasses.astuple(scripted(prepared, [f"steps\n{right[0]}"])[0])[:4] == (1, 1, 1, 1)
     said = right[0].replace("The ", "").rstrip(".").upper()
-    assert dataclasses.astuple(ask(prepared, [said])[0])[:4] == (0, 1, 1, 1)
-    assert dataclasses.astuple(ask(prepared, [f"{said} or 7 7"])[0])[:4] == (0, 0, pytest.approx(2 / 5), 1)
-    assert dataclasses.astuple(ask(prepared, [""])[0])[:4] == (0, 0, 0, 1)
+    assert dataclasses.astuple(scripted(prepared, [said])[0])[:4] == (0, 1, 1, 1)
+    assert dataclasses.astuple(scripted(prepared, [f"{said} or 7 7"])[0])[:4] == (0, 0, pytest.approx(2 / 5), 1)
+    assert dataclasses.astuple(scripted(prepared, [""])[0])[:4] == (0, 0, 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +146,7 @@ def test_yes_and_no_are_right_as_a_whole(tmp_path: Path, said: str, expected: st
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     layout = QuestionAnswer(sequence_length=64)
     store, tokenizer = prepare(DataConfig(source=f"file:{path}", tokenizer="bpe:320"), layout, show=False)
-    assert ask((store, tokenizer, layout), [f"### {said}"])[0].f1 == f1
+    assert scripted((store, tokenizer, layout), [f"### {said}"])[0].f1 == f1
 
 
 @pytest.mark.parametrize(
@@ -170,7 +169,7 @@ def test_a_letter_or_a_sign_is_an_answer(
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     layout = QuestionAnswer(sequence_length=64)
     store, tokenizer = prepare(DataConfig(source=f"file:{path}", tokenizer="bpe:320"), layout, show=False)
-    metrics = ask((store, tokenizer, layout), [f"### {said}"])[0]
+    metrics = scripted((store, tokenizer, layout), [f"### {said}"])[0]
     assert (metrics.exact_match, metrics.f1) == (exact_match, f1)
 
 
@@ -182,7 +181,7 @@ def test_each_question_is_asked_at_the_stage_and_told_from_the_others(
     count = len(store.splits["validation"].document_bytes)
     model = Scripted([f"### {i}" for i in range(count)], tokenizer)
     special = special_token_ids(tokenizer)
-    given = answer_records(opened(model, tokenizer, layout, **vars(SETTINGS)), store.splits["validation"])
+    given = ask(opened(model, tokenizer, layout, **vars(SETTINGS)), store.splits["validation"]).records
     assert [each.document for each in given] == list(range(count))
     assert all(each.expected.startswith("The ") and "," not in each.expected for each in given)
     for each in given:
@@ -193,7 +192,7 @@ def test_each_question_is_asked_at_the_stage_and_told_from_the_others(
         assert row.count(special["latent_token_id"]) == 2
         assert last - first == 3
     model = Scripted(["no"] * count, tokenizer)
-    result = answer_metrics(opened(model, tokenizer, layout, **vars(SETTINGS)), store.splits["validation"])
+    result = ask(opened(model, tokenizer, layout, **vars(SETTINGS)), store.splits["validation"]).metrics()
     assert result.protocol == {
         "decoding": "greedy", "answer": "the text after the last ###, without separators of thousands",
         "answer_rule": "text", "stage": 2, "latents": 2, "answer_tokens": 24, "documents": count,
@@ -212,7 +211,7 @@ def test_answers_do_not_depend_on_the_batch_size(prepared: tuple[TokenStore, Any
     def texts(batch_size: int) -> list[str]:
         settings = dataclasses.replace(SETTINGS, batch_size=batch_size, max_documents=10)
         saved = opened(model, tokenizer, layout, **vars(settings))
-        return [record.text for record in answer_records(saved, store.splits["train"])]
+        return [record.text for record in ask(saved, store.splits["train"]).records]
 
     alone = texts(1)
     assert len(set(alone)) == 10
@@ -222,7 +221,7 @@ def test_answers_do_not_depend_on_the_batch_size(prepared: tuple[TokenStore, Any
 
 def test_training_refuses_a_question_without_room(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:
     store, tokenizer, layout = prepared
-    [longest] = (max(map(len, ask(prepared, ["no"] * 20)[1].asked)),)
+    [longest] = (max(map(len, scripted(prepared, ["no"] * 20)[1].asked)),)
     settings = dataclasses.replace(SETTINGS, max_documents=20)
     for context, remedy in ((longest + 23, "set at most 23"), (longest, "remove the longest questions")):
         saved = opened(Scripted([], tokenizer, context), tokenizer, layout, **vars(settings))
@@ -236,17 +235,17 @@ def test_training_refuses_a_question_without_room(prepared: tuple[TokenStore, An
 
 def test_a_long_question_does_not_stop_the_others(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:
     options = AnswerOptions(answer_tokens=6)
-    lengths = sorted(map(len, ask(prepared, ["no"] * 40)[1].asked), reverse=True)
+    lengths = sorted(map(len, scripted(prepared, ["no"] * 40)[1].asked), reverse=True)
     longest, shortest = lengths[0], lengths[-1]
-    assert ask(prepared, ["### no"] * 40, options=options, context=longest + 6)[0].not_asked == ()
-    result, model = ask(prepared, ["### no"] * 40, options=options, context=longest)
+    assert scripted(prepared, ["### no"] * 40, options=options, context=longest + 6)[0].not_asked == ()
+    result, model = scripted(prepared, ["### no"] * 40, options=options, context=longest)
     assert result.questions == 40
     assert len(result.not_asked) == lengths.count(longest) == 40 - len(model.asked)
     # Others that leave less room than the limit are asked each by itself, with the room that there is.
     assert [min(6, longest - len(row)) for row in model.asked] == model.limits
-    assert ask(prepared, ["### no"] * 40, options=options, context=shortest + 6)[0].questions == 40
+    assert scripted(prepared, ["### no"] * 40, options=options, context=shortest + 6)[0].questions == 40
     with pytest.raises(InputError, match="answer_tokens is 6: the shortest question has"):
-        ask(prepared, ["no"] * 40, options=options, context=shortest + 5)
+        scripted(prepared, ["no"] * 40, options=options, context=shortest + 5)
 
 
 def test_the_limit_of_an_answer_follows_from_the_data(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:
@@ -255,15 +254,15 @@ def test_the_limit_of_an_answer_follows_from_the_data(prepared: tuple[TokenStore
     answers = [split.documents[i + 1] - split.segments[split.document_segments[i] + 1] for i in range(100)]
     settings = dataclasses.replace(SETTINGS, answer_tokens=2, max_documents=3)
     model = Scripted(["no"] * 3, tokenizer)
-    result = answer_metrics(opened(model, tokenizer, layout, **vars(settings)), split)
+    result = ask(opened(model, tokenizer, layout, **vars(settings)), split).metrics()
     assert result.protocol["answer_tokens"] == model.options[0]["max_new_tokens"] >= max(answers)
     removed = dataclasses.replace(layout, stage=1)
     model = Scripted(["no"] * 3, tokenizer)
-    shorter = answer_metrics(opened(model, tokenizer, removed, **vars(settings)), split)
+    shorter = ask(opened(model, tokenizer, removed, **vars(settings)), split).metrics()
     assert 2 < shorter.protocol["answer_tokens"] < result.protocol["answer_tokens"]
     model = Scripted(["no"] * 3, tokenizer)
     asked = AnswerOptions(answer_tokens=2)
-    exact = answer_metrics(opened(model, tokenizer, layout, **vars(settings)), split, asked)
+    exact = ask(opened(model, tokenizer, layout, **vars(settings)), split, asked).metrics()
     assert exact.protocol["answer_tokens"] == 2
 
 
@@ -288,17 +287,17 @@ def test_unfinished_answers_are_counted(prepared: tuple[TokenStore, Any, Questio
     store, tokenizer, layout = prepared
     words = "count 2 and so on " * 8
     assert len(tokenizer(words)["input_ids"]) > 24
-    given = ask(prepared, [words, "### 7", words])[0]
+    given = scripted(prepared, [words, "### 7", words])[0]
     assert (given.unfinished, given.questions, given.to_dict()["unfinished"]) == (2, 3, 2)
     settings = dataclasses.replace(SETTINGS, max_documents=3)
     model = Scripted(["### 7", words, words + "\n\n"], tokenizer)
-    records = answer_records(opened(model, tokenizer, layout, **vars(settings)), store.splits["train"])
+    records = ask(opened(model, tokenizer, layout, **vars(settings)), store.splits["train"]).records
     finished = {record.text: record for record in records if record.finished}
     assert finished["### 7"].tokens == len(tokenizer("### 7")["input_ids"]) + 1
     assert {record.tokens for record in records if not record.finished} == {24}
     # A model of texts has answered where an empty line follows, whatever it writes then.
     model = Scripted(["It is 7.\n\n" + words, words, words], tokenizer)
-    assert answer_metrics(opened(model, tokenizer, Packed(), **vars(settings)), store.splits["train"]).unfinished == 2
+    assert ask(opened(model, tokenizer, Packed(), **vars(settings)), store.splits["train"]).metrics().unfinished == 2
 
 
 # -- several attempts, and examples ------------------------------------------------------------------------------------
@@ -307,7 +306,7 @@ def test_unfinished_answers_are_counted(prepared: tuple[TokenStore, Any, Questio
 def right(prepared: tuple[TokenStore, Any, QuestionAnswer], count: int) -> list[str]:
     """The answers of the first questions, in the order that they are asked in: the longest first."""
     tokenizer = prepared[1]
-    asked = ask(prepared, ["?"] * count)[1].asked
+    asked = scripted(prepared, ["?"] * count)[1].asked
     questions = [tokenizer.decode(row) for row in asked]
     sums = (sum(map(int, question.split()[3:-1])) for question in questions)
     return [f"### The {total}." for total in sums]
@@ -316,7 +315,7 @@ def right(prepared: tuple[TokenStore, Any, QuestionAnswer], count: int) -> list[
 def test_a_question_is_passed_where_any_attempt_is_right(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:
     first, second, third = right(prepared, 3)
     said = ["no", "no", third, "no", second, "no", first, "no", "no"]  # greedily, then drawn twice
-    result, model = ask(prepared, said, count=3, options=AnswerOptions(answer_samples=2, temperature=0.7, seed=5))
+    result, model = scripted(prepared, said, count=3, options=AnswerOptions(answer_samples=2, temperature=0.7, seed=5))
     assert (result.accuracy, result.pass_at_k) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
     assert result.protocol["attempts"] == {
         "k": 2, "decoding": "sampled", "temperature": 0.7, "seed": 5, "batch_size": 4
@@ -326,12 +325,12 @@ def test_a_question_is_passed_where_any_attempt_is_right(prepared: tuple[TokenSt
     assert model.options[1].items() >= drawn.items()
 
     beams = ["no", "no", "no", "no", first, "no", "no", "no", "no"]
-    result, model = ask(prepared, beams, count=3, options=AnswerOptions(num_beams=2))
+    result, model = scripted(prepared, beams, count=3, options=AnswerOptions(num_beams=2))
     assert (result.accuracy, result.pass_at_k) == (0, pytest.approx(1 / 3))
     assert result.protocol["attempts"] == {"k": 2, "decoding": "beams"}
     assert model.options[1]["num_return_sequences"] == 2
 
-    result, _ = ask(prepared, ["no"])
+    result, _ = scripted(prepared, ["no"])
     assert result.pass_at_k is None
     assert "pass_at_k" not in result.to_dict()
 
@@ -343,7 +342,7 @@ def test_drawn_answers_follow_from_the_seed(prepared: tuple[TokenStore, Any, Que
     def drawn(seed: int) -> list[tuple[str, ...]]:
         settings = dataclasses.replace(SETTINGS, max_documents=6)
         saved = opened(model, tokenizer, layout, **vars(settings))
-        given = answer_records(saved, store.splits["train"], AnswerOptions(answer_samples=2, seed=seed))
+        given = ask(saved, store.splits["train"], AnswerOptions(answer_samples=2, seed=seed)).records
         return [each.attempts for each in given]
 
     assert drawn(1) == drawn(1) != drawn(2)
@@ -359,7 +358,7 @@ def test_questions_drawn_at_random_keep_their_numbers(
     split = store.splits["train"]
     model = Scripted(["### no"] * 7, tokenizer)
     saved = opened(model, tokenizer, layout, **vars(settings))
-    given = answer_records(saved, split, options, examples=split)
+    given = ask(saved, split, options, examples=split).records
     assert [record.document for record in given] == settings.chosen(len(split.document_bytes)).tolist()
     starts = split.segments[split.document_segments[1:] - 1]
     for record in given:
@@ -373,8 +372,8 @@ def test_questions_drawn_at_random_keep_their_numbers(
 def test_shots_are_other_records_before_the_question(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:
     store, tokenizer, _ = prepared
     split = store.splits["train"]
-    _, plain = ask(prepared, ["no"] * 8)
-    result, model = ask(prepared, ["no"] * 8, options=AnswerOptions(shots=2, seed=3))
+    _, plain = scripted(prepared, ["no"] * 8)
+    result, model = scripted(prepared, ["no"] * 8, options=AnswerOptions(shots=2, seed=3))
     assert result.protocol["shots"] == {"records": 2, "seed": 3}
     records = [tokenizer.decode(split.tokens[a : b - 1]) for a, b in zip(split.documents, split.documents[1:])]
     texts = [tokenizer.decode(row) for row in model.asked]
@@ -385,8 +384,8 @@ def test_shots_are_other_records_before_the_question(prepared: tuple[TokenStore,
         assert len(shots) == 2
         assert set(shots) <= set(records)
         assert not any(shot.startswith(question) for shot in shots)
-    assert ask(prepared, ["no"] * 8, options=AnswerOptions(shots=2, seed=3))[1].asked == model.asked
-    assert ask(prepared, ["no"] * 8, options=AnswerOptions(shots=2, seed=4))[1].asked != model.asked
+    assert scripted(prepared, ["no"] * 8, options=AnswerOptions(shots=2, seed=3))[1].asked == model.asked
+    assert scripted(prepared, ["no"] * 8, options=AnswerOptions(shots=2, seed=4))[1].asked != model.asked
 
 
 def test_shots_are_never_the_question_itself(tmp_path: Path) -> None:
@@ -398,27 +397,27 @@ def test_shots_are_never_the_question_itself(tmp_path: Path) -> None:
     layout = QuestionAnswer(sequence_length=64)
     prepared = *prepare(DataConfig(source=f"file:{path}", tokenizer="bpe:300"), layout, show=False), layout
     count = len(prepared[0].splits["train"].document_bytes)
-    _, model = ask(prepared, ["no"] * count, options=AnswerOptions(shots=3))
+    _, model = scripted(prepared, ["no"] * count, options=AnswerOptions(shots=3))
     for row in model.asked:
         *shots, question = prepared[1].decode(row).split("\n\n")
         assert len(shots) == 3
         asked = {shot.partition("?")[0].lower().replace("  ", " ") for shot in shots}
         assert question.partition("?")[0].lower().replace("  ", " ") not in asked
     with pytest.raises(InputError, match=r"shots is \d+: only \d+ training records have another question than"):
-        ask(prepared, ["no"] * count, options=AnswerOptions(shots=count - 2))
+        scripted(prepared, ["no"] * count, options=AnswerOptions(shots=count - 2))
 
 
 def test_shots_leave_room_for_question_and_answer(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:
-    _, plain = ask(prepared, ["no"] * 8, options=AnswerOptions(shots=2))
+    _, plain = scripted(prepared, ["no"] * 8, options=AnswerOptions(shots=2))
     free = max(map(len, plain.asked))
-    _, model = ask(prepared, ["no"] * 8, options=AnswerOptions(shots=2), context=free + 14)
+    _, model = scripted(prepared, ["no"] * 8, options=AnswerOptions(shots=2), context=free + 14)
     assert max(map(len, model.asked)) + SETTINGS.answer_tokens <= free + 14
     with pytest.raises(InputError, match=r"shots is 9: only \d+ of \d+ training records are so short"):
-        ask(prepared, ["no"] * 8, options=AnswerOptions(shots=9), context=free + 14)
+        scripted(prepared, ["no"] * 8, options=AnswerOptions(shots=9), context=free + 14)
     store, tokenizer, layout = prepared
     saved = opened(Scripted([], tokenizer), tokenizer, layout, **vars(SETTINGS))
     with pytest.raises(InputError, match="shots is 1: the source has no train split"):
-        answer_records(saved, store.splits["test"], AnswerOptions(shots=1))
+        ask(saved, store.splits["test"], AnswerOptions(shots=1))
 
 
 @pytest.mark.parametrize("layout", [Packed(), SentenceStreams()])
@@ -429,7 +428,7 @@ def test_a_model_of_texts_reads_a_question_as_it_reads_texts(
     special = special_token_ids(tokenizer)
     settings = dataclasses.replace(SETTINGS, max_documents=2)
     model = Scripted(["So #### 7\nmore\n\n### 8", "it is 3, or 4"], tokenizer)
-    given = answer_metrics(opened(model, tokenizer, layout, **vars(settings)), store.splits["train"])
+    given = ask(opened(model, tokenizer, layout, **vars(settings)), store.splits["train"]).metrics()
     assert given.protocol["answer"].startswith("what follows the longest run of #s")
     assert "stage" not in given.protocol
     start = special["eos_token_id" if layout.plain else "sentence_start_token_id"]

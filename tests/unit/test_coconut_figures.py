@@ -23,7 +23,7 @@ from mentalese.data.store import prepare
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluation import answers
-from mentalese.evaluation.answers import answer_records
+from mentalese.evaluation.answers import ask
 from mentalese.families.coconut.plain import Coconut
 from mentalese.models.build import build_model
 from mentalese.models.checkpoints import load_model, save_model
@@ -266,10 +266,10 @@ def test_tokens_that_the_font_cannot_show_are_told_apart_from_spaces() -> None:
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
-def ask(run: Path, split: str, source: str | None = None, latents: int | None = None) -> list[Any]:
+def answered(run: Path, split: str, source: str | None = None, latents: int | None = None) -> list[Any]:
     """What a model answers to each question of a split."""
     saved = load(run, "cpu").on(source)
-    return answer_records(saved.at(latents=latents), saved.split(split))
+    return ask(saved.at(latents=latents), saved.split(split)).records
 
 
 def answers_of(folder: Path, source: str, split: str, said: dict[int, Any]) -> str:
@@ -300,7 +300,7 @@ def one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cases_are_what_the_first_answers_right_and_the_second_wrong(
     recipe: Recipe, source: str, agclr: Path, coconut: Path, tmp_path: Path
 ) -> None:
-    said = clean(ask(agclr, "validation"))
+    said = clean(answered(agclr, "validation"))
     assert len(said) >= 2
     picked = {document: said[document] for document in list(said)[1:]}
     asked_of = answers_of(tmp_path / "asked", source, "validation", picked)
@@ -308,7 +308,7 @@ def test_cases_are_what_the_first_answers_right_and_the_second_wrong(
     assert [case["document"] for case in written["cases"]] == list(picked)
     assert written["right"] == {"both": 0, "first": len(picked), "second": 0, "neither": 6 - len(picked)}
     assert (written["questions"], written["source"], written["latents"]) == (6, asked_of, 3)
-    other = {each.document: each.answer for each in ask(coconut, "validation", asked_of)}
+    other = {each.document: each.answer for each in answered(coconut, "validation", asked_of)}
     rows = asked(agclr, recipe)
     model, tokenizer = load_model(agclr)
     embeddings = model.get_input_embeddings().weight.detach()
@@ -336,7 +336,7 @@ def test_cases_are_what_the_first_answers_right_and_the_second_wrong(
 def test_accuracy_is_of_so_many_latents_up_to_twice_as_many(
     source: str, agclr: Path, pause: Path, tmp_path: Path
 ) -> None:
-    said = clean(ask(agclr, "test", latents=5))
+    said = clean(answered(agclr, "test", latents=5))
     asked_of = answers_of(tmp_path / "asked", source, "test", said)
     picture, written = figures.latents([str(agclr), str(pause)], source=asked_of)
     first, second = written["models"]
@@ -344,7 +344,7 @@ def test_accuracy_is_of_so_many_latents_up_to_twice_as_many(
     assert (first["mode"], second["mode"], first["latents"], first["questions"]) == ("agclr", "pause", 3, 5)
     assert first["accuracy"][5] == len(said) / 5 > 0
     for count in (0, 3, 6):
-        given = ask(agclr, "test", asked_of, count)
+        given = answered(agclr, "test", asked_of, count)
         assert first["accuracy"][count] == sum(each.correct for each in given) / 5
     assert min(first["accuracy"]) < first["accuracy"][5], "the number of latents says something"
     low, high = first["interval"]

@@ -56,7 +56,7 @@ def questions(corpus: Path, tmp_path: Path) -> Path:
 def test_answers_are_those_of_the_run(corpus: Path, tmp_path: Path) -> None:
     run = questions(corpus, tmp_path)
     first, again = mentalese.load(run, "cpu"), mentalese.load(save_again(run, tmp_path / "again"), "cpu")
-    records = [answers.answer_records(model, model.split("test"), show=False) for model in (first, again)]
+    records = [answers.ask(model, model.split("test"), show=False).records for model in (first, again)]
     assert records[0] == records[1]
     assert {record.text for record in records[0]} != {""}
     assert answers.run(first) == answers.run(again)

@@ -104,9 +104,9 @@ def _split(saved: Saved, name: str, latents: int | None = None) -> Split:
 
 def _answered(saved: Saved, split: Split, latents: int | None = None) -> list[AnswerRecord]:
     """The greedy answer to each question, with this number of latents."""
-    from mentalese.evaluation.answers import answer_records
+    from mentalese.evaluation.answers import ask
 
-    return answer_records(saved.at(None, latents), split, show=True)
+    return ask(saved.at(None, latents), split, show=True).records
 
 
 def _think(saved: Saved, rows: dict[str, Any]) -> tuple[Tensor, Thoughts]:

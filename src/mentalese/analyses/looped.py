@@ -88,12 +88,12 @@ def _by_turn(saved: Saved, split: Split, most: int) -> tuple[dict[int, float], d
 
 def _accuracy(saved: Saved, split: Split, most: int) -> dict[int, float]:
     """The share of questions that are answered, for 1, 2, 4, .. turns."""
-    from mentalese.evaluation.answers import answer_metrics
+    from mentalese.evaluation.answers import ask
 
     found = {}
     for t in (2**i for i in range(most.bit_length())):
         with temporarily(saved.model.config, turns=t, exit_distance=None):
-            found[t] = answer_metrics(saved, split).accuracy
+            found[t] = ask(saved, split).metrics().accuracy
     return found
 
 

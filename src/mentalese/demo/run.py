@@ -19,7 +19,7 @@ from mentalese.compare.jobs import Job, run_jobs
 from mentalese.data.split import Split
 from mentalese.data.suite import task
 from mentalese.data.suite.recall import Recall
-from mentalese.evaluation.answers import AnswerRecord, answer_records
+from mentalese.evaluation.answers import AnswerRecord, ask
 from mentalese.families.suite.demo import DEMO, Shown
 from mentalese.files import check_page, write_json, write_text
 from mentalese.html import render
@@ -77,7 +77,7 @@ def _shown(name: str, part: Shown, folder: Path) -> dict[str, Any]:
     own, without = models["own thoughts"], models["no thoughts"]
     if own.layout.questions:
         split = own.split()
-        answers = {label: answer_records(saved, split) for label, saved in models.items()}
+        answers = {label: ask(saved, split).records for label, saved in models.items()}
         scored = {label: statistics.fmean(record.correct for record in found) for label, found in answers.items()}
         examples = _answered(own, split, *(answers[label][:TRIED] for label in ("own thoughts", "no thoughts")))
     else:

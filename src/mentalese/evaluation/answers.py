@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,14 +38,12 @@ from mentalese.evaluation.answer_rule import (
 from mentalese.evaluation.options import AnswerOptions
 from mentalese.files import sealed, write_json, write_text
 from mentalese.models.build import context_length
-from mentalese.models.generation import seeded, stops
+from mentalese.models.generation import WHOLE_DISTRIBUTION, seeded, stops
 from mentalese.models.saved import Saved
 from mentalese.screen import progress
 from mentalese.values import shown
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from mentalese.data.config import EvaluationConfig
 
 GREEDILY = AnswerOptions()
@@ -164,7 +163,7 @@ def run(
         where `layout.too_long` is `skip` and some were left out.
 
     Raises:
-        InputError: the source has texts and no questions; what `answer_records` and `Saved.store` raise.
+        InputError: the source has texts and no questions; what `ask` and `Saved.store` raise.
     """
     saved = options.read_by(saved).at(options.stage, options.latents)
     changes = {"max_documents": options.documents} | {
@@ -200,30 +199,6 @@ def places(out: Path) -> list[Path]:
     return [out] if out.suffix == ".jsonl" else [out, out.with_name(f"{out.stem}.answers.jsonl")]
 
 
-def answer_metrics(
-    saved: Saved,
-    split: Split,
-    options: AnswerOptions = GREEDILY,
-    *,
-    examples: Split | None = None,
-    show: bool = False,
-) -> AnswerMetrics:
-    """The shares of a split's questions that the model answers correctly. Takes and raises what `ask` does."""
-    return ask(saved, split, options, examples=examples, show=show).metrics()
-
-
-def answer_records(
-    saved: Saved,
-    split: Split,
-    options: AnswerOptions = GREEDILY,
-    *,
-    examples: Split | None = None,
-    show: bool = False,
-) -> list[AnswerRecord]:
-    """A model's answer to each question of a split, in the split's order. Takes and raises what `ask` does."""
-    return ask(saved, split, options, examples=examples, show=show).records
-
-
 def ask(
     saved: Saved,
     split: Split,
@@ -249,13 +224,12 @@ def ask(
             the shots, or no question that leaves room for an answer in the model's context; nothing has been asked
             then.
     """
-    limit = options.answer_tokens or answer_limit(saved.evaluation, saved.layout, [split])
-    context = context_length(saved.model.config)
-    batches = list(_batches(saved, split, options, examples, limit))
+    asked = _Asked(saved, split, options, examples)
+    batches, limit, context = list(asked.batches()), asked.limit, asked.context
     shortest = int(batches[-1]["attention_mask"].sum(1).min())
     _check_shortest(shortest, options.answer_tokens or saved.evaluation.answer_tokens, context)
     generation = stops(saved.hugging_face, saved.layout.special_ids(saved.tokenizer))
-    questions, wanted = _questions(saved, split), _right_answers(saved, split)
+    questions, wanted = asked.questions, asked.right_answers
     rule = AnswerRule.of(source_name(saved.data), wanted.values(), saved.evaluation.answer_rule)
     latents = saved.layout.asked().get("latents")
     records: list[AnswerRecord] = []
@@ -298,7 +272,7 @@ def ask(
             records += map(record, documents, found, attempts, itertools.repeat(seconds))
             bar.update(len(records), _progress(records))
     records.sort(key=lambda record: record.document)
-    return Answers(records, rule, _protocol(saved, split, options, rule, limit))
+    return Answers(records, rule, asked.protocol(rule))
 
 
 def _check_shortest(shortest: int, answer_tokens: int, context: int | None) -> None:
@@ -321,38 +295,6 @@ def _progress(records: list[AnswerRecord]) -> str:
     unfinished = sum(record.asked and not record.finished for record in records)
     accuracy = f"accuracy {statistics.fmean(record.correct for record in records):.1%}"
     return f"{accuracy}, {unfinished:,} unfinished" if unfinished else accuracy
-
-
-def _questions(saved: Saved, split: Split) -> dict[int, str]:
-    """The questions that are asked, by their number in the split."""
-    numbers = saved.evaluation.chosen(len(split.document_bytes)).tolist()
-    first = {number: int(split.document_segments[number]) for number in numbers}
-    return {number: _segment(split, segment, saved.tokenizer) for number, segment in first.items()}
-
-
-def _right_answers(saved: Saved, split: Split) -> dict[int, str]:
-    """The right answer to each question that is asked, by its number in the split."""
-    numbers = saved.evaluation.chosen(len(split.document_bytes)).tolist()
-    last = {number: int(split.document_segments[number + 1]) - 1 for number in numbers}
-    return {number: final_answer(_segment(split, segment, saved.tokenizer)) for number, segment in last.items()}
-
-
-def _protocol(saved: Saved, split: Split, options: AnswerOptions, rule: AnswerRule, limit: int) -> dict[str, Any]:
-    protocol: dict[str, Any] = {
-        "decoding": "greedy",
-        "answer": FINAL_ANSWER if saved.layout.questions else FREE_ANSWER,
-        "answer_rule": rule.name,
-        **saved.layout.asked(),
-        "answer_tokens": limit,
-        **saved.evaluation.how_many(len(split.document_bytes)),
-    }
-    if options.shots:
-        protocol["shots"] = {"records": options.shots, "seed": options.seed}
-    if options.attempts:
-        sampling = {"temperature": options.temperature, "seed": options.seed, "batch_size": saved.evaluation.batch_size}
-        how = {"decoding": "sampled"} | sampling if options.answer_samples else {"decoding": "beams"}
-        protocol["attempts"] = {"k": options.attempts} | how
-    return protocol
 
 
 @dataclass(frozen=True)
@@ -385,8 +327,7 @@ def _attempts(
         beams = {"do_sample": False, "num_beams": width, "num_return_sequences": width}
         texts = [found.text for found in _continued(saved, rows, generation | beams)]
         return [texts[i : i + width] for i in range(0, len(texts), width)]
-    # The whole distribution, whatever the model's own generation settings cut off.
-    sampling = {"do_sample": True, "num_beams": 1, "temperature": options.temperature, "top_k": 0, "top_p": 1.0}
+    sampling = WHOLE_DISTRIBUTION | {"num_beams": 1, "temperature": options.temperature}
     calls = [_continued(saved, rows, generation | sampling) for _ in range(options.attempts)]
     return [[found[i].text for found in calls] for i in range(len(rows["input_ids"]))]
 
@@ -407,98 +348,129 @@ def check_room(saved: Saved, split: Split) -> None:
         )
 
 
-# -- prompts -----------------------------------------------------------------------------------------------------------
+# -- questions and their prompts ---------------------------------------------------------------------------------------
 
 
-def _batches(saved: Saved, split: Split, options: AnswerOptions, examples: Split | None, limit: int) -> Iterator[Batch]:
-    """The batches of `question_batches`; as text for models of text and with shots. A question that leaves less room
-    than the limit is in a batch of its own."""
-    context = context_length(saved.model.config)
-    longest = None if context is None else context - limit
-    if saved.layout.questions and not options.shots:
-        return question_batches(split, saved.layout, saved.evaluation, saved.tokenizer, longest=longest)
-    questions = _questions(saved, split)
-    numbers, texts = np.array([*questions]), [*questions.values()]
-    shots = _shots(questions, saved, split, options, examples, limit) if options.shots else None
-    encoded = saved.layout.encode_prompts(texts, saved.tokenizer, saved.data, before=shots)
-    lengths = encoded["attention_mask"].sum(1).numpy()
+@dataclass(frozen=True)
+class _Asked:
+    """The questions of a split as they are put to a model; `examples`: the records that shots are drawn from."""
 
-    def batch(rows: np.ndarray) -> Batch:
-        asked = {name: tensor[rows, -int(lengths[rows[0]]) :] for name, tensor in encoded.items()}
-        return asked | {"documents": torch.from_numpy(numbers[rows])}
+    saved: Saved
+    split: Split
+    options: AnswerOptions
+    examples: Split | None
 
-    return map(batch, by_length(lengths, saved.evaluation.batch_size, longest))
+    @cached_property
+    def limit(self) -> int:
+        """The most new tokens of an answer."""
+        return self.options.answer_tokens or answer_limit(self.saved.evaluation, self.saved.layout, [self.split])
 
+    @cached_property
+    def context(self) -> int | None:
+        return context_length(self.saved.model.config)
 
-def _shots(
-    questions: dict[int, str],
-    saved: Saved,
-    split: Split,
-    options: AnswerOptions,
-    examples: Split | None,
-    limit: int,
-) -> list[str]:
-    """The examples before each question, an empty line after each example."""
-    if examples is None:
-        raise InputError(f"shots is {options.shots}: the source has no train split to draw them from; remove it")
-    tokenizer, context = saved.tokenizer, context_length(saved.model.config)
-    sizes, usable = np.diff(examples.documents), len(examples.document_bytes)
-    if context is not None:
-        encoded = saved.layout.encode_prompts([*questions.values()], tokenizer, saved.data)
-        lengths = encoded["attention_mask"].sum(1)
-        # A question that leaves no room by itself takes none from the others.
-        longest = int(lengths[lengths <= context - limit].max()) if (lengths <= context - limit).any() else context
-        # The end of a document, which its size includes, and one more token make an empty line.
-        share = (context - limit - longest) // options.shots
-        fitting = np.flatnonzero(sizes + 1 <= share)
-    else:
+    @cached_property
+    def questions(self) -> dict[int, str]:
+        """The questions that are asked, by their number in the split."""
+        return {number: self._text(self.split, int(self.split.document_segments[number])) for number in self._numbers}
+
+    @cached_property
+    def right_answers(self) -> dict[int, str]:
+        """The right answer to each question."""
+        last = {number: int(self.split.document_segments[number + 1]) - 1 for number in self._numbers}
+        return {number: final_answer(self._text(self.split, segment)) for number, segment in last.items()}
+
+    @cached_property
+    def _numbers(self) -> list[int]:
+        return self.saved.evaluation.chosen(len(self.split.document_bytes)).tolist()
+
+    def _text(self, split: Split, segment: int) -> str:
+        return decode(split.segment(segment).tolist(), self.saved.tokenizer)
+
+    def protocol(self, rule: AnswerRule) -> dict[str, Any]:
+        saved, options = self.saved, self.options
+        protocol: dict[str, Any] = {
+            "decoding": "greedy",
+            "answer": FINAL_ANSWER if saved.layout.questions else FREE_ANSWER,
+            "answer_rule": rule.name,
+            **saved.layout.asked(),
+            "answer_tokens": self.limit,
+            **saved.evaluation.how_many(len(self.split.document_bytes)),
+        }
+        if options.shots:
+            protocol["shots"] = {"records": options.shots, "seed": options.seed}
+        if options.answer_samples:
+            sampling = {"temperature": options.temperature, "seed": options.seed}
+            sampling["batch_size"] = saved.evaluation.batch_size
+            protocol["attempts"] = {"k": options.attempts, "decoding": "sampled"} | sampling
+        elif options.attempts:
+            protocol["attempts"] = {"k": options.attempts, "decoding": "beams"}
+        return protocol
+
+    def batches(self) -> Iterator[Batch]:
+        """The batches of `question_batches`; as text for models of text and with shots. A question that leaves less
+        room than the limit is in a batch of its own."""
+        saved = self.saved
+        longest = None if self.context is None else self.context - self.limit
+        if saved.layout.questions and not self.options.shots:
+            return question_batches(self.split, saved.layout, saved.evaluation, saved.tokenizer, longest=longest)
+        numbers, texts = np.array([*self.questions]), [*self.questions.values()]
+        shots = self._shots() if self.options.shots else None
+        encoded = saved.layout.encode_prompts(texts, saved.tokenizer, saved.data, before=shots)
+        lengths = encoded["attention_mask"].sum(1).numpy()
+
+        def batch(rows: np.ndarray) -> Batch:
+            asked = {name: tensor[rows, -int(lengths[rows[0]]) :] for name, tensor in encoded.items()}
+            return asked | {"documents": torch.from_numpy(numbers[rows])}
+
+        return map(batch, by_length(lengths, saved.evaluation.batch_size, longest))
+
+    def _shots(self) -> list[str]:
+        """The examples before each question, an empty line after each example."""
+        examples, shots, context = self.examples, self.options.shots, self.context
+        if examples is None:
+            raise InputError(f"shots is {shots}: the source has no train split to draw them from; remove it")
+        sizes, usable = np.diff(examples.documents), len(examples.document_bytes)
         fitting = np.arange(usable)
-    if len(fitting) <= options.shots:
-        raise InputError(
-            f"shots is {options.shots}: only {len(fitting)} of {usable} training records are so short that all of them "
-            f"fit the model's context ({context}); set fewer"
-        )
-    texts = []
-    for document, question in questions.items():
-        others = fitting[fitting != document] if examples is split else fitting
-        chosen = _drawn(others, question, examples, tokenizer, options, document)
-        shots = (decode(_tokens(examples, *examples.documents[[i, i + 1]] - [0, 1]), tokenizer) for i in chosen)
-        texts.append("".join(f"{shot}\n\n" for shot in shots))
-    return texts
-
-
-def _drawn(
-    others: np.ndarray,
-    question: str,
-    examples: Split,
-    tokenizer: PreTrainedTokenizerBase,
-    options: AnswerOptions,
-    document: int,
-) -> np.ndarray:
-    """The shots of a question; records of the same question, in whatever capitals and spaces, are drawn again."""
-    generator = np.random.default_rng([options.seed, document])
-    while True:
-        if len(others) < options.shots:
+        if context is not None:
+            texts = [*self.questions.values()]
+            encoded = self.saved.layout.encode_prompts(texts, self.saved.tokenizer, self.saved.data)
+            lengths = encoded["attention_mask"].sum(1)
+            # A question that leaves no room by itself takes none from the others.
+            room = lengths <= context - self.limit
+            longest = int(lengths[room].max()) if room.any() else context
+            # The end of a document, which its size includes, and one more token make an empty line.
+            fitting = np.flatnonzero(sizes + 1 <= (context - self.limit - longest) // shots)
+        if len(fitting) <= shots:
             raise InputError(
-                f"shots is {options.shots}: only {len(others)} training records have another question than "
-                f"{shown(question.strip())}; set fewer"
+                f"shots is {shots}: only {len(fitting)} of {usable} training records are so short that all of them "
+                f"fit the model's context ({context}); set fewer"
             )
-        chosen = generator.choice(others, options.shots, replace=False)
-        asked = (_segment(examples, examples.document_segments[i], tokenizer) for i in chosen)
-        same = [number for number, text in zip(chosen, asked) if _alike(text) == _alike(question)]
-        if not same:
-            return chosen
-        others = np.setdiff1d(others, same)
+        drawn = []
+        for document, question in self.questions.items():
+            others = fitting[fitting != document] if examples is self.split else fitting
+            spans = [examples.documents[[i, i + 1]] for i in self._drawn(examples, others, question, document)]
+            tokens = (examples.tokens[start : end - 1].tolist() for start, end in spans)
+            drawn.append("".join(f"{decode(ids, self.saved.tokenizer)}\n\n" for ids in tokens))
+        return drawn
+
+    def _drawn(self, examples: Split, others: np.ndarray, question: str, document: int) -> np.ndarray:
+        """The shots of a question; records of the same question, in whatever capitals and spaces, are drawn again."""
+        shots, generator = self.options.shots, np.random.default_rng([self.options.seed, document])
+        while True:
+            if len(others) < shots:
+                raise InputError(
+                    f"shots is {shots}: only {len(others)} training records have another question than "
+                    f"{shown(question.strip())}; set fewer"
+                )
+            chosen = generator.choice(others, shots, replace=False)
+            asked = (self._text(examples, int(examples.document_segments[i])) for i in chosen)
+            same = [number for number, text in zip(chosen, asked) if _alike(text) == _alike(question)]
+            if not same:
+                return chosen
+            others = np.setdiff1d(others, same)
 
 
 def _alike(question: str) -> str:
     """A question without capitals, and with single spaces."""
     return " ".join(question.casefold().split())
-
-
-def _segment(split: Split, segment: int, tokenizer: PreTrainedTokenizerBase) -> str:
-    return decode(torch.from_numpy(split.segment(segment)), tokenizer)
-
-
-def _tokens(split: Split, start: int, end: int) -> torch.Tensor:
-    return torch.from_numpy(split.tokens[start:end].astype("int64"))

@@ -37,7 +37,7 @@ from mentalese.evaluation.options import Decoding, SampleOptions
 from mentalese.install import install_command
 from mentalese.models.base import evaluation_mode
 from mentalese.models.build import context_length
-from mentalese.models.generation import seeded
+from mentalese.models.generation import WHOLE_DISTRIBUTION, seeded
 from mentalese.models.saved import Saved, load
 from mentalese.screen import progress
 
@@ -241,7 +241,7 @@ def _sampled(
 def _whole_distribution(model: PreTrainedModel, pad: int, temperature: float, decoding: Decoding) -> Iterator[None]:
     """Inside the block, no end before the full length, and none of a checkpoint's own generation settings."""
     before = model.generation_config
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    sampling = WHOLE_DISTRIBUTION | {"temperature": temperature}
     model.generation_config = GenerationConfig(pad_token_id=pad, **(sampling if decoding == "multinomial" else {}))
     try:
         yield
@@ -279,7 +279,7 @@ def _beginnings(
         )
 
     def text(start: int, size: int) -> str:
-        return decode(torch.from_numpy(split.tokens[start : start + size].astype("int64")), tokenizer)
+        return decode(split.tokens[start : start + size].tolist(), tokenizer)
 
     starts = (split.documents[long_enough[:count]] + split.beginning).tolist()
     return [text(start, options.prompt_tokens) for start in starts], [text(start, length) for start in starts]

@@ -190,6 +190,8 @@ _SETTINGS: dict[str, tuple[Any, float]] = {
     "do_sample": (bool | None, 0),
 }
 """Types of settings that transformers compares before it looks, and the least of each."""
+WHOLE_DISTRIBUTION: dict[str, Any] = {"do_sample": True, "top_k": 0, "top_p": 1.0}
+"""Settings of sampling that nothing cuts, whatever the model's own settings are."""
 _PROMPTS = ("inputs", "input_ids", "inputs_embeds", "attention_mask", "tokenizer")
 _OUTPUTS = ("return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states")
 """Keywords of transformers' `generate` that belong to calls with tokens, which return tokens."""

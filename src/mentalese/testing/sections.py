@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from mentalese.errors import InputError
-from mentalese.evaluation.answers import answer_records
+from mentalese.evaluation.answers import ask
 from mentalese.models.saved import Saved
 from mentalese.recipe import Recipe
 from mentalese.recipe_files import change, section_fields
@@ -154,7 +154,7 @@ def _looks(case: Case, folder: Path) -> dict[str, tuple[Look, ...]]:
         saved = Saved(path="", model=case.model, tokenizer=case.tokenizer, **read)
         scored = saved.perplexity(case.plan.split).to_dict()
         del scored["protocol"]
-        return scored, answer_records(saved, case.plan.split) if recipe.evaluation.metric == "accuracy" else None
+        return scored, ask(saved, case.plan.split).records if recipe.evaluation.metric == "accuracy" else None
 
     def course(recipe: Recipe) -> Any:
         """The steps of a short run, and those that were validated."""
