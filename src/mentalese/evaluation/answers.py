@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -104,12 +104,12 @@ class AnswerMetrics:
     exact_match: float
     f1: float
     questions: int
-    protocol: dict[str, Any]
+    protocol: dict[str, object]
     pass_at_k: float | None = None
     unfinished: int = 0
     not_asked: tuple[int, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         metrics = dataclasses.asdict(self) | {"not_asked": list(self.not_asked)}
         if self.pass_at_k is None:
             del metrics["pass_at_k"]
@@ -128,7 +128,7 @@ class Answers:
 
     records: list[AnswerRecord]
     rule: AnswerRule
-    protocol: dict[str, Any]
+    protocol: dict[str, object]
 
     def write(self, path: Path) -> None:
         """Writes each record as a line of JSON with its checksum, see `AnswerRecord`."""
@@ -152,7 +152,7 @@ class Answers:
 
 def run(
     saved: Saved, options: AnswerOptions = GREEDILY, *, out: Path | None = None, show: bool = False
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Asks the questions of a split.
 
     Args:
@@ -306,7 +306,7 @@ class _Found:
     ended: bool
 
 
-def _continued(saved: Saved, rows: dict[str, torch.Tensor], generation: dict[str, Any]) -> list[_Found]:
+def _continued(saved: Saved, rows: dict[str, torch.Tensor], generation: dict[str, object]) -> list[_Found]:
     """The new text after each row."""
     new = saved.hugging_face.generate(**rows, **generation)[:, rows["input_ids"].shape[1] :]
     last = torch.tensor(generation["eos_token_id"], device=new.device)
@@ -319,7 +319,7 @@ def _continued(saved: Saved, rows: dict[str, torch.Tensor], generation: dict[str
 
 
 def _attempts(
-    saved: Saved, rows: dict[str, torch.Tensor], generation: dict[str, Any], options: AnswerOptions
+    saved: Saved, rows: dict[str, torch.Tensor], generation: dict[str, object], options: AnswerOptions
 ) -> list[list[str]]:
     """The `options.attempts` further answers to each row."""
     if options.num_beams:
@@ -387,9 +387,9 @@ class _Asked:
     def _text(self, split: Split, segment: int) -> str:
         return decode(split.segment(segment).tolist(), self.saved.tokenizer)
 
-    def protocol(self, rule: AnswerRule) -> dict[str, Any]:
+    def protocol(self, rule: AnswerRule) -> dict[str, object]:
         saved, options = self.saved, self.options
-        protocol: dict[str, Any] = {
+        protocol: dict[str, object] = {
             "decoding": "greedy",
             "answer": FINAL_ANSWER if saved.layout.questions else FREE_ANSWER,
             "answer_rule": rule.name,

@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from lm_eval.api import task as lm_eval_task
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.evaluator import evaluate
+from lm_eval.tasks.manager import TaskDict
 from transformers import PreTrainedModel
 
 from mentalese.data.batch import Batch, to_device
@@ -91,7 +93,7 @@ class MentaleseLM(LM):
         self.unfinished = 0
         self._encoder = PromptEncoder(self.tokenizer, saved.data)
 
-    def protocol(self, *, blocks: bool = False) -> dict[str, Any]:
+    def protocol(self, *, blocks: bool = False) -> dict[str, object]:
         """How the model was scored, in words to publish with a result; `blocks`: of whole texts."""
         cut = f"of at most {self.max_length} tokens"
         longer = f"blocks {cut} that share one" if blocks else f"windows {cut}"
@@ -243,18 +245,28 @@ _SEED = 1234  # lm-eval's own, for few-shot examples
 _RESAMPLINGS = 1000  # for standard errors that have no formula
 
 
-def ask(
-    lm: MentaleseLM, loaded: dict[str, Any], limit: int | None, shots: int | None = None
-) -> tuple[dict[str, dict[str, float | None]], dict[str, Any]]:
+@dataclass(frozen=True)
+class TaskMetrics:
+    """Results of lm-eval's tasks.
+
+    Attributes:
+        metrics: `{task or group: {metric: value, metric_stderr: its standard error}}`.
+        items: number of questions of each task.
+        shots: number of examples before each question.
+    """
+
+    metrics: dict[str, dict[str, float | None]]
+    items: dict[str, int]
+    shots: dict[str, int]
+
+
+def ask(lm: MentaleseLM, loaded: TaskDict, limit: int | None, shots: int | None = None) -> TaskMetrics:
     """Return lm-eval's metrics of tasks, as its command computes them.
 
     Args:
         loaded: what `lm_eval.tasks.TaskManager.load` returned.
         limit: the most questions per task.
         shots: examples before each question, also for tasks with a number of their own, unless that is 0.
-
-    Returns:
-        `{task or group: {metric: value, metric_stderr: its standard error}}`, and everything else that lm-eval returns.
     """
     for task in loaded["tasks"].values():
         own = task.get_config("num_fewshot")
@@ -263,10 +275,15 @@ def ask(
         task.set_fewshot_seed(seed=_SEED)
     with _quiet():
         about = evaluate(lm=lm, task_dict=loaded, limit=limit, bootstrap_iters=_RESAMPLINGS, log_samples=False)
-    return {name: _by_name(metrics) for name, metrics in about["results"].items()}, about
+    items = {name: count["effective"] for name, count in about["n-samples"].items()}
+    return TaskMetrics(
+        metrics={name: _by_name(metrics) for name, metrics in about["results"].items()},
+        items=items,
+        shots={name: about["n-shot"][name] for name in items},
+    )
 
 
-def _by_name(metrics: dict[str, Any]) -> dict[str, float | None]:
+def _by_name(metrics: dict[str, str | float]) -> dict[str, float | None]:
     """lm-eval's `metric,filter` and `metric_stderr,filter` by our names; the filter `none` has no name."""
     values = {}
     for key, value in metrics.items():

@@ -50,7 +50,7 @@ class RowFormat:
     premise: str | None = None
     read: Callable[[Path], Iterator[Row]] = read_json_lines
 
-    def rows(self, path: Path, limit: int | None) -> list[dict[str, Any]]:
+    def rows(self, path: Path, limit: int | None) -> list[dict[str, object]]:
         """Return the first rows of a file: its texts, `choices`, and the index of the right one as `gold`.
 
         Raises:
@@ -61,7 +61,7 @@ class RowFormat:
             raise InputError(f"{path} has no questions: download it again")
         return rows
 
-    def _row(self, where: str, row: dict[str, Any]) -> dict[str, Any]:
+    def _row(self, where: str, row: dict[str, Any]) -> dict[str, object]:
         lists = {self.choices} if isinstance(self.choices, str) else set()
         columns = (*self.texts, *self.may_be_empty, *(lists or self.choices))
         for name in [*columns, *([self.label] if isinstance(self.label, str) else [])]:
@@ -110,7 +110,7 @@ def hellaswag(path: Path) -> Iterator[Row]:
         yield where, row
 
 
-def final_word(row: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, float]:
+def final_word(row: object, results: list[tuple[float, bool]]) -> dict[str, float]:
     """Return LAMBADA's metrics of one text."""
     ((log_likelihood, greedy),) = results
     return {"acc": float(greedy), "nll": -log_likelihood}
@@ -135,7 +135,7 @@ class ChoiceTask(LocalTask):
         super().__init__(config)
         self._aggregation_list["acc_perplexity"] = mean
 
-    def construct_requests(self, doc: dict[str, Any], ctx: str | list[str], **kwargs: Any) -> list[Instance]:
+    def construct_requests(self, doc: dict[str, object], ctx: str | list[str], **kwargs: object) -> list[Instance]:
         conditional = super().construct_requests(doc, ctx, **kwargs)
         whole = []
         for request in conditional:
@@ -146,7 +146,7 @@ class ChoiceTask(LocalTask):
             whole.append(Instance(request_type="scores", doc=doc, arguments=("", text), **about))
         return [*conditional, *whole]
 
-    def process_results(self, doc: dict[str, Any], results: list[Score]) -> dict[str, float]:
+    def process_results(self, doc: dict[str, object], results: list[Score]) -> dict[str, float]:
         half = len(results) // 2
         likeliest = min(range(half), key=lambda i: results[half + i].nll / results[half + i].tokens)
         # Only `exact_match` reads whether the choice is greedy, and no set uses that.

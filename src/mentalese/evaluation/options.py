@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from mentalese.data.config import AnswerRuleName, Detokenizer
 from mentalese.errors import InputError, require
@@ -244,7 +244,7 @@ class SampleOptions(TextOptions):
             value = getattr(self, name)
             require(value is None or value >= 1, name, value, "set at least 1")
         require(self.temperature > 0, "temperature", self.temperature, "set a positive number")
-        defaults: dict[str, Any] = {name: about.default for name, about in self.__dataclass_fields__.items()}
+        defaults: dict[str, object] = {name: about.default for name, about in self.__dataclass_fields__.items()}
         for name in ("source", "text_column", "detokenizer", "split", "prompt_tokens", "draws"):
             if self.kind == "unconditional" and getattr(self, name) != defaults[name]:
                 raise InputError(

@@ -51,7 +51,7 @@ class PairedScores:
     overall: Difference
     by_position: list[Difference]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return dataclasses.asdict(self)
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mentalese.errors import InputError
 from mentalese.evaluation.options import PerplexityOptions
 from mentalese.models.build import check_length
 from mentalese.models.saved import Saved
 
 
-def run(saved: Saved, options: PerplexityOptions | None = None, *, show: bool = False) -> dict[str, Any]:
+def run(saved: Saved, options: PerplexityOptions | None = None, *, show: bool = False) -> dict[str, object]:
     """Scores a text, or a split of one.
 
     Returns:
@@ -32,7 +30,7 @@ def run(saved: Saved, options: PerplexityOptions | None = None, *, show: bool = 
     store = saved.store(part, show=show)
     documents = saved.evaluation.documents(len(store.splits[part].document_bytes))
 
-    def score(scorer: Saved) -> dict[str, Any]:
+    def score(scorer: Saved) -> dict[str, object]:
         result = scorer.perplexity(store.splits[part], show=show)
         return result.to_dict() | {"documents": documents} | options.origin(saved, store)
 
@@ -44,7 +42,7 @@ def run(saved: Saved, options: PerplexityOptions | None = None, *, show: bool = 
 def _with_protocol(saved: Saved, options: PerplexityOptions) -> Saved:
     """The model with the text, stage, latents and protocol of the options."""
     saved = options.read_by(saved).at(options.stage, options.latents)
-    changes: dict[str, Any] = {"max_documents": options.documents, "context_length": options.context_length}
+    changes: dict[str, object] = {"max_documents": options.documents, "context_length": options.context_length}
     changes = {name: value for name, value in changes.items() if value is not None}
     if options.joined or options.context_length is not None:
         if saved.layout.window(saved.evaluation) is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import permutations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -97,7 +97,7 @@ def reversal_scores(
     return scores
 
 
-def run(saved: Saved, *, batch_size: int = 256, show: bool = False) -> dict[str, Any]:
+def run(saved: Saved, *, batch_size: int = 256, show: bool = False) -> dict[str, object]:
     """The father-son probe with every name of `NAMES` that the tokenizer has as one token.
 
     Returns:
@@ -116,7 +116,7 @@ def run(saved: Saved, *, batch_size: int = 256, show: bool = False) -> dict[str,
             "use a model with a larger vocabulary"
         )
     scores = reversal_scores(saved, names, batch_size=batch_size, show=show)
-    result: dict[str, Any] = {
+    result: dict[str, object] = {
         "names": names,
         "pairs": len(names) * (len(names) - 1),
         "prompts": {condition: f"{CONTEXT} {query}" for condition, query in QUERIES.items()},
@@ -129,7 +129,7 @@ def run(saved: Saved, *, batch_size: int = 256, show: bool = False) -> dict[str,
     return result
 
 
-def _summary(values: np.ndarray) -> dict[str, Any]:
+def _summary(values: np.ndarray) -> dict[str, object]:
     """Mean, spread and interval of a value for each pair [names, names]."""
     same = np.eye(len(values), dtype=bool)
     pairs = values[~same]

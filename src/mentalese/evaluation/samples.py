@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -79,7 +79,9 @@ def as_judge(saved: Saved) -> Saved:
     )
 
 
-def run(saved: Saved, options: SampleOptions, judge: Saved | None = None, *, show: bool = False) -> dict[str, Any]:
+def run(
+    saved: Saved, options: SampleOptions, judge: Saved | None = None, *, show: bool = False
+) -> dict[str, dict[str, object]]:
     """Samples of each kind: `{kind: result}`.
 
     Args:
@@ -89,7 +91,7 @@ def run(saved: Saved, options: SampleOptions, judge: Saved | None = None, *, sho
         InputError: what `open_judge`, `unconditional`, `conditional` and `Saved.store` raise.
     """
     judge = judge or open_judge(options, saved.device)
-    results: dict[str, Any] = {}
+    results: dict[str, dict[str, object]] = {}
     for kind in options.kinds:
         if kind == "unconditional":
             results[kind] = unconditional(saved, options, judge, show=show)
@@ -102,7 +104,7 @@ def run(saved: Saved, options: SampleOptions, judge: Saved | None = None, *, sho
     return results
 
 
-def unconditional(saved: Saved, options: SampleOptions, judge: Saved, *, show: bool = False) -> dict[str, Any]:
+def unconditional(saved: Saved, options: SampleOptions, judge: Saved, *, show: bool = False) -> dict[str, object]:
     """Sequences that begin as a document does; a model with thoughts draws them from its prior.
 
     All have their full length. After the end of a document the next one begins, which the judge reads as another text.
@@ -127,7 +129,7 @@ def unconditional(saved: Saved, options: SampleOptions, judge: Saved, *, show: b
     first = torch.tensor([start]).repeat(options.samples or 64, 1)
     prompts = {"input_ids": first, "attention_mask": torch.ones_like(first)}
 
-    results: dict[str, Any] = {}
+    results: dict[str, object] = {}
     for decoding in options.decodings:
         ids, measured = _sampled(saved, prompts, tokens, decoding, options, show)
         texts = [
@@ -144,7 +146,7 @@ def unconditional(saved: Saved, options: SampleOptions, judge: Saved, *, show: b
 
 def conditional(
     saved: Saved, split: Split, options: SampleOptions, judge: Saved, *, show: bool = False
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Continuations of the beginnings of a split's documents, compared with the documents themselves.
 
     Args:
@@ -166,7 +168,7 @@ def conditional(
     _check_room(context_length(saved.model.config), prompts["input_ids"].shape[1], tokens)
     human, count = text_features(judge, whole), len(beginnings)
 
-    results: dict[str, Any] = {}
+    results: dict[str, object] = {}
     for decoding in options.decodings:
         draws = options.draws if decoding == "multinomial" else 1
         ids, measured = _sampled(saved, prompts, tokens, decoding, options, show, draws=draws)
@@ -348,7 +350,7 @@ def mauve(human: np.ndarray, model: np.ndarray) -> float:
     return float(compute_mauve(p_features=human, q_features=model).mauve)
 
 
-def _protocol(judge: Saved, options: SampleOptions, samples: int, tokens: int) -> dict[str, Any]:
+def _protocol(judge: Saved, options: SampleOptions, samples: int, tokens: int) -> dict[str, object]:
     return {
         "samples": samples,
         "sample_tokens": tokens,

@@ -6,7 +6,7 @@ import hashlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mentalese.errors import InputError, nearest
 from mentalese.evaluation.options import EvaluationOptions, HubOptions, TaskOptions
@@ -16,6 +16,8 @@ from mentalese.models.saved import Saved
 from mentalese.network import hub_or_cache
 
 if TYPE_CHECKING:
+    from lm_eval.tasks.manager import TaskDict
+
     from mentalese.evaluation.harness import MentaleseLM
 
 HUB = "hub:"
@@ -41,7 +43,7 @@ class Questions:
     """
 
     name: str
-    tasks: dict[str, Any]
+    tasks: TaskDict
     limit: int | None
     shots: int | None = None
     data_hash: str | None = None
@@ -59,7 +61,7 @@ def read(name: str, options: EvaluationOptions) -> Questions:
     return read_questions(name, options)
 
 
-def run(saved: Saved, questions: Questions, *, show: bool = False) -> dict[str, Any]:
+def run(saved: Saved, questions: Questions, *, show: bool = False) -> dict[str, object]:
     """Return a model's results on questions, see `zero_shot`.
 
     Raises:
@@ -144,7 +146,7 @@ def read_hub_task(name: str, options: HubOptions) -> Questions:
     return Questions(name, loaded, options.limit, options.shots)
 
 
-def zero_shot(lm: MentaleseLM, questions: Questions) -> dict[str, Any]:
+def zero_shot(lm: MentaleseLM, questions: Questions) -> dict[str, object]:
     """Return a model's results on questions.
 
     Returns:
@@ -166,43 +168,44 @@ def zero_shot(lm: MentaleseLM, questions: Questions) -> dict[str, Any]:
 
     unfinished = lm.unfinished
     try:
-        metrics, about = ask(lm, questions.tasks, questions.limit, questions.shots)
+        found = ask(lm, questions.tasks, questions.limit, questions.shots)
     except ModuleNotFoundError as error:
         raise InputError(f"task '{HUB}{questions.name}' needs {error.name}: pip install {error.name}") from error
     except ValueError as error:
         if not questions.shots or "larger than population" not in str(error):
             raise
         raise InputError(f"shots is {questions.shots}: '{HUB}{questions.name}' has fewer examples; set less") from error
-    items = {name: count["effective"] for name, count in about["n-samples"].items()}
-    parts = {name: metrics[name] | {"items": count} for name, count in items.items()}
-    protocol: dict[str, Any] = {"limit": questions.limit}
+    metrics, items = found.metrics, sum(found.items.values())
+    parts = {name: {**metrics[name], "items": count} for name, count in found.items.items()}
+    result: dict[str, object] = {}
+    protocol: dict[str, object] = {"limit": questions.limit}
     if questions.data_hash is not None:
-        result = _mean([metrics[name] for name in items])
-        result |= {"items": sum(items.values()), "data_hash": questions.data_hash}
-        if len(parts) > 1:
-            result["subsets"] = parts
+        result |= {**_mean([metrics[name] for name in parts]), "items": items, "data_hash": questions.data_hash}
+        result |= {"subsets": parts} if len(parts) > 1 else {}
     else:
-        protocol["shots"] = {name: about["n-shot"][name] for name in items}
-        result = parts.get(questions.name) or parts
-        if questions.name not in parts and metrics.get(questions.name):
-            result = metrics[questions.name] | {"items": sum(items.values()), "subsets": parts}
+        protocol["shots"] = found.shots
+        if questions.name in parts:
+            result |= parts[questions.name]
+        elif metrics.get(questions.name):
+            result |= {**metrics[questions.name], "items": items, "subsets": parts}
+        else:
+            result |= parts
         if any(task.OUTPUT_TYPE == "generate_until" for task in questions.tasks["tasks"].values()):
-            result = result | {"unfinished": lm.unfinished - unfinished}
+            result["unfinished"] = lm.unfinished - unfinished
     return result | {"protocol": protocol | lm.protocol(blocks=questions.read_whole)}
 
 
-def _mean(parts: list[dict[str, float | None]]) -> dict[str, Any]:
+def _mean(parts: list[dict[str, float | None]]) -> dict[str, float | None]:
     """Return each metric's mean over the parts, and its standard error if these parts are all there are."""
-    means: dict[str, Any] = {}
+    means: dict[str, float | None] = {}
     for name in parts[0]:
-        values = [part[name] for part in parts]
-        known = [value for value in values if value is not None]
+        known = [value for part in parts if (value := part[name]) is not None]
         if not name.endswith("_stderr"):
-            means[name] = sum(known) / len(values)
+            means[name] = sum(known) / len(parts)
         else:
-            means[name] = math.hypot(*known) / len(values) if len(known) == len(values) else None
-    if "nll" in means:
-        nll, error = means.pop("nll"), means.pop("nll_stderr")
+            means[name] = math.hypot(*known) / len(parts) if len(known) == len(parts) else None
+    if (nll := means.pop("nll", None)) is not None:
+        error = means.pop("nll_stderr")
         perplexity = math.exp(nll) if nll < 700 else math.inf
         # The delta method: a small error of the logarithm is the relative error of the perplexity.
         means |= {"perplexity": perplexity, "perplexity_stderr": None if error is None else perplexity * error}

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -50,11 +50,11 @@ class Perplexity:
     bytes: int
     perplexity: float
     bits_per_byte: float | None
-    protocol: dict[str, Any]
+    protocol: dict[str, object]
     parts: dict[str, float] = field(default_factory=dict)
     bits_per_byte_with_ends: float | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         figures = dataclasses.asdict(self)
         protocol, parts = figures.pop("protocol"), figures.pop("parts")
         return figures | {"protocol": protocol} | ({"parts": parts} if parts else {})

@@ -70,7 +70,7 @@ class TextModel:
         return chosen or known[0]
 
     @property
-    def protocol(self) -> dict[str, Any]:
+    def protocol(self) -> dict[str, object]:
         """Tokens, context and estimator of a score, to publish with it."""
         self.layout.check_evaluation(self.evaluation)
         return {

@@ -114,7 +114,7 @@ def test_every_option_of_the_sections_changes_something_or_is_refused(case: Case
 class Unsaved(Run):
     """A run that ends after its last step and keeps no model."""
 
-    def _save_model(self, figure: dict[str, Any]) -> None:
+    def _save_model(self, figure: object) -> None:
         pass
 
     def _finish(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import math
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,6 +33,7 @@ from mentalese.data.store import TokenStore, prepare, report
 from mentalese.errors import InputError
 from mentalese.evaluation.answers import answer_limit, ask, check_room
 from mentalese.evaluation.metric import ACCURACY, METRICS
+from mentalese.evaluation.split_result import SplitResult
 from mentalese.files import read_json, remove_remains, sealed, write_json, write_text
 from mentalese.models.base import LossOutput
 from mentalese.models.build import check_length, context_length
@@ -72,6 +74,7 @@ from mentalese.training.state import State
 from mentalese.training.step import TrainStep
 from mentalese.training.tracking import check_trackers, open_trackers, read_metrics
 
+Log = Callable[[dict[str, Any]], None]
 SAMPLES = 2  # without evaluation.sample_prompts
 ANSWERS = "answers.jsonl"  # to the questions of the test split
 TRIED = 50  # openings, until enough of them leave room for an answer
@@ -201,7 +204,7 @@ class Run:
         checkpoints.wait()
         raise Interrupted(self.state.step, signum)
 
-    def _steps(self, checkpoints: Checkpointer, log: Any) -> None:
+    def _steps(self, checkpoints: Checkpointer, log: Log) -> None:
         total, state = self.plan.total_steps, self.state
         buffer = LogBuffer()
         if state.validation_due:
@@ -283,7 +286,7 @@ class Run:
 
     # -- watching ----------------------------------------------------------------------------------------------------
 
-    def _log(self, buffer: LogBuffer, log: Any) -> str:
+    def _log(self, buffer: LogBuffer, log: Log) -> str:
         """Logs the buffer's last step; a loss or gradient that is not finite ends the run before anything is saved."""
         losses, norms = self.check_finite(buffer)
         seconds = time.perf_counter() - buffer.started
@@ -346,7 +349,7 @@ class Run:
             return False
         return state.validations_without_gain >= patience
 
-    def _validate(self, checkpoints: Checkpointer, log: Any) -> None:
+    def _validate(self, checkpoints: Checkpointer, log: Log) -> None:
         """Validate, or stop at a signal with a checkpoint from which the same validation is made again."""
         before = dict(vars(self.state))
         try:
@@ -357,7 +360,7 @@ class Run:
             vars(self.state).update(before, validation_due=True)
             self._stop(checkpoints, stop.signum)
 
-    def _validated(self, log: Any) -> None:
+    def _validated(self, log: Log) -> None:
         state, layout = self.state, self._layout_at(self.state.step)
         # Every rank scores the whole split: sharded parameters need all ranks, and rank 0's result decides for all.
         with self.autocast():
@@ -367,17 +370,17 @@ class Run:
         if layout.stage != state.stage:  # the best of another stage does not count at this one
             state.stage, state.validations_without_gain = layout.stage, 0
             state.best_step = state.best = state.best_nll = state.to_beat = None
-        value, nll = figure[self.metric.name], figure["nll"]
+        value, nll = figure.value(self.metric), figure.scores.nll
         if self._gains(value, state.to_beat, by=self.recipe.train.early_stopping_min_delta):
             state.to_beat, state.validations_without_gain = value, 0
         else:
             state.validations_without_gain += 1
         if self._gains(value, state.best) or (self.asks and value == state.best and nll < (state.best_nll or 0.0)):
             state.best, state.best_nll, state.best_step = value, nll, state.step
-            state.unfinished = figure.get("unfinished", 0)
+            state.unfinished = figure.unfinished
             self._save_model(figure)
         position = self.plan.position(state.step)
-        log({"step": state.step, "tokens": position.tokens, "flops": state.flops, "validation": figure})
+        log({"step": state.step, "tokens": position.tokens, "flops": state.flops, "validation": figure.to_dict()})
         state.validation_due = False
 
     def _gains(self, value: float, before: float | None, by: float = 0.0) -> bool:
@@ -412,23 +415,20 @@ class Run:
 
     def _figure(
         self, name: str, saved: Saved, *, show: bool = False, out: Path | None = None, **options: Any
-    ) -> dict[str, Any]:
-        """The perplexity of a split; if the recipe asks questions, also how many were answered correctly, and at which
-        stage.
+    ) -> SplitResult:
+        """Score a split; of questions also the answers, which are written to `out`.
 
         Args:
-            out: a file for the answers, see `Answers.write`.
             options: of `scoring.perplexity`.
         """
         split = self.store.splits[name]
-        scored = saved.perplexity(split, show=show, **options).to_dict()
+        scores = saved.perplexity(split, show=show, **options)
         if not self.asks:
-            return scored
+            return SplitResult(scores)
         answers = ask(saved, split, show=show)
-        asked = answers.metrics().to_dict()
         if out is not None:
             answers.write(out)
-        return scored | asked | {"stage": saved.layout.stage, "protocol": scored["protocol"] | asked["protocol"]}
+        return SplitResult(scores, answers.metrics(), saved.layout.stage)
 
     def _check_evaluation(self) -> None:
         """Refuses now, rather than after training, what evaluation would refuse."""
@@ -503,7 +503,7 @@ class Run:
             )
         return prompts, int(min(recipe.evaluation.sample_tokens, context - max(taken)))
 
-    def _provenance(self) -> dict[str, Any]:
+    def _provenance(self) -> dict[str, object]:
         return {
             "fingerprint": self.recipe.fingerprint(),
             "data_hash": self.store.meta["data_hash"],
@@ -519,7 +519,7 @@ class Run:
     def _write_checkpoint(self, checkpoints: Checkpointer) -> None:
         checkpoints.save(self.state.step, self.model, self.optimizer, dict(vars(self.state)))
 
-    def _save_model(self, figure: dict[str, Any]) -> None:
+    def _save_model(self, figure: SplitResult) -> None:
         """The best model so far as `model/`, with this evaluation on its card."""
         model = self.model
         sharded = self.parallel.world_size > 1 and self.recipe.train.parallel == "fsdp"
@@ -535,11 +535,11 @@ class Run:
             recipe = dataclasses.replace(self.recipe, layout=layout, evaluation=self._evaluation(layout))
             about = {"recipe": recipe.to_dict(), "step": self.state.step}
             about["source_fingerprint"] = self.store.meta["source_fingerprint"]
-            card = self._card(validation=figure)
+            card = self._card(validation=figure.to_dict())
             save_model(self.out / "model", model, self.tokenizer, adapted=adapted, card=card, **about)
         self.parallel.barrier()
 
-    def _card(self, **found: Any) -> str:
+    def _card(self, **found: object) -> str:
         best = self.state.best_step or 0
         counts = {"parameters": self.parameters, "best_step": best, "tokens": self.plan.position(best).tokens}
         return model_card(self.recipe, counts | self._provenance() | found)
@@ -579,7 +579,7 @@ class Run:
             "tokens_per_second": statistics.median(r["tokens_per_second"] for r in records if "loss" in r),
             **({} if self.peak_memory is None else {"peak_memory_bytes": self.peak_memory}),
             "validation": best,
-            "test": test,
+            "test": test.to_dict(),
             "samples": [{"prompt": prompt, "text": text} for prompt, text in zip(self.prompts, texts)],
             "curve": learning_curve(records),
             "config": recipe.to_dict(),
