@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from mentalese.data.builtin import BUILTIN, MIN_WORDS, family_stories, stdlib
+from mentalese.data.builtin import BUILTIN, MIN_WORDS, stdlib
+from mentalese.data.stories import family_stories
 
 
 @pytest.mark.slow
@@ -26,8 +27,8 @@ def test_stdlib_is_english_prose_in_documents_of_some_length() -> None:
 def test_builtin_data_is_the_same_in_every_process() -> None:
     """Question i does not depend on how many are made, so that a few show what would differ: the order of a set."""
     code = (
-        "import hashlib; from mentalese.data import arithmetic, builtin, prosqa; print(hashlib.sha256(repr(["
-        "builtin.stdlib(), builtin.family_stories(300), arithmetic.word_problems(300), prosqa.prosqa_questions(300), "
+        "import hashlib; from mentalese.data import arithmetic, builtin, prosqa, stories; print(hashlib.sha256(repr(["
+        "builtin.stdlib(), stories.family_stories(300), arithmetic.word_problems(300), prosqa.prosqa_questions(300), "
         "prosqa.prosqa_questions(300, size=prosqa.SMALL)]).encode()).hexdigest())"
     )
     first, second = (

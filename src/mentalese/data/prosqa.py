@@ -20,32 +20,23 @@ from functools import cache
 from itertools import accumulate, pairwise
 
 from mentalese.data.documents import Document, record
-from mentalese.errors import InputError
+from mentalese.data.stories import words
 
 PROSQA_VERSION = 1
 TRAIN, VALIDATION, TEST = 17_886, 300, 500  # questions, as published
 
-# The published words, so that a model trained here can be asked the published questions.
-# ruff: noqa: SIM905
-_NAMES = "Alex Bob Carol Davis Eva Fae Gabriel Jack Max Oliver Polly Rex Sally Sam Stella Tom Wren".split()
-_CONCEPTS = (
-    "bompus boompus brimpus chorpus dumpus felpus fompus gerpus gorpus grimpus gwompus hilpus impus jelpus jompus "
-    "kerpus lempus lorpus numpus quimpus rempus rompus rorpus scrompus shumpus sterpus storpus terpus timpus tumpus "
-    "vumpus worpus wumpus yerpus yimpus yumpus zhorpus zumpus"
-).split()
-
 
 @dataclass(frozen=True)
 class GraphSize:
-    """How large the graph of a question is, and how it grows.
+    """The size and growth of the graph of a question.
 
     The first two nodes are people. Each later node gets a Poisson number of parents among the first person's
     descendants, or the second's, or all nodes. Nodes without parents become people; those without any edge go.
 
     Attributes:
-        nodes: before those without any edge are left out; at most 40.
+        nodes: before those without any edge are left out; 2 * fewest steps + 2 to 40.
         parents: mean number of parents, before it is cut where there are fewer to choose from.
-        shares: of nodes whose parents descend from the first person alone, and from the second alone.
+        shares: of nodes whose parents descend only from the first person, and only from the second.
         depth_weight: a node d steps from the one of the two that leads to it is taken as a parent 1 + depth_weight * d
             times as often as a node that both lead to, or neither.
         steps: fewest and most steps to the answer.
@@ -56,14 +47,6 @@ class GraphSize:
     shares: tuple[float, float] = (0.35, 0.45)
     depth_weight: float = 1.5
     steps: tuple[int, int] = (3, 6)
-
-    def __post_init__(self) -> None:
-        fewest, most = self.steps
-        if not 1 <= fewest <= most:
-            raise InputError(f"steps are {self.steps}: use the fewest and the most, at least 1")
-        least, most = 2 * fewest + 2, len(_CONCEPTS) + 2
-        if not least <= self.nodes <= most:
-            raise InputError(f"nodes are {self.nodes}: set {least} ({fewest} steps from each of two people) to {most}")
 
 
 PUBLISHED = GraphSize()
@@ -95,31 +78,31 @@ class Question:
     answer: str
 
     def distances(self) -> list[int | None]:
-        """Steps from root to each node, by breadth-first search; `None`: root does not lead there."""
-        found: list[int | None] = [None] * len(self.symbols)
-        found[self.root], frontier, step = 0, {self.root}, 0
+        """Return the steps from root to each node, by breadth-first search; `None` if root does not lead there."""
+        distances: list[int | None] = [None] * len(self.symbols)
+        distances[self.root], frontier, step = 0, {self.root}, 0
         while frontier:
             step += 1
-            frontier = {b for a, b in self.edges if a in frontier and found[b] is None}
+            frontier = {b for a, b in self.edges if a in frontier and distances[b] is None}
             for node in frontier:
-                found[node] = step
-        return found
+                distances[node] = step
+        return distances
 
 
 @cache
 def prosqa() -> tuple[Document, ...]:
-    """As many questions as the three published splits have together, of their size, split again."""
+    """Return as many questions as the three published splits have together, of their size, split again."""
     return _records(prosqa_questions(TRAIN + VALIDATION + TEST))
 
 
 @cache
 def prosqa_small() -> tuple[Document, ...]:
-    """Questions that a small model learns in minutes: about 7 entities, 2 or 3 steps."""
+    """Return questions that a small model learns in minutes: about 7 entities, 2 or 3 steps."""
     return _records(prosqa_questions(20_000, size=SMALL))
 
 
 def prosqa_questions(count: int, seed: int = 0, size: GraphSize = PUBLISHED) -> list[Question]:
-    """The questions of `prosqa`, with their ground truth; question i is the same whatever `count` is."""
+    """Return the questions of `prosqa`, with their ground truth; question i is the same whatever `count` is."""
     return [_question(random.Random(f"prosqa {PROSQA_VERSION} {seed} {i}"), size) for i in range(count)]
 
 
@@ -128,6 +111,7 @@ def _records(questions: list[Question]) -> tuple[Document, ...]:
 
 
 def _question(rng: random.Random, size: GraphSize) -> Question:
+    names = words("prosqa")["names"]
     while True:  # at the published size 1 graph in 13 asks for nothing
         parents, distances = _graph(rng, size)
         leaves = [node for node in set(range(size.nodes)).difference(*parents) if parents[node]]
@@ -136,7 +120,7 @@ def _question(rng: random.Random, size: GraphSize) -> Question:
         used = sorted({node for child, own in enumerate(parents) if own for node in (child, *own)})
         people = [node for node in used if not parents[node]]
         concepts = [node for node in used if parents[node]]
-        if all(ends) and size.steps[0] <= farthest <= size.steps[1] and len(people) <= len(_NAMES):
+        if all(ends) and size.steps[0] <= farthest <= size.steps[1] and len(people) <= len(names):
             break
     root, target = rng.choice(
         [(person, end) for person in (0, 1) for end in ends[person] if ends[person][end] == farthest]
@@ -146,8 +130,8 @@ def _question(rng: random.Random, size: GraphSize) -> Question:
     for left in reversed(range(farthest)):
         path.insert(0, rng.choice([node for node in parents[path[0]] if distances[node].get(root) == left]))
 
-    word = dict(zip(people, rng.sample(_NAMES, len(people)), strict=True))
-    word |= dict(zip(concepts, rng.sample(_CONCEPTS, len(concepts)), strict=True))
+    word = dict(zip(people, rng.sample(names, len(people)), strict=True))
+    word |= dict(zip(concepts, rng.sample(words("prosqa")["concepts"], len(concepts)), strict=True))
     place = {node: i for i, node in enumerate(used)}
     edges = [(parent, node) for node in used for parent in parents[node]]
 
@@ -169,11 +153,11 @@ def _question(rng: random.Random, size: GraphSize) -> Question:
 
 
 def _graph(rng: random.Random, size: GraphSize) -> tuple[list[list[int]], list[dict[int, int]]]:
-    """For each node its parents, and its distances in edges from those of the first two people that lead to it."""
+    """Return for each node its parents, and its distances from those of the first two people that lead to it."""
     parents: list[list[int]] = [[], []]
     distances: list[dict[int, int]] = [{0: 0}, {1: 0}]
     weights = [1.0, 1.0]
-    descendants = ([0], [1])  # of one of the two alone, itself included
+    descendants = ([0], [1])  # only of one of the two, itself included
     for node in range(2, size.nodes):
         wanted, branch = _poisson(rng, size.parents), rng.random()
         candidates: Sequence[int] = range(node)
