@@ -778,7 +778,7 @@ def test_files_that_are_missing_or_wrong_are_named(folder: Path) -> None:
     with pytest.raises(InputError, match=r"sciq_validation.jsonl has no questions"):
         read_questions("sciq", TaskOptions(task_files=folder))
     (folder / "lambada_test.jsonl").write_text("He said no\n")
-    with pytest.raises(InputError, match=r"lambada_test.jsonl, line 1 is not JSON"):
+    with pytest.raises(InputError, match=r"lambada_test.jsonl, line 1 cannot be read"):
         read_questions("lambada_openai", TaskOptions(task_files=folder))
 
 
