@@ -44,13 +44,13 @@ import torch
 from mentalese import provenance
 from mentalese.compare.bench import Contender, measure
 from mentalese.data.store import prepare
-from mentalese.families.suite.methods import SuiteTask
-from mentalese.families.suite.recipes import SUITE
 from mentalese.files import read_json, write_json
 from mentalese.models.base import as_model, compile_parts
 from mentalese.models.build import build_model
 from mentalese.recipe import DataConfig, Recipe, TrainConfig
 from mentalese.registry import get_recipe
+from mentalese.suite.methods import SuiteTask
+from mentalese.suite.recipes import SUITE
 from mentalese.suite.run import run_suite
 from mentalese.training.loop import train
 from mentalese.training.parallel import setup

@@ -20,10 +20,10 @@ from typing import Any
 
 from mentalese.compare.compare import compare, run_folder
 from mentalese.evaluation.statistics import summary
-from mentalese.families.suite.recipes import SUITE
 from mentalese.files import write_json
 from mentalese.recipe import Recipe
-from mentalese.suite.run import interval, levels_of, part_nats
+from mentalese.suite.judge import interval, levels_of, part_nats
+from mentalese.suite.recipes import SUITE
 
 INNER: dict[str, dict[str, Any]] = {
     "paper": {"fast_optimizer": "adam", "fast_schedule": "constant", "noise": "resampled", "fast_learning_rate": 0.3},

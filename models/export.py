@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from mentalese import load
 from mentalese.compare.compare import run_folder
 from mentalese.files import RECORD, read_json, sealed, sha256, whole_folder, write_json
-from mentalese.suite.page import stands
+from mentalese.suite.judge import stands
 
 MODELS = Path(__file__).parent / "mentalese_models"
 WEIGHTS = "model.safetensors"

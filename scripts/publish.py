@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from mentalese.files import compact_json, read_json, write_text
-from mentalese.suite.run import VERSION, joined, write_suite
+from mentalese.suite.judge import joined
+from mentalese.suite.run import VERSION, write_suite
 
 ROOT = Path(__file__).resolve().parents[1]
 UNPUBLISHED = ("curve", "samples")

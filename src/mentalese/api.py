@@ -78,7 +78,7 @@ def evaluate(
     Args:
         model: an opened model, or what `load` takes.
         tasks: `perplexity`, `reversal`, a zero-shot set (`blimp`, `hellaswag`, ..) or `hub:NAME` for any task of
-            lm-eval, see `mentalese.evaluation.suite.TASKS`.
+            lm-eval, see `mentalese.evaluation.measures.TASKS`.
         data: the text: a source, or what `as_source` takes; one file or set of texts is scored as a whole. The same as
             the option `source`.
         out: a JSON file for the results.
@@ -95,14 +95,14 @@ def evaluate(
         InputError: an unknown task, an option that does not exist or that none of the tasks uses, or what the tasks
             refuse.
     """
-    from mentalese.evaluation import suite
+    from mentalese.evaluation import measures
 
     wanted = _options(
         EvaluationOptions, _with_source(options, data) | {"tasks": [tasks] if isinstance(tasks, str) else tasks}
     )
     place = _place(out)
-    questions = suite.read_tasks(wanted)
-    results = suite.run(_opened(model), wanted, questions, show=show)
+    questions = measures.read_tasks(wanted)
+    results = measures.run(_opened(model), wanted, questions, show=show)
     if place is not None:
         write_json(place, results)
     return results

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mentalese.data import layouts
 from mentalese.errors import InputError, nearest
@@ -66,6 +66,24 @@ def load(reference: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
+class Collection(NamedTuple):
+    """Recipes of several families."""
+
+    description: str
+    recipes: str
+
+
+COLLECTIONS = {
+    "suite": Collection(
+        "families on tasks with a known optimum, with twins and controls", "mentalese.suite.recipes:RECIPES"
+    ),
+    "demo": Collection("models that learn within two minutes", "mentalese.suite.demo_models:RECIPES"),
+    "latent_reasoning": Collection(
+        "latent reasoning on GSM8K-Aug in one setting", "mentalese.suite.latent_reasoning:RECIPES"
+    ),
+}
+
+
 @cache
 def families() -> dict[str, Family]:
     """All families by name, the built-in ones first."""
@@ -101,12 +119,18 @@ layouts.BROUGHT.append(_layouts)
 def recipes() -> dict[str, Recipe]:
     """All recipes by `prefix/name`, in the order in which their families declare them."""
     found: dict[str, Recipe] = {}
-    for family in families().values():
-        for recipe in load(family.recipes):
+    for name in (*families(), *COLLECTIONS):
+        for recipe in recipes_of(name):
             if recipe.name in found:
                 raise InputError(f"the recipe {recipe.name!r} is declared twice: rename one")
             found[recipe.name] = recipe
     return found
+
+
+def recipes_of(name: str) -> list[Recipe]:
+    """Return the recipes of a family or a collection."""
+    declared: list[Recipe] = load((families() | COLLECTIONS)[name].recipes)
+    return declared
 
 
 def get_recipe(name: str) -> Recipe:

@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from mentalese import cli, get_recipe
 from mentalese.compare.jobs import Job
 from mentalese.compare.jobs import run_jobs as jobs_of_this_process
-from mentalese.families.suite.demo import DEMO, Shown
 from mentalese.models.checkpoints import saved_recipe
 from mentalese.recipe import TrainConfig
 from mentalese.registry import families
+from mentalese.suite.demo_models import DEMO, Shown
 from support import keep_changes, tiny_recipes
 
 SMALL = """
@@ -284,10 +284,10 @@ def test_the_demo_ends_in_a_page_of_what_each_model_thinks(
         trained.extend(job.recipe.name for job in jobs if not (job.folder / "result.json").is_file())
         return jobs_of_this_process(jobs, show=show)
 
-    monkeypatch.setattr("mentalese.demo.run.SCORED", 4)
-    monkeypatch.setattr("mentalese.demo.run.TRIED", 4)
-    monkeypatch.setattr("mentalese.demo.run.DEMO", {name: short(make) for name, make in DEMO.items()})
-    monkeypatch.setattr("mentalese.demo.run.run_jobs", run_jobs)
+    monkeypatch.setattr("mentalese.suite.demo.SCORED", 4)
+    monkeypatch.setattr("mentalese.suite.demo.TRIED", 4)
+    monkeypatch.setattr("mentalese.suite.demo.DEMO", {name: short(make) for name, make in DEMO.items()})
+    monkeypatch.setattr("mentalese.suite.demo.run_jobs", run_jobs)
     assert mentalese("demo") == 0
     shown = capsys.readouterr().out
     found = json.loads(Path("runs/demo/demo.json").read_text())["models"]

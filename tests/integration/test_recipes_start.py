@@ -29,9 +29,9 @@ from mentalese import Recipe, recipes
 from mentalese.data import prosqa, sentences, tokenizers
 from mentalese.data.sources import open_source
 from mentalese.data.store import prepare
-from mentalese.data.suite import TASKS
-from mentalese.data.suite.base import HELD_OUT
 from mentalese.recipe import TrainConfig
+from mentalese.suite.tasks import TASKS
+from mentalese.suite.tasks.base import HELD_OUT
 from mentalese.training.log_buffer import LogBuffer
 from mentalese.training.loop import Run
 from mentalese.training.parallel import setup

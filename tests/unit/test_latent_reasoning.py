@@ -13,7 +13,7 @@ from mentalese import recipes
 from mentalese.data.store import prepare
 from mentalese.families.codi.recipes import gsm8k
 from mentalese.families.looped.recipes import grown
-from mentalese.families.suite.latent_reasoning import loops, ways
+from mentalese.suite.latent_reasoning import loops, ways
 from mentalese.testing.runs import quiet_run
 from mentalese.training.log_buffer import LogBuffer
 from support import shrink

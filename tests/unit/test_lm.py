@@ -33,8 +33,8 @@ from mentalese.data.split import Split
 from mentalese.data.tokenizers import add_markers, special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluation.harness import MentaleseLM
+from mentalese.evaluation.measures import read_tasks
 from mentalese.evaluation.options import EvaluationOptions, HubOptions, TaskOptions
-from mentalese.evaluation.suite import read_tasks
 from mentalese.evaluation.zero_shot import SETS, read_hub_task, read_questions, zero_shot
 from mentalese.models.base import LanguageModel
 from mentalese.models.build import build_model

@@ -18,19 +18,21 @@ from mentalese import cli
 from mentalese.compare.compare import compare, run_folder
 from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.store import prepare
-from mentalese.data.suite import Levels, task
-from mentalese.demo.run import run_demo
 from mentalese.errors import InputError
 from mentalese.evaluation.options import EvaluationOptions
-from mentalese.families.suite.demo import DEMO
-from mentalese.families.suite.methods import SuiteTask
-from mentalese.families.suite.recipes import DEFAULT, RECIPES, SUITE
-from mentalese.families.suite.texts import UNSEEN
 from mentalese.models.build import build_model
 from mentalese.recipe import Recipe
+from mentalese.suite import judge as suite_judge
 from mentalese.suite import run as suite_run
-from mentalese.suite.page import stands, suite_page
-from mentalese.suite.run import answer_levels, further_score, interval, judge, levels_of, part_nats, run_suite
+from mentalese.suite.demo import run_demo
+from mentalese.suite.demo_models import DEMO
+from mentalese.suite.judge import answer_levels, further_score, interval, judge, levels_of, part_nats, stands
+from mentalese.suite.methods import SuiteTask
+from mentalese.suite.page import suite_page
+from mentalese.suite.recipes import DEFAULT, RECIPES, SUITE
+from mentalese.suite.run import run_suite
+from mentalese.suite.tasks import Levels, task
+from mentalese.suite.texts import UNSEEN
 from support import module_at
 
 ROOT = Path(__file__).parents[2]
@@ -172,8 +174,8 @@ def test_every_run_has_its_second_scores_which_are_kept(tmp_path: Path, monkeypa
         bound = {"bits_per_byte": 2.0, "bits_per_byte_with_ends": None}  # as of a model that infers thoughts
         return {"perplexity": bound} if options.tasks == ("perplexity",) else {"blimp": {"acc": 0.25 + len(asked)}}
 
-    monkeypatch.setattr(suite_run, "load", load)
-    monkeypatch.setattr(suite_run, "evaluate", evaluate)
+    monkeypatch.setattr(suite_judge, "load", load)
+    monkeypatch.setattr(suite_judge, "evaluate", evaluate)
     made = dataclasses.replace(SUITE["topics"](1.0), spec="topics", scored="all", further=UNSEEN)
     for method in made.methods:
         for seed in range(3):
@@ -216,10 +218,10 @@ def test_only_answers_are_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             asked = [False, *(before == "?" for before in words[:-1])]
             return np.where(asked, 0.0, 1.0).astype(np.float32)
 
-    monkeypatch.setattr(suite_run, "load", lambda path: Model())
+    monkeypatch.setattr(suite_judge, "load", lambda path: Model())
     assert part_nats(tmp_path, made) == 0.0
     assert json.loads((tmp_path / "suite.json").read_text())["tokens"] == 2 * 1000
-    monkeypatch.setattr(suite_run, "load", lambda path: pytest.fail("scored twice"))
+    monkeypatch.setattr(suite_judge, "load", lambda path: pytest.fail("scored twice"))
     assert part_nats(tmp_path, made) == 0.0
 
 
@@ -280,7 +282,7 @@ def test_second_halves_are_what_thoughts_of_first_halves_are_asked_for(
             scores[places] = 1.0
             return scores
 
-    monkeypatch.setattr(suite_run, "load", lambda path: Model())
+    monkeypatch.setattr(suite_judge, "load", lambda path: Model())
     assert part_nats(tmp_path, made) == 1.0  # no place is left out, or it would not be a number
     assert json.loads((tmp_path / "suite.json").read_text())["tokens"] == 32 * 1000
     assert levels_of(made).optimum < task(made.spec).levels().optimum  # more is known in the second half
@@ -412,15 +414,15 @@ def test_methods_join_those_that_are_published(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="publish it without --join"):
         script.publish(runs, ["topics"], results, join=True)
     other = json.loads((runs / "suite.json").read_text())["tasks"][0]
-    tests = suite_run.joined(other, found)["methods"][0]["against"]
+    tests = suite_judge.joined(other, found)["methods"][0]["against"]
     assert {name: test["conclusive"] for name, test in tests.items()} == {names[1]: True, names[2]: False}
     with pytest.raises(InputError, match=r"size of topics is 1\.0, and 0\.5 in the results that it is to join"):
-        suite_run.joined(other, found | {"size": 0.5})
+        suite_judge.joined(other, found | {"size": 0.5})
     found["methods"][-1]["name"] = "topics/gone"
     with pytest.raises(
         InputError, match=r"topics no longer has topics/gone, which the results that it is to join have"
     ):
-        suite_run.joined(other, found)
+        suite_judge.joined(other, found)
 
 
 @pytest.mark.parametrize(
@@ -437,7 +439,7 @@ def test_a_page_of_somebody_else_is_not_replaced(
     def train(*_: Any, **__: Any) -> Any:
         raise AssertionError("a training has begun")
 
-    for place in ("demo.run.run_jobs", "suite.run.compare", "compare.compare.run_jobs"):
+    for place in ("suite.demo.run_jobs", "suite.run.compare", "compare.compare.run_jobs"):
         monkeypatch.setattr(f"mentalese.{place}", train)
     (tmp_path / page).write_text("mine")
     with pytest.raises(InputError, match=f"it has another {page}: use another folder"):

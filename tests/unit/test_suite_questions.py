@@ -15,12 +15,12 @@ import pytest
 from mentalese.data.builtin import open_builtin
 from mentalese.data.documents import SPLITS, Document, Source
 from mentalese.data.prosqa import Question
-from mentalese.data.suite import task
-from mentalese.data.suite.composition import Composition
-from mentalese.data.suite.expressions import Expressions, distributions
-from mentalese.data.suite.reachability import RULES, Reachability, rule_accuracy
-from mentalese.data.suite.recall import Recall
 from mentalese.data.tokenizers import corpus_encoder, open_tokenizer
+from mentalese.suite.tasks import task
+from mentalese.suite.tasks.composition import Composition
+from mentalese.suite.tasks.expressions import Expressions, distributions
+from mentalese.suite.tasks.reachability import RULES, Reachability, rule_accuracy
+from mentalese.suite.tasks.recall import Recall
 
 
 def parts(document: Document) -> tuple[str, list[str], str]:

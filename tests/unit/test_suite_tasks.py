@@ -13,9 +13,9 @@ import pytest
 from mentalese import InputError
 from mentalese.data.builtin import BUILTIN, described, open_builtin
 from mentalese.data.documents import SPLITS, Source
-from mentalese.data.suite import TASKS, Levels, task
-from mentalese.data.suite.reachability import RULES, Reachability, rule_accuracy
 from mentalese.data.tokenizers import corpus_encoder, open_tokenizer
+from mentalese.suite.tasks import TASKS, Levels, task
+from mentalese.suite.tasks.reachability import RULES, Reachability, rule_accuracy
 
 DOCS = Path(__file__).parents[2] / "docs" / "tasks.md"
 HARDER = {

@@ -9,9 +9,9 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from mentalese.data.suite.base import MarkovText
-from mentalese.data.suite.phrases import Phrases
-from mentalese.data.suite.topics import Topics
+from mentalese.suite.tasks.base import MarkovText
+from mentalese.suite.tasks.phrases import Phrases
+from mentalese.suite.tasks.topics import Topics
 
 TINY: dict[str, MarkovText] = {
     "bigram": Topics(topics=3, symbols=3, length=5),

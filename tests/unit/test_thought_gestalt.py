@@ -20,7 +20,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from mentalese.errors import InputError
-from mentalese.families.suite.texts import composed, recall, text
 from mentalese.families.thought_gestalt.blocks import CrossAttention, Step
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
 from mentalese.families.thought_gestalt.model import ThoughtGestaltForCausalLM
@@ -33,6 +32,7 @@ from mentalese.models.build import check_context
 from mentalese.models.trace import ThoughtTrace
 from mentalese.nn.loss import linear_cross_entropy_reference
 from mentalese.registry import get_recipe, match_recipes
+from mentalese.suite.texts import composed, recall, text
 from support import training_losses
 
 PAD, BOS, EOS, EOD = 0, 1, 2, 3

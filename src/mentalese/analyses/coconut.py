@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
     from mentalese.data.prosqa import Question as GraphQuestion
     from mentalese.data.split import Split
-    from mentalese.data.suite.reachability import Reachability
     from mentalese.evaluation.answers import AnswerRecord
     from mentalese.families.coconut.model import Thoughts
     from mentalese.models.saved import Saved
+    from mentalese.suite.tasks.reachability import Reachability
 
 DOCUMENTS = 100  # first questions of the split, whose thoughts are shown (appendix B.2)
 ANSWERED = 500  # questions that are answered
@@ -478,8 +478,8 @@ def frontier(paths: list[str], *, source: str | None = None, documents: int = AN
 
 def _search(source: str) -> tuple[Reachability, dict[str, GraphQuestion]]:
     """The task of a source of graphs, and its validation questions by their text."""
-    from mentalese.data.suite import task
-    from mentalese.data.suite.reachability import Reachability
+    from mentalese.suite.tasks import task
+    from mentalese.suite.tasks.reachability import Reachability
 
     spec = source.removeprefix("builtin:")
     made = task(spec) if spec.partition(":")[0] == Reachability.name else None

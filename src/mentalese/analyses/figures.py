@@ -12,7 +12,6 @@ from typing import Any
 
 from mentalese.analyses.curves import CURVES
 from mentalese.analyses.drawing import Figure
-from mentalese.analyses.suite import SUITE, SUITE_TEXT
 from mentalese.errors import InputError, nearest
 from mentalese.files import check_place, read_json
 from mentalese.install import install_command
@@ -54,7 +53,7 @@ def figures() -> dict[str, Figure]:
     """All figures by name: `curves`, `positions`, `suite`, `suite-text`, and `FAMILY/NAME` for those of families."""
     from mentalese.registry import families, load
 
-    every = {"curves": CURVES, "positions": POSITIONS, "suite": SUITE, "suite-text": SUITE_TEXT}
+    every = {"curves": CURVES, "positions": POSITIONS, **load("mentalese.suite.figures:FIGURES")}
     for family in families().values():
         own = load(family.figures) if family.figures else {}
         every |= {f"{family.name}/{name}": figure for name, figure in own.items()}

@@ -30,7 +30,7 @@ class Options:
 def run(words: list[str]) -> None:
     names, options = read(Options, words, "demo")
     none(names, "demo")
-    from mentalese.demo.run import run_demo
+    from mentalese.suite.demo import run_demo
 
     with only_result_on_stdout():
         found = run_demo(options.out, jobs=options.jobs)

@@ -31,11 +31,11 @@ def run(words: list[str]) -> None:
         raise InputError("--against: use the command `mentalese diff MODEL OTHER` instead")
     path, options = read_one(Options, words, "eval", "MODEL")
     options.check()
-    from mentalese.evaluation import suite
+    from mentalese.evaluation import measures
 
     with only_result_on_stdout():
-        questions = suite.read_tasks(options)
-        results = suite.run(options.open(path), options, questions, show=True)
+        questions = measures.read_tasks(options)
+        results = measures.run(options.open(path), options, questions, show=True)
     rows = [(task, *row) for task, result in results.items() for row in metric_rows(result)]
     scored = results.get("perplexity", {})
     scored = scored if "source" in scored or not scored else next(iter(scored.values()))  # by estimator

@@ -13,7 +13,7 @@ from mentalese.commands.options import one, read
 from mentalese.commands.shared import print_json
 from mentalese.errors import InputError, nearest
 from mentalese.recipe import Recipe
-from mentalese.registry import families, load, recipes
+from mentalese.registry import COLLECTIONS, families, recipes, recipes_of
 
 if TYPE_CHECKING:
     from mentalese.commands.cost import Cost
@@ -82,6 +82,7 @@ def _everything() -> dict[str, dict[str, str]]:
 
     return {
         "families": {name: family.description for name, family in families().items()},
+        "collections": {name: collection.description for name, collection in COLLECTIONS.items()},
         "recipes": {name: recipe.description for name, recipe in recipes().items()},
         "data": described(),
         "figures": {name: f"{figure.description} ({figure.takes})" for name, figure in figures().items()},
@@ -89,10 +90,10 @@ def _everything() -> dict[str, dict[str, str]]:
 
 
 def _of_family(name: str) -> dict[str, Recipe]:
-    known = families()
+    known = (*families(), *COLLECTIONS)
     if name not in known:
         raise InputError(f"--family is {name!r}: no family is called that{nearest(name, known)}")
-    return {recipe.name: recipe for recipe in load(known[name].recipes)}
+    return {recipe.name: recipe for recipe in recipes_of(name)}
 
 
 def _costs(chosen: list[Recipe]) -> dict[str, Cost | None]:
@@ -129,7 +130,7 @@ def _overview(everything: dict[str, dict[str, str]]) -> None:
         print(f"  {textwrap.shorten(f'{name}: {description}', width() - 2, placeholder=' ..')}")
         own = [recipe.name for recipe in sorted(_of_family(name).values(), key=_rank) if not recipe.paper]
         print(_names(own, _LINES, f"list --family {name}"))
-    for title in ("data", "figures"):
+    for title in ("collections", "data", "figures"):
         print(f"\n{title}:\n{_names([*everything[title]], len(everything[title]), '')}")
     print(f"\n{tables} more recipes are settings of papers' tables: --all, --table 'Table 1' or PATTERN lists them.")
 

@@ -1,7 +1,7 @@
 """Built-in data: nothing is downloaded, and no text of other people is shipped.
 
 `stdlib` is real English that comes with every CPython; the rest is generated, so that what is true in it is known:
-`families` in stories.py, `prosqa` in prosqa.py, `arithmetic` in arithmetic.py and the tasks of the suite in suite/.
+`families` in stories.py, `prosqa` in prosqa.py, `arithmetic` in arithmetic.py and the tasks of `mentalese.suite`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from mentalese.data.arithmetic import arithmetic
 from mentalese.data.documents import SPLITS, Document, Kind, Reader
 from mentalese.data.prosqa import prosqa, prosqa_small
 from mentalese.data.stories import families
-from mentalese.data.suite import TASKS, Task, task
 from mentalese.errors import InputError, nearest
+from mentalese.suite.tasks import TASKS, Task, task
 
 MIN_WORDS = 100
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from mentalese.html import render
+from mentalese.suite.judge import stands
 
 
 def suite_page(result: Mapping[str, Any]) -> str:
@@ -15,15 +16,3 @@ def suite_page(result: Mapping[str, Any]) -> str:
         method["family"] for role in ("mechanism", "other") for method in methods if method["role"] == role
     )
     return render("suite.html.j2", result=result, families=families, stands=stands)
-
-
-def stands(method: Mapping[str, Any], methods: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a mechanism has a twin and a control and is better than all of them.
-
-    Args:
-        method, methods: one method and all methods of a task in `suite.json`.
-    """
-    tests = method.get("against", {})
-    if not {"twin", "control"} <= {rival["role"] for rival in methods if rival["name"] in tests}:
-        return False
-    return all(test and test["conclusive"] and test["difference"] > 0 for test in tests.values())

@@ -1,4 +1,4 @@
-"""What `mentalese eval` measures, by name."""
+"""The measures of `mentalese eval`, by name."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mentalese.families.suite.methods import SuiteTask
-from mentalese.families.suite.questions import composition, expressions, reachability
-from mentalese.families.suite.texts import composed, phrases, recall, text, topics
+from mentalese.suite.methods import SuiteTask
+from mentalese.suite.questions import composition, expressions, reachability
+from mentalese.suite.texts import composed, phrases, recall, text, topics
 
 SUITE: dict[str, Callable[[float], SuiteTask]] = {
     made.__name__: made for made in (topics, recall, phrases, reachability, expressions, composition, composed, text)

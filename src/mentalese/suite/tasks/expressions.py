@@ -34,7 +34,7 @@ from itertools import count as numbers
 import numpy as np
 
 from mentalese.data.documents import Document, record
-from mentalese.data.suite.base import Levels, Task
+from mentalese.suite.tasks.base import Levels, Task
 
 _OPERATIONS: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 MODULUS = 10

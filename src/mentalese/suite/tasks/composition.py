@@ -36,7 +36,7 @@ from itertools import accumulate, permutations
 from itertools import count as numbers
 
 from mentalese.data.documents import Document, record
-from mentalese.data.suite.base import Levels, Task
+from mentalese.suite.tasks.base import Levels, Task
 
 _ENOUGH = 200  # sequences of the smallest length, so that each split has some
 

@@ -23,7 +23,7 @@ from functools import cached_property
 
 import numpy as np
 
-from mentalese.data.suite.base import MOST_WORDS, MarkovText, draw, syllables, uniforms
+from mentalese.suite.tasks.base import MOST_WORDS, MarkovText, draw, syllables, uniforms
 
 SPREAD = 4  # weights of the chain are exponential variates to this power
 

@@ -11,8 +11,8 @@ from mentalese.families.coconut.recipes import method as questions_method
 from mentalese.families.codi.recipes import method as codi_method
 from mentalese.families.conceptlm.recipes import deeper
 from mentalese.families.looped.recipes import looped
-from mentalese.families.suite.methods import Method, Role, SuiteTask, loops, removed, rotary, scaled, width
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
+from mentalese.suite.methods import Method, Role, SuiteTask, compared, loops, removed, rotary, scaled, width
 
 
 def questions(
@@ -41,7 +41,7 @@ def questions(
 
 
 def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
-    """Ways to learn the steps of questions, for a decoder too shallow to do without; and loops of its layers."""
+    """Return ways to learn the steps of questions, for a decoder too shallow to do without; and loops of its layers."""
     task = recipe.name
 
     def made(method: str) -> Recipe:
@@ -60,7 +60,7 @@ def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
         return dataclasses.replace(made("no-cot"), name=f"{task}/{name}", description=description, model=scaled(model))
 
     # The layers are the block: with layers before and after it, a looped model would have more than the others.
-    turning, once, *_ = loops(looped(recipe.model, 4, prelude_layers=0, coda_layers=0), read)
+    turning, once, *_ = loops(read, looped(recipe.model, 4, prelude_layers=0, coda_layers=0))
     return (
         way("coconut", "mechanism", "coconut"),
         way("agclr", "mechanism", "agclr", shares="coconut"),
@@ -78,11 +78,6 @@ def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
     )
 
 
-def shallow(size: float, layers: int, context: int) -> dict[str, Any]:
-    """A few layers: what a task needs beyond them has to come from steps, written or latent, or from turns."""
-    return rotary(width(size), layers, context)
-
-
 def reachability(size: float) -> SuiteTask:
     """Search in a graph of three steps, whose written steps are the search.
 
@@ -92,7 +87,7 @@ def reachability(size: float) -> SuiteTask:
     curriculum is the hardest to learn.
     """
     spec = f"reachability:hops=3,nodes=11,steps=frontier,facts=words,count={int(60_000 * size)}"
-    recipe = questions("reachability", spec, shallow(size, 2, 128), 4, 30, 80, vocabulary=640)
+    recipe = questions("reachability", spec, rotary(width(size), 2, 128), 4, 30, 80, vocabulary=640)
     optimizer = dataclasses.replace(recipe.optimizer, min_learning_rate_ratio=0.3)
     recipe = dataclasses.replace(recipe, optimizer=optimizer)
     curriculum = Curriculum(stages=3, latents_per_step=1, epochs=1, removed_tokens=7, step_tokens=21)
@@ -106,7 +101,7 @@ def composition(size: float) -> SuiteTask:
     themselves end between 86% and 100% over seeds.
     """
     spec = f"composition:length=4-5,count={int(12_000 * size)}"
-    recipe = questions("composition", spec, shallow(size, 2, 128), 12, 30, 128)
+    recipe = questions("composition", spec, rotary(width(size), 2, 128), 12, 30, 128)
     curriculum = Curriculum(stages=4, latents_per_step=1, epochs=1, removed_tokens=4, step_tokens=30)
     return SuiteTask("composition", spec, reasoning(recipe, curriculum), None)
 
@@ -133,36 +128,29 @@ def expressions(size: float) -> SuiteTask:
     and are selected causally; the paper's fork after a few layers and are selected in a block.
     """
     spec = f"expressions:depth=2,count={int(12_000 * size)}"
-    recipe = questions("expressions", spec, shallow(size, 2, 128), 12, 30, 64)
+    recipe = questions("expressions", spec, rotary(width(size), 2, 128), 12, 30, 64)
     curriculum = Curriculum(stages=3, latents_per_step=1, epochs=2, removed_tokens=6, step_tokens=24)
     bubbles = forking(size, 2, [0, 1])
     regular = {key: value for key, value in bubbles.items() if key != "selection"} | {"fork_layers": []}
     twice = {"num_hidden_layers": 4, "layers_per_turn": 2}
 
-    def method(
-        role: Role, name: str, description: str, model: dict[str, Any], family: str = "thoughtbubbles"
-    ) -> Method:
+    def made(name: str, description: str, model: dict[str, Any]) -> Recipe:
         named = questions_method(dataclasses.replace(recipe, model=scaled(model)), "no-thoughts", curriculum)
-        return Method(
-            dataclasses.replace(named, name=f"expressions/{name}", description=description, baseline=None), role, family
-        )
+        return dataclasses.replace(named, name=f"expressions/{name}", description=description, baseline=None)
 
-    def looped_forks(role: Role, name: str, description: str, model: dict[str, Any]) -> Method:
-        return method(role, f"thoughtbubbles-looped{name}", description, model | twice, "looped forks")
-
-    return SuiteTask(
-        "expressions",
-        spec,
-        (
-            *reasoning(recipe, curriculum),
-            method("mechanism", "thoughtbubbles", "two layers, each after a fork", bubbles),
-            method("twin", "thoughtbubbles-twin", "two layers without forks", regular),
-            method("control", "thoughtbubbles-constant", "constant scores", removed(bubbles)),
-            method("control", "thoughtbubbles-deeper", "four layers, for the cost of forks", deeper(regular, 2)),
-            looped_forks(
-                "mechanism", "", "two layers twice, with forks in the second turn", bubbles | {"fork_layers": [2, 3]}
-            ),
-            looped_forks("twin", "-twin", "two layers twice", regular),
-        ),
-        None,
+    forks = {
+        "": ("two layers, each after a fork", bubbles),
+        "twin": ("two layers without forks", regular),
+        "constant": ("constant scores", removed(bubbles)),
+        "deeper": ("four layers, for the cost of forks", deeper(regular, 2)),
+    }
+    looped_forks = {
+        "": ("two layers twice, with forks in the second turn", bubbles | twice | {"fork_layers": [2, 3]}),
+        "twin": ("two layers twice", regular | twice),
+    }
+    methods = (
+        *reasoning(recipe, curriculum),
+        *compared(made, "thoughtbubbles", forks),
+        *compared(made, "thoughtbubbles-looped", looped_forks, "looped forks"),
     )
+    return SuiteTask("expressions", spec, methods, None)

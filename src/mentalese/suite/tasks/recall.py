@@ -34,7 +34,7 @@ from functools import cached_property
 from itertools import count as numbers
 
 from mentalese.data.documents import Document
-from mentalese.data.suite.base import HELD_OUT, MOST_WORDS, Levels, Task
+from mentalese.suite.tasks.base import HELD_OUT, MOST_WORDS, Levels, Task
 
 # Words in strings: a list of each would be pages long.
 # ruff: noqa: SIM905

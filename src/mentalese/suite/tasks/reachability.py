@@ -50,7 +50,7 @@ from itertools import count as numbers
 
 from mentalese.data.documents import Document, record
 from mentalese.data.prosqa import Question
-from mentalese.data.suite.base import Levels, Task
+from mentalese.suite.tasks.base import Levels, Task
 
 # Those of ProsQA, as in `mentalese.data.prosqa`, so that a model trained here can be asked its questions.
 # ruff: noqa: SIM905

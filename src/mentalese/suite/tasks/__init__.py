@@ -5,14 +5,14 @@ One file per task; docs/tasks.md shows them side by side. Nothing here imports t
 
 from __future__ import annotations
 
-from mentalese.data.suite.base import Levels, Task, with_options
-from mentalese.data.suite.composition import Composition
-from mentalese.data.suite.expressions import Expressions
-from mentalese.data.suite.phrases import Phrases
-from mentalese.data.suite.reachability import Reachability
-from mentalese.data.suite.recall import Recall
-from mentalese.data.suite.topics import Topics
 from mentalese.errors import InputError, nearest
+from mentalese.suite.tasks.base import Levels, Task, with_options
+from mentalese.suite.tasks.composition import Composition
+from mentalese.suite.tasks.expressions import Expressions
+from mentalese.suite.tasks.phrases import Phrases
+from mentalese.suite.tasks.reachability import Reachability
+from mentalese.suite.tasks.recall import Recall
+from mentalese.suite.tasks.topics import Topics
 
 __all__ = ["TASKS", "Levels", "Task", "task"]
 

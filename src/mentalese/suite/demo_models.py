@@ -6,12 +6,10 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mentalese.families.suite.latent_reasoning import RECIPES as LATENT_REASONING
-from mentalese.families.suite.methods import SuiteTask
-from mentalese.families.suite.questions import forking, questions
-from mentalese.families.suite.recipes import RECIPES as SUITE_RECIPES
-from mentalese.families.suite.recipes import SUITE
 from mentalese.recipe import Recipe
+from mentalese.suite.methods import SuiteTask
+from mentalese.suite.questions import forking, questions
+from mentalese.suite.recipes import SUITE
 
 
 @dataclass(frozen=True)
@@ -110,4 +108,4 @@ def forks() -> Shown:
 DEMO: dict[str, Callable[[], Shown]] = {made.__name__: made for made in (memory, composition, topic, forks, concepts)}
 """By name, in the order in which they are shown."""
 
-RECIPES = [*SUITE_RECIPES, *(make().recipe for make in DEMO.values()), *LATENT_REASONING]
+RECIPES = [make().recipe for make in DEMO.values()]

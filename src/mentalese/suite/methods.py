@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mentalese.families.baselines.recipes import gpt2_rope, initial_weights, llama
@@ -28,6 +28,10 @@ class Method:
     family: str
     shares: str | None = None
 
+    @property
+    def name(self) -> str:
+        return self.recipe.name.partition("/")[2]
+
 
 @dataclass(frozen=True)
 class Further:
@@ -47,7 +51,7 @@ class SuiteTask:
     """A task with everything that is compared on it.
 
     Attributes:
-        spec: of `mentalese.data.suite.task`; or of a corpus, `file:..`, whose optimum nobody knows: then the first
+        spec: of `mentalese.suite.tasks.task`; or of a corpus, `file:..`, whose optimum nobody knows: then the first
             method's mean is the floor, and 0 bits per byte the optimum.
         methods: the first one's FLOPs are the budget of the others, if `match` says so.
         match: see `mentalese.compare.compare`.
@@ -62,6 +66,10 @@ class SuiteTask:
     match: Literal["flops"] | None
     scored: Literal["all", "answers", "second half"] = "all"
     further: tuple[Further, ...] = ()
+
+    @property
+    def is_corpus(self) -> bool:
+        return self.spec.startswith("file:")
 
 
 def width(size: float) -> int:
@@ -97,17 +105,39 @@ def scaled(model: dict[str, Any]) -> dict[str, Any]:
     return model | {"initializer_range": initial_weights(model.get("hidden_size") or model["n_embd"])}
 
 
-def loops(model: dict[str, Any], made: Callable[[str, str, dict[str, Any]], Recipe]) -> tuple[Method, ...]:
-    """A looped model and its twins: without the loop, with the states of another text, and unrolled."""
-    roles: dict[str, Role] = {"once": "twin", "swapped": "control", "unrolled": "other"}
-    return (
-        Method(made("looped", "the middle layers four times", model), "mechanism", "looped"),
-        *(
-            Method(
-                made(f"looped-{name}", TITLES[name], changed_loop(model, name)),
-                role,
-                "looped-unrolled" if name == "unrolled" else "looped",
-            )
-            for name, role in roles.items()
-        ),
-    )
+Made = Callable[[str, str, dict[str, Any]], Recipe]
+"""From the name of a method, its description and its model to its recipe."""
+
+
+def compared(
+    made: Made, name: str, variants: Mapping[str, tuple[str, dict[str, Any]]], family: str | None = None
+) -> list[Method]:
+    """Return a mechanism, its twin and its controls.
+
+    Args:
+        name: of the mechanism; the others are called `NAME-VARIANT`.
+        variants: description and model of the mechanism (under an empty name), of its `twin`, and of controls.
+        family: `name` if not given.
+    """
+    roles: dict[str, Role] = {"": "mechanism", "twin": "twin"}
+    return [
+        Method(
+            made(f"{name}-{variant}" if variant else name, description, model),
+            roles.get(variant, "control"),
+            family or name,
+        )
+        for variant, (description, model) in variants.items()
+    ]
+
+
+def other(made: Made, name: str, description: str, model: dict[str, Any]) -> Method:
+    """Return a method that stands beside the mechanisms of a task."""
+    return Method(made(name, description, model), "other", name)
+
+
+def loops(made: Made, model: dict[str, Any]) -> list[Method]:
+    """Return a looped model and its twins: without the loop, with the states of another text, and unrolled."""
+    turned = {variant: (TITLES[variant], changed_loop(model, variant)) for variant in ("once", "swapped", "unrolled")}
+    looped, once, swapped, unrolled = compared(made, "looped", {"": ("the middle layers four times", model), **turned})
+    once, unrolled = replace(once, role="twin"), replace(unrolled, role="other", family="looped-unrolled")
+    return [looped, once, swapped, unrolled]

@@ -81,7 +81,7 @@ def _suite(paths: list[str]) -> tuple[Any, dict[str, Any]]:
 
 def _suite_text(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     """A panel per score of the task on a corpus, a row per method: the mean, and its 95% interval over seeds."""
-    from mentalese.suite.run import interval_of
+    from mentalese.suite.judge import interval_of
 
     task, *_ = _tasks(paths, "suite-text", text=True)
     methods, seeds = task["methods"], task["seeds"]
@@ -102,5 +102,9 @@ def _suite_text(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     return picture, {"name": task["name"], "methods": kept}
 
 
-SUITE = Figure(description="the share of the gap that each method of a suite closes", takes="SUITE.json", draw=_suite)
-SUITE_TEXT = Figure(description="the scores of a suite's methods on text", takes="SUITE.json", draw=_suite_text)
+FIGURES = {
+    "suite": Figure(
+        description="the share of the gap that each method of a suite closes", takes="SUITE.json", draw=_suite
+    ),
+    "suite-text": Figure(description="the scores of a suite's methods on text", takes="SUITE.json", draw=_suite_text),
+}

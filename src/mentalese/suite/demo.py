@@ -17,16 +17,16 @@ import torch
 from mentalese import provenance
 from mentalese.compare.jobs import Job, run_jobs
 from mentalese.data.split import Split
-from mentalese.data.suite import task
-from mentalese.data.suite.recall import Recall
 from mentalese.evaluation.answers import AnswerRecord, ask
-from mentalese.families.suite.demo import DEMO, Shown
 from mentalese.files import check_page, write_json, write_text
 from mentalese.html import render
 from mentalese.models.base import count_parameters
 from mentalese.models.saved import Saved, load
 from mentalese.models.trace import ThoughtTrace
-from mentalese.suite.run import levels_of, scored_nats
+from mentalese.suite.demo_models import DEMO, Shown
+from mentalese.suite.judge import levels_of, scored_nats
+from mentalese.suite.tasks import task
+from mentalese.suite.tasks.recall import Recall
 from mentalese.viewer.think import think_page
 
 CONTROLS: dict[str, str | None] = {"own thoughts": None, "no thoughts": "removed", "another text's": "swapped"}

@@ -1,0 +1,259 @@
+"""Scores of methods, and how much of the gap between a task's floor and its optimum each of them closes."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mentalese.compare.compare import run_folder
+from mentalese.compare.headline import SEEDS_FOR_A_TEST
+from mentalese.data.split import Split
+from mentalese.errors import InputError
+from mentalese.evaluation.measures import run as evaluate
+from mentalese.evaluation.metric import metric_of
+from mentalese.evaluation.options import EvaluationOptions
+from mentalese.evaluation.statistics import paired_t_test, student_t_quantile, summary
+from mentalese.files import read_json, sealed, write_json
+from mentalese.models.saved import Saved, load
+from mentalese.suite.methods import Further, SuiteTask
+from mentalese.suite.recipes import SUITE
+from mentalese.suite.tasks import Levels
+from mentalese.suite.tasks import task as generated
+from mentalese.suite.tasks.base import MarkovText
+from mentalese.suite.tasks.recall import Recall
+
+_SAME = ("spec", "scored", "match", "seeds", "size", "step", "levels")
+"""Fields in which two calls of a task must agree, for their methods to be in one table."""
+
+
+def judge(task: SuiteTask, comparison: Mapping[str, Any], folder: Path, size: float = 1.0) -> dict[str, Any]:
+    """Return a task's levels and, by method, scores and the share of the gap that they close, with tests.
+
+    Args:
+        comparison: the return value of `compare`.
+        folder: of the comparison.
+        size: that the task was made at.
+    """
+    rows = comparison["rows"]
+    folders = [
+        [run_folder(folder, method.recipe.name, run["seed"]) for run in row["runs"]]
+        for method, row in zip(task.methods, rows, strict=True)
+    ]
+    scores = [
+        [score(task, path, run["test"]) for path, run in zip(paths, row["runs"])] for paths, row in zip(folders, rows)
+    ]
+    levels = levels_of(task, statistics.fmean(scores[0]))
+    methods: list[dict[str, Any]] = []
+    for method, row, values, paths in zip(task.methods, rows, scores, folders):
+        shares = [levels.closed(value) for value in values]
+        tuning = row.get("tuning", {})
+        methods.append(
+            {
+                "name": method.recipe.name,
+                "family": method.family,
+                "role": method.role,
+                "description": method.recipe.description,
+                "estimator": row["runs"][0]["test"].get("protocol", {}).get("estimator", "exact"),
+                "score": summary(values),
+                "closed": summary(shares) | {"interval": interval(shares), "seeds": shares},
+                "learning_rate": row["runs"][0]["config"]["optimizer"]["learning_rate"],
+                "trials": len(tuning.get("trials", [0])),
+                "at_edge": tuning.get("at_edge", []),
+                "parameters": row["parameters"]["non_embedding"],
+                "flops": row["flops"]["mean"],
+                "tokens": row["tokens"]["mean"],
+                "commands": row["commands"],
+                "further": {one.name: summary([further_score(one, path) for path in paths]) for one in task.further},
+            }
+        )
+    test = rows[0]["runs"][0]["test"]
+    step = metric_of(test).step(test) / abs(levels.optimum - levels.floor)
+    _add_tests(methods, task, step)
+    call = {
+        "created": comparison["created"],
+        "command": comparison["command"],
+        "report": f"{task.name}/report.html",
+        "methods": [method["name"] for method in methods],
+    }
+    return {
+        "name": task.name,
+        "spec": task.spec,
+        "levels": dataclasses.asdict(levels),
+        "scored": task.scored,
+        "match": comparison["match"],
+        "seeds": comparison["seeds"],
+        "size": size,
+        "step": step,
+        "methods": methods,
+        "calls": [call],
+    }
+
+
+def joined(judged: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a task with the methods that another call of it had; of one name the new one is taken.
+
+    Args:
+        judged, earlier: tasks of `suite.json`.
+
+    Raises:
+        InputError: the calls differ in the text, the length, the seeds or the levels, or a method is no longer there.
+    """
+    for name in _SAME:
+        if judged[name] != earlier[name]:
+            raise InputError(
+                f"{name} of {judged['name']} is {judged[name]!r}, and {earlier[name]!r} in the results that it is to "
+                "join: run all methods again, and replace them"
+            )
+    new = {method["name"] for method in judged["methods"]}
+    others = [dict(method) for method in earlier["methods"] if method["name"] not in new]
+    calls = [
+        call | {"methods": left}
+        for call in earlier["calls"]
+        if (left := [name for name in call["methods"] if name not in new])
+    ]
+    task = SUITE[judged["name"]](judged["size"])
+    order = [method.recipe.name for method in task.methods]
+    if gone := [method["name"] for method in others if method["name"] not in order]:
+        raise InputError(
+            f"{judged['name']} no longer has {', '.join(gone)}, which the results that it is to join have: run all "
+            "methods again, and replace them"
+        )
+    methods = sorted([*judged["methods"], *others], key=lambda method: order.index(method["name"]))
+    _add_tests(methods, task, judged["step"])
+    return {**judged, "methods": methods, "calls": [*calls, *judged["calls"]]}
+
+
+# -- tests -------------------------------------------------------------------------------------------------------------
+
+
+def _add_tests(methods: Sequence[dict[str, Any]], task: SuiteTask, step: float) -> None:
+    """Add to each mechanism its tests `against` the twin and the controls of its family; `step`: of a count."""
+    families = {method.recipe.name: (method.family, method.shares) for method in task.methods}
+    for one in methods:
+        if one["role"] == "mechanism":
+            one["against"] = {
+                rival["name"]: _test(one["closed"]["seeds"], rival["closed"]["seeds"], step)
+                for rival in methods
+                if rival["family"] in families[one["name"]] and rival["role"] in ("twin", "control")
+            }
+
+
+def _test(values: Sequence[float], others: Sequence[float], step: float) -> dict[str, Any] | None:
+    if len(values) < SEEDS_FOR_A_TEST:
+        return None
+    test = paired_t_test(values, others, step=step)
+    return test.to_dict() | {"conclusive": test.conclusive}
+
+
+def stands(method: Mapping[str, Any], methods: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a mechanism has a twin and a control and is better than all of them.
+
+    Args:
+        method, methods: one method and all methods of a task in `suite.json`.
+    """
+    tests = method.get("against", {})
+    if not {"twin", "control"} <= {rival["role"] for rival in methods if rival["name"] in tests}:
+        return False
+    return all(test and test["conclusive"] and test["difference"] > 0 for test in tests.values())
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95% interval of a mean over seeds; `None` for fewer than three."""
+    return interval_of(summary(values), len(values))
+
+
+def interval_of(score: Mapping[str, float], seeds: int) -> tuple[float, float] | None:
+    """Return the same for the `mean` and `std` of a `summary` over seeds."""
+    if seeds < SEEDS_FOR_A_TEST:
+        return None
+    margin = student_t_quantile(0.975, seeds - 1) * score["std"] / seeds**0.5
+    return score["mean"] - margin, score["mean"] + margin
+
+
+# -- scores ------------------------------------------------------------------------------------------------------------
+
+
+def levels_of(task: SuiteTask, first: float = math.nan) -> Levels:
+    """Return the levels of the scored part of a task; `first`: the mean score of its first method."""
+    if task.is_corpus:
+        return Levels(0.0, first, 8.0, "bits per byte")
+    source = generated(task.spec)
+    if task.scored == "second half":
+        assert isinstance(source, MarkovText)
+        return source.levels(source.ids("test").shape[1] // 2)
+    return answer_levels(source.levels()) if task.scored == "answers" else source.levels()
+
+
+def answer_levels(levels: Levels) -> Levels:
+    """Return levels of guessing as nats: a reader who sees the binding pays nothing, another one log(values)."""
+    values = 1 / levels.chance
+    unseen = (1 - levels.floor) / (1 - levels.chance)
+    return Levels(0.0, unseen * float(np.log(values)), float(np.log(values)), "nats")
+
+
+def score(task: SuiteTask, run: Path, test: Mapping[str, Any]) -> float:
+    """Return the score of a run in the unit of its task: accuracy, nats per scored token, or bits per byte."""
+    if task.is_corpus:
+        return _paid_bits(test)
+    if task.scored == "all":
+        return float(test[metric_of(test).tested])
+    return part_nats(run, task)
+
+
+def _paid_bits(result: Mapping[str, Any]) -> float:
+    """Return bits per byte with ends paid for; a bound has none, and its models receive no ends."""
+    paid = result["bits_per_byte_with_ends"]
+    return float(result["bits_per_byte"] if paid is None else paid)
+
+
+def further_score(further: Further, run: Path) -> float:
+    """Return a run's second score, stored in its folder, as a set of questions takes minutes."""
+    path = run / "further.json"
+    stored = read_json(path) if path.is_file() else {}
+    options = {name: str(value) for name, value in further.options.items()}
+    if stored.get(further.name, {}).get("options") != options:
+        [result] = evaluate(load(run), EvaluationOptions(**further.options)).values()
+        score = float(result["acc"]) if "acc" in result else _paid_bits(result)
+        stored |= {further.name: {"options": options, "score": score}}
+        write_json(path, sealed(stored))
+    return float(stored[further.name]["score"])
+
+
+def part_nats(run: Path, task: SuiteTask) -> float:
+    """Return nats per scored token of the test split's documents, stored in the run's folder."""
+    path = run / "suite.json"
+    if path.is_file():
+        return float(read_json(path)["nats"])
+    scores = scored_nats(load(run), task)
+    write_json(path, sealed({"scored": task.scored, "nats": float(scores.mean()), "tokens": len(scores)}))
+    return float(scores.mean())
+
+
+def scored_nats(saved: Saved, task: SuiteTask) -> np.ndarray:
+    """Return nats of each scored token, float64 [tokens], in the documents of the model's protocol (test split)."""
+    split = saved.split("test")
+    scores = saved.token_scores(split).astype(np.float64)
+    if task.scored != "all":
+        scores = scores[_places(task, split)]
+        if saved.evaluation.max_documents is None and np.isnan(scores).any():
+            estimator = saved.evaluation.estimator
+            raise ValueError(f"{saved.path}: tokens that count are not scored by the estimator {estimator!r}")
+    return scores[~np.isnan(scores)]
+
+
+def _places(task: SuiteTask, split: Split) -> list[int]:
+    """Return the indices of all scored tokens."""
+    starts = split.documents.tolist()
+    if task.scored == "second half":
+        ends = [(start, end - 1) for start, end in itertools.pairwise(starts)]  # the last token ends the document
+        return [place for start, end in ends for place in range(start + (end - start) // 2, end)]
+    source = generated(task.spec)
+    assert isinstance(source, Recall)
+    return [start + at for start, document in zip(starts, source.documents("test")) for at in source.answers(document)]
