@@ -79,7 +79,7 @@ def wtpsplit(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_sat_splits_at_the_paper_s_threshold_and_loses_nothing(wtpsplit: ModuleType) -> None:
+def test_sat_uses_the_papers_threshold_and_loses_nothing(wtpsplit: ModuleType) -> None:
     split, version = open_splitter("sat")
     assert version == "sat-3l-sm at 0.15, wtpsplit 2.2.0"
     assert split("He slept!  “Did he?” she asked.\n\n Yes. \n") == [
@@ -106,7 +106,7 @@ def test_sat_without_its_weights_is_one_sentence(wtpsplit: ModuleType, monkeypat
         raise OSError(f"cannot fetch {name}")
 
     monkeypatch.setattr(FakeSaT, "__init__", no_network)
-    with pytest.raises(InputError, match=r"the weights of sat-3l-sm cannot be had.*use sentencex"):
+    with pytest.raises(InputError, match=r"data.sentences is .sat.: its weights sat-3l-sm"):
         open_splitter("sat")
 
 

@@ -26,7 +26,7 @@ def evaluation_batches(
     *,
     every: int = 1,
 ) -> Iterator[Batch]:
-    """A split's documents in batches in which every lexical token has a label exactly once, whatever the layout.
+    """Return a split's documents in batches in which every lexical token has a label exactly once, in any layout.
 
     `evaluation.tokens="all"` also labels the ends of documents and, if there are markers, the ends of sentences. Rows
     are sorted by length, the longest first.
@@ -66,7 +66,7 @@ def question_batches(
     *,
     longest: int | None = None,
 ) -> Iterator[Batch]:
-    """A split's questions, with their latents if the layout has some, for `generate` to continue.
+    """Return a split's questions, with their latents if the layout has some, for `generate` to continue.
 
     Args:
         longest: questions of more tokens are each in a batch of their own.
@@ -92,16 +92,16 @@ def question_batches(
 
 
 def by_length(lengths: np.ndarray, size: int, longest: int | None = None) -> list[np.ndarray]:
-    """Numbers of rows in groups of at most `size`, the longest row first; rows of more than `longest` tokens are each a
-    group of their own."""
+    """Group numbers of rows, at most `size` each, the longest row first; a row of more than `longest` tokens is a group
+    by itself."""
     order = np.argsort(-lengths, kind="stable")
-    alone = 0 if longest is None else int((lengths > longest).sum())
-    groups = [order[i : i + size] for i in range(alone, len(order), size)]
-    return [*(order[i : i + 1] for i in range(alone)), *groups]
+    singles = 0 if longest is None else int((lengths > longest).sum())
+    starts = [*range(singles), *range(singles, len(order), size)]
+    return np.split(order, starts[1:]) if len(order) else []
 
 
 def _drawn(split: Split, evaluation: EvaluationConfig) -> tuple[Split, np.ndarray, torch.Tensor | None]:
-    """What is scored, and the numbers of its documents and the places of its tokens in the whole (`None`: the same)."""
+    """Return the documents that are scored, their numbers, and the places of their tokens (`None`: the same)."""
     available = len(split.document_bytes)
     numbers = evaluation.chosen(available)
     if np.array_equal(numbers, np.arange(len(numbers))):

@@ -1,4 +1,4 @@
-"""How rows are packed into the batches of an epoch, in an order drawn from a generator.
+"""Packing of rows into the batches of an epoch, in an order drawn from a generator.
 
 Packing functions return `order` and `bounds`, int64: batch i has rows `order[bounds[i]:bounds[i + 1]]`, the longest
 first.
@@ -14,7 +14,7 @@ _BATCHES_SORTED_TOGETHER = 50
 
 
 def pack_rows(rows: Rows, batch_size: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Batches of `batch_size` rows of similar length; the rows of an incomplete last batch are left out this epoch.
+    """Pack batches of `batch_size` rows of similar length; an incomplete last batch is left out this epoch.
 
     Rows are shuffled, sorted by length inside groups of 50 batches, and the batches shuffled: little padding, and
     other neighbours each epoch. For rows of one length this is a shuffle.
@@ -29,11 +29,11 @@ def pack_rows(rows: Rows, batch_size: int, generator: np.random.Generator) -> tu
 def pack_streams(
     sizes: np.ndarray, sentences: np.ndarray, budget: int, bucket_width: int, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Batches of sentence streams under a token budget (Thought Gestalt, appendix B.1).
+    """Pack batches of sentence streams under a token budget (Thought Gestalt, appendix B.1).
 
     Streams are grouped by number of sentences, shuffled inside their group and dealt, longest group first, into
     preallocated batches: each goes to the next batch in turn that keeps within `budget` lexical tokens and the maximum
-    number of streams. B.1 has such a maximum and no value; ours is `budget` over the mean stream's tokens, rounded up.
+    number of streams. B.1 gives no value of it; here it is `budget` over the mean stream's tokens, rounded up.
     What fits nowhere opens a new batch; a stream above the budget has a batch of its own.
 
     Args:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def check_prompts(texts: Sequence[str], *, whole_sentences: bool) -> None:
-    """Raises `InputError` for a prompt without text, not in Unicode, or with masks if only whole sentences are read."""
+    """Raise `InputError` for a prompt without text, not in Unicode, or with masks if only whole sentences are read."""
     for index, text in enumerate(texts):
         if not text.strip():
             raise InputError(f"prompts[{index}] is {text!r}: use a prompt with some text")
@@ -37,7 +37,7 @@ def check_prompts(texts: Sequence[str], *, whole_sentences: bool) -> None:
 
 
 def pad_left(rows: Sequence[Sequence[int]], pad: int) -> Batch:
-    """`input_ids` and `attention_mask`, int64 [rows, longest]."""
+    """Return `input_ids` and `attention_mask`, int64 [rows, longest]."""
     ids = torch.full((len(rows), max(map(len, rows))), pad)
     mask = torch.zeros_like(ids)
     for i, row in enumerate(rows):
@@ -80,21 +80,21 @@ class TextRow:
         return TextRow(self.ids[part], self.spans[part])
 
     def around(self) -> tuple[int, int]:
-        """How many markers come before the text and after it; all of a row without text come before it."""
+        """Count the markers before the text and after it; all of a row without text count as before it."""
         text = [i for i, span in enumerate(self.spans) if span is not None]
         return (text[0], len(self) - 1 - text[-1]) if text else (len(self), 0)
 
 
 class PromptEncoder:
-    """Texts as rows of tokens, from which layouts build prompts.
+    """Encoder of texts as rows of tokens, from which layouts build prompts.
 
     Args:
-        data: how texts are split into sentences.
-        mask_token_id: what each `<|mask|>` becomes, with the spaces before it; `None`: plain text.
+        data: states how texts are split into sentences.
+        mask_token_id: replaces each `<|mask|>`, with the spaces before it; `None`: the mask is plain text.
         backend: encodes text; `None`: one that reads a marker's name as plain text.
 
     Attributes:
-        beginning: what the tokenizer itself puts before a text, see `mentalese.data.tokenizers.beginning`.
+        beginning: the tokens before each text, see `mentalese.data.tokenizers.beginning`.
         known: characters at the beginning of a text whose sentences are found without the rest of it.
     """
 
@@ -115,13 +115,13 @@ class PromptEncoder:
         self._sentence_encoder = cache(partial(SentenceEncoder, tokenizer, data))
 
     def after(self, context: str) -> PromptEncoder:
-        """The same for texts that begin with `context`, of which the rest changes no end of a sentence."""
+        """Return the encoder for texts that begin with `context`, of which the rest changes no end of a sentence."""
         other = copy.copy(self)
         other.known = len(context)
         return other
 
     def text(self, text: str, *, continues: bool = False) -> TextRow:
-        """A text without anything around it; `continues`: it goes on from another one."""
+        """Encode a text without anything around it; `continues`: it goes on from another one."""
         if self.mask_token_id is None:
             return self._piece(text, 0, continues)
         row, start = TextRow([], []), 0
@@ -133,7 +133,7 @@ class PromptEncoder:
         return row + self._piece(last, start, continues)
 
     def question(self, text: str) -> TextRow:
-        """A question on a line of its own, after the `known` characters, which are read as they are."""
+        """Encode a question on a line of its own, after the `known` characters, which are read as they are."""
         before, question = text[: self.known], text[self.known :]
         row = self.text(f"{before}{one_line(question)}\n")
         places = [*range(len(before)), *(len(before) + place for place in line_places(question)), len(text)]
@@ -141,8 +141,7 @@ class PromptEncoder:
         return TextRow(row.ids, [span and (places[span[0]], ends[span[1]]) for span in row.spans])
 
     def sentences(self, text: str) -> TextRow:
-        """`BOS .. EOS BOS ..`, sentences as in the store; the last one is left open, so that the model decides whether
-        it continues."""
+        """Encode `BOS .. EOS BOS ..`, sentences as in the store; the last one is left open for the model."""
         special = special_token_ids(self.tokenizer)
         bos, eos = special["sentence_start_token_id"], special["sentence_end_token_id"]
         row, lengths = self._split(text)
@@ -156,7 +155,7 @@ class PromptEncoder:
         return stream[:-1]
 
     def _split(self, text: str) -> tuple[TextRow, list[int]]:
-        """The tokens of a text, and of each of its sentences; the last one may count more than there are."""
+        """Return the tokens of a text, and the number in each sentence, of which the last may exceed what is there."""
         known, encoder = self.known, self._sentence_encoder()
         *whole, last = (known and encoder.split(text[:known])) or [""]
         rest = encoder.split(last + text[known:])
@@ -177,7 +176,7 @@ class PromptEncoder:
         return row, closed + lengths
 
     def _pieces(self, texts: Sequence[str]) -> list[TextRow]:
-        """The tokens of texts that follow each other, each encoded by itself."""
+        """Encode texts that follow each other, each by itself."""
         pieces, start = [], 0
         for text in texts:
             pieces.append(self._piece(text, start))
@@ -185,7 +184,7 @@ class PromptEncoder:
         return pieces
 
     def _lengths(self, pieces: list[int], ids: list[int], whole: int = 0) -> list[int]:
-        """Tokens per sentence of pieces with these lengths, the last one beyond what there is if it may continue.
+        """Return the tokens of each sentence of pieces with these lengths, the last one longer if it may continue.
 
         Args:
             whole: no sentence ends before this many tokens.
@@ -202,7 +201,7 @@ class PromptEncoder:
         return cut_and_merge(lengths, may_cut, minimum=encoder.minimum, cap=encoder.cap)[0]
 
     def _piece(self, text: str, start: int, continues: bool = False) -> TextRow:
-        """The tokens of a part of a text that begins at this character of it."""
+        """Encode a part of a text that begins at this character of it."""
         backend = self.later if start or continues else self.backend
         backend.encode_special_tokens = self.backend.encode_special_tokens  # which may have been changed since
         encoding = backend.encode(text, add_special_tokens=False)

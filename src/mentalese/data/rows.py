@@ -1,4 +1,4 @@
-"""Rows of a token store: small tables of offsets that say which stretch of text a row has, and which of it are targets.
+"""Rows of a token store: small tables of offsets, of the stretch of text in each row and of its targets.
 
 Every document follows an end-of-document token (EOD): the one that ends the document before it. The first document
 uses the last one's, because `tokens[-1]` is an EOD too.
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 class Rows:
     """Row i has tokens start[i] to stop[i] - 1, of which those from target[i] on are targets; int64 [rows] each.
 
-    Offsets are those of the store. If `first` and `last` are set, offsets are those of the stream with markers, and
-    row i lies within segments first[i] to last[i] - 1. If `rest` and `gap` are set, row i has tokens start[i] to
-    target[i] - 1, then `gap[i]` latents and their markers, then the tokens from rest[i] on, which are the targets.
+    Offsets refer to the store. If `first` and `last` are set, offsets refer to the stream with markers, and row i lies
+    within segments first[i] to last[i] - 1. If `rest` and `gap` are set, row i has tokens start[i] to target[i] - 1,
+    then `gap[i]` latents and their markers, then the tokens from rest[i] on, which are the targets.
     """
 
     start: np.ndarray
@@ -46,13 +46,13 @@ class Rows:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens per row, markers and latents included."""
+        """Return the tokens per row, markers and latents included."""
         if self.rest is None or self.gap is None:
             return self.stop - self.start
         return self.target - self.start + self.gap + self.stop - self.rest
 
     def lexical_targets(self, split: Split) -> np.ndarray:
-        """Targets per row that are text: neither sentence markers nor what is around documents."""
+        """Count the targets per row that are text: neither sentence markers nor what is around documents."""
         start, stop = self.target if self.rest is None else self.rest, self.stop
         if self.first is not None:
             start, stop = tokens_before(split, start), tokens_before(split, stop)
@@ -61,7 +61,7 @@ class Rows:
 
 
 def as_arrays(split: Split) -> Split:
-    """The same memory without the class of memory maps, whose own indexing is slow."""
+    """Return the same memory without the class of memory maps, whose own indexing is slow."""
     arrays: dict[str, Any] = {name: np.asarray(a) for name, a in vars(split).items() if isinstance(a, np.ndarray)}
     return dataclasses.replace(split, **arrays)
 
@@ -75,7 +75,7 @@ def ordinals(counts: np.ndarray) -> np.ndarray:
 
 
 def document_windows(begin: np.ndarray, end: np.ndarray, length: int, stride: int, given: int = 1) -> Rows:
-    """Windows of at most `length` tokens over stretches `tokens[begin:end]`; each token is a target exactly once.
+    """Return windows of at most `length` tokens over stretches `tokens[begin:end]`; each token is a target once.
 
     The first window of a stretch starts with the `given` tokens before it (an EOD, or what a tokenizer puts before a
     text). Later windows repeat `length - stride` tokens as context.
@@ -89,7 +89,7 @@ def document_windows(begin: np.ndarray, end: np.ndarray, length: int, stride: in
 
 
 def joined_windows(begin: int, end: int, length: int) -> Rows:
-    """One stretch of text, cut; the last row begins early enough to be full, and what it repeats is not a target."""
+    """Cut one stretch of text; the last row begins early enough to be full, and what it repeats is not a target."""
     rows = document_windows(np.array([begin]), np.array([end]), length, length - 1)
     return dataclasses.replace(rows, start=np.maximum(rows.stop - length, begin - 1))
 
@@ -98,12 +98,12 @@ def joined_windows(begin: int, end: int, length: int) -> Rows:
 
 
 def sentence_start(split: Split, segment: np.ndarray) -> np.ndarray:
-    """Positions in the stream with markers at which segments begin."""
+    """Return the positions in the stream with markers at which segments begin."""
     return split.segments[segment] + 2 * segment
 
 
 def tokens_before(split: Split, position: np.ndarray) -> np.ndarray:
-    """How many of the store's tokens come before positions of the stream with markers."""
+    """Count the store's tokens before positions of the stream with markers."""
     last = len(split.segments) - 2
     starts = sentence_start(split, np.arange(last + 1))
     segment = np.searchsorted(starts, position, side="right") - 1
@@ -111,14 +111,14 @@ def tokens_before(split: Split, position: np.ndarray) -> np.ndarray:
 
 
 def within_sentences(split: Split, rows: Rows) -> Rows:
-    """Rows of the stream with markers, with the segments that they lie in."""
+    """Return rows of the stream with markers, with the segments that they lie in."""
     starts = sentence_start(split, np.arange(len(split.segments)))
     first = np.searchsorted(starts, rows.start, side="right") - 1
     return dataclasses.replace(rows, first=first, last=np.searchsorted(starts, rows.stop))
 
 
 def sentence_streams(split: Split, documents: int, max_sentences: int, min_sentences: int = 1) -> Rows:
-    """Documents of at least `min_sentences` sentences, cut into streams of at most `max_sentences`."""
+    """Cut documents of at least `min_sentences` sentences into streams of at most `max_sentences`."""
     begin, end = split.document_segments[:documents], split.document_segments[1 : documents + 1]
     pieces = np.where(end - begin < min_sentences, 0, -(-(end - begin) // max_sentences))
     first = np.repeat(begin, pieces) + max_sentences * ordinals(pieces)
@@ -142,7 +142,7 @@ MARKER_NAMES = (
 
 
 def store_index(split: Split, rows: Rows) -> np.ndarray:
-    """Index in the store of every token, row after row; below 0 at markers and latents."""
+    """Return the index in the store of every token, row after row; below 0 at markers and latents."""
     if rows.rest is not None and rows.gap is not None:
         row, place = np.repeat(np.arange(len(rows)), rows.lengths), ordinals(rows.lengths)
         inside = place - (rows.target - rows.start)[row]  # place in the gap, from 0

@@ -34,7 +34,7 @@ _SPACES = (" ", "\n", "\t", "Ġ", "Ċ", "ĉ", "▁")
 
 
 def open_splitter(name: str) -> tuple[Splitter, str]:
-    """The splitter that `DataConfig.sentences` names, and which version of what it is.
+    """Return the splitter that `DataConfig.sentences` names, and its version.
 
     Raises:
         InputError: no such splitter, or what it needs is not installed.
@@ -45,51 +45,40 @@ def open_splitter(name: str) -> tuple[Splitter, str]:
         import sentencex
 
         return lambda text: align(text, sentencex.segment("en", text)), f"sentencex {version('sentencex')}"
-    if name == "syntok":
-        try:
+    try:
+        if name == "syntok":
             from syntok.segmenter import analyze
-        except ImportError as error:
-            raise InputError(
-                f"data.sentences is 'syntok', which is not installed: {install_command('syntok')}"
-            ) from error
 
-        def by_syntok(text: str) -> list[str]:
-            sentences = (sentence for paragraph in analyze(text) for sentence in paragraph)
-            starts = [sentence[0].offset for sentence in sentences]
-            return align(text, [text[a:b] for a, b in zip(starts, [*starts[1:], len(text)])])
+            def by_syntok(text: str) -> list[str]:
+                sentences = (sentence for paragraph in analyze(text) for sentence in paragraph)
+                starts = [sentence[0].offset for sentence in sentences]
+                return align(text, [text[a:b] for a, b in zip(starts, [*starts[1:], len(text)])])
 
-        return by_syntok, f"syntok {version('syntok')}"
-    if name == "sat":
-        return _open_sat(), f"{SAT_MODEL} at {SAT_THRESHOLD}, wtpsplit {version('wtpsplit')}"
-    raise InputError(
-        f"data.sentences is {name!r}: use one of {', '.join(SPLITTERS)} with a positive N{nearest(name, SPLITTERS)}"
-    )
+            return by_syntok, f"syntok {version('syntok')}"
+        if name == "sat":  # Segment any Text (Frohmann et al., 2024), the splitter of Thought Gestalt's paper
+            from wtpsplit import SaT
+
+            model = SaT(SAT_MODEL)
+            return (
+                lambda text: align(text, model.split(text, threshold=SAT_THRESHOLD)),
+                f"{SAT_MODEL} at {SAT_THRESHOLD}, wtpsplit {version('wtpsplit')}",
+            )
+        problem = f"use one of {', '.join(SPLITTERS)} with a positive N{nearest(name, SPLITTERS)}"
+    except ImportError:
+        problem = f"not installed, {install_command(name)}"
+    except (OSError, ValueError, RuntimeError) as error:
+        problem = f"its weights {SAT_MODEL} cannot be fetched ({error}); fetch them once with network access"
+    raise InputError(f"data.sentences is {name!r}: {problem}")
 
 
 def fixed_length(name: str) -> int | None:
-    """N of `fixed:N`, which is done by tokens; `None` for every other splitter."""
+    """Return N of `fixed:N`, which splits by tokens; `None` for every other splitter."""
     kind, _, length = name.partition(":")
     return int(length) if kind == "fixed" and length.isdecimal() and int(length) > 0 else None
 
 
-def _open_sat() -> Splitter:
-    """Segment any Text (Frohmann et al., 2024), the splitter of Thought Gestalt's paper."""
-    try:
-        from wtpsplit import SaT
-    except ImportError as error:
-        raise InputError(f"data.sentences is 'sat', not installed: {install_command('sat')}") from error
-    try:
-        model = SaT(SAT_MODEL)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(
-            f"data.sentences is 'sat': the weights of {SAT_MODEL} cannot be had; "
-            "fetch them once with network access, or use sentencex"
-        ) from error
-    return lambda text: align(text, model.split(text, threshold=SAT_THRESHOLD))
-
-
 def align(text: str, pieces: Iterable[str]) -> list[str]:
-    """Pieces of `text` in order, white space lost or not -> sentences that join to it, white space before each.
+    """Return sentences that join to `text`, white space before each, from its pieces, white space lost or not.
 
     A piece that does not occur in the text is joined to the next one.
     """
@@ -124,7 +113,7 @@ class Encoded:
 
 
 class SentenceEncoder:
-    """Documents -> tokens and the lengths of their sentences, as `data` asks.
+    """Encoder of documents into tokens and the lengths of their sentences, as `data` states.
 
     Each sentence is encoded by itself, so that its tokens do not depend on its neighbours; a space that the tokenizer
     puts before a text is before a document's first one. Parts that a document knows are its sentences, except with
@@ -150,7 +139,7 @@ class SentenceEncoder:
         return [document.text]
 
     def _tokens(self, segments: list[Sequence[str]]) -> tuple[np.ndarray, list[int]]:
-        """The tokens of all segments of all documents, joined, and how many each segment has.
+        """Return the tokens of all segments of all documents, joined, and their number in each segment.
 
         Segments are encoded some at a time: what the tokenizer returns takes far more memory than the tokens.
         """
@@ -163,7 +152,7 @@ class SentenceEncoder:
         return np.concatenate(tokens), counts
 
     def _ids(self, parts: list[tuple[str, bool]]) -> list[list[int]]:
-        """The tokens of segments, each with a flag: it continues a document."""
+        """Return the tokens of segments, each with a flag: it continues a document."""
         begun, later = (
             iter(
                 backend.encode_batch_fast([part for part, inside in parts if inside == flag], add_special_tokens=False)
@@ -193,7 +182,7 @@ class SentenceEncoder:
 
 
 def _batches(parts: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
-    """Segments in lists of about a million characters."""
+    """Yield segments in lists of about a million characters."""
     some: list[tuple[str, bool]] = []
     characters = 0
     for part in parts:
@@ -207,7 +196,7 @@ def _batches(parts: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool
 
 
 def clause_ends(tokenizer: PreTrainedTokenizerBase) -> Callable[[np.ndarray], np.ndarray]:
-    """A function from tokens [n] to bool [n]: a sentence that is too long may be cut after this token."""
+    """Return a function from tokens [n] to bool [n]: a sentence that is too long may be cut after this token."""
     tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
     ends = np.array([str(token).endswith(_CLAUSE_ENDS) for token in tokens])
     begins = np.array([str(token).startswith(_SPACES) for token in tokens])
@@ -215,7 +204,7 @@ def clause_ends(tokenizer: PreTrainedTokenizerBase) -> Callable[[np.ndarray], np
 
 
 def cut_and_merge(lengths: Sequence[int], may_cut: np.ndarray, *, minimum: int, cap: int) -> tuple[list[int], int, int]:
-    """Brings the sentences of one document to between `minimum` and `cap` tokens, as far as that goes.
+    """Bring the sentences of one document to between `minimum` and `cap` tokens, as far as that goes.
 
     A sentence over the cap is cut after the last clause end that leaves at least `minimum` tokens before it, else at
     the cap. Then a sentence shorter than `minimum` joins the next one, or the one before where the next has no room.
@@ -261,7 +250,7 @@ def cut_and_merge(lengths: Sequence[int], may_cut: np.ndarray, *, minimum: int, 
 
 
 def _settle(done: list[int], short: int, cap: int) -> int:
-    """Joins a short sentence to the one before, or keeps it where that would pass the cap; 1 if it was joined."""
+    """Join a short sentence to the one before, or keep it if the two would pass the cap; return 1 if it was joined."""
     joins = bool(done) and done[-1] + short <= cap
     if joins:
         done[-1] += short

@@ -9,6 +9,7 @@ import hashlib
 import json
 import unicodedata
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
 from mentalese.files import RECORD, check_files, file_hashes, sealed, whole_folder, write_json
 from mentalese.network import hub_or_cache
 from mentalese.screen import progress
@@ -47,7 +48,7 @@ LATENT_MARKERS = {
 them."""
 
 MASK = "<|mask|>"
-"""What a prompt has where a model is to fill in a token. No tokenizer has it: its id is the model's `mask_token_id`."""
+"""The place in a prompt where a model fills in a token. No tokenizer has it: its id is the model's `mask_token_id`."""
 
 NOTHING_ADDED = processors.TemplateProcessing(single="$A", pair="$A $B:1", special_tokens=[])
 """The post-processor of a tokenizer that adds nothing to a text."""
@@ -61,61 +62,55 @@ _MOST_TOKENS = 2**32  # stores keep ids of 32 bits
 
 
 def special_token_ids(tokenizer: PreTrainedTokenizerBase, *, sentences: bool = True) -> dict[str, int]:
-    """The markers' ids, by the names that model configs use.
+    """Return the markers' ids, by the names that model configs use.
 
     `bos_token_id` and `eos_token_id` are the beginning and the end of a *document* (Hugging Face's `generate` stops
-    at the end). Another project's tokenizer has its own; in ours both are EOD. `sentence_start_token_id` and
+    at the end). Another project's tokenizer has its own; otherwise both are EOD. `sentence_start_token_id` and
     `sentence_end_token_id` are the sentence markers.
 
     Args:
-        sentences: whether the text has sentence markers. If it has none and the tokenizer lacks them, or padding, the
-            end of a document takes their places.
+        sentences: the text has sentence markers. If it has none and the tokenizer lacks them, or padding, the end of a
+            document takes their places.
 
     Raises:
         InputError: the tokenizer lacks a marker.
     """
-    found = {marker: _marker_id(tokenizer, marker) for marker in MARKERS}
-    end = found[EOD] if tokenizer.eos_token_id is None else tokenizer.eos_token_id
-    pad = found[PAD] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    needed = {PAD: pad, BOS: found[BOS], EOS: found[EOS], EOD: end}
-    missing = [marker for marker, index in needed.items() if index is None]
-    if EOD in missing or (sentences and missing):
+    ids = {marker: _marker_id(tokenizer, marker) for marker in MARKERS}
+    marked_start = ids[BOS]
+    ids[EOD] = ids[EOD] if tokenizer.eos_token_id is None else tokenizer.eos_token_id
+    ids[PAD] = ids[PAD] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    missing = [marker for marker, index in ids.items() if index is None]
+    end = ids[EOD]
+    if end is None or (sentences and missing):
         raise InputError(
             f"the tokenizer lacks the markers {', '.join(missing)}: "
             "add them with mentalese.data.tokenizers.add_markers(tokenizer) and resize the model's embeddings"
         )
-    assert end is not None
     start = tokenizer.bos_token_id
-    if start is None or (start == found[BOS] and _is_marked(tokenizer)):  # saved for a layout of sentences
+    if start is None or (start == marked_start and _is_marked(tokenizer)):  # saved for a layout of sentences
         start = [end, *beginning(tokenizer)][-1]
-    own = {
-        "pad_token_id": pad,
-        "bos_token_id": start,
-        "eos_token_id": end,
-        "sentence_start_token_id": found[BOS],
-        "sentence_end_token_id": found[EOS],
-    }
     latent = {name: _marker_id(tokenizer, marker) for name, marker in LATENT_MARKERS.items()}
-    ids = {name: index for name, index in latent.items() if index is not None}
-    return ids | {name: end if index is None else index for name, index in own.items()}
+    names = {"pad_token_id": PAD, "eos_token_id": EOD, "sentence_start_token_id": BOS, "sentence_end_token_id": EOS}
+    return (
+        {name: index for name, index in latent.items() if index is not None}
+        | {name: end if (index := ids[marker]) is None else index for name, marker in names.items()}
+        | {"bos_token_id": start}
+    )
 
 
 def beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The tokens that another project's tokenizer puts before each text (such as its beginning of a text); none for
-    ours, and for those that add nothing."""
+    """Return the tokens that another project's tokenizer puts before each text, such as its beginning of a text."""
     if (tokens := tokenizer.init_kwargs.get(BEGINNING)) is not None:
         return list(tokenizer.convert_tokens_to_ids(tokens))
-    if _is_marked(tokenizer):
+    processor = tokenizer.backend_tokenizer.post_processor
+    if processor is None or _is_marked(tokenizer):
         return []
-    backend = tokenizer.backend_tokenizer
-    if backend.post_processor is None:
-        return []
-    around = backend.post_processor.process(_one_token())
+    around = processor.process(_one_token())
     return around.ids[: around.special_tokens_mask.index(0)]
 
 
 def _one_token() -> Encoding:
-    """A text of one token, of any vocabulary."""
+    """Return a text of one token, for any vocabulary."""
     columns = ("ids", "type_ids", "special_tokens_mask")
     state = {name: [0] for name in columns} | {"tokens": ["a"], "words": [None], "offsets": [[0, 1]]}
     state |= {"attention_mask": [1], "overflowing": [], "sequence_ranges": {}}
@@ -125,28 +120,28 @@ def _one_token() -> Encoding:
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """All tokens that are no text: markers, and what the tokenizer itself calls special."""
+    """Return the tokens that are not text: markers, and what the tokenizer itself calls special."""
     added = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     return {*special_token_ids(tokenizer, sentences=False).values(), *tokenizer.all_special_ids, *added}
 
 
 def _is_marked(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether `add_markers` has been here: no other project's tokenizer has both markers of sentences."""
+    """Test if the tokenizer is from `add_markers`: no other project's has both markers of sentences."""
     return None not in (_marker_id(tokenizer, BOS), _marker_id(tokenizer, EOS))
 
 
 def _marker_id(tokenizer: PreTrainedTokenizerBase, marker: str) -> int | None:
-    """A marker's id, or `None`. Looked up alone: the whole vocabulary takes milliseconds, and each batch asks."""
+    """Return a marker's id, or `None`. To build the whole vocabulary for each batch would take milliseconds."""
     index = tokenizer.convert_tokens_to_ids(marker)
     known = index is not None and tokenizer.convert_ids_to_tokens(index) == marker  # else it is the unknown token
     return index if known else None
 
 
 def add_markers(tokenizer: PreTrainedTokenizerBase, *, latents: bool = False) -> PreTrainedTokenizerFast:
-    """A copy of `tokenizer` that has all markers; missing ones get the next free ids, others keep theirs.
+    """Return a copy of `tokenizer` that has all markers; missing ones get the next free ids, others keep their ids.
 
     Args:
-        latents: those of latent positions too.
+        latents: add the markers of latent positions too.
 
     The copy adds nothing to what it encodes (no start or end of text), and keeps spaces when it decodes. The beginning,
     the end and the padding of another project's tokenizer stay what they are, and so does its chat template; padding
@@ -155,13 +150,11 @@ def add_markers(tokenizer: PreTrainedTokenizerBase, *, latents: bool = False) ->
     Raises:
         InputError: the tokenizer is not backed by the `tokenizers` library, or its ids have gaps.
     """
-    if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise InputError(f"{type(tokenizer).__name__} is not a fast tokenizer: use one that has a tokenizer.json")
+    is_fast = isinstance(tokenizer, PreTrainedTokenizerFast)
+    require(is_fast, "the tokenizer", type(tokenizer).__name__, "use a fast one, which has a tokenizer.json")
     known = tokenizer.get_vocab()
-    if (highest := max(known.values())) >= len(known):  # markers would get ids of other tokens
-        raise InputError(
-            f"the tokenizer has {len(known)} tokens and ids up to {highest}: number its tokens from 0 without gaps"
-        )
+    highest = max(known.values())  # in gaps, markers would get ids of other tokens
+    require(highest < len(known), "the tokenizer's last id", highest, f"number its {len(known)} tokens without gaps")
     first = tokenizer.convert_ids_to_tokens(beginning(tokenizer))
     start, end, pad = tokenizer.bos_token, tokenizer.eos_token or EOD, tokenizer.pad_token
     if start is None or (start == BOS and _is_marked(tokenizer)):
@@ -180,7 +173,7 @@ def add_markers(tokenizer: PreTrainedTokenizerBase, *, latents: bool = False) ->
     settings = named | {
         "extra_special_tokens": [token for token in extra if token not in named.values()],
         BEGINNING: first or None,
-        # That of a saved model of questions belongs to its layout.
+        # The template of a saved model of questions belongs to its layout.
         "chat_template": None if "text_layout" in tokenizer.init_kwargs else tokenizer.chat_template,
     }
     settings = {name: value for name, value in settings.items() if value is not None}
@@ -188,13 +181,13 @@ def add_markers(tokenizer: PreTrainedTokenizerBase, *, latents: bool = False) ->
 
 
 def open_tokenizer(spec: str, source: Source, *, cache: Path, show: bool = True) -> PreTrainedTokenizerFast:
-    """The tokenizer that `DataConfig.tokenizer` names, with all markers.
+    """Return the tokenizer that `DataConfig.tokenizer` names, with all markers.
 
     Args:
         spec: `bpe:SIZE` (byte-level BPE of SIZE tokens, markers included, trained on the source's training split),
             a folder with `tokenizer.json` or with `vocab.json` and `merges.txt`, or `hub:NAME`.
-        source: what a BPE is trained on.
-        cache: where trained tokenizers are kept, by source, size and version.
+        source: the text for training a BPE.
+        cache: the folder of trained tokenizers, by source, size and version.
 
     Raises:
         InputError: no such tokenizer, or a size that is not a number from 260 (256 bytes, 4 markers) to 2^32.
@@ -233,7 +226,8 @@ def read_tokenizer(path: str) -> PreTrainedTokenizerBase:
     Raises:
         InputError: the folder contains none, or the hub's cannot be fetched.
     """
-    if not path.startswith("hub:"):
+    name = path.removeprefix("hub:")
+    if name == path:
         folder = Path(path)
         names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
         if "tokenizer.json" not in names and {"vocab.json", "merges.txt"} <= names:
@@ -244,11 +238,10 @@ def read_tokenizer(path: str) -> PreTrainedTokenizerBase:
                 "bpe:SIZE or hub:NAME"
             )
     try:
-        if path.startswith("hub:"):
-            with hub_or_cache("tokenizer", path):
-                name = path.removeprefix("hub:")
-                return _named_by_config(AutoTokenizer.from_pretrained(name, trust_remote_code=False))
-        return _named_by_config(AutoTokenizer.from_pretrained(path, trust_remote_code=False))
+        with nullcontext() if name == path else hub_or_cache("tokenizer", path):
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+            _name_by_config(tokenizer)
+            return tokenizer
     except InputError:
         raise
     except (OSError, ValueError, ImportError) as error:
@@ -256,28 +249,24 @@ def read_tokenizer(path: str) -> PreTrainedTokenizerBase:
         raise InputError(f"the tokenizer {path!r} cannot be opened: {first_line}") from error
 
 
-def _named_by_config(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """The tokenizer, whose unnamed beginning, end and padding get their names from the model's config next to it."""
+def _name_by_config(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Name the tokenizer's unnamed beginning, end and padding as the model's config next to it does."""
     unnamed = [name for name in ("bos_token", "eos_token", "pad_token") if getattr(tokenizer, name) is None]
-    if not unnamed:
-        return tokenizer
-    try:
-        config, _ = PreTrainedConfig.get_config_dict(tokenizer.name_or_path)
-    except OSError:  # a tokenizer without a model
-        return tokenizer
+    config: dict[str, Any] = {}
+    if unnamed:
+        with suppress(OSError):  # a tokenizer without a model
+            config, _ = PreTrainedConfig.get_config_dict(tokenizer.name_or_path)
     config = config.get("text_config", {}) | config  # of models that also read images
     for name in unnamed:
         index = config.get(f"{name}_id")
         index = index[0] if isinstance(index, list) and index else index
         if isinstance(index, int) and 0 <= index < len(tokenizer):
             setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(index))
-    return tokenizer
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """sha256 of all that decides which ids a text gets: vocabulary, merges, markers, normalisation, pre-tokenizer.
-
-    What comes around a text is not part of it: a model's tokenizer adds what its layout does.
+    """Return the sha256 of all that decides which ids a text gets: vocabulary, merges, markers, normalisation,
+    pre-tokenizer; but not of the tokens around a text, which a model's tokenizer adds as its layout does.
     """
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     for transient in ("truncation", "padding"):
@@ -287,7 +276,7 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def corpus_encoder(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
-    """A backend of its own for encoding text: `<|eos|>` written in a text is seven characters, never the marker."""
+    """Return a new backend for encoding text: `<|eos|>` written in a text is seven characters, never the marker."""
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_padding()
     backend.no_truncation()
@@ -296,8 +285,8 @@ def corpus_encoder(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
 
 
 def continuing(backend: Tokenizer) -> Tokenizer:
-    """A backend for what continues a text: without the space that some put before a text, as that of Llama 2; the same
-    object if it puts none."""
+    """Return a backend for text that continues another: without the space that some, such as Llama 2's, put before a
+    text; the same object if it puts none."""
     parts = {"normalizer": backend.normalizer, "pre_tokenizer": backend.pre_tokenizer}
     steps = {name: part and json.loads(part.__getstate__()) for name, part in parts.items()}
     without = {name: _without_prefix(step) for name, step in steps.items()}
@@ -309,7 +298,7 @@ def continuing(backend: Tokenizer) -> Tokenizer:
 
 
 def _without_prefix(step: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A normaliser or pre-tokenizer as JSON, without what puts something before a text."""
+    """Return a normaliser or pre-tokenizer, as JSON, without steps that put something before a text."""
     if step is None or step["type"] == "Prepend":
         return None
     if step["type"] == "Sequence":
@@ -320,7 +309,7 @@ def _without_prefix(step: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def lost_in_tokens(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> str | None:
-    """What the token ids of a text no longer tell of it, so that nobody pays for it; `None` if nothing is known of."""
+    """Return the information that tokenisation discards, such as case; `None` if unknown."""
     backend = tokenizer.backend_tokenizer
     unknown = getattr(backend.model, "unk_token", None)
     if isinstance(backend.model, models.Unigram):
@@ -333,33 +322,33 @@ def lost_in_tokens(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> str |
     return None if set("AÉ") <= set(kept) else "capital letters or accents"
 
 
-def _without_markers(ids: Sequence[int] | Tensor, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    markers = special_ids(tokenizer)
-    return [i for i in torch.as_tensor(ids).tolist() if i not in markers]
-
-
 def decode(ids: Sequence[int] | Tensor, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The text of token ids [length], markers removed."""
+    """Return the text of token ids [length], markers removed."""
     return tokenizer.decode(_without_markers(ids, tokenizer))
 
 
 def last_token(ids: Sequence[int] | Tensor, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The last of token ids [length] that is no marker; empty if there is none."""
+    """Return the last of token ids [length] that is not a marker, or an empty list."""
     return _without_markers(ids, tokenizer)[-1:]
 
 
 def decode_after(ids: Sequence[int] | Tensor, start: int, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The text of `ids[start:]` after that of the ids before it, markers removed.
+    """Return the text of `ids[start:]` after the text of the ids before it, markers removed.
 
-    Some tokenizers drop the space at the start of a text, as those of Llama 2, which here would be one within it.
+    Some tokenizers, such as Llama 2's, drop the space at the start of a text, which here would be one within it.
     """
     before = last_token(ids[:start], tokenizer)
     whole = decode([*before, *torch.as_tensor(ids[start:]).tolist()], tokenizer)
     return whole.removeprefix(decode(before, tokenizer))
 
 
+def _without_markers(ids: Sequence[int] | Tensor, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    markers = special_ids(tokenizer)
+    return [i for i in torch.as_tensor(ids).tolist() if i not in markers]
+
+
 def _train_bpe(source: Source, size: int, show: bool) -> PreTrainedTokenizerFast:
-    """Byte-level BPE with GPT-2's pre-tokenizer (Radford et al., 2019); the same text gives the same merges."""
+    """Train byte-level BPE with GPT-2's pre-tokenizer (Radford et al., 2019); the same text gives the same merges."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -373,7 +362,7 @@ def _train_bpe(source: Source, size: int, show: bool) -> PreTrainedTokenizerFast
     share = min(1.0, _TRAINING_BYTES / total)
 
     def sample() -> Iterator[str]:
-        """Documents spread evenly over the training split; of a few large ones at least the first, up to a limit."""
+        """Yield documents spread evenly over the training split; of a few large ones at least the first, in part."""
         done, first, drawn = 0, "", False
         with progress(f"training the tokenizer bpe:{size}", total, show=show) as shown:
             for index, document in enumerate(source.documents("train")):
