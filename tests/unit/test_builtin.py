@@ -44,7 +44,7 @@ def test_builtin_data_is_the_same_in_every_process() -> None:
     assert first == second
 
 
-def test_stories_tell_nothing_but_the_truth() -> None:
+def test_stories_agree_with_their_facts() -> None:
     for story in family_stories(200):
         people = {person.name: person for person in story.people}
         assert len(people) == len(story.people)
@@ -63,7 +63,7 @@ def test_stories_tell_nothing_but_the_truth() -> None:
             assert (husband, wife) in story.couples
 
 
-def test_stories_tell_every_parent_and_are_possible() -> None:
+def test_stories_have_every_parent_at_possible_ages() -> None:
     for story in family_stories(200):
         people = {person.name: person for person in story.people}
         for parent, child in story.parents:
@@ -77,12 +77,12 @@ def test_stories_tell_every_parent_and_are_possible() -> None:
             )
 
 
-def test_a_story_does_not_depend_on_how_many_are_asked_for() -> None:
+def test_a_story_does_not_depend_on_the_count() -> None:
     assert family_stories(3) == family_stories(5)[:3]
     assert family_stories(3, seed=1) != family_stories(3, seed=2)
 
 
-def test_families_knows_its_sentences() -> None:
+def test_families_has_sentences_as_segments() -> None:
     for document in BUILTIN["families"].documents()[:50]:
         assert document.segments
         assert "".join(document.segments) == document.text

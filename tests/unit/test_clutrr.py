@@ -44,7 +44,7 @@ def texts(source: Source, split: str) -> list[str]:
     return [document.text for document in source.documents(split)]
 
 
-def test_a_question_is_the_story_and_who_is_asked_about_and_its_answer_the_relation(tmp_path: Path) -> None:
+def test_a_record_has_story_question_and_relation(tmp_path: Path) -> None:
     source = open_source(f"clutrr:{archive(tmp_path)}")
     [document] = source.documents("test")
     assert source.kind == "records"
@@ -54,7 +54,7 @@ def test_a_question_is_the_story_and_who_is_asked_about_and_its_answer_the_relat
     )
 
 
-def test_validation_is_taken_from_train_and_no_split_shares_a_question(tmp_path: Path) -> None:
+def test_validation_is_taken_from_train(tmp_path: Path) -> None:
     archive(tmp_path)
     source = open_source(f"clutrr:{tmp_path}")
     train, validation, test = (texts(source, split) for split in source.splits)
@@ -64,7 +64,7 @@ def test_validation_is_taken_from_train_and_no_split_shares_a_question(tmp_path:
     assert len({*train, *validation, *test}) == len(STORIES) + 1
 
 
-def test_records_batches_ask_for_the_answer_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_have_only_the_answer_as_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MENTALESE_CACHE", str(tmp_path / "cache"))
     data = DataConfig(source=f"clutrr:{archive(tmp_path)}", tokenizer="bpe:300")
     layout = QuestionAnswer()

@@ -91,7 +91,7 @@ def test_splits_columns_and_records_are_taken_as_from_files() -> None:
         (["half \ud800"], "not valid Unicode"),
     ],
 )
-def test_what_is_no_text_is_one_sentence(data: Any, says: str) -> None:
+def test_anything_but_texts_is_refused(data: Any, says: str) -> None:
     with pytest.raises(InputError, match=says) as caught:
         open_source(as_source(data))
     assert "\n" not in str(caught.value)
@@ -129,9 +129,7 @@ def test_training_on_texts_equals_training_on_their_file(corpus: Path, tmp_path:
     assert load(tmp_path / "python").generate("The first", max_new_tokens=2)
 
 
-def test_a_lone_file_is_scored_as_a_whole_and_the_output_says_so(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_lone_file_is_scored_whole(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "my.txt").write_text("One short text. It is all there is.")
     assert cli.main(["eval", str(folder), "--data", f"file:{tmp_path / 'my.txt'}"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
@@ -145,7 +143,7 @@ def test_a_lone_file_is_scored_as_a_whole_and_the_output_says_so(
 
 
 @pytest.mark.slow
-def test_a_models_own_text_is_known_from_wherever_it_comes(
+def test_a_models_own_text_is_recognised(
     folder: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = shrink(get_recipe("gpt2/tiny"), corpus, steps=1)
@@ -192,7 +190,7 @@ def test_every_document_of_a_file_is_scored_once(folder: Path, tmp_path: Path) -
     assert [part["split"] for part in parts] == [*SPLITS]
 
 
-def test_a_models_own_text_and_texts_with_splits_are_not_scored_as_a_whole(folder: Path, corpus: Path) -> None:
+def test_texts_with_splits_are_not_scored_whole(folder: Path, corpus: Path) -> None:
     own = evaluate(folder, show=False)["perplexity"]
     assert own["split"] == "test"
     assert evaluate(folder, data=f"file:{corpus}", show=False)["perplexity"] == own
@@ -221,7 +219,7 @@ def test_all_questions_of_a_lone_file_are_asked(
 
 
 @pytest.mark.parametrize(("given", "says"), [([], r"texts is \[\]: pass at least one"), (["a", 3], r"texts\[1\] is 3")])
-def test_no_text_and_what_is_none_are_refused_by_a_model(folder: Path, given: list[Any], says: str) -> None:
+def test_a_model_refuses_anything_but_texts(folder: Path, given: list[Any], says: str) -> None:
     model = load(folder)
     for call in (model.encode, model.generate, model.score):
         with pytest.raises(InputError, match=says):

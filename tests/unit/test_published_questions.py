@@ -32,7 +32,7 @@ GSM8K = {
 }
 
 
-def test_a_gsm8k_solution_is_its_lines_and_a_number_without_commas(tmp_path: Path) -> None:
+def test_gsm8k_has_lines_as_steps_and_a_plain_number(tmp_path: Path) -> None:
     jsonl(tmp_path / "train.jsonl", [GSM8K | {"question": f"Question {i}?"} for i in range(50)])
     (tmp_path / "test.jsonl.gz").write_bytes(gzip.compress(json.dumps(GSM8K).encode()))
     source = open_source(f"gsm8k:{tmp_path}")
@@ -116,7 +116,7 @@ def as_on_the_hub(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_hotpotqa_gives_the_paragraphs_it_needs_and_the_sentences_in_them(tmp_path: Path) -> None:
+def test_hotpotqa_has_needed_paragraphs_and_sentences(tmp_path: Path) -> None:
     published = tmp_path / "published"
     published.mkdir()
     train = [HOTPOT | {"question": f"Question {i}?"} for i in range(9)]

@@ -94,21 +94,21 @@ def generated() -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("name", MEASURED)
-def test_prosqa_is_as_large_as_what_was_published(name: str) -> None:
+def test_prosqa_has_the_published_size(name: str) -> None:
     mean, spread = MEASURED[name]
     values = generated()[name]
     assert fmean(values) == pytest.approx(mean, abs=3 * spread / 800**0.5)  # as far as 800 questions can tell
     assert pstdev(values) == pytest.approx(spread, rel=0.1)
 
 
-def test_prosqa_has_as_many_short_and_long_chains_and_small_and_large_hubs_as_what_was_published() -> None:
+def test_prosqa_has_the_published_lengths_and_degrees() -> None:
     for name, measured in (("steps", MEASURED_STEPS), ("edges from a node", MEASURED_EDGES_FROM)):
         values = generated()[name]
         for value, share in measured.items():
             assert values.count(value) / len(values) == pytest.approx(share, abs=0.03)
 
 
-def test_what_was_published_measures_as_it_says_here(shared_data: Path) -> None:
+def test_published_questions_measure_as_stated(shared_data: Path) -> None:
     rows = []
     for split in ("valid", "test"):
         rows += json.loads(gzip.decompress((shared_data / f"reasoning/prosqa/prosqa_{split}.json.gz").read_bytes()))
@@ -122,7 +122,7 @@ def test_what_was_published_measures_as_it_says_here(shared_data: Path) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_of_the_two_concepts_asked_about_the_person_is_exactly_one(size: str) -> None:
+def test_exactly_one_of_the_two_concepts_is_right(size: str) -> None:
     for question in questions(SIZES[size]):
         reached = distances(question.edges, question.root)
         assert question.target in reached
@@ -136,7 +136,7 @@ def test_of_the_two_concepts_asked_about_the_person_is_exactly_one(size: str) ->
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_steps_are_a_shortest_way_from_the_person_to_the_answer(size: str) -> None:
+def test_steps_are_a_shortest_path_to_the_answer(size: str) -> None:
     fewest, most = SIZES[size].steps
     for question in questions(SIZES[size]):
         way = [match for step in question.steps if (match := re.fullmatch(r"(?:Every )?(\w+) is a (\w+)\.", step))]
@@ -150,7 +150,7 @@ def test_the_steps_are_a_shortest_way_from_the_person_to_the_answer(size: str) -
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_question_tells_every_edge_once_and_the_order_gives_nothing_away(size: str) -> None:
+def test_questions_have_every_edge_once_in_random_order(size: str) -> None:
     first = 0
     for question in questions(SIZES[size]):
         symbols = question.symbols
@@ -168,7 +168,7 @@ def test_small_questions_are_small() -> None:
     assert {len(question.steps) for question in small} == {2, 3}
 
 
-def test_a_question_does_not_depend_on_how_many_are_asked_for() -> None:
+def test_a_question_does_not_depend_on_the_count() -> None:
     assert prosqa_questions(3) == prosqa_questions(5)[:3]
     assert prosqa_questions(3, seed=1) != prosqa_questions(3, seed=2)
     assert word_problems(3) == word_problems(5)[:3]

@@ -92,7 +92,7 @@ def test_a_prompt_reads_like_the_records_of_its_stage(tokenizer: Any) -> None:
     assert marked.decode(config().encode_prompts(["Who?\n"], marked, DataConfig())["input_ids"][0]) == "Who?\n"
 
 
-def test_latents_that_the_tokenizer_has_no_tokens_for_are_refused(tokenizer: Any) -> None:
+def test_latents_without_tokens_are_refused(tokenizer: Any) -> None:
     with pytest.raises(InputError, match=r"no tokens for them: .*latents=True"):
         config(latents=1).encode_prompts(["Who?"], tokenizer, DataConfig())
     with pytest.raises(InputError, match="no tokens for them"):
@@ -132,7 +132,7 @@ def latents(batch: Batch) -> list[int]:
     return (batch["input_ids"] == LATENT).sum(1).tolist()
 
 
-def test_phases_raise_the_stage_by_epochs_and_the_optimizer_forgets() -> None:
+def test_phases_raise_the_stage_and_reset_the_optimizer() -> None:
     split = records(*[[2, 1, 1, 2]] * 4)
     stages = [Phase(start=s, clock="epochs", layout={"stage": s}, reset_optimizer=True) for s in (1, 2)]
     made = plan(split, *stages, stages=2, latents_per_step=3)
@@ -156,7 +156,7 @@ def test_a_share_of_the_records_is_read_at_any_stage(share: float, stage: int, s
     assert np.array_equal(rows.gap, again.gap)
 
 
-def test_implicit_cot_loses_tokens_from_the_left_and_sometimes_more() -> None:
+def test_implicit_cot_loses_tokens_from_the_left() -> None:
     split = records(*[[2, 20, 2]] * 2000)
     layout = config(stages=40, stage=5, removal="tokens", removal_smoothing=1.0)
     rows = layout.rows(split, 2000, np.random.default_rng(0))
@@ -168,7 +168,7 @@ def test_implicit_cot_loses_tokens_from_the_left_and_sometimes_more() -> None:
     assert np.ptp(layout.rows(split, 2000).lengths) == 0, "nothing is drawn where a model is evaluated"
 
 
-def test_a_row_that_a_later_stage_makes_too_long_is_found_before_training() -> None:
+def test_rows_too_long_at_later_stages_are_found_first() -> None:
     split = records(*[[2, 1, 1, 2]] * 4)
     late = Phase(start=2, clock="epochs", layout={"stage": 2})
     with pytest.raises(InputError, match=r"layout.sequence_length is 12: 4 of 4 questions are longer; set at least 13"):
@@ -176,7 +176,7 @@ def test_a_row_that_a_later_stage_makes_too_long_is_found_before_training() -> N
     plan(split, late, stages=2, latents_per_step=3, sequence_length=13)
 
 
-def test_records_that_are_too_long_are_left_out_of_everything_if_asked() -> None:
+def test_too_long_records_can_be_left_out() -> None:
     """With all steps and the most latents, so that every stage and every method reads the same records."""
     split = records([2, 1, 2], [2, 9, 1, 2], [3, 1, 2], [2, 8, 2])
     layout = config(sequence_length=14, too_long="skip")

@@ -97,11 +97,11 @@ def test_sat_uses_the_papers_threshold_and_loses_nothing(wtpsplit: ModuleType) -
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(st.sampled_from(' .?!\n\r\t"aA1。\u2028\u3000é😀')))
-def test_what_sat_gives_joins_to_any_text_again(wtpsplit: ModuleType, text: str) -> None:
+def test_sentences_of_sat_join_to_the_text(wtpsplit: ModuleType, text: str) -> None:
     assert "".join(open_splitter("sat")[0](text)) == text
 
 
-def test_sat_without_its_weights_is_one_sentence(wtpsplit: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sat_without_its_weights_is_refused(wtpsplit: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_network(self: FakeSaT, name: str) -> None:
         raise OSError(f"cannot fetch {name}")
 
@@ -125,7 +125,7 @@ def documents(draw: st.DrawFn) -> tuple[list[int], np.ndarray]:
 
 @settings(max_examples=200, deadline=None)
 @given(documents(), st.integers(1, 6), st.integers(1, 12))
-def test_no_sentence_is_over_the_cap_and_none_is_short_without_need(
+def test_sentences_are_within_bounds_where_possible(
     document: tuple[list[int], np.ndarray], minimum: int, room: int
 ) -> None:
     (lengths, may_cut), cap = document, minimum + room
@@ -144,7 +144,7 @@ def test_no_sentence_is_over_the_cap_and_none_is_short_without_need(
         assert old - {0} <= new, "a cut adds ends and takes none away"
 
 
-def test_a_long_sentence_is_cut_after_punctuation_where_there_is_some() -> None:
+def test_a_long_sentence_is_cut_after_punctuation() -> None:
     may_cut = np.zeros(30, dtype=bool)
     may_cut[[6, 8, 20]] = True
     assert cut_and_merge([30], may_cut, minimum=2, cap=10) == ([9, 10, 2, 9], 1, 0)
@@ -184,7 +184,7 @@ def test_tokens_are_those_of_each_sentence_by_itself(tokenizer: PreTrainedTokeni
 
 @pytest.mark.parametrize("kind", ["Llama 2", "Metaspace", "ByteLevel"])
 @pytest.mark.parametrize("sentences", ["sentencex", "none"])
-def test_a_space_that_a_tokenizer_puts_before_a_text_is_not_before_each_sentence(kind: str, sentences: str) -> None:
+def test_a_prefix_space_is_only_before_the_first_sentence(kind: str, sentences: str) -> None:
     text = "The cat sat down. The dog ran off.\nThey met again."
     backend = Tokenizer(models.BPE())
     if kind == "Llama 2":
@@ -246,7 +246,7 @@ def test_what_ends_a_clause_is_looked_up_once_for_all_contexts(
     assert len(made) == 1
 
 
-def test_known_parts_are_kept_and_records_are_neither_cut_nor_merged(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_parts_of_records_are_neither_cut_nor_merged(tokenizer: PreTrainedTokenizerFast) -> None:
     settings_ = {"min_sentence_tokens": 3, "max_sentence_tokens": 8}
     known = Document.join(["This has. Two sentences.", " This has one."])
     assert len(SentenceEncoder(tokenizer, DataConfig(max_sentence_tokens=99))([known]).lengths[0]) == 2

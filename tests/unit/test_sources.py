@@ -50,7 +50,7 @@ def numbered(count: int) -> list[dict]:
     return [{"text": f"Document {i}. It is short."} for i in range(count)]
 
 
-def test_one_file_is_split_by_a_hash_of_each_text(tmp_path: Path) -> None:
+def test_one_file_is_split_by_hashes_of_its_texts(tmp_path: Path) -> None:
     rows = numbered(1000)
     source = open_source(f"file:{jsonl(tmp_path / 'a.jsonl', rows)}")
     found = texts(source)
@@ -153,7 +153,7 @@ def test_a_question_is_in_one_split_whatever_its_steps(tmp_path: Path) -> None:
     assert open_source(f"file:{tmp_path / 'given'}").dropped == {"train": 8, "validation": 2, "test": 0}
 
 
-def test_documents_of_train_that_are_held_out_too_are_dropped_and_counted(tmp_path: Path) -> None:
+def test_train_drops_documents_of_later_splits(tmp_path: Path) -> None:
     jsonl(tmp_path / "train.jsonl", numbered(10))
     jsonl(tmp_path / "valid.jsonl", [{"text": "Document 3. It is short."}, {"text": "only here"}])
     jsonl(tmp_path / "test-00000-of-00001.jsonl", [{"text": "only here"}, {"text": "Document 4. It is short."}])
@@ -189,9 +189,7 @@ def test_level_one_headings_begin_documents(tmp_path: Path) -> None:
 WIKI = "".join(f" = Title {i} = \n \n Some text , {i} = {i} . \n \n = = Part = = \n More text . \n" for i in range(40))
 
 
-def test_rows_that_are_lines_with_headings_make_the_documents_of_the_txt_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_lines_equal_the_txt_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
     (tmp_path / "wiki.txt").write_text(WIKI)
@@ -218,7 +216,7 @@ def test_rows_that_are_lines_with_headings_make_the_documents_of_the_txt_file(
     assert open_source("hub:Salesforce/wikitext:wikitext-103-raw-v1").fingerprint == plain.fingerprint
 
 
-def test_rows_that_are_documents_stay_documents_whatever_headings_they_hold(tmp_path: Path) -> None:
+def test_rows_with_headings_inside_stay_documents(tmp_path: Path) -> None:
     rows = [{"text": part} for part in ("One line .", " = Only a title = \n", " = A = \n Text . \n = B = \n")]
     assert sorted(every_text(open_source(f"file:{jsonl(tmp_path / 'a.jsonl', rows)}"))) == sorted(
         row["text"] for row in rows
@@ -230,7 +228,7 @@ def test_wikitext_has_its_articles(shared_data: Path, tmp_path: Path) -> None:
     assert sum(map(len, texts(source).values())) == 60
 
 
-def test_the_text_column_is_found_or_asked_for(tmp_path: Path) -> None:
+def test_the_text_column_is_found_or_named(tmp_path: Path) -> None:
     def column_of(row: dict, **options: str) -> str:
         rows = [{name: f"{value}{i}" if isinstance(value, str) else i for name, value in row.items()} for i in range(9)]
         found = next(open_source(f"file:{jsonl(tmp_path / 'x.jsonl', rows)}", **options).documents("train")).text
@@ -252,14 +250,14 @@ def test_the_text_column_is_found_or_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [2024, ["A.", "B."]])
-def test_a_text_that_is_none_is_refused_and_no_other_column_taken(other: object, tmp_path: Path) -> None:
+def test_a_number_in_the_text_column_is_refused(other: object, tmp_path: Path) -> None:
     rows = [{"id": f"doc-{i}", "text": LONG} for i in range(9)]
     rows[3]["text"] = other  # type: ignore[assignment]
     with pytest.raises(InputError, match=r"line 4 .*column 'text' contains \w+, not text"):
         open_source(f"file:{jsonl(tmp_path / 'x.jsonl', rows)}")
 
 
-def test_records_know_their_question_steps_and_answer(tmp_path: Path) -> None:
+def test_records_have_question_steps_and_answer(tmp_path: Path) -> None:
     rows = [{"question": f"What is {i} + 1 + 1?", "steps": [f"{i} + 1", "+ 1"], "answer": str(i)} for i in range(9)]
     source = open_source(f"file:{jsonl(tmp_path / 'r.jsonl', rows)}")
     document = next(source.documents("train"))
@@ -281,7 +279,7 @@ def test_each_part_of_a_record_is_one_line() -> None:
     assert document.segments == ("Two lines?\n", "a b\n", "### c d")
 
 
-def test_a_folder_without_train_has_the_splits_it_has(tmp_path: Path) -> None:
+def test_a_folder_without_train_has_its_other_splits(tmp_path: Path) -> None:
     jsonl(tmp_path / "some_valid.jsonl", numbered(5))
     jsonl(tmp_path / "some_test.jsonl", numbered(3))
     source = open_source(f"file:{tmp_path}")
@@ -294,7 +292,7 @@ def test_a_folder_without_train_has_the_splits_it_has(tmp_path: Path) -> None:
         prepare(DataConfig(source=f"file:{tmp_path}", tokenizer="bpe:300"), show=False)
 
 
-def test_splits_are_told_by_names_and_behind_a_prefix_only_where_no_name_is_plain(tmp_path: Path) -> None:
+def test_names_of_splits_may_follow_one_prefix(tmp_path: Path) -> None:
     def found() -> dict[str, list[str]]:
         return {
             split: [path.name for path in paths] for split, paths in find_files(tmp_path, (".jsonl",)).by_split.items()
@@ -325,19 +323,19 @@ def test_a_file_in_two_kinds_is_not_read_twice(other: str, tmp_path: Path) -> No
         open_source(f"file:{tmp_path}")
 
 
-def test_a_folder_called_as_a_split_is_none(tmp_path: Path) -> None:
+def test_a_folder_named_like_a_file_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "train.txt").mkdir()
     (tmp_path / "train.jsonl").write_text(json.dumps({"text": LONG}) + "\n")
     assert find_files(tmp_path, (".txt", ".jsonl")).by_split == {"train": [tmp_path / "train.jsonl"]}
 
 
-def test_a_number_of_too_many_digits_is_no_traceback(tmp_path: Path) -> None:
+def test_a_number_of_too_many_digits_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(f'[{{"text": "a", "n": {"9" * 5000}}}]')
     with pytest.raises(InputError, match=r"x\.json cannot be read"):
         open_source(f"file:{tmp_path / 'x.json'}")
 
 
-def test_malformed_files_are_named_in_one_sentence(tmp_path: Path) -> None:
+def test_malformed_files_are_named_in_one_line(tmp_path: Path) -> None:
     good = json.dumps({"text": "fine"}).encode() + b"\n"
     cases = {
         "empty.jsonl": (b"", "empty"),
@@ -372,7 +370,7 @@ def test_malformed_files_are_named_in_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["mine.txt", "mine.jsonl", "mine.jsonl.gz", "mine.json"])
-def test_the_mark_that_some_editors_begin_a_text_with_is_no_text(name: str, tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_not_text(name: str, tmp_path: Path) -> None:
     row = json.dumps({"text": "fine"})
     content = "\ufeff" + ("fine" if name == "mine.txt" else f"[{row}]" if name == "mine.json" else row)
     packed = gzip.compress(content.encode()) if name.endswith(".gz") else content.encode()
@@ -383,7 +381,7 @@ def test_the_mark_that_some_editors_begin_a_text_with_is_no_text(name: str, tmp_
         assert read_text(tmp_path / name) == "fine"
 
 
-def test_unknown_sources_say_what_would_do(tmp_path: Path) -> None:
+def test_unknown_sources_are_refused_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="did you mean 'stdlib'"):
         open_source("builtin:stdlb")
     with pytest.raises(InputError, match="does not exist"):
@@ -431,7 +429,7 @@ def test_splits_of_a_hub_set_that_mean_the_same_are_one(monkeypatch: pytest.Monk
     assert sorted(texts(open_source("hub:someone/twice"))["validation"]) == ["held out", "held out too"]
 
 
-def test_a_hub_set_without_a_training_split_has_the_splits_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_set_without_train_has_its_other_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
     for split in ("test", "all"):
@@ -456,7 +454,7 @@ def test_a_hub_set_with_only_a_train_split_is_one_text(monkeypatch: pytest.Monke
     assert not is_one_text("hub:someone/split")
 
 
-def test_a_hub_set_that_cannot_be_had_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_hub_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
     def load_dataset(name: str, config: str | None, **where: object) -> None:
@@ -493,7 +491,7 @@ def test_a_hub_set_is_streamed_once_and_never_downloaded_whole(
     assert streams == [True]
 
 
-def test_a_part_of_a_hub_set_is_all_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_named_part_of_a_hub_set_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
     read = []

@@ -45,7 +45,7 @@ def tokenizer(source: Source, tmp_path_factory: pytest.TempPathFactory) -> PreTr
     return open_tokenizer("bpe:400", source, cache=tmp_path_factory.mktemp("cache"), show=False)
 
 
-def test_every_marker_has_one_id_under_the_names_that_configs_use(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_every_marker_has_one_id(tokenizer: PreTrainedTokenizerFast) -> None:
     ids = special_token_ids(tokenizer)
     assert ids["pad_token_id"] == tokenizer.pad_token_id == tokenizer.convert_tokens_to_ids(PAD)
     assert ids["bos_token_id"] == ids["eos_token_id"] == tokenizer.eos_token_id == tokenizer.convert_tokens_to_ids(EOD)
@@ -108,7 +108,7 @@ def test_padding_and_truncation_do_not_change_the_fingerprint(tokenizer: PreTrai
     assert tokenizer_fingerprint(tokenizer) == before
 
 
-def test_a_tokenizer_without_markers_gets_them_and_encodes_text_as_before(source: Source, tmp_path: Path) -> None:
+def test_markers_do_not_change_how_text_is_encoded(source: Source, tmp_path: Path) -> None:
     backend = Tokenizer(WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
     backend.pre_tokenizer = Whitespace()
     plain = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="?")
