@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from mentalese import get_recipe
-from mentalese.analyses import coconut as figures
 from mentalese.analyses.drawing import drawable_token
 from mentalese.analyses.figures import write_figure
 from mentalese.data.documents import one_line
@@ -24,6 +23,7 @@ from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluation import answers
 from mentalese.evaluation.answers import ask
+from mentalese.families.coconut import figures
 from mentalese.families.coconut.plain import Coconut
 from mentalese.models.build import build_model
 from mentalese.models.checkpoints import load_model, save_model
@@ -374,14 +374,14 @@ def test_latents_that_contain_the_frontier_raise_the_diagonal(
         task, graphs = figures._search(run.data.source)
         embeddings = run.model.get_input_embeddings().weight.detach()
         torch.nn.init.normal_(embeddings)
-        for documents, states, thoughts in thinking(run, split, label):
+        for documents, thoughts in thinking(run, split, label):
             for row, document in enumerate(documents):
                 graph = graphs[figures._question(run, split, document)]
                 for t, latent in enumerate(thoughts.latents, 1):
                     at = [name for i, d in enumerate(graph.distances()) if d == t for name in task.names(graph, i)]
                     ids = [run.tokenizer.encode(f" {word}", add_special_tokens=False) for word in at]
                     latent[row] = torch.stack([embeddings[own].mean(0) for own in ids]).mean(0)
-            yield documents, states, thoughts
+            yield documents, thoughts
 
     plain = draw("frontier", searcher, out=tmp_path / "plain.svg", documents=100)["distances"]
     monkeypatch.setattr(figures, "_thinking", planted)

@@ -38,7 +38,9 @@ HEIGHT = {room: height for height, rooms in enumerate(LAYERS) for room in rooms}
 
 
 def _room(parts: Sequence[str]) -> str:
-    """Return the room of a module; tasks of the suite are sources of data."""
+    """Return the room of a module; a family's figures are analyses, and tasks of the suite sources of data."""
+    if len(parts) > 2 and (parts[0], parts[2]) == ("families", "figures"):
+        return "analyses"
     return "data" if tuple(parts[:2]) == ("suite", "tasks") else next(iter(parts), "")
 
 

@@ -14,10 +14,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from mentalese import get_recipe
 from mentalese.analyses.figures import write_figure
-from mentalese.analyses.looped import DOCUMENTS
 from mentalese.errors import InputError
 from mentalese.families.looped import plain
 from mentalese.families.looped.config import BACKBONES, LoopedConfig
+from mentalese.families.looped.figures import DOCUMENTS
 from mentalese.families.looped.model import LoopedForCausalLM
 from mentalese.families.looped.plain import Keep, Looped, drawn_turns, initial_state
 from mentalese.families.looped.recipes import grown, shape_of

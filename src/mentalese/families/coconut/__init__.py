@@ -11,7 +11,7 @@ FAMILY = Family(
     classes={"coconut": (f"{_HERE}.config:CoconutConfig", f"{_HERE}.model:CoconutForCausalLM")},
     layouts={"qa_steps": f"{_HERE}.questions:QuestionSteps"},
     grow=f"{_HERE}.config:grown",
-    figures="mentalese.analyses.coconut:FIGURES",
+    figures=f"{_HERE}.figures:FIGURES",
     idle_options={
         "coconut": {
             "write_passes": "the small recipes have two latents, and what the second one writes is never read",

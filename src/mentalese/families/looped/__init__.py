@@ -10,7 +10,7 @@ FAMILY = Family(
     recipes=f"{_HERE}.recipes:RECIPES",
     classes={"looped": (f"{_HERE}.config:LoopedConfig", f"{_HERE}.model:LoopedForCausalLM")},
     grow=f"{_HERE}.recipes:grown",
-    figures="mentalese.analyses.looped:FIGURES",
+    figures=f"{_HERE}.figures:FIGURES",
     idle_options={
         "looped": {
             "backprop_turns": {"backprop_turns": 1},
