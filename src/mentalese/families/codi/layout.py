@@ -59,12 +59,12 @@ class QuestionPairs(RowLayout):
 
     @property
     def teacher(self) -> QuestionAnswer:
-        """Written steps."""
+        """Return the layout of written steps."""
         return QuestionAnswer(sequence_length=self.sequence_length, batch_size=self.batch_size, too_long=self.too_long)
 
     @property
     def student(self) -> QuestionAnswer:
-        """Latents instead of all steps."""
+        """Return the layout of latents instead of all steps."""
         return dataclasses.replace(self.teacher, stage=1, latents=self.latents)
 
     # -- settings ------------------------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ class QuestionPairs(RowLayout):
         return {"stage": None, "latents": self.latents}
 
     def at(self, stage: int | None, latents: int | None) -> Layout:
-        """Stage 0 is the teacher, who writes steps; a student has no stage."""
+        """Return the teacher, who writes steps, at stage 0; a student has no stage."""
         if stage == 0 and latents is None:
             return self.teacher
         if stage is not None:
@@ -112,7 +112,7 @@ class QuestionPairs(RowLayout):
         return self.teacher.without_steps(split)
 
     def training_rows(self, split: Split, generator: np.random.Generator) -> Rows:
-        """A question with all of its steps each; `assemble` makes the pair of it."""
+        """Return questions with all of their steps; `assemble` makes pairs of them."""
         return self.teacher.training_rows(split, generator)
 
     def evaluation_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
@@ -133,7 +133,7 @@ class QuestionPairs(RowLayout):
         *,
         left: bool = False,
     ) -> Batch:
-        """To train on: the pairs of rows, and the steps that the students' latents stand for (`written_steps`).
+        """Return, to train on, the pairs of rows and the steps that the students' latents stand for (`written_steps`).
 
         All steps are explained, by N latents; SIM-CoT's release has N + 1 and leaves the last step out (README).
         """
@@ -141,28 +141,19 @@ class QuestionPairs(RowLayout):
             return self.student.assemble(split, rows, tokenizer, scored, left=left)
         import torch
 
-        from mentalese.nn.loss import IGNORED
-
         ends = np.searchsorted(split.segments, rows.stop)
         answer = split.segments[ends - 1]
-        kept = answer if self.last_step else np.maximum(split.segments[ends - 2], rows.target)
-        gap = np.full_like(answer, self.latents + 2)
-        students = self.student.assemble(split, dataclasses.replace(rows, rest=answer, gap=gap), tokenizer)
-        written = dataclasses.replace(rows, target=kept, rest=answer, gap=np.zeros_like(answer))
-        teachers = self.teacher.assemble(split, written, tokenizer)
-        teachers["question_lengths"] = students["question_lengths"]
-        ids, column = teachers["input_ids"], torch.arange(teachers["input_ids"].shape[1])
-        is_target = (column >= teachers["question_lengths"][:, None]) & _mask(teachers).bool()
-        teachers["labels"] = ids.where(is_target, IGNORED)  # the steps too
-        width = max(ids.shape[1], students["input_ids"].shape[1])
-        pad = self.special_ids(tokenizer)["pad_token_id"]
-        batch: Batch = {
-            "input_ids": torch.cat([_wider(part["input_ids"], width, pad) for part in (teachers, students)]),
-            "labels": torch.cat([_wider(part["labels"], width, IGNORED) for part in (teachers, students)]),
-            "attention_mask": torch.cat([_wider(_mask(part), width, 0) for part in (teachers, students)]),
-            "question_lengths": teachers["question_lengths"].repeat(2),
-        }
-        return batch | written_steps(split, rows.target, answer, gap - 2, 1, first_row=len(rows))
+        steps_end = answer if self.last_step else np.maximum(split.segments[ends - 2], rows.target)
+        gap = np.repeat((0, self.latents + 2), len(rows))
+        target = np.concatenate((steps_end, rows.target))
+        pairs = Rows(np.tile(rows.start, 2), target, np.tile(rows.stop, 2), rest=np.tile(answer, 2), gap=gap)
+        batch = super().assemble(split, pairs, tokenizer)
+        ids, questions = batch["input_ids"], torch.from_numpy(rows.target - rows.start)
+        mask = batch.get("attention_mask", torch.ones_like(ids))
+        is_step = (torch.arange(ids.shape[1]) >= questions[:, None]) & mask[: len(rows)].bool()
+        batch["labels"][: len(rows)] = torch.where(is_step, ids[: len(rows)], batch["labels"][: len(rows)])
+        batch |= {"attention_mask": mask, "question_lengths": questions.repeat(2)}
+        return batch | written_steps(split, rows.target, answer, gap[len(rows) :] - 2, 1, first_row=len(rows))
 
     # -- prompts -------------------------------------------------------------------------------------------------------
 
@@ -179,17 +170,3 @@ class QuestionPairs(RowLayout):
         return self.student.protocol(evaluation, data) | {
             "context": "whole records: the answer after the question and its latents"
         }
-
-
-def _mask(batch: Batch) -> Any:
-    """int64 [rows, length], 1 where a batch has tokens."""
-    import torch
-
-    return batch.get("attention_mask", torch.ones_like(batch["input_ids"]))
-
-
-def _wider(tensor: Any, width: int, fill: int) -> Any:
-    """Rows [rows, length] padded with `fill` to a width."""
-    import torch
-
-    return torch.nn.functional.pad(tensor, (0, width - tensor.shape[1]), value=fill)

@@ -64,35 +64,24 @@ class CodiForCausalLM(CoconutForCausalLM):
         return 2 * self.config.hidden_size**2
 
     def target_weights(self, batch: Batch, **settings: Any) -> Tensor:
-        """[R, L]: alpha of a teacher's row and beta of a student's, shared by the targets of the row."""
+        """Return [R, L]: the targets of a row share a weight of 1."""
         super().target_weights(batch, **settings)
-        ids, labels = batch["input_ids"], self._said(batch["labels"])
-        student = (ids == self.config.latent_token_id).any(1)
-        weight = torch.where(student, self.config.student_weight, self.config.teacher_weight)
-        targets = (labels[:, 1:] != IGNORED).sum(1).clamp(min=1)
-        return (weight / targets)[:, None].expand(ids.shape)
+        targets = (self._said(batch["labels"])[:, 1:] != IGNORED).sum(1).clamp(min=1)
+        return (1 / targets)[:, None].expand(batch["labels"].shape)
 
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
-        """alpha L_teacher + beta L_student + gamma L_KD (Eq. 5), means over questions of means over their targets.
+        """Return L_teacher + L_student + gamma L_KD (Eq. 5), means over questions of means over their targets.
 
-        `metrics` holds `ntp`, the mean of the first two by their weights, and `distillation`.
+        `metrics` holds `ntp`, the mean of the first two, and `distillation`.
         """
-        config, weights = self.config, self.target_weights(batch, **settings)
-        encoded = self.encode(
-            batch["input_ids"],
-            batch.get("attention_mask"),
-            trace=self.step_decoder is not None,
-            output_hidden_states=config.distillation_weight > 0,
-        )
-        ntp, weight = self.next_token_loss(encoded.hidden, batch["labels"], weights)
-        # The weight of a pair is alpha + beta, so that sums over micro-batches and ranks are those over pairs.
-        both = config.teacher_weight + config.student_weight
-        output = LossOutput(both * ntp, weight, {"ntp": ntp.detach()}, encoded=lambda: encoded)
+        gamma, weights = self.config.distillation_weight, self.target_weights(batch, **settings)
+        encoded = self.encode(batch["input_ids"], batch.get("attention_mask"), output_hidden_states=gamma > 0)
+        ntp, rows = self.next_token_loss(encoded.hidden, batch["labels"], weights)
+        output = LossOutput(2 * ntp, rows, {"ntp": ntp.detach()}, encoded=lambda: encoded)  # a pair has two rows
         if encoded.hidden_states is not None:
-            pairs = both / torch.where(weight > 0, weight, 1.0)
-            distance = self._distances(batch, encoded).sum() * pairs
+            distance = self._distances(batch, encoded).sum() * 2 / rows.clamp(min=1)
             output.metrics["distillation"] = distance.detach()
-            output.loss = output.loss + config.distillation_weight * distance
+            output.loss = output.loss + gamma * distance
             encoded.hidden_states = None  # copies of what the backward pass keeps
         self._add_step_loss(output, batch, encoded)
         return self._all_trained(output, self.projection)

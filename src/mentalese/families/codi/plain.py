@@ -56,10 +56,9 @@ class Codi(nn.Module):
         return self.backbone.get_output_embeddings()(self.states(row)[-1])
 
     def loss(self, pairs: Sequence[Pair]) -> Tensor:
-        """Return alpha L_teacher + beta L_student + gamma L_KD (Eq. 5), the mean over questions."""
-        weights = self.config.teacher_weight, self.config.student_weight, self.config.distillation_weight
-        parts = torch.stack([torch.stack(self.pair_losses(pair)) for pair in pairs]).mean(0)
-        return (torch.tensor(weights) * parts).sum()
+        """Return L_teacher + L_student + gamma L_KD (Eq. 5 with alpha and beta 1), the mean over questions."""
+        teacher, student, distance = torch.stack([torch.stack(self.pair_losses(pair)) for pair in pairs]).mean(0)
+        return teacher + student + self.config.distillation_weight * distance
 
     def pair_losses(self, pair: Pair) -> tuple[Tensor, Tensor, Tensor]:
         """Return L_teacher (Eq. 1), L_student (Eq. 2) and L_KD (Eq. 4) of one question."""
