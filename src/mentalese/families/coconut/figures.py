@@ -109,7 +109,6 @@ def _answered(saved: Saved, split: Split, latents: int | None = None) -> list[An
     """Return the greedy answer to each question, with this number of latents."""
     from mentalese.evaluation.answers import ask
 
-
     return ask(saved.at(None, latents), split, show=True).records
 
 
@@ -468,7 +467,6 @@ def _search(source: str) -> tuple[Reachability, dict[str, GraphQuestion]]:
     """Return the task of a source of graphs, and its validation questions by their text."""
     from mentalese.suite.tasks import task
     from mentalese.suite.tasks.reachability import Reachability
-
 
     spec = source.removeprefix("builtin:")
     made = task(spec) if spec.partition(":")[0] == Reachability.name else None
