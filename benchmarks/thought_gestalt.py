@@ -39,10 +39,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from measuring import in_turns, ratios, run_parts, spread, timed_generation
 from mentalese.data.batch import Batch
 from mentalese.data.layouts import SentenceStreams
-from mentalese.families.thought_gestalt.blocks import Step
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
 from mentalese.families.thought_gestalt.model import ThoughtGestaltForCausalLM
 from mentalese.families.thought_gestalt.plain import ThoughtGestalt
+from mentalese.families.thought_gestalt.plan import Step
 from mentalese.models.base import as_model
 from mentalese.registry import get_recipe
 from mentalese.training.memory import peak_memory
@@ -196,9 +196,7 @@ def kernels(sentences: int = 30) -> None:
     print(f"a step with these compiled: {eager - sum(alone) + sentences * compiled:,} kernels")
 
 
-def _layers_alone(
-    model: ThoughtGestaltForCausalLM, x: Tensor, steps: list[Step], last: Tensor, sentence_dropout: float
-) -> None:
+def _layers_alone(model: ThoughtGestaltForCausalLM, x: Tensor, steps: list[Step], sentence_dropout: float) -> None:
     """A forward and a backward pass of the recurrent layers and of nothing before or after them."""
 
     def leaf(tensor: Any) -> Any:
@@ -207,9 +205,9 @@ def _layers_alone(
     own = []
     for of in steps:
         memory = {layer: (leaf(keys), leaf(values)) for layer, (keys, values) in of.memory.items()}
-        maps = {name: type(part)(*map(leaf, part)) for name, part in of.maps.items()}
+        maps = {name: type(use)(*map(leaf, use)) for name, use in of.maps.items()}
         own.append(replace(of, memory=memory, maps=maps))
-    made = [tensor for tensor in model.run_layers(leaf(x), own, last, sentence_dropout) if tensor is not None]
+    made = [tensor for tensor in model.run_layers(leaf(x), own, sentence_dropout) if tensor is not None]
     torch.autograd.backward(made, [tensor.detach() for tensor in made])
 
 

@@ -20,12 +20,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from mentalese.errors import InputError
-from mentalese.families.thought_gestalt.blocks import CrossAttention, Step
+from mentalese.families.thought_gestalt.blocks import CrossAttention
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
 from mentalese.families.thought_gestalt.model import ThoughtGestaltForCausalLM
 from mentalese.families.thought_gestalt.plain import ThoughtGestalt
 from mentalese.families.thought_gestalt.plan import plan_pass, sent
-from mentalese.families.thought_gestalt.repeated import parts, unit
+from mentalese.families.thought_gestalt.repeated import Unit, uses
 from mentalese.families.thought_gestalt.streams import find_sentences
 from mentalese.models.base import count_parameters
 from mentalese.models.build import check_context
@@ -97,7 +97,7 @@ def test_defaults_are_the_paper_s_equation() -> None:
     model, row = make(), stream(3, 2)
     states: list[Tensor] = []
     model.sentence_head.register_forward_pre_hook(lambda module, args: states.append(args[0]))
-    vectors = model._read(torch.tensor([row])).vectors
+    vectors = model.read(torch.tensor([row])).vectors
     torch.testing.assert_close(
         vectors, torch.cat(states) @ model.sentence_head.linear.weight.T + model.sentence_head.linear.bias
     )
@@ -195,7 +195,7 @@ def test_all_norms_have_the_epsilon_of_the_config() -> None:
     h = torch.randn(3, 16)
     head = model.sentence_head
     expected = head.linear((h - h.mean(1, keepdim=True)) / 1e3)
-    torch.testing.assert_close(head(h, 0.0, Step())[1], expected.norm(dim=1), rtol=1e-5, atol=0)
+    torch.testing.assert_close(head(h, 0.0)[1], expected.norm(dim=1), rtol=1e-5, atol=0)
 
 
 def test_spans_change_the_segmentation_alone() -> None:
@@ -419,7 +419,7 @@ def test_seeding_replaces_the_start_marker_of_all_but_the_first_sentence() -> No
         model = make(context_seeding=seeding)
         entering: list[Tensor] = []
         model.blocks[0].register_forward_pre_hook(lambda module, args, kept=entering: kept.append(args[0][0]))
-        vectors = model._read(ids).vectors
+        vectors = model.read(ids).vectors
         start, position = model.embed.weight[BOS], model.position_embed.weight[0]
         torch.testing.assert_close(entering[0], start + position)
         torch.testing.assert_close(entering[1], (vectors[0] if seeding else start) + position)
@@ -437,11 +437,11 @@ def gradient_at_sentences(model: ThoughtGestaltForCausalLM, row: list[int]) -> l
         embedded.append(output)
 
     handle = model.embed.register_forward_hook(keep)
-    output = model._read(torch.tensor([row]))
+    output = model.read(torch.tensor([row]))
     handle.remove()
     model.lm_head(output.hidden[-2])[7].backward()
     assert embedded[0].grad is not None
-    return [of_tokens.abs().sum().item() for of_tokens in embedded[0].grad.split(output.layout.lengths.tolist())]
+    return [of_tokens.abs().sum().item() for of_tokens in embedded[0].grad.split(output.sentences.lengths.tolist())]
 
 
 def test_gradients_reach_sentences_that_have_left_the_memory() -> None:
@@ -496,7 +496,7 @@ def test_the_loss_is_the_weighted_mean_over_words_and_sentence_ends() -> None:
 def test_the_hinge_pulls_lengths_to_one_and_each_sentence_weighs_what_its_targets_do() -> None:
     model = make(norm_hinge_weight=0.5, sentence_head="normalized")
     one, two = batch_of(stream(3, 2, seed=1)), batch_of(stream(4, 5, 6))
-    outside = [max(0, n - 1.1, 0.9 - n) ** 2 for n in model._read(one["input_ids"]).norms.tolist()]
+    outside = [max(0, n - 1.1, 0.9 - n) ** 2 for n in model.read(one["input_ids"]).norms.tolist()]
     expected = (4 * outside[0] + 3 * outside[1]) / 7
     output = model.training_loss(one)
     assert output.metrics["norm_hinge"].item() == pytest.approx(expected, rel=1e-4)
@@ -516,7 +516,7 @@ def test_the_share_of_the_next_vectors_that_is_predicted() -> None:
     """1 where the map is right, 0 where it says the mean; a sentence counts as often as it has targets."""
     model = make(next_vector_weight=0.5, norm_hinge_weight=0.0)
     batch = batch_of(stream(3, 2, 5, seed=1), stream(4, 1, closed=False))
-    output = model._read(batch["input_ids"], batch["attention_mask"])
+    output = model.read(batch["input_ids"], batch["attention_mask"])
     first, second, third = output.vectors[[0, 2, 4]].detach()  # step by step: the first stream's, the second's, ..
     weight = torch.tensor([[3.0], [6.0]])  # with their ends
     mean = (weight * torch.stack((second, third))).sum(0) / weight.sum()
@@ -555,20 +555,20 @@ def test_token_dropout_zeroes_words_and_never_markers() -> None:
     model = make().train()
     seen = []
     model.blocks[0].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-    model._read(torch.tensor([[BOS, 5, 6, 7, EOD, EOS]]), token_dropout=0.999999)
+    model.read(torch.tensor([[BOS, 5, 6, 7, EOD, EOS]]), token_dropout=0.999999)
     zeroed = (seen[0] == 0).all(-1).tolist()
     assert zeroed == [False, True, True, True, False, False]
-    model.eval()._read(torch.tensor([[BOS, 5, 6, 7, EOS]]), token_dropout=0.999999)
+    model.eval().read(torch.tensor([[BOS, 5, 6, 7, EOS]]), token_dropout=0.999999)
     assert not (seen[1] == 0).all(-1).any()
 
 
 def test_sentence_dropout_acts_on_the_vector_in_training_alone() -> None:
     model = make().train()
     row = torch.tensor([stream(3, 3)])
-    vectors = [model._read(row, sentence_dropout=p).vectors for p in (0.0, 0.0, 0.5)]
+    vectors = [model.read(row, sentence_dropout=p).vectors for p in (0.0, 0.0, 0.5)]
     assert torch.equal(vectors[0], vectors[1])
     assert not torch.allclose(vectors[0], vectors[2], atol=1e-3)
-    assert torch.equal(model.eval()._read(row, sentence_dropout=0.5).vectors, vectors[0])
+    assert torch.equal(model.eval().read(row, sentence_dropout=0.5).vectors, vectors[0])
 
 
 def test_an_unknown_training_setting_is_refused() -> None:
@@ -769,7 +769,7 @@ class AsOnAGpu(TorchFunctionMode):
 )
 def test_the_ways_of_a_gpu_compute_the_same(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Sentences filled up in some steps and gathered in others, one copy of the plan, masks in place of slices."""
-    monkeypatch.setattr("mentalese.families.thought_gestalt.plan._FILLERS", 6)
+    monkeypatch.setattr("mentalese.families.thought_gestalt.plan.FILLERS", 6)
     batch = batch_of(stream(3, 1, 6, 2, 4, 3, 5), stream(2, 5), stream(6), stream(1, 2, 3, 4, 5, closed=False))
     results, scores, made = [], [], []
     for ways in (nullcontext(), AsOnAGpu()):
@@ -788,8 +788,8 @@ def test_the_ways_of_a_gpu_compute_the_same(fields: dict[str, Any], monkeypatch:
 
 def test_a_plan_is_sent_in_one_copy() -> None:
     model = make()
-    layout = find_sentences(batch_of(stream(3, 1, 6), stream(2))["input_ids"], None, model.config)
-    plan = plan_pass(model.config, layout, range(3), depth=2, ends=False, fill=True)
+    sentences = find_sentences(batch_of(stream(3, 1, 6), stream(2))["input_ids"], None, model.config)
+    plan = plan_pass(model.config, sentences, range(3), depth=2, ends=False, fill=True)
     copies: list[Tensor] = []
 
     class Copies(TorchFunctionMode):
@@ -824,7 +824,7 @@ def test_the_weights_of_a_repeated_map_get_the_gradients_of_all_its_uses(own_bia
     )
     plain, fast = ([t.clone().requires_grad_() for t in (w, b, x)] for _ in range(2))
     expected = plain[2] @ plain[0].t() + plain[1]
-    found = torch.cat([part(of) for part, of in zip(parts(fast[0], fast[1], sizes), fast[2].split(sizes))])
+    found = torch.cat([use(of) for use, of in zip(uses(fast[0], fast[1], sizes), fast[2].split(sizes))])
     torch.testing.assert_close(found, expected)
     (found.square().sum()).backward()
     (expected.square().sum()).backward()
@@ -833,10 +833,10 @@ def test_the_weights_of_a_repeated_map_get_the_gradients_of_all_its_uses(own_bia
 
 def test_gradients_of_unit_vectors_and_their_lengths_are_those_of_the_quotient() -> None:
     s = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(unit, (s,))
-    vectors, lengths = unit(s)
+    assert torch.autograd.gradcheck(Unit.apply, (s,))
+    vectors, lengths = Unit.apply(s)
     torch.testing.assert_close(vectors * lengths[:, None], s)
-    assert torch.equal(unit(torch.zeros(1, 4))[0], torch.zeros(1, 4))
+    assert torch.equal(Unit.apply(torch.zeros(1, 4))[0], torch.zeros(1, 4))
 
 
 # ------------------------------------------------------------------------------------------- thoughts, files, errors
@@ -910,7 +910,7 @@ def test_what_cannot_be_read_is_refused() -> None:
     model, ids = make(), torch.tensor([stream(3)])
     with pytest.raises(InputError, match="pass input_ids alone"):
         model(inputs_embeds=torch.zeros(1, 3, 16))
-    with pytest.raises(InputError, match="needs a ThoughtCache"):
+    with pytest.raises(InputError, match="needs a SentenceCache"):
         model(ids, past_key_values=DynamicCache())
     cache = model(ids, use_cache=True).past_key_values
     with pytest.raises(InputError, match="pass the whole text in one call"):

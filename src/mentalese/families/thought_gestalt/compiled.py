@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mentalese.families.thought_gestalt.blocks import Step
+from mentalese.families.thought_gestalt.plan import Step
 
 
 class CompiledLayers(nn.Module):
-    """`run_layers` of a `ThoughtGestaltForCausalLM`, as the part of it that is compiled: a graph for each `_kind`."""
+    """`run_layers` of a `ThoughtGestaltForCausalLM`, as its compiled part: a graph for each `_kind` of step."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -20,37 +20,34 @@ class CompiledLayers(nn.Module):
     def compile(self, **options: Any) -> None:
         # Weights are among the inputs: sizes that never change would only make compilation ten times slower.
         run = torch.compile(self.model.run_layers, **(options | {"dynamic": None}))
-
         kinds = set()
 
-        def compiled(x: Tensor, steps: list[Step], last: Tensor, sentence_dropout: float) -> Any:
-            kind = _kind(steps[0], last)
+        def compiled(x: Tensor, steps: list[Step], sentence_dropout: float) -> Any:
+            kind = _kind(steps[0])
             if kind not in kinds:
                 kinds.add(kind)
-                _mark_sizes(x, steps, last)
-            return run(x, steps, last, sentence_dropout)
+                _mark_sizes(x, steps)
+            return run(x, steps, sentence_dropout)
 
         self.model.compiled_layers = compiled
 
 
-def _kind(of: Step, last: Tensor) -> tuple[bool | int, ...]:
-    """What a graph depends on: gradients, first sentences, places of tokens, and what there is one of."""
-    assert of.sequences is not None
-    slots = [keys.shape[1] > 1 for keys, _ in of.memory.values()]
-    return torch.is_grad_enabled(), of.has_memory is None, of.sequences.even, len(last) > 1, *slots
+def _kind(step: Step) -> tuple[bool, ...]:
+    """Return all that a graph depends on: gradients, first sentences, places of tokens, and what there is one of."""
+    slots = [keys.shape[1] > 1 for keys, _ in step.memory.values()]
+    return torch.is_grad_enabled(), step.has_memory is None, step.sequences.even, step.sentences > 1, *slots
 
 
-def _mark_sizes(x: Tensor, steps: list[Step], last: Tensor) -> None:
-    """Marks the sizes that differ from step to step: numbers of tokens, of sentences and of vectors in memory.
+def _mark_sizes(x: Tensor, steps: list[Step]) -> None:
+    """Mark the sizes that differ from step to step: numbers of tokens, of sentences and of vectors in memory.
 
     For the compiler, which asks only when it makes a graph.
     """
-    mark, of = torch._dynamo.maybe_mark_dynamic, steps[0]
-    assert of.sequences is not None
-    rows = [x, last, of.sequences.place, *([] if of.has_memory is None else [of.has_memory])]
-    for part in (part for step in steps for part in step.maps.values()):
-        rows += [part.rows, part.inputs]
+    mark, step = torch._dynamo.maybe_mark_dynamic, steps[0]
+    rows = [x, step.last, step.sequences.place, step.has_memory]
+    rows += [tensor for step in steps for use in step.maps.values() for tensor in (use.rows, use.inputs)]
     for tensor in rows:
-        mark(tensor, 0)
-    for tensor in (of.sequences.index, *(tensor for pair in of.memory.values() for tensor in pair)):
+        if tensor is not None:
+            mark(tensor, 0)
+    for tensor in (step.sequences.index, *(tensor for pair in step.memory.values() for tensor in pair)):
         mark(tensor, [0, 1])

@@ -6,47 +6,47 @@ import torch
 from torch import Tensor
 
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
-from mentalese.families.thought_gestalt.streams import Layout
+from mentalese.families.thought_gestalt.streams import Sentences
 from mentalese.nn.ragged import Ragged
 
 
 def head_flops(config: ThoughtGestaltConfig, tokens: int) -> int:
-    """The language-model head on `tokens` tokens."""
+    """Return the FLOPs of the language-model head on `tokens` tokens."""
     return 2 * tokens * config.hidden_size * config.vocab_size
 
 
-def layer_flops(config: ThoughtGestaltConfig, layout: Layout, ends: bool = True) -> int:
-    """All layers on fresh streams: the recurrent ones step by step, the others on all sentences at once.
+def layer_flops(config: ThoughtGestaltConfig, sentences: Sentences, ends: bool = True) -> int:
+    """Return the FLOPs of all layers on fresh streams: recurrent ones step by step, the others on all sentences.
 
     Without `ends` these others skip the last token of each sentence.
     """
     d, size, layers = config.hidden_size, config.memory_size, config.num_hidden_layers
-    steps = [layout.lengths[layout.step(k)] for k in range(len(layout.counts))]
+    steps = sentences.lengths.split(sentences.counts) if sentences.counts else ()
     depth = layers if config.memory == "prefix" else config.recurrent_layers
     window = config.memory_gradient_window
     entry = 2 * d * d * (2 if window is not None and 0 < window < size else 1)  # keys and values of a vector
-    cross = [sum(layer in config.cross_layers for layer in part) for part in (range(depth), range(depth, layers))]
-    products = sum(cross) * size * d * d  # W_K PE
+    lower, upper = (
+        sum(layer in config.cross_layers for layer in part) for part in (range(depth), range(depth, layers))
+    )
+    products = (lower + upper) * size * d * d  # W_K PE
     for k, lengths in enumerate(steps if depth else ()):
-        slots, last = max(1, min(k, size)), k + 1 == len(steps)
         prefix = min(k, size) if config.memory == "prefix" else 0
-        products += _blocks(config, lengths, range(depth), slots, prefix=prefix)
+        products += _blocks(config, lengths, range(depth), max(1, min(k, size)), prefix=prefix)
         products += len(lengths) * d * d  # the sentence head
-        products += (
-            cross[0] * len(lengths) * ((not last) * entry + (k == 0) * 2 * d * d)
-        )  # the unused slot too, at first
+        written = k + 1 < len(steps)
+        products += lower * len(lengths) * (written * entry + (k == 0) * 2 * d * d)  # the unused slot too, at first
     if depth < layers and steps:
+        lengths = sentences.lengths if ends else sentences.lengths - 1
         slots = max(1, min(len(steps) - 1, size))
-        lengths = layout.lengths if ends else layout.lengths - 1
         products += _blocks(config, lengths, range(depth, layers), slots, grouped=True)
-        products += cross[1] * len(layout.lengths) * entry
+        products += upper * len(sentences.lengths) * entry
     return 2 * products
 
 
 def _blocks(
     config: ThoughtGestaltConfig, lengths: Tensor, part: range, slots: int, *, prefix: int = 0, grouped: bool = False
 ) -> int:
-    """Products of layers `part` for sentences of these lengths that read `slots` slots."""
+    """Return the products of layers `part` for sentences of these lengths that read `slots` slots."""
     d = config.hidden_size
     before = torch.full_like(lengths, prefix)
     shapes = Ragged.of(lengths, before, grouped=grouped).shapes

@@ -1,10 +1,12 @@
-"""One more token of every stream, from a cache: what generation does again and again.
+"""Reading on from a cache: what generation does again and again.
 
-On a GPU nothing here waits for the device: whether a sentence begins or ends is decided there, so that every token pays
+A call reads sentence by sentence: the new tokens of one sentence of each stream, padded. Mostly that is one token.
+On a GPU nothing waits for the device then: whether a sentence begins or ends is decided there, so that every token pays
 for a sentence vector, which is written where a sentence has ended. On a CPU, whose values are at hand, only those
 tokens do, and attention leaves out the slots that no stream uses.
 
-Letters in shapes: B streams, T slots for the longest sentence, M vectors in memory, C cross-attention layers, d.
+Letters in shapes: B streams of L tokens in a call, T in a sentence, d hidden size. `model` is a
+`ThoughtGestaltForCausalLM`.
 """
 
 from __future__ import annotations
@@ -13,94 +15,161 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from mentalese.families.thought_gestalt.blocks import OneToken, Step
-from mentalese.families.thought_gestalt.memory import MemoryMap
-from mentalese.families.thought_gestalt.streams import find_sentences
-from mentalese.models.cache import ThoughtCache
+from mentalese.families.thought_gestalt.cache import SentenceCache
+from mentalese.families.thought_gestalt.plan import Step, readable
+from mentalese.families.thought_gestalt.streams import Sentences, find_sentences
 from mentalese.nn.controls import controlled
+from mentalese.nn.ragged import within
 
 
-class SentenceCache(ThoughtCache):
-    """A `ThoughtCache`, and the map of vectors to keys and values, which are not projected again for one token."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.map: MemoryMap | None = None
-
-    def reset(self) -> None:
-        super().reset()
-        self.map = None
-
-
-def can_read_one(model: Any, input_ids: Tensor, cache: ThoughtCache | None) -> bool:
-    """Whether `read_one` takes this call; a memory of tokens (`prefix`) has sentences that begin with several."""
-    if cache is None or input_ids.shape[1] > 1 or model.config.memory == "prefix":
-        return False
-    return "count" in cache.state and not (torch.is_grad_enabled() or model.training)
-
-
-def read_one(model: Any, input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache) -> Tensor:
-    """Final hidden states [B, 1, d] of one token a stream, zero at padding; the cache moves on.
+def read_on(
+    model: Any, input_ids: Tensor, attention_mask: Tensor | None, cache: SentenceCache
+) -> tuple[Tensor, Sentences | None]:
+    """Return final hidden states [B, L, d], zero at padding, and the sentences; the cache moves on.
 
     Args:
-        model: a `ThoughtGestaltForCausalLM`.
-        input_ids: [B, 1].
-        attention_mask: [B, 1], 0 at padding.
+        input_ids: [B, L].
+        attention_mask: [B, L], 0 at padding.
+
+    Returns:
+        No sentences for a single token.
 
     Raises:
-        InputError: see `find_sentences`; on a GPU, which is not waited for, what is wrong is not found.
+        InputError: see `find_sentences`; on a GPU, which is not waited for, markers are checked in the first call only,
+            and if there are several tokens.
     """
-    config, state, ids = model.config, cache.state, input_ids[:, 0]
-    size = config.max_sentence_tokens + 3
-    real = ids != config.pad_token_id
-    if attention_mask is not None:
-        real = real & attention_mask[:, 0].bool()
-    begins, ends = real & (ids == config.sentence_start_token_id), real & (ids == config.sentence_end_token_id)
-    before = state["position"]
-    on_host = ids.device.type == "cpu"
-    if on_host and bool((real & ((begins == (before > 0)) | (before >= size))).any()):
-        find_sentences(input_ids, attention_mask, config, before)
-        raise AssertionError("wrong markers were not found")
-    position = state["position"] = before.clamp(max=size - 1)  # padding after a sentence that is as long as can be
-    x = model.embed(ids) + model.position_embed(position)
-    if config.seeded and not (on_host and not bool(begins.any())):
-        seeds = state["seed"] + model.position_embed(torch.zeros_like(position[:1]))
-        x = torch.where((begins & (state["count"] > 0))[:, None], seeds.to(x.dtype), x)
-    one = OneToken(state, size, config.memory_size)
-    step = Step(one=one, has_memory=one.has_memory)
+    config, rows, length = model.config, *input_ids.shape
+    real = input_ids != config.pad_token_id
+    real = real if attention_mask is None else real & attention_mask.bool()
+    if torch.is_grad_enabled():
+        cache.map = None  # its graph is that of an earlier call
+    if length == 1 and cache.state and not _is_wrong(model, input_ids[:, 0], real[:, 0], cache.state["position"]):
+        cache.seen_tokens += 1
+        return _read_sentence(model, input_ids, real, cache), None
+    sentences = find_sentences(input_ids, real, config, cache.state.get("position"))
+    if not cache.state:
+        zeros = torch.zeros(rows, dtype=torch.long, device=input_ids.device)
+        cache.state |= {"position": zeros, "count": zeros}
+    cache.seen_tokens += length
+    if not sentences.counts:  # nothing but padding
+        return torch.zeros_like(model.embed(input_ids)), sentences
+    indices, states = [], []
+    for k in range(len(sentences.counts)):
+        step = sentences.part(range(k, k + 1))
+        index = torch.full((rows, int(step.lengths.max())), -1)  # in the flattened streams
+        index[step.streams.repeat_interleave(step.lengths), within(step.lengths)] = step.source
+        index = index.to(input_ids.device)
+        here = index >= 0
+        ids = torch.where(here, input_ids.flatten()[index.clamp(min=0)], config.pad_token_id)
+        indices.append(index[here])
+        states.append(_read_sentence(model, ids, here, cache)[here])
+    hidden = states[0].new_zeros(rows * length, config.hidden_size).index_copy(0, torch.cat(indices), torch.cat(states))
+    return hidden.view(rows, length, -1), sentences
+
+
+def _is_wrong(model: Any, ids: Tensor, real: Tensor, position: Tensor) -> bool:
+    """Whether a sentence of the streams [B] may not go on with these tokens; on a GPU unknown."""
+    if ids.device.type != "cpu":
+        return False
+    begins, size = ids == model.config.sentence_start_token_id, model.config.max_sentence_tokens + 3
+    return bool((real & ((begins == (position > 0)) | (position >= size))).any())
+
+
+def _read_sentence(model: Any, ids: Tensor, real: Tensor, cache: SentenceCache) -> Tensor:
+    """Return final hidden states [B, T, d], zero at padding, of the next tokens of one sentence of each stream."""
+    config, state, on_host = model.config, cache.state, ids.device.type == "cpu"
+    rows, new = ids.shape
+    position, count = state["position"], state["count"]
+    starts, ends = real & (ids == config.sentence_start_token_id), real & (ids == config.sentence_end_token_id)
+    begins, ends = starts[:, 0], ends[:, 0] if new == 1 else ends.any(1)
+    tokens = real[:, 0] if new == 1 else real.sum(1)
+    some_begin, some_end = not on_host or bool(begins.any()), not on_host or bool(ends.any())
+    size, room = config.max_sentence_tokens + 3, config.memory_size if config.memory == "prefix" else 0
+    places = position[:, None] if new == 1 else position[:, None] + torch.arange(new, device=ids.device)
+    x = model.embed(ids) + model.position_embed(places.clamp(max=size - 1))
+    if cache.map is None:
+        cache.map = model.memory_map(range(config.num_hidden_layers), x[:0])
+    if "memory" not in state:
+        memory = cache.map.entries(x.new_zeros(1, config.hidden_size))
+        memory = memory.new_zeros(rows, config.memory_size, *memory.shape[1:])
+        state |= {"memory": memory, "ready": memory} if config.cross_layers else {"memory": memory}
+        state |= {"seed": x.new_zeros(rows, config.hidden_size)}
+        keys = x.new_zeros(rows, room + size + 1, 2 * config.hidden_size)
+        state |= {f"self.{layer}": keys.clone() for layer in range(config.num_hidden_layers)}
+    if config.seeded and some_begin:
+        seed = (state["seed"] + model.position_embed(torch.zeros_like(position[:1]))).to(x.dtype)
+        x = torch.where((starts & (count > 0)[:, None])[..., None], seed[:, None], x)
+    x = F.dropout(x, config.embedding_dropout, model.training)
+    first = room - count if room else None
+    if first is not None and some_begin:
+        _read_prefix(model, begins, first, cache, x.dtype)
+    slots = places if new == 1 and not room else torch.where(real, room + places, room + size)
+    cache.place(slots, room + size, first)
+    x, middle = _run_layers(model, x, cache)
+    if some_end:
+        last = middle[:, 0] if new == 1 else middle[cache.places[0][:, 0], (tokens - 1).clamp(min=0)]
+        _write(model, last, ends, cache)
+    state["position"] = torch.where(ends, 0, position + tokens)
+    return torch.where(real[..., None], model.final_norm(x), 0.0)
+
+
+def _read_prefix(model: Any, begins: Tensor, first: Tensor, cache: SentenceCache, dtype: torch.dtype) -> None:
+    """Read the vectors before sentences that begin [B], into the slots from `first` [B] up to the first token's."""
+    room, size = model.config.memory_size, model.config.memory_size + model.config.max_sentence_tokens + 3
+    assert cache.map is not None
+    slot = torch.arange(room, device=first.device)
+    vectors = cache.state["memory"] + cache.map.positions
+    vectors = vectors.gather(1, (slot - first[:, None]).clamp(min=0)[..., None].expand_as(vectors))
+    cache.place(torch.where(begins[:, None] & (slot >= first[:, None]), slot, size), size, first)
+    _run_layers(model, vectors.to(dtype), cache)
+
+
+def _run_layers(model: Any, x: Tensor, cache: SentenceCache) -> tuple[Tensor, Tensor]:
+    """Return the states [B, T, d] of tokens after all layers, and after the recurrent ones."""
+    config, state, shape = model.config, cache.state, x.shape
+    step = Step(cache.sequences, cache=cache)
     if config.cross_layers:
-        keys, values = state["ready"][:, : one.slots].unbind(-2)
+        count, slots = state["count"], config.memory_size
+        alike = False
+        if x.device.type == "cpu":
+            slots = max(1, int(count.max()))
+            alike = bool((count == slots).all())
+        cache.used = None
+        if not alike:
+            step.has_memory = (count > 0)[:, None, None].expand(*shape[:2], 1).flatten(0, 1)
+            cache.used = readable(torch.arange(slots, device=x.device) < count[:, None])[:, None, None]
+        keys, values = state["ready"][:, :slots].unbind(-2)
         step.memory = dict(zip(config.cross_layers, zip(keys.unbind(-2), values.unbind(-2))))
+    x = middle = x.flatten(0, 1)
     for layer, block in enumerate(model.layers):
         x = block(x, replace(step, layer=layer))
-        if layer == config.recurrent_layers - 1 and not (on_host and not bool(ends.any())):
-            _write(model, x, ends, cache)
-    state["position"] = torch.where(ends, 0, before + real)
-    cache.seen_tokens += 1
-    return torch.where(real[:, None], model.final_norm(x), 0.0)[:, None]
+        if layer == config.recurrent_layers - 1:
+            middle = x
+    return x.view(shape), middle.view(shape)
 
 
-def _write(model: Any, x: Tensor, ends: Tensor, cache: ThoughtCache) -> None:
-    """Makes vectors of the states [B, d] and appends them to the memory of the streams where a sentence `ends` [B]."""
+def _write(model: Any, states: Tensor, ends: Tensor, cache: SentenceCache) -> None:
+    """Make vectors of states [B, d] and append them to the memory of the streams where a sentence `ends` [B]."""
     config, state = model.config, cache.state
-    vectors = controlled(model.sentence_head(x, 0.0, Step())[0], config.thought_control)
-    memory_map = getattr(cache, "map", None)
-    if memory_map is None:
-        memory_map = model._memory_map(range(config.num_hidden_layers), x[:0])
-        if isinstance(cache, SentenceCache):
-            cache.map = memory_map
+    if not config.recurrent_layers:
+        return
+    assert cache.map is not None
+    vectors = controlled(model.sentence_head(states, 0.0)[0], config.thought_control)
+    vectors = vectors.detach() if config.memory_gradient_window == 0 else vectors
     count, entries, last = state["count"], state["memory"], config.memory_size - 1
     wide = (slice(None), slice(None), *[None] * (entries.ndim - 2))
-    slot = torch.arange(config.memory_size, device=x.device)
+    slot = torch.arange(config.memory_size, device=states.device)
     entries = torch.where((ends & (count > last))[:, None][wide], entries.roll(-1, 1), entries)  # the oldest falls out
     here = ends[:, None] & (slot == count.clamp(max=last)[:, None])
-    entries = torch.where(here[wide], memory_map.entries(vectors)[:, None].to(entries.dtype), entries)
-    keys, values = entries.unbind(-2)
+    entries = torch.where(here[wide], cache.map.entries(vectors)[:, None].to(entries.dtype), entries)
     state |= {
         "memory": entries,
-        "ready": torch.stack((keys + memory_map.positions, values), dim=-2),
         "count": (count + ends).clamp(max=config.memory_size),
         "seed": torch.where(ends[:, None], vectors.to(state["seed"].dtype), state["seed"]),
     }
+    if config.cross_layers:
+        keys, values = entries.unbind(-2)
+        state["ready"] = torch.stack((keys + cache.map.positions, values), dim=-2)

@@ -1,320 +1,221 @@
-"""What a pass over sentences needs to know of their lengths: computed on the host, sent to the device in one copy.
+"""Everything that a pass over sentences knows before it: computed on the host, sent to the device in one copy.
 
-Letters in shapes: n sentences and N tokens of a step, or of all steps; R streams; m slots of memory that are read.
+Letters in shapes: n sentences and N tokens of a step, or of all steps; m vectors that are read, d hidden size.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from mentalese.families.thought_gestalt.cache import SentenceCache
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
-from mentalese.families.thought_gestalt.streams import Layout
+from mentalese.families.thought_gestalt.repeated import Use
+from mentalese.families.thought_gestalt.streams import Sentences
 from mentalese.nn.ragged import Ragged, within
 
+FILLERS = 256  # tokens of a step; a few tokens more cost less than five kernels more a block
 _T = TypeVar("_T")
-_ALIGNED = 16  # bytes
-_FILLERS = 256  # tokens of a step
 
 
-@dataclass(frozen=True)
-class Write:
-    """How vectors are written to the memory, whose slots hold the vectors of a stream from the oldest to the latest.
+@dataclass
+class Step:
+    """Sentences that are computed together: the k-th of every stream that has one, or those of all steps at once.
 
     Attributes:
-        dropped: where all streams of a step write to the same slot: the number of first slots that are lost.
-        slots: else the number of slots after it.
-        source: [R * slots], what each slot holds then: a row of the memory before [R * m] and, after those, of the
-            vectors [n]. `None`: all write to the same slot.
-        seeds: [R], the same for the latest vectors.
-    """
-
-    dropped: int = 0
-    slots: int = 0
-    source: Tensor | None = None
-    seeds: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class OpenPlan:
-    """Where the tokens of a step are in the cache of open sentences, see `OpenSentences`."""
-
-    streams: Tensor
-    rows: Tensor
-    slots: Tensor
-    first: Tensor
-    end: int
-
-
-@dataclass(frozen=True)
-class StepPlan:
-    """The k-th sentences of all streams.
-
-    Attributes:
-        sequences: where their tokens are, vectors before a sentence (`memory` = `prefix`) included.
-        size: N, without such vectors.
+        sequences: where their tokens are; vectors before a sentence (`memory` = `prefix`) are part of it.
         last: [n], the last token of each sentence.
-        begin: the first tokens of sentences that start from a vector; `None`: no sentence does.
-        seeded: their places among the step's streams; `None`: all.
-        prefix: the slots, of all [n * m], that are read as tokens.
-        used: bool [n, m], the slots that may be read; `None`: all.
+        begin: [n], the first tokens of sentences that start from a vector; `None`: no sentence does.
+        read: [n, m], of all steps at once: the vectors that each sentence reads, in `sequences.order`. Those without
+            gradients are a second time after all others.
+        used: bool [n, m] in that order, which of the m may be read; `None`: all.
         has_memory: bool [N, 1], whether a token's sentence has a vector to read; `None`: all do.
-        young: bool [n, m], the vectors inside the gradient window; `None`: the last slots.
-        write: `None`: the memory stays as it is.
+        layer: that is next.
+        memory: a pair of keys and values [n, m, d] for each cross layer, sentences in `sequences.order`.
+        maps: for training, this step's use of the maps of the block that is next, by name.
+        attention: one [N, m] for each cross layer, mean over heads, for a trace.
+        cache: takes the place of `sequences` when generation goes on.
     """
 
     sequences: Ragged
-    size: int
-    last: Tensor
+    last: Tensor | None = None
     begin: Tensor | None = None
-    seeded: Tensor | None = None
-    prefix: Tensor | None = None
+    read: Tensor | None = None
     used: Tensor | None = None
     has_memory: Tensor | None = None
-    young: Tensor | None = None
-    write: Write | None = None
-    open: OpenPlan | None = None
+    layer: int = 0
+    memory: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    maps: dict[str, Use] = field(default_factory=dict)
+    attention: list[Tensor] | None = None
+    cache: SentenceCache | None = None
+
+    @property
+    def sentences(self) -> int:
+        """n."""
+        return len(self.sequences.order)
+
+    def linear(self, name: str, module: nn.Module, x: Tensor) -> Tensor:
+        """Return `module(x)`, by its use in `maps` if there is one."""
+        use = self.maps.get(name)
+        return module(x) if use is None else use(x)
+
+    def norm(self, name: str, norm: nn.LayerNorm, x: Tensor) -> Tensor:
+        """Return `norm(x)`, without its weights if the map after it has a use, which contains them."""
+        return norm(x) if self.maps.get(name) is None else F.layer_norm(x, x.shape[-1:], eps=norm.eps)
 
 
 @dataclass(frozen=True)
-class AllSteps:
-    """All sentences of some steps at once, for layers that are not recurrent; in `sequences.order` but `has_memory`.
+class PassPlan:
+    """Plan of a pass over some steps of streams that are read from their beginnings.
 
     Attributes:
-        read: [n, m], the vectors that each sentence reads; those without gradients are a second time after all others.
-        used, has_memory: as in `StepPlan`.
-    """
-
-    sequences: Ragged
-    read: Tensor
-    used: Tensor
-    has_memory: Tensor
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A pass over some steps of a `Layout`.
-
-    Attributes:
-        source: as in the layout.
-        tokens, positions: [P], what is embedded: all tokens, and in some steps tokens that fill sentences up, which
-            nothing reads.
-        seeded: the places among them of starts of sentences that a vector takes the place of.
-        kept: [N or N'], the places of all tokens, or of those that predict, among them; `None`: all.
-        predicting: [N'], the tokens that another one of their sentence follows.
-        targets: [N'], the index of that one in the flattened streams.
-        sentence: [N], the sentence of each token.
-        ended: bool [n], as in the layout.
-        streams: [R], those that have a sentence; `None`: all of the batch, in its order.
-        last_position: [B], as in the layout.
-        count: [R], vectors in the memory of each stream after these steps; with a cache.
+        depth: layers that are read step by step; all others read all steps at once.
+        tokens, positions: [P], the index in the flattened streams and the position in its sentence of each token that
+            is embedded: all tokens, and in some steps tokens that fill sentences up, which nothing reads.
+        seeded: those of them that start a sentence and that a vector takes the place of; `None`: none.
+        kept: [N or N'], those of them with a final state: all tokens, or those that predict; `None`: all.
+        predicting: [N'], the final states that predict; `None`: all.
+        source: [N or N'], the index in the flattened streams of each final state.
+        targets: [N'], the index there of each predicted token.
+        sentence: [N'], the sentence of each predicted token.
+        ended: bool [n], as in `Sentences`.
         ranks: the rank in memory of each vector that is written; `None` if it does not stay the same.
+        writes: the number of first steps with sentences after them.
+        sizes: tokens of each step that are embedded.
+        steps: for the layers that are read step by step.
+        upper: for all later layers, which read all sentences at once.
     """
 
-    source: Tensor
+    depth: int
     tokens: Tensor
     positions: Tensor
+    seeded: Tensor | None
     kept: Tensor | None
-    predicting: Tensor
+    predicting: Tensor | None
+    source: Tensor
     targets: Tensor
     sentence: Tensor
     ended: Tensor
-    streams: Tensor | None
-    last_position: Tensor
-    count: Tensor | None = None
-    ranks: Tensor | None = None
-    seeded: Tensor | None = None
-    steps: list[StepPlan] = field(default_factory=list)
-    upper: AllSteps | None = None
+    ranks: Tensor | None
+    writes: int
+    sizes: list[int]
+    steps: list[Step]
+    upper: Step | None
 
 
 def plan_pass(
     config: ThoughtGestaltConfig,
-    layout: Layout,
+    sentences: Sentences,
     steps: range,
     *,
-    count: Tensor | None = None,
     depth: int,
     ends: bool,
     known: int = 0,
     fill: bool = False,
-) -> Plan:
-    """The plan of some steps of `layout`, on the host.
+) -> PassPlan:
+    """Return the plan of a pass over some steps of `sentences`, on the host.
 
     Args:
-        count: [R], vectors in the memory of each stream before the first step, if a cache is in use; `None`: streams
-            are read from their beginnings.
         depth: layers that are read step by step; all others read all steps at once.
-        ends: those others also read the last token of each sentence.
+        ends: the last token of each sentence has a final state too.
         known: sentences of earlier steps whose vectors are known.
         fill: sentences of a step may be filled up to the same length, where that is cheaper than to gather them.
     """
-    part = layout.part(steps)
-    predicting = part.predicting()
-    first = layout.streams[: layout.counts[0] if layout.counts else 0]
-    in_order = torch.equal(first, torch.arange(len(layout.last_position)))
-    plan = Plan(
-        source=part.source,
-        tokens=part.source,
-        positions=part.positions,
-        kept=None if ends else predicting,
-        predicting=predicting,
+    part = sentences.part(steps)
+    lengths, predicting, writes = part.lengths, part.predicting(), len(sentences.counts) - 1 - steps.start
+    width = lengths
+    if fill and depth and part.counts:
+        width = torch.cat([_filled(of) for of in lengths.split(part.counts)])
+    begin, place = width.cumsum(0) - width, within(width)
+    tokens, positions, kept = part.source, place, None if ends else predicting
+    if len(place) > len(part.source):
+        real = (place < lengths.repeat_interleave(width)).nonzero()[:, 0]
+        positions = torch.minimum(place, (lengths - 1).repeat_interleave(width))
+        tokens = part.source[(lengths.cumsum(0) - lengths).repeat_interleave(width) + positions]
+        kept = real if kept is None else real[kept]
+    ranks = None
+    if len(steps) == len(sentences.counts) and 0 < writes <= config.memory_size:
+        ranks = torch.arange(writes).repeat_interleave(torch.tensor(part.counts[:-1], dtype=torch.long))
+    unseeded = part.counts[0] if part.counts and not steps.start else 0
+    widths = width.split(part.counts) if part.counts and depth else ()
+    upper = None
+    if depth < config.num_hidden_layers and part.counts:
+        upper = _all_steps(config, sentences, steps, lengths if ends else lengths - 1, known + len(lengths), depth)
+    return PassPlan(
+        depth=depth,
+        tokens=tokens,
+        positions=positions,
+        seeded=begin[unseeded:] if config.seeded and unseeded < len(begin) else None,
+        kept=kept,
+        predicting=predicting if ends else None,
+        source=part.source if ends else part.source[predicting],
         targets=part.source[predicting + 1],
-        sentence=torch.arange(len(part.lengths)).repeat_interleave(part.lengths),
+        sentence=torch.arange(len(lengths)).repeat_interleave(lengths - 1),
         ended=part.ended,
-        streams=None if in_order else first,
-        last_position=layout.last_position,
-    )
-    if depth and count is None:
-        filled = [fill and _is_filled(layout.lengths[layout.step(k)]) for k in steps]
-        if any(filled):
-            plan = _fill(plan, part, filled)
-        plan.steps.extend(_fresh(config, layout, k, k + 1 == len(layout.counts), of) for k, of in zip(steps, filled))
-        writers = torch.tensor([len(of.last) for of in plan.steps if of.write is not None], dtype=torch.long)
-        if len(steps) == len(layout.counts) and len(writers) <= config.memory_size:
-            plan = dataclasses.replace(plan, ranks=torch.arange(len(writers)).repeat_interleave(writers))
-    elif depth and count is not None:
-        for k in steps:
-            step, count = _continued(config, layout, k, count, cross=any(i < depth for i in config.cross_layers))
-            plan.steps.append(step)
-        plan = dataclasses.replace(plan, count=count)
-    sizes = [0, *accumulate(of.size for of in plan.steps)]
-    if seeded := [start + of.begin for start, of in zip(sizes, plan.steps) if of.begin is not None]:
-        plan = dataclasses.replace(plan, seeded=torch.cat(seeded))
-    if depth == config.num_hidden_layers or not part.counts:
-        return plan
-    lengths = part.lengths if ends else part.lengths - 1
-    return _with_upper(plan, config, layout, steps, lengths, known + len(part.lengths), depth)
-
-
-def _is_filled(lengths: Tensor) -> bool:
-    """Whether to fill up sentences of these lengths; a few tokens more cost less than five kernels more a block."""
-    return int(lengths.max()) * len(lengths) - int(lengths.sum()) <= _FILLERS
-
-
-def _fill(plan: Plan, part: Layout, filled: list[bool]) -> Plan:
-    """`plan` with the sentences of the `filled` steps of `part` as long as the longest of their step."""
-    width = torch.cat([
-        torch.full_like(lengths, int(lengths.max())) if fill else lengths
-        for lengths, fill in zip(part.lengths.split(part.counts), filled)
-    ])  # fmt: skip
-    begin, place = part.lengths.cumsum(0) - part.lengths, within(width)
-    token = begin.repeat_interleave(width) + torch.minimum(place, (part.lengths - 1).repeat_interleave(width))
-    real = (place < part.lengths.repeat_interleave(width)).nonzero()[:, 0]
-    return dataclasses.replace(
-        plan,
-        tokens=part.source[token],
-        positions=part.positions[token],
-        kept=real if plan.kept is None else real[plan.kept],
+        ranks=ranks,
+        writes=writes,
+        sizes=[int(of.sum()) for of in widths],
+        steps=[_one_step(config, k, *of) for k, *of in zip(steps, lengths.split(part.counts), widths)]
+        if widths
+        else [],
+        upper=upper,
     )
 
 
-def _fresh(config: ThoughtGestaltConfig, layout: Layout, k: int, last: bool, filled: bool) -> StepPlan:
-    """Step k of streams that are read from their beginnings: each has as many vectors as the others."""
-    real = layout.lengths[layout.step(k)]
-    lengths = torch.full_like(real, int(real.max())) if filled else real
-    slots = min(k, config.memory_size)
-    in_prefix = config.memory == "prefix" and slots > 0
-    before = torch.full_like(lengths, slots if in_prefix else 0)
-    dropped = int(slots in (0, config.memory_size))  # the unused slot, or the oldest of a full memory
-    size, begin = int(lengths.sum()), lengths.cumsum(0) - lengths
-    return StepPlan(
-        sequences=Ragged.of(lengths, before),
-        size=size,
-        last=(len(before) * slots if in_prefix else 0) + begin + real - 1,
-        begin=begin if config.seeded and k else None,
-        prefix=torch.arange(len(lengths) * slots) if in_prefix else None,
-        has_memory=torch.zeros(size, 1, dtype=torch.bool) if config.cross_layers and not k else None,
-        write=None if last or not config.recurrent_layers else Write(dropped),
-    )
+def _filled(lengths: Tensor) -> Tensor:
+    """Return the lengths of a step's sentences, filled up to the longest if that is cheap."""
+    full = torch.full_like(lengths, int(lengths.max()))
+    return full if int((full - lengths).sum()) <= FILLERS else lengths
 
 
-def _continued(
-    config: ThoughtGestaltConfig, layout: Layout, k: int, count: Tensor, *, cross: bool
-) -> tuple[StepPlan, Tensor]:
-    """Step k of streams with a cache, and `count` after it; other streams are kept as they are."""
-    where = layout.step(k)
-    lengths, read_before, ended = layout.lengths[where], layout.read_before[where], layout.ended[where]
-    own, slots = count[: len(lengths)], max(1, int(count.max()))
-    held = torch.arange(slots) < own[:, None]
-    prefix = held & (read_before == 0)[:, None] & (config.memory == "prefix")  # an open sentence has read its own
-    before = prefix.sum(1)
-    seeded = (own > 0) & (read_before == 0) & config.seeded
-    begin = lengths.cumsum(0) - lengths
-    room = config.memory_size if config.memory == "prefix" else 0
-    first = room - own if room else torch.zeros_like(own)
-    end = room + read_before.repeat_interleave(lengths) + within(lengths)
-    of_batch = layout.streams[where]
-    write = None
-    if config.recurrent_layers and bool(ended.any()):
-        write, count = _write(config, count, ended, slots)
-    window = config.memory_gradient_window or 0
-    masked = cross and not bool(held.all())
-    step = StepPlan(
-        sequences=Ragged.of(lengths, before),
-        size=int(lengths.sum()),
+def _one_step(config: ThoughtGestaltConfig, k: int, lengths: Tensor, width: Tensor) -> Step:
+    """Return step k, whose sentences all have as many vectors to read and are filled up to `width` tokens."""
+    before = torch.full_like(lengths, min(k, config.memory_size) if config.memory == "prefix" else 0)
+    begin = width.cumsum(0) - width
+    first = not k and len(config.cross_layers) > 0
+    return Step(
+        sequences=Ragged.of(width, before),
         last=int(before.sum()) + begin + lengths - 1,
-        begin=begin[seeded] if bool(seeded.any()) else None,
-        seeded=None if bool(seeded.all()) else seeded.nonzero()[:, 0],
-        prefix=prefix.flatten().nonzero()[:, 0] if bool(prefix.any()) else None,
-        used=readable(held) if masked else None,
-        has_memory=(own > 0).repeat_interleave(lengths)[:, None] if masked else None,
-        young=torch.arange(slots) >= own[:, None] - window if 0 < window < config.memory_size else None,
-        write=write,
-        open=OpenPlan(
-            streams=of_batch,
-            rows=torch.cat((of_batch.repeat_interleave(before), of_batch.repeat_interleave(lengths))),
-            slots=torch.cat((first.repeat_interleave(before) + within(before), end)),
-            first=first,
-            end=int(end.max()) + 1,
-        ),
+        begin=begin if config.seeded and k else None,
+        has_memory=torch.zeros(int(width.sum()), 1, dtype=torch.bool) if first else None,
     )
-    return step, count
 
 
-def _write(config: ThoughtGestaltConfig, count: Tensor, ended: Tensor, slots: int) -> tuple[Write, Tensor]:
-    """Writes the vectors of the sentences that have ended, and `count` after it."""
-    writes = torch.zeros(len(count), dtype=torch.bool)
-    writes[: len(ended)] = ended
-    full = writes & (count == config.memory_size)
-    after = (count + writes).clamp(max=config.memory_size)
-    place, row = torch.arange(max(1, int(after.max()))), torch.arange(len(count))[:, None]
-    old = row * slots + (place + full[:, None]).clamp(max=slots - 1)
-    source = torch.where(writes[:, None] & (place == after[:, None] - 1), len(count) * slots + row, old)
-    seeds = torch.where(writes, len(count) + row[:, 0], row[:, 0])
-    return Write(slots=len(place), source=source.flatten(), seeds=seeds), after
-
-
-def _with_upper(
-    plan: Plan, config: ThoughtGestaltConfig, layout: Layout, steps: range, lengths: Tensor, vectors: int, depth: int
-) -> Plan:
-    """`plan` with the layers from `depth` on, for `lengths` tokens of each sentence that may read `vectors` vectors."""
+def _all_steps(
+    config: ThoughtGestaltConfig, sentences: Sentences, steps: range, lengths: Tensor, vectors: int, depth: int
+) -> Step:
+    """Return all sentences of some steps at once, for `lengths` tokens of each, which read some of `vectors` ones."""
     sequences = Ragged.of(lengths, grouped=True)
     if not any(layer >= depth for layer in config.cross_layers):
-        return dataclasses.replace(plan, upper=AllSteps(sequences, *[torch.empty(0)] * 3))
-    read, age = windows(layout, config.memory_size, steps)
-    read = (read - (layout.sentences[steps.stop] - vectors)).clamp(min=0)
+        return Step(sequences=sequences)
+    read, age = windows(sentences, config.memory_size, steps)
+    read = (read - (sentences.starts[steps.stop] - vectors)).clamp(min=0)
     window = config.memory_gradient_window
     if window and window < config.memory_size:  # older vectors are read from a second half, without gradients
         read = torch.where(age > window, read + vectors, read)
     used, order = age > 0, sequences.order
-    upper = AllSteps(sequences, read[order], readable(used)[order], used[:, :1].repeat_interleave(lengths, dim=0))
-    return dataclasses.replace(plan, upper=upper)
+    return Step(
+        sequences=sequences,
+        read=read[order],
+        used=readable(used)[order],
+        has_memory=used[:, :1].repeat_interleave(lengths, dim=0),
+    )
 
 
-def windows(layout: Layout, size: int, steps: range) -> tuple[Tensor, Tensor]:
-    """Which vectors each sentence of these steps of fresh streams reads: the latest `size` of its stream.
+def windows(sentences: Sentences, size: int, steps: range) -> tuple[Tensor, Tensor]:
+    """Return which vectors each sentence of these steps of fresh streams reads: the latest `size` of its stream.
 
     Returns:
         read, age: [n, m], the sentences whose vectors are read, oldest first, and how many sentences ago each was;
         0 in the unused slots, which come last.
     """
-    counts, starts = torch.tensor(layout.counts)[steps.start : steps.stop], torch.tensor(layout.sentences)
+    counts, starts = torch.tensor(sentences.counts)[steps.start : steps.stop], torch.tensor(sentences.starts)
     step = torch.arange(steps.start, steps.stop).repeat_interleave(counts)[:, None]
     place = within(counts)[:, None]  # the same stream has the same place in each step
     slot = torch.arange(max(1, min(steps.stop - 1, size)))
@@ -323,46 +224,30 @@ def windows(layout: Layout, size: int, steps: range) -> tuple[Tensor, Tensor]:
 
 
 def readable(used: Tensor) -> Tensor:
-    """The slots [n, m] that attention may read: the used ones, or all if none is used, whose result is discarded."""
+    """Return the slots [n, m] that attention may read: the used ones, or all if none is, whose result is discarded."""
     return used | ~used.any(dim=1, keepdim=True)
 
 
-def sent(plan: _T, device: torch.device) -> _T:
-    """`plan` with its tensors on `device`: one copy of all of them, for which the host does not wait."""
+def sent(plan: PassPlan, device: torch.device) -> PassPlan:
+    """Return the plan with its tensors on `device`: one copy of all of them, for which the host does not wait."""
     if device.type == "cpu":
         return plan
-    found: list[Tensor] = []
-
-    def collect(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    _map(plan, collect)
-    starts, size = [], 0
-    for tensor in found:
-        starts.append(size)
-        size += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
+    tensors: list[Tensor] = []
+    _map(plan, tensors.append)
     # Freed pinned memory is used again only after the copies from it.
-    packed = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
-    for start, tensor in zip(starts, found):
-        packed[start : start + tensor.nbytes] = tensor.contiguous().flatten().view(torch.uint8)
-    there = packed.to(device, non_blocking=True)
-    place = iter(starts)
-
-    def at(tensor: Tensor) -> Tensor:
-        start = next(place)
-        return there[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-
-    return _map(plan, at)
+    packed = torch.empty(sum(map(torch.numel, tensors)), dtype=torch.long, pin_memory=torch.cuda.is_available())
+    packed = torch.cat([tensor.flatten().long() for tensor in tensors], out=packed).to(device, non_blocking=True)
+    there = iter(packed.split([tensor.numel() for tensor in tensors]))
+    return _map(plan, lambda tensor: next(there).view(tensor.shape).type(tensor.dtype))
 
 
-def _map(value: Any, change: Any) -> Any:
-    """`value` with `change` of each tensor in it, through dataclasses and lists."""
+def _map(value: _T, change: Callable[[Tensor], Any]) -> _T:
+    """Return `value` with `change` of each tensor in it, through dataclasses and lists."""
+    new: Any = value
     if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, list):
-        return [_map(entry, change) for entry in value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: _map(getattr(value, f.name), change) for f in dataclasses.fields(value)}
-        return dataclasses.replace(value, **fields)
-    return value
+        new = change(value)
+    elif isinstance(value, list):
+        new = [_map(entry, change) for entry in value]
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        new = dataclasses.replace(value, **{name: _map(entry, change) for name, entry in vars(value).items()})
+    return new

@@ -18,7 +18,7 @@ from mentalese.models.hf import ResidualLinear
 from mentalese.nn.linear import is_plain
 
 
-class Part(NamedTuple):
+class Use(NamedTuple):
     """One use of a map: its weights as constants, and rows for gradients; these are its bias where that is `None`."""
 
     weight: Tensor
@@ -27,20 +27,40 @@ class Part(NamedTuple):
     inputs: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[n, in] to [n, out]; to be called once in a pass."""
+        """Return the map of [n, in], [n, out]; to be called once in a pass."""
         return _Use.apply(x.to(self.weight.dtype), *self)
 
 
-def parts(weight: Tensor, bias: Tensor, sizes: list[int]) -> list[Part]:
-    """A linear map for N rows in parts of these sizes.
+def uses(weight: Tensor, bias: Tensor, sizes: list[int]) -> list[Use]:
+    """Return the uses of a linear map for these numbers of rows.
 
     Args:
         weight: [out, in].
-        bias: [out], or [N, out] if each row has its own.
+        bias: [out], or [N, out] if each of all rows has its own.
     """
     rows, inputs = _Collect.apply(weight, bias.expand(sum(sizes), len(weight)))
     constant, shared = weight.detach(), bias.detach() if bias.ndim == 1 else None
-    return [Part(constant, shared, *of) for of in zip(rows.split(sizes), inputs.split(sizes))]
+    return [Use(constant, shared, *of) for of in zip(rows.split(sizes), inputs.split(sizes))]
+
+
+def uses_of(
+    module: nn.Linear, sizes: list[int], *, norm: nn.LayerNorm | None = None, scale: Tensor | None = None
+) -> list[Use] | None:
+    """Return the uses of a module, or `None` where only a call of it is right (`is_plain`).
+
+    Args:
+        norm: a layer norm whose weights are to be part of the map that follows it.
+        scale: a factor of what it returns.
+    """
+    if not is_plain(module, nn.Linear, ResidualLinear) or not (norm is None or is_plain(norm, nn.LayerNorm)):
+        return None
+    weight: Tensor = module.weight
+    bias: Tensor = module.bias
+    if norm is not None:
+        weight, bias = weight * norm.weight, bias + weight @ norm.bias
+    if scale is not None:
+        weight, bias = scale[:, None] * weight, scale * bias
+    return uses(in_autocast(weight), in_autocast(bias), sizes)
 
 
 class _Use(torch.autograd.Function):
@@ -67,44 +87,17 @@ class _Collect(torch.autograd.Function):
         return gradient.t() @ inputs if ctx.needs_input_grad[0] else None, gradient
 
 
-def repeated(
-    module: nn.Linear, sizes: list[int], *, norm: nn.LayerNorm | None = None, scale: Tensor | None = None
-) -> list[Part] | None:
-    """The map `module` for parts of these sizes; `None` where only a call is right (`is_plain`).
-
-    Args:
-        norm: a layer norm whose weights are to be part of the map that follows it.
-        scale: a factor of what it returns.
-    """
-    if not is_plain(module, nn.Linear, ResidualLinear) or not (norm is None or is_plain(norm, nn.LayerNorm)):
-        return None
-    weight: Tensor = module.weight
-    bias: Tensor = module.bias
-    if norm is not None:
-        weight, bias = weight * norm.weight, bias + weight @ norm.bias
-    if scale is not None:
-        weight, bias = scale[:, None] * weight, scale * bias
-    return parts(in_autocast(weight), in_autocast(bias), sizes)
-
-
-def by_step(maps: dict[str, list[Part] | None], steps: int) -> list[dict[str, Part]]:
-    """The parts of each step, by name; without the maps that are called."""
-    return [{name: of[k] for name, of in maps.items() if of is not None} for k in range(steps)]
-
-
 def in_autocast(weight: Tensor) -> Tensor:
-    """In autocast's dtype if it is on, which only caches casts of parameters and would cast this in each use."""
+    """Return it in autocast's dtype if that is on: it only caches casts of parameters, and would cast in each use."""
     device = weight.device.type
     return weight.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else weight
 
 
-def unit(s: Tensor) -> tuple[Tensor, Tensor]:
-    """[n, d] divided by their lengths, and the lengths [n]."""
-    return _Unit.apply(s)
+class Unit(torch.autograd.Function):
+    """Vectors [n, d] divided by their lengths, and the lengths [n].
 
-
-class _Unit(torch.autograd.Function):
-    """With y = s / |s| the gradient of s is (g - y (y g)) / |s|, and that of |s| is y."""
+    With y = s / |s| the gradient of s is (g - y (y g)) / |s|, and that of |s| is y: half of autograd's kernels.
+    """
 
     @staticmethod
     def forward(ctx: Any, s: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from mentalese.nn.ragged import within
 
 
 @dataclass
-class Layout:
+class Sentences:
     """The sentences of flat streams, step by step: the first of each stream, the second of each that has one, ..
 
     Within a step, streams with more sentences come first, so a step's streams are the first ones of the previous step.
@@ -28,56 +28,40 @@ class Layout:
     Attributes:
         streams: [n], the stream of each sentence.
         lengths: [n], its tokens in this call.
-        read_before: [n], its tokens read in an earlier call.
         ended: bool [n], whether it ends in this call, with its EOS.
         counts: the number of sentences of each step.
         source: [N], the index of each token in the flattened [B * L], sentence by sentence.
-        positions: [N], position of each token in its sentence.
-        last_position: [B], tokens of the sentence that is open at the end (0 if none is).
     """
 
     streams: Tensor
     lengths: Tensor
-    read_before: Tensor
     ended: Tensor
     counts: list[int]
     source: Tensor
-    positions: Tensor
-    last_position: Tensor
 
     @cached_property
-    def sentences(self) -> list[int]:
+    def starts(self) -> list[int]:
         """The first sentence of each step, and the number of all."""
         return [0, *accumulate(self.counts)]
 
     @cached_property
     def tokens(self) -> list[int]:
         """The first token of each step, and the number of all."""
-        return F.pad(self.lengths.cumsum(0), (1, 0))[self.sentences].tolist()
+        return F.pad(self.lengths.cumsum(0), (1, 0))[self.starts].tolist()
 
-    def step(self, k: int) -> slice:
-        """The sentences of step k."""
-        return slice(*self.sentences[k : k + 2])
-
-    def part(self, steps: range) -> Layout:
-        """The sentences of these steps alone."""
-        if len(steps) == len(self.counts):
-            return self
-        inside = slice(self.sentences[steps.start], self.sentences[steps.stop])
-        tokens = slice(self.tokens[steps.start], self.tokens[steps.stop])
-        return Layout(
-            streams=self.streams[inside],
-            lengths=self.lengths[inside],
-            read_before=self.read_before[inside],
-            ended=self.ended[inside],
+    def part(self, steps: range) -> Sentences:
+        """Return the sentences of these steps."""
+        sentences = slice(self.starts[steps.start], self.starts[steps.stop])
+        return Sentences(
+            streams=self.streams[sentences],
+            lengths=self.lengths[sentences],
+            ended=self.ended[sentences],
             counts=self.counts[steps.start : steps.stop],
-            source=self.source[tokens],
-            positions=self.positions[tokens],
-            last_position=self.last_position,
+            source=self.source[self.tokens[steps.start] : self.tokens[steps.stop]],
         )
 
     def parts(self, tokens: int) -> list[range]:
-        """All steps, in parts of at most this number of tokens, if no step has more."""
+        """Return all steps, in parts of at most this number of tokens, if no step has more."""
         parts, first = [], 0
         for k in range(1, len(self.counts)):
             if self.tokens[k + 1] - self.tokens[first] > tokens:
@@ -86,9 +70,14 @@ class Layout:
         return [*parts, range(first, len(self.counts))]
 
     def predicting(self) -> Tensor:
-        """[N'], the tokens that another one of their sentence follows."""
+        """Return [N'], the tokens that another one of their sentence follows."""
         last = self.lengths.cumsum(0) - 1
         return torch.ones(len(self.source), dtype=torch.bool).index_fill_(0, last, False).nonzero()[:, 0]
+
+    def pairs(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the indices [N'] in the flattened streams of these tokens, and of the ones that they predict."""
+        predicting = self.predicting()
+        return self.source[predicting].to(device), self.source[predicting + 1].to(device)
 
 
 def find_sentences(
@@ -96,8 +85,8 @@ def find_sentences(
     attention_mask: Tensor | None,
     config: ThoughtGestaltConfig,
     first_position: Tensor | None = None,
-) -> Layout:
-    """Finds the sentences of streams [B, L] by their markers.
+) -> Sentences:
+    """Return the sentences of streams [B, L], by their markers.
 
     Args:
         attention_mask: [B, L], 0 at padding.
@@ -117,53 +106,52 @@ def find_sentences(
     real = input_ids != config.pad_token_id
     first_position = input_ids.new_zeros(len(input_ids)) if first_position is None else first_position.cpu()
     begins = real & (input_ids == config.sentence_start_token_id)
-    ends = real & (input_ids == config.sentence_end_token_id)
     was_open = (first_position > 0).long()
-    read = real.cumsum(1)
-    start = torch.where(begins, read - 1, -first_position[:, None]).cummax(1).values
-    is_open = was_open[:, None] + (begins.long() - ends.long()).cumsum(1)  # after each token
-    before = F.pad(is_open, (1, 0))[:, :-1]
-    before[:, 0] = was_open
-    too_long = read - start > config.max_sentence_tokens + 3
-    wrong = real & torch.where(before > 0, begins | too_long, ~begins)
-    if bool(wrong.any()):
-        row, column = wrong.nonzero()[0].tolist()
-        if not before[row, column]:
-            why = f"a sentence must begin with sentence_start_token_id ({config.sentence_start_token_id})"
-        elif begins[row, column]:
-            why = (
-                "a sentence begins inside another: end that one with "
-                f"sentence_end_token_id ({config.sentence_end_token_id})"
-            )
-        else:
-            why = (
-                f"the sentence has more than the {config.max_sentence_tokens + 3} tokens, markers included, that "
-                "have positions: split it, or train with a larger max_sentence_tokens"
-            )
-        raise InputError(f"input_ids[{row}, {column}] is {input_ids[row, column]}: {why}")
+    _check_markers(input_ids, begins, first_position, config)
     sentence = (begins.cumsum(1) - 1 + was_open[:, None]).clamp(min=0)
-    count = int(sentence.max()) + 1 if sentence.numel() else 0
+    count = int(sentence.max()) + 1
     lengths = real.new_zeros(real.shape[0], count, dtype=torch.long).scatter_add(1, sentence, real.long())
     starts = lengths.cumsum(1) - lengths
     by_length = (lengths > 0).sum(1).argsort(descending=True, stable=True)
     step, place = (lengths[by_length] > 0).t().nonzero(as_tuple=True)  # step by step
     streams = by_length[place]
     sizes = lengths[streams, step]
-    offset = within(sizes)
     rows = streams.repeat_interleave(sizes)
     order = (~real).to(torch.uint8).argsort(dim=1, stable=True)  # columns of real tokens first
-    source = rows * length + order[rows, starts[streams, step].repeat_interleave(sizes) + offset]
-    read_before = torch.where(step == 0, first_position[streams], 0)
-    return Layout(
+    source = rows * length + order[rows, starts[streams, step].repeat_interleave(sizes) + within(sizes)]
+    return Sentences(
         streams=streams,
         lengths=sizes,
-        read_before=read_before,
         ended=input_ids.flatten()[source[sizes.cumsum(0) - 1]] == config.sentence_end_token_id,
         counts=step.bincount().tolist(),
         source=source,
-        positions=read_before.repeat_interleave(sizes) + offset,
-        last_position=torch.where(is_open[:, -1] > 0, (read - start)[:, -1], 0),
     )
+
+
+def _check_markers(ids: Tensor, begins: Tensor, first_position: Tensor, config: ThoughtGestaltConfig) -> None:
+    """Raise `InputError` for the first of the tokens [B, L] that no sentence may have where it is."""
+    real, was_open = ids != config.pad_token_id, (first_position > 0).long()
+    ends, size = ids == config.sentence_end_token_id, config.max_sentence_tokens + 3
+    read = real.cumsum(1)
+    start = torch.where(begins, read - 1, -first_position[:, None]).cummax(1).values
+    is_open = was_open[:, None] + F.pad((begins.long() - ends.long()).cumsum(1), (1, 0))[:, :-1]  # before each token
+    wrong = real & torch.where(is_open > 0, begins | (read - start > size), ~begins)
+    if not bool(wrong.any()):
+        return
+    row, column = wrong.nonzero()[0].tolist()
+    if not is_open[row, column]:
+        why = f"a sentence must begin with sentence_start_token_id ({config.sentence_start_token_id})"
+    elif begins[row, column]:
+        why = (
+            "a sentence begins inside another: end that one with "
+            f"sentence_end_token_id ({config.sentence_end_token_id})"
+        )
+    else:
+        why = (
+            f"the sentence has more than the {size} tokens, markers included, that "
+            "have positions: split it, or train with a larger max_sentence_tokens"
+        )
+    raise InputError(f"input_ids[{row}, {column}] is {ids[row, column]}: {why}")
 
 
 _INSIDE, _STARTED, _FULL, _ENDED, _ENDED_DOCUMENT = range(5)  # where the next token of a stream is; two are forced
