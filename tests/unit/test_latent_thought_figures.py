@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from mentalese import get_recipe
-from mentalese.analyses import latent_thought as figures
 from mentalese.analyses.figures import write_figure
 from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Packed
 from mentalese.data.split import Split
 from mentalese.errors import InputError
+from mentalese.families.latent_thought import figures
 from mentalese.families.latent_thought.inference import infer
 from mentalese.families.latent_thought.plain import LatentThought
 from mentalese.models.checkpoints import load_model

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mentalese.analyses.scaling import fit_power_law, multiplier
 from mentalese.errors import InputError
+from mentalese.evaluation.scaling import fit_power_law, multiplier
 from mentalese.evaluation.statistics import bootstrap_pairs, student_t_p, student_t_quantile
 
 # Test perplexities of Thought Gestalt's Table 2: by training tokens at 85M parameters, by parameters at 50M tokens.

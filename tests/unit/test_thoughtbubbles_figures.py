@@ -14,10 +14,10 @@ import torch
 
 from mentalese import get_recipe
 from mentalese.analyses.figures import write_figure
-from mentalese.analyses.thoughtbubbles import BINS, _attended, _percent, _rank_correlation, _windows
 from mentalese.data.layouts import Packed
 from mentalese.data.store import TokenStore, prepare
 from mentalese.errors import InputError
+from mentalese.families.thoughtbubbles.figures import BINS, _attended, _percent, _rank_correlation, _windows
 from mentalese.models.build import build_model
 from mentalese.models.checkpoints import load_model, save_model
 from mentalese.models.saved import load

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from mentalese.files import read_json
 from mentalese.formatting import short_count
 
 if TYPE_CHECKING:
+    from mentalese.data.batch import Batch
+    from mentalese.data.split import Split
     from mentalese.models.saved import Saved
 
 # Okabe and Ito (2008): distinguishable with any kind of colour vision. Markers repeat the distinction.
@@ -21,7 +24,7 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Figure:
     """A kind of figure.
 
@@ -90,6 +93,24 @@ def in_rows(saved: Saved, longest: int | None = None) -> Saved:
         )
     length = min(layout.sequence_length, longest or layout.sequence_length)
     return saved.scored_by(tokens="lexical", context_length=length, stride=length - 1)
+
+
+def batches(saved: Saved, split: Split, title: str, rows: int | None = None) -> Iterator[Batch]:
+    """Yield a split, or its first rows, in batches on the model's device, with progress on standard error."""
+    from mentalese.data.batch import to_device
+    from mentalese.data.evaluation import evaluation_batches
+    from mentalese.screen import progress
+
+    evaluation = saved.evaluation
+    count = None if rows is None else -(-rows // evaluation.batch_size)
+    every = list(islice(evaluation_batches(split, saved.layout, evaluation, saved.tokenizer), count))
+    total, done = sum(len(batch["input_ids"]) for batch in every), 0
+    total = total if rows is None else min(rows, total)
+    with progress(title, total) as bar:
+        for batch in every:
+            yield to_device({name: values[: total - done] for name, values in batch.items()}, saved.device)
+            done += len(batch["input_ids"])
+            bar.update(min(done, total))
 
 
 # -- drawing -----------------------------------------------------------------------------------------------------------

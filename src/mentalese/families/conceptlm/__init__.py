@@ -13,5 +13,5 @@ FAMILY = Family(
         "mtp": (f"{_HERE}.config:MTPConfig", f"{_HERE}.mtp:MTPForCausalLM"),
     },
     grow=f"{_HERE}.config:grown",
-    figures="mentalese.analyses.conceptlm:FIGURES",
+    figures=f"{_HERE}.figures:FIGURES",
 )

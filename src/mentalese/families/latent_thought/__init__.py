@@ -9,7 +9,7 @@ FAMILY = Family(
     description="Latent Thought Models: thoughts of a whole text, inferred by gradient steps, to which layers attend",
     recipes=f"{_HERE}.recipes:RECIPES",
     classes={"ltm": (f"{_HERE}.config:LTMConfig", f"{_HERE}.model:LTMForCausalLM")},
-    figures="mentalese.analyses.latent_thought:FIGURES",
+    figures=f"{_HERE}.figures:FIGURES",
     idle_options={
         "ltm": {
             "window_size": {"window_size": 16},  # rows are shorter than the window

@@ -14,7 +14,7 @@ FAMILY = Family(
             f"{_HERE}.model:ThoughtGestaltForCausalLM",
         )
     },
-    figures="mentalese.analyses.thought_gestalt:FIGURES",
+    figures=f"{_HERE}.figures:FIGURES",
     idle_options={
         "thought_gestalt": {"memory_size": {"memory_size": 2}}  # streams are shorter than the memory
     },

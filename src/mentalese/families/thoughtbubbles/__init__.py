@@ -14,5 +14,5 @@ FAMILY = Family(
             f"{_HERE}.model:ThoughtbubblesForCausalLM",
         )
     },
-    figures="mentalese.analyses.thoughtbubbles:FIGURES",
+    figures=f"{_HERE}.figures:FIGURES",
 )

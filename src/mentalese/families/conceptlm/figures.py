@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mentalese.analyses.drawing import (
     COLORS,
     Figure,
+    batches,
     canvas,
     count_axis,
     drawable,
@@ -192,20 +193,11 @@ def _validation(saved: Saved) -> _Read:
     """The first chunks of the validation split, in rows of the length used in training."""
     import torch
 
-    from mentalese.data.batch import to_device
-    from mentalese.data.evaluation import evaluation_batches
-    from mentalese.screen import progress
-
-    split = saved.split("validation")
     chunks: list[_Read] = []
-    with progress("Reading the validation split", CHUNKS) as bar:
-        for batch in evaluation_batches(split, saved.layout, saved.evaluation, saved.tokenizer):
-            read = {name: value for name, value in batch.items() if name in ("input_ids", "attention_mask")}
-            chunks.append(_read(saved.model, to_device(read, saved.device))[0])
-            count = sum(len(part.tokens) for part in chunks)
-            bar.update(min(count, CHUNKS))
-            if count >= CHUNKS:
-                break
+    for batch in batches(saved, saved.split("validation"), "Reading the validation split"):
+        chunks.append(_read(saved.model, batch)[0])
+        if sum(len(part.tokens) for part in chunks) >= CHUNKS:
+            break
     parts = zip(*((part.tokens, part.concepts, part.codes) for part in chunks))
     return _Read(*(torch.cat(part)[:CHUNKS] for part in parts))
 
@@ -357,20 +349,14 @@ def _draw_concepts(numbers: dict[str, Any]) -> Any:
 
 
 FIGURES = {
-    "codebook": Figure(
-        description="codes in use, their perplexity and the next-concept loss over training",
-        takes="RUN ...",
-        draw=codebook,
-    ),
+    "codebook": Figure("codes in use, their perplexity and the next-concept loss over training", "RUN ...", codebook),
     "shares": Figure(
-        description="share of a plain decoder's tokens, FLOPs and parameters that its perplexity needs",
-        takes="RESULT ...",
-        draw=shares,
+        "share of a plain decoder's tokens, FLOPs and parameters that its perplexity needs", "RESULT ...", shares
     ),
     "concepts": Figure(
-        description="a text chunk by chunk: codes, errors of predicted concepts, and chunks that share a code",
-        takes="MODEL",
-        draw=concepts,
+        "a text chunk by chunk: codes, errors of predicted concepts, and chunks that share a code",
+        "MODEL",
+        concepts,
         reads_text=True,
     ),
 }

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from mentalese.analyses.drawing import (
     MARKERS,
     Figure,
     band,
+    batches,
     canvas,
     count_axis,
     footnote,
@@ -89,24 +89,6 @@ def _about(saved: Saved, label: str) -> dict[str, Any]:
     return {"path": saved.path, "label": label} | {name: getattr(saved.model.config, name) for name in fields}
 
 
-def _rows(saved: Saved, count: int, title: str) -> Iterator[Batch]:
-    """The first `count` rows of the validation split in batches, with progress on standard error."""
-    from mentalese.data.batch import to_device
-    from mentalese.data.evaluation import evaluation_batches
-    from mentalese.screen import progress
-
-    evaluation = saved.evaluation
-    every = evaluation_batches(saved.split("validation"), saved.layout, evaluation, saved.tokenizer)
-    batches = list(islice(every, -(-count // evaluation.batch_size)))
-    count = min(count, sum(len(batch["input_ids"]) for batch in batches))
-    with progress(title, count) as bar:
-        done = 0
-        while done < count:
-            batch = {n: v[: count - done] for n, v in batches.pop(0).items() if n != "store_index"}
-            yield to_device(batch, saved.device)
-            bar.update(done := done + len(batch["input_ids"]))
-
-
 # -- progressive reconstruction (appendix B, Figures 10 and 11) --------------------------------------------------------
 
 
@@ -142,7 +124,7 @@ def reconstruction(paths: list[str]) -> tuple[Any, dict[str, Any]]:
 
     saved, label = _one(paths, "reconstruction", layered=True)
     shares: dict[str, list[Tensor]] = {"free-running": [], "teacher-forced": []}
-    for batch in _rows(saved, SEQUENCES, f"Reconstructing with {label}"):
+    for batch in batches(saved, saved.split("validation"), f"Reconstructing with {label}", SEQUENCES):
         counted = torch.nn.functional.pad(batch["labels"][:, 1:] != -100, (1, 0))
         for values, predicted in zip(shares.values(), _reconstruct(saved, batch)):
             right = (predicted == batch["input_ids"]) & counted
@@ -248,7 +230,7 @@ def inference(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     model.config.tolerance = None  # a row that stops early would hide its curve
     curves: dict[str, list[Tensor]] = {"NLL + KL": [], "NLL": [], "KL": []}
     layers: dict[int, list[Tensor]] = {trained: [], BEYOND * trained: []}
-    for batch in _rows(saved, ROWS, f"Inferring thoughts with {label}"):
+    for batch in batches(saved, saved.split("validation"), f"Inferring thoughts with {label}", ROWS):
         targets = (batch["labels"][:, 1:] != IGNORED).sum(1)
         for steps, parts in layers.items():
             posterior = infer(model, batch, inference="variational", fast_steps=steps)
@@ -338,7 +320,7 @@ def _by_steps(saved: Saved, label: str) -> dict[str, Any]:
     at = sorted({max(1, round(times * trained)) for times in TIMES}) if _takes_steps(saved) else [None]
     nats: dict[str, list[Tensor]] = {}
     tokens: dict[str, list[Tensor]] = {}
-    for batch in _rows(saved, ROWS, f"Scoring with {label}"):
+    for batch in batches(saved, saved.split("validation"), f"Scoring with {label}", ROWS):
         each = [_row_nats(model, batch, steps) for steps in at]
         for name in each[0]:
             scored = model.scored_labels(batch, "prefix" if name == "prefix" else model.estimators[0])
@@ -449,24 +431,11 @@ def _trained(path: str) -> dict[str, Any]:
 
 
 FIGURES = {
-    "scaling": Figure(
-        description="perplexity by T_fast, and over training tokens and FLOPs", takes="RESULT ...", draw=scaling
-    ),
-    "reconstruction": Figure(
-        description="tokens reconstructed from the thoughts of the first layers", takes="MODEL", draw=reconstruction
-    ),
+    "scaling": Figure("perplexity by T_fast, and over training tokens and FLOPs", "RESULT ...", scaling),
+    "reconstruction": Figure("tokens reconstructed from the thoughts of the first layers", "MODEL", reconstruction),
     "words": Figure(
-        description="words of a text reconstructed from the thoughts of the first layers",
-        takes="MODEL",
-        draw=words,
-        reads_text=True,
+        "words of a text reconstructed from the thoughts of the first layers", "MODEL", words, reads_text=True
     ),
-    "inference": Figure(
-        description="the bound and its parts over fast steps, and the KL by layer", takes="MODEL", draw=inference
-    ),
-    "steps": Figure(
-        description="the bound and the prefix-conditioned likelihood by fast steps at test time",
-        takes="MODEL ...",
-        draw=steps,
-    ),
+    "inference": Figure("the bound and its parts over fast steps, and the KL by layer", "MODEL", inference),
+    "steps": Figure("the bound and the prefix-conditioned likelihood by fast steps at test time", "MODEL ...", steps),
 }

@@ -128,7 +128,7 @@ def scaling(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     """Test loss against training tokens or parameters, whichever varies, with fitted laws and multipliers."""
     from matplotlib.ticker import MaxNLocator, NullLocator
 
-    from mentalese.analyses.scaling import fit_power_law, multiplier
+    from mentalese.evaluation.scaling import fit_power_law, multiplier
 
     axis, models, reference = _sizes(paths)
     laws = {}
@@ -415,22 +415,16 @@ def _shortened(text: str, length: int = 44) -> str:
 
 
 FIGURES = {
-    "gates": Figure(description="memory gates by layer over training", takes="RUN ...", draw=gates),
-    "gradient-share": Figure(
-        description="shares of the gradient in self-attention, memory and MLP", takes="RUN ...", draw=gradient_share
-    ),
+    "gates": Figure("memory gates by layer over training", "RUN ...", gates),
+    "gradient-share": Figure("shares of the gradient in self-attention, memory and MLP", "RUN ...", gradient_share),
     "scaling": Figure(
-        description="power laws of the loss over tokens or parameters, with effective multipliers",
-        takes="RESULT ...",
-        draw=scaling,
+        "power laws of the loss over tokens or parameters, with effective multipliers", "RESULT ...", scaling
     ),
-    "reversal": Figure(description="the father-son probe over the checkpoints of runs", takes="RUN ...", draw=reversal),
+    "reversal": Figure("the father-son probe over the checkpoints of runs", "RUN ...", reversal),
     "reversal-by-size": Figure(
-        description="the father-son probe of best models over the size of their training text, beside other models",
-        takes="RUN ... [MODEL ...]",
-        draw=reversal_by_size,
+        "the father-son probe of best models over the size of their training text, beside other models",
+        "RUN ... [MODEL ...]",
+        reversal_by_size,
     ),
-    "memory": Figure(
-        description="attention between the sentences of a text", takes="MODEL", draw=memory, reads_text=True
-    ),
+    "memory": Figure("attention between the sentences of a text", "MODEL", memory, reads_text=True),
 }

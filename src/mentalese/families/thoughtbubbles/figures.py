@@ -18,6 +18,7 @@ import numpy as np
 from mentalese.analyses.drawing import (
     COLORS,
     Figure,
+    batches,
     canvas,
     count_axis,
     drawable_token,
@@ -74,15 +75,9 @@ def _outputs(saved: Saved, split: Split) -> Iterator[tuple[Batch, Tensor, Any]]:
     """Batches, the place in the split of what each token predicts [B, L] (-1: not scored), and the model's output."""
     import torch
 
-    from mentalese.data.batch import to_device
-    from mentalese.data.evaluation import evaluation_batches
-
-    batches = evaluation_batches(split, saved.layout, saved.evaluation, saved.tokenizer)
-    for number, batch in enumerate(batches):
-        if number % 50 == 0:
-            print(f"reading the test split of {saved.data.source}: batch {number}", file=sys.stderr, flush=True)
-        target = torch.nn.functional.pad(batch["store_index"][:, 1:], (0, 1), value=-1)
-        read = to_device({n: v for n, v in batch.items() if n in ("input_ids", "attention_mask")}, saved.device)
+    for batch in batches(saved, split, f"Reading the test split of {saved.data.source}"):
+        target = torch.nn.functional.pad(batch["store_index"][:, 1:], (0, 1), value=-1).cpu()
+        read: Batch = {n: v for n, v in batch.items() if n in ("input_ids", "attention_mask")}
         with torch.no_grad():
             yield read, target, saved.model(**read, output_thoughts=True)
 
@@ -484,20 +479,11 @@ def autoregression(
 
 
 FIGURES = {
-    "sizes": Figure(description="test perplexity of runs over their parameters", takes="RESULT ...", draw=sizes),
+    "sizes": Figure("test perplexity of runs over their parameters", "RESULT ...", sizes),
     "autoregression": Figure(
-        description="perplexities of documents, block-wise and autoregressive",
-        takes="MODEL [OTHER]",
-        draw=autoregression,
-        reads_source=True,
+        "perplexities of documents, block-wise and autoregressive", "MODEL [OTHER]", autoregression, reads_source=True
     ),
-    "entropy": Figure(
-        description="forks against the entropy of predictions, the model's and another's",
-        takes="MODEL [OTHER]",
-        draw=entropy,
-    ),
-    "attention": Figure(description="attention between tokens and forks", takes="MODEL", draw=attention),
-    "forks": Figure(
-        description="streams of each token of a text after each fork", takes="MODEL", draw=forks, reads_text=True
-    ),
+    "entropy": Figure("forks against the entropy of predictions, the model's and another's", "MODEL [OTHER]", entropy),
+    "attention": Figure("attention between tokens and forks", "MODEL", attention),
+    "forks": Figure("streams of each token of a text after each fork", "MODEL", forks, reads_text=True),
 }
