@@ -197,7 +197,7 @@ def _batches(parts: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool
 
 def clause_ends(tokenizer: PreTrainedTokenizerBase) -> Callable[[np.ndarray], np.ndarray]:
     """Return a function from tokens [n] to bool [n]: a sentence that is too long may be cut after this token."""
-    tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    tokens = tokenizer.convert_ids_to_tokens([*range(len(tokenizer))])
     ends = np.array([str(token).endswith(_CLAUSE_ENDS) for token in tokens])
     begins = np.array([str(token).startswith(_SPACES) for token in tokens])
     return lambda ids: ends[ids] & np.append(begins[ids[1:]], False)

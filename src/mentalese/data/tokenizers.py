@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Encoding, Tokenizer, decoders, models, pre_to
 from torch import Tensor
 from transformers import (
     AutoTokenizer,
-    GPT2TokenizerFast,
+    GPT2Tokenizer,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -101,7 +101,8 @@ def special_token_ids(tokenizer: PreTrainedTokenizerBase, *, sentences: bool = T
 def beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the tokens that another project's tokenizer puts before each text, such as its beginning of a text."""
     if (tokens := tokenizer.init_kwargs.get(BEGINNING)) is not None:
-        return list(tokenizer.convert_tokens_to_ids(tokens))
+        ids: Any = tokenizer.convert_tokens_to_ids(tokens)
+        return list(ids)
     processor = tokenizer.backend_tokenizer.post_processor
     if processor is None or _is_marked(tokenizer):
         return []
@@ -132,7 +133,7 @@ def _is_marked(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 def _marker_id(tokenizer: PreTrainedTokenizerBase, marker: str) -> int | None:
     """Return a marker's id, or `None`. To build the whole vocabulary for each batch would take milliseconds."""
-    index = tokenizer.convert_tokens_to_ids(marker)
+    index: Any = tokenizer.convert_tokens_to_ids(marker)
     known = index is not None and tokenizer.convert_ids_to_tokens(index) == marker  # else it is the unknown token
     return index if known else None
 
@@ -231,7 +232,7 @@ def read_tokenizer(path: str) -> PreTrainedTokenizerBase:
         folder = Path(path)
         names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
         if "tokenizer.json" not in names and {"vocab.json", "merges.txt"} <= names:
-            return GPT2TokenizerFast.from_pretrained(folder)
+            return GPT2Tokenizer.from_pretrained(folder)
         if not names & {"tokenizer.json", "tokenizer_config.json"}:
             raise InputError(
                 f"{path!r} contains no tokenizer: use a folder with tokenizer.json (or vocab.json and merges.txt), "
@@ -324,7 +325,7 @@ def lost_in_tokens(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> str |
 
 def decode(ids: Sequence[int] | Tensor, tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the text of token ids [length], markers removed."""
-    return tokenizer.decode(_without_markers(ids, tokenizer))
+    return str(tokenizer.decode(_without_markers(ids, tokenizer)))
 
 
 def last_token(ids: Sequence[int] | Tensor, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -7,9 +7,14 @@ the module. It contains no code of them: the package must be installed, and the 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mentalese.install import install_command
+
+if TYPE_CHECKING:
+    from mentalese.models.transformers_seam import TypedModel
+else:
+    TypedModel = object
 
 MODULE = "mentalese_model"
 _SOURCE = '''"""Opens this checkpoint by `trust_remote_code=True`. Its code is in the package `mentalese`."""
@@ -44,11 +49,8 @@ class NotCopied:
         """Nothing: the class is in a package."""
 
 
-class OpensAnywhere(NotCopied):
+class OpensAnywhere(NotCopied, TypedModel):
     """A model whose `save_pretrained` also writes that module."""
-
-    config: Any
-    config_class: Any
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """See `PreTrainedModel.save_pretrained`."""
@@ -57,6 +59,6 @@ class OpensAnywhere(NotCopied):
             "AutoConfig": f"{MODULE}.{config.__name__}",
             "AutoModelForCausalLM": f"{MODULE}.{model.__name__}",
         }
-        super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
+        super().save_pretrained(save_directory, *args, **kwargs)
         if kwargs.get("is_main_process", True):
             write_module(Path(save_directory), MODULE, config, model)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,7 @@ class LossOutput:
 
 # For the type checker a model is transformers'. At run time its class inherits this interface and a class of theirs.
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel as _Module
+    from mentalese.models.transformers_seam import TypedModel as _Module
 else:
     _Module = object
 
@@ -365,7 +365,7 @@ def as_model(model: PreTrainedModel) -> LanguageModel:
         check_head(model)
         kind: Any = type(model)
         model.__class__ = _with_interface(kind)
-    return model
+    return cast(LanguageModel, model)
 
 
 def class_of(model: nn.Module) -> type[Any]:

@@ -26,6 +26,9 @@ class FixedKeys(DynamicLayer):
         written: columns that hold something.
     """
 
+    keys: Tensor
+    values: Tensor
+
     def __init__(self, keys: Tensor, values: Tensor, columns: int) -> None:
         super().__init__()
         self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
@@ -33,10 +36,10 @@ class FixedKeys(DynamicLayer):
         self.written = keys.shape[2]
         self.keys, self.values = (_with_room(held, columns) for held in (keys, values))
 
-    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """All columns, those that hold nothing included: the mask leaves them out."""
-        self.keys.index_copy_(2, self.at, keys)
-        self.values.index_copy_(2, self.at, values)
+        self.keys.index_copy_(2, self.at, key_states)
+        self.values.index_copy_(2, self.at, value_states)
         return self.keys, self.values
 
     def get_seq_length(self) -> int:

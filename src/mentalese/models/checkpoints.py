@@ -59,7 +59,7 @@ def save_model(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     *,
-    adapted: PreTrainedModel | None = None,
+    adapted: LanguageModel | None = None,
     card: str | None = None,
     **about: Any,
 ) -> None:
@@ -220,9 +220,10 @@ def load_model(
             if checkpoint:
                 model = _from_checkpoint(Path(name), config, tokenizer)
             else:
-                model, loaded = AutoModelForCausalLM.from_pretrained(
+                opened: Any = AutoModelForCausalLM.from_pretrained(
                     source, config=config, output_loading_info=True, trust_remote_code=False, use_safetensors=True
                 )
+                model, loaded = opened
                 if other := sorted([*loaded["missing_keys"], *loaded["unexpected_keys"]]) if fields else []:
                     raise InputError(f"config {fields} does not fit the weights ({other[0]}): set other fields")
     except InputError:
@@ -245,7 +246,7 @@ def load_model(
     device = _device(device)
     if (broken := _not_finite(model)) is not None:
         raise InputError(f"{name}: the weight {broken} is not finite (NaN or infinite): use another checkpoint")
-    return as_model(model.to(device).eval()), tokenizer
+    return as_model(model).to(device).eval(), tokenizer
 
 
 def _check_no_pickle(folder: Path, config: PreTrainedConfig) -> None:

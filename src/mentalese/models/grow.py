@@ -119,6 +119,8 @@ def start_from(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, path: s
         InputError: what `load_model` refuses, another tokenizer, another class, weights of other sizes, or a decoder
             that reads them in another way (heads, rotary positions, activation, norms, layers, ..).
     """
+    whole: Any = model
+    base: Any
     base, own_tokenizer = load_model(path)
     last = ends(base)
     target: Any = model if class_of(base) is class_of(model) else getattr(model, "backbone", model)
@@ -126,8 +128,8 @@ def start_from(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, path: s
         raise InputError(
             f"train.init is {path!r}, a {type(base).__name__}: the model is {_named(model)}; use a checkpoint of that"
         )
-    if target is not model and hasattr(model, "cut"):  # it has some of its base's layers
-        base = model.cut(base)
+    if target is not model and hasattr(whole, "cut"):  # it has some of its base's layers
+        base = whole.cut(base)
     if deepen and target is model and base.config.num_hidden_layers < target.config.num_hidden_layers:
         _deepen(base, target.config.num_hidden_layers)
     old, new = (m.get_input_embeddings().num_embeddings for m in (base, target))
@@ -155,9 +157,9 @@ def start_from(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, path: s
     with torch.no_grad():
         for name, value in weights.items():
             parameters[name].copy_(_embeddings(value, rows) if id(value) in tables else value)
-        if target is not model and hasattr(model, "start_from_backbone"):
-            model.start_from_backbone()
-    ids, tokens = tokenizer.get_vocab(), own_tokenizer.convert_ids_to_tokens(range(len(own_tokenizer)))
+        if target is not model and hasattr(whole, "start_from_backbone"):
+            whole.start_from_backbone()
+    ids, tokens = tokenizer.get_vocab(), own_tokenizer.convert_ids_to_tokens([*range(len(own_tokenizer))])
     names = {tokens[index] for index in last if index < len(tokens)}
     end_at(model, {tokenizer.eos_token_id, *(ids[name] for name in names if name in ids)})
 

@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +76,10 @@ class ResidualLinear(nn.Linear):
     """
 
 
+E = TypeVar("E")
+"""The class of what a family's `encode` returns, an `Encoded`."""
+
+
 class Body(nn.Module):
     """A model without its head, as `base_model`: what trainers call that compute a loss from hidden states themselves.
 
@@ -125,7 +129,7 @@ class Body(nn.Module):
         return model._returned(output, return_dict)
 
 
-class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel):
+class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generic[E]):
     """Base of every family's model: a Hugging Face causal LM that keeps the contract.
 
     A subclass sets `config_class`, builds its modules in `__init__` (`embed` and `lm_head` among them, ending in
@@ -141,7 +145,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel):
         lora_targets: names of the linear maps that PEFT adapts if none are named.
     """
 
-    config_class = LatentThoughtConfig
+    config_class: Any = LatentThoughtConfig
     base_model_prefix = "model"
     accepts_loss_kwargs = False  # losses are means over the batch: `transformers.Trainer` divides by its micro-batches
     tied_weights = {"lm_head.weight": "embed.weight"}  # noqa: RUF012 (nothing writes to it)
@@ -151,8 +155,6 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel):
     _static_tokens = 0
     embed: nn.Embedding
     lm_head: nn.Linear
-    post_init: Callable[[], None]  # transformers' own, like the next, for the type checker
-    generation_config: Any
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -173,13 +175,13 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel):
     def get_input_embeddings(self) -> nn.Module:
         return self.embed
 
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
+    def set_input_embeddings(self, value: Any) -> None:
         self.embed = value
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
 
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+    def set_output_embeddings(self, new_embeddings: Any) -> None:
         self.lm_head = new_embeddings
 
     @property
@@ -204,9 +206,9 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         *,
-        cache: ThoughtCache | None = None,
+        cache: Any = None,
         trace: bool = False,
-    ) -> Any:
+    ) -> E:
         """Final hidden states of tokens [batch, length], from where `cache` left off; the cache moves on.
 
         Args:
@@ -214,12 +216,10 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel):
             cache: one of `cache_class`; `None` if nothing is to be kept.
             trace: keep what `fill` shows.
 
-        Returns:
-            An `Encoded`.
         """
         raise NotImplementedError(f"{type(self).__name__} needs encode")
 
-    def fill(self, traces: list[ThoughtTrace], encoded: Any, real: Tensor) -> None:
+    def fill(self, traces: list[ThoughtTrace], encoded: E, real: Tensor) -> None:
         """Adds a family's thoughts to traces that have each token's surprisal, one per row.
 
         Args:
@@ -239,7 +239,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel):
         """The scalar, in nats per target, that `forward` returns as `loss` for labels [batch, length]."""
         return self.next_token_loss(encoded.hidden, labels)[0]
 
-    def predicted_tokens(self, encoded: Any, input_ids: Tensor, real: Tensor) -> Tensor:
+    def predicted_tokens(self, encoded: E, input_ids: Tensor, real: Tensor) -> Tensor:
         """bool [batch, length], the tokens that the one before them predicts."""
         return follows(real)
 
@@ -250,13 +250,13 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel):
     # ------------------------------------------------------------------------------------- what they get for it
 
     def final_hidden_states(self, batch: Batch) -> Tensor:
-        return self.encode(batch["input_ids"], batch.get("attention_mask")).hidden
+        return self.states(self.encode(batch["input_ids"], batch.get("attention_mask")))
 
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
         """See `LanguageModel.training_loss`."""
         weights = self.target_weights(batch, **settings)
         encoded = self.encode(batch["input_ids"], batch.get("attention_mask"))
-        loss = self.next_token_loss(encoded.hidden, batch["labels"], weights)
+        loss = self.next_token_loss(self.states(encoded), batch["labels"], weights)
         return LossOutput(*loss, encoded=lambda: encoded)
 
     def forward(
@@ -369,7 +369,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel):
         """Whether a call that says nothing of a cache returns one."""
         return self.config.use_cache and self.limits.cache is None and not self.training
 
-    def output(self, encoded: Any, **fields: Any) -> CausalLMOutputWithThoughts:
+    def output(self, encoded: E, **fields: Any) -> CausalLMOutputWithThoughts:
         """What `forward` returns; families with further fields override it."""
         return CausalLMOutputWithThoughts(**fields)
 
@@ -462,7 +462,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel):
             input_ids, next_sequence_length=next_sequence_length, attention_mask=attention_mask, **kwargs
         )
 
-    def trace(self, input_ids: Tensor, attention_mask: Tensor | None, encoded: Any) -> list[ThoughtTrace]:
+    def trace(self, input_ids: Tensor, attention_mask: Tensor | None, encoded: E) -> list[ThoughtTrace]:
         """A trace per row: what every model has (`text_traces`), filled by the family."""
         with torch.no_grad():
             mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask

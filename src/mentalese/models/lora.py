@@ -103,7 +103,7 @@ def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     return weights
 
 
-def save_adapter(folder: Path, model: PreTrainedModel, base: str) -> None:
+def save_adapter(folder: Path, model: LanguageModel, base: str) -> None:
     """Writes what was trained as `PeftModel.from_pretrained(BASE, folder)` opens it: safetensors and a JSON file.
 
     Args:

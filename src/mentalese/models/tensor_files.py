@@ -135,4 +135,5 @@ class TensorReader(dcp.FileSystemReader):
 
     def read_tensors(self) -> dict[str, TensorStorageMetadata]:
         """Name, size and type of each tensor."""
-        return self.read_metadata().state_dict_metadata  # type: ignore[return-value]
+        tensors: Any = self.read_metadata().state_dict_metadata
+        return tensors

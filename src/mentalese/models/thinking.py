@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -110,20 +110,21 @@ def name_tokens(trace: ThoughtTrace, tokenizer: PreTrainedTokenizerBase) -> None
     others |= {token for thought in trace.thoughts for token, _ in thought.nearest}
     trace.tokens = token_texts(ids, tokenizer)
     trace.special = [token in special for token in ids]
-    trace.vocabulary = {token: tokenizer.decode([token]) for token in sorted(others)}
+    trace.vocabulary = {token: str(tokenizer.decode([token])) for token in sorted(others)}
 
 
 def token_texts(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """The text of each token; joined, the whole text. If several tokens form one character, the first one has it; a
     character that a marker interrupts is broken."""
     texts: list[str] = []
+    read: Callable[..., Any] = tokenizer.decode
     start, special = 0, special_ids(tokenizer)
     for end in range(1, len(ids) + 1):
         before = list(ids[max(start - 1, 0) : start])  # some tokenizers drop a space at the start of a text
-        text = tokenizer.decode([*before, *ids[start:end]])
+        text = read([*before, *ids[start:end]])
         going_on = end < len(ids) and end - start < _LONGEST_CHARACTER and ids[end] not in special
         if text.endswith("�") and going_on:
             continue
-        texts += [text.removeprefix(tokenizer.decode(before))] + [""] * (end - start - 1)
+        texts += [text.removeprefix(read(before))] + [""] * (end - start - 1)
         start = end
     return texts

@@ -25,18 +25,53 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tokenizers import Encoding
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import SequentialSampler
-from transformers import BatchEncoding, GenerationMixin, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.tokenization_utils_base import TruncationStrategy as TruncationStrategy
+from transformers.utils import ModelOutput
 from transformers.utils import PaddingStrategy as PaddingStrategy
 
 from mentalese.errors import InputError
+
+# ---------------------------------------------------------------------------------------------------------- the types
+
+if TYPE_CHECKING:
+
+    class GenerationMixin:
+        """transformers' class for the type checker: as models override and call it, and not for one kind of cache."""
+
+        _is_stateful: bool
+
+        def generate(self, *args: Any, **kwargs: Any) -> Any: ...
+
+        def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any: ...
+
+        def _prepare_model_inputs(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    class TypedModel(PreTrainedModel, GenerationMixin):
+        """A causal LM of transformers for the type checker."""
+
+        config: Any
+        config_class: Any
+        generation_config: Any
+        peft_config: Any
+
+        def get_input_embeddings(self) -> Any: ...
+
+        def get_output_embeddings(self) -> Any: ...
+
+        def to(self, *args: Any, **kwargs: Any) -> Any: ...  # type: ignore[override]
+
+else:
+    from transformers import GenerationMixin
+
+    TypedModel = PreTrainedModel
 
 # ------------------------------------------------------------------------------------------------ the name of a cache
 
@@ -57,18 +92,18 @@ def one_cache(cache: Any, past_key_values: Any) -> Any:
     return past_key_values if cache is None else cache
 
 
-class _BothNames:
+class _BothNames(ModelOutput):
     """An output whose cache answers to both names, as an attribute and as a key."""
 
     def __getitem__(self, key: Any) -> Any:
-        return super().__getitem__(CACHE if key == _OTHER else key)  # type: ignore[misc]
+        return super().__getitem__(CACHE if key == _OTHER else key)
 
     def __contains__(self, key: Any) -> bool:
-        return super().__contains__(CACHE if key == _OTHER else key)  # type: ignore[misc]
+        return super().__contains__(CACHE if key == _OTHER else key)
 
     def get(self, key: Any, default: Any = None) -> Any:
         """Return the value of a key, or the default."""
-        return super().get(CACHE if key == _OTHER else key, default)  # type: ignore[misc]
+        return super().get(CACHE if key == _OTHER else key, default)
 
 
 setattr(_BothNames, _OTHER, property(lambda output: getattr(output, CACHE)))
@@ -117,7 +152,7 @@ class OwnCacheGenerationMixin(GenerationMixin):  # transformers looks for this e
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], mode: Any, batch_size: int, max_cache_length: int
-    ) -> None:
+    ) -> Any:
         passed = one_cache(model_kwargs.pop("cache", None), model_kwargs.pop("past_key_values", None))
         cache = self.cache_for_generation(generation_config, passed, max_cache_length)
         model_kwargs["use_cache"] = generation_config.use_cache
@@ -125,7 +160,7 @@ class OwnCacheGenerationMixin(GenerationMixin):  # transformers looks for this e
             model_kwargs[CACHE] = cache
 
 
-class TransformersModel(PreTrainedModel, OwnCacheGenerationMixin):
+class TransformersModel(TypedModel, OwnCacheGenerationMixin):
     """`PreTrainedModel` with public names for the private hooks that transformers calls.
 
     Attributes:
@@ -213,8 +248,8 @@ class ReadingTokenizer(PreTrainedTokenizerFast):
         of padding and truncation."""
         return super()._encode_plus(text, text_pair, add_special_tokens=add_special_tokens, **options)
 
-    def _encode_plus(self, text: Any, text_pair: Any = None, **options: Any) -> BatchEncoding:
-        return self.encode_texts(text, text_pair, **options)
+    def _encode_plus(self, *texts: Any, **options: Any) -> BatchEncoding:
+        return self.encode_texts(*texts, **options)
 
     def columns(self, encoding: Encoding, **returned: bool) -> dict[str, Any]:
         """Return the lists of a `BatchEncoding` for one row; `return_NAME` says which."""
@@ -252,7 +287,8 @@ def step_trainer() -> Any:
             return self.accelerator.prepare(self.trained_module()) if training and model is self.model else model
 
         def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
-            return SequentialSampler(self.train_dataset)
+            dataset: Any = self.train_dataset
+            return SequentialSampler(dataset)
 
     return StepTrainer
 

@@ -24,7 +24,7 @@ from mentalese.models.backbone import (
 )
 from mentalese.models.cache import ThoughtCache
 from mentalese.models.config import LatentThoughtConfig
-from mentalese.models.hf import LatentThoughtModel, Limits
+from mentalese.models.hf import E, LatentThoughtModel, Limits
 from mentalese.models.places import places
 from mentalese.models.transformers_seam import CACHE, attention_of, initialize_as, set_attention
 
@@ -40,7 +40,6 @@ class WrappedDecoderConfig(LatentThoughtConfig):
     """
 
     model_type = "wrapped_decoder"
-    reads_windows = False  # whether the decoder may have sliding windows
     default_backbone = "gpt2"
     backbone: dict[str, Any] | None = None
     hidden_size: int = None  # type: ignore[assignment]
@@ -68,6 +67,11 @@ class WrappedDecoderConfig(LatentThoughtConfig):
                 )
             setattr(self, name, inherited)
         super().__post_init__(**kwargs)
+
+    @property
+    def reads_windows(self) -> bool:
+        """True if the decoder may have sliding windows."""
+        return False
 
     @property
     def max_position_embeddings(self) -> int | None:
@@ -118,7 +122,7 @@ class TokenLayout:
     on_host: Tensor | None = None
 
 
-class WrappedDecoder(LatentThoughtModel):
+class WrappedDecoder(LatentThoughtModel[E]):
     """A Hugging Face decoder as `backbone`, whose embeddings and head are the model's."""
 
     config_class = WrappedDecoderConfig
@@ -142,7 +146,7 @@ class WrappedDecoder(LatentThoughtModel):
     def get_input_embeddings(self) -> nn.Module:
         return self.backbone.get_input_embeddings()
 
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
+    def set_input_embeddings(self, value: Any) -> None:
         self.backbone.set_input_embeddings(value)
 
     def get_output_embeddings(self) -> nn.Module:
@@ -177,7 +181,7 @@ class WrappedDecoder(LatentThoughtModel):
             )
 
 
-class LayeredDecoder(WrappedDecoder):
+class LayeredDecoder(WrappedDecoder[E]):
     """A decoder in front of whose layers a family reads and adds; its initialisation is the model's."""
 
     config_class = LayeredDecoderConfig

@@ -117,7 +117,7 @@ def _answered(
     """Different questions with the right answer and both models'; first those that only thoughts answer."""
     examples = {}
     for a, b in zip(first, second, strict=True):
-        question = own.tokenizer.decode(split.segment(split.document_segments[a.document])).strip()
+        question = str(own.tokenizer.decode(split.segment(split.document_segments[a.document]))).strip()
         examples[question] = {"text": question, "right": a.expected, "with": a.answer, "without": b.answer}
     return sorted(examples.values(), key=_worth)[:EXAMPLES]
 

@@ -197,10 +197,11 @@ class _Filler:
     def __call__(self, module: nn.Module) -> None:
         """Fills what is still empty in the module; collective."""
         for part in module.modules():
-            for tensors in (part._parameters, part._buffers):
+            tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
+            for tensors in tables:
                 for name, tensor in tensors.items():
                     if tensor is not None and id(tensor) in self.empty:
-                        tensors[name] = self._filled(tensor)  # type: ignore[assignment]
+                        tensors[name] = self._filled(tensor)
 
     def _filled(self, empty: Tensor) -> Tensor:
         if id(empty) not in self.filled:

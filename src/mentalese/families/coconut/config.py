@@ -34,7 +34,7 @@ class LatentsConfig(WrappedDecoderConfig):
         return True
 
     @property
-    def reads_windows(self) -> bool:  # type: ignore[override]
+    def reads_windows(self) -> bool:
         """Whether the backbone takes masks in which windows count tokens; columns of latents may be empty."""
         return self.backbone_config.model_type in WINDOWED
 

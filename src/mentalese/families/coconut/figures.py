@@ -116,7 +116,9 @@ def _think(saved: Saved, rows: dict[str, Any]) -> Thoughts:
     import torch
 
     from mentalese.data.batch import to_device
+    from mentalese.families.coconut.model import CoconutForCausalLM
 
+    assert isinstance(saved.model, CoconutForCausalLM)
     with torch.no_grad():
         return saved.model.encode(**to_device(rows, saved.device)).thoughts
 
@@ -375,14 +377,14 @@ def contrast(paths: list[str], *, source: str | None = None, documents: int = AN
 
 
 def _question(saved: Saved, split: Split, document: int) -> str:
-    return saved.tokenizer.decode(split.segment(split.document_segments[document]).tolist()).strip()
+    return str(saved.tokenizer.decode(split.segment(split.document_segments[document]).tolist())).strip()
 
 
 def _stored(saved: Saved, split: Split, document: int, similarity: Tensor) -> dict[str, Any]:
     """Return a question and its answer's tokens with the similarity and rank of each, of similarities [K, v]."""
     answer = split.segment(split.document_segments[document + 1] - 1).tolist()
     markers = set(saved.layout.special_ids(saved.tokenizer).values())
-    ids = [i for i in dict.fromkeys(answer) if i not in markers and saved.tokenizer.decode([i]).strip(" #")]
+    ids = [i for i in dict.fromkeys(answer) if i not in markers and str(saved.tokenizer.decode([i])).strip(" #")]
     of_answer = similarity[:, ids]
     return {
         "question": _question(saved, split, document),

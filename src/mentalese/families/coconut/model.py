@@ -129,7 +129,7 @@ class Passes:
         self,
         body: nn.Module,
         mask: Tensor,
-        keys: Cache | None,
+        keys: Any,
         *,
         keep_levels: bool,
         checkpoint: Callable[..., Any] | None,
@@ -153,7 +153,7 @@ class Passes:
             self.levels.append(output.hidden_states)
         return output.last_hidden_state
 
-    def _read(self, inputs: Tensor, keys: Cache | None) -> Any:
+    def _read(self, inputs: Tensor, keys: Any) -> Any:
         start = 0 if keys is None else keys.get_seq_length()
         end = start + inputs.shape[1]
         width = self.mask.shape[1] if self.fixed else end
@@ -171,7 +171,7 @@ class Passes:
 
     def _read_again(self, inputs: Tensor, earlier: tuple[Pieces, ...]) -> tuple[Any, Pieces]:
         """Return the output of a pass, and its own keys and values; nothing is changed, so that it can run twice."""
-        keys = DynamicCache()
+        keys: Any = DynamicCache()
         for layer, pieces in enumerate(zip(*earlier)):
             keys.update(*(torch.cat(piece, dim=2) for piece in zip(*pieces)), layer)
         start = keys.get_seq_length()
@@ -180,10 +180,10 @@ class Passes:
         return output, [(layer_keys.contiguous(), layer_values.contiguous()) for layer_keys, layer_values in held]
 
 
-class CoconutForCausalLM(WrappedDecoder):
+class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
     """A Hugging Face decoder whose latent positions read hidden states."""
 
-    config_class = CoconutConfig
+    config_class: Any = CoconutConfig
     lora_targets = BACKBONE_TARGETS
     shard_blocks = False  # a step runs the backbone many times
     steps_layout = "qa_steps"  # whose batches a step decoder needs
@@ -203,7 +203,7 @@ class CoconutForCausalLM(WrappedDecoder):
         ),
     }
 
-    def __init__(self, config: CoconutConfig) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.concept_stream = ConceptStream(config) if config.mode == "agclr" else None
         self.step_decoder = None if config.step_decoder_layers is None else StepDecoder(config)
@@ -223,7 +223,8 @@ class CoconutForCausalLM(WrappedDecoder):
         """See `LatentThoughtModel`: whole passes run again, as transformers' layers would drop earlier passes' keys."""
         super().set_checkpointing(enable, run, every_n_layers)
         self._checkpoint = run if enable else None
-        for module in self.backbone.modules():
+        modules: list[Any] = [*self.backbone.modules()]
+        for module in modules:
             if hasattr(module, "gradient_checkpointing"):
                 module.gradient_checkpointing = False
 

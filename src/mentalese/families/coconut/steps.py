@@ -34,7 +34,8 @@ class StepDecoder(nn.Module):
         if getattr(inner, "layer_types", None):
             inner.layer_types = inner.layer_types[:layers]
         where = f"{config.model_type}.backbone"
-        self.body: Any = build_decoder(where, inner, attention_of(config)).base_model
+        decoder: Any = build_decoder(where, inner, attention_of(config))
+        self.body = decoder.base_model
         self.body.set_input_embeddings(nn.Identity())  # it reads vectors
 
     def forward(self, latents: Tensor, tokens: Tensor) -> Tensor:

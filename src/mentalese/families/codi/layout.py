@@ -101,7 +101,8 @@ class QuestionPairs(RowLayout):
             layout.check(split, tokenizer, ranks, micro_batches)
         if self.without_steps(split) == len(split.document_bytes):
             raise no_steps(self.kind, split)
-        first = tokenizer.decode([int(split.tokens[split.segments[split.document_segments[1] - 1]])]).strip()
+        opening = int(split.tokens[split.segments[split.document_segments[1] - 1]])
+        first = str(tokenizer.decode([opening])).strip()
         if first != MARK:
             raise InputError(
                 f"layout is 'qa_pairs': the tokenizer begins an answer with {first!r}, and CODI distils the state of "

@@ -198,7 +198,7 @@ class ConceptHeads(nn.Linear):
     """S heads as one map, d to S * N."""
 
 
-class ConceptLMForCausalLM(LayeredDecoder):
+class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
     """A Hugging Face decoder that predicts the next concept too and reads its prediction."""
 
     config_class = ConceptLMConfig

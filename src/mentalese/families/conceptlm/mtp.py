@@ -34,7 +34,7 @@ class MTPEncoded(Encoded):
     future: list[Tensor]
 
 
-class MTPForCausalLM(LayeredDecoder):
+class MTPForCausalLM(LayeredDecoder[MTPEncoded]):
     """A Hugging Face decoder that also predicts the tokens after the next one."""
 
     config_class = MTPConfig

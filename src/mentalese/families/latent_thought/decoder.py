@@ -17,7 +17,7 @@ from mentalese.errors import InputError
 from mentalese.families.latent_thought.blocks import Block, Encoder, PackedBatch, Past, slot_positions
 from mentalese.families.latent_thought.config import LTMConfig
 from mentalese.models.cache import ThoughtCache
-from mentalese.models.hf import LatentThoughtModel, Limits
+from mentalese.models.hf import E, LatentThoughtModel, Limits
 from mentalese.models.transformers_seam import attention_of
 from mentalese.nn.packing import PackedRows
 from mentalese.nn.rotary import rotary_table
@@ -47,7 +47,7 @@ class _Decoding(nn.Module):
         self.model.compiled_layers = torch.compile(self.model.run_layers, **options)
 
 
-class LTMDecoder(LatentThoughtModel):
+class LTMDecoder(LatentThoughtModel[E]):
     """Blocks with a short window that also attend to thoughts; with `num_latents` = 0 the same blocks without them."""
 
     config_class = LTMConfig

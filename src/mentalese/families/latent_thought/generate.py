@@ -11,6 +11,7 @@ from torch import Tensor
 from mentalese.errors import InputError
 from mentalese.families.latent_thought.decoder import LTMDecoder
 from mentalese.families.latent_thought.inference import infer, prompt_batch
+from mentalese.models.hf import E
 from mentalese.models.transformers_seam import CACHE, one_cache
 from mentalese.nn.controls import controlled
 from mentalese.values import checked
@@ -35,7 +36,7 @@ class Reinference:
         return width - new % self.every if new >= self.every else 0
 
 
-class LTMGeneration(LTMDecoder):
+class LTMGeneration(LTMDecoder[E]):
     """`generate` of a Latent Thought Model."""
 
     @torch.no_grad()

@@ -78,7 +78,7 @@ def _encoded(packed: PackedBatch, hidden: Tensor, z: Tensor | None, z_given: boo
     return LTMEncoded(hidden=packed.rows.spread(hidden), packed=packed, packed_hidden=hidden, z=z, z_given=z_given)
 
 
-class LTMForCausalLM(LTMGeneration):
+class LTMForCausalLM(LTMGeneration[LTMEncoded]):
     """A Latent Thought Model; with `num_latents` = 0 the same decoder without thoughts."""
 
     inner_gradients = True

@@ -166,7 +166,7 @@ class LoopedEncoded(Encoded):
     moved: list[Tensor] = field(default_factory=list)
 
 
-class LoopedForCausalLM(LayeredDecoder):
+class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
     """A Hugging Face decoder whose middle layers are a block that runs several times."""
 
     config_class = LoopedConfig

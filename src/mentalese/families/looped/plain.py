@@ -18,11 +18,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import LlamaConfig
 
 from mentalese.families.looped.config import LoopedConfig
 from mentalese.nn.noise import Noise
@@ -202,7 +202,7 @@ class Layer(nn.Module):
 class Attention(nn.Module):
     """Llama's: rotary positions, and as many heads of queries as `num_attention_heads` for fewer of keys and values."""
 
-    def __init__(self, inner: LlamaConfig) -> None:
+    def __init__(self, inner: Any) -> None:
         super().__init__()
         width, self.groups = inner.hidden_size, inner.num_attention_heads // inner.num_key_value_heads
         self.head_width, self.theta = width // inner.num_attention_heads, inner.rope_parameters["rope_theta"]

@@ -74,7 +74,7 @@ class Rows:
     positions: Tensor
 
 
-class MaskedDiffusionLM(LatentThoughtModel):
+class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
     """MDLM, MD4 or SEDD absorb; see `MaskedDiffusionConfig.objective`."""
 
     config_class = MaskedDiffusionConfig

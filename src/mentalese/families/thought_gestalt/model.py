@@ -91,7 +91,7 @@ class ThoughtGestaltEncoded(Encoded):
     reading: Reading | None = None
 
 
-class ThoughtGestaltForCausalLM(LatentThoughtModel):
+class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
     """Thought Gestalt as a causal LM over flat streams `BOS w1..wn EOS BOS ...`, a document ending in `EOD EOS`."""
 
     config_class = ThoughtGestaltConfig

@@ -53,7 +53,7 @@ class Quota:
     tensor: Tensor
 
 
-class ThoughtbubblesForCausalLM(LatentThoughtModel):
+class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
     """Thoughtbubbles as a causal LM; without `fork_layers` it is the RoPE transformer of the paper's baselines."""
 
     config_class = ThoughtbubblesConfig
