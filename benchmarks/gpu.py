@@ -45,7 +45,7 @@ from mentalese import provenance
 from mentalese.compare.bench import Contender, measure
 from mentalese.data.store import prepare
 from mentalese.files import read_json, write_json
-from mentalese.models.base import as_model, compile_parts
+from mentalese.models.base import as_model
 from mentalese.models.build import build_model
 from mentalese.recipe import DataConfig, Recipe, TrainConfig
 from mentalese.registry import get_recipe
@@ -163,7 +163,7 @@ def fast_tokens(family: str, batch: int, on: Setting, fixed: bool = False) -> di
     model, prompts = _prompted(family, batch, on)
     plain = _decode(model, prompts, on)
     options = _backend(on, "reduce-overhead") | {"dynamic": False} if fixed else _backend(on)
-    if not compile_parts(as_model(model), **options):
+    if not as_model(model).compile_parts(**options):
         raise RuntimeError("the model names no parts to compile")
     fast = _decode(model, prompts, on, cache_implementation="static" if fixed else None)
     ratio = fast["tokens_per_second"] / plain["tokens_per_second"]

@@ -15,8 +15,11 @@ from mentalese.models.saved import Saved, load
 from mentalese.models.trace import ThoughtTrace
 from mentalese.recipe import AS_IT_IS, Recipe
 from mentalese.recipe_files import open_recipe
+from mentalese.viewer.page import notebook_page
 
 T = TypeVar("T")
+
+ThoughtTrace.draw = notebook_page
 
 
 def train(

@@ -23,9 +23,8 @@ from mentalese.formatting import model_names
 from mentalese.models import base
 from mentalese.models.base import as_model
 from mentalese.models.saved import Saved, load
-from mentalese.models.thinking import think, token_texts, trace
+from mentalese.models.thinking import joined, think, token_texts, trace
 from mentalese.models.trace import Thought
-from mentalese.models.windows import joined
 from mentalese.viewer import payload, think_page
 from support import opened as read_by
 from support import saved, shrink

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,10 +14,6 @@ from torch import Tensor
 
 from mentalese.errors import InputError
 from mentalese.files import read_json
-from mentalese.registry import load
-
-_DRAWN_BY = "mentalese.viewer.page:trace_page"  # named and not imported: the viewer knows traces, not they it
-_LONGEST_PAGE = 2000  # tokens; a notebook shows a table of longer traces
 
 
 @dataclass
@@ -91,9 +88,11 @@ class ThoughtTrace:
         written: the place of the first token that the model wrote itself, of an answer; `None`: it only read.
         windows: of a text longer than the model's context, (start, first, stop) each: the model read tokens `start` to
             `stop - 1` at once, and the trace is of those from `first` on. Empty: all of it was read at once.
+        draw: makes the HTML that notebooks show, if a module that draws traces is imported; else they show a table.
     """
 
     VERSION = 3
+    draw: ClassVar[Callable[[ThoughtTrace], str] | None] = None
 
     input_ids: Tensor
     scores: dict[str, Tensor] = field(default_factory=dict)
@@ -182,11 +181,5 @@ class ThoughtTrace:
         return pandas.DataFrame({"token": self.tokens or self.input_ids.tolist(), **scores, "thoughts": stand})
 
     def _repr_html_(self) -> str:
-        """The page of the trace for notebooks; a table if it is too long for one, or its tokens have no text."""
-        if not self.tokens or len(self.tokens) > _LONGEST_PAGE:
-            return self.to_pandas()._repr_html_()
-        from html import escape
-
-        inside = escape(load(_DRAWN_BY)(self), quote=True)
-        style = "width: 100%; height: 48rem; border: 0"
-        return f'<iframe sandbox="allow-scripts allow-downloads" style="{style}" srcdoc="{inside}"></iframe>'
+        draw = type(self).draw
+        return self.to_pandas()._repr_html_() if draw is None else draw(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from mentalese import html
 from mentalese.models.trace import ThoughtTrace
 from mentalese.viewer.payload import payload as drawn
 
+_LONGEST_PAGE = 2000  # tokens; a notebook shows a table of longer traces
 _HERE = Path(__file__).parent
 _SCRIPT = (
     "base", "save", "traces", "text", "sentences", "streams", "passes", "chunks", "readings", "curves", "gain", "page",
@@ -30,6 +32,10 @@ def page(payload: dict[str, Any]) -> str:
     return html.page(payload["title"], style=style, body=_BODY, script=script, data=payload)
 
 
-def trace_page(trace: ThoughtTrace) -> str:
-    """The page of one trace whose tokens have text."""
-    return page(drawn([trace]))
+def notebook_page(trace: ThoughtTrace) -> str:
+    """Return the page of a trace in a frame; a table if it is too long for a page, or its tokens have no text."""
+    if not trace.tokens or len(trace.tokens) > _LONGEST_PAGE:
+        return trace.to_pandas()._repr_html_()
+    inside = escape(page(drawn([trace])), quote=True)
+    style = "width: 100%; height: 48rem; border: 0"
+    return f'<iframe sandbox="allow-scripts allow-downloads" style="{style}" srcdoc="{inside}"></iframe>'
