@@ -41,7 +41,7 @@ class Ablation:
 
 def has_own_thoughts(saved: Saved) -> bool:
     """Whether a model thinks, and was not trained under a control."""
-    config = saved.hugging_face.config
+    config = saved.model.config
     return getattr(config, "has_thoughts", False) and config.thought_control is None
 
 
@@ -57,7 +57,7 @@ def run(saved: Saved, options: AblationOptions | None = None, *, show: bool = Fa
         InputError: the model has no thoughts; what `Saved.store` raises.
     """
     options = options or AblationOptions()
-    config = saved.hugging_face.config
+    config = saved.model.config
     if not getattr(config, "has_thoughts", False):
         raise InputError(f"{saved.path} has no thoughts to ablate: use a model of a family that thinks")
     if config.thought_control is not None:
@@ -79,7 +79,7 @@ def run(saved: Saved, options: AblationOptions | None = None, *, show: bool = Fa
             answers = ask(saved, split, show=show)
             right = [record.correct for record in answers.records]
             return np.array(right, dtype=np.float64), answers.metrics().unfinished
-        with seeded(saved.hugging_face, 0):
+        with seeded(saved.model, 0):
             return saved.token_scores(split, show=show), None
 
     own, unfinished = scores()

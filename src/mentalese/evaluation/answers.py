@@ -228,7 +228,7 @@ def ask(
     batches, limit, context = list(asked.batches()), asked.limit, asked.context
     shortest = int(batches[-1]["attention_mask"].sum(1).min())
     _check_shortest(shortest, options.answer_tokens or saved.evaluation.answer_tokens, context)
-    generation = stops(saved.hugging_face, saved.layout.special_ids(saved.tokenizer))
+    generation = stops(saved.model, saved.layout.special_ids(saved.tokenizer))
     questions, wanted = asked.questions, asked.right_answers
     rule = AnswerRule.of(source_name(saved.data), wanted.values(), saved.evaluation.answer_rule)
     latents = saved.layout.asked().get("latents")
@@ -255,7 +255,7 @@ def ask(
         )
 
     with (
-        seeded(saved.hugging_face, options.seed),
+        seeded(saved.model, options.seed),
         torch.no_grad(),
         progress("Answering", len(wanted), show=show) as bar,
     ):
@@ -308,7 +308,7 @@ class _Found:
 
 def _continued(saved: Saved, rows: dict[str, torch.Tensor], generation: dict[str, object]) -> list[_Found]:
     """The new text after each row."""
-    new = saved.hugging_face.generate(**rows, **generation)[:, rows["input_ids"].shape[1] :]
+    new = saved.model.generate(**rows, **generation)[:, rows["input_ids"].shape[1] :]
     last = torch.tensor(generation["eos_token_id"], device=new.device)
     found = []
     for ids in new:

@@ -123,7 +123,7 @@ class MentaleseLM(LM):
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """How the model continues each (context, options), up to the first of `options["until"]`; `unfinished` counts
         the texts that end before any of these, at the limit of new tokens."""
-        texts, ends = [], _end_ids(self.saved.hugging_face)
+        texts, ends = [], _end_ids(self.saved.model)
         for settings, group in groupby(requests, key=lambda request: request.args[1]):
             contexts = [request.args[0] for request in group]
             options = {"max_gen_toks": 256, "until": [], "do_sample": False} | settings

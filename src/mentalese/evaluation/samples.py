@@ -218,7 +218,7 @@ def _sampled(
     draws: int = 1,
 ) -> tuple[Tensor, dict[str, float]]:
     """New tokens [draws * prompts, tokens], draw by draw, with their entropy and the speed."""
-    model, pad = saved.hugging_face, saved.layout.special_ids(saved.tokenizer)["pad_token_id"]
+    model, pad = saved.model, saved.layout.special_ids(saved.tokenizer)["pad_token_id"]
     new: list[Tensor] = []
     count = len(prompts["input_ids"])
     with (

@@ -42,11 +42,6 @@ class TextModel:
     recipe: Recipe | None = None
 
     @property
-    def hugging_face(self) -> LanguageModel:
-        """The model, by its name in 0.2.0."""
-        return self.model
-
-    @property
     def device(self) -> torch.device:
         """Where the model's weights are."""
         return self.model.device
