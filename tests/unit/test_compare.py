@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mentalese.compare.compare import _cost, _fit, compare, flops_per_token
-from mentalese.compare.headline import paired_test
+from mentalese.compare.comparison import paired_test
 from mentalese.compare.report import print_comparison
 from mentalese.data.layouts import Packed, QuestionAnswer
 from mentalese.data.store import prepare

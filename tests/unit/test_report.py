@@ -33,10 +33,15 @@ from mentalese.compare.charts import (
     spread,
     stops,
 )
-from mentalese.compare.headline import headline, paired_test, winner
+from mentalese.compare.comparison import Row, paired_test
+from mentalese.compare.headline import headline, winner
 from mentalese.compare.report import contexts_note, ends_note, report, result_rows, unfinished_note, write_report
 from mentalese.evaluation.statistics import summary
 from mentalese.formatting import short_count, short_names
+
+
+def read(rows: list[dict[str, Any]]) -> list[Row]:
+    return [Row.from_json(row) for row in rows]
 
 
 class Page(HTMLParser):
@@ -166,9 +171,9 @@ def test_models_that_scored_different_tokens_are_not_ranked() -> None:
     rows = comparison(3, 3)["rows"]
     for one in rows[2]["runs"]:
         one["test"]["tokens"] //= 2  # a bound of the second halves alone
-    assert winner(rows) is None
+    assert winner(read(rows)) is None
     assert paired_test(rows[2]["runs"], rows[0]["runs"]) is None
-    assert headline(rows) == (
+    assert headline(read(rows)) == (
         "3 models that were scored on different numbers of tokens, and so are not ranked: test perplexity from 96.3 to "
         "100.1."
     )
@@ -192,21 +197,23 @@ def test_a_page_is_replaced_whole(tmp_path: Path) -> None:
 
 def test_the_headline_names_a_winner_only_if_the_seeds_show_one() -> None:
     rows = comparison(3, 3)["rows"]
-    assert headline(rows) == (
+    assert headline(read(rows)) == (
         "family2/tiny has the best test perplexity, 96.3, 1.9% below family1/tiny (95% 1.7% to 2.2%, p = 0.001, n = 3)."
     )
-    assert winner(rows) is rows[2]
+    best = winner(read(rows))
+    assert best is not None
+    assert best.name == rows[2]["name"]
     for one, nll in zip(rows[2]["runs"], (4.4, 4.55, 4.7)):  # the same mean, seeds far apart
         one["test"] = one["test"] | {"nll": nll}
-    assert headline(rows) == "No model is ahead in test perplexity: family2/tiny has 96.3, family1/tiny 98.2."
-    assert winner(rows) is None
+    assert headline(read(rows)) == "No model is ahead in test perplexity: family2/tiny has 96.3, family1/tiny 98.2."
+    assert winner(read(rows)) is None
 
 
 def test_a_winner_is_better_than_every_other_model() -> None:
     rows = comparison(3, 3)["rows"]
     for one, nll in zip(rows[0]["runs"], (4.0, 4.6, 5.2)):  # the worst mean, but unknown within a factor of two
         one["test"] = one["test"] | {"nll": nll}
-    assert winner(rows) is None
+    assert winner(read(rows)) is None
 
 
 def test_a_winner_of_the_mean_alone_is_none() -> None:
@@ -221,15 +228,15 @@ def test_a_winner_of_the_mean_alone_is_none() -> None:
     assert test.conclusive
     assert test.difference > 0  # the second is better
     assert rows[0]["perplexity"]["mean"] < rows[1]["perplexity"]["mean"]
-    assert winner(rows) is None
-    assert headline(rows).startswith("No model is ahead in test perplexity")
+    assert winner(read(rows)) is None
+    assert headline(read(rows)).startswith("No model is ahead in test perplexity")
 
 
 @pytest.mark.parametrize(("seeds", "number"), [(1, "One seed"), (2, "Two seeds")])
 def test_few_seeds_rank_nothing(seeds: int, number: str) -> None:
     compared = comparison(2, seeds)
-    assert headline(compared["rows"]).startswith(f"{number} of each of 2 models: test perplexity from 98.")
-    assert headline(compared["rows"]).endswith("Too few seeds to rank them.")
+    assert headline(read(compared["rows"])).startswith(f"{number} of each of 2 models: test perplexity from 98.")
+    assert headline(read(compared["rows"])).endswith("Too few seeds to rank them.")
     assert "<strong>" not in report(compared)
     assert "<strong>" in report(comparison(2, 3))
 
@@ -344,7 +351,7 @@ def test_labels_never_overlap_and_keep_their_order(places: list[float]) -> None:
 def test_a_perplexity_that_is_no_likelihood_says_so_in_table_and_headline() -> None:
     compared = comparison()
     compared["rows"][1]["runs"][0]["test"]["protocol"]["estimator"] = "block-not-causal"
-    assert "98.0 (block-not-causal)" in headline(compared["rows"])
+    assert "98.0 (block-not-causal)" in headline(read(compared["rows"]))
     text = report(compared)
     assert "98.0 (block-not-causal)" in text
     assert text.count("<b>98.0*</b> family1 <small>") == 4  # costs
@@ -353,21 +360,21 @@ def test_a_perplexity_that_is_no_likelihood_says_so_in_table_and_headline() -> N
 
 def test_a_score_of_a_part_of_the_text_has_no_bits_a_byte() -> None:
     _, row = comparison(2)["rows"]
-    assert result_rows([row])[0].cells["bits/byte"].text != "-"
+    assert result_rows(read([row]))[0].cells["bits/byte"].text != "-"
     del row["bits_per_byte"]
-    assert result_rows([row])[0].cells["bits/byte"].text == "-"
+    assert result_rows(read([row]))[0].cells["bits/byte"].text == "-"
 
 
 def test_models_that_are_told_where_sentences_end_are_compared_with_ends_paid_for() -> None:
     compared = comparison(2)
-    assert ends_note(compared["rows"]) == ""
+    assert ends_note(read(compared["rows"])) == ""
     for number, row in enumerate(compared["rows"]):
         row["bits_per_byte_with_ends"] = summary([2.0 + number])
         row["runs"][0]["test"]["protocol"]["sentences"] = "sentencex" if number else None
-    assert ends_note(compared["rows"]).endswith("paid for: family0/tiny 2.000, family1/tiny 3.000.")
+    assert ends_note(read(compared["rows"])).endswith("paid for: family0/tiny 2.000, family1/tiny 3.000.")
     assert "family0/tiny 2.000, family1/tiny 3.000." in report(compared)
     compared["rows"][0]["runs"][0]["test"]["protocol"]["sentences"] = "sentencex"
-    assert ends_note(compared["rows"]) == ""
+    assert ends_note(read(compared["rows"])) == ""
 
 
 def test_contexts_that_differ_are_listed() -> None:
@@ -375,10 +382,10 @@ def test_contexts_that_differ_are_listed() -> None:
     protocols = [row["runs"][0]["test"]["protocol"] for row in rows]
     for protocol in protocols:
         protocol["context"] = "sliding windows of 64 tokens"
-    assert contexts_note(rows) == ""
+    assert contexts_note(read(rows)) == ""
     protocols[1]["context"] = "sliding windows of 65 tokens"
     said = "Contexts differ: family0/tiny, sliding windows of 64 tokens; family1/tiny, sliding windows of 65 tokens."
-    assert contexts_note(rows) == said
+    assert contexts_note(read(rows)) == said
 
 
 def test_every_trial_is_shown_and_a_best_value_at_the_edge_is_said() -> None:
@@ -439,14 +446,14 @@ def test_wrong_answers_are_shown_first(tmp_path: Path) -> None:
 
 def test_unfinished_answers_are_named_with_their_limit() -> None:
     compared = questions(2, 2)
-    assert unfinished_note(compared["rows"]) == ""  # results of earlier versions
+    assert unfinished_note(read(compared["rows"])) == ""  # results of earlier versions
     for row, cut in zip(compared["rows"], (40, 0)):
         for each in row["runs"]:
             each["test"] |= {"unfinished": cut, "protocol": {"answer_tokens": 64}}
     note = "family0/tiny 80 of 1,000 (limit 64 tokens); family1/tiny 0 of 1,000 (limit 64 tokens)."
-    assert unfinished_note(compared["rows"]).endswith(note)
+    assert unfinished_note(read(compared["rows"])).endswith(note)
     assert note in Page(report(compared)).text
-    assert unfinished_note(comparison()["rows"]) == ""
+    assert unfinished_note(read(comparison()["rows"])) == ""
 
 
 def test_stages_are_where_the_curriculum_changes() -> None:
@@ -462,10 +469,10 @@ def test_stages_are_where_the_curriculum_changes() -> None:
 
 def test_the_headline_names_who_answers_best() -> None:
     rows = questions(3, 3)["rows"]
-    assert headline(rows).startswith(
+    assert headline(read(rows)).startswith(
         "family2/tiny has the best test accuracy, 73.0%, 11.0 points above family1/tiny (95%"
     )
-    assert headline(questions(2)["rows"]) == (
+    assert headline(read(questions(2)["rows"])) == (
         "One seed of each of 2 models: test accuracy from 60.0% to 50.0%. Too few seeds to rank them."
     )
 

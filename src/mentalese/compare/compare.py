@@ -9,29 +9,29 @@ judge    mean and spread over seeds, each against its baseline, with a paired te
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from mentalese import provenance
-from mentalese.compare.headline import FLOPS_TOLERANCE, SEEDS_FOR_A_TEST, paired_test, scored_alike
-from mentalese.compare.jobs import Job, Then, check_jobs, run_jobs
+from mentalese.compare.comparison import FLOPS_TOLERANCE, SEEDS_FOR_A_TEST, Comparison, Row, Run
+from mentalese.compare.jobs import Job, Result, Then, check_jobs, run_jobs
 from mentalese.compare.report import write_report
 from mentalese.compare.tuning import Tuned, grid, name_of, with_settings
+from mentalese.data.split import Split
 from mentalese.data.store import prepare, tokenizer_name
 from mentalese.errors import InputError
 from mentalese.evaluation import ablation
 from mentalese.evaluation.ablation import has_own_thoughts
-from mentalese.evaluation.metric import METRICS, PERPLEXITY
 from mentalese.evaluation.options import AblationOptions
-from mentalese.evaluation.statistics import summary
 from mentalese.files import check_page, read_json, sealed, write_json
 from mentalese.models.base import LanguageModel, count_parameters
 from mentalese.models.build import build_model
@@ -123,7 +123,7 @@ def compare(
     if tuned_fields:
         tuned = [Tuned(recipe, _folder(out, recipe.name), fit, grid(recipe, tuned_fields)) for recipe in recipes]
 
-    def run(work: Sequence[Job], then: Then) -> list[Any]:
+    def run(work: Sequence[Job], then: Then) -> list[Result]:
         return run_jobs(work, count=jobs, executor=executor, train=train, then=then, show=show)
 
     chosen, results = _train(recipes, tuned, fit, out, seeds, run)
@@ -131,16 +131,22 @@ def compare(
     if match in ("tokens", "flops"):
         matched["budget"] = statistics.median_low([result[match] for result in results[0]])
 
-    comparison = _judge(chosen, results, out)
-    for row, one in zip(comparison["rows"], tuned):
-        row["tuning"] = one.to_dict()
+    comparison = Comparison(
+        source=chosen[0].data.source,
+        tokenizer=tokenizer_name(chosen[0].data),
+        rows=_rows(chosen, results, out),
+        match=matched,
+        seeds=seeds,
+    )
+    for row, one in zip(comparison.rows, tuned):
+        row.tuning = one.to_dict()
     if ablate and is_main_process():
-        _add_ablations(comparison["rows"], out, show)
-    comparison |= {"match": matched, "seeds": seeds, "command": provenance.command()}
+        _add_ablations(comparison.rows, out, show)
+    content = comparison.to_json()
     if is_main_process():  # under torchrun every process has all results
-        write_json(out / "compare.json", comparison)
-        write_report(comparison, out / "report.html")
-    return comparison
+        write_json(out / "compare.json", content)
+        write_report(content, out / "report.html")
+    return content
 
 
 def _train(
@@ -149,8 +155,8 @@ def _train(
     fit: Callable[[Recipe], Recipe],
     out: Path,
     seeds: int,
-    run: Callable[[Sequence[Job], Then], list[Any]],
-) -> tuple[list[Recipe], list[list[dict[str, Any]]]]:
+    run: Callable[[Sequence[Job], Then], list[Result]],
+) -> tuple[list[Recipe], list[list[Run]]]:
     """Every recipe as it is reported, and the results of its seeds.
 
     Once a recipe is tuned, its seeds run next to the trials of the others; no recipe waits for another.
@@ -158,7 +164,7 @@ def _train(
     chosen: dict[int, Recipe] = {}
     work: dict[int, list[Job]] = {}  # of each recipe, what it waits for: its trials, or its seeds
     owners: dict[Path, int] = {}
-    results: dict[Path, dict[str, Any] | None] = {}
+    results: dict[Path, Result] = {}
 
     def begin(i: int) -> list[Job]:
         if tuned and tuned[i].pending:
@@ -177,7 +183,7 @@ def _train(
         owners.update((job.folder, i) for job in work[i])
         return work[i]
 
-    def then(job: Job, result: dict[str, Any] | None) -> list[Job]:
+    def then(job: Job, result: Result) -> list[Job]:
         i = owners[job.folder]
         results[job.folder] = result
         if i in chosen or any(other.folder not in results for other in work[i]):
@@ -282,7 +288,7 @@ def _check_parameters(recipes: list[Recipe], tuned_fields: Mapping[str, Sequence
             for settings in grid(recipe, tuned_fields)
         ]
         recipes = [recipes[0], *tried]
-    counts = [_meta_model(recipe, show)[1]["non_embedding"] for recipe in recipes]
+    counts = [count_parameters(_Outline.of(recipe, show).model)["non_embedding"] for recipe in recipes]
     for recipe, count in zip(recipes[1:], counts[1:]):
         off = count / counts[0] - 1
         if abs(off) > PARAMETER_TOLERANCE:
@@ -294,36 +300,44 @@ def _check_parameters(recipes: list[Recipe], tuned_fields: Mapping[str, Sequence
             )
 
 
-def _meta_model(recipe: Recipe, show: bool) -> tuple[Any, dict[str, int], Any, Any]:
-    """The recipe's model on the meta device, its parameter counts, its text and its tokenizer."""
-    store, tokenizer = prepare(recipe.data, recipe.layout, show=show)
-    with torch.device("meta"):
-        model = build_model(recipe.model, tokenizer, seed=0)
-    return model, count_parameters(model), store, tokenizer
+@dataclass(frozen=True)
+class _Outline:
+    """A recipe's model on the meta device, with its text."""
+
+    model: LanguageModel
+    tokens: Split
+    tokenizer: PreTrainedTokenizerBase
+
+    @classmethod
+    def of(cls, recipe: Recipe, show: bool) -> _Outline:
+        store, tokenizer = prepare(recipe.data, recipe.layout, show=show)
+        with torch.device("meta"):
+            return cls(build_model(recipe.model, tokenizer, seed=0), store.splits["train"], tokenizer)
+
+    def plan(self, recipe: Recipe) -> Plan:
+        return Plan(self.tokens, recipe, self.tokenizer)
 
 
 def _cost(recipe: Recipe, match: str, show: bool) -> int:
     """Tokens or FLOPs that training a recipe takes."""
     if match == "tokens" and recipe.train.tokens is not None:
         return recipe.train.tokens
-    model, _, store, tokenizer = _meta_model(recipe, show)
-    plan = Plan(store.splits["train"], recipe, tokenizer)
+    outline = _Outline.of(recipe, show)
+    plan = outline.plan(recipe)
     tokens = plan.position(plan.total_steps).tokens
     if match == "tokens":
         return tokens
-    each = flops_per_token(
-        model, plan, recipe.train.gradient_accumulation_steps, _COUNTED_STEPS, seed=recipe.train.seed
-    )
-    return round(each * tokens)
+    micros = recipe.train.gradient_accumulation_steps
+    return round(flops_per_token(outline.model, plan, micros, _COUNTED_STEPS, seed=recipe.train.seed) * tokens)
 
 
 def _with_flops(recipe: Recipe, budget: int, show: bool) -> Recipe:
     """The recipe at the length whose training costs `budget` FLOPs, up to a step or a share of `FLOPS_TOLERANCE`."""
-    model, _, store, tokenizer = _meta_model(recipe, show)
+    outline = _Outline.of(recipe, show)
     micros = recipe.train.gradient_accumulation_steps
 
     def each(recipe: Recipe, samples: int) -> float:
-        return flops_per_token(model, Plan(store.splits["train"], recipe, tokenizer), micros, samples)
+        return flops_per_token(outline.model, outline.plan(recipe), micros, samples)
 
     for _ in range(2):
         recipe = _with_tokens(recipe, max(1, round(budget / each(recipe, 16))))
@@ -366,70 +380,27 @@ def flops_per_token(
 # -- after training --------------------------------------------------------------------------------------------------
 
 
-def _judge(recipes: list[Recipe], results: list[list[dict[str, Any]]], out: Path) -> dict[str, Any]:
-    runs_by_name = {recipe.name: runs for recipe, runs in zip(recipes, results)}
-    rows = []
+def _rows(recipes: Sequence[Recipe], results: Sequence[list[Run]], out: Path) -> list[Row]:
+    rows = {}
     for recipe, runs in zip(recipes, results):
-        own = recipe.baseline if recipe.baseline in runs_by_name and recipe.baseline != recipe.name else None
-        baseline = own or recipes[0].name
-        alone = [(_change(recipe, seed=run["seed"]), run_folder(out, recipe.name, run["seed"])) for run in runs]
-        commands = [provenance.train_command(*run) for run in alone]
-        files = [folder / loop.ANSWERS for _, folder in alone if (folder / loop.ANSWERS).is_file()]
-        answers = {"answers": [file.relative_to(out).as_posix() for file in files]} if files else {}
-        rows.append(_row(recipe, runs, baseline, runs_by_name[baseline]) | {"commands": commands} | answers)
-    return {
-        "version": 1,
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "source": recipes[0].data.source,
-        "tokenizer": tokenizer_name(recipes[0].data),
-        "rows": rows,
-    }
+        row = rows[recipe.name] = Row.of(recipe.name, recipe.description, runs)
+        for run in runs:
+            folder = run_folder(out, recipe.name, run["seed"])
+            row.commands.append(provenance.train_command(_change(recipe, seed=run["seed"]), folder))
+            if (answers := folder / loop.ANSWERS).is_file():
+                row.answers.append(answers.relative_to(out).as_posix())
+    for recipe in recipes:
+        baseline = recipe.baseline if recipe.baseline in rows and recipe.baseline != recipe.name else recipes[0].name
+        if baseline != recipe.name:
+            rows[recipe.name].compare_with(rows[baseline])
+    return [*rows.values()]
 
 
-def _row(
-    recipe: Recipe, runs: list[dict[str, Any]], baseline: str, baseline_runs: list[dict[str, Any]]
-) -> dict[str, Any]:
-    def over_seeds(name: str) -> dict[str, float]:
-        return summary([run[name] for run in runs])
-
-    metric = METRICS[recipe.evaluation.metric]
-    row = {
-        "name": recipe.name,
-        "description": recipe.description,
-        "parameters": runs[0]["parameters"],
-        **{
-            name: summary([run["test"][name] for run in runs])
-            for name in metric.figures
-            if all(run["test"].get(name) is not None for run in runs)  # bits per byte, which not all estimators have
-        },
-        f"validation_{metric.name}": summary([run["validation"][metric.name] for run in runs]),
-        **{name: over_seeds(name) for name in ("train_flops_per_token", "tokens_per_second")},
-        **{name: over_seeds(name) for name in ("tokens", "flops", "seconds", "steps")},
-        "baseline": None,
-        metric.change: 1.0 if metric is PERPLEXITY else 0.0,
-        "paired_test": None,
-        "runs": runs,
-    }
-    if baseline != recipe.name:
-        values, reference = ([run["test"][metric.tested] for run in some] for some in (runs, baseline_runs))
-        difference = statistics.fmean(values) - statistics.fmean(reference)
-        row["baseline"] = baseline
-        if not scored_alike([*runs, *baseline_runs]):
-            row[metric.change] = None
-        elif metric is PERPLEXITY:  # of the geometric means: the ratio that the test on log-perplexities tests
-            row[metric.change] = math.exp(difference) if difference < 700 else math.inf
-        else:
-            row[metric.change] = difference
-        test = paired_test(runs, baseline_runs)
-        row["paired_test"] = None if test is None else test.to_dict()
-    return row
-
-
-def _add_ablations(rows: Sequence[dict[str, Any]], out: Path, show: bool) -> None:
-    """Scores the first seed's model of each row that thinks with and without its thoughts; kept in its folder."""
+def _add_ablations(rows: Sequence[Row], out: Path, show: bool) -> None:
+    """Score the first seed's model of each row that thinks with and without its thoughts; kept in its folder."""
     for row in rows:
-        run = row["runs"][0]
-        folder = run_folder(out, row["name"], run["seed"])
+        run = row.runs[0]
+        folder = run_folder(out, row.name, run["seed"])
         path = folder / "ablation.json"
         found = read_json(path) if path.is_file() else {}
         if not _is_whole(found, run):
@@ -441,11 +412,11 @@ def _add_ablations(rows: Sequence[dict[str, Any]], out: Path, show: bool) -> Non
             found = ablation.run(saved, AblationOptions(documents=protocol.max_documents), show=show)
             if not path.exists():
                 write_json(path, sealed(found))
-        row["ablation"] = found
+        row.ablation = found
 
 
-def _is_whole(found: dict[str, Any], run: dict[str, Any]) -> bool:
-    """Whether an ablation is of the test split of a run, and not one of `mentalese ablate` on other or less text."""
+def _is_whole(found: Run, run: Run) -> bool:
+    """Test if an ablation is of the test split of a run, and not one of `mentalese ablate` on other or less text."""
     size = found.get("questions", found.get("documents"))
     whole = "test", run["data_hash"], run["test"]["protocol"].get("documents")
     return (found.get("split"), found.get("data_hash"), size) == whole

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from mentalese.compare import comparison as compared
 from mentalese.compare.charts import (
     ACCURACY,
     COLOURS,
@@ -26,18 +27,11 @@ from mentalese.compare.charts import (
     line_chart,
     scatter,
 )
-from mentalese.compare.headline import (
-    FLOPS_TOLERANCE,
-    estimator_label,
-    headline,
-    metric,
-    perplexity_digits,
-    scored_alike,
-    significance,
-    winner,
-)
+from mentalese.compare.comparison import FLOPS_TOLERANCE, Comparison, Run, scored_alike
+from mentalese.compare.headline import estimator_label, headline, significance, winner
 from mentalese.compare.tuning import number_of
 from mentalese.data.files import read_json_lines
+from mentalese.evaluation import metric as metrics
 from mentalese.files import unsealed, write_text
 from mentalese.formatting import short_count, short_names
 from mentalese.html import TEMPLATES, Cell, Row, render
@@ -48,10 +42,11 @@ MORE_IS_BETTER = ("tokens/s", "test accuracy, %", "F1, %", "points to baseline")
 
 def print_comparison(comparison: dict[str, Any]) -> None:
     """Print the table on standard output."""
-    rows = comparison["rows"]
+    found = Comparison.from_json(comparison)
+    rows = found.rows
     table = result_rows(rows)
     lines = [(row.head, *(cell.words for cell in row.cells.values())) for row in table]
-    print_table(("model", *table[0].cells), lines, title=f"Test {metric(rows)} on {comparison['source']}")
+    print_table(("model", *table[0].cells), lines, title=f"Test {found.metric.name} on {found.source}")
     for note in (headline(rows), unfinished_note(rows), contexts_note(rows), ends_note(rows)):
         if note:
             print(f"\n{note}")
@@ -64,31 +59,32 @@ def write_report(comparison: dict[str, Any], path: Path) -> None:
 
 def report(comparison: dict[str, Any], folder: Path | None = None) -> str:
     """Return the page as text; `folder`: of the comparison, whose runs have files with their answers."""
-    rows = comparison["rows"]
-    names = short_names([row["name"] for row in rows])
+    found = Comparison.from_json(comparison)
+    rows = found.rows
+    names = short_names([row.name for row in rows])
     charts = _curves(rows, names)
     return render(
         "comparison.html.j2",
         script=(TEMPLATES / "comparison.js").read_text(encoding="utf-8"),
         data={"charts": [chart.readings for chart in charts]},
-        comparison=comparison,
+        comparison=found,
         rows=rows,
         names=names,
         colours=COLOURS,
-        metric=metric(rows),
+        metric=found.metric.name,
         headline=headline(rows),
-        missed=_missed(comparison),
+        missed=_missed(found),
         table=result_rows(rows),
         more_is_better=MORE_IS_BETTER,
         unfinished=unfinished_note(rows),
         costs=_costs(rows, names),
-        inexact=[name + label for name, row in zip(names, rows) if (label := _inexact(row))],
+        inexact=[name + label for name, row in zip(names, rows) if (label := estimator_label(row))],
         charts=charts,
         trials=_trials(rows),
         answers=_answers(rows, folder) if folder else [],
         prompts=_samples(rows),
         protocol=_protocol(rows),
-        alike=scored_alike([run for row in rows for run in row["runs"]]),
+        alike=scored_alike(found.runs),
         ends=ends_note(rows),
         provenance=_provenance(rows),
     )
@@ -97,66 +93,66 @@ def report(comparison: dict[str, Any], folder: Path | None = None) -> str:
 # -- the result --------------------------------------------------------------------------------------------------------
 
 
-def result_rows(rows: Sequence[dict[str, Any]]) -> list[Row]:
+def result_rows(rows: Sequence[compared.Row]) -> list[Row]:
     """Return a row per model; results first, since a phone shows them without scrolling."""
-    name, best = metric(rows), winner(rows)
-    ablated = any("ablation" in row for row in rows)
-    finite = [row[name]["mean"] for row in rows if math.isfinite(row[name]["mean"])]
-    full = 1.0 if name == "accuracy" else max(finite, default=1.0)
+    metric, best = rows[0].metric, winner(rows)
+    ablated = any(row.ablation for row in rows)
+    finite = [row.value for row in rows if math.isfinite(row.value)]
+    full = 1.0 if metric is metrics.ACCURACY else max(finite, default=1.0)
     table = []
     for index, row in enumerate(rows):
-        value = row[name]["mean"]
+        value = row.value
         style: dict[str, Any] = {"strong": row is best, "bar": value / full if math.isfinite(value) else None}
-        if name == "accuracy":
+        if metric is metrics.ACCURACY:
             cells = {
-                "test accuracy, %": Cell(_spread(row, name, 1, 100), value, **style),
-                "points to baseline": _change(row, "difference", "{:+.1f}", "vs", 100),
+                "test accuracy, %": Cell(_spread(row, metric.name, 1, 100), value, **style),
+                "points to baseline": _change(row, "{:+.1f}", "vs", 100),
             }
-            further = {"F1, %": Cell(_spread(row, "f1", 1, 100), row["f1"]["mean"])}
+            further = {"F1, %": Cell(_spread(row, "f1", 1, 100), row.mean("f1"))}
         else:
-            perplexity = _spread(row, name, perplexity_digits(row)) + estimator_label(row)
+            perplexity = _spread(row, metric.name, 2 if value < 20 else 1) + estimator_label(row)
             bits = "bits_per_byte"
             cells = {
                 "test perplexity": Cell(perplexity, value, **style),
-                "ratio to baseline": _change(row, "ratio", "{:.3f}", "of"),
+                "ratio to baseline": _change(row, "{:.3f}", "of"),
             }
-            further = {"bits/byte": Cell(_spread(row, bits, 3), row[bits]["mean"]) if bits in row else Cell("-")}
+            further = {"bits/byte": Cell(_spread(row, bits, 3), row.mean(bits)) if bits in row.figures else Cell("-")}
         removed = {"thoughts removed": _removed(row)} if ablated else {}
-        total, non_embedding = (row["parameters"][part] for part in ("total", "non_embedding"))
-        flops, speed = (row[figure]["mean"] for figure in ("train_flops_per_token", "tokens_per_second"))
+        total, non_embedding = (row.parameters[part] for part in ("total", "non_embedding"))
+        flops, speed = map(row.mean, ("train_flops_per_token", "tokens_per_second"))
         sizes = {
             "parameters": Cell(short_count(total), total),
             "non-embedding": Cell(short_count(non_embedding), non_embedding),
             "train FLOPs/token": Cell(short_count(flops), flops),
             "tokens/s": Cell(f"{speed:,.0f}", speed),
         }
-        table.append(Row(row["name"], cells | removed | further | sizes, row["description"], f"m{index}"))
+        table.append(Row(row.name, cells | removed | further | sizes, row.description, f"m{index}"))
     return table
 
 
-def _spread(row: dict[str, Any], name: str, digits: int, scale: float = 1) -> str:
+def _spread(row: compared.Row, name: str, digits: int, scale: float = 1) -> str:
     """Return the mean over seeds, and the standard deviation of several."""
-    parts = ("mean", "std") if len(row["runs"]) > 1 else ("mean",)
-    return " ± ".join(f"{scale * row[name][part]:,.{digits}f}" for part in parts)
+    parts = ("mean", "std") if len(row.runs) > 1 else ("mean",)
+    return " ± ".join(f"{scale * row.figures[name][part]:,.{digits}f}" for part in parts)
 
 
-def _change(row: dict[str, Any], name: str, form: str, word: str, scale: float = 1) -> Cell:
+def _change(row: compared.Row, form: str, word: str, scale: float = 1) -> Cell:
     """Return a row relative to its baseline."""
-    change, test = row[name], row["paired_test"]
-    if row["baseline"] is None:
+    change, test = row.change, row.paired_test
+    if row.baseline is None:
         return Cell("baseline", change)
-    tested = [] if test is None else [f"({significance(test['p'], test['n'])})"]
+    tested = [] if test is None else [f"({significance(test.p, test.n)})"]
     if change is None:  # scored on other tokens or questions
-        return Cell("not comparable", None, [f"with {row['baseline']}", *tested])
-    return Cell(form.format(scale * change), change, [f"{word} {row['baseline']}", *tested])
+        return Cell("not comparable", None, [f"with {row.baseline}", *tested])
+    return Cell(form.format(scale * change), change, [f"{word} {row.baseline}", *tested])
 
 
-def _removed(row: dict[str, Any]) -> Cell:
+def _removed(row: compared.Row) -> Cell:
     """Return what the first seed's score loses without thoughts; empty for a model that has none."""
-    if "ablation" not in row:
+    if not row.ablation:
         return Cell("")
-    removed = next(part for part in row["ablation"]["ablations"] if part["thoughts"] == "removed")
-    scale, digits, unit = (100, ".1f", " points") if "accuracy" in row else (1, ".3f", " nats/token")
+    removed = next(part for part in row.ablation["ablations"] if part["thoughts"] == "removed")
+    scale, digits, unit = (100, ".1f", " points") if row.metric is metrics.ACCURACY else (1, ".3f", " nats/token")
     low_high = " to ".join(f"{scale * end:+{digits}}" for end in removed["interval"] or ())
     change = f"{scale * removed['difference']:+{digits}}{unit}"
     return Cell(f"{change} ({low_high})" if low_high else change, removed["difference"])
@@ -165,33 +161,33 @@ def _removed(row: dict[str, Any]) -> Cell:
 # -- notes -------------------------------------------------------------------------------------------------------------
 
 
-def contexts_note(rows: Sequence[dict[str, Any]]) -> str:
+def contexts_note(rows: Sequence[compared.Row]) -> str:
     """Return each model's context of a token that is scored, if models differ in it."""
-    contexts = {row["name"]: row["runs"][0]["test"]["protocol"].get("context") for row in rows}
+    contexts = {row.name: row.protocol.get("context") for row in rows}
     if len({*contexts.values()}) < 2:
         return ""
     return f"Contexts differ: {'; '.join(f'{name}, {context}' for name, context in contexts.items())}."
 
 
-def unfinished_note(rows: Sequence[dict[str, Any]]) -> str:
+def unfinished_note(rows: Sequence[compared.Row]) -> str:
     """Return each model's number of answers that were cut at the limit of new tokens."""
     counts = []
     for row in rows:
-        tests = [run["test"] for run in row["runs"]]
+        tests = [run["test"] for run in row.runs]
         if any("unfinished" not in test for test in tests):  # of text, or of an earlier version
             continue
         cut, questions = (sum(test[field] for test in tests) for field in ("unfinished", "questions"))
         limits = sorted({test["protocol"]["answer_tokens"] for test in tests})
-        counts.append(f"{row['name']} {cut:,} of {questions:,} (limit {', '.join(map(str, limits))} tokens)")
+        counts.append(f"{row.name} {cut:,} of {questions:,} (limit {', '.join(map(str, limits))} tokens)")
     return f"Unfinished answers, cut at the limit of new tokens: {'; '.join(counts)}." if counts else ""
 
 
-def ends_note(rows: Sequence[dict[str, Any]]) -> str:
+def ends_note(rows: Sequence[compared.Row]) -> str:
     """Return bits per byte with ends paid for, if only some of the models receive ends of sentences."""
-    told = {row["runs"][0]["test"]["protocol"].get("sentences") is not None for row in rows}
+    told = {row.protocol.get("sentences") is not None for row in rows}
     bits = "bits_per_byte_with_ends"
-    paid = ", ".join(f"{row['name']} {_spread(row, bits, 3)}" for row in rows if bits in row)
-    if metric(rows) == "accuracy" or len(told) < 2 or not paid:
+    paid = ", ".join(f"{row.name} {_spread(row, bits, 3)}" for row in rows if bits in row.figures)
+    if rows[0].metric is metrics.ACCURACY or len(told) < 2 or not paid:
         return ""
     return (
         "Some of these models are told where sentences end, so compare kinds of models by bits per byte in which ends "
@@ -199,12 +195,12 @@ def ends_note(rows: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def _missed(comparison: dict[str, Any]) -> float:
+def _missed(comparison: Comparison) -> float:
     """Return by which share runs miss the matched cost, if a step is a large part of a run; else 0."""
-    match = comparison["match"]
+    match = comparison.match
     if "budget" not in match:
         return 0.0
-    spent = [run[match["by"]] for row in comparison["rows"] for run in row["runs"]]
+    spent = [run[match["by"]] for run in comparison.runs]
     off = max(abs(one / match["budget"] - 1) for one in spent)
     return off if off > FLOPS_TOLERANCE else 0.0
 
@@ -212,18 +208,18 @@ def _missed(comparison: dict[str, Any]) -> float:
 # -- tuning ------------------------------------------------------------------------------------------------------------
 
 
-def _trials(rows: Sequence[dict[str, Any]]) -> list[Row]:
+def _trials(rows: Sequence[compared.Row]) -> list[Row]:
     """Return what every trial reached on the validation split: a row per model, a column per setting."""
-    tuned = [row for row in rows if "tuning" in row]
-    settings = {tuple(trial["settings"].values()) for row in tuned for trial in row["tuning"]["trials"]}
+    tuned = [(row, row.tuning) for row in rows if row.tuning]
+    settings = {tuple(trial["settings"].values()) for _, tuning in tuned for trial in tuning["trials"]}
     table = []
-    for row in tuned:
-        reached = {tuple(trial["settings"].values()): trial for trial in row["tuning"]["trials"]}
-        chosen = tuple(row["tuning"]["chosen"].values())
+    for row, tuning in tuned:
+        reached = {tuple(trial["settings"].values()): trial for trial in tuning["trials"]}
+        chosen = tuple(tuning["chosen"].values())
         cells = {
             ", ".join(one): _trial(row, reached.get(one), strong=one == chosen) for one in sorted(settings, key=_order)
         }
-        table.append(Row(row["name"], cells))
+        table.append(Row(row.name, cells))
     return table
 
 
@@ -233,25 +229,24 @@ def _order(values: tuple[str, ...]) -> list[tuple[float, str]]:
     return [(math.inf, text) if number is None else (number, "") for number, text in zip(numbers, values)]
 
 
-def _trial(row: dict[str, Any], trial: dict[str, Any] | None, *, strong: bool) -> Cell:
+def _trial(row: compared.Row, trial: dict[str, Any] | None, *, strong: bool) -> Cell:
     if trial is None:
         return Cell("–")
     value = trial["value"]
     if value is None:
         text = "loss not finite"
     else:
-        text = f"{value:.1%}" if "accuracy" in row else f"{value:,.{perplexity_digits(row)}f}"
+        text = row.metric.format(value)
     return Cell(text + " +" * trial["extended"], value, strong=strong)
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
 
 
-def _costs(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> dict[str, Chart]:
+def _costs(rows: Sequence[compared.Row], names: Sequence[str]) -> dict[str, Chart]:
     """Return a chart of quality against each cost that is known for all runs, by the field of the cost."""
-    name = metric(rows)
-    quality, low = (ACCURACY, False) if name == "accuracy" else (PERPLEXITY, True)
-    runs = [run for row in rows for run in row["runs"]]
+    metric, runs = rows[0].metric, [run for row in rows for run in row.runs]
+    quality = ACCURACY if metric is metrics.ACCURACY else PERPLEXITY
     charts = {}
     for key, title, measure in (
         ("flops", "training FLOPs", counted("FLOPs", logarithmic=True)),
@@ -261,22 +256,19 @@ def _costs(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> dict[str, Ch
     ):
         points = []
         for i, row in enumerate(rows):
-            seeds = [(_cost(run, key), run["test"][name]) for run in row["runs"]]
+            seeds = [(_cost(run, key), run["test"][metric.name]) for run in row.runs]
             if all(math.isfinite(value) for _, value in seeds):
                 mean = statistics.fmean(cost for cost, _ in seeds)
-                points.append(Point(i, names[i], mean, row[name]["mean"], seeds, "*" if _inexact(row) else ""))
+                points.append(Point(i, names[i], mean, row.value, seeds, "*" if estimator_label(row) else ""))
         if points and all(_cost(run, key) > 0 for run in runs):
-            charts[key] = scatter(f"Test {name} by {title}", points, measure, quality, best_is_low=low)
+            charts[key] = scatter(
+                f"Test {metric.name} by {title}", points, measure, quality, best_is_low=not metric.larger_is_better
+            )
     return charts
 
 
-def _cost(run: dict[str, Any], key: str) -> float:
+def _cost(run: Run, key: str) -> float:
     return run["parameters"]["non_embedding"] if key == "parameters" else run.get(key, 0)
-
-
-def _inexact(row: dict[str, Any]) -> str:
-    """Return the label of a perplexity that is not an exact likelihood."""
-    return "" if "accuracy" in row else estimator_label(row)
 
 
 def _clock(seconds: Iterable[float], *, logarithmic: bool = False) -> Measure:
@@ -286,18 +278,20 @@ def _clock(seconds: Iterable[float], *, logarithmic: bool = False) -> Measure:
     return counted(unit, size, logarithmic=logarithmic)
 
 
-def _memory(runs: Sequence[dict[str, Any]]) -> Measure:
+def _memory(runs: Sequence[Run]) -> Measure:
     """Return a unit of memory for the peaks of runs."""
     most = max(run.get("peak_memory_bytes", 0) for run in runs)
     unit, size = ("GiB", 2**30) if most >= 2**30 else ("MiB", 2**20)
     return counted(unit, size, logarithmic=True)
 
 
-def _curves(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[Chart]:
-    time = _clock(point["seconds"] for row in rows for run in row["runs"] for point in run["curve"])
-    name, score = metric(rows), f"validation_{metric(rows)}"
+def _curves(rows: Sequence[compared.Row], names: Sequence[str]) -> list[Chart]:
+    time = _clock(point["seconds"] for row in rows for run in row.runs for point in run["curve"])
+    metric = rows[0].metric
+    name, score = metric.name, f"validation_{metric.name}"
     # Stages of a curriculum replace text by latents, so tokens of different stages are not comparable, but steps are.
-    clock, clocks, quality = ("step", "steps", ACCURACY) if name == "accuracy" else ("tokens", "tokens", PERPLEXITY)
+    clock, clocks = metric.clock, f"{metric.clock.removesuffix('s')}s"
+    quality = ACCURACY if metric is metrics.ACCURACY else PERPLEXITY
     charts = []
     for title, x, across, y, down in (
         (f"Validation {name} by training {clocks}", clock, counted(clocks), score, quality),
@@ -305,7 +299,7 @@ def _curves(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[Chart]
         (f"Validation {name} by time", "seconds", time, score, quality),
         (f"Training loss by training {clocks}", clock, counted(clocks), "loss", LOSS),
     ):
-        curves = [curve(i, names[i], row["runs"], x, y) for i, row in enumerate(rows)]
+        curves = [curve(i, names[i], row.runs, x, y) for i, row in enumerate(rows)]
         if curves := [one for one in curves if one.x]:
             charts.append(line_chart(title, curves, across, down))
     return charts
@@ -327,12 +321,12 @@ class Answers:
         return sum(not line["correct"] for line in self.lines)
 
 
-def _answers(rows: Sequence[dict[str, Any]], folder: Path) -> list[Answers]:
+def _answers(rows: Sequence[compared.Row], folder: Path) -> list[Answers]:
     parts = []
     for row in rows:
-        if files := [file for file in row.get("answers", ()) if (folder / file).is_file()]:
+        if files := [file for file in row.answers if (folder / file).is_file()]:
             lines = sorted(read_answers(folder / files[0]), key=lambda line: line["correct"])
-            parts.append(Answers(row["name"], lines, {file: quote(file) for file in files}))
+            parts.append(Answers(row.name, lines, {file: quote(file) for file in files}))
     return parts
 
 
@@ -341,18 +335,18 @@ def read_answers(path: Path) -> list[dict[str, Any]]:
     return [unsealed(line, f"{where},") for where, line in read_json_lines(path)]
 
 
-def _samples(rows: Sequence[dict[str, Any]]) -> dict[str, dict[int, str]]:
+def _samples(rows: Sequence[compared.Row]) -> dict[str, dict[int, str]]:
     """Return the text that each model, by its index, wrote after each prompt."""
     prompts: dict[str, dict[int, str]] = {}
     for index, row in enumerate(rows):
-        for sample in row["runs"][0]["samples"]:
+        for sample in row.runs[0]["samples"]:
             prompts.setdefault(sample["prompt"], {})[index] = sample["text"].removeprefix(sample["prompt"])
     return prompts
 
 
-def _protocol(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+def _protocol(rows: Sequence[compared.Row]) -> dict[str, list[str]]:
     """Return each part of the protocol: its value if all models share it, else one per model."""
-    protocols = [row["runs"][0]["test"]["protocol"] for row in rows]
+    protocols = [row.protocol for row in rows]
     parts = {}
     for name in dict.fromkeys(name for protocol in protocols for name in protocol):
         values = [_text(protocol.get(name)) for protocol in protocols]
@@ -367,14 +361,14 @@ def _text(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _provenance(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+def _provenance(rows: Sequence[compared.Row]) -> dict[str, str]:
     """Return facts about the runs; if they differ in one, each value with the models whose runs have it."""
     facts = {}
     for name in ("commit", "data_hash", "hardware", "versions"):
         models: dict[str, dict[str, None]] = {}
         for row in rows:
-            for run in row["runs"]:
-                models.setdefault(_text(run[name]), {})[row["name"]] = None
+            for run in row.runs:
+                models.setdefault(_text(run[name]), {})[row.name] = None
         values = [f"{value} ({', '.join(names)})" for value, names in models.items()]
         facts[name.replace("_", " ")] = "; ".join(values if len(models) > 1 else models)
     return facts

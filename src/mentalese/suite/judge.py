@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mentalese.compare.compare import run_folder
-from mentalese.compare.headline import SEEDS_FOR_A_TEST
+from mentalese.compare.comparison import SEEDS_FOR_A_TEST
 from mentalese.data.split import Split
 from mentalese.errors import InputError
 from mentalese.evaluation.measures import run as evaluate
