@@ -20,7 +20,7 @@ def short_count(number: float) -> str:
     return (text.rstrip("0").rstrip(".") if "." in text else text) + ["", "k", "M", "G", "T", "P", "E"][scale]
 
 
-def scored_as(of: Mapping[str, Any]) -> str:
+def scored_as(of: Mapping[str, object]) -> str:
     """What follows a score that is not the likelihood in one pass, as its `estimator` says: ` (block-not-causal)`."""
     estimator = of.get("estimator", "exact")
     return "" if estimator == "exact" else f" ({estimator})"

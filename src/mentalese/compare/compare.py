@@ -22,7 +22,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from mentalese import provenance
-from mentalese.compare.comparison import FLOPS_TOLERANCE, SEEDS_FOR_A_TEST, Comparison, Row, Run
+from mentalese.compare.comparison import FLOPS_TOLERANCE, SEEDS_FOR_A_TEST, Comparison, Matched, Row
 from mentalese.compare.jobs import Job, Result, Then, check_jobs, run_jobs
 from mentalese.compare.report import write_report
 from mentalese.compare.tuning import Tuned, grid, name_of, with_settings
@@ -41,7 +41,7 @@ from mentalese.screen import progress
 from mentalese.training import loop
 from mentalese.training.parallel import is_main_process
 from mentalese.training.plan import Plan, step_seed
-from mentalese.training.run_folder import check_folder
+from mentalese.training.run_folder import RunResult, check_folder
 
 Match = Literal["params", "tokens", "flops"]
 
@@ -86,7 +86,7 @@ def compare(
     executor: str | None = None,
     ablate: bool = False,
     show: bool = True,
-    train: Callable[..., dict[str, Any]] = loop.train,
+    train: Callable[..., RunResult] = loop.train,
 ) -> dict[str, Any]:
     """Trains and evaluates every recipe with every seed; writes `compare.json` and `report.html` into `out`.
 
@@ -127,9 +127,9 @@ def compare(
         return run_jobs(work, count=jobs, executor=executor, train=train, then=then, show=show)
 
     chosen, results = _train(recipes, tuned, fit, out, seeds, run)
-    matched: dict[str, Any] = {"by": match}
+    matched = Matched(match)
     if match in ("tokens", "flops"):
-        matched["budget"] = statistics.median_low([result[match] for result in results[0]])
+        matched = Matched(match, statistics.median_low([result[match] for result in results[0]]))
 
     comparison = Comparison(
         source=chosen[0].data.source,
@@ -156,7 +156,7 @@ def _train(
     out: Path,
     seeds: int,
     run: Callable[[Sequence[Job], Then], list[Result]],
-) -> tuple[list[Recipe], list[list[Run]]]:
+) -> tuple[list[Recipe], list[list[RunResult]]]:
     """Every recipe as it is reported, and the results of its seeds.
 
     Once a recipe is tuned, its seeds run next to the trials of the others; no recipe waits for another.
@@ -380,7 +380,7 @@ def flops_per_token(
 # -- after training --------------------------------------------------------------------------------------------------
 
 
-def _rows(recipes: Sequence[Recipe], results: Sequence[list[Run]], out: Path) -> list[Row]:
+def _rows(recipes: Sequence[Recipe], results: Sequence[list[RunResult]], out: Path) -> list[Row]:
     rows = {}
     for recipe, runs in zip(recipes, results):
         row = rows[recipe.name] = Row.of(recipe.name, recipe.description, runs)
@@ -415,7 +415,7 @@ def _add_ablations(rows: Sequence[Row], out: Path, show: bool) -> None:
         row.ablation = found
 
 
-def _is_whole(found: Run, run: Run) -> bool:
+def _is_whole(found: dict[str, Any], run: RunResult) -> bool:
     """Test if an ablation is of the test split of a run, and not one of `mentalese ablate` on other or less text."""
     size = found.get("questions", found.get("documents"))
     whole = "test", run["data_hash"], run["test"]["protocol"].get("documents")

@@ -12,14 +12,12 @@ from typing import Any
 from mentalese import provenance
 from mentalese.evaluation.metric import PERPLEXITY, Metric, metric_of
 from mentalese.evaluation.statistics import PairedTest, paired_t_test, summary
+from mentalese.training.run_folder import RunResult
 
 SEEDS_FOR_A_TEST = 3
 FLOPS_TOLERANCE = 0.02
 """The share of a matched cost by which a run may miss it without a word."""
 _COSTS = ("train_flops_per_token", "tokens_per_second", "tokens", "flops", "seconds", "steps")
-
-Run = dict[str, Any]
-"""The content of a run's `result.json`."""
 
 
 @dataclass
@@ -43,7 +41,7 @@ class Row:
     description: str
     parameters: dict[str, int]
     figures: dict[str, dict[str, float]]
-    runs: list[Run]
+    runs: list[RunResult]
     baseline: str | None = None
     change: float | None = None
     paired_test: PairedTest | None = None
@@ -53,7 +51,7 @@ class Row:
     ablation: Mapping[str, Any] | None = None
 
     @classmethod
-    def of(cls, name: str, description: str, runs: list[Run]) -> Row:
+    def of(cls, name: str, description: str, runs: list[RunResult]) -> Row:
         """Return the row of a recipe that is a baseline."""
         metric = metric_of(runs[0]["test"])
         tests = {
@@ -120,19 +118,29 @@ class Row:
         )
 
 
+@dataclass(frozen=True)
+class Matched:
+    """The cost that runs have in common: `by` parameters, tokens or FLOPs; `budget`: of tokens or FLOPs."""
+
+    by: str | None
+    budget: float | None = None
+
+    def to_json(self) -> dict[str, str | float | None]:
+        return {"by": self.by} if self.budget is None else {"by": self.by, "budget": self.budget}
+
+
 @dataclass
 class Comparison:
     """Recipes that were trained on the same text.
 
     Attributes:
-        match: `by`: what runs have in common; `budget`: of tokens or FLOPs, if these are matched.
         seeds: runs per recipe.
     """
 
     source: str
     tokenizer: str
     rows: list[Row]
-    match: Mapping[str, Any]
+    match: Matched
     seeds: int
     created: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
     command: str = field(default_factory=provenance.command)
@@ -142,20 +150,25 @@ class Comparison:
         return self.rows[0].metric
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[RunResult]:
         """The runs of all rows."""
         return [run for row in self.rows for run in row.runs]
 
     def to_json(self) -> dict[str, Any]:
-        return {"version": 1} | vars(self) | {"rows": [row.to_json() for row in self.rows]}
+        return {
+            **{"version": 1, **vars(self)},
+            "match": self.match.to_json(),
+            "rows": [row.to_json() for row in self.rows],
+        }
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Comparison:
-        facts = {name: content[name] for name in ("source", "tokenizer", "match", "seeds", "created", "command")}
-        return cls(rows=[Row.from_json(row) for row in content["rows"]], **facts)
+        facts = {name: content[name] for name in ("source", "tokenizer", "seeds", "created", "command")}
+        rows = [Row.from_json(row) for row in content["rows"]]
+        return cls(rows=rows, match=Matched(**content["match"]), **facts)
 
 
-def paired_test(runs: Sequence[Run], reference: Sequence[Run]) -> PairedTest | None:
+def paired_test(runs: Sequence[RunResult], reference: Sequence[RunResult]) -> PairedTest | None:
     """Test runs against those of another recipe, seed by seed; `None` for fewer than three seeds, or if they were
     scored on different numbers of tokens or questions.
 
@@ -168,7 +181,7 @@ def paired_test(runs: Sequence[Run], reference: Sequence[Run]) -> PairedTest | N
     return paired_t_test(values, others, step=metric.step(runs[0]["test"]))
 
 
-def scored_alike(runs: Sequence[Run]) -> bool:
+def scored_alike(runs: Sequence[RunResult]) -> bool:
     """Test if all runs were scored on as many tokens, or questions."""
     counted = metric_of(runs[0]["test"]).counted
     return len({run["test"][counted] for run in runs}) == 1

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mentalese.compare.executors import Cluster, Outcome, Processes, Running
 from mentalese.errors import InputError
@@ -22,6 +21,7 @@ from mentalese.files import read_json, sealed, write_json
 from mentalese.recipe import Recipe
 from mentalese.screen import Progress, progress
 from mentalese.training import loop
+from mentalese.training.run_folder import RunResult
 from mentalese.training.signals import stop_signals
 
 
@@ -41,7 +41,7 @@ class Job:
     priority: int = 0
 
 
-Result = dict[str, Any] | None
+Result = RunResult | None
 """The content of a `result.json`; `None` of a job that diverged and may."""
 Then = Callable[[Job, Result], Sequence[Job]]
 """A job and its result to the jobs that follow from it."""
@@ -60,7 +60,7 @@ def run_jobs(
     *,
     count: int | None = None,
     executor: str | None = None,
-    train: Callable[..., dict[str, Any]] = loop.train,
+    train: Callable[..., RunResult] = loop.train,
     then: Then = lambda *_: (),
     show: bool = True,
 ) -> list[Result]:
@@ -129,7 +129,7 @@ class _Work:
                 heapq.heappush(self.waiting, (job.priority, index))
 
 
-def _in_this_process(job: Job, train: Callable[..., dict[str, Any]], show: bool) -> Result:
+def _in_this_process(job: Job, train: Callable[..., RunResult], show: bool) -> Result:
     try:
         return train(job.recipe, job.folder, resume=True, show=show)
     except FloatingPointError as error:

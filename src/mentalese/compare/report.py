@@ -27,7 +27,7 @@ from mentalese.compare.charts import (
     line_chart,
     scatter,
 )
-from mentalese.compare.comparison import FLOPS_TOLERANCE, Comparison, Run, scored_alike
+from mentalese.compare.comparison import FLOPS_TOLERANCE, Comparison, scored_alike
 from mentalese.compare.headline import estimator_label, headline, significance, winner
 from mentalese.compare.tuning import number_of
 from mentalese.data.files import read_json_lines
@@ -36,6 +36,7 @@ from mentalese.files import unsealed, write_text
 from mentalese.formatting import short_count, short_names
 from mentalese.html import TEMPLATES, Cell, Row, render
 from mentalese.screen import print_table
+from mentalese.training.run_folder import RunResult
 
 MORE_IS_BETTER = ("tokens/s", "test accuracy, %", "F1, %", "points to baseline")
 
@@ -197,11 +198,10 @@ def ends_note(rows: Sequence[compared.Row]) -> str:
 
 def _missed(comparison: Comparison) -> float:
     """Return by which share runs miss the matched cost, if a step is a large part of a run; else 0."""
-    match = comparison.match
-    if "budget" not in match:
+    by, budget = comparison.match.by, comparison.match.budget
+    if by is None or budget is None:
         return 0.0
-    spent = [run[match["by"]] for run in comparison.runs]
-    off = max(abs(one / match["budget"] - 1) for one in spent)
+    off = max(abs(run[by] / budget - 1) for run in comparison.runs)
     return off if off > FLOPS_TOLERANCE else 0.0
 
 
@@ -267,7 +267,7 @@ def _costs(rows: Sequence[compared.Row], names: Sequence[str]) -> dict[str, Char
     return charts
 
 
-def _cost(run: Run, key: str) -> float:
+def _cost(run: RunResult, key: str) -> float:
     return run["parameters"]["non_embedding"] if key == "parameters" else run.get(key, 0)
 
 
@@ -278,7 +278,7 @@ def _clock(seconds: Iterable[float], *, logarithmic: bool = False) -> Measure:
     return counted(unit, size, logarithmic=logarithmic)
 
 
-def _memory(runs: Sequence[Run]) -> Measure:
+def _memory(runs: Sequence[RunResult]) -> Measure:
     """Return a unit of memory for the peaks of runs."""
     most = max(run.get("peak_memory_bytes", 0) for run in runs)
     unit, size = ("GiB", 2**30) if most >= 2**30 else ("MiB", 2**20)

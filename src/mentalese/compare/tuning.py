@@ -24,7 +24,7 @@ from mentalese.evaluation.metric import METRICS, Metric
 from mentalese.files import read_json
 from mentalese.recipe import Recipe
 from mentalese.recipe_files import field_type, override
-from mentalese.training.run_folder import same_run
+from mentalese.training.run_folder import RunResult, same_run
 from mentalese.values import members
 
 EXTENSIONS = 2
@@ -79,7 +79,7 @@ class Tuned:
             jobs.append(Job(recipe, self.folder / "trials" / _folder_name(settings), may_diverge=True))
         return jobs
 
-    def add(self, results: Sequence[dict[str, Any] | None]) -> None:
+    def add(self, results: Sequence[RunResult | None]) -> None:
         """Keeps the results of `jobs`; `None` is one that diverged.
 
         Raises:

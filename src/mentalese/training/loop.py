@@ -60,6 +60,7 @@ from mentalese.training.parallel import (
 )
 from mentalese.training.plan import Plan, step_seed
 from mentalese.training.run_folder import (
+    RunResult,
     check_folder,
     check_init,
     claimed,
@@ -80,7 +81,7 @@ ANSWERS = "answers.jsonl"  # to the questions of the test split
 TRIED = 50  # openings, until enough of them leave room for an answer
 
 
-def train(recipe: Recipe, out: Path, *, resume: bool = False, show: bool = True) -> dict[str, Any]:
+def train(recipe: Recipe, out: Path, *, resume: bool = False, show: bool = True) -> RunResult:
     """Trains a recipe and evaluates its best model on the test split.
 
     Args:
@@ -160,11 +161,11 @@ class Run:
 
     # -- the run ---------------------------------------------------------------------------------------------------
 
-    def run(self, resume: bool) -> dict[str, Any]:
+    def run(self, resume: bool) -> RunResult:
         with claimed(self.recipe, self.out, resume, self.parallel):
             return self._run(resume)
 
-    def _run(self, resume: bool) -> dict[str, Any]:
+    def _run(self, resume: bool) -> RunResult:
         self._write_config(resume)
         checkpoints = Checkpointer(self.out / "checkpoints", self.parallel, self.recipe.train.keep_checkpoints)
         if resume and checkpoints.latest() is not None:
@@ -544,9 +545,9 @@ class Run:
         counts = {"parameters": self.parameters, "best_step": best, "tokens": self.plan.position(best).tokens}
         return model_card(self.recipe, counts | self._provenance() | found)
 
-    def _finish(self) -> dict[str, Any]:
+    def _finish(self) -> RunResult:
         """Scores the best model on the test split and writes `result.json`."""
-        result: dict[str, Any] = {}
+        result: RunResult = {}
         if self.parallel.is_main:
             result = self._result()
             found = {name: result[name] for name in ("validation", "test", "samples")}
@@ -554,7 +555,7 @@ class Run:
             write_json(self.out / "result.json", sealed(result))
         return self.parallel.broadcast_object(result)
 
-    def _result(self) -> dict[str, Any]:
+    def _result(self) -> RunResult:
         recipe, state = self.recipe, self.state
         saved, bounded = load(self.out, self.parallel.device), recipe.evaluation.of_test()
         saved = saved.scored_by(max_documents=bounded.max_documents, documents_seed=bounded.documents_seed)

@@ -23,11 +23,13 @@ from mentalese.recipe import Recipe
 if TYPE_CHECKING:
     from mentalese.training.parallel import Parallel
 
+RunResult = dict[str, Any]
+"""The content of a run's `result.json`."""
 LOCK = ".lock"
 """A file in a run's folder that the process that trains there has locked."""
 
 
-def finished_result(recipe: Recipe, out: Path) -> dict[str, Any] | None:
+def finished_result(recipe: Recipe, out: Path) -> RunResult | None:
     """The result of a finished run of this recipe, if `out` contains one."""
     path = out / "result.json"
     if not path.is_file():
@@ -51,7 +53,7 @@ def init_weights(recipe: Recipe) -> str | None:
     return hashlib.sha256(json.dumps(weights, sort_keys=True).encode()).hexdigest() if weights else None
 
 
-def check_init(recipe: Recipe, out: Path, before: Mapping[str, Any]) -> None:
+def check_init(recipe: Recipe, out: Path, before: Mapping[str, object]) -> None:
     """Raises `InputError` if the run in `out`, whose facts are `before`, started from other weights than are there now.
 
     Weights that have gone, and runs of versions that did not note them, are no reason to refuse.
@@ -144,7 +146,7 @@ def _current(saved: dict[str, Any]) -> dict[str, Any]:
         return saved
 
 
-def _changes(before: Any, after: Any, where: str = "") -> str:
+def _changes(before: object, after: object, where: str = "") -> str:
     """`"train.seed was 0 and is 1, ..."` for all that differs between two recipes."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         names = [name for name in dict.fromkeys([*before, *after]) if before.get(name) != after.get(name)]
@@ -166,7 +168,7 @@ def openings(
     return list(islice((text for text in texts if text.strip()), count)) or ["The"]
 
 
-def learning_curve(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def learning_curve(records: list[dict[str, Any]]) -> list[dict[str, float]]:
     """The learning curve: training loss and its part `ntp`, if a model measures that; at validations perplexity, for
     questions also accuracy and stage."""
     curve = []
