@@ -233,7 +233,7 @@ def _folder(out: Path, name: str) -> Path:
 
 
 def run_folder(out: Path, name: str, seed: int) -> Path:
-    """Where a comparison in `out` keeps the run of a recipe with a seed."""
+    """Return the folder in which a comparison in `out` keeps the run of a recipe with a seed."""
     return _folder(out, name) / f"seed-{seed}"
 
 

@@ -124,7 +124,7 @@ class Tuned:
                 return
 
     def _reported(self, folder: Path) -> Iterator[tuple[Settings, Recipe]]:
-        """What the run in `folder` may have been tuned to: a setting that is tried, or one of an extended range."""
+        """Yield the settings that the run in `folder` may have: one that is tried, or one of an extended range."""
         config = folder / "config.json"
         if not config.is_file():
             return

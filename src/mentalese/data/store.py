@@ -215,7 +215,7 @@ def split_of(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: D
 
 
 def report(store: TokenStore, *, sentences: bool) -> list[str]:
-    """What preparing left out or changed, in sentences; those about sentences only where these matter."""
+    """Return what preparing left out or changed, in sentences; those about sentences only where these matter."""
     cap = store.meta["settings"]["max_sentence_tokens"]
     told = [
         ("empty_documents", "document", "empty and left out"),

@@ -1,1 +1,1 @@
-"""How good a model is: perplexity with its protocol, generated text, statistics over seeds."""
+"""Measures of a model: perplexity with its protocol, answers, generated text, statistics over seeds."""

@@ -40,7 +40,7 @@ class Ablation:
 
 
 def has_own_thoughts(saved: Saved) -> bool:
-    """Whether a model thinks, and was not trained under a control."""
+    """Test if a model thinks and was not trained under a control."""
     config = saved.model.config
     return getattr(config, "has_thoughts", False) and config.thought_control is None
 

@@ -57,7 +57,7 @@ _ENDED = re.compile(r"\S[^\n]*\n[ \t]*\n|#+[ \t]*[^\s#][^\n]*\n")
 
 @dataclass(frozen=True)
 class AnswerRule:
-    """How an answer is compared with the right one.
+    """The rule by which an answer is compared with the right one.
 
     Attributes:
         name: `text`: to the letter; `number`: by value where the right answer is a number (`number_in`), else to the
@@ -80,7 +80,7 @@ class AnswerRule:
         return cls(rule)
 
     def equal(self, answer: str, expected: str) -> bool:
-        """Whether an answer is right."""
+        """Test if an answer is right."""
         if self.name == "number" and (wanted := number_in(expected)) is not None:
             found = number_in(answer)
             return found is not None and _same_number(found, wanted)
@@ -139,7 +139,7 @@ def free_answer(text: str, expected: str) -> str:
 
 
 def free_answer_ended(text: str) -> bool:
-    """Whether a text goes on after the answer that `free_answer` reads from it."""
+    """Test if a text goes on after the answer that `free_answer` reads from it."""
     return _ENDED.search(text.lstrip()) is not None
 
 
@@ -223,7 +223,7 @@ def _free_number(part: str) -> str | None:
 
 
 def _longest_marks(text: str) -> list[str]:
-    """What follows each of the longest runs of `#`s, to the end of its line."""
+    """Return what follows each of the longest runs of `#`s, to the end of its line."""
     found = [(len(match[1]), match[2]) for match in _MARK.finditer(text)]
     longest = max((length for length, _ in found), default=0)
     return [marked for length, marked in found if length == longest]

@@ -85,7 +85,7 @@ class AnswerRecord:
 
 @dataclass(frozen=True)
 class AnswerMetrics:
-    """How often a model answers correctly.
+    """Shares of questions that a model answers correctly.
 
     Attributes:
         accuracy: the share of questions whose greedy answer equals the record's, by the rule of the protocol.

@@ -36,7 +36,7 @@ from mentalese.screen import progress
 
 
 class Score(NamedTuple):
-    """Of a continuation: `nll` in nats, summed over its `tokens`, and whether each of them is the most likely one."""
+    """Score of a continuation: `nll` in nats, summed over its `tokens`, and whether each is the most likely one."""
 
     nll: float
     tokens: int
@@ -94,7 +94,7 @@ class MentaleseLM(LM):
         self._encoder = PromptEncoder(self.tokenizer, saved.data)
 
     def protocol(self, *, blocks: bool = False) -> dict[str, object]:
-        """How the model was scored, in words to publish with a result; `blocks`: of whole texts."""
+        """Return how the model was scored, to publish with a result; `blocks`: of whole texts."""
         cut = f"of at most {self.max_length} tokens"
         longer = f"blocks {cut} that share one" if blocks else f"windows {cut}"
         longer = "whole texts" if self.max_length is None else longer
@@ -121,7 +121,7 @@ class MentaleseLM(LM):
         return self.score([request.args for request in requests])
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """How the model continues each (context, options), up to the first of `options["until"]`; `unfinished` counts
+        """Continue each (context, options), up to the first of `options["until"]`; `unfinished` counts
         the texts that end before any of these, at the limit of new tokens."""
         texts, ends = [], _end_ids(self.saved.model)
         for settings, group in groupby(requests, key=lambda request: request.args[1]):

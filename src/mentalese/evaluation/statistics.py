@@ -35,7 +35,7 @@ class PairedTest:
 
     @property
     def conclusive(self) -> bool:
-        """Whether the interval excludes zero."""
+        """Test if the interval excludes zero."""
         low, high = self.interval
         return low > 0 or high < 0
 

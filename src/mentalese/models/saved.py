@@ -124,7 +124,7 @@ class Saved(TextModel):
         return generation.stream_text(self, _one(text), max_new_tokens=max_new_tokens, **options)
 
     def score(self, texts: str | Sequence[str]) -> list[scoring.TextScore]:
-        """How well the model predicts each text by itself; ends of documents and sentences do not count.
+        """Score each text by itself; ends of documents and sentences do not count.
 
         The windows and the estimator are those of its protocol; `joined` and `max_documents` are for splits.
 
@@ -148,7 +148,7 @@ class Saved(TextModel):
         return scoring.text_scores(dataclasses.replace(self, evaluation=self.evaluation.of_one_text()), split)
 
     def think(self, text: str, **options: Any) -> ThoughtTrace:
-        """What the model thinks of a text; for models trained on questions, of it as a question and of the answer.
+        """Return what the model thinks of a text, or of a question and its answer if it was trained on questions.
 
         Args:
             text: one text or question.
@@ -167,7 +167,7 @@ class Saved(TextModel):
         return thinking.think(self, _one(text), **options)
 
     def trace(self, input_ids: Tensor, **options: Any) -> ThoughtTrace:
-        """What the model thinks of these tokens [length].
+        """Return what the model thinks of these tokens [length].
 
         Raises:
             InputError: no token ids of the model in one dimension, or an option that the model does not know.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Perplexity:
-    """How well a model predicts a text.
+    """Score of a text or split.
 
     Attributes:
         nll: mean negative log-likelihood, nats per scored token.
@@ -62,7 +62,7 @@ class Perplexity:
 
 @dataclass(frozen=True)
 class TextScore:
-    """How well a model predicts one text.
+    """Score of one text.
 
     Attributes:
         nll: nats of the whole text.

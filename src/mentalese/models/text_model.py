@@ -43,7 +43,7 @@ class TextModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the model's weights are."""
+        """The device of the model's weights."""
         return self.model.device
 
     def scored_by(self, **protocol: Any) -> Self:

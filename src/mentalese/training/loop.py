@@ -270,7 +270,7 @@ class Run:
 
     @torch.no_grad()
     def _mean(self, outputs: list[LossOutput]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """What gradients are to be multiplied by, and loss and metrics over micro-batches and ranks, weighted by their
+        """Return what gradients are multiplied by, and loss and metrics over micro-batches and ranks, weighted by their
         targets. No rank waits for its device, or for other ranks but by one reduction."""
         device, names = outputs[0].loss.device, list(outputs[0].metrics)
         each = [torch.stack([x.float().to(device) for x in (o.loss, *o.metrics.values())]) for o in outputs]
@@ -344,7 +344,7 @@ class Run:
         return every > 0 and step % every == 0
 
     def _out_of_patience(self) -> bool:
-        """Whether the last stage's validations are; those of earlier stages do not count."""
+        """Test if the last stage has had too many validations without a gain."""
         patience, state = self.recipe.train.early_stopping_patience, self.state
         if patience is None or state.stage != self.recipe.layouts()[-1].stage:
             return False
@@ -475,7 +475,7 @@ class Run:
         self.parallel.barrier()
 
     def _sample_prompts(self) -> tuple[list[str], int]:
-        """What the samples of `result.json` continue, and how far; refused now rather than after training."""
+        """Return the prompts of the samples of `result.json`, and their length; refused before training."""
         recipe, model = self.recipe, self.model
         questions = recipe.layout.questions
         context = context_length(model.config) or math.inf

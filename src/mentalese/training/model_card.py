@@ -50,7 +50,7 @@ def model_card(recipe: Recipe, about: dict[str, Any]) -> str:
 
 
 def front_matter(recipe: Recipe) -> dict[str, Any]:
-    """What the hub reads. The license is left out: it is not known."""
+    """Return the fields that the hub reads. The license is left out: it is not known."""
     family, init = _family(recipe), recipe.train.init or ""
     fields: dict[str, Any] = {
         "library_name": "transformers" if family is None else "mentalese",

@@ -64,7 +64,7 @@ def check_init(recipe: Recipe, out: Path, before: Mapping[str, object]) -> None:
 
 
 def _fingerprint(saved: dict[str, Any] | None) -> str | None:
-    """That of a saved recipe, read first: another version may have written it in other words."""
+    """Return the fingerprint of a saved recipe, read first: another version may have written it in other words."""
     try:
         return Recipe.from_dict(saved).fingerprint() if saved else None
     except InputError:
@@ -72,7 +72,7 @@ def _fingerprint(saved: dict[str, Any] | None) -> str | None:
 
 
 def same_run(recipe: Recipe, out: Path) -> bool:
-    """Whether `out` contains a run of this recipe, finished or not."""
+    """Test if `out` contains a run of this recipe, finished or not."""
     path = out / "config.json"
     return path.is_file() and _fingerprint(read_json(path).get("recipe")) == recipe.fingerprint()
 
