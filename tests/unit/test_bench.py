@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mentalese import InputError, get_recipe
-from mentalese.compare.bench import HEADER, Contender, bench, denominator, measure, peak_flops, peak_memory, table
+from mentalese.compare.bench import Contender, bench, measure, peak_flops, peak_memory, print_bench, table
 from mentalese.training import memory
 from mentalese.training.parallel import setup
 from support import shrink
@@ -30,7 +30,9 @@ def test_the_peak_is_that_of_the_device_or_none(device: str, peak: float | None)
     assert peak_flops(device) == peak
 
 
-def test_contenders_take_turns_and_ratios_pair_their_turns(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contenders_take_turns_and_ratios_pair_their_turns(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     recipe = shrink(get_recipe("gpt2/tiny"), corpus)
     turns: list[tuple[str, str]] = []
     speeds = iter([1.0, 1.0, 6.0, 2.0, 8.0, 4.0])  # the first pair warms up
@@ -49,9 +51,9 @@ def test_contenders_take_turns_and_ratios_pair_their_turns(corpus: Path, monkeyp
     assert result["ratio"]["training"] == {"median": 2.5, "min": 2.0, "max": 3.0}
     assert result["ratio"]["generation"]["median"] == 1.0
     assert result["ours"]["mfu"] == 7.0 * result["ours"]["train_flops_per_token"] / 1e12
-    rows = table({"families": {"x": result}})
-    assert [len(row) for row in rows] == [len(HEADER)] * 2
-    assert "1 TFLOP/s" in denominator({"families": {"x": result}})
+    assert [row["train ratio"] for row in table({"families": {"x": result}})] == ["", "2.50 (2.00-3.00)"]
+    print_bench({"families": {"x": result}})
+    assert "1 TFLOP/s" in capsys.readouterr().out
 
 
 def test_a_contender_trains_and_generates(corpus: Path) -> None:
@@ -80,7 +82,7 @@ def test_bad_input_ends_before_anything_runs(families: list[str], out: str | Non
 
 
 def test_a_family_without_a_baseline_to_measure_against_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mentalese.compare.bench.load", lambda recipes: [get_recipe("gpt2/tiny")])
+    monkeypatch.setattr("mentalese.compare.bench.recipes_of", lambda name: [get_recipe("gpt2/tiny")])
     with pytest.raises(InputError, match="'baselines' has no tiny recipe with a baseline"):
         bench(["baselines"], None)
 

@@ -24,13 +24,11 @@ class Options:
 
 def run(words: list[str]) -> None:
     families, options = read(Options, words, "bench")
-    from mentalese.compare.bench import HEADER, bench, denominator, table
-    from mentalese.screen import print_table
+    from mentalese.compare.bench import bench, print_bench
 
     with only_result_on_stdout():
         result = bench(families, options.out)
     if options.json:
         print_json(result)
     else:
-        print_table(HEADER, table(result))
-        print(f"\n{denominator(result)}")
+        print_bench(result)

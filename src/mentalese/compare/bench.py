@@ -20,9 +20,11 @@ import torch
 from mentalese import provenance
 from mentalese.errors import InputError, nearest
 from mentalese.files import check_place, write_json
+from mentalese.formatting import short_count
 from mentalese.recipe import Recipe
 from mentalese.registry import families as known_families
-from mentalese.registry import get_recipe, load
+from mentalese.registry import get_recipe, recipes_of
+from mentalese.screen import print_table
 from mentalese.training import loop, memory
 from mentalese.training.parallel import Parallel, setup
 from mentalese.training.run_folder import openings
@@ -139,7 +141,7 @@ def measure(recipe: Recipe, baseline: Recipe, *, rounds: int = 5, steps: int = 2
 
 
 def bench(families: list[str], out: Path | None) -> dict[str, Any]:
-    """Measures each family's `tiny` recipe against its baseline.
+    """Measure each family's `tiny` recipe against its baseline.
 
     Args:
         families: names; an empty list means all families whose `tiny` recipe has a baseline.
@@ -153,67 +155,50 @@ def bench(families: list[str], out: Path | None) -> dict[str, Any]:
         if name not in known:
             raise InputError(f"no family is called {name!r}{nearest(name, known)}")
     check_place(out, "--out")
-    pairs = {name: recipe for name in families or known if (recipe := _tiny(name)) is not None}
-    if missing := [name for name in families if name not in pairs]:
-        raise InputError(f"the family {missing[0]!r} has no tiny recipe with a baseline: remove it")
-    measured = {}
-    for name, recipe in pairs.items():
-        assert recipe.baseline is not None
-        measured[name] = measure(recipe, get_recipe(recipe.baseline))
+    pairs: dict[str, tuple[Recipe, Recipe]] = {}
+    for name in families or known:
+        tiny = (recipe for recipe in recipes_of(name) if recipe.name.endswith("/tiny") and recipe.baseline)
+        if recipe := next(tiny, None):
+            pairs[name] = recipe, get_recipe(recipe.baseline or "")
+        elif families:
+            raise InputError(f"the family {name!r} has no tiny recipe with a baseline: remove it")
+    measured = {name: measure(*pair) for name, pair in pairs.items()}
     result = {"commit": provenance.commit(), "versions": provenance.versions(), "families": measured}
     if out is not None:
         write_json(out, result)
     return result
 
 
-def _tiny(family: str) -> Recipe | None:
-    recipes: list[Recipe] = load(known_families()[family].recipes)
-    return next((recipe for recipe in recipes if recipe.name.endswith("/tiny") and recipe.baseline), None)
+def print_bench(result: dict[str, Any]) -> None:
+    """Print one row per contender: medians, and the range from the slowest to the fastest turn."""
+    rows = table(result)
+    print_table(tuple(rows[0]), [tuple(row.values()) for row in rows])
+    measured = next(iter(result["families"].values()))
+    name, peak = measured["hardware"]["name"], measured["peak_flops"]
+    relative = f"relative to {peak / 1e12:,.0f} TFLOP/s in bfloat16" if peak else "none, because its peak is unknown"
+    print(f"\nMFU of {name}: {relative}")
 
 
-HEADER = ("model", "train tokens/s", "ratio", "generate tokens/s", "ratio", "FLOPs/token", "MFU", "peak memory")
-
-
-def table(result: dict[str, Any]) -> list[list[str]]:
-    """One row per contender: medians, and the range from the slowest to the fastest turn."""
+def table(result: dict[str, Any]) -> list[dict[str, str]]:
+    """Return a row per contender, by the titles of columns."""
     rows = []
     for measured in result["families"].values():
         for name in ("baseline", "ours"):
-            contender, ratios = measured[name], measured["ratio"]
-            training, generation = ("", "") if name == "baseline" else (ratios["training"], ratios["generation"])
-            mfu = f"{contender['mfu']:.1%}" if contender["mfu"] is not None else "none"
-            held = contender["peak_memory_bytes"]
-            rows.append(
-                [
-                    contender["recipe"],
-                    _cell(contender["training_tokens_per_second"], "{:,.0f}"),
-                    _cell(training, "{:.2f}"),
-                    _cell(contender["generation_tokens_per_second"], "{:,.0f}"),
-                    _cell(generation, "{:.2f}"),
-                    f"{contender['train_flops_per_token'] / 1e6:,.1f}M",
-                    mfu,
-                    "none" if held is None else f"{held / 2**20:,.0f} MiB",
-                ]
-            )
+            one, ratio = measured[name], measured["ratio"] if name == "ours" else {}
+            memory = one["peak_memory_bytes"]
+            row = {"model": one["recipe"]}
+            for title, kind in (("train", "training"), ("generate", "generation")):
+                row[f"{title} tokens/s"] = _range(one[f"{kind}_tokens_per_second"], ",.0f")
+                row[f"{title} ratio"] = _range(ratio[kind], ".2f") if ratio else ""
+            row["FLOPs/token"] = short_count(one["train_flops_per_token"])
+            row["MFU"] = "none" if one["mfu"] is None else f"{one['mfu']:.1%}"
+            row["peak memory"] = "none" if memory is None else f"{memory / 2**20:,.0f} MiB"
+            rows.append(row)
     return rows
 
 
-def denominator(result: dict[str, Any]) -> str:
-    """The denominator of MFU, in one line."""
-    measured = next(iter(result["families"].values()), None)
-    if measured is None:
-        return "No family has a tiny recipe with a baseline."
-    name, peak = measured["hardware"]["name"], measured["peak_flops"]
-    return f"MFU of {name}: " + (
-        f"relative to {peak / 1e12:,.0f} TFLOP/s in bfloat16" if peak else "none, because its peak is unknown"
-    )
-
-
-def _cell(values: dict[str, float] | str, form: str) -> str:
-    if isinstance(values, str):
-        return values
-    median, low, high = (form.format(values[name]) for name in ("median", "min", "max"))
-    return f"{median} ({low}-{high})"
+def _range(values: dict[str, float], form: str) -> str:
+    return f"{values['median']:{form}} ({values['min']:{form}}-{values['max']:{form}})"
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
@@ -231,7 +216,7 @@ def _in_own_process(recipe: Recipe, steps: int) -> int | None:
 
 
 def peak_memory(recipe: dict[str, Any], steps: int) -> int | None:
-    """Peak bytes of a process that trains a few steps: allocated on the GPU, or resident with Python on a CPU."""
+    """Return peak bytes of a process that trains a few steps: allocated on the GPU, or resident on a CPU."""
     parallel = setup(recipe["train"]["device"])
     Contender(Recipe.from_dict(recipe), parallel).train(steps)
     return memory.peak_memory(parallel.device)
